@@ -40,13 +40,15 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
         (
             classes,
             "test_model_get_set_embeddings",
-            "images and spectrograms are embedded by a projection of patches, not by an nn.Embedding",
+            "images and sounds are embedded by projections or convolutions, not by an nn.Embedding",
         )
         for classes in (
             "HydraViT*",
             "HydraDeiT*",
             "HydraDinov2*",
             "HydraAST*",
+            "HydraWav2Vec2*",
+            "HydraHubert*",
             "HydraCLIPVision*",
             "HydraCLIPFor*",
             "HydraSiglipVision*",

@@ -11,8 +11,17 @@ from transformers import PreTrainedConfig
 from .._io.files import write_atomically
 from ..hub.member_heads import load_circuits
 from ..reports.report import UncertaintyReport
+from ..reports.task_report import TaskReport, read_report
 from ..uncertainty import CalibratedClassifier
-from .folders import are_fine_tunings, check_is_hydra, is_baseline, load_config, load_model
+from .folders import (
+    FUSE_SETTINGS,
+    are_fine_tunings,
+    check_is_hydra,
+    is_baseline,
+    load_config,
+    load_model,
+    read_settings,
+)
 from .options import argument, option, switch
 
 
@@ -32,7 +41,7 @@ class CardOptions:
 
     def arguments(
         self, folder: Path, repo: str | None, config: PreTrainedConfig
-    ) -> tuple[UncertaintyReport | None, dict[str, Any]]:
+    ) -> tuple[UncertaintyReport | TaskReport | None, dict[str, Any]]:
         """The report, if there is one, and the other arguments of `create_model_card`."""
         from ..hub.card import check_names
 
@@ -40,12 +49,12 @@ class CardOptions:
         path = self.report or folder / "evaluation" / "report.json"
         if self.report is not None and not path.exists():
             raise ValueError(f"there is no report {path}: pass the report.json of `hydra-transformers evaluate`")
-        report = UncertaintyReport.from_json(path) if path.exists() else None
+        report = read_report(path) if path.exists() else None
         arguments = {
             "dataset": self.dataset,
             "base_model": self.base_model,
             "license": self.license,
-            "fine_tuning": self.fine_tuning,
+            "fine_tuning": self.fine_tuning or _averaging_in(folder),
             "circuits": load_circuits(folder, [config]),
             "fine_tunings": are_fine_tunings(folder) or None,
         }
@@ -62,6 +71,13 @@ class CardOptions:
             raise ValueError(f"{path} has no model {self.report_model}: it has {', '.join(names)}")
         # A model comes first in the report of its own evaluation.
         return report, {**arguments, "report_model": self.report_model or names[0]}
+
+
+def _averaging_in(folder: Path) -> str | None:
+    """A sentence on what `fuse --average-into` did."""
+    record = folder / FUSE_SETTINGS
+    averaged = read_settings(record).get("averaged") if record.exists() else None
+    return None if averaged is None else f"Each member is the mean of {averaged} fine-tunings."
 
 
 def card(

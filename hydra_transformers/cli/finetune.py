@@ -1,4 +1,4 @@
-"""`finetune`: a pre-trained model several times, or pruned members one by one."""
+"""`finetune`: a pre-trained model several times, pruned members one by one, or a Hydra as a whole."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,10 +18,11 @@ from ..fusion import saved_tower_configs
 from ..fusion.probe import TEXT_TOKENS
 from ..hub.member_heads import copy_circuits
 from ..models.auto import CLASSIFIERS, is_zero_shot
-from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
+from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members, tune_jointly
+from ..training.from_pretrained import check_trainings
 from ..training.recipes import base_recipe, recipe_for
 from . import flags
-from .folders import are_fine_tunings, claim_for_training, load_config, load_model, members_in
+from .folders import are_fine_tunings, check_is_hydra, claim_for_training, load_config, load_model, members_in
 from .options import argument, check_named_once, choice, layers_or_share, learning_rate, option
 
 
@@ -38,12 +39,19 @@ def finetune(
         str,
         "DIR_OR_MODEL",
         "the output of `prune`; or a pre-trained model, by folder or Hub name, which is fine-tuned several times, each time "
-        "with a new classifier for the classes of the data",
+        "with a new classifier for the classes of the data; or with --teacher a Hydra",
     ),
     data: flags.PartOptions,
     output: option(Path, "gets the trained members; run again to continue after a stop", "DIR"),
     recipe: RecipeName = None,
     members: option(int | None, "fine-tunings of a pre-trained model (default: 3)", "M", min=1) = None,
+    trainings: flags.Trainings = None,
+    teacher: option(
+        str | None,
+        "tune a Hydra as a whole, which also learns from this model: best its own members with nothing merged (`fuse "
+        "--trunk-layers 0`). The result is in DIR/member-0",
+        "MODEL",
+    ) = None,
     validation_split: option(
         str | None,
         "default: with --part training the part for validation; otherwise a random tenth of the training rows, at most "
@@ -64,17 +72,24 @@ def finetune(
     seed: flags.Seed = 0,
     batch_size: flags.BatchSize = 32,
 ) -> None:
-    """Fine-tune a pre-trained model several times, or pruned members one by one."""
+    """Fine-tune a pre-trained model several times, pruned members one by one, or a Hydra as a whole with a teacher."""
     check_training(epochs, max_steps, report_to)
     if data.part not in (None, "training"):
         raise ValueError(f"--part {data.part} is held out from training: pass --part training, or leave it out")
     source = Path(model)
-    is_pretrained = not source.is_dir() or (source / "config.json").exists()
-    if not is_pretrained and members is not None:
-        raise ValueError(f"--members is for a pre-trained model, {model} holds its members: leave it out")
-    folders = [] if is_pretrained else members_in(source)
-    name = model if is_pretrained else str(folders[0])
+    is_one = not source.is_dir() or (source / "config.json").exists()
+    is_pretrained = is_one and teacher is None
+    for flag, value in (("--members", members), ("--trainings", trainings)):
+        if not is_pretrained and value is not None:
+            raise ValueError(f"{flag} is for a pre-trained model, {model} has its members: leave it out")
+    if teacher is not None and not is_one:
+        raise ValueError(f"--teacher is for a Hydra, {model} holds members: fuse them first")
+    folders = [] if is_pretrained else [source] if is_one else members_in(source)
+    name = str(folders[0]) if not is_one else model
     config = load_config(name)
+    if teacher is not None:
+        check_is_hydra(config, model)
+        load_config(teacher)  # its errors come before the data are read
     check_trainable(model, config, is_pretrained)
     check_trunk(trunk_layers, name, config)
     named = RECIPES[recipe or base_recipe(config, is_pretrained)]
@@ -82,6 +97,8 @@ def finetune(
     if "grid" in (learning_rates or []) and len(learning_rates) > 1:
         raise ValueError("--learning-rates has numbers and the word grid: pass either")
     count = (members or 3) if is_pretrained else len(folders)
+    if trainings is not None:
+        check_trainings(trainings, count, "--trainings")
     claim_for_training(output, source, count, is_pretrained or are_fine_tunings(source))
     processor = load_processor(data.processor or name, config)
     remember_max_length(processor, config, data.max_length, TEXT_TOKENS)
@@ -110,15 +127,20 @@ def finetune(
             output,
             class_names=classes,
             problem_type=config.problem_type,
+            trainings=trainings,
             **settings,
         )
+    elif teacher is not None:
+        tune_jointly(load_model(model), chosen, train, validation, output, load_model(teacher), **settings)
     else:
         copy_circuits(source, output)
         models = [load_model(str(folder)) for folder in folders]
         finetune_members(models, chosen, train, validation, output, **settings)
     for index in range(count):
         processor.save_pretrained(output / f"member-{index}")
-    if is_pretrained:
+    if teacher is not None:
+        print(f"Next: hydra-transformers evaluate {output / 'member-0'} --data ...")
+    elif is_pretrained:
         print(f"Next: hydra-transformers prune {output} --data ... --output ...")
         print("(Or hydra-transformers fuse: fine-tunings make a Hydra without any pruning, too.)")
     else:

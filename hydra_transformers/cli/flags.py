@@ -29,6 +29,12 @@ Epochs = option(
     int | None, "at most N passes over the data (default: the recipe's, or by the number of rows, 1 to 30)", "N", min=1
 )
 MaxSteps = option(int | None, "train for N steps instead of the recipe's length, to try it out", "N", min=1)
+Trainings = option(
+    float | None,
+    "make the members in the time of T trainings, such as 1.5: one runs up to its half, from where each member goes on for a "
+    "short time; cheaper and worse than whole fine-tunings",
+    "T",
+)
 ReportTo = option(str, "where trainings are logged, as in Trainer: tensorboard, wandb, ...", "NAME")
 NearData = option(list[tuple] | None, "near out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
 FarData = option(list[tuple] | None, "far out-of-distribution data; may be repeated", "NAME=DATA", parser=named)

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from .._io.files import write_atomically, written_whole
+from ..baselines import average_members
 from ..data.processors import check_same_processors, find_processor, load_processor
 from ..hub.member_heads import copy_circuits, load_circuits
 from ..models.auto import AutoHydra
-from ..models.configuration_hydra import SHARED_PARTS
+from ..models.configuration_hydra import SHARED_PARTS, times_of_spread
 from .finetune import check_trunk
 from .folders import (
     FUSE_SETTINGS,
@@ -46,6 +47,15 @@ def fuse(
         "N",
         parser=layers_or_share,
     ) = None,
+    aggregate: option(
+        str | None,
+        "of reward models and rerankers: the members' scores become one as their mean, min, or mean-2std (the mean minus twice "
+        "their spread)",
+        "NAME",
+    ) = None,
+    average_into: option(
+        int | None, "average more fine-tunings into M members first, such as six into three, two into each", "M", min=2
+    ) = None,
     allow_equal: switch("--allow-equal", "fuse members although they are the same model") = False,
     processor: option(str | None, "default: the one saved with the first member", "NAME_OR_FOLDER") = None,
 ) -> None:
@@ -56,6 +66,10 @@ def fuse(
     names = members if folder is None else [str(path) for path in members_in(folder)]
     configs = [load_config(name) for name in names]
     check_is_new(output)
+    if aggregate is not None:
+        times_of_spread(aggregate)  # refuses unknown names
+        if getattr(configs[0], "num_labels", None) != 1:
+            raise ValueError(f"--aggregate is for models of one score, {names[0]} has several outputs: leave it out")
     if folder is not None:
         load_circuits(folder, configs)  # refuses circuits that a card could not describe
     reader = find_processor(names[0], configs[0]) if processor is None else load_processor(processor, configs[0])
@@ -63,14 +77,20 @@ def fuse(
         check_same_processors(names, configs, reader)
     check_trunk(trunk_layers, names[0], configs[0])
     models = [load_model(name) for name in names]
+    if average_into is not None:
+        models = average_members(models, average_into)
     with written_whole(output) as unfinished:
         hydra = AutoHydra.from_pruned_members(models, [part for part in shared if part], trunk_layers, allow_equal)
+        if aggregate is not None:
+            hydra.config.aggregate = aggregate
         hydra.save_pretrained(unfinished)
         if reader is not None:
             reader.save_pretrained(unfinished)
         is_plain = not any(hasattr(config, "kept_heads") for config in configs)
         steps = [folder] if folder is not None else [Path(name).parent for name in names]
         record = {"made_of": digest_of_names(names), "fine_tunings": is_plain or any(map(are_fine_tunings, steps))}
+        if average_into is not None:
+            record["averaged"] = len(names) // average_into
         write_atomically(unfinished / FUSE_SETTINGS, json.dumps(record, indent=1) + "\n")
         if folder is not None:
             copy_circuits(folder, unfinished)

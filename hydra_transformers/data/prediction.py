@@ -29,11 +29,15 @@ def predict(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """
     inputs = accepted_inputs(model, split_labels(batch)[0])
     with evaluation_mode(model), torch.inference_mode():
-        return member_logits_of(model(**inputs), type(model).__name__)
+        return member_logits_of(model(**inputs), type(model).__name__, classifies_tokens(model))
 
 
-def member_logits_of(output: Any, source: str = "the model") -> Tensor:
-    """Read (batch, members, classes) from a model's output: `member_logits`, else `logits` or `logits_per_image` as one member."""
+def member_logits_of(output: Any, source: str = "the model", per_token: bool = False) -> Tensor:
+    """Read (batch, members, classes) from a model's output: `member_logits`, else `logits` or `logits_per_image` as one member.
+
+    per_token: of a classifier of tokens, (batch, members, tokens, classes)
+    """
+    places = "tokens, " if per_token else ""
     found = {name: getattr(output, name, None) for name in ("member_logits", "logits", "logits_per_image")}
     name, logits = next(((name, each) for name, each in found.items() if each is not None), (None, None))
     if logits is None:
@@ -41,12 +45,12 @@ def member_logits_of(output: Any, source: str = "the model") -> Tensor:
             f"the output of {source} has neither logits nor logits_per_image: pass a classification model, "
             "or wrap CLIP or SigLIP in ZeroShotClassifier"
         )
-    if name == "member_logits" and logits.dim() != 3:
+    if name == "member_logits" and logits.dim() != 3 + per_token:
         raise ValueError(
-            f"{source} gave member_logits of shape {tuple(logits.shape)}: expected (batch, members, classes)"
+            f"{source} gave member_logits of shape {tuple(logits.shape)}: expected (batch, members, {places}classes)"
         )
-    if name != "member_logits" and logits.dim() != 2:
-        raise ValueError(f"{source} gave logits of shape {tuple(logits.shape)}: expected (batch, classes)")
+    if name != "member_logits" and logits.dim() != 2 + per_token:
+        raise ValueError(f"{source} gave logits of shape {tuple(logits.shape)}: expected (batch, {places}classes)")
     return logits if name == "member_logits" else logits.unsqueeze(1)
 
 
@@ -55,7 +59,9 @@ def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
     problem_type = problem_type_of_answers(model)
     if problem_type is None and getattr(config_of(model), "num_labels", None) == 1:
         problem_type = "regression"  # as in Transformers' loss
-    return HydraClassifierOutput(logits=ensemble_logits(member_logits, problem_type), member_logits=member_logits)
+    aggregate = getattr(config_of(model), "aggregate", None)
+    logits = ensemble_logits(member_logits, problem_type, aggregate)
+    return HydraClassifierOutput(logits=logits, member_logits=member_logits)
 
 
 def collect_member_logits(
@@ -101,6 +107,11 @@ def models_inside(model: nn.Module | None) -> Iterator[nn.Module]:
         model = model.models[0] if hasattr(model, "models") else next(filter(None, inside), None)
 
 
+def classifies_tokens(model: nn.Module | None) -> bool:
+    """Whether a model, or the one inside it, gives every token a class; its logits are (batch, tokens, classes)."""
+    return any("ForTokenClassification" in type(each).__name__ for each in models_inside(model))
+
+
 def classes_of(model: nn.Module | None) -> list[str] | None:
     """The names of a model's classes, in order; None where it has none."""
     zero_shot = None if model is None else zero_shot_in(model)
@@ -131,7 +142,11 @@ def problem_type_of_answers(model: nn.Module) -> str | None:
 
 
 def check_chooses_one_class(model: nn.Module, name: str) -> None:
-    """Refuses multi-label and regression models, whose logits have no softmax."""
+    """Refuses multi-label and regression models, whose logits have no softmax, and classifiers of tokens."""
+    if classifies_tokens(model):
+        raise ValueError(
+            f"{name} classifies tokens, and this is about one class for each row: pass a model that chooses one of several classes"
+        )
     problem = OTHER_PROBLEMS.get(problem_type_of(model))
     if problem is not None:
         raise ValueError(

@@ -1,11 +1,18 @@
-"""Words and their tags, for classifiers of tokens: the first token of a word carries its tag."""
+"""Words and their tags, for classifiers of tokens: the first token of a word carries its tag, and the answer about it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from ..models.modeling_hydra import at_least_float32
+from .batches import batches, labels_of
 from .columns import column_kinds
 from .labels import are_generic, match_names
 from .multi_hot import LabelLists
+from .prediction import classes_of, device_of, predict
 from .rows import DataSource
 
 
@@ -126,14 +133,67 @@ def check_knows_words(tokenizer: Any) -> None:
 
 
 def tokens_of_words(tokenizer: Any, words: Any, tags: Sequence[int] | None, **options: Any) -> dict[str, list[int]]:
-    """The tokens of a list of words; with tags also `labels`: that of a word on its first token, -100 on all others."""
+    """The tokens of a list of words, with `labels`: the tag of a word on its first token, -100 on all others. Without tags,
+    `word_starts` is 1 on the first token of a word and 0 on all others."""
     if isinstance(words, str) or not all(isinstance(word, str) for word in words):
         raise TypeError("it is no list of words")
     encoded = tokenizer(list(words), is_split_into_words=True, truncation=True, **options)
-    found, before = dict(encoded), None
-    if tags is not None:
-        found["labels"] = []
-        for word in encoded.word_ids():
-            found["labels"].append(NO_TAG if word is None or word == before else tags[word])
-            before = word
-    return found
+    before = [None, *encoded.word_ids()]
+    firsts = [None if word == other else word for other, word in pairwise(before)]
+    if tags is None:
+        return {**encoded, "word_starts": [int(word is not None) for word in firsts]}
+    return {**encoded, "labels": [NO_TAG if word is None else tags[word] for word in firsts]}
+
+
+# Answers about words
+
+
+def collect_words(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor | None]:
+    """The members' logits for the words of all texts, (texts, members, words, classes), and their tags (texts, words) or None.
+
+    A word is a token with a label other than -100; in data without labels one that `word_starts` marks, as `load_data` does, or
+    else any that is no padding. Texts with fewer words are filled up with NaN and -100.
+    """
+    answers, tags, device, classes = [], [], device_of(model), classes_of(model)
+    for batch in batches(data, batch_size, device, classes=classes):
+        member_logits = at_least_float32(predict(model, batch)).cpu()
+        labels = labels_of(batch, len(member_logits))
+        if labels is not None:
+            _check_tags(labels, member_logits)
+            are_words = labels.cpu() != NO_TAG
+        else:
+            mask = batch.get("word_starts", batch.get("attention_mask"))
+            tokens = member_logits.shape[2]
+            are_words = torch.ones(len(member_logits), tokens).bool() if mask is None else mask.cpu().bool()
+        for row, own in enumerate(are_words):
+            answers.append(member_logits[row][:, own])
+            tags.append(None if labels is None else labels[row].cpu()[own])
+    if not answers:
+        raise ValueError("data has no batches: pass at least one sample")
+    known = [each for each in tags if each is not None]
+    if known and len(known) != len(tags):
+        raise ValueError(f"{len(known)} of {len(tags)} texts have tags: give them to every batch, or to none of them")
+    most = max(each.shape[1] for each in answers)
+    filled = [nn.functional.pad(each, (0, 0, 0, most - each.shape[1]), value=torch.nan) for each in answers]
+    padded = [nn.functional.pad(each, (0, most - len(each)), value=NO_TAG) for each in known]
+    return torch.stack(filled), torch.stack(padded) if known else None
+
+
+def _check_tags(labels: Tensor, member_logits: Tensor) -> None:
+    texts, _, tokens, classes = member_logits.shape
+    if labels.shape != (texts, tokens) or labels.is_floating_point():
+        raise ValueError(
+            f"labels of a batch are {labels.dtype} of shape {tuple(labels.shape)}, and this model classifies tokens: give every "
+            f"token a class index, ({texts}, {tokens}), -100 to those without one"
+        )
+    outside = labels[(labels != NO_TAG) & ((labels < 0) | (labels >= classes))]
+    if len(outside):
+        raise ValueError(
+            f"data has the tag {int(outside[0])}: the model's tags are 0 to {classes - 1}, or -100 for none"
+        )
+
+
+def rows_of_words(answers: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """The words of all texts one after the other: (words, members, classes), and their tags (words,)"""
+    are_words = ~answers.isnan().all(dim=-1).all(dim=1) if labels is None else labels != NO_TAG
+    return answers.transpose(1, 2)[are_words], None if labels is None else labels[are_words]

@@ -72,6 +72,11 @@ class AnswersMixin:
     prediction_set: the classes that it may be, the likeliest first; None where it was not calibrated for that
     truncated: of texts, whether the model read only the beginning
     scores: the `top_k` likeliest labels with their scores (5; None for all)
+
+    Of a regression model
+    label, score: the first output's name and number; `scores` has all outputs, in their order
+    uncertainty, epistemic: the variance between members, of several outputs the mean of theirs; aleatoric is None
+    interval: [lowest, highest] of each output; None where it was not calibrated for that
     """
 
     every_score: dict[str, Any] = {}  # how Transformers' own pipeline is asked for all of them
@@ -81,11 +86,7 @@ class AnswersMixin:
         """Refuses parameters of `predict` that are missing, before anything is loaded."""
 
     def check_model_type(self, supported_models: Any) -> None:
-        # Any classifier will do, also one that came with its repository.
-        if getattr(self.model.config, "problem_type", None) == "regression":
-            raise ValueError(
-                "this model is made for regression, and these pipelines choose among classes: pass a classifier"
-            )
+        pass  # any classifier will do, also one that came with its repository
 
     def _sanitize_parameters(self, top_k: int | str | None = "", **parameters):
         found = super()._sanitize_parameters(**parameters)
@@ -104,6 +105,10 @@ class AnswersMixin:
     def postprocess(self, model_outputs: dict, top_k: int | None = 5, **parameters) -> dict[str, Any]:
         logits, notes = model_outputs["logits"][0], model_outputs.pop("notes") or {}
         names = model_outputs.get("candidate_labels") or self.model.config.id2label
+        truncated = {"truncated": notes["truncated"]} if "truncated" in notes else {}
+        if getattr(self.model.config, "problem_type", None) == "regression":
+            decided = self.decided(model_outputs, notes.get("empty"))
+            return number_answer(model_outputs, names) | decided | truncated
         scores = super().postprocess(model_outputs, **self.every_score, **parameters)
         member_logits, chosen = (model_outputs.get(name) for name in ("member_logits", "prediction_set"))
         is_multi_label = getattr(self.model.config, "problem_type", None) == "multi_label_classification"
@@ -116,7 +121,7 @@ class AnswersMixin:
             ),
             **self.decided(model_outputs, notes.get("empty")),
             "prediction_set": None if chosen is None else [names[index] for index in order if chosen[0, index]],
-            **({"truncated": notes["truncated"]} if "truncated" in notes else {}),
+            **truncated,
             "scores": scores[:top_k],
         }
 
@@ -136,6 +141,8 @@ class AnswersMixin:
         reason = empty
         if reason is None and outputs["logits"][0].isnan().any():
             reason = "The answer is not a number."
+        if reason is None and abstain and detector == "low score":
+            reason = f"The score is {-detector_score:.3g}, below the threshold {-float(threshold):.3g}."
         if reason is None and abstain:
             reason = f"{detector} is {detector_score:.3g}, above the threshold {float(threshold):.3g}."
         return {
@@ -147,7 +154,32 @@ class AnswersMixin:
         }
 
 
-KEPT_OUTPUTS = ("logits", "member_logits", "detector_score", "abstain", "prediction_set", "candidate_labels")
+KEPT_OUTPUTS = (
+    "logits",
+    "member_logits",
+    "detector_score",
+    "abstain",
+    "prediction_set",
+    "interval",
+    "candidate_labels",
+)
+
+
+def number_answer(outputs: dict, names: Any) -> dict[str, Any]:
+    """The answer of a regression model to one row."""
+    numbers, members, interval = (outputs.get(name) for name in ("logits", "member_logits", "interval"))
+    scores = [{"label": names[place], "score": number} for place, number in enumerate(numbers[0].tolist())]
+    # One row is (members, outputs); a plain model is one member.
+    variance = 0.0 if members is None else members[0].double().var(dim=0, correction=0).mean().item()
+    return {
+        **scores[0],
+        "uncertainty": variance,
+        "aleatoric": None,
+        "epistemic": variance,
+        "prediction_set": None,
+        "interval": None if interval is None else interval[0].tolist(),
+        "scores": scores,
+    }
 
 
 def entropies(member_logits: Tensor, is_multi_label: bool = False) -> dict[str, float]:

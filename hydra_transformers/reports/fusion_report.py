@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from ..data.batches import batches, split_labels
 from ..data.fingerprints import fingerprints_of_rows
 from ..data.loading import ood_groups
-from ..data.prediction import check_chooses_one_class, classes_of, device_of, predict
+from ..data.prediction import classes_of, device_of, predict
+from ..data.tasks import ONE_CLASS, check_task, task_of_model
 from ..fusion import trunk_depth
 from ..fusion.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
 from ..fusion.building import build
@@ -25,10 +26,11 @@ from ..models.configuration_hydra import SHARED_PARTS
 from ..uncertainty.metrics import exact_mean, expected_calibration_error, ood_metrics
 from ..uncertainty.paired import Change, accuracy_change, auroc_change, mean_change
 from ..uncertainty.streaming import UncertaintyAccumulator
-from .evaluation import place_of
+from .evaluation import EVALUATIONS, evaluate_uncertainty, place_of
 from .fusion_verdict import decide, safe_trunk
 from .report_tables import COLUMNS, group_title, set_title
 from .table import NO_VALUE, Part, Table, Title, to_html, to_markdown
+from .task_report import TaskReport
 
 
 STEPS = (0.25, 0.5, 0.75)  # of the way to the mean, between its ends
@@ -269,8 +271,11 @@ def fusion_report(
     *,
     pretrained: PreTrainedModel | None = None,
     batch_size: int = 32,
-) -> FusionReport:
+) -> FusionReport | TaskReport:
     """Measures, before members are fused, what sharing the mean of their weights does to them.
+
+    This is written for models that choose one class. For other tasks it is a `TaskReport` that compares each member alone, the
+    members not fused, and fused with all parts shared and with each part left out; its verdict is yours.
 
     Args:
         members: two or more classifiers of one architecture, as `from_pruned_members` takes them: supported models of
@@ -307,6 +312,10 @@ def fusion_report(
     may behave differently.
     """
     hydra = _checked_members(members)
+    if task_of_model(hydra) != ONE_CLASS:
+        if pretrained is not None:
+            raise ValueError("pretrained is for models that choose one class: leave it out")
+        return _compare_choices(hydra, data, ood_data, batch_size)
     known = _DataSet("data", data, True, batch_size)
     foreign = {
         group: {name: _DataSet(place_of(group, name), each, False, batch_size) for name, each in sets.items()}
@@ -369,6 +378,26 @@ def fusion_report(
     )
 
 
+def _compare_choices(hydra: PreTrainedModel, data: Any, ood_data: Any, batch_size: int) -> TaskReport:
+    """Each choice of what to share, one after the other: one Hydra is in memory at a time."""
+    members = [hydra.member(index) for index in range(hydra.num_members)]
+    choices = {"all": SHARED_PARTS}
+    choices |= {f"all but {part}": tuple(each for each in SHARED_PARTS if each != part) for part in SHARED_PARTS}
+    report = evaluate_uncertainty(
+        {f"member {index}": member for index, member in enumerate(members)} | {"not fused": hydra},
+        data,
+        ood_data,
+        batch_size=batch_size,
+    )
+    results = dict(report.models)
+    for name, shared in choices.items():
+        fused = type(hydra).from_pruned_members(members, shared, allow_equal=True).eval()
+        fused.config.aggregate = hydra.config.aggregate
+        found = evaluate_uncertainty({f"fused, shared: {name}": fused}, data, ood_data, batch_size=batch_size)
+        results |= found.models
+    return replace(report, models=results)
+
+
 def _checked_members(members: Sequence[PreTrainedModel | str | os.PathLike]) -> PreTrainedModel:
     """The members as a Hydra that shares nothing."""
     if isinstance(members, (PreTrainedModel, str, os.PathLike)):
@@ -381,11 +410,11 @@ def _checked_members(members: Sequence[PreTrainedModel | str | os.PathLike]) -> 
                 f"{name} is a {type(member).__name__}, which has no classifier: pass models with a classification head; "
                 "compare models of two towers with evaluate_uncertainty, fused and not"
             )
-        check_chooses_one_class(member, name)
     hydra = AutoHydra.from_pruned_members(members, shared=(), allow_equal=True)
     if hydra.num_members < 2:
         raise ValueError("members has one member: pass two or more, there is nothing to fuse")
-    check_chooses_one_class(hydra, "members")  # a Hydra has a problem type where a backbone leaves it open
+    check_task(hydra, "members", (ONE_CLASS, *EVALUATIONS))
+    hydra.config.aggregate = getattr(members[0].config, "aggregate", None)
     return hydra
 
 

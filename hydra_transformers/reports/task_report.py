@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,19 @@ from torch import Tensor, nn
 
 from .._io.files import parse_json, write_atomically
 from ..data.loading import ood_groups
+from ..data.prediction import classes_of
 from ..uncertainty.features import without_decision
 from ..uncertainty.metrics import ood_metrics
+from ..uncertainty.rewards import aggregate_of, preference_metrics
 from ..uncertainty.task_calibration import collect_rows
 from .gains import map_leaves
+from .report import UncertaintyReport
 from .table import NO_VALUE, Cell, Part, Table, Title, html_page, to_html, to_markdown, to_text
 
 
 if TYPE_CHECKING:
     import pandas
+    from huggingface_hub import EvalResult
 
 Metrics = dict[str, float]
 
@@ -32,15 +37,17 @@ class Evaluation:
     task: its name, for the title
     columns: metric -> (its title, "high" or "low" for what is better, "" for neither), in the order of the table
     measure: answers, labels and decision of all rows -> metrics; without labels (None) what can be said without them
+    needs_classes: whether `measure` is told the names of the model's classes, too
     scores: answers -> (rows,), higher is less sure, by which rows from elsewhere are told apart
     collect: reads all answers and labels of a data set, see `TaskFit`
     """
 
     task: str
     columns: Mapping[str, tuple[str, str]]
-    measure: Callable[[Any, Any, Any], Metrics]
-    scores: Callable[[Any], Tensor]
+    measure: Callable[..., Metrics] | None
+    scores: Callable[[Any], Tensor] | None
     collect: Callable[[nn.Module, Any, int], tuple[Any, Any]] = collect_rows
+    needs_classes: bool = False
 
     def result(self, model: nn.Module, data: Any, ood_data: Any, batch_size: int) -> "TaskResult":
         """The results of one model. What its calibration decides is measured, too."""
@@ -48,15 +55,30 @@ class Evaluation:
         answers, labels = self.collect(model, data, batch_size)
         if labels is None:
             raise ValueError("data has no labels: add a column labels")
-        known = self.measure(answers, labels, None if decision is None else decision(answers))
+        measure = partial(self.measure, classes=classes_of(model)) if self.needs_classes else self.measure
+        known = measure(answers, labels, None if decision is None else decision(answers))
         scores, ood = self.scores(answers), {}
         for group, sets in ood_groups(ood_data).items():
             for name, each in sets.items():
                 foreign, foreign_labels = self.collect(model, each, batch_size)
-                found = self.measure(foreign, foreign_labels, None if decision is None else decision(foreign))
+                found = measure(foreign, foreign_labels, None if decision is None else decision(foreign))
                 title = name if group == "OOD" else f"{name} ({group})"
                 ood[title] = found | {"auroc": ood_metrics(scores, self.scores(foreign))["auroc"]}
         return TaskResult(len(answers), answers[:1].shape[1], known, ood)
+
+
+class PairEvaluation(Evaluation):
+    """How reward models are judged: by pairs, of which one was preferred."""
+
+    def result(self, model: nn.Module, data: Any, ood_data: Any, batch_size: int) -> "TaskResult":
+        if ood_data is not None:
+            raise ValueError("ood_data has no preferences that a reward model could be judged by: leave it out")
+        model, decision = without_decision(model)
+        answers, _ = self.collect(model, data, batch_size)
+        found = preference_metrics(*answers.unbind(dim=-1), aggregate_of(model))
+        if decision is not None:
+            found["answered"] = float((~decision(answers[..., :1]).abstain).double().mean())
+        return TaskResult(len(answers), answers.shape[1], found)
 
 
 @dataclass(frozen=True)
@@ -146,6 +168,30 @@ class TaskReport:
             write_atomically(path, text)
         return text
 
+    def to_eval_results(
+        self,
+        dataset_name: str,
+        dataset_type: str | None = None,
+        model: str | None = None,
+        task_type: str | None = None,
+    ) -> "list[EvalResult]":
+        """One model's results as metadata of its card, as `UncertaintyReport.to_eval_results` gives them."""
+        from huggingface_hub import EvalResult
+
+        result = self.models[model or next(iter(self.models))]
+        return [
+            EvalResult(
+                task_type=task_type or self.task,
+                dataset_type=dataset_type or dataset_name.lower().replace(" ", "-"),
+                dataset_name=dataset_name,
+                metric_type=metric,
+                metric_name=title,
+                metric_value=round(result.metrics[metric], 6),
+            )
+            for metric, (title, _) in self.columns.items()
+            if metric in result.metrics
+        ]
+
     @classmethod
     def from_json(cls, path: str | os.PathLike) -> "TaskReport":
         """Reads a report that `to_json(path)` wrote."""
@@ -157,6 +203,15 @@ class TaskReport:
             return cls(content["task"], models, columns)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is no report of a task: pass a file that to_json wrote") from error
+
+
+def read_report(path: str | os.PathLike) -> UncertaintyReport | TaskReport:
+    """The report in a file that `to_json` wrote, of whichever task."""
+    try:
+        is_task = "columns" in parse_json(Path(path).read_bytes())
+    except ValueError:
+        is_task = False  # the other says what is wrong
+    return (TaskReport if is_task else UncertaintyReport).from_json(path)
 
 
 def _best(values: list[float | None], side: str) -> float | None:

@@ -27,6 +27,7 @@ from ..reports.gains import gains
 from ..reports.report import UncertaintyReport
 from ..training import Recipe, finetune_from_pretrained
 from ..training.finetune import REFUSED_ARGUMENTS
+from ..training.from_pretrained import check_trainings
 from ..training.recipes import recipe_for
 from .candidates import pareto_front
 from .choice import choose, next_best, target_of, why
@@ -61,6 +62,7 @@ def hydrate(
     *,
     processor: Any = None,
     num_members: int = 3,
+    trainings: float | None = None,
     finetune: bool | None = None,
     class_names: Sequence[str] | None = None,
     recipe: Recipe | str | None = None,
@@ -99,6 +101,8 @@ def hydrate(
         processor: the image processor or tokenizer, saved with the Hydra; a tokenizer also pads the rows in training.
         num_members: the most members of a Hydra of one model, and how often a pre-trained model is fine-tuned. Several
             fine-tunings are a member each. Fewer members are tried too.
+        trainings: for fine-tuning a pre-trained model in the time of so many trainings in place of one for each member, such as
+            1.5, as in `finetune_from_pretrained`: cheaper, and not as good.
         finetune: whether to fine-tune the one model first; by default where it has no classifier.
         class_names: for that, the names of the labels 0, 1, ...
         recipe, tuning_recipe: for fine-tuning, and for members after pruning, a `Recipe` or the name of one; by default
@@ -140,6 +144,10 @@ def hydrate(
     if not is_named and train_data is not None:
         check_training_data(train_data)
     source = read_source(model_or_models, train_data is not None, finetune, num_members, class_names, seed, device)
+    if trainings is not None:
+        if source.pretrained is None:
+            raise ValueError("trainings is for a pre-trained model, and nothing is fine-tuned here: leave it out")
+        check_trainings(trainings, source.num_members)
     read = partial(load_if_named, model=source.models[0], processor=processor)
     if data is None and source.pretrained is not None and is_named:
         train_data, data = (read(train_data, part=part, labelled=True) for part in ("training", "validation"))
@@ -163,6 +171,7 @@ def hydrate(
         "models": source.fingerprints(),
         "num_members": source.num_members,
         "is_fine_tuned_here": source.pretrained is not None,
+        **({} if trainings is None else {"trainings": trainings}),
         "data": rows.fingerprints,
         "train_data": None if train_data is None else fingerprint_of_data(train_data),
         "recipes": None if recipes is None else [asdict(each) for each in recipes],
@@ -185,7 +194,7 @@ def hydrate(
             limit = in_words(deadline.seconds)
             notes += [f"Time limit {limit}: cheap candidates come first, then the best so far is taken."]
         if source.pretrained is not None:
-            shortened, note = _shortened(source, recipes[0], train_data, settings, deadline, steps)
+            shortened, note = _shortened(source, recipes[0], train_data, settings, deadline, steps, trainings)
             notes += note
         for note in notes:
             say(note)
@@ -199,6 +208,7 @@ def hydrate(
                 folder / "finetuned",
                 class_names=class_names,
                 seed=seed,
+                trainings=trainings,
                 **trainer | shortened,
             )
             models = [each.to(models[0].device) for each in fine_tunings]
@@ -209,7 +219,7 @@ def hydrate(
         search = Search(builder, target, seconds, say, notes=notes)
         say(search.plan)
         search.run()
-        found = _finished(search, output, processor, card, source)
+        found = _finished(search, output, processor, card, source, trainings is not None)
     say(f"{found.choice} It is in {found.folder}, after {in_words(deadline.spent)}.")
     return found
 
@@ -247,7 +257,13 @@ def _check_settings(
 
 
 def _shortened(
-    source: Source, recipe: Recipe, train_data: Any, settings: dict, deadline: Deadline, steps: StepsFolder
+    source: Source,
+    recipe: Recipe,
+    train_data: Any,
+    settings: dict,
+    deadline: Deadline,
+    steps: StepsFolder,
+    trainings: float | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Training arguments by which all fine-tunings should end within half of the time limit, and a note on it. A resumed
     search keeps the arguments that it began with."""
@@ -259,15 +275,16 @@ def _shortened(
         fit = math.inf
         if deadline.is_set:
             step = _seconds_of_a_step(source.models[0], train_data, arguments.train_batch_size)
-            fit = SHARE_FOR_FINE_TUNING * deadline.seconds / (source.num_members * step)
+            fit = SHARE_FOR_FINE_TUNING * deadline.seconds / ((trainings or source.num_members) * step)
         known = {"max_steps": int(max(1, min(planned, fit)))}
         steps.write(known, "fine_tuning")
     if known["max_steps"] >= planned:
         return {}, []
     warmup = arguments.warmup_steps
+    which = f"each of the {source.num_members} fine-tunings" if trainings is None else "a whole training"
     shortened = {"max_steps": known["max_steps"], "warmup_steps": warmup if warmup < 1 else warmup / planned}
     return shortened, [
-        f"For the time limit, each of the {source.num_members} fine-tunings takes {known['max_steps']:,} steps in place of "
+        f"For the time limit, {which} takes {known['max_steps']:,} steps in place of "
         f"{planned:,}; to train longer, pass another output_dir."
     ]
 
@@ -289,7 +306,9 @@ def _seconds_of_a_step(model: PreTrainedModel, train_data: Any, batch_size: int)
     return time.perf_counter() - start
 
 
-def _finished(search: Search, output: Path, processor: Any, card: dict[str, Any], source: Source) -> Hydrated:
+def _finished(
+    search: Search, output: Path, processor: Any, card: dict[str, Any], source: Source, is_one_run: bool
+) -> Hydrated:
     """Builds the choice again, calibrates it and writes the folder."""
     candidates, builder = sorted(search.candidates.values(), key=lambda each: each.time), search.builder
     chosen = choose(candidates, search.target)
@@ -315,7 +334,11 @@ def _finished(search: Search, output: Path, processor: Any, card: dict[str, Any]
     circuits = {f"member-{place}" if is_one_each else each.objective: each for place, each in enumerate(circuits)}
     trainings = []
     if source.pretrained is not None:
-        trainings += ["each member was fine-tuned from the pre-trained model with a seed of its own"]
+        trainings += [
+            "members are restarts of one fine-tuning of the pre-trained model"
+            if is_one_run
+            else "each member was fine-tuned from the pre-trained model with a seed of its own"
+        ]
     if chosen.design.tuned:
         trainings += [f"each was tuned after pruning (recipe {builder.tuning.recipe.name})"]
     sentence = ", and ".join(trainings)

@@ -19,13 +19,13 @@ COLUMNS = {
     "prediction_set": "strings",
     "scores": "scores",
 }
-# Of models of texts only.
-TEXT_COLUMNS = {"truncated": "bool"}
+# Of models of texts only, and of regression models only.
+TEXT_COLUMNS, NUMBER_COLUMNS = {"truncated": "bool"}, {"interval": "intervals"}
 
 
-def columns_of(kind: str) -> dict[str, str]:
+def columns_of(kind: str, gives_numbers: bool = False) -> dict[str, str]:
     """The names of a model's columns, in order, and their types. kind: "text", "image", "zero-shot" or "audio" """
-    return COLUMNS | (TEXT_COLUMNS if kind == "text" else {})
+    return COLUMNS | (NUMBER_COLUMNS if gives_numbers else {}) | (TEXT_COLUMNS if kind == "text" else {})
 
 
 def to_columns(answers: Sequence[Mapping[str, Any] | None], columns: Mapping[str, str]) -> dict[str, list[Any]]:
@@ -45,6 +45,7 @@ def arrow_schema(columns: Mapping[str, str]) -> Any:
     import pyarrow
 
     score = pyarrow.struct([("label", pyarrow.string()), ("score", pyarrow.float64())])
-    types = {"strings": pyarrow.list_(pyarrow.string()), "scores": pyarrow.list_(score)}
+    intervals = pyarrow.list_(pyarrow.list_(pyarrow.float64()))
+    types = {"strings": pyarrow.list_(pyarrow.string()), "scores": pyarrow.list_(score), "intervals": intervals}
     found = {name: types[kind] if kind in types else pyarrow.type_for_alias(kind) for name, kind in columns.items()}
     return pyarrow.schema(list(found.items()))

@@ -80,12 +80,12 @@ def finetune_from_pretrained(
     return finetune_members([start] * num_members, recipe, output_dir=output_dir, seed=seed + 1, **data, **arguments)
 
 
-def check_trainings(trainings: float, num_members: int) -> None:
+def check_trainings(trainings: float, num_members: int, name: str = "trainings") -> None:
     """Refuses a budget without restarts, and one that is enough for whole fine-tunings."""
     if not BEFORE_RESTARTS < trainings < num_members:
         raise ValueError(
-            f"trainings is {trainings}: pass more than {BEFORE_RESTARTS} and less than {num_members}, the number of members, or "
-            "None for whole fine-tunings"
+            f"{name} is {trainings}: pass more than {BEFORE_RESTARTS} and less than {num_members}, the number of members, or leave "
+            "it out for whole fine-tunings"
         )
 
 

@@ -97,6 +97,7 @@ class Teacher:
 
     def check_teaches(self, student: nn.Module) -> None:
         """Refuses a student for other classes, or for the same in another order."""
+        check_chooses_one_class(student, "the model that learns from a teacher")
         own, others = classes_of(self.model), classes_of(student)
         if own is not None and others is not None and own != others:
             raise ValueError(

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ..data.batches import check_is_data
 from ..data.loading import load_if_named
 from ..data.prediction import classes_of, config_of, device_of, zero_shot_in
-from ..data.tasks import ONE_CLASS, REGRESSION, SEVERAL_LABELS, WORDS, check_task
+from ..data.tags import collect_words
+from ..data.tasks import ONE_CLASS, REGRESSION, REWARDS, SEVERAL_LABELS, TOKENS, WORDS, check_task
 from ..models.decision import Decision, digest_of, dtype_of, uncalibrated
 from ..models.task_decisions import decision_of
 from .abstention import Abstention, check_share, check_target
@@ -23,6 +24,8 @@ from .detectors import Detector, detector_by_name
 from .features import AnswerReader, collect_answers
 from .label_decisions import check_label_target, fit_labels
 from .regression import check_number_target, fit_intervals
+from .rewards import fit_relevance
+from .tagging import fit_entities
 from .task_calibration import HeldOutRows, Rows, TaskCalibration, TaskFit
 from .temperature import TemperatureScaling, fit_temperature
 
@@ -164,7 +167,9 @@ def calibrate(
 # Tasks that do not choose one class.
 FITS: dict[str, TaskFit] = {
     REGRESSION: TaskFit(fit_intervals, check_number_target),
+    REWARDS: TaskFit(fit_relevance),
     SEVERAL_LABELS: TaskFit(fit_labels, check_label_target),
+    TOKENS: TaskFit(fit_entities, collect=collect_words),
 }
 
 
@@ -189,7 +194,8 @@ def _calibrate_task(
         answers, labels = fit.collect(model, data, batch_size)
         first, second = (Rows(answers[half], labels[half]) for half in _halves(labels, seed))
         ood = None if ood_data is None else fit.collect(model, ood_data, batch_size)[0]
-    held_out = HeldOutRows(task, first, second, ood, target, confidence, alpha, classes_of(model))
+    about = {"classes": classes_of(model), "aggregate": getattr(config_of(model), "aggregate", None)}
+    held_out = HeldOutRows(task, first, second, ood, target, confidence, alpha, **about)
     fitted = fit.fit(held_out)
     decision = decision_of(held_out.complete(fitted.settings), num_parameters(model))
     remember_weights(decision, model)

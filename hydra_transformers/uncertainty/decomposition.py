@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batches import batches
-from ..data.prediction import device_of, predict, problem_type_of_answers
+from ..data.prediction import classifies_tokens, device_of, predict, problem_type_of_answers
+from ..data.tags import NO_TAG, collect_words
 from ..models.detection import differing_pairs, entropy_split, log_mean
-from .inputs import as_member_logits, wide_log_sigmoid, wide_log_softmax
+from ..models.tokens import rows_of_tokens
+from .inputs import as_member_logits, as_tensor, wide_log_sigmoid, wide_log_softmax
 from .regression import NumberPrediction, predict_numbers
 from .temperature import TemperatureScaling
 
@@ -59,7 +61,8 @@ def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposit
     `parts.epistemic.sum(-1)`.
 
     Args:
-        member_logits: (batch, members, classes), a tensor or array of any float type.
+        member_logits: (batch, members, classes), a tensor or array of any float type; of a classifier of tokens (batch,
+            members, tokens, classes), and every attribute is then (batch, tokens).
         problem_type: as in the model's config: "multi_label_classification", or one class of several where left out.
 
     Example:
@@ -75,6 +78,8 @@ def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposit
     check_problem_type(problem_type)
     if problem_type == "multi_label_classification":
         return _decompose_labels(as_member_logits(member_logits, least_classes=1))
+    if as_tensor(member_logits).dim() == 4:
+        return _decompose_tokens(as_tensor(member_logits))
     return decompose_log_probabilities(wide_log_softmax(as_member_logits(member_logits)))
 
 
@@ -95,6 +100,20 @@ def _decompose_labels(member_logits: Tensor) -> Decomposition:
     return Decomposition(**{name: value.unflatten(0, (batch, labels)) for name, value in parts.items()})
 
 
+def _decompose_tokens(member_logits: Tensor) -> Decomposition:
+    """(batch, members, tokens, classes) -> (batch, tokens) each; NaN, and a prediction of -100, where all logits are NaN."""
+    batch, _, tokens, _ = member_logits.shape
+    rows = rows_of_tokens(member_logits)
+    are_words = ~rows.isnan().all(dim=-1).all(dim=-1)
+    parts = vars(decompose_log_probabilities(wide_log_softmax(as_member_logits(rows[are_words]))))
+    filled = {}
+    for name, value in parts.items():
+        nothing = torch.nan if value.is_floating_point() else NO_TAG
+        filled[name] = value.new_full((len(rows), *value.shape[1:]), nothing)
+        filled[name][are_words] = value
+    return Decomposition(**{name: value.unflatten(0, (batch, tokens)) for name, value in filled.items()})
+
+
 def decompose_log_probabilities(log_probabilities: Tensor) -> Decomposition:
     """`decompose` from the members' log-probabilities (batch, members, classes) in float64."""
     mean_probabilities = log_mean(log_probabilities).exp()
@@ -107,7 +126,8 @@ def predict_uncertainty(
     model: nn.Module, data: Any, batch_size: int = 32, temperature: TemperatureScaling | None = None
 ) -> Decomposition | NumberPrediction:
     """Predict `data` in batches on the model's device and decompose the uncertainty; the result is on the CPU. Of a regression
-    model it is the mean and the variance between members.
+    model it is the mean and the variance between members; of a classifier of tokens all parts are (texts, words), NaN where a
+    text has fewer words than others.
 
     Args:
         model: a Hydra, a Hugging Face classifier (one member) or a `ZeroShotClassifier`. `problem_type` in its config says
@@ -125,6 +145,11 @@ def predict_uncertainty(
             )
         return predict_numbers(model, data, batch_size)
     check_problem_type(problem_type)
+    if classifies_tokens(model):
+        words, _ = collect_words(model, data, batch_size)
+        if temperature is not None:
+            words = temperature(rows_of_tokens(words)).unflatten(0, (len(words), -1)).transpose(1, 2)
+        return decompose(words)
     parts: list[dict[str, Tensor]] = []
     for batch in batches(data, batch_size, device_of(model)):
         member_logits = predict(model, batch)

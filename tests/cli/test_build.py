@@ -19,12 +19,14 @@ from transformers import (
 )
 
 from hydra_transformers import AutoHydra
+from hydra_transformers.baselines import average_members
 from hydra_transformers.cli import build as build_command
 from hydra_transformers.cli import finetune as finetune_command
 from hydra_transformers.cli import main
 from hydra_transformers.data.image_changes import RandomCropAndFlip, random_changes
 from hydra_transformers.data.loading import classes_in
 from hydra_transformers.data.rows import DataSource, load_rows
+from hydra_transformers.models.auto import load_trained
 from hydra_transformers.pruning import Circuit
 from hydra_transformers.pruning.extraction import GreedySearch
 from hydra_transformers.reports.report import UncertaintyReport
@@ -463,3 +465,49 @@ def test_build_tests_on_rows_that_nothing_was_trained_or_chosen_by(workplace, tm
     ]
     steps = parts_of("--test-split", "test", "--data", tmp_path / "splits")
     assert "--part" not in steps["evaluate"] and steps["evaluate"]["--split"] == "test"
+
+
+# Better members, fewer trainings, a teacher
+
+
+@pytest.mark.slow
+def test_build_averages_more_fine_tunings_into_its_members(workplace, tmp_path, fails):
+    command = build_words(workplace, tmp_path / "hydra", "--members", 2, "--fine-tunings", 4, "--trunk-layers", 1)
+    run(*command)
+    hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "hydra")
+    models = [load_trained(tmp_path / "hydra-steps" / "finetuned" / f"member-{index}") for index in range(4)]
+    expected = AutoHydra.from_pruned_members(average_members(models, into=2), trunk_layers=1)
+    assert hydra.num_members == 2 and hydra.config.trunk_layers == 1
+    assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in hydra.state_dict().items())
+    run(*command)  # finds it finished
+    run("card", tmp_path / "hydra", "--dataset", "colours")
+    assert "Each member is the mean of 2 fine-tunings." in (tmp_path / "hydra" / "README.md").read_text()
+    for more, sentence in (
+        (["--fine-tunings", 4], "--fine-tunings is 4, and --members is 3"),
+        (["--fine-tunings", 6, "--objective", "acc"], "pruned ones keep different heads"),
+        (["--fine-tunings", 6, "--trainings", 1.5], "pass one of them"),
+        (["--trainings", 3], "--trainings is 3.0: pass more than 0.5 and less than 3"),
+    ):
+        assert sentence in fails(*build_words(workplace, tmp_path / "other", *more))
+    assert not (tmp_path / "other-steps").exists()
+
+
+@pytest.mark.slow
+def test_one_run_and_a_joint_tuning_on_the_command_line(workplace, tmp_path, fails, capsys):
+    data = ["--data", workplace / "pictures", "--part", "training", "--max-steps", 12, "--batch-size", 8]
+    run("finetune", workplace / "pretrained-vit", *data, "--trainings", 1.5, "--output", tmp_path / "run")
+    assert "one run of 1.5 trainings" in capsys.readouterr().out
+    for depth in (0, 1):
+        run("fuse", tmp_path / "run", "--trunk-layers", depth, "--output", tmp_path / f"trunk-{depth}")
+    command = ["finetune", tmp_path / "trunk-1", *data, "--teacher", tmp_path / "trunk-0"]
+    run(*command, "--output", tmp_path / "tuned")
+    assert f"Next: hydra-transformers evaluate {tmp_path / 'tuned' / 'member-0'}" in capsys.readouterr().out
+    fused, tuned = (load_trained(path) for path in (tmp_path / "trunk-1", tmp_path / "tuned" / "member-0"))
+    assert tuned.num_members == 3 and tuned.config.trunk_layers == 1
+    assert not torch.equal(fused.classifier.weight, tuned.classifier.weight)
+    assert ViTImageProcessorPil.from_pretrained(tmp_path / "tuned" / "member-0").size.height == 8
+    other = ["--output", tmp_path / "other"]
+    assert "--members is for a pre-trained model" in fails(*command, "--members", 2, *other)
+    assert "--teacher is for a Hydra" in fails("finetune", tmp_path / "run", *command[2:], *other)
+    assert "is a plain vit" in fails("finetune", workplace / "pretrained-vit", *command[2:], *other)
+    assert not (tmp_path / "other").exists()

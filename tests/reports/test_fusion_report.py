@@ -422,11 +422,10 @@ TWO = [VIT.backbone(0), VIT.backbone(1)]
         ({"members": [CLIP.backbone(0), CLIP.backbone(1)]}, TypeError, "CLIPModel, which has no classifier"),
         ({"members": [VIT.backbone(0).vit, VIT.backbone(1).vit]}, TypeError, "ViTModel, which has no classifier"),
         (
-            {"members": [VIT.backbone(s, problem_type="multi_label_classification") for s in (0, 1)]},
+            {"members": [VIT.backbone(s, num_labels=1) for s in (0, 1)], "pretrained": VIT.backbone(0)},
             ValueError,
-            "made for multi-label classification",
+            "pretrained is for models that choose one class",
         ),
-        ({"members": [VIT.backbone(s, num_labels=1) for s in (0, 1)]}, ValueError, "made for regression"),
         ({"data": [VIT.inputs()]}, ValueError, "data has no labels"),
         ({"data": []}, ValueError, "data is empty"),
         ({"data": iter([BATCH])}, TypeError, "data is an iterator"),

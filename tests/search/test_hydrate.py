@@ -137,6 +137,31 @@ def test_a_pre_trained_model_is_fine_tuned_first_and_its_data_divided(tmp_path, 
     assert len(list((tmp_path / "hydra-steps" / "finetuned").glob("member-*/finished.json"))) == 2
 
 
+def test_the_budget_of_trainings_reaches_the_fine_tuning_and_fits_the_time_limit(tmp_path, monkeypatch, two):
+    asked = {}
+
+    def take(*_, **arguments):
+        asked.update(arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hydration, "finetune_from_pretrained", take)
+    monkeypatch.setattr(hydration, "_seconds_of_a_step", lambda *_: 1.0)
+    encoder = fine_tunings("bert", 1)[0].base_model
+    settings = {
+        "class_names": ["a", "b", "c"],
+        "training_arguments": TRAINING | {"max_steps": 90},
+        **FAST,
+        "time_limit": 0.2,
+    }
+    with pytest.raises(KeyboardInterrupt):
+        hydrate(encoder, tiny_dataset("bert", 300), output_dir=tmp_path / "hydra", trainings=1.5, **settings)
+    assert asked["trainings"] == 1.5 and asked["max_steps"] == 4, "half of 12 seconds for 1.5 trainings"
+    with pytest.raises(ValueError, match=r"trainings is 4: pass more than 0.5 and less than 3"):
+        hydrate(encoder, tiny_dataset("bert", 300), output_dir=tmp_path / "other", trainings=4, **settings)
+    with pytest.raises(ValueError, match="nothing is fine-tuned here: leave it out"):
+        hydrate(two, output_dir=tmp_path / "other", **everything() | {"trainings": 1.5})
+
+
 def test_plots_and_names_of_folders(finished, two, tmp_path):
     [path] = finished.plot(tmp_path / "plots")
     assert path.name == "quality_against_cost.png" and path.stat().st_size > 10_000

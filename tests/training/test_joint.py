@@ -79,6 +79,7 @@ def test_a_teacher_answers_with_the_mean_of_its_members_whatever_it_is(hydra_and
     torch.testing.assert_close(Teacher(plain).probabilities(batch), (predict(plain, batch)[:, 0] / 2).softmax(-1))
 
 
+@pytest.mark.slow
 def test_a_hydra_comes_closer_to_its_teacher_and_both_given_stay_as_they_were(hydra_and_teacher, data, tmp_path):
     hydra, teacher = hydra_and_teacher
     before = [copy.deepcopy(model.state_dict()) for model in (hydra, teacher)]

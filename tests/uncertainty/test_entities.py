@@ -1,10 +1,16 @@
 """Entities: how they are read from tags, answered by pipelines, calibrated and judged."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
-from transformers import pipeline
+from transformers import AutoModelForTokenClassification, pipeline
 
+import hydra_transformers.uncertainty
+from hydra_transformers.data import load_data
 from hydra_transformers.models.entities import entities_in, worst_and_mean
+from hydra_transformers.uncertainty import decompose, predict_uncertainty
+from hydra_transformers.uncertainty.tagging import entity_metrics, find_entities
 from tests import tiny_tags
 
 
@@ -103,3 +109,122 @@ def test_our_pipeline_refuses_what_it_does_not_know():
         hydra.predict([TEXT], reader, aggregation_strategy="simple")
     with pytest.raises(TypeError, match="an input is a int: pass a text, or a list of words"):
         hydra.predict([3], reader)
+
+
+# Calibration and evaluation
+
+
+def sampled_rows(hydra, count: int, seed: int) -> list[dict]:
+    """Texts of random tokens with tags drawn from the model's own mean probabilities, which are then right: every fourth token
+    is the second of its word."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, 10, (count,), generator=generator)
+    input_ids = torch.randint(5, 13, (count, 9), generator=generator)
+    with torch.no_grad(), getattr(hydra, "uncalibrated", nullcontext)():
+        mask = (torch.arange(9) < lengths[:, None]).long()
+        probabilities = hydra(input_ids=input_ids, attention_mask=mask).logits.softmax(-1)
+    labels = torch.multinomial(probabilities.flatten(0, 1), 1, generator=generator).view(count, 9)
+    labels[:, 3::4] = -100
+    texts = zip(input_ids.tolist(), labels.tolist(), lengths.tolist(), strict=True)
+    return [{"input_ids": text[:length], "labels": tags[:length]} for text, tags, length in texts]
+
+
+@pytest.fixture(scope="module")
+def calibrated():
+    hydra = tiny_tags.fused()
+    hydra.classifier.weight.data *= 4  # so that it is sure of some words, and not of others
+    result = hydra.calibrate(sampled_rows(hydra, 400, 1), target={"risk": 0.3}, confidence=0.9)
+    return hydra, result
+
+
+def test_entities_below_the_threshold_keep_the_promised_risk(calibrated):
+    hydra, result = calibrated
+    assert "counting one of each text" in str(result) and 0.8 < result.settings["temperature"] < 1.25
+    assert 0 < result.abstention.coverage < 1
+    rows = sampled_rows(hydra, 200, 2)
+    report = hydra_transformers.evaluate_uncertainty(hydra, rows)
+    metrics = next(iter(report.models.values())).metrics
+    assert metrics["answered_risk"] <= 0.3 < 1 - metrics["precision"]
+    assert 0 < metrics["answered"] < 1 and metrics["entity_aurc"] < 1 - metrics["precision"] and metrics["ece"] < 0.1
+    assert "Entity F1" in str(report)
+
+
+def test_forward_marks_tokens_and_an_entity_is_marked_with_any_of_its_words(calibrated, tmp_path):
+    hydra, result = calibrated
+    inputs = tiny_tags.tokenizer()([TEXT, "paris"], return_tensors="pt", padding=True)
+    with torch.no_grad():
+        outputs = hydra(**inputs)
+        with hydra.uncalibrated():
+            plain = hydra(**inputs)
+    temperature, threshold = result.settings["temperature"], result.settings["threshold"]
+    torch.testing.assert_close(outputs.member_logits, plain.member_logits / temperature)
+    score = 1 - outputs.logits.exp().amax(-1)
+    assert torch.equal(outputs.abstain, score > threshold) and outputs.abstain.shape == (
+        2,
+        inputs["input_ids"].shape[1],
+    )
+    [answer] = hydra.predict([TEXT], tiny_tags.tokenizer())
+    firsts = torch.tensor([1, 4, 5, 6, 7, 8])
+    scores = dict(zip(TEXT.split(), score[0][firsts].tolist(), strict=True))
+    for entity in answer["entities"]:
+        worst = max(scores[word] for word in entity["word"].split())
+        assert entity["detector_score"] == pytest.approx(worst, abs=1e-5) and entity["abstain"] == (worst > threshold)
+    assert answer["abstain"] == any(entity["abstain"] for entity in answer["entities"])
+    hydra.save_pretrained(tmp_path)
+    again = AutoModelForTokenClassification.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(**inputs).abstain, outputs.abstain)
+
+
+def test_metrics_of_entities_are_those_of_seqeval():
+    """The example of its README: one of two predicted entities is right, of two that are there."""
+    there = [["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
+    found = [["O", "O", "B-MISC", "I-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
+    classes = ["O", "B-MISC", "I-MISC", "B-PER", "I-PER"]
+    answers = torch.full((2, 1, 7, 5), torch.nan)
+    labels = torch.full((2, 7), -100)
+    for row in range(2):
+        for word, (tag, right) in enumerate(zip(found[row], there[row], strict=True)):
+            answers[row, 0, word] = 9 * torch.nn.functional.one_hot(torch.tensor(classes.index(tag)), 5)
+            labels[row, word] = classes.index(right)
+    entities = find_entities(answers, labels, torch.zeros(2, 7), classes)
+    assert entity_metrics(entities) == {"precision": 0.5, "recall": 0.5, "entity_f1": 0.5}
+
+
+def test_a_plain_token_classifier_is_calibrated_and_judged_alike():
+    plain = tiny_tags.backbone()
+    rows = sampled_rows(plain, 60, 3)
+    result = hydra_transformers.uncertainty.calibrate(plain, rows, target={"coverage": 0.8})
+    inputs = {"input_ids": torch.tensor([rows[0]["input_ids"]])}
+    assert result.model(**inputs).abstain.shape == (1, len(rows[0]["input_ids"]))
+    report = hydra_transformers.evaluate_uncertainty({"plain": plain, "calibrated": result.model}, rows, ood_data=rows)
+    assert report.models["plain"].ood["ood_data"]["auroc"] == pytest.approx(0.5)
+    assert report.models["calibrated"].metrics["answered"] >= 0.7
+
+
+def test_uncertainty_of_data_is_given_for_each_word():
+    hydra, rows = tiny_tags.fused(), tiny_tags.rows(5)
+    data = load_data(rows, hydra, processor=tiny_tags.tokenizer())
+    parts = predict_uncertainty(hydra, data)
+    words = max(len(row["tokens"]) for row in rows)
+    assert parts.total.shape == parts.prediction.shape == (5, words)
+    for row, text in enumerate(rows):
+        assert parts.total[row].isnan().sum() == (parts.prediction[row] == -100).sum() == words - len(text["tokens"])
+    unlabelled = predict_uncertainty(hydra, load_data(rows, hydra, processor=tiny_tags.tokenizer(), labelled=False))
+    assert torch.equal(unlabelled.prediction, parts.prediction)
+    logits = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    whole, flat = decompose(logits), decompose(logits.transpose(1, 2).flatten(0, 1))
+    assert torch.equal(whole.epistemic.flatten(), flat.epistemic) and whole.total.shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"labels": 1}, r"labels of a batch are torch.int64 of shape \(40,\), and this model classifies tokens"),
+        ({"labels": [9, 0]}, "data has the tag 9: the model's tags are 0 to 4, or -100 for none"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(change, sentence):
+    rows = [{"input_ids": [5, 6]} | change] * 40
+    with pytest.raises(ValueError, match=sentence):
+        tiny_tags.fused().calibrate(rows, batch_size=64)
