@@ -117,7 +117,7 @@ def test_what_cannot_be_pooled_is_refused():
     with pytest.raises(ValueError, match="the pooled answer has one"):
         TemperatureScaling([1.0, 2.0], pooled=True)
     logits, labels = overconfident()
-    with pytest.raises(ValueError, match="pooled is True, .* per_member finds one for each member"):
+    with pytest.raises(ValueError, match=r"pooled is True, .* per_member finds one for each member"):
         TemperatureScaling.fit(logits, labels, per_member=True, pooled=True)
     with pytest.raises(ValueError, match="each label is a choice of its own"):
         TemperatureScaling.fit(logits, torch.nn.functional.one_hot(labels, 5), pooled=True)
