@@ -15,7 +15,7 @@ from ..hub.handler import Answerer, RequestError
 Answers = list[dict[str, Any]]
 
 # The parts of an answer that the forms of other servers have no field for; clients that do not know them leave them alone.
-OWN_FIELDS = ("uncertainty", "aleatoric", "epistemic", "abstain", "reason", "prediction_set")
+OWN_FIELDS = ("uncertainty", "aleatoric", "epistemic", "abstain", "reason", "prediction_set", "labels", "interval")
 # The tensors of KServe v2, with their types; those of a model that was not calibrated for them are left out.
 TENSORS = {
     "label": "BYTES",
@@ -209,7 +209,8 @@ class Forms:
         outputs = []
         for name in self._asked_tensors(data) or self.tensors:
             column = columns[name]
-            if self.tensors[name] == "BOOL" and None in column:  # not calibrated for it
+            # Not calibrated for it, or a number that the task does not have; a null alone is not a number.
+            if all(value is None for value in column) or (self.tensors[name] == "BOOL" and None in column):
                 continue
             is_matrix = name in MATRICES
             shape = [len(column), len(names)] if is_matrix else [len(column)]
