@@ -53,7 +53,7 @@ def export(
 
     The inputs have the names of the model's own. The outputs are `logits` (batch, classes) and `member_logits` (batch,
     members, classes), for two towers (images, texts) and (images, members, texts); for a calibrated Hydra also `detector_score`,
-    `abstain` and `prediction_set`, as far as it was calibrated for them. The exported model is compared with the model on a
+    `abstain`, `prediction_set` and `interval`, as far as it was calibrated for them. The exported model is compared with the model on a
     batch of another size; if their outputs differ, nothing is written.
     """
     formats = [to] if isinstance(to, str) else list(to)

@@ -46,6 +46,7 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
             "HydraViT*",
             "HydraDeiT*",
             "HydraDinov2*",
+            "HydraBeit*",
             "HydraAST*",
             "HydraWav2Vec2*",
             "HydraHubert*",
