@@ -46,6 +46,7 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
             "HydraViT*",
             "HydraDeiT*",
             "HydraDinov2*",
+            "HydraBeit*",
             "HydraAST*",
             "HydraWav2Vec2*",
             "HydraHubert*",
@@ -192,6 +193,7 @@ TABLES = {
     "AutoModelForAudioClassification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
     "AutoModelForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
 }
 
 

@@ -881,7 +881,7 @@ class HydraClassifierOutput(ModelOutput):
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
     attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
     detector_score, abstain, prediction_set, interval: what a calibrated model decides, see `decision.Decided`; the
-        logits of a calibrated classifier are divided by its temperature
+        logits of a calibrated classifier have its temperature
     """
 
     loss: torch.FloatTensor | None = None

@@ -123,8 +123,8 @@ class HydraPredictor(Answerer):
         if len(named) > (2 if kind == "text" else 1):
             raise ValueError(f"columns is {named}: name one column, or two of pairs of texts")
         self.input_columns, self.batch_size, self.strict = named, batch_size, strict
-        gives_numbers = getattr(self.config, "problem_type", None) == "regression"
-        self.columns = columns_of(self.kind, gives_numbers) | ({} if strict else {"error": "string"})
+        self.columns = columns_of(self.kind, getattr(self.config, "problem_type", None))
+        self.columns |= {} if strict else {"error": "string"}
         self._of_classes: dict[tuple[str, ...], ZeroShotClassifier] = {}
         # Two threads cannot use one tokenizer at once, and a pass already takes all cores.
         self._one_at_a_time = threading.Lock()
