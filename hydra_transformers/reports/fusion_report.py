@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from ..data.batches import batches, split_labels
 from ..data.fingerprints import fingerprints_of_rows
 from ..data.loading import ood_groups
-from ..data.prediction import check_chooses_one_class, classes_of, device_of, predict
+from ..data.prediction import check_chooses_one_class, classes_of, classifies_tokens, device_of, predict
+from ..data.tags import which_are_words
 from ..fusion.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
 from ..models.auto import AutoHydra, hydra_class, load_trained
 from ..models.configuration_hydra import SHARED_PARTS
@@ -347,11 +348,13 @@ def _checked_members(members: Sequence[PreTrainedModel | str | os.PathLike]) -> 
                 f"{name} is a {type(member).__name__}, which has no classifier: pass models with a classification head; "
                 "compare models of two towers with evaluate_uncertainty, fused and not"
             )
-        check_chooses_one_class(member, name)
+        if not classifies_tokens(member):
+            check_chooses_one_class(member, name)
     hydra = AutoHydra.from_pruned_members(members, shared=(), allow_equal=True)
     if hydra.num_members < 2:
         raise ValueError("members has one member: pass two or more, there is nothing to fuse")
-    check_chooses_one_class(hydra, "members")  # a Hydra has a problem type where a backbone leaves it open
+    if not classifies_tokens(hydra):
+        check_chooses_one_class(hydra, "members")  # a Hydra has a problem type where a backbone leaves it open
     return hydra
 
 
@@ -375,12 +378,16 @@ class _DataSet:
         for batch in batches(self.data, self.batch_size, classes=classes_of(model) if self.labelled else None):
             inputs, labels = split_labels(batch)
             digests += fingerprints_of_rows(inputs)
-            labels = labels if self.labelled else None
-            if labels is not None:
-                all_labels.append(labels.cpu())
-            elif self.labelled:
+            labels = labels.cpu() if self.labelled and labels is not None else None
+            if labels is None and self.labelled:
                 raise ValueError(f"{self.name} has no labels: add a column labels (or label) with class indices")
             member_logits = predict(model, {name: tensor.to(device) for name, tensor in inputs.items()}).cpu()
+            if classifies_tokens(model):  # words are its rows
+                are_words = which_are_words(member_logits, labels, inputs)
+                member_logits = member_logits.transpose(1, 2)[are_words]
+                labels = None if labels is None else labels[are_words]
+            if labels is not None:
+                all_labels.append(labels)
             answers = [member_logits, *member_logits.split(1, dim=1)]
             accumulators = accumulators or [UncertaintyAccumulator() for _ in answers]
             for accumulator, answer in zip(accumulators, answers, strict=True):
