@@ -53,7 +53,7 @@ def export(
 
     The inputs have the names of the model's own. The outputs are `logits` (batch, classes) and `member_logits` (batch,
     members, classes), for two towers (images, texts) and (images, members, texts); for a calibrated Hydra also `detector_score`,
-    `abstain` and `prediction_set`, as far as it was calibrated for them. The exported model is compared with the model on a
+    `abstain`, `prediction_set` and `interval`, as far as it was calibrated for them. The exported model is compared with the model on a
     batch of another size; if their outputs differ, nothing is written.
     """
     formats = [to] if isinstance(to, str) else list(to)
@@ -133,7 +133,10 @@ class Exportable(nn.Module):
 
     def program(self) -> ExportedProgram:
         inputs = self.example(*RECORDED)
-        sizes = {name: dict.fromkeys(axes_of(name, self.has_towers), Dim.DYNAMIC) for name in inputs}
+        sizes = {
+            name: dict.fromkeys(axes_of(name, tensor.dim(), self.has_towers), Dim.DYNAMIC)
+            for name, tensor in inputs.items()
+        }
         try:
             return torch.export.export(self, (), inputs, dynamic_shapes=sizes)
         except Exception as error:  # of any kind
@@ -147,6 +150,9 @@ def inputs_of(model: PreTrainedModel, processor: Any, batch: int, length: float)
     generator = torch.Generator().manual_seed(0)
     inputs = {}
     for name, tensor in example_inputs(model.config, batch).items():
+        if name == "input_values" and tensor.dim() == 2:
+            inputs |= _raw_sounds(tensor, processor, length, generator, model.dtype)
+            continue
         if tensor.is_floating_point():
             shape = tensor.shape if name != "pixel_values" else _shape_of_images(processor, tensor)
             inputs[name] = torch.randn(shape, generator=generator).to(model.dtype)
@@ -164,6 +170,19 @@ def inputs_of(model: PreTrainedModel, processor: Any, batch: int, length: float)
     return {name: tensor.to(model.device) for name, tensor in accepted_inputs(model, inputs).items()}
 
 
+def _raw_sounds(
+    like: Tensor, processor: Any, length: float, generator: torch.Generator, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Sounds with `length` of the samples of `like`; where the processor makes a mask, the first is half as long."""
+    batch, samples = like.shape[0], int(like.shape[1] * length)
+    sounds = torch.randn(batch, samples, generator=generator).to(dtype)
+    if not getattr(processor, "return_attention_mask", False):
+        return {"input_values": sounds}
+    mask = torch.ones(batch, samples, dtype=torch.long)
+    mask[0, samples // 2 :] = 0
+    return {"input_values": sounds * mask, "attention_mask": mask}
+
+
 def _shape_of_images(processor: Any, expected: Tensor) -> torch.Size:
     """The size of the processor's images, which may differ from the config's: DINOv2 was pre-trained with larger ones."""
     reader = getattr(processor, "image_processor", processor)
@@ -174,11 +193,11 @@ def _shape_of_images(processor: Any, expected: Tensor) -> torch.Size:
     return torch.Size([batch, *reader(images=image, return_tensors="pt")["pixel_values"].shape[1:]])
 
 
-def axes_of(name: str, has_towers: bool) -> dict[int, str]:
-    """The axes of an input that may have any size, and their names."""
+def axes_of(name: str, dims: int, has_towers: bool) -> dict[int, str]:
+    """The axes of an input with so many that may have any size, and their names."""
     if name == "pixel_values":
         return {0: "images" if has_towers else "batch"}
-    if name == "input_values":
+    if name == "input_values" and dims == 3:
         return {0: "batch"}  # spectrograms have as many frames as there are positions
     return {0: "texts" if has_towers else "batch", 1: "length"}
 
@@ -209,7 +228,7 @@ def _name_axes(graph: Any, exportable: Exportable) -> None:
     """Names the axes of free size, which the exporter calls s0, s1, ..."""
     names = {}
     for value in graph.inputs:
-        for axis, name in axes_of(value.name, exportable.has_towers).items():
+        for axis, name in axes_of(value.name, len(value.shape), exportable.has_towers).items():
             names[str(value.shape[axis])] = name
     symbol = re.compile("|".join(rf"\b{name}\b" for name in names))
     inner = (output for node in graph.all_nodes() for output in node.outputs)

@@ -40,13 +40,16 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
         (
             classes,
             "test_model_get_set_embeddings",
-            "images and spectrograms are embedded by a projection of patches, not by an nn.Embedding",
+            "images and sounds are embedded by projections or convolutions, not by an nn.Embedding",
         )
         for classes in (
             "HydraViT*",
             "HydraDeiT*",
             "HydraDinov2*",
+            "HydraBeit*",
             "HydraAST*",
+            "HydraWav2Vec2*",
+            "HydraHubert*",
             "HydraCLIPVision*",
             "HydraCLIPFor*",
             "HydraSiglipVision*",
@@ -190,6 +193,7 @@ TABLES = {
     "AutoModelForAudioClassification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
     "AutoModelForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
 }
 
 

@@ -38,6 +38,8 @@ from transformers import (
     Gemma3TextForSequenceClassification,
     GemmaConfig,
     GemmaForSequenceClassification,
+    HubertConfig,
+    HubertForSequenceClassification,
     LlamaConfig,
     LlamaForSequenceClassification,
     ModernBertConfig,
@@ -57,6 +59,8 @@ from transformers import (
     SiglipModel,
     ViTConfig,
     ViTForImageClassification,
+    Wav2Vec2Config,
+    Wav2Vec2ForSequenceClassification,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
 )
@@ -145,6 +149,13 @@ def spectrograms(batch: int = 4, seed: int = 0) -> torch.Tensor:
     return torch.randn(batch, 10, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def padded_sounds(batch: int = 4, samples: int = 40, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Sounds of different lengths, filled up with zeros."""
+    sounds = torch.randn(batch, samples, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    mask = (torch.arange(samples) < samples - 5 * (torch.arange(batch) % 4).unsqueeze(1)).long()
+    return {"input_values": sounds * mask, "attention_mask": mask}
+
+
 def padded_texts(batch: int = 4, tokens: int = 7, seed: int = 0) -> dict[str, torch.Tensor]:
     """Texts of different lengths, each ended by token 39 (CLIP's end of text) and padded."""
     input_ids = torch.randint(3, 38, (batch, tokens), generator=torch.Generator().manual_seed(seed))
@@ -200,6 +211,11 @@ class Family:
     @property
     def reads_audio(self) -> bool:
         return "input_values" in self.inputs()
+
+    def sounds(self, batch: int = 4, seed: int = 0) -> dict[str, torch.Tensor]:
+        """Spectrograms, or raw sounds of different lengths with their masks."""
+        is_raw = self.inputs()["input_values"].dim() == 2
+        return padded_sounds(batch, seed=seed) if is_raw else {"input_values": spectrograms(batch, seed)}
 
     @property
     def num_classes(self) -> int:
@@ -428,6 +444,40 @@ AST = Family(
     {"": "audio_spectrogram_transformer.layers.{}.attention.o_proj"},
     8,
 )
+WAVEFORM_SIZES = {
+    **SIZES,
+    "conv_dim": (6, 6),
+    "conv_stride": (3, 2),
+    "conv_kernel": (4, 3),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "layerdrop": 0.0,
+    "mask_time_prob": 0.0,
+    "classifier_proj_size": 12,
+    "num_labels": 5,
+}
+WAV2VEC2 = Family(
+    "wav2vec2",
+    backbone(Wav2Vec2ForSequenceClassification, Wav2Vec2Config, WAVEFORM_SIZES),
+    padded_sounds,
+    {"": "wav2vec2.encoder.layers.{}.attention.out_proj"},
+    6,
+    dropout={"hidden_dropout": 0.3, "activation_dropout": 0.3, "attention_dropout": 0.3},
+)
+# Norms before the branches, and a head that reads all layers.
+HUBERT = Family(
+    "hubert",
+    backbone(
+        HubertForSequenceClassification,
+        HubertConfig,
+        {**WAVEFORM_SIZES, "do_stable_layer_norm": True, "feat_extract_norm": "layer", "use_weighted_layer_sum": True}
+        | {"conv_bias": True, "mask_time_prob": 0.05, "apply_spec_augment": False},
+    ),
+    padded_sounds,
+    {"": "hubert.encoder.layers.{}.attention.out_proj"},
+    6,
+    dropout=WAV2VEC2.dropout,
+)
 CLIP_CLASSIFIER = Family(
     "clip-classifier",
     backbone(CLIPForImageClassification, of_vision_tower(CLIPConfig), {**SIZES, **IMAGE_SIZES}),
@@ -549,6 +599,8 @@ FAMILIES = [
     DEBERTA,
     DEBERTA_V2,
     AST,
+    WAV2VEC2,
+    HUBERT,
     CLIP_CLASSIFIER,
     SIGLIP,
     SIGLIP_CLASSIFIER,

@@ -54,7 +54,9 @@ def sample_size(model: nn.Module) -> str:
     inputs = inputs_for(model, 1, "meta")
     parts = ["{} x {} pixels".format(*inputs["pixel_values"].shape[2:])] if "pixel_values" in inputs else []
     if "input_values" in inputs:
-        parts.append("{} frames of {} mel bins".format(*inputs["input_values"].shape[1:]))
+        is_raw = inputs["input_values"].dim() == 2
+        words = "{:,} samples" if is_raw else "{} frames of {} mel bins"
+        parts.append(words.format(*inputs["input_values"].shape[1:]))
     if "input_ids" in inputs:
         parts.append(f"{inputs['input_ids'].shape[1]} tokens")
     return " and ".join(parts)

@@ -13,10 +13,11 @@ from ..hub.member_heads import copy_circuits, load_circuits
 from ..models.detection import DETECTORS
 from ..uncertainty import CalibratedClassifier, detector_by_name
 from ..uncertainty import calibrate as fit
+from ..uncertainty.abstention import check_share
 from . import flags
 from .evaluate import with_progress
 from .folders import FUSE_SETTINGS, check_is_new, load_config, load_model
-from .options import choice, device_named, option, share
+from .options import choice, device_named, option, positive, share
 
 
 ABSTAIN, SETS = "When to abstain (default: never)", "Prediction sets"
@@ -28,7 +29,11 @@ def calibrate(
     data: flags.PartOptions,
     output: option(Path, "gets the calibrated model with its code, processor and circuits", "DIR"),
     risk: option(
-        float | None, "at most this share of the answers is wrong: 0.05", "SHARE", ABSTAIN, parser=share
+        float | None,
+        "at most this share of the answers is wrong: 0.05; of a regression model, their mean absolute error",
+        "SHARE",
+        ABSTAIN,
+        parser=positive,
     ) = None,
     coverage: option(float | None, "at least this share is answered: 0.9", "SHARE", ABSTAIN, parser=share) = None,
     tpr: option(float | None, "this share of --ood-data is refused: 0.95", "SHARE", ABSTAIN, parser=share) = None,
@@ -42,7 +47,9 @@ def calibrate(
     training_data: option(
         str | None, "rows to fit a detector that needs a fit (default: half of --data)", "NAME_OR_FOLDER", ABSTAIN
     ) = None,
-    alpha: option(float, "how many sets may miss the right class", "SHARE", SETS, parser=share) = 0.1,
+    alpha: option(
+        float, "how many sets may miss the right class, or intervals the right number", "SHARE", SETS, parser=share
+    ) = 0.1,
     sets: option(choice(("lac", "aps", "raps", "none")), "the kind of sets", panel=SETS) = "lac",
     batch_size: flags.BatchSize = 32,
     device: flags.Device = None,
@@ -62,6 +69,8 @@ def calibrate(
     if training_data is not None and not detector_by_name(detector).needs_fit:
         raise ValueError(f"the detector {detector} is not fitted: leave --training-data out, or name another detector")
     config = load_config(model)
+    if risk is not None and getattr(config, "problem_type", None) != "regression":
+        check_share(risk, "--risk")
     check_is_new(output)
     device = device_named(device)
     folder = Path(model)

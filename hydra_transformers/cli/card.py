@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 from .._io.files import write_atomically
 from ..hub.member_heads import load_circuits
 from ..reports.report import UncertaintyReport
+from ..reports.task_report import TaskReport, read_report
 from ..uncertainty import CalibratedClassifier
 from .folders import (
     FUSE_SETTINGS,
@@ -40,7 +41,7 @@ class CardOptions:
 
     def arguments(
         self, folder: Path, repo: str | None, config: PreTrainedConfig
-    ) -> tuple[UncertaintyReport | None, dict[str, Any]]:
+    ) -> tuple[UncertaintyReport | TaskReport | None, dict[str, Any]]:
         """The report, if there is one, and the other arguments of `create_model_card`."""
         from ..hub.card import check_names
 
@@ -48,7 +49,7 @@ class CardOptions:
         path = self.report or folder / "evaluation" / "report.json"
         if self.report is not None and not path.exists():
             raise ValueError(f"there is no report {path}: pass the report.json of `hydra-transformers evaluate`")
-        report = UncertaintyReport.from_json(path) if path.exists() else None
+        report = read_report(path) if path.exists() else None
         arguments = {
             "dataset": self.dataset,
             "base_model": self.base_model,

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,20 +109,24 @@ def evaluate(
         if corruptions is not None:
             names = [each.strip() for each in corruptions.split(",")]
             corrupted = corrupted_sets(rows, names, severities or SEVERITIES)
-        results |= evaluate_uncertainty(
+        report = evaluate_uncertainty(
             {name: classifier},
             with_progress(rows, batch_size, f"{name}: in distribution"),
             with_progress(ood_rows, batch_size, name) or None,
             score=detector if detector.needs_fit else score,
-            corruptions=with_progress(corrupted, batch_size, name),
-        ).models
-    report = UncertaintyReport(score=score, models=results)
+            corruptions=with_progress(corrupted, batch_size, name) or None,
+        )
+        results |= report.models
+    report = replace(report, models=results)
     report.to_json(output / "report.json")
     write_atomically(output / "report.md", report.to_markdown())
     print(report)
     try:
-        report.to_html(output / "report.html", pictures=report.plot(output / "plots"))
-        written = "report.md, report.html, report.json and plots"
+        plots = {"pictures": report.plot(output / "plots")} if isinstance(report, UncertaintyReport) else {}
+        report.to_html(output / "report.html", **plots)
+        written = (
+            "report.md, report.html, report.json and plots" if plots else "report.md, report.html and report.json"
+        )
     except ImportError as error:
         print(f"no plots: {error}")
         written = "report.md and report.json"
@@ -203,7 +208,7 @@ def _print_notes(name: str, rows: PreparedData, groups: dict[str, list[tuple[str
     notes = []
     if len(rows) < 2:
         notes.append(f"{name} gives 1 row, so no figure means anything")
-    elif len(set(rows.labels)) < 2:
+    elif len(set(map(str, rows.labels))) < 2:
         notes.append(f"all {len(rows):,} rows of {name} have the same label")
     elif len(rows) < FEW_ROWS and not any("rows to evaluate on" in note for note in rows.notes):
         notes.append(f"only {len(rows)} rows to evaluate on: differences of a few points may be chance")

@@ -10,7 +10,7 @@ from ..baselines import average_members
 from ..data.processors import check_same_processors, find_processor, load_processor
 from ..hub.member_heads import copy_circuits, load_circuits
 from ..models.auto import AutoHydra
-from ..models.configuration_hydra import SHARED_PARTS
+from ..models.configuration_hydra import SHARED_PARTS, times_of_spread
 from .finetune import check_trunk
 from .folders import (
     FUSE_SETTINGS,
@@ -47,6 +47,12 @@ def fuse(
         "N",
         parser=layers_or_share,
     ) = None,
+    aggregate: option(
+        str | None,
+        "of reward models and rerankers: the members' scores become one as their mean, min, or mean-2std (the mean minus twice "
+        "their spread)",
+        "NAME",
+    ) = None,
     average_into: option(
         int | None, "average more fine-tunings into M members first, such as six into three, two into each", "M", min=2
     ) = None,
@@ -60,6 +66,10 @@ def fuse(
     names = members if folder is None else [str(path) for path in members_in(folder)]
     configs = [load_config(name) for name in names]
     check_is_new(output)
+    if aggregate is not None:
+        times_of_spread(aggregate)  # refuses unknown names
+        if getattr(configs[0], "num_labels", None) != 1:
+            raise ValueError(f"--aggregate is for models of one score, {names[0]} has several outputs: leave it out")
     if folder is not None:
         load_circuits(folder, configs)  # refuses circuits that a card could not describe
     reader = find_processor(names[0], configs[0]) if processor is None else load_processor(processor, configs[0])
@@ -71,6 +81,8 @@ def fuse(
         models = average_members(models, average_into)
     with written_whole(output) as unfinished:
         hydra = AutoHydra.from_pruned_members(models, [part for part in shared if part], trunk_layers, allow_equal)
+        if aggregate is not None:
+            hydra.config.aggregate = aggregate
         hydra.save_pretrained(unfinished)
         if reader is not None:
             reader.save_pretrained(unfinished)

@@ -48,6 +48,7 @@ layers_or_share = number(
     lambda text: int(text) if str(text).strip("+-").isdigit() else float(text),  # a default is no text
 )
 share = number(lambda value: 0 < value < 1, "not a share between 0 and 1: pass 0.05 for 5 %")
+positive = number(lambda value: value > 0, "not a positive number")
 learning_rate = number(lambda value: value > 0, "not a learning rate: pass positive numbers, or grid", word="grid")
 
 

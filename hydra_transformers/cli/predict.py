@@ -154,11 +154,19 @@ def _json(answer: dict[str, Any]) -> str:
 
 
 def _line(name: str, answer: dict[str, Any]) -> str:
-    chosen = answer["prediction_set"]
+    chosen, label, score = answer["prediction_set"], answer["label"], f"{answer['score']:.3f}"
+    if "interval" in answer:  # numbers instead of classes
+        numbers = [f"{each['score']:.4g}" for each in answer["scores"]]
+        label, score = ", ".join(numbers), ""
+        chosen = (
+            None if answer["interval"] is None else ["{:.4g} to {:.4g}".format(*each) for each in answer["interval"]]
+        )
+    if "labels" in answer:
+        label = ", ".join(answer["labels"]) or "no label"
     return _row(
         name,
-        f"I don't know ({answer['label']}?)" if answer["abstain"] else answer["label"],
-        f"{answer['score']:.3f}",
+        f"I don't know ({label}?)" if answer["abstain"] else label,
+        score,
         f"{answer['uncertainty']:.3f}",
         f"{answer['epistemic']:.3f}",
         "" if chosen is None else ", ".join(chosen) or "none of the classes",

@@ -18,6 +18,7 @@ LABEL_NAMES = ("labels", "label")
 PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "word_starts")
 # A row has one label, one text, one image or one sound; a batch has several.
 DIMS_OF_A_ROW = {"labels": 0, "label": 0, "input_ids": 1, "pixel_values": 3, "input_values": 2}
+SOUND = "input_values"
 
 
 class ChangedBatches:
@@ -96,8 +97,21 @@ def _holds_rows(data: Any) -> bool:
     if isinstance(data, (list, tuple)):
         first = data[0] if data else None
         is_dict = isinstance(first, Mapping)
+        if is_dict and _dim(first.get(SOUND)) == 1:
+            return True  # a raw sound
+        if is_dict and _are_raw_sounds(first):
+            return False
         return is_dict and any(name in first and _dim(first[name]) == dim for name, dim in DIMS_OF_A_ROW.items())
     return isinstance(data, Dataset) or any(cls.__module__.split(".")[0] == "datasets" for cls in type(data).__mro__)
+
+
+def _are_raw_sounds(batch: Mapping[str, Any]) -> bool:
+    """Whether `input_values` with two axes are a batch of raw sounds, and not one spectrogram: each has a label or a mask."""
+    if _dim(batch.get(SOUND)) != 2:
+        return False
+    labels = next((batch[name] for name in LABEL_NAMES if name in batch), None)
+    has_labels = (_dim(labels) or 0) > 0 and len(labels) == len(batch[SOUND])
+    return has_labels or _dim(batch.get("attention_mask")) == 2
 
 
 def _row_groups(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[list[Any]]:
@@ -117,7 +131,7 @@ def collate(
     rows: list[Mapping[str, Any]], padding: int = 0, classes: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
     """Rows as one batch of tensors. Shorter texts are filled up at the end with the token `padding`, which the attention mask
-    leaves out; labels that are names of `classes` become their indices."""
+    leaves out; shorter raw sounds with zeros, which their mask leaves out if they have one; labels that are names of `classes` become their indices."""
     if not isinstance(rows[0], Mapping):
         raise TypeError(
             f"a row of data is a {type(rows[0]).__name__}: each row must be a dict "
@@ -141,7 +155,7 @@ def collate(
         )
     try:
         named = [{name: row[source] for name, source in names.items()} for row in rows]
-        return default_data_collator(_padded(named, padding))
+        return default_data_collator(_padded_sounds(_padded(named, padding)))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"the rows of data cannot be stacked ({error}): pad them to one length, or pass a DataLoader that does"
@@ -164,6 +178,19 @@ def _padded(rows: list[dict[str, Any]], padding: int) -> list[dict[str, Any]]:
             tokens["labels"], fillers["labels"] = row["labels"], -100  # which no loss counts
         missing = max(lengths) - length
         padded.append(row | {name: [*map(int, value), *[fillers[name]] * missing] for name, value in tokens.items()})
+    return padded
+
+
+def _padded_sounds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of raw sounds at the length of the longest; other rows, and rows of one length, as they are."""
+    lengths = {len(row[SOUND]) for row in rows if _dim(row.get(SOUND)) == 1}
+    if len(lengths) < 2:
+        return rows
+    padded = []
+    for row in rows:
+        parts = {name: torch.as_tensor(row[name]) for name in (SOUND, "attention_mask") if name in row}
+        missing = max(lengths) - len(row[SOUND])
+        padded.append(row | {name: torch.nn.functional.pad(part, (0, missing)) for name, part in parts.items()})
     return padded
 
 

@@ -340,6 +340,11 @@ def _add_labels(found: PreparedData, source: DataSource, config: PreTrainedConfi
     elif has_lists:
         found.labels, note = labels.multi_hot(found.model_classes)
     elif config is None or num_labels == 1 or config.problem_type not in (None, "single_label_classification"):
+        if labels.are_texts and getattr(config, "problem_type", None) == "regression":
+            raise ValueError(
+                f"column {column!r} of {source.name} holds texts, such as {next(filter(None, labels.values))[:40]!r}, and the model "
+                "is made for regression: name a column of numbers as label= (--label-column)"
+            )
         if labels.are_texts:
             found._class_index(next(filter(None, labels.values)), 0)  # refuses names without a model
         found.labels, note = labels.values, "taken as they are"

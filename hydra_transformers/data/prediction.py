@@ -59,7 +59,9 @@ def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
     problem_type = problem_type_of_answers(model)
     if problem_type is None and getattr(config_of(model), "num_labels", None) == 1:
         problem_type = "regression"  # as in Transformers' loss
-    return HydraClassifierOutput(logits=ensemble_logits(member_logits, problem_type), member_logits=member_logits)
+    aggregate = getattr(config_of(model), "aggregate", None)
+    logits = ensemble_logits(member_logits, problem_type, aggregate)
+    return HydraClassifierOutput(logits=logits, member_logits=member_logits)
 
 
 def collect_member_logits(

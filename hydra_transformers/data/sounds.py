@@ -14,10 +14,11 @@ from transformers.pipelines.audio_utils import ffmpeg_read
 
 
 def prepared_sound(sound: Any, extractor: SequenceFeatureExtractor) -> dict[str, Tensor]:
-    """A sound as the model's input: for AST `{"input_values": (frames, mel bins)}`."""
+    """A sound as the model's input: for AST `{"input_values": (frames, mel bins)}`, for models of raw sounds `{"input_values":
+    (samples,)}`, and where the extractor makes one an `attention_mask` (samples,)."""
     rate = extractor.sampling_rate
-    name = extractor.model_input_names[0]
-    return {name: extractor(waveform(sound, rate), sampling_rate=rate, return_tensors="pt")[name][0]}
+    prepared = extractor(waveform(sound, rate), sampling_rate=rate, return_tensors="pt")
+    return {name: tensor[0] for name, tensor in prepared.items()}
 
 
 def waveform(sound: Any, sampling_rate: int) -> np.ndarray:

@@ -8,11 +8,13 @@ from .prediction import classifies_tokens, config_of, problem_type_of
 
 
 ONE_CLASS, SEVERAL_LABELS, REGRESSION, TOKENS = "one class", "several labels", "regression", "tokens"
+REWARDS = "rewards"  # or rerankers: regression with one output, whose config says how members are put together
 WORDS = {
     ONE_CLASS: "choosing one of several classes",
     SEVERAL_LABELS: "multi-label classification",
     REGRESSION: "regression",
     TOKENS: "the classes of tokens",
+    REWARDS: "rewards or reranking",
 }
 
 
@@ -23,6 +25,8 @@ def task_of_model(model: nn.Module) -> str:
     problem_type, config = problem_type_of(model), config_of(model)
     if problem_type is None and getattr(config, "num_labels", None) == 1:
         problem_type = "regression"  # as in Transformers' loss
+    if problem_type == "regression" and getattr(config, "aggregate", None) is not None:
+        return REWARDS
     tasks = {"multi_label_classification": SEVERAL_LABELS, "regression": REGRESSION}
     return tasks.get(problem_type, ONE_CLASS)
 

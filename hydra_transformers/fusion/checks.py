@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -127,10 +128,15 @@ def _check_hooks_and_forward(module: nn.Module, path: str, name: str) -> None:
         )
 
 
+def _kind_of(module: nn.Module | None) -> type:
+    """The class of a module; each with parametrised weights has one of its own, so of these the class before."""
+    return type(module) if module is None else type_before_parametrizations(module)
+
+
 def _check_same_part(module: nn.Module | None, expected: nn.Module, path: str, name: str, model_class: type) -> None:
     new = f"a new {model_class.__name__} of its config"
     # The model itself may be of a subclass: its forward was checked.
-    if not (isinstance(module, type(expected)) if path == "" else type(module) is type(expected)):
+    if not (isinstance(module, type(expected)) if path == "" else _kind_of(module) is _kind_of(expected)):
         found = "nothing" if module is None else f"a {type(module).__name__}"
         raise ValueError(
             f"{name} has {found} at {path}, where {new} has a {type(expected).__name__}: merge or undo what was replaced "

@@ -17,6 +17,7 @@ logger = logging.get_logger(f"transformers.{__name__}")
 TEXT_TOKENS = 128  # the length that texts are cut to, as in the paper
 IMAGE_SIZE = 224  # for models that take any size and whose config names none
 PROBE_TOKENS = 8
+FRAMES = 50  # of a sound; a second, for those who read 320 samples as a frame
 # Outputs of a model, and the outputs of its one-member Hydra that equal them, with an axis of members.
 COMPARED = {
     "logits": "member_logits",
@@ -111,7 +112,8 @@ def probe_inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """Inputs of the size a model takes: images, spectrograms, texts of at most 128 tokens, or for two towers images and texts."""
+    """Inputs of the size a model takes: images, spectrograms, sounds of 50 frames, texts of at most 128 tokens, or for two
+    towers images and texts."""
     inputs = {}
     vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
     if hasattr(vision, "image_size"):
@@ -120,7 +122,10 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
         inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, height, width, device=device)
     if hasattr(config, "num_mel_bins"):
         inputs["input_values"] = torch.zeros(batch_size, config.max_length, config.num_mel_bins, device=device)
-    if hasattr(text, "vocab_size") and (text is not config or not inputs):  # BEiT's is that of its pre-training
+    if hasattr(config, "inputs_to_logits_ratio"):
+        inputs["input_values"] = torch.zeros(batch_size, FRAMES * config.inputs_to_logits_ratio, device=device)
+    # The words of BEiT and of Wav2Vec2 are those of their pre-training.
+    if hasattr(text, "vocab_size") and (text is not config or not inputs):
         most = getattr(text, "max_position_embeddings", 0)  # models with relative positions have none, or -1
         tokens = min(TEXT_TOKENS, most) if most > 0 else TEXT_TOKENS
         inputs["input_ids"] = torch.ones(batch_size, tokens, dtype=torch.long, device=device)

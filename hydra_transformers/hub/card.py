@@ -21,9 +21,10 @@ from ..models.auto import AUTO_CLASSES
 from ..pruning import Circuit
 from ..reports.report import UncertaintyReport
 from ..reports.table import Table, escape_markdown
+from ..reports.task_report import TaskReport
 from ..uncertainty import CalibratedClassifier, TemperatureScaling
 from .card_sections import sealed, to_fill_in
-from .card_texts import BASELINE_LIMITS, PAIRS, TASKS, ZERO_SHOT, Task
+from .card_texts import BASELINE_LIMITS, PAIRS, TASKS, ZERO_SHOT, Task, of_problem
 from .member_heads import has_led_to, heads_of_backbone, kept_by, kept_heads_map, lost_by, trunk_sentence
 
 
@@ -47,7 +48,7 @@ LICENSES = """
 
 def create_model_card(
     model: PreTrainedModel | Baseline | CalibratedClassifier,
-    report: UncertaintyReport | None = None,
+    report: UncertaintyReport | TaskReport | None = None,
     *,
     repo_id: str | None = None,
     base_model: str | None = None,
@@ -109,7 +110,8 @@ def create_model_card(
             raise ValueError("dataset is missing: name the report's in-distribution data, such as dataset='cifar100'")
         fields["evaluation"] = re.sub(r"^##", "###", report.to_markdown(), flags=re.MULTILINE).strip()
         data.eval_results = _eval_results(report, dataset, report_model, task_of(model).pipeline_tag)
-        data.model_name, data.metrics = fields["model_name"], ["accuracy"]
+        first = "accuracy" if isinstance(report, UncertaintyReport) else next(iter(report.columns))
+        data.model_name, data.metrics = fields["model_name"], [first]
     template = str(BASELINE_TEMPLATE if is_baseline else TEMPLATE)
     content = str(ModelCard.from_template(data, template_path=template, to_fill_in=to_fill_in, **fields))
     content = re.sub(r"\n{3,}", "\n\n", content)  # where the template's conditions stood
@@ -161,12 +163,12 @@ def task_of(model: PreTrainedModel | Baseline) -> Task:
     auto_classes = getattr(model.config, "auto_classes", {})
     for auto_class, task in TASKS.items():
         if auto_classes.get(auto_class, "").endswith(f".{type(model).__name__}"):
-            return PAIRS if hasattr(model, "logit_bias") else task
+            return PAIRS if hasattr(model, "logit_bias") else of_problem(task, model.config)
     classifiers = sorted(each.__name__ for each in AUTO_CLASSES if hasattr(each, "from_pruned_members"))
     raise TypeError(f"model is a {type(model).__name__}: a card describes one of {', '.join(classifiers)}")
 
 
-def _eval_results(report: UncertaintyReport, dataset: str, report_model: str | None, task: str) -> list:
+def _eval_results(report: UncertaintyReport | TaskReport, dataset: str, report_model: str | None, task: str) -> list:
     if report_model is None and len(report.models) > 1:
         raise ValueError(
             f"the report has {len(report.models)} models: say with report_model= which of "
@@ -233,6 +235,7 @@ def _hydra_fields(
         "logits_name": task.logits_name,
         "logits_are": task.logits_are,
         "decomposed": task.decomposed,
+        "answer_fields": task.answer_fields,
         "decision": _listed(model.decision.settings["sentences"] if is_current else ()),
         "heads_sentence": _heads_sentence(model),
         "shared_sentence": f"{shared} (the mean over the members)" if shared else nothing,
@@ -366,7 +369,8 @@ def _cost(model: PreTrainedModel | Baseline) -> dict[str, int]:
     if "pixel_values" in inputs:
         unit, inputs = "image", {"pixel_values": inputs["pixel_values"]}
     elif "input_values" in inputs:
-        unit = f"sound of {inputs['input_values'].shape[1]} frames"
+        sound = inputs["input_values"]
+        unit = f"sound of {sound.shape[1]:,} {'samples' if sound.dim() == 2 else 'frames'}"
     else:
         unit, inputs = f"text of {inputs['input_ids'].shape[1]} tokens", {"input_ids": inputs["input_ids"]}
     return parameters | {f"Multiply-adds per {unit}": multiply_adds_of(model, **inputs)}

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from string import Template
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,8 @@ class Task:
     logits_name, logits_are: the output that holds the ensemble's answer, and what that is
     decomposed: the call of this package that computes what the snippet does
     uncertainty: code from the members' logits to `mean`, `total`, `aleatoric` and `epistemic`
+    shown: code of what is printed behind the prediction
+    answer_fields: what the pipeline's answers hold
     """
 
     pipeline_tag: str
@@ -28,9 +31,16 @@ class Task:
     inputs: str
     setup: str = ""
     prediction: str = "model.config.id2label[mean.argmax(-1).item()]"
+    shown: str = 'f"{mean.max():.0%}, epistemic {epistemic.item():.3f} nats"'
     logits_name: str = "logits"
     logits_are: str = "the log of the members' mean probability"
     decomposed: str = "decompose(outputs.member_logits)"
+    answer_fields: str = """The pipeline gives `label`, `score`, `uncertainty` (the total), `aleatoric`, `epistemic`, `scores`, and where the model is calibrated
+`abstain` and `prediction_set`.
+
+- `total`: entropy of the mean probability, in nats. High: do not rely on the answer.
+- `aleatoric`: each member by itself is unsure: the input is ambiguous.
+- `epistemic`: the members contradict each other: the input is unlike the training data."""
     uncertainty: str = """
 members = outputs.member_logits.softmax(-1)  # (batch, members, classes)
 mean = members.mean(1)
@@ -86,7 +96,7 @@ $inputs
 with torch.no_grad():
     outputs = model(**inputs)
 $uncertainty
-print($prediction, f"{mean.max():.0%}, epistemic {epistemic.item():.3f} nats")
+print($prediction, $shown)
 """)
 
 BASELINE_LOADING = """
@@ -172,5 +182,36 @@ aleatoric = torch.special.entr(yes_or_no).sum((-2, -1)).mean(1)
 epistemic = total - aleatoric
 """,
 )
+
+
+def of_problem(task: Task, config: Any) -> Task:
+    """The texts of a task as they are for the problem that the model solves, by its config."""
+    if config.problem_type != "regression":
+        return task
+    kind = "texts" if task is TEXTS else "images" if task is IMAGES else "sounds"
+    aggregate = getattr(config, "aggregate", None)
+    return replace(
+        task,
+        subject=f"Numbers for {kind} (regression), those in `config.id2label`"
+        if aggregate is None
+        else f"A score for {kind}: rewards and reranking",
+        limit="It always answers with a number, also for inputs that have none.",
+        logits_are="the mean of the members' numbers"
+        if aggregate is None
+        else f"the members' scores as {aggregate!r} of them",
+        decomposed="predict_uncertainty(model, [inputs])",
+        answer_fields="""The pipeline gives `label` and `score` (the number), `uncertainty` (the variance between members), `scores` with all
+outputs, and where the model is calibrated `interval` and `abstain`.
+
+- `spread`: the standard deviation between members. High: the input is unlike the training data.""",
+        uncertainty="""
+members = outputs.member_logits  # (batch, members, outputs)
+mean = outputs.logits
+spread = members.std(1, correction=0)
+""",
+        prediction="mean.squeeze(0).tolist()",
+        shown='"spread between members:", spread.squeeze(0).tolist()',
+    )
+
 
 TASKS = {task.model_class: task for task in (SOUNDS, IMAGES, TEXTS, ZERO_SHOT)}

@@ -147,7 +147,7 @@ class EndpointHandler(Answerer):
             image or bytes, as Endpoints pass on image/jpeg and the like). For CLIP, parameters must have
             "candidate_labels" and may have "hypothesis_template"
         returns: a dict, or for a list a list of dicts: label, score, uncertainty, aleatoric, epistemic, abstain,
-            prediction_set and scores
+            prediction_set (of a regression model also interval) and scores
         """
         inputs, parameters = self.read(data)
         answers = as_json(self.answer(inputs, parameters))

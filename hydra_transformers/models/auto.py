@@ -30,6 +30,7 @@ from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .configuration_hydra_electra import HydraElectraConfig
 from .configuration_hydra_gemma import HydraGemmaConfig
 from .configuration_hydra_gemma3_text import HydraGemma3TextConfig
+from .configuration_hydra_hubert import HydraHubertConfig
 from .configuration_hydra_llama import HydraLlamaConfig
 from .configuration_hydra_modernbert import HydraModernBertConfig
 from .configuration_hydra_mpnet import HydraMPNetConfig
@@ -38,6 +39,7 @@ from .configuration_hydra_qwen3 import HydraQwen3Config
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig, HydraSiglipVisionConfig
 from .configuration_hydra_vit import HydraViTConfig
+from .configuration_hydra_wav2vec2 import HydraWav2Vec2Config
 from .modeling_hydra_ast import HydraASTForAudioClassification, HydraASTModel
 from .modeling_hydra_beit import HydraBeitForImageClassification, HydraBeitModel
 from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertForTokenClassification, HydraBertModel
@@ -74,6 +76,7 @@ from .modeling_hydra_gemma import (
     HydraGemmaModel,
 )
 from .modeling_hydra_gemma3_text import HydraGemma3TextForSequenceClassification, HydraGemma3TextModel
+from .modeling_hydra_hubert import HydraHubertForSequenceClassification, HydraHubertModel
 from .modeling_hydra_llama import (
     HydraLlamaForSequenceClassification,
     HydraLlamaForTokenClassification,
@@ -111,6 +114,7 @@ from .modeling_hydra_siglip import (
     HydraSiglipVisionModel,
 )
 from .modeling_hydra_vit import HydraViTForImageClassification, HydraViTModel
+from .modeling_hydra_wav2vec2 import HydraWav2Vec2ForSequenceClassification, HydraWav2Vec2Model
 
 
 # Arguments of from_pretrained by which a config is found.
@@ -422,6 +426,9 @@ __all__ = [
     "HydraGemmaForSequenceClassification",
     "HydraGemmaForTokenClassification",
     "HydraGemmaModel",
+    "HydraHubertConfig",
+    "HydraHubertForSequenceClassification",
+    "HydraHubertModel",
     "HydraLlamaConfig",
     "HydraLlamaForSequenceClassification",
     "HydraLlamaForTokenClassification",
@@ -456,4 +463,7 @@ __all__ = [
     "HydraViTConfig",
     "HydraViTForImageClassification",
     "HydraViTModel",
+    "HydraWav2Vec2Config",
+    "HydraWav2Vec2ForSequenceClassification",
+    "HydraWav2Vec2Model",
 ]

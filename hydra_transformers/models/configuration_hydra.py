@@ -1,5 +1,6 @@
 """The config fields of every Hydra: kept heads and neurons, shared parts, the trunk, and how its layers are built."""
 
+import re
 from dataclasses import dataclass
 
 
@@ -45,6 +46,7 @@ class LayerSpec:
     output_dropout, mlp_dropout: behind the output projection and the MLP, None where the backbone has none
     inner_dropout: before the MLP's second map
     drop_path: how often a branch is left out in training, in all layers or layer by layer
+    layer_drop: how often a whole layer is left out in training, for all members at once
     """
 
     inner_size: int
@@ -74,6 +76,7 @@ class LayerSpec:
     mlp_dropout: float | None = None
     inner_dropout: float | None = None
     drop_path: float | tuple[float, ...] = 0.0
+    layer_drop: float = 0.0
 
 
 # The pipelines that say how sure they are: by the Auto class that they run, the class; its task is this name with dashes.
@@ -140,6 +143,10 @@ class HydraConfigMixin(ShippedPipelines):
         problem_type (`str`, *optional*):
             What `logits` mean and which loss they get; labels of another kind are refused. By default one label of several,
             or regression with a single output. A single output that is a probability is `"multi_label_classification"`.
+        aggregate (`str`, *optional*):
+            Makes a regression model with a single output a reward model or reranker, and says how its members' scores become
+            the one in `logits`: `"mean"`, `"min"`, or `"mean-2std"` for the mean minus twice (or any number of times) the
+            standard deviation between members. It may be set on a loaded model, and is saved.
         fast_inference (`bool`, *optional*, defaults to `True`):
             Whether layers may run without module calls where that gives the same result.
     """
@@ -151,6 +158,7 @@ class HydraConfigMixin(ShippedPipelines):
     shared: list[str] | tuple[str, ...] = SHARED_PARTS
     trunk_layers: int = 0
     ensemble_loss: str = "members"
+    aggregate: str | None = None
     fast_inference: bool = True
     decision: dict | None = None
 
@@ -172,6 +180,7 @@ class HydraConfigMixin(ShippedPipelines):
         check_kept_neurons(self)
         set_problem_type(self)
         check_ensemble_loss(self.ensemble_loss)
+        check_aggregate(self)
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
@@ -316,6 +325,28 @@ def default_problem_type(num_labels: int) -> str:
 def check_ensemble_loss(ensemble_loss: str) -> None:
     if ensemble_loss not in ("members", "ensemble"):
         raise ValueError(f"ensemble_loss is {ensemble_loss!r}: use 'members' (the mean of their losses) or 'ensemble'")
+
+
+def check_aggregate(config) -> None:
+    """Refuses an unknown `aggregate`, and one of a model whose logits are not one score."""
+    if config.aggregate is None:
+        return
+    times_of_spread(config.aggregate)
+    if config.problem_type != "regression" or config.num_labels != 1:
+        raise ValueError(
+            f"aggregate is {config.aggregate!r}, which is for a single score, and the model has {config.num_labels} outputs of "
+            f"problem_type {config.problem_type!r}: leave it out, or use num_labels=1 and problem_type='regression'"
+        )
+
+
+def times_of_spread(aggregate: str) -> float | None:
+    """How many times the spread is taken off the mean; None for "min"."""
+    found = re.fullmatch(r"min|mean(?:-(\d+(?:\.\d+)?)std)?", aggregate) if isinstance(aggregate, str) else None
+    if found is None:
+        raise ValueError(
+            f"aggregate is {aggregate!r}: use 'mean', 'min', or 'mean-2std' with any number in place of 2"
+        )
+    return None if aggregate == "min" else float(found[1] or 0)
 
 
 def check_model_type(config_dict: dict, config_class: type) -> None:

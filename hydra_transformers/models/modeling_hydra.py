@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import ModelOutput, logging
 
-from .configuration_hydra import LayerSpec, set_problem_type
+from .configuration_hydra import LayerSpec, check_aggregate, set_problem_type, times_of_spread
 
 
 logger = logging.get_logger(f"transformers.{__name__}")
@@ -627,7 +627,7 @@ class HydraLayer(GradientCheckpointingLayer):
     def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm):
         super().__init__()
         spec = config.layer_spec
-        self.norm_first = spec.norm_first
+        self.norm_first, self.layer_drop = spec.norm_first, spec.layer_drop
         self.drop_path = spec.drop_path[layer] if isinstance(spec.drop_path, tuple) else spec.drop_path
         layer_norm = partial(shared_or_per_member, config, "layernorm", partial(norm, config.hidden_size), layer)
         sizes = iter(config.mlp_sizes(layer))  # members are built in their order
@@ -651,6 +651,9 @@ class HydraLayer(GradientCheckpointingLayer):
         **kwargs,
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
+        if self.layer_drop and self.training and torch.rand([]) < self.layer_drop:
+            kept = hidden_states[:, :, :1] if first_token_only else hidden_states
+            return kept.expand(self.attention.num_members, *kept.shape[1:])
         heads = self.attend(
             hidden_states, attention_mask, first_token_only, position_bias, distance_embeddings, **kwargs
         )
@@ -878,7 +881,7 @@ class HydraClassifierOutput(ModelOutput):
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
     attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
     detector_score, abstain, prediction_set, interval: what a calibrated model decides, see `decision.Decided`; the
-        logits of a calibrated classifier are divided by its temperature
+        logits of a calibrated classifier have its temperature
     """
 
     loss: torch.FloatTensor | None = None
@@ -897,6 +900,14 @@ class HydraClassifierMixin:
 
     # Whether the head reads the first token's state alone, so that the last layer need not compute the others.
     reads_first_token = True
+    # Whether the head reads the embeddings and every layer, by the softmax of `layer_weights`, (members, layers + 1).
+    reads_all_layers = False
+
+    def weighted_sum(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What heads read in place of the last layer's states: one (members or 1, batch, tokens, hidden) for the embeddings and
+        for each layer -> (members, batch, tokens, hidden)"""
+        weights = self.layer_weights.softmax(dim=-1).unbind(dim=1)  # (members,) each
+        return sum(states * weight.view(-1, 1, 1, 1) for states, weight in zip(hidden_states, weights, strict=True))
 
     def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         """What the head reads: (members, batch, tokens or 1, hidden) and (members, batch, pooled) -> (members, batch,
@@ -921,13 +932,20 @@ class HydraClassifierMixin:
 
     def encode_and_classify(self, inputs: dict, labels: torch.Tensor | None, **kwargs) -> HydraClassifierOutput:
         """The forward of every classifier: the encoder, the members' heads, the loss, and the ensemble's answer."""
-        inputs = inputs | {"first_token_only": self.reads_first_token, "members_only": True, "return_dict": True}
-        outputs: HydraModelOutput = self.base_model(**inputs, **kwargs)
+        options = {"first_token_only": self.reads_first_token, "members_only": True, "return_dict": True} | kwargs
+        if self.reads_all_layers:
+            options["output_hidden_states"] = True
+        outputs: HydraModelOutput = self.base_model(**inputs, **options)
         hidden_states, pooled = outputs.member_last_hidden_state, outputs.member_pooler_output
-        features = self.select_features(
-            hidden_states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1)
-        )
+        hidden_states, pooled = hidden_states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1)
+        if self.reads_all_layers:
+            hidden_states = self.weighted_sum([states.transpose(0, 1) for states in outputs.hidden_states])
+            pooled = self.base_model.pool(hidden_states, **inputs)
+            if not kwargs.get("output_hidden_states", self.config.output_hidden_states):
+                outputs.hidden_states = None
+        features = self.select_features(hidden_states, pooled)
         member_logits, loss, decided = self.classify(features).transpose(0, 1), None, {}
+        check_aggregate(self.config)  # it may be set on a loaded model
         if labels is not None or self.config.problem_type is None:
             set_problem_type(self.config)  # before Transformers' loss does, by the labels of a batch
         if labels is not None:
@@ -937,7 +955,7 @@ class HydraClassifierMixin:
             decision = self.decide(member_logits, prepared)
             member_logits = decision.member_logits
             decided = decision.outputs()
-        logits = ensemble_logits(member_logits, self.config.problem_type)
+        logits = ensemble_logits(member_logits, self.config.problem_type, self.config.aggregate)
         if loss is None and self.training and self.num_members > 1 and self.config.ensemble_loss == "members":
             watch_for_other_loss(logits, from_trainer="num_items_in_batch" in kwargs)
         return HydraClassifierOutput(
@@ -974,14 +992,42 @@ def logit_of_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
     return yes - no
 
 
-def ensemble_logits(member_logits: torch.Tensor, problem_type: str | None) -> torch.Tensor:
+def spread(member_logits: torch.Tensor) -> torch.Tensor:
+    """The standard deviation between members, 0 for one: (batch, members, outputs) -> (batch, outputs)"""
+    return _variance(member_logits).sqrt()
+
+
+def _variance(member_logits: torch.Tensor) -> torch.Tensor:
+    return (member_logits - member_logits.mean(dim=1, keepdim=True)).square().mean(dim=1)
+
+
+def aggregated(member_logits: torch.Tensor, aggregate: str | None) -> torch.Tensor:
+    """One number of the members' numbers: (batch, members, outputs) -> (batch, outputs)
+
+    aggregate: see `configuration_hydra`; None for the mean
+    """
+    member_logits = at_least_float32(member_logits)
+    times = 0.0 if aggregate is None else times_of_spread(aggregate)
+    if times is None:
+        return member_logits.amin(dim=1)
+    mean = member_logits.mean(dim=1)
+    if times == 0:
+        return mean
+    # The root of 0 has no gradient: members that agree get none from here.
+    variance = _variance(member_logits).clamp(min=torch.finfo(mean.dtype).tiny)
+    return mean - times * variance.sqrt()
+
+
+def ensemble_logits(
+    member_logits: torch.Tensor, problem_type: str | None, aggregate: str | None = None
+) -> torch.Tensor:
     """The ensemble's answer as every consumer of logits reads it: (batch, members, classes) -> (batch, classes).
 
     Softmax over several classes, sigmoid for multi-label problems and for a single output of unknown problem type (as
-    the pipelines do), and the plain mean for regression.
+    the pipelines do), and for regression the mean, or what the config's `aggregate` says.
     """
     if problem_type == "regression":
-        return at_least_float32(member_logits).mean(dim=1)
+        return aggregated(member_logits, aggregate)
     if problem_type == "multi_label_classification" or member_logits.shape[-1] == 1:
         return logit_of_mean_probability(member_logits)
     return log_mean_probability(member_logits)
@@ -995,7 +1041,8 @@ def ensemble_loss(loss_function: Callable, labels: torch.Tensor, member_logits: 
     check_labels(labels, member_logits, config.problem_type)
     if config.ensemble_loss == "members":
         return mean_loss(loss_function, labels, member_logits.unbind(dim=1), config, **kwargs)
-    return mean_loss(loss_function, labels, [ensemble_logits(member_logits, config.problem_type)], config, **kwargs)
+    answer = ensemble_logits(member_logits, config.problem_type, getattr(config, "aggregate", None))
+    return mean_loss(loss_function, labels, [answer], config, **kwargs)
 
 
 def mean_loss(loss_function: Callable, labels: torch.Tensor, answers: Sequence[torch.Tensor], config, **kwargs):

@@ -5,6 +5,8 @@ table for all layers. With its LayerNorm the table counts as embeddings: members
 tables, others keep their own. The maps from the table to the queries and keys of a head go with that head.
 """
 
+import math
+
 import torch
 from torch import nn
 from transformers import DebertaV2ForSequenceClassification, DebertaV2ForTokenClassification, DebertaV2Model
@@ -12,7 +14,7 @@ from transformers.activations import ACT2FN
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Embeddings, DebertaV2PreTrainedModel
 
 from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
-from .modeling_hydra import GroupedLinear, embed, hydra_layers, members_mask, shared_or_per_member
+from .modeling_hydra import GroupedLinear, embed, hydra_layers, is_exporting, members_mask, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
 from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
 from .tokens import HydraTokenClassifierMixin
@@ -75,6 +77,17 @@ def numbers_of_distances(tokens: int, config: HydraDebertaV2Config, device: torc
     return (distances + reach).clamp(0, 2 * reach - 1)
 
 
+def rows_of_distances(tokens: int, config: HydraDebertaV2Config) -> slice:
+    """The rows of the table that a text with so many tokens may read; DeBERTa itself computes with all of them."""
+    reach, far = config.distances_to_each_side, tokens - 1
+    if config.position_buckets > 0:
+        near = config.position_buckets // 2
+        if far > near:
+            steps = math.log(far / near) / math.log((config.longest_distance - 1) / near) * (near - 1)
+            far = math.ceil(steps) + near + 1  # one more, as this is rounded otherwise than in torch
+    return slice(max(0, reach - far), reach + far + 1)
+
+
 class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedModel):
     """The fused encoder without a head: `HydraModelOutput`."""
 
@@ -96,8 +109,12 @@ class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedMo
             )
         hidden_states, _, layer_kwargs = super().embed_inputs(mask=attention_mask, **inputs)
         if self.config.layer_spec.position_terms:
-            distances = numbers_of_distances(hidden_states.shape[2], self.config, hidden_states.device)
-            layer_kwargs |= {"distance_embeddings": embed(self.distance_embeddings), "distances": distances}
+            tokens, embeddings = hidden_states.shape[2], embed(self.distance_embeddings)
+            distances = numbers_of_distances(tokens, self.config, hidden_states.device)
+            if not (torch.compiler.is_compiling() or is_exporting()):  # whose graphs serve texts of every length
+                rows = rows_of_distances(tokens, self.config)
+                embeddings, distances = embeddings[:, rows], distances - rows.start
+            layer_kwargs |= {"distance_embeddings": embeddings, "distances": distances}
         return hidden_states, self._mask_of_pairs(attention_mask, hidden_states), layer_kwargs
 
     def _mask_of_pairs(self, attention_mask: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.Tensor | None:

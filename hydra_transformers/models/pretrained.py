@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
-from .configuration_hydra import SHARED_PARTS, TrunkLayers, set_problem_type
+from .configuration_hydra import SHARED_PARTS, TrunkLayers, check_aggregate, set_problem_type
 from .decision import Decision, uncalibrated
 from .modeling_hydra import Grouped, HydraAttention, mask_of
 from .task_decisions import decision_of
@@ -182,6 +182,7 @@ class HydraModelMixin:
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         if model.config.problem_type is not None:
             set_problem_type(model.config)  # again: arguments of this call change the config after it was checked
+            check_aggregate(model.config)
         for module in model.modules():
             if hasattr(module, "kept_heads_mask"):
                 module.check_same_heads(module.kept_heads_mask)

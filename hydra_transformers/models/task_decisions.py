@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.utils import logging
 
+from .configuration_hydra import times_of_spread
 from .decision import Decided, Decision
 from .decision_settings import (
     ROUNDING,
@@ -19,7 +21,10 @@ from .decision_settings import (
     is_share,
 )
 from .detection import answers_of, is_number, score
-from .modeling_hydra import at_least_float32, log_mean_probability, logit_of_mean_probability
+from .modeling_hydra import aggregated, at_least_float32, log_mean_probability, logit_of_mean_probability, spread
+
+
+logger = logging.get_logger(f"transformers.{__name__}")
 
 
 class TaskDecision(Decision):
@@ -47,6 +52,22 @@ class TaskDecision(Decision):
     @property
     def reads_features(self) -> bool:
         return False
+
+    def is_current(self, model: nn.Module) -> bool:
+        return self.has_its_aggregate(model) and super().is_current(model)
+
+    def compare(self, model: nn.Module) -> bool:
+        return self.has_its_aggregate(model) and super().compare(model)
+
+    def has_its_aggregate(self, model: nn.Module) -> bool:
+        """Whether the answers are put together as they were when this was fitted."""
+        now, then = getattr(getattr(model, "config", None), "aggregate", None), self.settings.get("aggregate")
+        if now != then:
+            logger.warning_once(
+                f"config.aggregate was {then!r} when this model was calibrated and is {now!r}: its decision is left out, call "
+                "calibrate() again"
+            )
+        return now == then
 
     def above_threshold(self, detector_score: Tensor) -> Tensor:
         """Which rows not to answer, bool; none without a threshold but those that are not numbers."""
@@ -90,10 +111,26 @@ class RegressionDecision(TaskDecision):
         return Decided(member_logits, width, self.above_threshold(width), interval=interval)
 
 
-def spread(member_logits: Tensor) -> Tensor:
-    """The standard deviation between members, 0 for one: (batch, members, outputs) -> (batch, outputs)"""
-    deviations = member_logits - member_logits.mean(dim=1, keepdim=True)
-    return deviations.square().mean(dim=1).sqrt()
+class RewardDecision(TaskDecision):
+    """A score below which nothing is relevant, of a reward model or reranker.
+
+    settings, beside those of every task
+        aggregate: how the score came about when this was fitted
+    `detector_score` is the score with the opposite sign, as scores below the threshold are not answered.
+    """
+
+    fields = ("aggregate",)
+
+    @classmethod
+    def check(cls, settings: Any, num_parameters: float) -> None:
+        super().check(settings, num_parameters)
+        times_of_spread(settings["aggregate"])
+
+    def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> Decided:
+        """member_logits: (batch, members, 1)"""
+        member_logits = at_least_float32(member_logits)
+        low = -aggregated(member_logits, self.settings["aggregate"]).squeeze(-1)
+        return Decided(member_logits, low, self.above_threshold(low))
 
 
 @dataclass(frozen=True)
@@ -186,6 +223,7 @@ class TokensDecision(TaskDecision):
 DECISIONS: dict[str | None, type[Decision]] = {
     None: Decision,
     "regression": RegressionDecision,
+    "rewards": RewardDecision,
     "several labels": LabelsDecision,
     "tokens": TokensDecision,
 }

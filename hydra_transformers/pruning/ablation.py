@@ -34,13 +34,20 @@ class Tower:
     """An encoder of one member, whose heads are turned off one by one."""
 
     def __init__(
-        self, encoder: PreTrainedModel, read: Callable[[Tensor, Tensor | None], Tensor], first_token_only: bool
+        self,
+        encoder: PreTrainedModel,
+        read: Callable[[Tensor, Tensor | None], Tensor],
+        first_token_only: bool,
+        weighted_sum: Callable[[Sequence[Tensor]], Tensor] | None = None,
     ):
         """
         read: from the encoder's last states (1, batch, tokens or 1, hidden) and its pooled output to (1, batch, features)
         first_token_only: whether `read` and the pooling use only the first token of the last layer
+        weighted_sum: what is read in place of the last states, from those of the embeddings and of all layers, where a head
+            reads them all
         """
         self.encoder, self.read, self.first_token_only = encoder, read, first_token_only
+        self.weighted_sum = weighted_sum
         self.heads = [list(members[0]) for members in encoder.config.kept_heads]
         names = inspect.signature(encoder.forward).parameters
         self.input_names = [name for name in names if name not in ("first_token_only", "members_only", "kwargs")]
@@ -61,8 +68,9 @@ class Tower:
         """
         states, mask, layer_kwargs = self.encoder.embed_inputs(**inputs)
         together = self._candidates_together(states, layer_kwargs, memory)
-        layers = list(self.encoder.layers)
+        layers, before = list(self.encoder.layers), []
         for index, layer in enumerate(layers):
+            before.append(states)
             only_first = self.first_token_only and index == len(layers) - 1
             heads = layer.attend(states, mask, only_first, **layer_kwargs)
             residual = states[:, :, :1] if only_first else states
@@ -70,9 +78,9 @@ class Tower:
                 # (1, candidates, rows, tokens, width); what candidates have in common is not repeated
                 without = self._without(heads, index, part)
                 ablated = layer.project_and_feed(residual.unsqueeze(1), without).flatten(1, 2)
-                yield self._features(layers[index + 1 :], ablated, mask, layer_kwargs, len(part), inputs)
+                yield self._features(layers[index + 1 :], before, ablated, mask, layer_kwargs, len(part), inputs)
             states = layer.project_and_feed(residual, heads)
-        yield self._features([], states, mask, layer_kwargs, 1, inputs)
+        yield self._features([], before, states, mask, layer_kwargs, 1, inputs)
 
     def _without(self, heads: Tensor, layer: int, turned_off: Sequence[int]) -> Tensor:
         """Zeroes the slice of one head for each of `turned_off`: (1, rows, tokens, width) -> (1, candidates, rows, tokens,
@@ -83,14 +91,22 @@ class Tower:
             keep[:, candidate, ..., self.heads[layer].index(head), :] = 0
         return heads.unsqueeze(1) * keep.flatten(-2)
 
-    def _features(self, layers, states: Tensor, mask, layer_kwargs: dict, candidates: int, inputs) -> Tensor:
-        """(1, candidates * rows, tokens, hidden), through `layers` -> (candidates, rows, features)"""
+    def _features(self, layers, before, states: Tensor, mask, layer_kwargs: dict, candidates: int, inputs) -> Tensor:
+        """(1, candidates * rows, tokens, hidden), through `layers` -> (candidates, rows, features)
+
+        before: the states of the embeddings and of all layers before these, (1, rows, tokens, hidden) each
+        """
         mask, bias = repeated_mask(mask, candidates), layer_kwargs.get("position_bias")
         if bias is not None and bias.shape[1] > 1:  # one for each row
             layer_kwargs = layer_kwargs | {"position_bias": bias.repeat(1, candidates, 1, 1, 1)}
-        if layers:
+        if self.weighted_sum is not None:
+            found = [each.repeat(1, candidates, 1, 1) for each in before] + [states]
+            for layer in layers:
+                found.append(run_layers([layer], found[-1].contiguous(), mask, **layer_kwargs))
+            states = self.weighted_sum(found)
+        elif layers:
             states = run_layers(layers, states.contiguous(), mask, self.first_token_only, **layer_kwargs)
-        if self.encoder.last_norm is not None:
+        if self.encoder.last_norm is not None and self.weighted_sum is None:
             states = getattr(self.encoder, self.encoder.last_norm)(states)
         to_pool = {name: repeated_mask(inputs[name], candidates) for name in self.names_to_pool if name in inputs}
         return self.read(states, self.encoder.pool(states, **to_pool))[0].unflatten(0, (candidates, -1))
@@ -164,7 +180,8 @@ class ClassifierAblation(Ablation):
     """Heads of a classifier turned off one by one."""
 
     def __init__(self, model: PreTrainedModel, memory: int):
-        tower = Tower(model.base_model, model.select_features, model.reads_first_token)
+        weighted_sum = model.weighted_sum if model.reads_all_layers else None
+        tower = Tower(model.base_model, model.select_features, model.reads_first_token, weighted_sum)
         super().__init__({"": tower}, heads_of(model), model.config.num_labels, memory)
         self.classify = model.classify
 

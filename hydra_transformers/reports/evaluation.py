@@ -16,7 +16,7 @@ from ..data.batches import ChangedBatches, batches, split_labels
 from ..data.loading import load_if_named, ood_groups
 from ..data.prediction import ZeroShotClassifier, classes_of
 from ..data.tags import collect_words
-from ..data.tasks import ONE_CLASS, REGRESSION, SEVERAL_LABELS, TOKENS, WORDS, check_task
+from ..data.tasks import ONE_CLASS, REGRESSION, REWARDS, SEVERAL_LABELS, TOKENS, WORDS, check_task
 from ..models.decision import Decision
 from ..uncertainty.abstention import Abstention
 from ..uncertainty.conformal import ConformalSets, count_sets, summarize_sets
@@ -26,6 +26,7 @@ from ..uncertainty.features import AnswerReader, without_decision
 from ..uncertainty.label_decisions import LABEL_COLUMNS, label_scores, measure_labels
 from ..uncertainty.metrics import exact_mean, ood_metrics
 from ..uncertainty.regression import NUMBER_COLUMNS, measure_numbers, number_scores
+from ..uncertainty.rewards import PAIR_COLUMNS, collect_pairs
 from ..uncertainty.streaming import UncertaintyAccumulator
 from ..uncertainty.tagging import TAG_COLUMNS, measure_tags, text_scores
 from ..uncertainty.temperature import TemperatureScaling
@@ -33,7 +34,7 @@ from .curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve,
 from .gains import packed_rows
 from .report import Metrics, ModelResult, UncertaintyReport
 from .report_tables import set_title
-from .task_report import Evaluation, TaskReport
+from .task_report import Evaluation, PairEvaluation, TaskReport
 
 
 def corrupt_by_name(data: Any, names: str | Sequence[str]) -> Mapping[str, Mapping[Any, Any]]:
@@ -145,6 +146,7 @@ def evaluate_uncertainty(
 # How tasks that do not choose one class are judged.
 EVALUATIONS = {
     REGRESSION: Evaluation(REGRESSION, NUMBER_COLUMNS, measure_numbers, number_scores),
+    REWARDS: PairEvaluation(REWARDS, PAIR_COLUMNS, None, None, collect_pairs),
     SEVERAL_LABELS: Evaluation(SEVERAL_LABELS, LABEL_COLUMNS, measure_labels, label_scores),
     TOKENS: Evaluation(TOKENS, TAG_COLUMNS, measure_tags, text_scores, collect_words, needs_classes=True),
 }

@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,26 @@ from transformers import PreTrainedModel
 from ..data.batches import batches, split_labels
 from ..data.fingerprints import fingerprints_of_rows
 from ..data.loading import ood_groups
-from ..data.prediction import check_chooses_one_class, classes_of, classifies_tokens, device_of, predict
-from ..data.tags import which_are_words
+from ..data.prediction import classes_of, device_of, predict
+from ..data.tasks import ONE_CLASS, check_task, task_of_model
+from ..fusion import trunk_depth
 from ..fusion.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
+from ..fusion.building import build
+from ..fusion.reading import read_members
 from ..models.auto import AutoHydra, hydra_class, load_trained
 from ..models.configuration_hydra import SHARED_PARTS
 from ..uncertainty.metrics import exact_mean, expected_calibration_error, ood_metrics
 from ..uncertainty.paired import Change, accuracy_change, auroc_change, mean_change
 from ..uncertainty.streaming import UncertaintyAccumulator
-from .evaluation import place_of
-from .fusion_verdict import decide
+from .evaluation import EVALUATIONS, evaluate_uncertainty, place_of
+from .fusion_verdict import decide, safe_trunk
 from .report_tables import COLUMNS, group_title, set_title
 from .table import NO_VALUE, Part, Table, Title, to_html, to_markdown
+from .task_report import TaskReport
 
 
 STEPS = (0.25, 0.5, 0.75)  # of the way to the mean, between its ends
+TRUNKS = (0.25, 0.5, 0.75)  # of the layers
 METRICS = ("accuracy", "nll", "ece")
 DIVERSITY = {
     "not fused": "everything (not fused)",
@@ -67,6 +72,7 @@ class Fused:
 
     Attributes:
         shared: the parts that are shared, as `from_pruned_members` takes them.
+        trunk_layers: how many first layers are merged whole, attention too.
         ensemble, members: the results of the ensemble and of each member inside.
         nll, accuracy: the ensemble's changes.
         member_accuracies: each member's change.
@@ -82,6 +88,7 @@ class Fused:
     member_accuracies: list[Change]
     auroc: dict[str, Change]
     auroc_by_set: dict[str, dict[str, Change]]
+    trunk_layers: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,9 @@ class FusionReport:
         verdict: "fuse", "fuse without embeddings" (or layernorm, or mlp), "do not fuse" or "cannot tell".
         sentence: the verdict with its reasons.
         shared: what to pass as `shared` to `from_pruned_members`; empty for "do not fuse" and "cannot tell".
+        trunk_layers: what to pass as `trunk_layers`: the most of the tried numbers of first layers that can be merged whole
+            without a loss; 0 where none can, or the verdict is not "fuse".
+        trunk_sentence: the same in a sentence; empty where no layers were tried, or the verdict is not "fuse".
         num_rows, num_ood_rows: rows of `data`, and of each OOD set by group.
         guessing: accuracy of the most frequent class, and NLL of the class frequencies.
         beats_guessing: for each member alone, whether it is surely better than that, in accuracy or in NLL.
@@ -109,6 +119,9 @@ class FusionReport:
         fused: all three parts shared.
         soup: one model with the mean of all weights; None where members keep different heads.
         parts: the other choices of what to share: each part alone, and all but each.
+        trunks: everything shared, and a quarter, a half and three quarters of the layers merged whole; none where members
+            keep different heads there.
+        num_layers: of the model.
         path: from the members (t = 0) to all shared parts at their mean (t = 1).
         rise: how far the members' mean NLL rises on that path above its start. The mean lies midway between the members, so
             this is the barrier between them in the sense of mode connectivity.
@@ -130,6 +143,8 @@ class FusionReport:
     fused: Fused
     soup: ClassifierMetrics | None
     parts: list[Fused]
+    trunks: list[Fused]
+    num_layers: int
     path: list[Step]
     rise: float
     barrier: float
@@ -139,9 +154,14 @@ class FusionReport:
     verdict: str = field(init=False)
     sentence: str = field(init=False)
     shared: tuple[str, ...] = field(init=False)
+    trunk_layers: int = field(init=False)
+    trunk_sentence: str = field(init=False)
 
     def __post_init__(self):
-        for name, value in zip(("verdict", "sentence", "shared"), decide(self), strict=True):
+        found = (*(verdict := decide(self)), *safe_trunk(self, verdict[0]))
+        for name, value in zip(
+            ("verdict", "sentence", "shared", "trunk_layers", "trunk_sentence"), found, strict=True
+        ):
             object.__setattr__(self, name, value)
 
     @property
@@ -149,7 +169,7 @@ class FusionReport:
         return len(self.alone)
 
     def __str__(self) -> str:
-        return self.sentence
+        return " ".join(filter(None, [self.sentence, self.trunk_sentence]))
 
     def to_markdown(self) -> str:
         """The sentence and all tables."""
@@ -180,6 +200,10 @@ class FusionReport:
         ensembles += [["fused", *_cells(self.fused.ensemble), _change(self.fused.nll)]]
         if self.soup is not None:
             ensembles += [["soup (one model, all weights averaged)", *_cells(self.soup), NO_VALUE]]
+        ensembles += [
+            [f"fused, {p.trunk_layers} of {self.num_layers} layers merged", *_cells(p.ensemble), _change(p.nll)]
+            for p in self.trunks
+        ]
         ensembles += [[f"shared: {', '.join(p.shared)}", *_cells(p.ensemble), _change(p.nll)] for p in self.parts]
         detection = [
             [
@@ -208,6 +232,7 @@ class FusionReport:
         return [
             Title(f"Fusing {self.num_members} members: {self.verdict}", 1),
             self.sentence,
+            *([self.trunk_sentence] if self.trunk_sentence else []),
             Title("Each member, alone → inside the fused model"),
             Table(["Member", *titles], inside),
             Title("The ensemble"),
@@ -246,22 +271,25 @@ def fusion_report(
     *,
     pretrained: PreTrainedModel | None = None,
     batch_size: int = 32,
-) -> FusionReport:
+) -> FusionReport | TaskReport:
     """Measures, before members are fused, what sharing the mean of their weights does to them.
+
+    This is written for models that choose one class. For other tasks it is a `TaskReport` that compares each member alone, the
+    members not fused, and fused with all parts shared and with each part left out; its verdict is yours.
 
     Args:
         members: two or more classifiers of one architecture, as `from_pruned_members` takes them: supported models of
             Transformers or Hydras, pruned or not (left unchanged); or folders or Hub names to load them from. No
             processor is needed there.
         data: labelled data that no member was trained on: a DataLoader, a list of dict batches, or a Dataset or list of
-            dict rows. It is read up to 13 times (`ood_data` 9 times), and must give the same rows in the same order each time.
+            dict rows. It is read up to 16 times (`ood_data` 12 times), and must give the same rows in the same order each time.
         ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set; labels are not read.
         pretrained: the model that members were fine-tuned from, with or without a head: adds the cosines between the
             members' changes since then.
         batch_size: rows per batch, where data comes in rows.
 
     Memory: beside the members, a Hydra with all of them, on the device of the first, and a copy of the weights that are
-    shared at the moment.
+    shared at the moment, or a second Hydra that shares them.
 
     The verdict. Fused and not fused, the members answer the same rows, so every change is a mean over rows with a 95 %
     interval. A change is sure where all of its interval lies beyond what is tolerated:
@@ -276,11 +304,18 @@ def fusion_report(
     4. None of these losses is sure, and the NLL has surely not risen by more than is tolerated: "fuse".
     5. Anything else: "cannot tell", and about how many rows would tell.
 
+    Where the verdict is "fuse", a quarter, a half and three quarters of the layers are merged whole as well, and
+    `trunk_layers` is the most of these that pass step 4, too.
+
     The sentence also mentions a higher ECE, which a temperature repairs, and single OOD sets that are detected worse; they
     do not change the verdict. The intervals are for other rows like these; other training seeds, and data of another kind,
     may behave differently.
     """
     hydra = _checked_members(members)
+    if task_of_model(hydra) != ONE_CLASS:
+        if pretrained is not None:
+            raise ValueError("pretrained is for models that choose one class: leave it out")
+        return _compare_choices(hydra, data, ood_data, batch_size)
     known = _DataSet("data", data, True, batch_size)
     foreign = {
         group: {name: _DataSet(place_of(group, name), each, False, batch_size) for name, each in sets.items()}
@@ -307,6 +342,11 @@ def fusion_report(
     between = [step(t) for t in STEPS]
     parts = [share(part) for part in SHARED_PARTS]
     parts += [share(*(part for part in SHARED_PARTS if part != left_out)) for left_out in SHARED_PARTS]
+    trunks = []
+    for depth in _trunk_depths(hydra):
+        merged = build(type(hydra), read_members(type(hydra), hydra, "members"), SHARED_PARTS, {"": depth})
+        found = _compared(SHARED_PARTS, apart, _run(merged, known, foreign))
+        trunks.append(replace(found, trunk_layers=depth))
     not_fused, alone = apart.metrics(), apart.members()
     diversity = {"not fused": not_fused.diversity(), "attention": fused.ensemble.diversity()}
     soup = None
@@ -327,6 +367,8 @@ def fusion_report(
         fused=fused,
         soup=soup,
         parts=parts,
+        trunks=trunks,
+        num_layers=hydra.config.num_hidden_layers,
         path=path,
         rise=max(each.nll for each in path) - path[0].nll,
         barrier=max(each.nll - ((1 - each.t) * path[0].nll + each.t * path[-1].nll) for each in path),
@@ -334,6 +376,26 @@ def fusion_report(
         weight_cosines=cosines,
         difference_cosines=learned,
     )
+
+
+def _compare_choices(hydra: PreTrainedModel, data: Any, ood_data: Any, batch_size: int) -> TaskReport:
+    """Each choice of what to share, one after the other: one Hydra is in memory at a time."""
+    members = [hydra.member(index) for index in range(hydra.num_members)]
+    choices = {"all": SHARED_PARTS}
+    choices |= {f"all but {part}": tuple(each for each in SHARED_PARTS if each != part) for part in SHARED_PARTS}
+    report = evaluate_uncertainty(
+        {f"member {index}": member for index, member in enumerate(members)} | {"not fused": hydra},
+        data,
+        ood_data,
+        batch_size=batch_size,
+    )
+    results = dict(report.models)
+    for name, shared in choices.items():
+        fused = type(hydra).from_pruned_members(members, shared, allow_equal=True).eval()
+        fused.config.aggregate = hydra.config.aggregate
+        found = evaluate_uncertainty({f"fused, shared: {name}": fused}, data, ood_data, batch_size=batch_size)
+        results |= found.models
+    return replace(report, models=results)
 
 
 def _checked_members(members: Sequence[PreTrainedModel | str | os.PathLike]) -> PreTrainedModel:
@@ -348,14 +410,19 @@ def _checked_members(members: Sequence[PreTrainedModel | str | os.PathLike]) -> 
                 f"{name} is a {type(member).__name__}, which has no classifier: pass models with a classification head; "
                 "compare models of two towers with evaluate_uncertainty, fused and not"
             )
-        if not classifies_tokens(member):
-            check_chooses_one_class(member, name)
     hydra = AutoHydra.from_pruned_members(members, shared=(), allow_equal=True)
     if hydra.num_members < 2:
         raise ValueError("members has one member: pass two or more, there is nothing to fuse")
-    if not classifies_tokens(hydra):
-        check_chooses_one_class(hydra, "members")  # a Hydra has a problem type where a backbone leaves it open
+    check_task(hydra, "members", (ONE_CLASS, *EVALUATIONS))
+    hydra.config.aggregate = getattr(members[0].config, "aggregate", None)
     return hydra
+
+
+def _trunk_depths(hydra: PreTrainedModel) -> list[int]:
+    """How many first layers to merge whole: shares of all, as far as members keep the same heads."""
+    kept, layers = hydra.config.kept_heads, hydra.config.num_hidden_layers
+    same = next((at for at, heads in enumerate(kept) if any(each != heads[0] for each in heads)), layers)
+    return sorted({depth for share in TRUNKS if 0 < (depth := trunk_depth(share, layers)) <= same})
 
 
 class _DataSet:
@@ -378,16 +445,12 @@ class _DataSet:
         for batch in batches(self.data, self.batch_size, classes=classes_of(model) if self.labelled else None):
             inputs, labels = split_labels(batch)
             digests += fingerprints_of_rows(inputs)
-            labels = labels.cpu() if self.labelled and labels is not None else None
-            if labels is None and self.labelled:
+            labels = labels if self.labelled else None
+            if labels is not None:
+                all_labels.append(labels.cpu())
+            elif self.labelled:
                 raise ValueError(f"{self.name} has no labels: add a column labels (or label) with class indices")
             member_logits = predict(model, {name: tensor.to(device) for name, tensor in inputs.items()}).cpu()
-            if classifies_tokens(model):  # words are its rows
-                are_words = which_are_words(member_logits, labels, inputs)
-                member_logits = member_logits.transpose(1, 2)[are_words]
-                labels = None if labels is None else labels[are_words]
-            if labels is not None:
-                all_labels.append(labels)
             answers = [member_logits, *member_logits.split(1, dim=1)]
             accumulators = accumulators or [UncertaintyAccumulator() for _ in answers]
             for accumulator, answer in zip(accumulators, answers, strict=True):

@@ -16,13 +16,16 @@ from ..data.loading import ood_groups
 from ..data.prediction import classes_of
 from ..uncertainty.features import without_decision
 from ..uncertainty.metrics import ood_metrics
+from ..uncertainty.rewards import aggregate_of, preference_metrics
 from ..uncertainty.task_calibration import collect_rows
 from .gains import map_leaves
+from .report import UncertaintyReport
 from .table import NO_VALUE, Cell, Part, Table, Title, html_page, to_html, to_markdown, to_text
 
 
 if TYPE_CHECKING:
     import pandas
+    from huggingface_hub import EvalResult
 
 Metrics = dict[str, float]
 
@@ -41,8 +44,8 @@ class Evaluation:
 
     task: str
     columns: Mapping[str, tuple[str, str]]
-    measure: Callable[..., Metrics]
-    scores: Callable[[Any], Tensor]
+    measure: Callable[..., Metrics] | None
+    scores: Callable[[Any], Tensor] | None
     collect: Callable[[nn.Module, Any, int], tuple[Any, Any]] = collect_rows
     needs_classes: bool = False
 
@@ -62,6 +65,20 @@ class Evaluation:
                 title = name if group == "OOD" else f"{name} ({group})"
                 ood[title] = found | {"auroc": ood_metrics(scores, self.scores(foreign))["auroc"]}
         return TaskResult(len(answers), answers[:1].shape[1], known, ood)
+
+
+class PairEvaluation(Evaluation):
+    """How reward models are judged: by pairs, of which one was preferred."""
+
+    def result(self, model: nn.Module, data: Any, ood_data: Any, batch_size: int) -> "TaskResult":
+        if ood_data is not None:
+            raise ValueError("ood_data has no preferences that a reward model could be judged by: leave it out")
+        model, decision = without_decision(model)
+        answers, _ = self.collect(model, data, batch_size)
+        found = preference_metrics(*answers.unbind(dim=-1), aggregate_of(model))
+        if decision is not None:
+            found["answered"] = float((~decision(answers[..., :1]).abstain).double().mean())
+        return TaskResult(len(answers), answers.shape[1], found)
 
 
 @dataclass(frozen=True)
@@ -151,6 +168,30 @@ class TaskReport:
             write_atomically(path, text)
         return text
 
+    def to_eval_results(
+        self,
+        dataset_name: str,
+        dataset_type: str | None = None,
+        model: str | None = None,
+        task_type: str | None = None,
+    ) -> "list[EvalResult]":
+        """One model's results as metadata of its card, as `UncertaintyReport.to_eval_results` gives them."""
+        from huggingface_hub import EvalResult
+
+        result = self.models[model or next(iter(self.models))]
+        return [
+            EvalResult(
+                task_type=task_type or self.task,
+                dataset_type=dataset_type or dataset_name.lower().replace(" ", "-"),
+                dataset_name=dataset_name,
+                metric_type=metric,
+                metric_name=title,
+                metric_value=round(result.metrics[metric], 6),
+            )
+            for metric, (title, _) in self.columns.items()
+            if metric in result.metrics
+        ]
+
     @classmethod
     def from_json(cls, path: str | os.PathLike) -> "TaskReport":
         """Reads a report that `to_json(path)` wrote."""
@@ -162,6 +203,15 @@ class TaskReport:
             return cls(content["task"], models, columns)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is no report of a task: pass a file that to_json wrote") from error
+
+
+def read_report(path: str | os.PathLike) -> UncertaintyReport | TaskReport:
+    """The report in a file that `to_json` wrote, of whichever task."""
+    try:
+        is_task = "columns" in parse_json(Path(path).read_bytes())
+    except ValueError:
+        is_task = False  # the other says what is wrong
+    return (TaskReport if is_task else UncertaintyReport).from_json(path)
 
 
 def _best(values: list[float | None], side: str) -> float | None:

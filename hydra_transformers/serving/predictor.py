@@ -36,8 +36,6 @@ NAMED = {"image": "an image", "zero-shot": "an image", "audio": "a sound", "text
 
 def kind_of(config: PreTrainedConfig, name: str) -> str:
     """The inputs of a model: "image", "text", "audio", or "zero-shot" for images with classes that are named for it."""
-    if getattr(config, "problem_type", None) == "regression":
-        raise ValueError(f"{name} is made for regression, and answers choose among classes: pass a classifier")
     kind = KINDS_OF_COLUMNS.get(auto_class_of(config))
     if kind is None:
         raise ValueError(f"{name} is a {config.model_type}: pass a classifier of images, texts or sounds")
@@ -125,7 +123,8 @@ class HydraPredictor(Answerer):
         if len(named) > (2 if kind == "text" else 1):
             raise ValueError(f"columns is {named}: name one column, or two of pairs of texts")
         self.input_columns, self.batch_size, self.strict = named, batch_size, strict
-        self.columns = columns_of(self.kind) | ({} if strict else {"error": "string"})
+        self.columns = columns_of(self.kind, getattr(self.config, "problem_type", None))
+        self.columns |= {} if strict else {"error": "string"}
         self._of_classes: dict[tuple[str, ...], ZeroShotClassifier] = {}
         # Two threads cannot use one tokenizer at once, and a pass already takes all cores.
         self._one_at_a_time = threading.Lock()

@@ -40,7 +40,9 @@ REQUEST = {
     },
     "example": {"inputs": "a text, or an image in base64", "parameters": {"top_k": 3}},
 }
-FIELDS = "label, score, uncertainty and its parts, abstain and why, prediction_set, scores; for a list a list"
+FIELDS = (
+    "label, score, uncertainty and its parts, abstain and why, prediction_set or interval, scores; for a list a list"
+)
 RESPONSES = {
     200: {"description": FIELDS},
     422: {"description": "The request cannot be answered: `error` has one sentence, as for every status above 399"},

@@ -111,7 +111,7 @@ def finetune_members(
         if task_of_model(members[0]) == ONE_CLASS:
             compute_metrics = compute_accuracy
         else:
-            recipe = replace(recipe, metric="loss")  # which every task has
+            recipe = replace(recipe, metric="loss", label_smoothing=0.0)  # both are about one class of several
     rates = _learning_rates(recipe, learning_rates)
     # Without this, Transformers' verbosity would decide whether there is a bar.
     training_arguments = {"disable_tqdm": not progress} | training_arguments

@@ -345,7 +345,7 @@ def default_recipe(
     return replace(
         named,
         name=f"default {named.name}",
-        train_transforms=() if hasattr(config, "num_mel_bins") else named.train_transforms,
+        train_transforms=() if "Audio" in trained_auto_class(config, is_pretrained) else named.train_transforms,
         epochs=epochs,
         early_stopping_patience=patience if patience < epochs else None,
         keep_best=True,
@@ -354,12 +354,17 @@ def default_recipe(
 
 def base_recipe(config: PreTrainedConfig, is_pretrained: bool) -> str:
     """The name of the recipe that the default one starts from."""
-    is_given_a_classifier = is_pretrained and config.model_type in CLASSIFIERS
-    auto_class = AUTO_CLASSES[CLASSIFIERS[config.model_type]] if is_given_a_classifier else auto_class_of(config)
+    auto_class = trained_auto_class(config, is_pretrained)
     if "ZeroShot" in auto_class:
         raise ValueError(f"a {config.model_type} has no classifier to train, and no default recipe: pass a recipe")
     reads = "texts" if any(kind in auto_class for kind in ("Sequence", "Token")) else "images"
     return f"{'finetune' if is_pretrained else 'tune'}-{reads}"
+
+
+def trained_auto_class(config: PreTrainedConfig, is_pretrained: bool) -> str:
+    """The name of the Auto class that is trained: a pre-trained model is given a classifier."""
+    is_given_a_classifier = is_pretrained and config.model_type in CLASSIFIERS
+    return AUTO_CLASSES[CLASSIFIERS[config.model_type]] if is_given_a_classifier else auto_class_of(config)
 
 
 def recipe_for(

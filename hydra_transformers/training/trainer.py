@@ -58,7 +58,8 @@ class FiniteTrainer(Trainer):
     ) -> Any:
         if isinstance(self.compute_loss_func, TeacherLoss) and model.training:
             shown = {name: value for name, value in inputs.items() if name != "labels"}
-            self.compute_loss_func.target = self.compute_loss_func.teacher.probabilities(shown)
+            with self.accelerator.autocast():  # as the model's own forward
+                self.compute_loss_func.target = self.compute_loss_func.teacher.probabilities(shown)
         is_mean = self.compute_loss_func is None and self._gives_means and self.args.n_gpu <= 1
         if num_items_in_batch is None or not is_mean or "labels" not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)

@@ -16,6 +16,7 @@ from .metrics import classification_metrics, diversity_metrics, ood_metrics
 from .multi_label import LabelSets, multi_label_metrics
 from .raw_inputs import predict_decisions
 from .regression import NumberPrediction, regression_metrics
+from .rewards import best_of_n, preference_metrics
 from .streaming import StreamingComputeMetrics, UncertaintyAccumulator, compute_metrics
 from .task_calibration import TaskCalibration
 from .temperature import TemperatureScaling
@@ -36,6 +37,7 @@ __all__ = [
     "TaskCalibration",
     "TemperatureScaling",
     "UncertaintyAccumulator",
+    "best_of_n",
     "calibrate",
     "classification_metrics",
     "collect_answers",
@@ -48,6 +50,7 @@ __all__ = [
     "ood_score",
     "predict_decisions",
     "predict_uncertainty",
+    "preference_metrics",
     "regression_metrics",
 ]
 

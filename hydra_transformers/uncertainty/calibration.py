@@ -13,7 +13,7 @@ from ..data.batches import check_is_data
 from ..data.loading import load_if_named
 from ..data.prediction import classes_of, config_of, device_of, zero_shot_in
 from ..data.tags import collect_words
-from ..data.tasks import ONE_CLASS, REGRESSION, SEVERAL_LABELS, TOKENS, WORDS, check_task
+from ..data.tasks import ONE_CLASS, REGRESSION, REWARDS, SEVERAL_LABELS, TOKENS, WORDS, check_task
 from ..models.decision import Decision, digest_of, dtype_of, uncalibrated
 from ..models.task_decisions import decision_of
 from .abstention import Abstention, check_share, check_target
@@ -24,6 +24,7 @@ from .detectors import Detector, detector_by_name
 from .features import AnswerReader, collect_answers
 from .label_decisions import check_label_target, fit_labels
 from .regression import check_number_target, fit_intervals
+from .rewards import fit_relevance
 from .tagging import fit_entities
 from .task_calibration import HeldOutRows, Rows, TaskCalibration, TaskFit
 from .temperature import TemperatureScaling, fit_temperature
@@ -38,7 +39,7 @@ class Calibration:
     """The result of `calibrate`.
 
     model: the calibrated model: the Hydra itself, or a `CalibratedClassifier` around another model
-    temperature: the divisor of the logits
+    temperature: of the ensemble's answer
     detector: the score that it abstains by
     abstention: the threshold, with its effect and promise; None without a target
     sets: the conformal prediction sets; None without alpha
@@ -55,7 +56,7 @@ class Calibration:
     @property
     def sentences(self) -> list[str]:
         found = [
-            f"Logits are divided by {self.temperature:.3g}; the detector is {self.detector.description}.",
+            f"The ensemble's answer has the temperature {self.temperature:.3g}; the detector is {self.detector.description}.",
             f"Of {sum(self.rows)} rows, a random half ({self.rows[0]}) fitted these, and the other half ({self.rows[1]}) what "
             "follows: promises need rows that nothing else was fitted on.",
         ]
@@ -134,7 +135,7 @@ def calibrate(
         elif chosen.needs_fit:
             chosen.fit_answers(scaling(logits[first]), _rows(features, first), labels[first])
         [value] = scaling.temperature
-        decision = _unfinished_decision(chosen, value, inner)
+        decision = _unfinished_decision(chosen, scaling, inner)
         ood_scores = None if ood_data is None else _scores(decision, inner, ood_data, batch_size)
     scaled, abstention, conformal = scaling(logits[second]), None, None
     if target is not None:
@@ -166,6 +167,7 @@ def calibrate(
 # Tasks that do not choose one class.
 FITS: dict[str, TaskFit] = {
     REGRESSION: TaskFit(fit_intervals, check_number_target),
+    REWARDS: TaskFit(fit_relevance),
     SEVERAL_LABELS: TaskFit(fit_labels, check_label_target),
     TOKENS: TaskFit(fit_entities, collect=collect_words),
 }
@@ -192,7 +194,8 @@ def _calibrate_task(
         answers, labels = fit.collect(model, data, batch_size)
         first, second = (Rows(answers[half], labels[half]) for half in _halves(labels, seed))
         ood = None if ood_data is None else fit.collect(model, ood_data, batch_size)[0]
-    held_out = HeldOutRows(task, first, second, ood, target, confidence, alpha, classes_of(model))
+    about = {"classes": classes_of(model), "aggregate": getattr(config_of(model), "aggregate", None)}
+    held_out = HeldOutRows(task, first, second, ood, target, confidence, alpha, **about)
     fitted = fit.fit(held_out)
     decision = decision_of(held_out.complete(fitted.settings), num_parameters(model))
     remember_weights(decision, model)
@@ -280,11 +283,12 @@ def check_promises(
             check_is_data(data, name)
 
 
-def _unfinished_decision(detector: Detector, temperature: float, model: nn.Module) -> Decision:
+def _unfinished_decision(detector: Detector, scaling: TemperatureScaling, model: nn.Module) -> Decision:
     """A decision with the temperature and the fitted detector, still without a threshold and sets."""
     state = detector.state or {}
     settings = {
-        "temperature": temperature,
+        "temperature": scaling.temperature[0],
+        "pooled": scaling.pooled,
         "detector": {"name": detector.name, "by": detector.by, "settings": detector.score_settings},
         **dict.fromkeys(("threshold", "sets", "alpha", "dtype")),
         "state": {name: list(tensor.shape) for name, tensor in state.items()},

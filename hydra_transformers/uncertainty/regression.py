@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ..data.batches import batches
 from ..data.prediction import device_of, predict
 from ..models.decision import Decided
-from ..models.task_decisions import RegressionDecision, spread
+from ..models.modeling_hydra import spread
+from ..models.task_decisions import RegressionDecision
 from .abstention import Abstention, check_target, exact
 from .inputs import as_tensor, widened
 from .task_calibration import Fitted, HeldOutRows

@@ -27,6 +27,7 @@ class HeldOutRows:
     ood: answers to rows from elsewhere, or None
     target, confidence, alpha: as given to `calibrate`, and checked there
     classes: the names of the model's classes or labels, or None
+    aggregate: of the model's config
     """
 
     task: str
@@ -37,6 +38,7 @@ class HeldOutRows:
     confidence: float | None
     alpha: float | None
     classes: list[str] | None = None
+    aggregate: str | None = None
 
     def complete(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a decision, with empty places for what is the same for all tasks."""

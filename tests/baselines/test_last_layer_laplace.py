@@ -10,13 +10,13 @@ from transformers import DeiTForImageClassificationWithTeacher
 from hydra_transformers.baselines import Baseline, LastLayerLaplace
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import predict
-from tests.families import BERT, DECODERS, DEIT, FAMILIES, VIT, images, padded_texts, spectrograms
+from tests.families import BERT, DECODERS, DEIT, FAMILIES, VIT, images, padded_texts
 
 
 def rows(family, batches: int = 4) -> list[dict[str, torch.Tensor]]:
     def make(seed: int) -> dict[str, torch.Tensor]:
         if family.reads_audio:
-            return {"input_values": spectrograms(seed=seed)}
+            return family.sounds(seed=seed)
         return {"pixel_values": images(seed=seed)} if family.reads_images else padded_texts(seed=seed)
 
     return [{**make(seed), "labels": torch.zeros(4, dtype=torch.long)} for seed in range(batches)]

@@ -22,7 +22,7 @@ FLAGS = {
     "--trainings --teacher --seed --batch-size --output",
     "prune": f"{PART} --method --members --budget --heads-per-layer --objectives --out-of --trunk-layers --mode --ood-data "
     "--ood-split --score --seed --allow-equal --batch-size --device --output",
-    "fuse": "--shared --trunk-layers --average-into --allow-equal --processor --output",
+    "fuse": "--shared --trunk-layers --aggregate --average-into --allow-equal --processor --output",
     "calibrate": f"{PART} --risk --coverage --tpr --confidence --ood-data --detector --training-data --alpha --sets --batch-size "
     "--device --output",
     "evaluate": f"{PART} --compare --near --far --score --fit-data --fit-split --corruptions --severities --batch-size --device "
@@ -113,7 +113,7 @@ WRONG_CALLS = [
     ("build x NEEDED --target cheap", "cheap is not a target: pass balance, quality, cost=1.3"),
     ("build x NEEDED --time-limit 0", "0 is not a time: pass more than 0 minutes"),
     ("evaluate x --data y --severities 6", "'6' is not a list of severities: pass some of 1 to 5, as 1,3,5"),
-    ("calibrate x NEEDED --risk 5", "5 is not a share between 0 and 1: pass 0.05 for 5 %"),
+    ("calibrate x NEEDED --coverage 5", "5 is not a share between 0 and 1: pass 0.05 for 5 %"),
     ("calibrate x NEEDED --alpha ten", "ten is not a share between 0 and 1"),
     ("calibrate x NEEDED --detector vim", "'vim' is not one of"),
     *(

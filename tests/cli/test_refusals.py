@@ -221,6 +221,7 @@ REFUSED = {
     ],
     "calibrate": [
         ("--risk 0.1 --coverage 0.9", "--risk and --coverage exclude each other: pass one of them"),
+        ("--risk 5", "--risk is 5.0: pass a share between 0 and 1"),
         ("--data grey", "grey has no label column"),
         ("--tpr 0.9", "name them with --ood-data"),
         ("--confidence 0.9", "pass --risk, --coverage or --tpr, too"),

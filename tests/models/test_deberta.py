@@ -10,7 +10,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_po
 from hydra_transformers import HydraDebertaV2Config, HydraDebertaV2ForSequenceClassification
 from hydra_transformers.fusion import to_transformers
 from hydra_transformers.models.modeling_hydra import PerMember
-from hydra_transformers.models.modeling_hydra_deberta_v2 import numbers_of_distances
+from hydra_transformers.models.modeling_hydra_deberta_v2 import numbers_of_distances, rows_of_distances
 from tests.families import DEBERTA, DEBERTA_V2, padded_texts
 
 
@@ -70,6 +70,18 @@ def test_distances_have_the_numbers_that_they_have_in_deberta(buckets, longest, 
     reach = config.distances_to_each_side
     found = numbers_of_distances(tokens, config, states.device)
     assert torch.equal(found, (expected + reach).clamp(0, 2 * reach - 1))
+
+
+@pytest.mark.parametrize(("buckets", "longest"), [(256, 512), (256, -1), (4, 16), (32, 100), (-1, 16)])
+def test_the_rows_that_a_text_reads_are_those_that_are_computed(buckets, longest):
+    config = HydraDebertaV2Config(
+        position_buckets=buckets, max_relative_positions=longest, max_position_embeddings=512
+    )
+    for tokens in (1, 2, 3, 17, 33, 129, 130, 200, 511, 512, 600):
+        rows = rows_of_distances(tokens, config)
+        numbers = numbers_of_distances(tokens, config, torch.device("cpu")) - rows.start
+        computed = len(range(2 * config.distances_to_each_side)[rows])
+        assert 0 <= numbers.min() <= 1 and computed - 3 <= numbers.max() < computed
 
 
 @torch.no_grad()

@@ -29,7 +29,9 @@ from tests.families import (
     DECODERS,
     FAMILIES,
     FEW,
+    HUBERT,
     VIT,
+    WAV2VEC2,
     bert_backbone,
     clip_backbone,
     for_families,
@@ -150,6 +152,8 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
         modules |= {"tokens.py", "entities.py", "pipeline_hydra_token.py"}
     if family in DECODERS:
         modules.add("decoders.py")
+    if family in (WAV2VEC2, HUBERT):
+        modules.add("waveforms.py")
     assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules
 
 

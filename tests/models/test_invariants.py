@@ -75,7 +75,10 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
 
     def part(name: str) -> str | None:
         lowered = name.lower()
-        if "relative_attention_bias" in lowered or "encoder.layernorm." in lowered:
+        is_first_norm = "encoder.layer_norm." in lowered and not averaged[0].config.do_stable_layer_norm
+        if "relative_attention_bias" in lowered or "encoder.layernorm." in lowered or is_first_norm:
+            return "embeddings"
+        if ".feature_" in lowered:
             return "embeddings"
         if ".head." in lowered or ".q_norm." in lowered or ".k_norm." in lowered:
             return None  # which each member has for itself
@@ -88,6 +91,7 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
         if (
             ".mlp." in lowered
             or ".ffn." in lowered
+            or ".feed_forward." in lowered
             or ".intermediate." in lowered
             or (".output.dense" in lowered and "attention" not in lowered)
         ):
@@ -232,7 +236,7 @@ def test_computing_the_last_layer_for_the_first_token_alone_changes_nothing(fami
 
 def test_parts_that_are_not_shared_exist_once_per_member(family):
     hydra = family.fused(shared=("mlp",))
-    layer = next(module for name, module in hydra.named_modules() if name.endswith("layers.1"))
+    layer = next(module for name, module in hydra.named_modules() if name.endswith(".layers.1"))
     assert not isinstance(layer.mlp, PerMember)
     norms = [module for name, module in layer.named_children() if "norm" in name]
     has_branch_norms = layer.attention.config.layer_spec.branch_norms

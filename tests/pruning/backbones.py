@@ -13,7 +13,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from tests.families import FAMILIES, Family, spectrograms
+from tests.families import FAMILIES, Family
 
 
 CLASSES = 5
@@ -130,8 +130,12 @@ def other(family: Family, dtype: torch.dtype, samples: int):
         ood = {"pixel_values": images(samples - 4, 17, 0.5, dtype)}
         return model, {"pixel_values": images(samples, 16, dtype=dtype)}, ood
     if family.reads_audio:
-        ood = {"input_values": 0.5 * spectrograms(samples - 4, 17).to(dtype)}
-        return model, {"input_values": spectrograms(samples, 16).to(dtype)}, ood
+        rows, ood = family.sounds(samples, 16), family.sounds(samples - 4, 17)
+        return (
+            model,
+            rows | {"input_values": rows["input_values"].to(dtype)},
+            ood | {"input_values": 0.5 * ood["input_values"].to(dtype)},
+        )
     return model, texts(samples, 18), texts(samples - 4, 19)
 
 

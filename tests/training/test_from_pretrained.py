@@ -46,7 +46,7 @@ def test_only_the_classifier_is_new_and_each_member_has_its_own(name, has_head, 
     new = {
         each for each, value in members[0].named_parameters() if not torch.equal(value, members[1].get_parameter(each))
     }
-    assert new and all(re.match(r"(head\.|score|pooler\.|.*classifier).*weight$", each) for each in new)
+    assert new and all(re.match(r"(head\.|score|pooler\.|projector|.*classifier).*weight$", each) for each in new)
     assert all(torch.equal(before[each], parameter) for each, parameter in pretrained.named_parameters())
     pretrained.save_pretrained(tmp_path)
     for member, loaded in zip(members, with_new_classifiers(tmp_path, 2, ["a", "b", "c", "d"], seed=3), strict=True):

@@ -98,6 +98,15 @@ def test_a_hydra_comes_closer_to_its_teacher_and_both_given_stay_as_they_were(hy
 
 
 @pytest.mark.slow
+def test_the_teacher_answers_in_the_precision_of_the_training(hydra_and_teacher, data, tmp_path):
+    hydra, teacher = hydra_and_teacher
+    found = set()
+    teacher.classifier.register_forward_hook(lambda module, inputs, output: found.add(output.dtype))
+    tune_jointly(hydra, replace(TUNE, epochs=1), *data, output_dir=tmp_path, teacher=teacher, bf16=True, **ARGUMENTS)
+    assert found == {torch.bfloat16}
+
+
+@pytest.mark.slow
 def test_an_interrupted_tuning_goes_on_to_the_same_weights_and_another_teacher_is_refused(
     hydra_and_teacher, data, tmp_path
 ):

@@ -54,7 +54,8 @@ def tiny_dataset(name: str, rows: int = 12, seed: int = 1) -> list[dict]:
     tokens[:, 1], tokens[:, -1] = 30 + labels, 39
     if name == "clip":
         return [{"pixel_values": image, "input_ids": text} for image, text in zip(images, tokens, strict=True)]
-    sounds = torch.randn(rows, 10, 7, generator=generator)
+    is_raw = FAMILIES[name].reads_audio and FAMILIES[name].inputs()["input_values"].dim() == 2
+    sounds = torch.randn(rows, 40, generator=generator) if is_raw else torch.randn(rows, 10, 7, generator=generator)
     sounds[torch.arange(rows), labels] += 1
     inputs = ("pixel_values", images) if FAMILIES[name].reads_images else ("input_ids", tokens)
     inputs = ("input_values", sounds) if FAMILIES[name].reads_audio else inputs

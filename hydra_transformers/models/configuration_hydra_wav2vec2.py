@@ -1,0 +1,47 @@
+"""HydraWav2Vec2 configuration, and what those of other encoders of raw sounds have in common with it."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import Wav2Vec2Config
+
+from .configuration_hydra import HydraConfigMixin, LayerSpec
+
+
+class HydraWaveformConfigMixin(HydraConfigMixin):
+    """To which a family's adds `auto_classes`."""
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        for field, without in {"add_adapter": False, "adapter_attn_dim": None, "conv_pos_batch_norm": False}.items():
+            if getattr(self, field, without) != without:
+                raise ValueError(f"{field} is {getattr(self, field)}: a Hydra has no such part, set it to {without}")
+
+    @property
+    def layer_spec(self) -> LayerSpec:
+        return LayerSpec(
+            inner_size=self.intermediate_size,
+            activation=self.hidden_act,
+            norm_eps=self.layer_norm_eps,
+            norm_first=self.do_stable_layer_norm,
+            float32_softmax=False,
+            attention_dropout=self.attention_dropout,
+            output_dropout=self.hidden_dropout,
+            mlp_dropout=self.hidden_dropout,
+            inner_dropout=self.activation_dropout,
+            layer_drop=self.layerdrop,
+        )
+
+
+@strict
+class HydraWav2Vec2Config(HydraWaveformConfigMixin, Wav2Vec2Config):
+    r"""A [`Wav2Vec2Config`] with the fields of [`HydraConfigMixin`]."""
+
+    model_type = "hydra_wav2vec2"
+
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_wav2vec2.HydraWav2Vec2Config",
+        "AutoModel": "modeling_hydra_wav2vec2.HydraWav2Vec2Model",
+        "AutoModelForAudioClassification": "modeling_hydra_wav2vec2.HydraWav2Vec2ForSequenceClassification",
+    }
+
+
+__all__ = ["HydraWav2Vec2Config"]

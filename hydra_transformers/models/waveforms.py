@@ -1,0 +1,171 @@
+"""Encoders and classifiers of raw sounds: convolutions make frames of the samples, and a convolution adds their positions."""
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers import initialization as init
+
+from .audio import HydraAudioClassifierMixin, HydraAudioEncoderMixin
+from .modeling_hydra import GroupedLinear, embed, encoder_mask, hydra_layers, shared_or_per_member
+from .pretrained import Rule, attention_rules
+
+
+WAVEFORM_RULES = (
+    *attention_rules("encoder.layers.*.attention.{}_proj", ("q", "k", "v", "out")),
+    Rule("layers.*.attention_norm.*", "encoder.layers.*.layer_norm.*"),
+    Rule("layers.*.mlp_norm.*", "encoder.layers.*.final_layer_norm.*"),
+    Rule("layers.*.mlp.fc1.*", "encoder.layers.*.feed_forward.intermediate_dense.*"),
+    Rule("layers.*.mlp.fc2.*", "encoder.layers.*.feed_forward.output_dense.*"),
+    Rule("embeddings.feature_extractor.*", "feature_extractor.*"),
+    Rule("embeddings.feature_projection.*", "feature_projection.*"),
+    Rule("embeddings.masked_spec_embed", "masked_spec_embed"),
+    Rule("embeddings.pos_conv_embed.*", "encoder.pos_conv_embed.*"),
+    # One norm of the backbone: in front of the layers, or with `do_stable_layer_norm` behind them.
+    Rule("embeddings.layer_norm.*", "encoder.layer_norm.*"),
+    Rule("final_norm.*", "encoder.layer_norm.*"),
+)
+
+
+class HydraWaveformEmbeddings(nn.Module):
+    """From samples to the states that enter the first layer.
+
+    parts: the backbone's classes of the convolutions, of the map behind them, and of the positions
+    backbone: its class
+    """
+
+    def __init__(self, config: PreTrainedConfig, parts: tuple[type[nn.Module], ...], backbone: type[nn.Module]):
+        super().__init__()
+        self.config, self.backbone = config, backbone
+        self.feature_extractor, self.feature_projection, self.pos_conv_embed = (part(config) for part in parts)
+        if config.mask_time_prob > 0 or config.mask_feature_prob > 0:
+            self.masked_spec_embed = nn.Parameter(torch.rand(config.hidden_size))
+        self.layer_norm = None
+        if not config.do_stable_layer_norm:
+            self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, input_values: torch.Tensor, frame_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """(batch, samples) -> (batch, frames, hidden), in training with dropout per member a leading axis of members
+
+        frame_mask: (batch, frames), False for padding
+        """
+        states = self.feature_projection(self.feature_extractor(input_values).transpose(1, 2))
+        states = states[0] if isinstance(states, tuple) else states
+        # SpecAugment: in training, frames and features are left out at random.
+        states = self.backbone._mask_hidden_states(self, states, attention_mask=frame_mask)
+        if frame_mask is not None:
+            states = states.masked_fill(~frame_mask.unsqueeze(-1), 0)
+        states = states + self.pos_conv_embed(states)
+        return self.dropout(states if self.layer_norm is None else self.layer_norm(states))
+
+
+def frames_of(samples, config: PreTrainedConfig):
+    """How many frames the convolutions make of so many samples, a number or a tensor of numbers."""
+    for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
+        samples = (samples - kernel) // stride + 1
+    return samples
+
+
+class HydraWaveformMixin:
+    """Weights that only a fine-tuning has, of encoders and classifiers."""
+
+    def freeze_feature_encoder(self) -> None:
+        """Keeps the convolutions as they are in training, which is how these models are fine-tuned."""
+        for module in self.modules():
+            if isinstance(module, HydraWaveformEmbeddings):
+                module.feature_extractor._freeze_parameters()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        super()._init_weights(module)
+        if hasattr(module, "masked_spec_embed"):
+            init.uniform_(module.masked_spec_embed)
+        if getattr(module, "reads_all_layers", False):
+            init.constant_(module.layer_weights, 1 / module.layer_weights.shape[1])
+
+
+class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
+    """An encoder of raw sounds; pooled is the mean of the frames that are no padding."""
+
+    # The backbone's classes of the convolutions, of the map behind them, and of the positions.
+    parts: tuple[type[nn.Module], ...]
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__(config)
+        self.embeddings = shared_or_per_member(
+            config, "embeddings", lambda: HydraWaveformEmbeddings(config, self.parts, self.backbone_classes[0])
+        )
+        self.layers = hydra_layers(config)
+        if config.do_stable_layer_norm:
+            self.last_norm = "final_norm"
+            self.final_norm = shared_or_per_member(
+                config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            )
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The convolutions; those of the first member where members do not share them."""
+        return self.first_embeddings().feature_extractor
+
+    def embed_inputs(self, input_values: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None):
+        if input_values is None:
+            raise ValueError("input_values is missing: pass the feature extractor's output")
+        if input_values.dim() != 2:
+            raise ValueError(
+                f"input_values has the shape {tuple(input_values.shape)}: pass sounds of equal length, (batch, samples)"
+            )
+        frames = frames_of(input_values.shape[1], self.config)
+        if frames < 1:
+            raise ValueError(
+                f"input_values has {input_values.shape[1]} samples, too few for a single frame: pass longer sounds, or fill "
+                "them up with zeros"
+            )
+        frame_mask = None if attention_mask is None else self.frame_mask(attention_mask, frames)
+        input_values = input_values.to(self.first_embeddings().feature_projection.projection.weight.dtype)
+        hidden_states = embed(self.embeddings, input_values, frame_mask)
+        mask = None if frame_mask is None else encoder_mask(self.config, hidden_states, frame_mask)
+        return hidden_states, mask, {}
+
+    def frame_mask(self, attention_mask: torch.Tensor, frames: int) -> torch.Tensor:
+        """Which frames are no padding, which follows the samples: (batch, samples) -> (batch, frames)"""
+        if attention_mask.dim() != 2:
+            raise ValueError(
+                f"attention_mask has the shape {tuple(attention_mask.shape)}: pass a mask of the samples, (batch, samples)"
+            )
+        # A sound too short for a frame has the first one.
+        lengths = frames_of(attention_mask.sum(dim=1), self.config).clamp(min=1)
+        return torch.arange(frames, device=attention_mask.device) < lengths.unsqueeze(1)
+
+    def pool(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **inputs
+    ) -> torch.Tensor | None:
+        if attention_mask is None:
+            return hidden_states.mean(dim=2)
+        mask = self.frame_mask(attention_mask, hidden_states.shape[2]).to(hidden_states.device).unsqueeze(-1)
+        return hidden_states.masked_fill(~mask, 0).sum(dim=2) / mask.sum(dim=1)
+
+
+class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
+    """A map, the mean over frames and a second map per member. A map and a mean can change places, so the mean comes first."""
+
+    encoder_class: type[nn.Module]
+    reads_first_token = False
+    per_member_parameters = ("layer_weights",)
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__(config)
+        self.num_labels, members = config.num_labels, config.num_members
+        setattr(self, self.base_model_prefix, self.encoder_class(config))
+        self.reads_all_layers = config.use_weighted_layer_sum
+        if self.reads_all_layers:
+            count = config.num_hidden_layers + 1  # the embeddings, and each layer
+            self.layer_weights = nn.Parameter(torch.full((members, count), 1 / count))
+        self.projector = GroupedLinear(config.hidden_size, [config.classifier_proj_size] * members)
+        self.classifier = GroupedLinear(config.classifier_proj_size, [config.num_labels] * members)
+        self.post_init()
+
+    def prepare(self, features: torch.Tensor) -> torch.Tensor:
+        return self.projector(features)
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.prepare(features))

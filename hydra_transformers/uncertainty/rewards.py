@@ -1,0 +1,172 @@
+"""Reward models and rerankers: metrics of preferences, best of n, and a score below which nothing is relevant."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.prediction import config_of
+from ..models.modeling_hydra import aggregated, spread
+from .abstention import Abstention
+from .features import collect_answers
+from .inputs import as_tensor, widened
+from .metrics import ood_metrics
+from .task_calibration import Fitted, HeldOutRows
+
+
+PAIR_COLUMNS = {
+    "pair_accuracy": ("Pair accuracy", "high"),
+    "wrong_pairs_auroc": ("AUROC of wrong pairs", "high"),
+    "margin": ("Margin", ""),
+    "spread": ("Spread", ""),
+    "answered": ("Chosen answered", ""),
+}
+
+
+def collect_pairs(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor]:
+    """The members' scores of pairs (pairs, members, 2), the chosen first, and for each pair 0, the place of the better one.
+
+    data: {"chosen": data, "rejected": data}, row i of one against row i of the other
+    """
+    if not isinstance(data, Mapping) or set(data) != {"chosen", "rejected"}:
+        found = ", ".join(data) if isinstance(data, Mapping) else f"a {type(data).__name__}"
+        raise TypeError(
+            f"data is {found}: a reward model is judged by pairs, pass {{'chosen': data, 'rejected': data}} of as many rows"
+        )
+    chosen, rejected = (
+        collect_answers(model, data[name], batch_size, with_features=False)[0] for name in ("chosen", "rejected")
+    )
+    if len(chosen) != len(rejected):
+        raise ValueError(
+            f"data['chosen'] has {len(chosen)} rows, data['rejected'] {len(rejected)}: row i of one belongs to row i of the other"
+        )
+    return torch.cat([chosen, rejected], dim=-1), torch.zeros(len(chosen), dtype=torch.long)
+
+
+def preference_metrics(chosen: Any, rejected: Any, aggregate: str = "mean") -> dict[str, float]:
+    r"""How well members tell the better of two answers.
+
+        pair_accuracy      share of the pairs whose chosen answer scores higher; a tie counts as half
+        wrong_pairs_auroc  how well the spread of the members' margins tells wrong pairs from right ones, 0.5 for chance; NaN
+                           where all pairs are right, or all wrong
+        margin, spread     the mean of score(chosen) - score(rejected), and of the members' standard deviation of it
+
+    Args:
+        chosen, rejected: (pairs, members) or (pairs, members, 1), the members' scores.
+        aggregate: how they become one score: "mean", "min" or "mean-2std", as in a config.
+
+    Example:
+        >>> preference_metrics([[1.0, 2.0], [0.0, 1.0]], [[0.0, 0.0], [1.0, 1.0]])["pair_accuracy"]
+        0.5
+    """
+    chosen, rejected = (_scores(each, name) for each, name in ((chosen, "chosen"), (rejected, "rejected")))
+    if chosen.shape != rejected.shape:
+        raise ValueError(
+            f"chosen has shape {tuple(chosen.shape)}, rejected {tuple(rejected.shape)}: pass as many pairs and members"
+        )
+    margin = aggregated(chosen, aggregate).squeeze(1) - aggregated(rejected, aggregate).squeeze(1)
+    apart = spread(chosen - rejected).squeeze(1)
+    wrong = margin <= 0
+    mixed = bool(wrong.any()) and not bool(wrong.all())
+    return {
+        "pair_accuracy": float(((margin > 0).double() + 0.5 * (margin == 0).double()).mean()),
+        "wrong_pairs_auroc": ood_metrics(apart[~wrong], apart[wrong])["auroc"] if mixed else math.nan,
+        "margin": float(margin.mean()),
+        "spread": float(apart.mean()),
+    }
+
+
+def best_of_n(scores: Any, gold: Any, counts: Sequence[int]) -> dict[int, float]:
+    """The gold score that the answer with the best score has, if it is chosen among n answers: the mean over prompts, exact
+    over all choices of n of the answers there are.
+
+    Args:
+        scores: (prompts, answers), of the reward model.
+        gold: (prompts, answers), of the model that knows better.
+        counts: the numbers n, each at most the number of answers.
+
+    Example:
+        >>> best_of_n([[0.1, 0.9, 0.5]], [[1.0, 3.0, 2.0]], [1, 3])
+        {1: 2.0, 3: 3.0}
+    """
+    scores, gold = (widened(as_tensor(each)).cpu() for each in (scores, gold))
+    if scores.dim() != 2 or scores.shape != gold.shape:
+        raise ValueError(
+            f"scores has shape {tuple(scores.shape)}, gold {tuple(gold.shape)}: pass (prompts, answers) for both"
+        )
+    if not (scores.isfinite().all() and gold.isfinite().all()):
+        raise ValueError("scores or gold has numbers that are not finite: check the models, or remove these prompts")
+    answers, found = scores.shape[1], {}
+    ordered = gold.gather(1, scores.argsort(dim=1, descending=True, stable=True))
+    for n in counts:
+        if type(n) is not int or not 1 <= n <= answers:
+            raise ValueError(
+                f"counts has {n!r}: pass whole numbers from 1 to {answers}, so many answers each prompt has"
+            )
+        # The answer of rank k is the best of n if the other n - 1 rank below it.
+        chances = torch.tensor([math.comb(answers - 1 - k, n - 1) / math.comb(answers, n) for k in range(answers)])
+        found[n] = float((ordered * chances.double()).sum(dim=1).mean())
+    return found
+
+
+def _scores(scores: Any, name: str) -> Tensor:
+    """(pairs, members, 1) in float64."""
+    scores = widened(as_tensor(scores).detach()).cpu()
+    scores = scores.unsqueeze(-1) if scores.dim() == 2 else scores
+    if scores.dim() != 3 or scores.shape[-1] != 1 or len(scores) == 0:
+        raise ValueError(f"{name} has shape {tuple(scores.shape)}: pass (pairs, members), one pair or more")
+    if not scores.isfinite().all():
+        raise ValueError(f"{name} has scores that are not finite numbers: check the model's weights and inputs")
+    return scores
+
+
+def fit_relevance(rows: HeldOutRows) -> Fitted:
+    """The score below which a row counts as not relevant, from rows labelled 1 (relevant) and 0 (not).
+
+    A risk is the share of rows that are not relevant among those answered; a coverage the share of the relevant rows that are
+    answered; a tpr the share of rows from elsewhere that are not.
+    """
+    if rows.target is None:
+        raise ValueError(
+            "target is missing: a reward model is calibrated for a score below which nothing is relevant, pass one, such as "
+            '{"coverage": 0.95} or {"risk": 0.05}'
+        )
+    # Nothing but the threshold is fitted, so that all rows may serve it.
+    answers = torch.cat([rows.first.answers, rows.second.answers])
+    labels = torch.cat([rows.first.labels, rows.second.labels]).reshape(len(answers), -1)
+    odd = ((labels != 0) & (labels != 1)).any(dim=1)
+    if labels.shape[1] != 1 or odd.any():
+        shown = "several numbers per row" if labels.shape[1] != 1 else f"{labels[odd][0].item():g}"
+        raise ValueError(f"labels has {shown}: pass 1 for a row that is relevant, and 0 for one that is not")
+    relevant = labels.squeeze(1).bool()
+    if not relevant.any() or relevant.all():
+        raise ValueError(
+            f"all {len(labels)} labels are {int(relevant[0])}: pass rows that are relevant, and rows that are not"
+        )
+    aggregate = rows.aggregate
+    low = -aggregated(answers, aggregate).squeeze(1)
+    ood = None if rows.ood is None else -aggregated(rows.ood, aggregate).squeeze(1)
+    fitted_on, correct = (low, relevant) if "risk" in rows.target else (low[relevant], None)
+    options = {**rows.target, "confidence": rows.confidence, "score": "low score"}
+    abstention = Abstention.fit(fitted_on, correct, ood, **options)
+    settings = {"detector": {"name": "low score"}, "alpha": None, "aggregate": aggregate}
+    settings["threshold"] = abstention.to_dict()["threshold"]
+    guarantee = abstention.guarantee.replace("of the rows are", "of the relevant rows are")
+    guarantee = guarantee.replace("of the answers are wrong", "of the answered rows are not relevant")
+    kept = low <= abstention.threshold
+    sentence = (
+        f"Scores below {-abstention.threshold:.3g} count as nothing relevant: of {len(low)} rows, "
+        f"{_percent(kept[relevant])} of the relevant ones are answered and {_percent(kept[~relevant])} of the others. "
+        f"{guarantee}"
+    )
+    return Fitted(settings, [sentence], abstention)
+
+
+def _percent(those: Tensor) -> str:
+    return f"{100 * those.double().mean().item():.3g} %"
+
+
+def aggregate_of(model: nn.Module) -> str:
+    return config_of(model).aggregate

@@ -1,0 +1,206 @@
+"""A regression model through everything that a classifier goes through: pipelines, commands, server, page, export, cards."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertTokenizer, pipeline
+
+from hydra_transformers import AutoHydra
+from hydra_transformers.cli import main
+from hydra_transformers.export import export
+from hydra_transformers.hub import create_model_card
+from hydra_transformers.pruning import extract_circuit, taylor_scores
+from hydra_transformers.reports import TaskReport, evaluate_uncertainty, fusion_report
+from hydra_transformers.serving import HydraPredictor, build_page, create_app
+from hydra_transformers.training import Recipe, finetune_members
+from tests.tiny_data import SIZES, WORDS
+
+
+TEXTS = ["a film of joy", "a bad film", "good", "a bad bad film of joy"]
+NOTHING_ELSE = "assert not [name for name in sys.modules if name.startswith('hydra_transformers')]"
+
+
+def backbone(seed: int, outputs: int = 1) -> BertForSequenceClassification:
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=len(WORDS),
+        max_position_embeddings=16,
+        num_labels=outputs,
+        problem_type="regression",
+        initializer_range=0.2,
+        **SIZES,
+    )
+    return BertForSequenceClassification(config).eval()
+
+
+def rows(count: int = 80) -> list[dict]:
+    generator = torch.Generator().manual_seed(0)
+    words = [WORDS[place] for place in torch.randint(5, len(WORDS), (count * 4,), generator=generator).tolist()]
+    numbers = torch.randn(count, generator=generator).tolist()
+    return [{"text": " ".join(words[4 * row : 4 * row + 4]), "label": numbers[row]} for row in range(count)]
+
+
+def tokenized(count: int = 40) -> list[dict]:
+    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(WORDS)})
+    found = rows(count)
+    batch = tokenizer([row["text"] for row in found], return_tensors="pt", padding=True)
+    return [dict(batch) | {"labels": torch.tensor([row["label"] for row in found])}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A calibrated Hydra of three members with its tokenizer, and its data as a file."""
+    path = tmp_path_factory.mktemp("regression")
+    hydra = AutoHydra.from_pruned_members([backbone(seed) for seed in range(3)]).eval()
+    hydra.calibrate(tokenized(), target={"coverage": 0.5}, alpha=0.2)
+    hydra.save_pretrained(path / "hydra")
+    BertTokenizer(vocab={word: index for index, word in enumerate(WORDS)}).save_pretrained(path / "hydra")
+    (path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    return path
+
+
+@torch.no_grad()
+def outputs_of(folder, texts=TEXTS):
+    hydra, tokenizer = AutoHydra.from_pretrained(folder / "hydra"), AutoTokenizer.from_pretrained(folder / "hydra")
+    return [hydra(**tokenizer(text, return_tensors="pt")) for text in texts]
+
+
+def test_pipelines_give_the_mean_and_ours_interval_variance_and_abstention(folder):
+    expected = outputs_of(folder)
+    plain = pipeline("text-classification", model=str(folder / "hydra"))(TEXTS)
+    assert [each["score"] for each in plain] == pytest.approx([out.logits.item() for out in expected], abs=1e-5)
+    ours = pipeline("hydra-text-classification", model=str(folder / "hydra"))(TEXTS)
+    for answer, out in zip(ours, expected, strict=True):
+        assert answer["score"] == pytest.approx(out.logits.item(), abs=1e-5)
+        assert answer["uncertainty"] == pytest.approx(out.member_logits.var(1, correction=0).item(), abs=1e-5)
+        assert answer["interval"] == [pytest.approx(out.interval[0, 0].tolist(), abs=1e-5)]
+        assert answer["abstain"] == out.abstain.item() and answer["aleatoric"] is None
+        assert (answer["reason"] is None) != answer["abstain"]
+    assert {answer["abstain"] for answer in ours} <= {True, False}
+
+
+def test_columns_server_and_command_answer_alike(folder, capsys):
+    expected = AutoHydra.from_pretrained(folder / "hydra").predict(TEXTS)
+    predictor = HydraPredictor(folder / "hydra", device="cpu")
+    columns = predictor({"text": TEXTS})
+    assert [each[0] for each in columns["interval"]] == [pytest.approx(e["interval"][0], abs=1e-5) for e in expected]
+    with TestClient(create_app(predictor)) as client:
+        answers = client.post("/predict", json={"inputs": TEXTS}).json()
+    assert [each["score"] for each in answers] == pytest.approx([each["score"] for each in expected], abs=1e-5)
+    assert main(["predict", str(folder / "hydra"), *TEXTS, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["interval"][0] for line in lines] == [pytest.approx(e["interval"][0], abs=1e-5) for e in expected]
+    assert main(["predict", str(folder / "hydra"), TEXTS[0]]) == 0
+    assert " to " in capsys.readouterr().out
+
+
+def test_the_page_refuses_numbers_with_a_sentence(folder):
+    with pytest.raises(ValueError, match="is made for regression"):
+        build_page(HydraPredictor(folder / "hydra", device="cpu"))
+
+
+@pytest.mark.slow
+def test_the_code_of_the_repository_gives_the_same_numbers_without_the_package(folder, tmp_path):
+    code = f"""
+import json, sys
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+folder = {str(folder / "hydra")!r}
+model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True)
+inputs = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)({TEXTS[0]!r}, return_tensors="pt")
+out = model(**inputs)
+print(json.dumps([out.logits.tolist(), out.interval.tolist(), out.abstain.tolist()]))
+{NOTHING_ELSE}
+"""
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-P", "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert found.returncode == 0, found.stderr
+    [expected] = outputs_of(folder, TEXTS[:1])
+    logits, interval, abstain = json.loads(found.stdout)
+    assert torch.allclose(torch.tensor(logits), expected.logits) and abstain == expected.abstain.tolist()
+    assert torch.allclose(torch.tensor(interval), expected.interval)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("aggregate", [None, "mean-2std"])
+def test_exports_carry_interval_and_abstention(folder, tmp_path, aggregate):
+    import onnxruntime
+
+    hydra = AutoHydra.from_pretrained(folder / "hydra")
+    if aggregate is not None:
+        hydra.config.aggregate, hydra.decision, hydra.config.decision = aggregate, None, None
+    export(hydra, tmp_path / "onnx", processor=AutoTokenizer.from_pretrained(folder / "hydra"))
+    session = onnxruntime.InferenceSession(tmp_path / "onnx" / "model.onnx")
+    names = [output.name for output in session.get_outputs()]
+    batch = {name: each.numpy() for name, each in tokenized(5)[0].items() if name != "labels"}
+    found = dict(zip(names, session.run(names, batch), strict=True))
+    expected = hydra(**{name: torch.tensor(each) for name, each in batch.items()})
+    assert torch.allclose(torch.tensor(found["logits"]), expected.logits, atol=1e-4)
+    if aggregate is None:
+        assert torch.allclose(torch.tensor(found["interval"]), expected.interval, atol=1e-4)
+        assert torch.equal(torch.tensor(found["abstain"]), expected.abstain)
+
+
+@pytest.mark.slow
+def test_commands_calibrate_evaluate_and_describe_it(folder, tmp_path, capsys):
+    data = ["--data", str(folder / "data.jsonl")]
+    assert main(["calibrate", str(folder / "hydra"), *data, "--risk", "3", "--output", str(tmp_path / "new")]) == 0
+    assert "lies in its interval" in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "new"), *data]) == 0
+    assert "RMSE" in capsys.readouterr().out
+    report = tmp_path / "new" / "evaluation" / "report.json"
+    assert TaskReport.from_json(report).models["new"].metrics["interval_coverage"] > 0.5
+    assert main(["card", str(tmp_path / "new"), "--report", str(report), "--dataset", "stsb"]) == 0
+    card = (tmp_path / "new" / "README.md").read_text()
+    assert "RMSE" in card and "(regression)" in card and "lies in its interval" in card and "entropy" not in card
+    (tmp_path / "texts.jsonl").write_text('{"text": "a film", "label": "good"}\n' * 40)
+    texts = ["--data", str(tmp_path / "texts.jsonl"), "--output", str(tmp_path / "other")]
+    assert main(["calibrate", str(folder / "hydra"), *texts]) == 2
+    assert "holds texts, such as 'good', and the model is made for regression" in capsys.readouterr().err
+
+
+def test_cards_speak_of_numbers(folder):
+    hydra = AutoHydra.from_pretrained(folder / "hydra")
+    report = evaluate_uncertainty({"Hydra": hydra}, tokenized())
+    card = str(create_model_card(hydra, report, dataset="stsb", repo_id="me/numbers"))
+    assert "variance between members" in card and "| RMSE |" in card and "classes in" not in card
+
+
+def test_the_fusion_report_compares_what_may_be_shared():
+    report = fusion_report([backbone(seed) for seed in range(2)], tokenized())
+    assert isinstance(report, TaskReport)
+    names = ["member 0", "member 1", "not fused", "fused, shared: all", "fused, shared: all but embeddings"]
+    assert list(report.models)[:5] == names
+    alone = AutoHydra.from_pruned_members([backbone(0), backbone(1)], shared=()).eval()
+    expected = evaluate_uncertainty({"x": alone}, tokenized()).models["x"].metrics["rmse"]
+    assert report.models["not fused"].metrics["rmse"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_heads_are_ranked_by_squared_error():
+    model, data = backbone(0), tokenized()
+
+    def by_hand(numbers, targets):
+        return -((numbers.squeeze(1).double() - targets.double()) ** 2).mean().item()
+
+    found, expected = (
+        extract_circuit(model, data, objective=objective, budget=3, progress=False) for objective in ("acc", by_hand)
+    )
+    assert found.ranking == expected.ranking and found.scores == pytest.approx(expected.scores)
+    assert len(taylor_scores(model, data)) == model.config.num_hidden_layers * model.config.num_attention_heads
+    with pytest.raises(ValueError, match="made for regression"):
+        extract_circuit(model, data, data, objective="avg", budget=1, progress=False)
+
+
+@pytest.mark.slow
+def test_members_are_fine_tuned_by_their_own_loss(tmp_path):
+    [batch] = tokenized()
+    data = [{name: each[row] for name, each in batch.items()} for row in range(40)]
+    recipe = Recipe(name="short", optimizer="adamw", learning_rate=1e-2, epochs=3, label_smoothing=0.1)
+    members = [backbone(seed) for seed in range(2)]
+    before = [member(**batch).loss.item() for member in members]
+    trained = finetune_members(members, recipe, data, data, tmp_path / "members", progress=False, report_to="none")
+    assert all(member(**batch).loss.item() < loss for member, loss in zip(trained, before, strict=True))

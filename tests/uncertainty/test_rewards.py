@@ -1,0 +1,150 @@
+"""Reward models and rerankers: how members become one score, preferences, best of n, and a score too low to answer."""
+
+import copy
+import itertools
+import math
+from functools import cache
+
+import pytest
+import torch
+
+from hydra_transformers import AutoHydra
+from hydra_transformers.reports import evaluate_uncertainty
+from hydra_transformers.uncertainty import best_of_n, calibrate, preference_metrics
+from tests.families import bert_backbone
+
+
+TEXTS = torch.randint(5, 38, (60, 6), generator=torch.Generator().manual_seed(0))
+RELEVANT = torch.arange(60) % 2
+
+
+@cache
+def _built() -> torch.nn.Module:
+    return AutoHydra.from_pruned_members([bert_backbone(seed, num_labels=1) for seed in range(3)], shared=()).eval()
+
+
+def reward_model(aggregate: str | None = None) -> torch.nn.Module:
+    model = copy.deepcopy(_built())
+    model.config.aggregate = aggregate
+    return model
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "expected"),
+    [
+        (None, lambda scores: scores.mean(1)),
+        ("mean", lambda scores: scores.mean(1)),
+        ("min", lambda scores: scores.min(1).values),
+        ("mean-2std", lambda scores: scores.mean(1) - 2 * scores.std(1, correction=0)),
+        ("mean-0.5std", lambda scores: scores.mean(1) - 0.5 * scores.std(1, correction=0)),
+    ],
+)
+@torch.no_grad()
+def test_logits_are_put_together_as_the_config_says(aggregate, expected, tmp_path):
+    """In float64, against the members apart; set on a loaded model, and saved."""
+    model = reward_model(aggregate)
+    apart = torch.stack([bert_backbone(seed, num_labels=1)(input_ids=TEXTS).logits for seed in range(3)], dim=1)
+    assert torch.allclose(model(input_ids=TEXTS).logits, expected(apart), rtol=0, atol=1e-10)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, dtype=torch.float64)
+    assert loaded.config.aggregate == aggregate
+    assert torch.equal(loaded(input_ids=TEXTS).logits, model(input_ids=TEXTS).logits)
+    other = type(model).from_pretrained(tmp_path, dtype=torch.float64, aggregate="min")
+    assert torch.equal(other(input_ids=TEXTS).logits, other(input_ids=TEXTS).member_logits.amin(1))
+
+
+def test_one_member_and_equal_members_have_finite_gradients():
+    model = reward_model("mean-2std").member(0).train()
+    model.config.aggregate = "mean-2std"
+    model(input_ids=TEXTS[:4]).logits.sum().backward()
+    assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"aggregate": "median"}, "aggregate is 'median': use 'mean', 'min', or 'mean-2std'"),
+        ({"aggregate": "mean-std"}, "use 'mean', 'min', or 'mean-2std'"),
+        (
+            {"aggregate": "min", "num_labels": 3},
+            "aggregate is 'min', which is for a single score, and the model has 3 outputs",
+        ),
+    ],
+)
+def test_other_aggregates_are_refused_in_the_config_and_on_a_model(fields, message):
+    with pytest.raises(ValueError, match=message):
+        type(_built().config)(**{**_built().config.to_dict(), "id2label": None, **fields})
+    if "num_labels" not in fields:
+        with pytest.raises(ValueError, match=message):
+            reward_model(fields["aggregate"])(input_ids=TEXTS)
+
+
+def test_best_of_n_is_the_mean_over_all_choices():
+    generator = torch.Generator().manual_seed(0)
+    scores, gold = torch.randn(3, 6, generator=generator), torch.randn(3, 6, generator=generator)
+    found = best_of_n(scores, gold, [1, 2, 4, 6])
+    for n, value in found.items():
+        picks = [
+            gold[row, max(some, key=lambda place: scores[row, place])].item()
+            for row in range(3)
+            for some in itertools.combinations(range(6), n)
+        ]
+        assert value == pytest.approx(sum(picks) / len(picks), abs=1e-6)
+    with pytest.raises(ValueError, match="counts has 7: pass whole numbers from 1 to 6"):
+        best_of_n(scores, gold, [7])
+
+
+def test_preferences_are_counted_plainly():
+    chosen = torch.tensor([[2.0, 3.0], [1.0, 0.0], [0.0, 5.0], [1.0, 1.0]])
+    rejected = torch.tensor([[0.0, 0.0], [2.0, 2.0], [1.0, 1.0], [1.0, 1.0]])
+    found = preference_metrics(chosen, rejected)
+    assert found["pair_accuracy"] == (1 + 0 + 1 + 0.5) / 4
+    # Margins spread by 0.5, 0.5, 2.5 and 0; the second and the last are not right.
+    assert found["wrong_pairs_auroc"] == pytest.approx((0 + 0 + 0.5 + 0) / 4)
+    assert preference_metrics(chosen, rejected, "min")["pair_accuracy"] == (1 + 0 + 0 + 0.5) / 4
+    assert math.isnan(preference_metrics(chosen[:1], rejected[:1])["wrong_pairs_auroc"])
+
+
+def test_reports_judge_pairs():
+    model = reward_model("min").float()
+    data = {"chosen": [{"input_ids": TEXTS[:30]}], "rejected": [{"input_ids": TEXTS[30:]}]}
+    report = evaluate_uncertainty({"Hydra": model}, data)
+    with torch.no_grad():
+        scores = model(input_ids=TEXTS).logits.squeeze(1)
+    expected = (scores[:30] > scores[30:]).float().mean().item()
+    assert report.models["Hydra"].metrics["pair_accuracy"] == pytest.approx(expected)
+    assert "Pair accuracy" in str(report)
+    with pytest.raises(TypeError, match="a reward model is judged by pairs"):
+        evaluate_uncertainty(model, [{"input_ids": TEXTS}])
+    data["rejected"] = [{"input_ids": TEXTS[30:50]}]
+    with pytest.raises(ValueError, match=r"data\['chosen'\] has 30 rows, data\['rejected'\] 20"):
+        evaluate_uncertainty(model, data)
+
+
+def test_low_scores_are_not_answered_and_another_aggregate_undoes_that(tmp_path):
+    model = reward_model("min").float()
+    rows = [{"input_ids": TEXTS, "labels": RELEVANT}]
+    calibration = calibrate(model, rows, target={"coverage": 0.8})
+    out = model(input_ids=TEXTS)
+    scores, threshold = out.logits.squeeze(1), -calibration.abstention.threshold
+    assert torch.equal(out.abstain, ~(scores >= threshold))
+    assert (~out.abstain)[RELEVANT.bool()].float().mean() >= 0.8
+    assert "count as nothing relevant" in str(calibration)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    assert torch.equal(loaded(input_ids=TEXTS).abstain, out.abstain)
+    loaded.config.aggregate = "mean"
+    assert loaded(input_ids=TEXTS).abstain is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        (RELEVANT, {}, "target is missing"),
+        (RELEVANT + 1, {"target": {"coverage": 0.9}}, "labels has 2: pass 1 for a row that is relevant"),
+        (torch.ones(60), {"target": {"coverage": 0.9}}, "all 60 labels are 1"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused_with_a_sentence(labels, options, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate(reward_model("mean").float(), [{"input_ids": TEXTS, "labels": labels}], **options)
