@@ -95,6 +95,20 @@ def test_a_row_that_fails_in_the_model_does_not_fail_the_others(folders, monkeyp
         texts({"text": ["bad", "bad"]})
 
 
+def test_one_batch_of_images_at_a_time_is_decoded(folders, monkeypatch):
+    predictor = HydraPredictor(folders["images"], device="cpu", batch_size=2)
+    read, answer, waiting, most = predictor._read, predictor.answer, [], []
+    monkeypatch.setattr(predictor, "_read", lambda value: waiting.append(1) or read(value))
+
+    def counts(inputs, parameters):
+        most.append(len(waiting))
+        waiting.clear()
+        return answer(inputs, parameters)
+
+    monkeypatch.setattr(predictor, "answer", counts)
+    assert len(predictor({"image": [*PICTURES, PICTURES[0]]})["label"]) == 5 and most == [2, 2, 1]
+
+
 def test_a_predictor_is_pickled_by_its_arguments(folders, images):
     pickled = pickle.dumps(images)
     assert len(pickled) < 1000
