@@ -37,7 +37,9 @@ from .report_tables import set_title
 from .task_report import Evaluation, PairEvaluation, TaskReport
 
 
-ENERGY = "energy"  # shown beside any other score: no fit, no foreign data, and often better than the maximum probability
+ENERGY = (
+    "energy"  # shown beside any other score: no fit, no foreign data, and often better than the maximum probability
+)
 
 
 def corrupt_by_name(data: Any, names: str | Sequence[str]) -> Mapping[str, Mapping[Any, Any]]:
