@@ -20,7 +20,15 @@ from .prediction import config_of
 from .processors import load_processor
 from .rows import FEW_ROWS, DataSource, load_rows
 from .sounds import prepared_sound, undecoded
-from .tags import Tags, check_knows_words, find_tag_column, find_word_column, tokens_of_words
+from .tags import (
+    TOKEN_CLASSIFICATION,
+    Tags,
+    check_knows_words,
+    find_tag_column,
+    find_word_column,
+    has_words,
+    tokens_of_words,
+)
 from .tasks import TOKENS, task_of_model
 
 
@@ -347,8 +355,12 @@ def _add_labels(found: PreparedData, source: DataSource, config: PreTrainedConfi
 
 def classes_in(source: DataSource) -> tuple[list[str], str | None]:
     """The data's own class names in the order of their indices; LABEL_0, LABEL_1, ... where they have none. And the problem type
-    of their model, "multi_label_classification" where rows have lists of labels, else None."""
+    of their model: "multi_label_classification" where rows have lists of labels, "token_classification" where words have tags, else
+    None."""
     rows, _, _ = load_rows(source)
+    if has_words(rows, source):
+        column = find_tag_column(rows, source, find_word_column(rows, source), None)
+        return Tags(rows, column, source).classes(), TOKEN_CLASSIFICATION
     column = find_label_column(rows, source, None)
     if has_lists(rows, column):
         return LabelLists(rows, column, source).classes(), "multi_label_classification"

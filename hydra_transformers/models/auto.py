@@ -324,6 +324,14 @@ CLASSIFIERS: dict[str, type[PreTrainedModel]] = {
 }
 
 
+# By `model_type` of a backbone, its class with a classifier of tokens.
+TOKEN_CLASSIFIERS: dict[str, type[PreTrainedModel]] = {
+    each.config_class.model_type: each
+    for each, auto_class in AUTO_CLASSES.items()
+    if "Token" in auto_class and not hasattr(each, "from_pruned_members")
+}
+
+
 def head_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class with a head that a backbone's or Hydra's config was saved with, or that of `HEADS` where it was none."""
     saved = getattr(config, "architectures", None) or ()
