@@ -18,6 +18,7 @@ from hydra_transformers.pruning import extract_circuit, taylor_scores
 from hydra_transformers.reports import TaskReport, evaluate_uncertainty, fusion_report
 from hydra_transformers.serving import HydraPredictor, build_page, create_app
 from hydra_transformers.training import Recipe, finetune_members
+from hydra_transformers.uncertainty import calibrate, predict_decisions
 from tests.tiny_data import SIZES, WORDS
 
 
@@ -102,6 +103,23 @@ def test_columns_server_and_command_answer_alike(folder, capsys):
 def test_the_page_refuses_numbers_with_a_sentence(folder):
     with pytest.raises(ValueError, match="is made for regression"):
         build_page(HydraPredictor(folder / "hydra", device="cpu"))
+
+
+def test_a_calibrated_single_output_without_a_problem_type_is_a_number():
+    model = backbone(0)
+    model.config.problem_type = None
+    calibrated = calibrate(model, tokenized()).model.eval()
+    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(WORDS)})
+    [answer] = predict_decisions(calibrated, TEXTS[:1], tokenizer)
+    assert answer["score"] == pytest.approx(model(**tokenizer(TEXTS[0], return_tensors="pt")).logits.item(), abs=1e-5)
+    assert answer["interval"][0][0] < answer["score"] < answer["interval"][0][1]
+
+
+def test_commands_say_what_kind_of_model_it_is(folder, capsys):
+    assert main(["info", str(folder / "hydra")]) == 0
+    assert "regression with 1 output(s): LABEL_0" in capsys.readouterr().out
+    assert main(["push", str(folder / "hydra"), "me/numbers", "--space", "me/page"]) == 2
+    assert "leave --space out" in capsys.readouterr().err
 
 
 @pytest.mark.slow
