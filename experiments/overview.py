@@ -85,10 +85,10 @@ FIRST = {
 }
 # Times of one batch of 4 and of one of 256 on an H200 in bfloat16, one Transformers model's being 1, and in brackets where both
 # are compiled: ViT-B/16 and BERT-base of `benchmarks/inference_cost.py`. A dash was not measured.
-NOT_MEASURED = "–"
+NOT_MEASURED = "-"
 TIMES = {
-    "tinyimagenet-dinov2": ("1 / 1 (1 / 1)", "1 / 1 (1 / 1)", "2.95 / 2.82 (–)", "0.73 / 1.07 (–)", NOT_MEASURED),
-    "sst2-gte": ("1 / 1 (1 / 1)", "1 / 1 (1 / 1)", "3.05 / 2.91 (–)", "0.65 / 1.16 (–)", NOT_MEASURED),
+    "tinyimagenet-dinov2": ("1 / 1 (1 / 1)", "1 / 1 (1 / 1)", "2.95 / 2.82 (-)", "0.73 / 1.07 (-)", NOT_MEASURED),
+    "sst2-gte": ("1 / 1 (1 / 1)", "1 / 1 (1 / 1)", "3.05 / 2.91 (-)", "0.65 / 1.16 (-)", NOT_MEASURED),
 }
 
 
