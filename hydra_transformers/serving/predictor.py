@@ -24,7 +24,7 @@ from ..models.auto import auto_class_of
 from ..models.pipeline_hydra import image_mode, read_image
 from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
-from .answer_columns import columns_of, to_columns
+from .answer_columns import arrow_schema, columns_of, to_columns
 from .saved_models import load_config, load_with_decision
 
 
@@ -140,6 +140,13 @@ class HydraPredictor(Answerer):
         return partial(HydraPredictor, **self._arguments), ()
 
     # Columns
+
+    @property
+    def features(self) -> Any:
+        """The columns' types as `datasets` names them: `map` would guess them from its first rows, where some may be None."""
+        import datasets
+
+        return datasets.Features.from_arrow_schema(arrow_schema(self.columns))
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """
