@@ -91,7 +91,9 @@ def predict_data(
     if workers is not None and engine != "ray":
         raise ValueError(f"workers is {workers}, which is for engine='ray' (--engine ray): leave it out")
     if engine == "ray":
-        from . import ray_engine  # noqa: F401  # refuses before anything is loaded if Ray is not installed
+        from .ray_engine import start_cluster
+
+        start_cluster(workers, settings.get("device"))  # refuses before anything is loaded
     source = DataSource(data, split=split, image=image, audio=audio, text=text)
     device = "cpu" if engine == "ray" else settings.get("device")
     part_reader = PartReader(os.fspath(model), source, settings | {"device": device}, ROWS_PER_PART)
@@ -151,8 +153,18 @@ def _answered(
         return
     from .ray_engine import answered_by_workers
 
-    arguments = {"model": reader.model, "source": source, "settings": settings, "rows_per_part": reader.rows_per_part}
+    arguments = {
+        "model": _absolute(reader.model),
+        "source": vars(source) | {"data": _absolute(source.name)},
+        "settings": settings,
+        "rows_per_part": reader.rows_per_part,
+    }
     yield from answered_by_workers(arguments, {part: len(reader.places(part)) for part in parts}, workers)
+
+
+def _absolute(name: str) -> str:
+    """A folder or file by its whole path, as workers may start elsewhere; a name on the Hub as it is."""
+    return os.path.abspath(name) if os.path.exists(name) else name
 
 
 class PartReader:
