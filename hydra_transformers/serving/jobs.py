@@ -21,6 +21,7 @@ from .._version import __version__
 from ..data.columns import column_kinds, find_columns
 from ..data.rows import DataSource, load_rows
 from ..data.sounds import undecoded
+from ..data.tags import find_word_column, has_words
 from ..hub.handler import as_json
 from ..models.decision import digest_of
 from ..uncertainty.features import without_decision
@@ -192,7 +193,7 @@ class PartReader:
                 rows = rows.cast_column(column, type(feature)(decode=False))
         self.rows, self.source = rows, source
         kinds = column_kinds(rows)
-        self.holds_paths = kind != "text" and kinds[self.columns[0]] == "text"
+        self.holds_paths = kind not in ("text", "tokens") and kinds[self.columns[0]] == "text"
         self.names = ["row", "input", *(["input_pair"] if len(self.columns) == 2 else [])]
         types = dict(zip(self.names, ("int64", "string", "string"), strict=False))
         self.schema = arrow_schema(types | self.predictor.columns)
@@ -236,13 +237,17 @@ def _columns_to_read(rows: Any, kind: str, source: DataSource) -> tuple[str, ...
     named = {"image": source.image, "audio": source.audio}.get(kind)
     if named is not None and column_kinds(rows).get(named) == "text":
         return (named,)  # paths
+    if kind == "tokens":
+        return (find_word_column(rows, source),) if has_words(rows, source) else find_columns(rows, "text", source)
     return find_columns(rows, kind, source)
 
 
 def _shown(value: Any) -> str | None:
-    """A text, or the path of a file."""
+    """A text, the words of one, or the path of a file."""
     if isinstance(value, Mapping):
         value = value.get("path")
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return " ".join(value)
     return value if isinstance(value, str) else None
 
 
