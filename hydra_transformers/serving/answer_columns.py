@@ -6,7 +6,7 @@ from typing import Any
 from ..models.pipeline_hydra import PARTS_OF_UNCERTAINTY
 
 
-# Of every answer; the types are Arrow's. "double" is a number, "scores" a list of labels with their scores.
+# The types are Arrow's, or lists: see `arrow_schema`.
 COLUMNS = {
     "label": "string",
     "score": "double",

@@ -32,6 +32,7 @@ from tests.families import (
     HUBERT,
     VIT,
     WAV2VEC2,
+    WAVLM,
     bert_backbone,
     clip_backbone,
     for_families,
@@ -152,7 +153,7 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
         modules |= {"tokens.py", "entities.py", "pipeline_hydra_token.py"}
     if family in DECODERS:
         modules.add("decoders.py")
-    if family in (WAV2VEC2, HUBERT):
+    if family in (WAV2VEC2, HUBERT, WAVLM):
         modules.add("waveforms.py")
     assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules
 
