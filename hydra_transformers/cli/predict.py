@@ -17,7 +17,7 @@ from ..uncertainty import CalibratedClassifier
 from . import flags
 from .folders import load_config
 from .options import argument, choice, device_named, option, switch
-from .serve import predictor_of
+from .serve import UNCALIBRATED, predictor_of
 
 
 ZERO_SHOT = "AutoModelForZeroShotImageClassification"
@@ -114,6 +114,8 @@ def _predict_data(
     finished = predict_data(
         model, data, output, split=split, strict=strict, engine=engine, workers=workers, **columns, **settings
     )
+    if not finished.is_calibrated:
+        print(UNCALIBRATED, file=sys.stderr)
     named = "" if finished.bad_rows_file is None else f"; why not the others is in {finished.bad_rows_file}"
     answered = finished.rows - finished.bad_rows
     print(f"{output}: answers to {answered:,} of {finished.rows:,} rows{named}.")

@@ -42,12 +42,14 @@ class Finished:
     bad_rows: of these, those without an answer
     output: the file of answers, with a column `row` that counts from 0
     bad_rows_file: row, input and reason of each bad row; None if there is none
+    is_calibrated: whether the model abstains and has sets
     """
 
     rows: int
     bad_rows: int
     output: Path
     bad_rows_file: Path | None
+    is_calibrated: bool
 
 
 def predict_data(
@@ -391,7 +393,7 @@ class PartWriter:
         if named is not None:
             write_atomically(named, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in bad))
         os.replace(unfinished, self.output)
-        return Finished(len(self.reader.rows), len(bad), self.output, named)
+        return Finished(len(self.reader.rows), len(bad), self.output, named, self.reader.predictor.is_calibrated)
 
 
 class _Joined:
