@@ -7,7 +7,16 @@ import sys
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertTokenizer, pipeline
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizer,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+    pipeline,
+)
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.cli import main
@@ -19,7 +28,7 @@ from hydra_transformers.reports import TaskReport, evaluate_uncertainty, fusion_
 from hydra_transformers.serving import HydraPredictor, build_page, create_app
 from hydra_transformers.training import Recipe, finetune_members
 from hydra_transformers.uncertainty import calibrate, predict_decisions
-from tests.tiny_data import SIZES, WORDS
+from tests.tiny_data import SIZES, WORDS, pictures
 
 
 TEXTS = ["a film of joy", "a bad film", "good", "a bad bad film of joy"]
@@ -234,6 +243,47 @@ def test_the_command_fine_tunes_for_numbers_that_are_not_whole(folder, tmp_path,
     fused = AutoHydra.from_pretrained(tmp_path / "fused")
     assert fused.config.aggregate == "min" and fused.config.problem_type == "regression"
     assert fused.config.id2label == {0: "label"}
+
+
+@pytest.mark.slow
+def test_commands_judge_and_calibrate_a_reward_model(folder, tmp_path, capsys):
+    hydra = AutoHydra.from_pretrained(folder / "hydra")
+    hydra.config.aggregate, hydra.decision, hydra.config.decision = "min", None, None
+    hydra.save_pretrained(tmp_path / "reward")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "hydra")
+    tokenizer.save_pretrained(tmp_path / "reward")
+    pairs = [
+        {"chosen": row["text"], "rejected": other["text"]} for row, other in zip(rows(), rows()[1:], strict=False)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    assert main(["evaluate", str(tmp_path / "reward"), "--data", str(tmp_path / "pairs.jsonl")]) == 0
+    assert "Pair accuracy" in capsys.readouterr().out
+    found = TaskReport.from_json(tmp_path / "reward" / "evaluation" / "report.json").models["reward"].metrics
+    loaded = AutoHydra.from_pretrained(tmp_path / "reward")  # with its tokenizer's name
+    assert evaluate_uncertainty(loaded, pairs).models[type(loaded).__name__].metrics == pytest.approx(found, abs=1e-5)
+    marked = [{"text": row["text"], "label": place % 2} for place, row in enumerate(rows())]
+    (tmp_path / "relevant.jsonl").write_text("".join(json.dumps(row) + "\n" for row in marked))
+    words = ["--data", str(tmp_path / "relevant.jsonl"), "--coverage", "0.9", "--output", str(tmp_path / "new")]
+    assert main(["calibrate", str(tmp_path / "reward"), *words]) == 0
+    assert "count as nothing relevant" in capsys.readouterr().out
+    answers = AutoHydra.from_pretrained(tmp_path / "new").predict([row["text"] for row in marked])
+    refused = [answer for answer in answers if answer["abstain"]]
+    assert refused and all("below the threshold" in answer["reason"] for answer in refused)
+
+
+@pytest.mark.slow
+def test_images_have_numbers_too():
+    torch.manual_seed(0)
+    sizes = {"image_size": 8, "patch_size": 4, "num_labels": 2, "problem_type": "regression", **SIZES}
+    members = [ViTForImageClassification(ViTConfig(**sizes)) for _ in range(2)]
+    hydra = AutoHydra.from_pruned_members(members, shared=()).eval()
+    batch = {"pixel_values": torch.randn(60, 3, 8, 8), "labels": torch.randn(60, 2)}
+    hydra.calibrate([batch], alpha=0.2)
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
+    [answer] = hydra.predict(pictures([1], seed=0), processor)
+    assert len(answer["scores"]) == 2 and len(answer["interval"]) == 2
+    for each, (low, high) in zip(answer["scores"], answer["interval"], strict=True):
+        assert low < each["score"] < high
 
 
 @pytest.mark.slow

@@ -94,6 +94,9 @@ def evaluate_uncertainty(
         if not isinstance(model, nn.Module):
             raise TypeError(f"{name} is no model: pass one model, or several as {{name: model}}")
     tasks = {name: check_task(model, name, (ONE_CLASS, *EVALUATIONS)) for name, model in models.items()}
+    are_pairs = isinstance(data, Mapping) and set(data) == {"chosen", "rejected"}
+    if set(tasks.values()) <= {REGRESSION, REWARDS} and (are_pairs or REWARDS in tasks.values()):
+        tasks = dict.fromkeys(tasks, REWARDS)  # a plain model of one output has no aggregate
     task, first = next(iter(tasks.values())), next(iter(models.values()))
     for name, other in tasks.items():
         if other != task:
@@ -161,7 +164,7 @@ def _evaluate_task(
     evaluation: Evaluation, models: Mapping[str, nn.Module], data: Any, ood_data: Any, batch_size: int
 ) -> TaskReport:
     first = next(iter(models.values()))
-    data = load_if_named(data, first, labelled=True)
+    data = evaluation.load(data, first)
     ood_data = load_if_named(ood_data, first)  # its labels are read where it has any
     for place, each in {"data": data, "ood_data": ood_data}.items():
         if len(models) > 1 and hasattr(each, "__next__"):
