@@ -31,7 +31,7 @@ from .saved_models import load_config, load_with_decision
 # What columns may hold; neither server nor page takes sounds.
 KINDS_OF_COLUMNS = {**KINDS, "AutoModelForAudioClassification": "audio"}
 MOST_CLASS_LISTS = 8  # of CLIP, whose prompts are kept
-NAMED = {"image": "an image", "zero-shot": "an image", "audio": "a sound", "text": "a text"}
+NAMED = {"image": "an image", "zero-shot": "an image", "audio": "a sound", "text": "a text", "tokens": "a text"}
 
 
 def kind_of(config: PreTrainedConfig, name: str) -> str:
@@ -46,6 +46,8 @@ def check_served(config: PreTrainedConfig, name: str) -> str:
     """The kind of a model that server and page take: sounds cannot be sent."""
     if auto_class_of(config) not in KINDS:
         raise ValueError(f"{name} is a {config.model_type}: server and page take classifiers of images and texts")
+    if kind_of(config, name) == "tokens":
+        raise ValueError(f"{name} classifies tokens, which the page does not show: use serve, predict or a pipeline")
     return kind_of(config, name)
 
 
@@ -171,7 +173,8 @@ class HydraPredictor(Answerer):
 
     def values_in(self, batch: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The inputs of the model in a batch of columns."""
-        names = self.input_columns or ["text" if self.kind == "text" else "audio" if self.kind == "audio" else "image"]
+        usual = {"text": "text", "tokens": "tokens" if "tokens" in batch else "text", "audio": "audio"}
+        names = self.input_columns or [usual.get(self.kind, "image")]
         if not self.input_columns and self.kind == "text" and "text_pair" in batch:
             names = ["text", "text_pair"]
         for each in names:
@@ -218,6 +221,12 @@ class HydraPredictor(Answerer):
             texts = list(value.values()) if isinstance(value, Mapping) else [value]
             if value is None or (self.kind == "text" and None in texts):
                 return BadRow("there is none")
+            if self.kind == "tokens":
+                words = [value] if isinstance(value, str) else list(value)
+                wrong = next((word for word in words if not isinstance(word, str)), None)
+                return (
+                    (value if isinstance(value, str) else words) if wrong is None else BadRow("it is no list of words")
+                )
             if self.kind == "text":
                 wrong = next((text for text in texts if not isinstance(text, str)), None)
                 return value if wrong is None else BadRow(f"it is a {type(wrong).__name__}")
@@ -236,7 +245,7 @@ class HydraPredictor(Answerer):
 
     @property
     def reads(self) -> str:
-        return {"text": "texts", "audio": "sounds"}.get(self.kind, "images")
+        return {"text": "texts", "tokens": "texts", "audio": "sounds"}.get(self.kind, "images")
 
     @property
     def num_members(self) -> int:
