@@ -87,7 +87,13 @@ FIRST = {
 # are compiled: ViT-B/16 and BERT-base of `benchmarks/results/trunk_h200.md`, and three models in sequence of
 # `inference_cost_again_h200.md`. A dash was not measured.
 TIMES = {
-    "tinyimagenet-dinov2": ("1 / 1 (1 / 1)", "1 / 1 (1 / 1)", "2.95 / 2.82 (-)", "0.77 / 1.04 (0.81 / -)", "0.91 / 2.10 (0.91 / -)"),
+    "tinyimagenet-dinov2": (
+        "1 / 1 (1 / 1)",
+        "1 / 1 (1 / 1)",
+        "2.95 / 2.82 (-)",
+        "0.77 / 1.04 (0.81 / -)",
+        "0.91 / 2.10 (0.91 / -)",
+    ),
     "sst2-gte": ("1 / 1 (1 / 1)", "1 / 1 (1 / 1)", "3.05 / 2.91 (-)", "0.60 / 1.13 (-)", "0.64 / 2.33 (-)"),
 }
 
