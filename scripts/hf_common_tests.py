@@ -50,6 +50,7 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
             "HydraAST*",
             "HydraWav2Vec2*",
             "HydraHubert*",
+            "HydraWavLM*",
             "HydraCLIPVision*",
             "HydraCLIPFor*",
             "HydraSiglipVision*",

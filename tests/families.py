@@ -63,6 +63,8 @@ from transformers import (
     ViTForImageClassification,
     Wav2Vec2Config,
     Wav2Vec2ForSequenceClassification,
+    WavLMConfig,
+    WavLMForSequenceClassification,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
 )
@@ -499,6 +501,16 @@ HUBERT = Family(
     6,
     dropout=WAV2VEC2.dropout,
 )
+WAVLM = Family(
+    "wavlm",
+    backbone(
+        WavLMForSequenceClassification, WavLMConfig, {**WAVEFORM_SIZES, "num_buckets": 8, "max_bucket_distance": 5}
+    ),
+    padded_sounds,
+    {"": "wavlm.encoder.layers.{}.attention.out_proj"},
+    6,
+    dropout=WAV2VEC2.dropout,
+)
 CLIP_CLASSIFIER = Family(
     "clip-classifier",
     backbone(CLIPForImageClassification, of_vision_tower(CLIPConfig), {**SIZES, **IMAGE_SIZES}),
@@ -623,6 +635,7 @@ FAMILIES = [
     AST,
     WAV2VEC2,
     HUBERT,
+    WAVLM,
     CLIP_CLASSIFIER,
     SIGLIP,
     SIGLIP_CLASSIFIER,

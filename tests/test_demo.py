@@ -168,10 +168,15 @@ def test_the_demo_tells_every_step(told):
     _, text = told
     for step in range(1, 10):
         assert f"[{step}/9]" in text
-    for name in ("Single", "Deep Ensemble", "Hydra", "Hydra, pruned"):
+    for name in ("Single", "Deep Ensemble", "Hydra, merged", "Hydra", "Hydra, pruned"):
         assert f"\n{name}  " in text, "a row of the table"
     assert any(said in text for said in ("Fuse: ", "Fuse without ", "Do not fuse: ", "Cannot tell: "))
-    for pair in ("Hydra against Deep Ensemble", "Hydra against Single", "Hydra, pruned against Deep Ensemble"):
+    for pair in (
+        "Hydra, merged against Single",
+        "Hydra against Deep Ensemble",
+        "Hydra against Single",
+        "Hydra, pruned against Deep Ensemble",
+    ):
         assert f"{pair}: " in text
     assert "digit-" in text and "photo-patch.png" in text
 

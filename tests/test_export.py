@@ -42,7 +42,7 @@ def test_the_calibration_is_inside(tmp_path):
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.onnx", "model.pt2"}
     inputs = {"pixel_values": images(40, seed=1).float()}
     expected = hydra.eval()(**inputs)
-    names = ["logits", *OUTPUTS_OF_HYDRAS]
+    names = ["logits", *(name for name in OUTPUTS_OF_HYDRAS if expected.get(name) is not None)]
     assert 0 < expected.abstain.sum() < 40 and expected.prediction_set.sum(dim=1).unique().numel() > 1
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     found = dict(zip(names, session.run(names, {"pixel_values": inputs["pixel_values"].numpy()}), strict=True))

@@ -22,7 +22,8 @@ def tokenizer() -> BertTokenizer:
 def backbone(seed: int = 0, **fields) -> BertForTokenClassification:
     torch.manual_seed(seed)
     fields = {**names_of(TAGS), **fields}
-    config = BertConfig(vocab_size=len(PIECES), max_position_embeddings=16, initializer_range=0.5, **SIZES, **fields)
+    fields = {"initializer_range": 0.5, **SIZES, **fields}
+    config = BertConfig(vocab_size=len(PIECES), max_position_embeddings=16, **fields)
     return BertForTokenClassification(config).eval()
 
 

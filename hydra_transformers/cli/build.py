@@ -12,6 +12,7 @@ from .._io.files import check_takes_files
 from ..data.loading import check_has_variety, remember_max_length
 from ..data.processors import check_same_processors, load_processor
 from ..data.rows import SPLITS_TO_CUT, is_same_source, overlap
+from ..data.tags import TOKEN_CLASSIFICATION
 from ..fusion.probe import TEXT_TOKENS
 from ..pruning import MemberPlan
 from ..pruning.objectives import OBJECTIVES
@@ -375,11 +376,13 @@ def _build_for_target(models: list[str], options: BuildOptions) -> None:
 def _data_to_finetune(name: str, options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, Any]:
     """For a pre-trained model: one part of the data to train on, one to choose by; the part for tests is not read."""
     remember_max_length(processor, config, options.max_length, TEXT_TOKENS)
-    classes = name_classes(config, options)
-    if config.problem_type is not None:
+    classes, problem_type = name_classes(config, options)
+    if problem_type is not None:
+        what = {TOKEN_CLASSIFICATION: "words have tags", "regression": "labels are numbers that are not whole"}
+        what = what.get(problem_type, "rows have several labels each")
         raise ValueError(
-            f"rows of {options.data} have several labels each, and build makes models of one class per row: use finetune, fuse, "
-            "calibrate and evaluate one by one"
+            f"in {options.data} {what}, and build makes models of one class per row: use finetune, fuse, calibrate and evaluate one "
+            "by one"
         )
     train, held_out = (
         options.read(config, processor, split=options.split, part=part) for part in ("training", "validation")

@@ -14,10 +14,11 @@ from ..data.image_changes import random_changes
 from ..data.loading import PreparedData, check_has_variety, classes_in, remember_max_length
 from ..data.processors import load_processor
 from ..data.rows import MOST_HELD_OUT_ROWS, SPLITS_TO_CUT, overlap
+from ..data.tags import TOKEN_CLASSIFICATION
 from ..fusion import saved_tower_configs
 from ..fusion.probe import TEXT_TOKENS
 from ..hub.member_heads import copy_circuits
-from ..models.auto import CLASSIFIERS, is_zero_shot
+from ..models.auto import CLASSIFIERS, TOKEN_CLASSIFIERS, is_zero_shot
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members, tune_jointly
 from ..training.from_pretrained import check_trainings
 from ..training.recipes import base_recipe, recipe_for
@@ -103,9 +104,17 @@ def finetune(
     processor = load_processor(data.processor or name, config)
     remember_max_length(processor, config, data.max_length, TEXT_TOKENS)
     if is_pretrained:
-        classes = name_classes(config, data, data.part)
-        of_row = " of which a row may have several" if config.problem_type else ""
-        print(f"{count} fine-tunings of {name} with new classifiers for {len(classes)} classes{of_row}")
+        classes, problem_type = name_classes(config, data, data.part)
+        if problem_type == TOKEN_CLASSIFICATION:  # whose tokenizer has to read lists of words
+            processor = load_processor(data.processor or name, config)
+            remember_max_length(processor, config, data.max_length, TEXT_TOKENS)
+        of_what = {
+            "multi_label_classification": f"{len(classes)} classes of which a row may have several",
+            TOKEN_CLASSIFICATION: f"{len(classes)} classes of tokens, the tags of words",
+            "regression": f"numbers, {classes[0]} (regression)",
+        }
+        heads = of_what.get(problem_type, f"{len(classes)} classes")
+        print(f"{count} fine-tunings of {name} with new classifiers for {heads}")
     train, validation = _train_and_validation(data, validation_split, seed, config, processor, named)
     chosen = recipe_for(recipe, config, train, is_pretrained, epochs, max_steps)
     chosen = replace(chosen, trunk_layers=trunk_layers)
@@ -126,7 +135,7 @@ def finetune(
             validation,
             output,
             class_names=classes,
-            problem_type=config.problem_type,
+            problem_type=problem_type,
             trainings=trainings,
             **settings,
         )
@@ -184,13 +193,23 @@ def check_trunk(trunk_layers: int | float | None, name: str, config: PreTrainedC
 # Data
 
 
-def name_classes(config: PreTrainedConfig, data: flags.DataOptions, part: str | None = None) -> list[str]:
-    """Puts the data's classes into the config of a pre-trained model, and returns them."""
+def name_classes(
+    config: PreTrainedConfig, data: flags.DataOptions, part: str | None = None
+) -> tuple[list[str], str | None]:
+    """Puts the data's classes into the config of a pre-trained model, and returns them with the problem type."""
     with access_to(data.data, "data set"):
         source = data.source(split=data.split or (SPLITS_TO_CUT if part is None else None), part=part)
-        classes, config.problem_type = classes_in(source)
+        classes, problem_type = classes_in(source)
+    config.problem_type = problem_type
+    if problem_type == TOKEN_CLASSIFICATION:
+        if config.model_type not in TOKEN_CLASSIFIERS:
+            raise ValueError(
+                f"{data.data} has tags for words, and a {config.model_type} has no classifier of tokens: pass one of "
+                f"{', '.join(TOKEN_CLASSIFIERS)}"
+            )
+        config.architectures, config.problem_type = [TOKEN_CLASSIFIERS[config.model_type].__name__], None
     config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
-    return classes
+    return classes, problem_type
 
 
 def _train_and_validation(

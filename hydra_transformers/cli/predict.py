@@ -161,6 +161,8 @@ def _line(name: str, answer: dict[str, Any]) -> str:
         chosen = (
             None if answer["interval"] is None else ["{:.4g} to {:.4g}".format(*each) for each in answer["interval"]]
         )
+    if "labels" in answer:
+        label = ", ".join(answer["labels"]) or "no label"
     return _row(
         name,
         f"I don't know ({label}?)" if answer["abstain"] else label,

@@ -16,6 +16,7 @@ from .prediction import classes_of, device_of, predict
 from .rows import DataSource
 
 
+TOKEN_CLASSIFICATION = "token_classification"  # the problem type of data with tags
 NO_TAG = -100  # of tokens that no loss and no metric counts
 # The usual names, first choice first.
 WORD_NAMES = ("tokens", "words")
@@ -45,6 +46,17 @@ def find_word_column(rows: Any, source: DataSource) -> str:
             "model reads lists of words: name it as text= (--text-column)"
         )
     return found[0]
+
+
+def has_words(rows: Any, source: DataSource) -> bool:
+    """Whether the rows are lists of words with tags, and no texts."""
+    kinds, columns = column_kinds(rows), _lists(rows)
+    if source.text_columns:
+        return len(source.text_columns) == 1 and columns.get(source.text_columns[0]) == "text"
+    has_text = any(
+        kind == "text" and name not in TAG_NAMES and name not in ("id", "lang") for name, kind in kinds.items()
+    )
+    return not has_text and any(columns.get(name) == "text" for name in WORD_NAMES)
 
 
 def find_tag_column(rows: Any, source: DataSource, words: str, num_labels: int | None) -> str:
@@ -96,6 +108,17 @@ def _num_tags(rows: Any, column: str) -> int | None:
 class Tags(LabelLists):
     """The column of tags of a data set: a name or number for each word, -100 where a word has none."""
 
+    def classes(self) -> list[str]:
+        """The data's own tags in the order of their numbers; LABEL_0, LABEL_1, ... where they have no names."""
+        if self.names is not None:
+            return list(self.names)
+        most = max((tag for row, tags in enumerate(self.values) for tag in self._numbers(tags, row)), default=-1)
+        if most < 1:
+            raise ValueError(
+                f"column {self.column!r} of {self.source.name} has {most + 1} different tags, so there is nothing to learn"
+            )
+        return [f"LABEL_{tag}" for tag in range(most + 1)]
+
     def of_words(self, words: Sequence[Sequence[str]], classes: Sequence[str]) -> tuple[list[list[int]], str]:
         """The class of each word as the model counts them, and a note on how tags were matched."""
         count, name = len(classes), self.source.name
@@ -104,7 +127,7 @@ class Tags(LabelLists):
                 raise ValueError(
                     f"row {row} of {name} has {len(texts)} words and {len(tags)} tags: give every word one"
                 )
-        numbers = [self._numbers(tags, row, count) for row, tags in enumerate(self.values)]
+        numbers = [self._numbers(tags, row) for row, tags in enumerate(self.values)]
         note, matched = "tag numbers taken as they are", None
         if self.names is not None and not (self.source.labels_in_order and not self.are_texts):
             if are_generic(classes) and not self.are_texts:
@@ -158,14 +181,7 @@ def collect_words(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor,
     for batch in batches(data, batch_size, device, classes=classes):
         member_logits = at_least_float32(predict(model, batch)).cpu()
         labels = labels_of(batch, len(member_logits))
-        if labels is not None:
-            _check_tags(labels, member_logits)
-            are_words = labels.cpu() != NO_TAG
-        else:
-            mask = batch.get("word_starts", batch.get("attention_mask"))
-            tokens = member_logits.shape[2]
-            are_words = torch.ones(len(member_logits), tokens).bool() if mask is None else mask.cpu().bool()
-        for row, own in enumerate(are_words):
+        for row, own in enumerate(which_are_words(member_logits, labels, batch)):
             answers.append(member_logits[row][:, own])
             tags.append(None if labels is None else labels[row].cpu()[own])
     if not answers:
@@ -179,8 +195,18 @@ def collect_words(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor,
     return torch.stack(filled), torch.stack(padded) if known else None
 
 
-def _check_tags(labels: Tensor, member_logits: Tensor) -> None:
+def which_are_words(member_logits: Tensor, labels: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor:
+    """Whether each token stands for a word, see `collect_words`: (batch, tokens)"""
     texts, _, tokens, classes = member_logits.shape
+    if labels is not None:
+        check_tags(labels, texts, tokens, classes)
+        return labels.cpu() != NO_TAG
+    mask = batch.get("word_starts", batch.get("attention_mask"))
+    return torch.ones(texts, tokens).bool() if mask is None else mask.cpu().bool()
+
+
+def check_tags(labels: Tensor, texts: int, tokens: int, classes: int) -> None:
+    """Refuses labels of a batch that are not a class index for each token."""
     if labels.shape != (texts, tokens) or labels.is_floating_point():
         raise ValueError(
             f"labels of a batch are {labels.dtype} of shape {tuple(labels.shape)}, and this model classifies tokens: give every "

@@ -117,14 +117,21 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
             f"Right on {', '.join(f'{accuracy(each, *known):.1%}' for each in fine_tunings)} of the images to choose by."
         )
 
-        begin("Before fusing", "May they be fused? Asked on images to choose by.")
+        begin("Before fusing", "May they be fused, and how many layers merged? Asked on images to choose by.")
         say(str(may_be_fused(fine_tunings, data, pace)))
 
         begin("Fusing", "Three fine-tunings in, one model out: own attention side by side, the mean of all else.")
+        merged = AutoHydra.from_pruned_members(fine_tunings, trunk_layers=0.75)
         hydra = AutoHydra.from_pruned_members(fine_tunings)
-        say("hydra = AutoHydra.from_pruned_members(fine_tunings)")
         apart = sum(each.num_parameters() for each in fine_tunings)
-        say(f"{hydra.num_parameters():,} parameters instead of {apart:,}.")
+        say(
+            "merged = AutoHydra.from_pruned_members(fine_tunings, trunk_layers=0.75)  # three quarters of the layers run once"
+        )
+        say(f"{merged.num_parameters():,} parameters instead of {apart:,}.")
+        say("hydra = AutoHydra.from_pruned_members(fine_tunings)  # careful: no layer merged whole")
+        say(
+            f"{hydra.num_parameters():,} parameters. So small a model has few layers to spare: the careful one will decide."
+        )
 
         begin("Pruning", f"Or each first loses {pace.budget} of its 32 heads, by its own circuit.")
         pruned = AutoHydra.from_pruned_members(pruned_members(fine_tunings, data, pace, folder / "circuits"))
@@ -132,11 +139,13 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
 
         begin("Testing", "Faster than three, better than one? On digits and photos that no step above has seen.")
         ensemble = DeepEnsemble(fine_tunings)
-        models = {"Single": fine_tunings[0], "Deep Ensemble": ensemble, "Hydra": hydra, "Hydra, pruned": pruned}
+        models = {"Single": fine_tunings[0], "Deep Ensemble": ensemble, "Hydra, merged": merged}
+        models |= {"Hydra": hydra, "Hydra, pruned": pruned}
         report, costs = evaluate(models, data), compare_costs(models, (BATCH_SIZE,), pace.seconds)
         table = comparison_table(report, costs, BATCH_SIZE)
         print(table.text())
-        for name, other in (("Hydra", "Deep Ensemble"), ("Hydra", "Single"), ("Hydra, pruned", "Deep Ensemble")):
+        pairs = [("Hydra, merged", "Single"), ("Hydra", "Deep Ensemble"), ("Hydra", "Single")]
+        for name, other in (*pairs, ("Hydra, pruned", "Deep Ensemble")):
             say(comparison(report, costs, name, other, BATCH_SIZE))
 
         begin("Deciding", "When should it rather not answer? Fitted on separate digits, and saved in the model.")

@@ -27,8 +27,8 @@ def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrained
     Its config has one number of heads for all layers, and in some families (ViT, DeiT, AST, BEiT, DINOv2, causal language models)
     their width. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)` leaves them, and
     equally many for each key and value head that several heads read. In the other families (BERT, RoBERTa, ELECTRA, MPNet,
-    DeBERTa, LayoutLMv3, DistilBERT, ModernBERT, CLIP, SigLIP, Wav2Vec2, HuBERT) the heads together are always as wide as the hidden
-    size, so none may be missing.
+    DeBERTa, LayoutLMv3, DistilBERT, ModernBERT, CLIP, SigLIP, Wav2Vec2, HuBERT, WavLM) the heads together are always as wide as the
+    hidden size, so none may be missing.
     Neurons of MLPs have to be equally many in each layer, and the config needs an `intermediate_size` (all but DINOv2 and
     DistilBERT). Other models are refused, or filled up.
 
@@ -224,6 +224,8 @@ def _inverted(
         return [query, value]
     factors = [tensor.new_ones(shape) for shape in shapes[1:]]
     forms = [tensor, tensor.t() if tensor.dim() == 2 else tensor, tensor.squeeze(0), tensor.unsqueeze(0)]
+    if tensor.numel() == shapes[0].numel():
+        forms.append(tensor.reshape(shapes[0]))
     guesses = [[form, *factors] for form in forms]
     if factors and sum(shape[0] for shape in shapes) == tensor.shape[0]:
         guesses.append(list(tensor.split([shape[0] for shape in shapes])))

@@ -41,6 +41,7 @@ from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig, HydraSiglipVisionConfig
 from .configuration_hydra_vit import HydraViTConfig
 from .configuration_hydra_wav2vec2 import HydraWav2Vec2Config
+from .configuration_hydra_wavlm import HydraWavLMConfig
 from .modeling_hydra_ast import HydraASTForAudioClassification, HydraASTModel
 from .modeling_hydra_beit import HydraBeitForImageClassification, HydraBeitModel
 from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertForTokenClassification, HydraBertModel
@@ -121,6 +122,7 @@ from .modeling_hydra_siglip import (
 )
 from .modeling_hydra_vit import HydraViTForImageClassification, HydraViTModel
 from .modeling_hydra_wav2vec2 import HydraWav2Vec2ForSequenceClassification, HydraWav2Vec2Model
+from .modeling_hydra_wavlm import HydraWavLMForSequenceClassification, HydraWavLMModel
 
 
 # Arguments of from_pretrained by which a config is found.
@@ -328,6 +330,14 @@ CLASSIFIERS: dict[str, type[PreTrainedModel]] = {
 }
 
 
+# By `model_type` of a backbone, its class with a classifier of tokens.
+TOKEN_CLASSIFIERS: dict[str, type[PreTrainedModel]] = {
+    each.config_class.model_type: each
+    for each, auto_class in AUTO_CLASSES.items()
+    if "Token" in auto_class and not hasattr(each, "from_pruned_members")
+}
+
+
 def head_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class with a head that a backbone's or Hydra's config was saved with, or that of `HEADS` where it was none."""
     saved = getattr(config, "architectures", None) or ()
@@ -468,4 +478,7 @@ __all__ = [
     "HydraWav2Vec2Config",
     "HydraWav2Vec2ForSequenceClassification",
     "HydraWav2Vec2Model",
+    "HydraWavLMConfig",
+    "HydraWavLMForSequenceClassification",
+    "HydraWavLMModel",
 ]

@@ -43,6 +43,7 @@ class LayerSpec:
     own_position_maps: whether these keys and queries have maps of their own, or pass those of the tokens
     position_dropout: on the embeddings of the distances
     bias_distances: for how many distances each head of each layer has a number of its own, to be added to the scores
+    gated_bias: whether each head weighs the bias of positions by its own part of the states that the attention reads, as WavLM
     output_dropout, mlp_dropout: behind the output projection and the MLP, None where the backbone has none
     inner_dropout: before the MLP's second map
     drop_path: how often a branch is left out in training, in all layers or layer by layer
@@ -71,6 +72,7 @@ class LayerSpec:
     own_position_maps: bool = False
     position_dropout: float = 0.0
     bias_distances: int = 0
+    gated_bias: bool = False
     attention_dropout: float = 0.0
     output_dropout: float | None = None
     mlp_dropout: float | None = None

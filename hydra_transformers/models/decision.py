@@ -14,7 +14,13 @@ from transformers.utils import logging
 
 from .decision_settings import ROUNDING, check_settings
 from .detection import DETECTORS, answers_of, score
-from .modeling_hydra import FixedDtype, at_least_float32, is_exporting, log_mean_probability
+from .modeling_hydra import (
+    FixedDtype,
+    at_least_float32,
+    is_exporting,
+    log_mean_of_exponentials,
+    log_mean_probability,
+)
 
 
 logger = logging.get_logger(f"transformers.{__name__}")
@@ -23,7 +29,7 @@ logger = logging.get_logger(f"transformers.{__name__}")
 @dataclass(frozen=True)
 class Decided:
     """
-    member_logits: (batch, members, classes), divided by the temperature
+    member_logits: (batch, members, classes), with the temperature
     detector_score: (batch,), higher is less sure
     abstain: (batch,) bool, whether the score is above the threshold, or the answer is not a number
     prediction_set: (batch, classes) bool, the possible classes, all where the answer is not a number; None without sets
@@ -47,6 +53,7 @@ class Decision(FixedDtype):
 
     settings: the config's `decision`
         temperature: a positive number
+        pooled: whether the temperature is the ensemble's, see `pool_then_scale`; absent, it divides each member's logits
         detector: {"name", "by", "settings"}, see `detection.score`
         threshold: None, or the highest score that is answered
         sets: None, or {"method": "lac" | "aps" | "raps", "thresholds", "by_class", "k_reg", "penalty", "allow_empty"}
@@ -79,7 +86,8 @@ class Decision(FixedDtype):
 
     def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> Decided:
         """member_logits: (batch, members, classes); member_features: (batch, members, dim), where `reads_features`"""
-        member_logits = at_least_float32(member_logits) / self.settings["temperature"]
+        scale = pool_then_scale if self.settings.get("pooled") else torch.div
+        member_logits = scale(at_least_float32(member_logits), self.settings["temperature"])
         detector, threshold, sets = (self.settings[name] for name in ("detector", "threshold", "sets"))
         state = {name: getattr(self, name) for name in self.settings["state"]}
         name, by = detector["name"], detector["by"]
@@ -172,6 +180,33 @@ def uncalibrated(model: nn.Module) -> Iterator[None]:
     finally:
         if before:
             decision.is_on = True
+
+
+def pool_then_scale(member_logits: Tensor, temperature: float) -> Tensor:
+    """Member logits whose mean probability is the ensemble's answer with a temperature: (batch, members, classes).
+
+    With p the members' mean probability, the answer is q = softmax(log p / T). Each member is first divided by T alone; then
+    its probability of a class is multiplied by what is missing from the mean of all to q, the same factor for all members.
+    A member whose probabilities now sum to more than 1 is reduced to 1, and what it loses goes, class by class, to those
+    below 1: every member sums to 1 again, and the mean stays q. Each member keeps its log Σ exp z / T.
+    """
+    scaled = member_logits / temperature
+    if member_logits.shape[1] == 1 or temperature == 1:
+        return scaled
+    smallest = torch.finfo(scaled.dtype).tiny  # keeps logarithms, and their gradients, finite
+    sums = scaled.logsumexp(dim=-1, keepdim=True)
+    log_members = scaled - sums
+    log_mean = log_mean_of_exponentials(log_members)
+    factor = (log_mean_probability(member_logits) / temperature).log_softmax(dim=-1) - log_mean
+    factor = factor.masked_fill(log_mean == -math.inf, 0.0)  # a class that no member allows
+    log_members = log_members + factor.unsqueeze(1)
+    log_total = log_members.logsumexp(dim=-1, keepdim=True)  # near 0
+    surplus = -torch.expm1(-log_total.clamp(min=0))  # as a share of what the member has
+    lack = -torch.expm1(log_total.clamp(max=0))
+    lost = (log_members + surplus.clamp(min=smallest).log()).logsumexp(dim=1, keepdim=True)
+    shares = lack / lack.sum(dim=1, keepdim=True).clamp(min=smallest)
+    received = lost + shares.clamp(min=smallest).log()
+    return torch.stack([log_members - log_total.clamp(min=0), received]).logsumexp(dim=0) + sums
 
 
 def prediction_sets(

@@ -16,9 +16,11 @@ SET_METHODS = ("lac", "aps", "raps")
 def check_settings(settings: Any, num_parameters: float) -> None:
     """Refuses what `calibrate` cannot have written, with the name of the field."""
     fields = ("temperature", "detector", "threshold", "sets", "alpha", "dtype", "state", "digests", "sentences")
-    check_fields("decision", settings, fields, optional=("classes", "prompts"))
+    check_fields("decision", settings, fields, optional=("pooled", "classes", "prompts"))
     temperature, detector, threshold, sets, alpha = (settings[each] for each in fields[:5])
     check_field("temperature", temperature, is_positive(temperature), "a positive number")
+    pooled = settings.get("pooled", False)
+    check_field("pooled", pooled, isinstance(pooled, bool), "True or False")
     check_fields("decision.detector", detector, ("name", "by", "settings"))
     name = detector["name"]
     method = DETECTORS.get(name) if isinstance(name, str) and name != "vim" else None

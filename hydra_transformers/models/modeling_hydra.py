@@ -145,6 +145,29 @@ class DistanceBias(Grouped):
         return self.weight[:, distances].unsqueeze(0)
 
 
+class BiasGate(Grouped):
+    """How much each head of each token adds of the bias of positions, as in WavLM; weight (sum of heads, 1).
+
+    maps: of each member, from a head's part of the states to eight numbers
+    """
+
+    def __init__(self, config: PreTrainedConfig, layer: int, heads: Sequence[int], head_dim: int):
+        super().__init__(heads, 1, None)
+        self.maps = shared_or_per_member(config, "attention", partial(nn.Linear, head_dim, 8), layer)
+
+    def forward(self, hidden_states: torch.Tensor, kept_heads: list[list[int]]) -> torch.Tensor:
+        """(members or 1, batch, tokens, hidden) -> (batch, heads of all members, tokens, 1)"""
+        maps = self.maps if isinstance(self.maps, PerMember) else [self.maps]
+        states = hidden_states.expand(len(maps), *hidden_states.shape[1:]).unflatten(-1, (-1, maps[0].in_features))
+        gates = [
+            own(states[member][..., heads, :]).unflatten(-1, (2, 4)).sum(dim=-1).sigmoid()
+            for member, (own, heads) in enumerate(zip(maps, kept_heads, strict=True))
+            if heads
+        ]
+        first, second = torch.cat(gates, dim=2).transpose(1, 2).chunk(2, dim=-1)
+        return first * (second * self.weight.unsqueeze(1) - 1) + 2
+
+
 def bias_as(like: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The result of a map without inputs: its bias, or zeros, (..., out_features) as `like`."""
     return torch.zeros_like(like) if bias is None else bias.expand_as(like).type_as(like)
@@ -296,6 +319,8 @@ class HydraAttention(nn.Module):
                 setattr(self, POSITION_MAPS[term], GroupedLinear(config.hidden_size, self.widths))
         if spec.bias_distances:
             self.distance_bias = DistanceBias([len(heads) for heads in kept_heads], spec.bias_distances)
+        if spec.gated_bias:
+            self.bias_gate = BiasGate(config, layer, [len(heads) for heads in kept_heads], self.head_dim)
         self.register_buffer("kept_heads_mask", mask_of(kept_heads, config.num_attention_heads))
 
     def set_kept_heads(self, kept_heads: list[list[int]]) -> None:
@@ -309,7 +334,7 @@ class HydraAttention(nn.Module):
 
     def rows_per_head(self) -> dict[str, int]:
         """The packed parts beside q, k, v and o of which each head owns rows, and how many."""
-        rows = dict.fromkeys(POSITION_MAPS.values(), self.head_dim) | {"distance_bias": 1}
+        rows = dict.fromkeys(POSITION_MAPS.values(), self.head_dim) | {"distance_bias": 1, "bias_gate": 1}
         return {name: count for name, count in rows.items() if hasattr(self, name)}
 
     def check_same_heads(self, saved: torch.Tensor) -> None:
@@ -379,6 +404,8 @@ class HydraAttention(nn.Module):
             key, value = for_each_query(key, readers), for_each_query(value, readers)
         if has_bias:
             bias = self._bias(query, key, position_bias, distance_embeddings, distances)
+            if hasattr(self, "bias_gate"):
+                bias = self.bias_gate(hidden_states[:, :, : query.shape[2]], self.kept_heads) * bias
             attention_mask = self._mask_with_bias(attention_mask, bias)
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
@@ -878,7 +905,7 @@ class HydraClassifierOutput(ModelOutput):
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
     attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
     detector_score, abstain, prediction_set, interval: what a calibrated model decides, see `decision.Decided`; the
-        logits of a calibrated classifier are divided by its temperature
+        logits of a calibrated classifier have its temperature
     """
 
     loss: torch.FloatTensor | None = None

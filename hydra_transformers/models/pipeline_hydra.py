@@ -73,6 +73,11 @@ class AnswersMixin:
     truncated: of texts, whether the model read only the beginning
     scores: the `top_k` likeliest labels with their scores (5; None for all)
 
+    Of a model of several labels
+    labels: those that are answered with yes, the likeliest first: from its own threshold on where it was calibrated, else 0.5
+    prediction_set: the labels that it may have
+    scores: of each label also its uncertainty, aleatoric, epistemic, and abstain where it was calibrated for single labels
+
     Of a regression model
     label, score: the first output's name and number; `scores` has all outputs, in their order
     uncertainty, epistemic: the variance between members, of several outputs the mean of theirs; aleatoric is None
@@ -106,7 +111,9 @@ class AnswersMixin:
         logits, notes = model_outputs["logits"][0], model_outputs.pop("notes") or {}
         names = model_outputs.get("candidate_labels") or self.model.config.id2label
         truncated = {"truncated": notes["truncated"]} if "truncated" in notes else {}
-        if getattr(self.model.config, "problem_type", None) == "regression":
+        # A single output of a plain model may have no problem type, and be calibrated for numbers.
+        has_interval = model_outputs.get("interval") is not None
+        if has_interval or getattr(self.model.config, "problem_type", None) == "regression":
             decided = self.decided(model_outputs, notes.get("empty"))
             return number_answer(model_outputs, names) | decided | truncated
         scores = super().postprocess(model_outputs, **self.every_score, **parameters)
@@ -114,6 +121,9 @@ class AnswersMixin:
         is_multi_label = getattr(self.model.config, "problem_type", None) == "multi_label_classification"
         is_multi_label |= hasattr(self.model, "logit_bias")  # two towers that say yes or no to each text
         order = logits.argsort(descending=True, stable=True).tolist()
+        labels = {}
+        if getattr(self.model.config, "problem_type", None) == "multi_label_classification":
+            labels = label_answer(model_outputs, names, scores, self.settings(model_outputs))
         return {
             **scores[0],
             **entropies(
@@ -121,9 +131,17 @@ class AnswersMixin:
             ),
             **self.decided(model_outputs, notes.get("empty")),
             "prediction_set": None if chosen is None else [names[index] for index in order if chosen[0, index]],
+            **labels,
             **truncated,
             "scores": scores[:top_k],
         }
+
+    def settings(self, outputs: dict) -> dict[str, Any] | None:
+        """Those of the decision that these outputs have; None without one."""
+        if outputs.get("detector_score") is None:
+            return None
+        # By name: the model may have come with its repository, and this pipeline with the package.
+        return next(each.settings for each in self.model.modules() if type(each).__name__.endswith("Decision"))
 
     def decided(self, outputs: dict, empty: str | None) -> dict[str, Any]:
         """Whether to abstain, by what, and why.
@@ -131,18 +149,19 @@ class AnswersMixin:
         empty: what is wrong with an input that holds nothing
         """
         detector = detector_score = threshold = abstain = None
-        if outputs.get("detector_score") is not None:
-            # By name: the model may have come with its repository, and this pipeline with the package.
-            decisions = (each for each in self.model.modules() if type(each).__name__.endswith("Decision"))
-            settings = next(decisions).settings
+        settings = self.settings(outputs)
+        if settings is not None:
             detector, threshold = settings["detector"]["name"], settings["threshold"]
-            detector_score = outputs["detector_score"][0].item()
-            abstain = None if threshold is None else outputs["abstain"][0].item()
+            # Of several labels, one of them may be enough for an answer.
+            detector_score = outputs["detector_score"][0].min().item()
+            abstain = None if threshold is None else outputs["abstain"][0].all().item()
         reason = empty
         if reason is None and outputs["logits"][0].isnan().any():
             reason = "The answer is not a number."
         if reason is None and abstain and detector == "low score":
             reason = f"The score is {-detector_score:.3g}, below the threshold {-float(threshold):.3g}."
+        if reason is None and abstain and outputs["abstain"].dim() > 1:
+            reason = "Every label is too close to its threshold."
         if reason is None and abstain:
             reason = f"{detector} is {detector_score:.3g}, above the threshold {float(threshold):.3g}."
         return {
@@ -163,6 +182,28 @@ KEPT_OUTPUTS = (
     "interval",
     "candidate_labels",
 )
+
+
+PARTS_OF_UNCERTAINTY = ("uncertainty", "aleatoric", "epistemic")
+
+
+def label_answer(outputs: dict, names: Any, scores: list[dict], settings: dict[str, Any] | None) -> dict[str, Any]:
+    """What the answer of a model of several labels has beside others; adds to each of `scores` what is known of the label.
+
+    settings: of the decision, if the model has one
+    """
+    logits, members = outputs["logits"][0], outputs.get("member_logits")
+    answers = answers_of((logits[None] if members is None else members[0])[None].double(), multi_label=True)
+    parts = [part[0].tolist() for part in entropy_split(answers.log_probabilities)]
+    lowest = [0.0] * len(logits) if settings is None else list(map(float, settings["log_odds"]))
+    places = {names[place]: place for place in range(len(logits))}
+    for score in scores:
+        place = places[score["label"]]
+        score |= {name: part[place] for name, part in zip(PARTS_OF_UNCERTAINTY, parts, strict=True)}
+        if settings is not None and settings["per_label"]:
+            score["abstain"] = outputs["abstain"][0, place].item()
+    odds = logits.tolist()
+    return {"labels": [each["label"] for each in scores if odds[place := places[each["label"]]] >= lowest[place]]}
 
 
 def number_answer(outputs: dict, names: Any) -> dict[str, Any]:
@@ -186,9 +227,7 @@ def entropies(member_logits: Tensor, is_multi_label: bool = False) -> dict[str, 
     """The parts of the uncertainty, of logits (members, classes)."""
     answers = answers_of(member_logits[None].double(), multi_label=is_multi_label)
     parts = entropy_split(answers.log_probabilities)
-    return {
-        name: part.sum().item() for name, part in zip(("uncertainty", "aleatoric", "epistemic"), parts, strict=True)
-    }
+    return {name: part.sum().item() for name, part in zip(PARTS_OF_UNCERTAINTY, parts, strict=True)}
 
 
 class ImagesMixin:

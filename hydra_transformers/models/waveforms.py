@@ -89,12 +89,18 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
 
     # The backbone's classes of the convolutions, of the map behind them, and of the positions.
     parts: tuple[type[nn.Module], ...]
+    # Of what positions add to the scores, where they add anything.
+    position_bias_class: type[nn.Module] | None = None
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
         self.embeddings = shared_or_per_member(
             config, "embeddings", lambda: HydraWaveformEmbeddings(config, self.parts, self.backbone_classes[0])
         )
+        if self.position_bias_class is not None:
+            self.relative_attention_bias = shared_or_per_member(
+                config, "embeddings", lambda: self.position_bias_class(config)
+            )
         self.layers = hydra_layers(config)
         if config.do_stable_layer_norm:
             self.last_norm = "final_norm"
@@ -124,7 +130,9 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
         input_values = input_values.to(self.first_embeddings().feature_projection.projection.weight.dtype)
         hidden_states = embed(self.embeddings, input_values, frame_mask)
         mask = None if frame_mask is None else encoder_mask(self.config, hidden_states, frame_mask)
-        return hidden_states, mask, {}
+        if self.position_bias_class is None:
+            return hidden_states, mask, {}
+        return hidden_states, mask, {"position_bias": embed(self.relative_attention_bias, hidden_states).unsqueeze(1)}
 
     def frame_mask(self, attention_mask: torch.Tensor, frames: int) -> torch.Tensor:
         """Which frames are no padding, which follows the samples: (batch, samples) -> (batch, frames)"""

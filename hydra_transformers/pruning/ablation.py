@@ -134,7 +134,7 @@ def keep_heads(attention: HydraAttention, before: list[int], after: list[int]) -
         setattr(qkv, name, nn.Parameter(qkv_rows(tensor, before, after, attention), requires_grad=False))
     for part, rows in attention.rows_per_head().items():
         module = getattr(attention, part)
-        for name, tensor in list(module.named_parameters()):
+        for name, tensor in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(heads_at(tensor, places, rows), requires_grad=False))
         module.set_widths([len(module.weight)])
     attention.set_kept_heads([after])

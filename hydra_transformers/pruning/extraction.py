@@ -23,7 +23,8 @@ from ..data.fingerprints import (
     fingerprints_of_rows,
 )
 from ..data.prediction import check_chooses_one_class, classes_of
-from ..data.tasks import ONE_CLASS, task_of_model
+from ..data.tags import NO_TAG, check_tags
+from ..data.tasks import ONE_CLASS, TOKENS, task_of_model
 from ..models.modeling_hydra import at_least_float32
 from .ablation import GIB, Ablate, ablation_of
 from .circuits import MODES, ROUNDING, Circuit
@@ -213,6 +214,10 @@ class GreedySearch:
             "ties_by": MARGINS[objective] if score == "msp" else MARGINS[objective].replace("confidence", score),
         }
         self.engine, self.id_set, self.ood_set, self.metric = engine, id_set, ood_set, metric
+        self.per_token = task == TOKENS
+        if self.per_token:
+            for inputs, labels in zip(id_set.inputs, id_set.labels, strict=True):
+                check_tags(labels, *inputs[engine.input_names[0]].shape, engine.num_classes)
         self.circuit = Circuit([], [], math.nan, objective, mode, made_from, tied=[])
         # How each head's removal changed the score when it was last evaluated; the short list is made from it.
         self.effects: dict[Head, Score] = {}
@@ -283,7 +288,8 @@ class GreedySearch:
         if self.metric is not None:
             [logits] = self._over_samples(ablate, self.id_set, lambda logits, _: [at_least_float32(logits)])
             self._check_finite(logits.flatten(1), candidates, self.id_set.name)
-            labels = torch.cat(gather_batches([labels.cpu() for labels in self.id_set.labels]))
+            own = [words_of(None, labels)[1] if self.per_token else labels for labels in self.id_set.labels]
+            labels = torch.cat(gather_batches([labels.cpu() for labels in own]))
             scores = [metric_score(self.metric, each, labels) for each in logits]
         else:
             id_values = self._sample_values(ablate, self.id_set, candidates)
@@ -308,7 +314,9 @@ class GreedySearch:
         """`values_of(logits, labels)` for the samples of all processes: (candidates + 1, samples, ...) each, on the CPU."""
         found = []
         for inputs, labels in zip(data.inputs, data.labels, strict=True):
-            parts = zip(*(values_of(logits, labels) for logits in ablate(inputs)), strict=True)
+            pairs = ((logits, labels) for logits in ablate(inputs))
+            pairs = (words_of(*pair) for pair in pairs) if self.per_token else pairs
+            parts = zip(*(values_of(*pair) for pair in pairs), strict=True)
             found.append([torch.cat(each).cpu() for each in parts])
         return [torch.cat(each, dim=1) for each in zip(*gather_batches(found), strict=True)]
 
@@ -356,6 +364,13 @@ class GreedySearch:
                 raise ValueError(
                     another.format(f"whose metric of this name gave {before:g} where this one gives {value:g}")
                 )
+
+
+def words_of(logits: Tensor | None, labels: Tensor) -> tuple[Tensor | None, Tensor]:
+    """A token classifier's samples are its words: (candidates, batch, tokens, classes), (batch, tokens) -> (candidates, words,
+    classes), (words,)"""
+    are_words = labels != NO_TAG
+    return None if logits is None else logits[:, are_words], labels[are_words]
 
 
 def end_of(circuit: Circuit, budget: int, tolerance: float | None) -> int:

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from ..data.batches import batches, split_labels
 from ..data.evaluation_data import check_label_range
-from ..data.prediction import accepted_inputs, check_class_prompts, classes_of, logits_of_cosines
+from ..data.prediction import accepted_inputs, check_class_prompts, classes_of, classifies_tokens, logits_of_cosines
+from ..data.tags import NO_TAG
 from .heads import Prompts, Towers, has_two_towers
 from .units import Layer, Unit, UnitLayer, UnitsOf, by_unit, head_layers, units_to_score
 
@@ -60,6 +61,11 @@ def michel_scores(
     return by_unit(units, mean_gate_gradients(hydra, Calibration(hydra, data, class_prompts), layers))
 
 
+def _labels_in(labels: Tensor) -> int:
+    """How many labels the mean loss of a batch is over: one for each row, or for each tagged token."""
+    return int((labels != NO_TAG).sum()) if labels.dim() == 2 and not labels.is_floating_point() else len(labels)
+
+
 class Calibration:
     """The calibration set, read once, and the mean loss over all of it."""
 
@@ -72,7 +78,7 @@ class Calibration:
             self.batches.append((accepted_inputs(model, inputs), labels))
         if not self.batches:
             raise ValueError("data has no samples: pass at least one batch")
-        self.rows = sum(len(labels) for _, labels in self.batches)
+        self.rows = sum(_labels_in(labels) for _, labels in self.batches)
         self.prompts = None
         if has_two_towers(model):
             check_class_prompts(class_prompts, model)
@@ -86,14 +92,15 @@ class Calibration:
         for _, labels in self.batches:
             # Float labels are multi-label or regression targets; so are labels of a single "class".
             if num_classes > 1 and not labels.is_floating_point():
-                check_label_range(labels, "data", num_classes)
+                known = labels[labels != NO_TAG] if classifies_tokens(model) else labels
+                check_label_range(known, "data", num_classes)
 
     def losses(self, model: PreTrainedModel) -> Iterator[Tensor]:
         """The mean loss in parts, one per batch, each with its own graph; they add up to the mean over all rows."""
         for inputs, labels in self.batches:
             if self.prompts is None:
                 # Weighted by rows, so that a short last batch has its share only.
-                yield model(**inputs, labels=labels).loss * (len(labels) / self.rows)
+                yield model(**inputs, labels=labels).loss * (_labels_in(labels) / self.rows)
             else:
                 logits = zero_shot_logits(model, inputs, self.text_features(model))
                 yield nn.functional.cross_entropy(logits, labels, reduction="sum") / self.rows
@@ -173,7 +180,7 @@ def _classifier_gradients(
         with gates_on(layers) as gates:
             loss = hydra(**inputs, labels=labels).loss
         # A sample's loss depends on its own row of the gates only, so the gradient of the sum has them all.
-        yield dict(zip(gates, torch.autograd.grad(loss * len(labels), list(gates.values())), strict=True))
+        yield dict(zip(gates, torch.autograd.grad(loss * _labels_in(labels), list(gates.values())), strict=True))
 
 
 def _zero_shot_gradients(

@@ -17,20 +17,24 @@ from ..data.fingerprints import fingerprints_of_rows
 from ..data.loading import ood_groups
 from ..data.prediction import classes_of, device_of, predict
 from ..data.tasks import ONE_CLASS, check_task, task_of_model
+from ..fusion import trunk_depth
 from ..fusion.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
+from ..fusion.building import build
+from ..fusion.reading import read_members
 from ..models.auto import AutoHydra, hydra_class, load_trained
 from ..models.configuration_hydra import SHARED_PARTS
 from ..uncertainty.metrics import exact_mean, expected_calibration_error, ood_metrics
 from ..uncertainty.paired import Change, accuracy_change, auroc_change, mean_change
 from ..uncertainty.streaming import UncertaintyAccumulator
 from .evaluation import EVALUATIONS, evaluate_uncertainty, place_of
-from .fusion_verdict import decide
+from .fusion_verdict import decide, safe_trunk
 from .report_tables import COLUMNS, group_title, set_title
 from .table import NO_VALUE, Part, Table, Title, to_html, to_markdown
 from .task_report import TaskReport
 
 
 STEPS = (0.25, 0.5, 0.75)  # of the way to the mean, between its ends
+TRUNKS = (0.25, 0.5, 0.75)  # of the layers
 METRICS = ("accuracy", "nll", "ece")
 DIVERSITY = {
     "not fused": "everything (not fused)",
@@ -68,6 +72,7 @@ class Fused:
 
     Attributes:
         shared: the parts that are shared, as `from_pruned_members` takes them.
+        trunk_layers: how many first layers are merged whole, attention too.
         ensemble, members: the results of the ensemble and of each member inside.
         nll, accuracy: the ensemble's changes.
         member_accuracies: each member's change.
@@ -83,6 +88,7 @@ class Fused:
     member_accuracies: list[Change]
     auroc: dict[str, Change]
     auroc_by_set: dict[str, dict[str, Change]]
+    trunk_layers: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,9 @@ class FusionReport:
         verdict: "fuse", "fuse without embeddings" (or layernorm, or mlp), "do not fuse" or "cannot tell".
         sentence: the verdict with its reasons.
         shared: what to pass as `shared` to `from_pruned_members`; empty for "do not fuse" and "cannot tell".
+        trunk_layers: what to pass as `trunk_layers`: the most of the tried numbers of first layers that can be merged whole
+            without a loss; 0 where none can, or the verdict is not "fuse".
+        trunk_sentence: the same in a sentence; empty where no layers were tried, or the verdict is not "fuse".
         num_rows, num_ood_rows: rows of `data`, and of each OOD set by group.
         guessing: accuracy of the most frequent class, and NLL of the class frequencies.
         beats_guessing: for each member alone, whether it is surely better than that, in accuracy or in NLL.
@@ -110,6 +119,9 @@ class FusionReport:
         fused: all three parts shared.
         soup: one model with the mean of all weights; None where members keep different heads.
         parts: the other choices of what to share: each part alone, and all but each.
+        trunks: everything shared, and a quarter, a half and three quarters of the layers merged whole; none where members
+            keep different heads there.
+        num_layers: of the model.
         path: from the members (t = 0) to all shared parts at their mean (t = 1).
         rise: how far the members' mean NLL rises on that path above its start. The mean lies midway between the members, so
             this is the barrier between them in the sense of mode connectivity.
@@ -131,6 +143,8 @@ class FusionReport:
     fused: Fused
     soup: ClassifierMetrics | None
     parts: list[Fused]
+    trunks: list[Fused]
+    num_layers: int
     path: list[Step]
     rise: float
     barrier: float
@@ -140,9 +154,14 @@ class FusionReport:
     verdict: str = field(init=False)
     sentence: str = field(init=False)
     shared: tuple[str, ...] = field(init=False)
+    trunk_layers: int = field(init=False)
+    trunk_sentence: str = field(init=False)
 
     def __post_init__(self):
-        for name, value in zip(("verdict", "sentence", "shared"), decide(self), strict=True):
+        found = (*(verdict := decide(self)), *safe_trunk(self, verdict[0]))
+        for name, value in zip(
+            ("verdict", "sentence", "shared", "trunk_layers", "trunk_sentence"), found, strict=True
+        ):
             object.__setattr__(self, name, value)
 
     @property
@@ -150,7 +169,7 @@ class FusionReport:
         return len(self.alone)
 
     def __str__(self) -> str:
-        return self.sentence
+        return " ".join(filter(None, [self.sentence, self.trunk_sentence]))
 
     def to_markdown(self) -> str:
         """The sentence and all tables."""
@@ -181,6 +200,10 @@ class FusionReport:
         ensembles += [["fused", *_cells(self.fused.ensemble), _change(self.fused.nll)]]
         if self.soup is not None:
             ensembles += [["soup (one model, all weights averaged)", *_cells(self.soup), NO_VALUE]]
+        ensembles += [
+            [f"fused, {p.trunk_layers} of {self.num_layers} layers merged", *_cells(p.ensemble), _change(p.nll)]
+            for p in self.trunks
+        ]
         ensembles += [[f"shared: {', '.join(p.shared)}", *_cells(p.ensemble), _change(p.nll)] for p in self.parts]
         detection = [
             [
@@ -209,6 +232,7 @@ class FusionReport:
         return [
             Title(f"Fusing {self.num_members} members: {self.verdict}", 1),
             self.sentence,
+            *([self.trunk_sentence] if self.trunk_sentence else []),
             Title("Each member, alone → inside the fused model"),
             Table(["Member", *titles], inside),
             Title("The ensemble"),
@@ -258,14 +282,14 @@ def fusion_report(
             Transformers or Hydras, pruned or not (left unchanged); or folders or Hub names to load them from. No
             processor is needed there.
         data: labelled data that no member was trained on: a DataLoader, a list of dict batches, or a Dataset or list of
-            dict rows. It is read up to 13 times (`ood_data` 9 times), and must give the same rows in the same order each time.
+            dict rows. It is read up to 16 times (`ood_data` 12 times), and must give the same rows in the same order each time.
         ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set; labels are not read.
         pretrained: the model that members were fine-tuned from, with or without a head: adds the cosines between the
             members' changes since then.
         batch_size: rows per batch, where data comes in rows.
 
     Memory: beside the members, a Hydra with all of them, on the device of the first, and a copy of the weights that are
-    shared at the moment.
+    shared at the moment, or a second Hydra that shares them.
 
     The verdict. Fused and not fused, the members answer the same rows, so every change is a mean over rows with a 95 %
     interval. A change is sure where all of its interval lies beyond what is tolerated:
@@ -279,6 +303,9 @@ def fusion_report(
     3. A member alone is not surely better than guessing, neither in accuracy nor in NLL: "cannot tell".
     4. None of these losses is sure, and the NLL has surely not risen by more than is tolerated: "fuse".
     5. Anything else: "cannot tell", and about how many rows would tell.
+
+    Where the verdict is "fuse", a quarter, a half and three quarters of the layers are merged whole as well, and
+    `trunk_layers` is the most of these that pass step 4, too.
 
     The sentence also mentions a higher ECE, which a temperature repairs, and single OOD sets that are detected worse; they
     do not change the verdict. The intervals are for other rows like these; other training seeds, and data of another kind,
@@ -315,6 +342,11 @@ def fusion_report(
     between = [step(t) for t in STEPS]
     parts = [share(part) for part in SHARED_PARTS]
     parts += [share(*(part for part in SHARED_PARTS if part != left_out)) for left_out in SHARED_PARTS]
+    trunks = []
+    for depth in _trunk_depths(hydra):
+        merged = build(type(hydra), read_members(type(hydra), hydra, "members"), SHARED_PARTS, {"": depth})
+        found = _compared(SHARED_PARTS, apart, _run(merged, known, foreign))
+        trunks.append(replace(found, trunk_layers=depth))
     not_fused, alone = apart.metrics(), apart.members()
     diversity = {"not fused": not_fused.diversity(), "attention": fused.ensemble.diversity()}
     soup = None
@@ -335,6 +367,8 @@ def fusion_report(
         fused=fused,
         soup=soup,
         parts=parts,
+        trunks=trunks,
+        num_layers=hydra.config.num_hidden_layers,
         path=path,
         rise=max(each.nll for each in path) - path[0].nll,
         barrier=max(each.nll - ((1 - each.t) * path[0].nll + each.t * path[-1].nll) for each in path),
@@ -382,6 +416,13 @@ def _checked_members(members: Sequence[PreTrainedModel | str | os.PathLike]) -> 
     check_task(hydra, "members", (ONE_CLASS, *EVALUATIONS))
     hydra.config.aggregate = getattr(members[0].config, "aggregate", None)
     return hydra
+
+
+def _trunk_depths(hydra: PreTrainedModel) -> list[int]:
+    """How many first layers to merge whole: shares of all, as far as members keep the same heads."""
+    kept, layers = hydra.config.kept_heads, hydra.config.num_hidden_layers
+    same = next((at for at, heads in enumerate(kept) if any(each != heads[0] for each in heads)), layers)
+    return sorted({depth for share in TRUNKS if 0 < (depth := trunk_depth(share, layers)) <= same})
 
 
 class _DataSet:

@@ -42,6 +42,30 @@ def decide(report: "FusionReport") -> tuple[str, str, tuple[str, ...]]:
     return "fuse", _ended(f"Fuse: {_nll(report, report.fused)}", report, report.fused), report.fused.shared
 
 
+def safe_trunk(report: "FusionReport", verdict: str) -> tuple[int, str]:
+    """The most of the tried first layers that can be merged whole without a loss, and a sentence on it."""
+    if verdict != "fuse" or not report.trunks:
+        return 0, ""
+    safe = [fused for fused in report.trunks if _keeps_nll(report, fused) and not any(sure_losses(report, fused))]
+    if not safe:
+        fewest = report.trunks[0]
+        layers, losses = f"{fewest.trunk_layers} of {report.num_layers}", list(sure_losses(report, fewest))
+        if losses:
+            return 0, f"Merge no layers whole: with {layers} {_listed(losses)}."
+        return 0, f"Whether layers can be merged whole, these rows do not tell: with {layers} {_nll(report, fewest)}."
+    deepest = max(safe, key=lambda fused: fused.trunk_layers)
+    before, after = report.not_fused, deepest.ensemble
+    kept = [f"accuracy ({before.accuracy:.1%} → {after.accuracy:.1%})"]
+    kept += [
+        f"the AUROC on {_words(group)} data ({before.mean_auroc(group):.1%} → {after.mean_auroc(group):.1%})"
+        for group in report.num_ood_rows
+    ]
+    return (
+        deepest.trunk_layers,
+        f"Merging {deepest.trunk_layers} of {report.num_layers} layers keeps {_listed(kept)}: they run once for all members.",
+    )
+
+
 def _unsure(reason: str) -> tuple[str, str, tuple[str, ...]]:
     return "cannot tell", f"Cannot tell: {reason}.", ()
 

@@ -75,7 +75,7 @@ class Search:
         if builder.is_one:
             parts = [f"copies of the model that lose heads by {'circuits' if self.has_ood_data else 'Taylor scores'}"]
         else:
-            depths = ", ".join(map(str, trunk_depths(layers)))
+            depths = ", ".join(map(str, reversed(trunk_depths(layers))))
             parts = [f"the {len(builder.models)} models fused, with {depths} of {layers} layers common"]
             parts += ["the same with heads pruned by circuits"]
         parts += ["the best of them with fewer members"]
@@ -121,11 +121,11 @@ class Search:
         found = self.steps.read("fusion")
         if found is None:
             known, ood, batch_size = self.data.search, self.data.ood_search, self.builder.batch_size
-            total = 13 * len(known) + 9 * len(ood or ())  # how often the report reads them
+            total = 16 * len(known) + 12 * len(ood or ())  # how often the report reads them
             with progress_bar(total, "what to share", "batch", self.builder.progress) as bar:
                 ood = None if ood is None else CountedBatches(ood, bar)
                 report = fusion_report(self.builder.models, CountedBatches(known, bar), ood, batch_size=batch_size)
-            found = {"verdict": report.verdict, "sentence": report.sentence, "shared": list(report.shared)}
+            found = {"verdict": report.verdict, "sentence": str(report), "shared": list(report.shared)}
             self.steps.write(found | {"report": report.to_dict()}, "fusion")
         return found
 
@@ -135,7 +135,9 @@ class Search:
         self.notes.append(f"May they be fused? {self.fusion['sentence']}")
         hydra = Design(HYDRA, self.builder.num_members)
         if verdict in ("fuse", "cannot tell"):
-            for depth in trunk_depths(self.builder.config.num_hidden_layers, self.builder.equal_layers):
+            # The deepest trunk first: it is the fastest, and where time is short it is the one that is there.
+            depths = trunk_depths(self.builder.config.num_hidden_layers, self.builder.equal_layers)
+            for depth in reversed(depths):
                 yield replace(hydra, trunk_layers=depth)
         if verdict != "fuse":
             yield replace(hydra, shared=tuple(self.fusion["shared"]))

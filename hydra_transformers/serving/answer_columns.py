@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..models.pipeline_hydra import PARTS_OF_UNCERTAINTY
 
-# Of every answer; the types are Arrow's. "double" is a number, "scores" a list of labels with their scores.
+
+# The types are Arrow's, or lists: see `arrow_schema`.
 COLUMNS = {
     "label": "string",
     "score": "double",
@@ -19,13 +21,20 @@ COLUMNS = {
     "prediction_set": "strings",
     "scores": "scores",
 }
-# Of models of texts only, and of regression models only.
-TEXT_COLUMNS, NUMBER_COLUMNS = {"truncated": "bool"}, {"interval": "intervals"}
+# Of models of texts only, and of problem types.
+TEXT_COLUMNS = {"truncated": "bool"}
+PROBLEM_COLUMNS = {
+    "regression": {"interval": "intervals"},
+    "multi_label_classification": {"labels": "strings", "scores": "label scores"},
+}
 
 
-def columns_of(kind: str, gives_numbers: bool = False) -> dict[str, str]:
-    """The names of a model's columns, in order, and their types. kind: "text", "image", "zero-shot" or "audio" """
-    return COLUMNS | (NUMBER_COLUMNS if gives_numbers else {}) | (TEXT_COLUMNS if kind == "text" else {})
+def columns_of(kind: str, problem_type: str | None = None) -> dict[str, str]:
+    """The names of a model's columns, in order, and their types.
+
+    kind: "text", "image", "zero-shot" or "audio"; problem_type: of the model's config
+    """
+    return COLUMNS | PROBLEM_COLUMNS.get(problem_type, {}) | (TEXT_COLUMNS if kind == "text" else {})
 
 
 def to_columns(answers: Sequence[Mapping[str, Any] | None], columns: Mapping[str, str]) -> dict[str, list[Any]]:
@@ -44,8 +53,11 @@ def arrow_schema(columns: Mapping[str, str]) -> Any:
     """The columns as a schema of Arrow, so that all files of a job have the same types."""
     import pyarrow
 
-    score = pyarrow.struct([("label", pyarrow.string()), ("score", pyarrow.float64())])
+    fields = [("label", pyarrow.string()), ("score", pyarrow.float64())]
+    parts = [(name, pyarrow.float64()) for name in PARTS_OF_UNCERTAINTY]
+    label_score = pyarrow.struct([*fields, *parts, ("abstain", pyarrow.bool_())])
     intervals = pyarrow.list_(pyarrow.list_(pyarrow.float64()))
-    types = {"strings": pyarrow.list_(pyarrow.string()), "scores": pyarrow.list_(score), "intervals": intervals}
+    types = {"strings": pyarrow.list_(pyarrow.string()), "intervals": intervals}
+    types |= {"scores": pyarrow.list_(pyarrow.struct(fields)), "label scores": pyarrow.list_(label_score)}
     found = {name: types[kind] if kind in types else pyarrow.type_for_alias(kind) for name, kind in columns.items()}
     return pyarrow.schema(list(found.items()))

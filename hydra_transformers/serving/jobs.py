@@ -89,9 +89,13 @@ def predict_data(
         raise ValueError(f"engine is {engine!r}: pass one of {', '.join(ENGINES)}")
     if workers is not None and engine != "ray":
         raise ValueError(f"workers is {workers}, which is for engine='ray' (--engine ray): leave it out")
+    if engine == "ray":
+        from .ray_engine import start_cluster
+
+        start_cluster(workers, settings.get("device"))  # refuses before anything is loaded
     source = DataSource(data, split=split, image=image, audio=audio, text=text)
     device = "cpu" if engine == "ray" else settings.get("device")
-    part_reader = PartReader(os.fspath(model), source, settings | {"device": device})
+    part_reader = PartReader(os.fspath(model), source, settings | {"device": device}, ROWS_PER_PART)
     writer = PartWriter(output, part_reader)
     folder = writer.folder
     with only_writer(folder):
@@ -148,18 +152,29 @@ def _answered(
         return
     from .ray_engine import answered_by_workers
 
-    arguments = {"model": reader.model, "source": source, "settings": settings}
+    arguments = {
+        "model": _absolute(reader.model),
+        "source": vars(source) | {"data": _absolute(source.name)},
+        "settings": settings,
+        "rows_per_part": reader.rows_per_part,
+    }
     yield from answered_by_workers(arguments, {part: len(reader.places(part)) for part in parts}, workers)
+
+
+def _absolute(name: str) -> str:
+    """A folder or file by its whole path, as workers may start elsewhere; a name on the Hub as it is."""
+    return os.path.abspath(name) if os.path.exists(name) else name
 
 
 class PartReader:
     """Reads parts of a data set and answers them: what each process of a job does.
 
     model, settings: of `HydraPredictor`
+    rows_per_part: equal in all processes
     """
 
-    def __init__(self, model: str, source: DataSource, settings: Mapping[str, Any]):
-        self.model = model
+    def __init__(self, model: str, source: DataSource, settings: Mapping[str, Any], rows_per_part: int):
+        self.model, self.rows_per_part = model, rows_per_part
         self.predictor = HydraPredictor(model, **{**settings, "strict": False})
         with access_to(source.name, "data set"):
             rows, _, self.note = load_rows(source)
@@ -182,23 +197,31 @@ class PartReader:
 
     def places(self, part: int) -> range:
         """The rows of a part."""
-        return range(part * ROWS_PER_PART, min((part + 1) * ROWS_PER_PART, len(self.rows)))
+        return range(part * self.rows_per_part, min((part + 1) * self.rows_per_part, len(self.rows)))
 
     def answered(self, part: int) -> Any:
         """An Arrow table of the answers to a part: row, input, the answers' columns, and error."""
         import pyarrow
 
-        places = self.places(part)
+        places, size = self.places(part), self.predictor.batch_size
+        # By batches: the images of a whole part may be large.
+        return pyarrow.concat_tables(
+            [self._batch(places[start : start + size]) for start in range(0, len(places), size)]
+        )
+
+    def _batch(self, places: range) -> Any:
+        import pyarrow
+
         batch = self.rows[places.start : places.stop]
         values = [batch[column] for column in self.columns]
         if self.holds_paths:
             values = [[self._path_of(each) for each in values[0]]]
-        first = values[0]
+        inputs = values[0]
         if len(values) == 2:
-            first = [{"text": one, "text_pair": other} for one, other in zip(*values, strict=True)]
-        answers = self.predictor.answer_columns(first)
+            inputs = [{"text": one, "text_pair": other} for one, other in zip(*values, strict=True)]
         shown = [list(places), *([_shown(each) for each in column] for column in values)]
-        return pyarrow.table({**dict(zip(self.names, shown, strict=True)), **answers}, schema=self.schema)
+        columns = dict(zip(self.names, shown, strict=True)) | self.predictor.answer_columns(inputs)
+        return pyarrow.table(columns, schema=self.schema)
 
     def _path_of(self, value: str | None) -> str | None:
         """A path in a table, as it is or beside the table."""
@@ -239,6 +262,7 @@ def identity_of(reader: PartReader) -> dict[str, Any]:
         "model": _digest([digest_of(tensors), *described]),
         "data": _digest(_stamps(reader)),
         "rows": len(reader.rows),
+        "rows_per_part": reader.rows_per_part,
         "columns": list(reader.columns),
         "settings": predictor.parameters,
     }

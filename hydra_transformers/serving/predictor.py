@@ -24,7 +24,7 @@ from ..models.auto import auto_class_of
 from ..models.pipeline_hydra import image_mode, read_image
 from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
-from .answer_columns import columns_of, to_columns
+from .answer_columns import arrow_schema, columns_of, to_columns
 from .saved_models import load_config, load_with_decision
 
 
@@ -123,8 +123,8 @@ class HydraPredictor(Answerer):
         if len(named) > (2 if kind == "text" else 1):
             raise ValueError(f"columns is {named}: name one column, or two of pairs of texts")
         self.input_columns, self.batch_size, self.strict = named, batch_size, strict
-        gives_numbers = getattr(self.config, "problem_type", None) == "regression"
-        self.columns = columns_of(self.kind, gives_numbers) | ({} if strict else {"error": "string"})
+        self.columns = columns_of(self.kind, getattr(self.config, "problem_type", None))
+        self.columns |= {} if strict else {"error": "string"}
         self._of_classes: dict[tuple[str, ...], ZeroShotClassifier] = {}
         # Two threads cannot use one tokenizer at once, and a pass already takes all cores.
         self._one_at_a_time = threading.Lock()
@@ -138,6 +138,13 @@ class HydraPredictor(Answerer):
         return partial(HydraPredictor, **self._arguments), ()
 
     # Columns
+
+    @property
+    def features(self) -> Any:
+        """The columns' types as `datasets` names them: `map` would guess them from its first rows, where some may be None."""
+        import datasets
+
+        return datasets.Features.from_arrow_schema(arrow_schema(self.columns))
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """
@@ -179,13 +186,12 @@ class HydraPredictor(Answerer):
         """The answer to each input; a `BadRow` for one that cannot be read."""
         if self.needs_classes and "candidate_labels" not in self.parameters:
             raise ValueError(f"candidate_labels is missing: {self.name} chooses among classes that you name")
-        found: list[Any] = [self._read(value) for value in values]
-        readable = [place for place, each in enumerate(found) if not isinstance(each, BadRow)]
-        for start in range(0, len(readable), self.batch_size):
-            places = readable[start : start + self.batch_size]
-            answered = self._answers_of_batch([found[place] for place in places])
-            for place, answer in zip(places, answered, strict=True):
-                found[place] = answer
+        found: list[Any] = []
+        for start in range(0, len(values), self.batch_size):  # one batch of images at a time is in memory
+            batch = [self._read(value) for value in values[start : start + self.batch_size]]
+            readable = [each for each in batch if not isinstance(each, BadRow)]
+            answered = iter(self._answers_of_batch(readable) if readable else [])
+            found += [each if isinstance(each, BadRow) else next(answered) for each in batch]
         return found
 
     def _answers_of_batch(self, inputs: list[Any]) -> list[dict[str, Any] | BadRow]:

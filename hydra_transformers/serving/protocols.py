@@ -15,7 +15,7 @@ from ..hub.handler import Answerer, RequestError
 Answers = list[dict[str, Any]]
 
 # The parts of an answer that the forms of other servers have no field for; clients that do not know them leave them alone.
-OWN_FIELDS = ("uncertainty", "aleatoric", "epistemic", "abstain", "reason", "prediction_set")
+OWN_FIELDS = ("uncertainty", "aleatoric", "epistemic", "abstain", "reason", "prediction_set", "labels", "interval")
 # The tensors of KServe v2, with their types; those of a model that was not calibrated for them are left out.
 TENSORS = {
     "label": "BYTES",
@@ -27,6 +27,8 @@ TENSORS = {
     "abstain": "BOOL",
     "prediction_set": "BOOL",
 }
+TENSORS_OF_NUMBERS = {"values": "FP64", "uncertainty": "FP64", "epistemic": "FP64", "abstain": "BOOL"}
+MATRICES = ("probabilities", "values", "prediction_set")  # with a column per class or output
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Protocol:
 
 def protocols_of(answerer: Answerer, name: str) -> list[Protocol]:
     """The protocols of a model. name: the model's"""
-    forms = Forms(name, getattr(answerer, "class_names", None), answerer.kind)
+    forms = Forms.of(answerer, name)
     return [
         Protocol(("/classify",), "vLLM's classification", forms.read_classify, forms.write_classify),
         Protocol(("/score", "/v1/score"), "vLLM's scores of pairs", forms.read_score, forms.write_score),
@@ -59,15 +61,24 @@ class Forms:
     """The forms of requests and responses for one model.
 
     class_names: None for a model whose classes come with the request
+    gives_numbers: whether the model is made for regression: numbers, not probabilities
     """
 
-    def __init__(self, name: str, class_names: Sequence[str] | None, kind: str):
-        self.name, self.kind = name, kind
+    def __init__(self, name: str, class_names: Sequence[str] | None, kind: str, gives_numbers: bool = False):
+        self.name, self.kind, self.gives_numbers = name, kind, gives_numbers
         self.class_names = None if class_names is None else list(class_names)
+        self.tensors = TENSORS_OF_NUMBERS if gives_numbers else TENSORS
+
+    @classmethod
+    def of(cls, answerer: Answerer, name: str) -> "Forms":
+        problem_type = getattr(getattr(answerer, "config", None), "problem_type", None)
+        return cls(name, getattr(answerer, "class_names", None), answerer.kind, problem_type == "regression")
 
     # vLLM
 
     def read_classify(self, data: dict[str, Any]) -> dict[str, Any]:
+        if self.gives_numbers:
+            raise RequestError(f"{self.name} gives numbers and has no classes: send it to /predict or /score")
         return {"inputs": _listed(_field(data, "input")), "parameters": self._every_score()}
 
     def write_classify(self, answers: Answers, data: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +138,7 @@ class Forms:
         return found | {"results": results[: data.get("top_n") or len(results)]}
 
     def _pairs(self, first: list[Any], second: list[Any]) -> dict[str, Any]:
-        if self.kind != "text" or self.class_names is None or len(self.class_names) > 2:
+        if self.kind != "text" or self.class_names is None or len(self.class_names) > (1 if self.gives_numbers else 2):
             raise RequestError(
                 f"{self.name} gives no score to a pair of texts: that takes a model of texts with one output or two classes"
             )
@@ -135,7 +146,7 @@ class Forms:
         return {"inputs": pairs, "parameters": self._every_score()}
 
     def _relevance(self, answer: dict[str, Any]) -> float | None:
-        """The probability of the last class: the only one, or the second of two."""
+        """The only output, or the probability of the second of two classes."""
         return self._probabilities(answer)[-1]
 
     def _list(self, kind: str, items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -173,8 +184,10 @@ class Forms:
         else:
             raise RequestError("inputs has several tensors: send one, or text and text_pair")
         for name in self._asked_tensors(data):
-            if name not in TENSORS:
-                raise RequestError(f"outputs has an unknown {str(name)[:40]!r}: this model has {', '.join(TENSORS)}")
+            if name not in self.tensors:
+                raise RequestError(
+                    f"outputs has an unknown {str(name)[:40]!r}: this model has {', '.join(self.tensors)}"
+                )
         given = data.get("parameters") or {}
         if not isinstance(given, dict):
             raise RequestError("parameters must be an object")
@@ -183,20 +196,22 @@ class Forms:
 
     def write_tensors(self, answers: Answers, data: dict[str, Any]) -> dict[str, Any]:
         names = self.class_names or data["parameters"]["candidate_labels"]
-        columns: dict[str, list[Any]] = {name: [answer.get(name) for answer in answers] for name in TENSORS}
-        columns["probabilities"] = [self._probabilities(answer, names) for answer in answers]
-        columns["prediction_set"] = [
-            None if chosen is None else [name in chosen for name in names] for chosen in columns["prediction_set"]
-        ]
+        columns: dict[str, list[Any]] = {name: [answer.get(name) for answer in answers] for name in self.tensors}
+        matrix = "values" if self.gives_numbers else "probabilities"
+        columns[matrix] = [self._probabilities(answer, names) for answer in answers]
+        if "prediction_set" in columns:
+            columns["prediction_set"] = [
+                None if chosen is None else [name in chosen for name in names] for chosen in columns["prediction_set"]
+            ]
         outputs = []
-        for name in self._asked_tensors(data) or TENSORS:
+        for name in self._asked_tensors(data) or self.tensors:
             column = columns[name]
-            if TENSORS[name] == "BOOL" and None in column:  # not calibrated for it
+            if self.tensors[name] == "BOOL" and None in column:  # not calibrated for it
                 continue
-            is_matrix = name in ("probabilities", "prediction_set")
+            is_matrix = name in MATRICES
             shape = [len(column), len(names)] if is_matrix else [len(column)]
             flat = [value for row in column for value in row] if is_matrix else column
-            outputs.append({"name": name, "shape": shape, "datatype": TENSORS[name], "data": flat})
+            outputs.append({"name": name, "shape": shape, "datatype": self.tensors[name], "data": flat})
         found = {"model_name": self.name, "model_version": "1", "outputs": outputs}
         return found | ({"id": data["id"]} if isinstance(data.get("id"), str) else {})
 
@@ -204,12 +219,8 @@ class Forms:
         """Of KServe v2: names, types and shapes of the tensors."""
         classes = -1 if self.class_names is None else len(self.class_names)
         outputs = [
-            {
-                "name": name,
-                "datatype": kind,
-                "shape": [-1, classes] if name in ("probabilities", "prediction_set") else [-1],
-            }
-            for name, kind in TENSORS.items()
+            {"name": name, "datatype": kind, "shape": [-1, classes] if name in MATRICES else [-1]}
+            for name, kind in self.tensors.items()
         ]
         read = {"name": "text" if self.kind == "text" else "image", "datatype": "BYTES", "shape": [-1]}
         found = {"name": self.name, "versions": ["1"], "platform": "hydra_transformers"}

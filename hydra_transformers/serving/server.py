@@ -175,7 +175,7 @@ def _add_protocols(
     for protocol in protocols_of(answerer, name):
         for path in protocol.paths:
             app.add_api_route(path, route(protocol), methods=["POST"], summary=protocol.summary, responses=RESPONSES)
-    forms = Forms(name, getattr(answerer, "class_names", None), answerer.kind)
+    forms = Forms.of(answerer, name)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

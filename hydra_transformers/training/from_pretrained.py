@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..data.tags import TOKEN_CLASSIFICATION
 from ..fusion.checks import check_is_in_memory
-from ..models.auto import CLASSIFIERS, HYDRA_CLASSES, config_of
+from ..models.auto import CLASSIFIERS, HYDRA_CLASSES, TOKEN_CLASSIFIERS, config_of, head_of
 from ..models.configuration_hydra import set_problem_type
 from .callbacks import EndAfter
 from .finetune import finetune_members
@@ -54,7 +55,8 @@ def finetune_from_pretrained(
             rate (StarSSE, Sadrtdinov et al., 2023). So 3 members of `trainings=1.5` take a third of a training each. They
             are cheaper and worse than whole fine-tunings: docs/fine-tunings.md has figures.
         problem_type: as in the model's config: "multi_label_classification" for rows with several labels each,
-            "regression" for numbers (one, or one for each of class_names); by default one class per row.
+            "regression" for numbers (one, or one for each of class_names); or "token_classification" for a class for each
+            token, its names the tags of words; by default one class per row.
         train_data, validation_data, output_dir, arguments: as for `finetune_members`; the same call resumes.
     """
     if trainings is not None:
@@ -150,7 +152,13 @@ def _prepare(
     if config.model_type not in CLASSIFIERS:
         known = ", ".join(CLASSIFIERS)
         raise ValueError(f"{called} is a {config.model_type}: pass a pre-trained model, one of {known}")
-    config.architectures = [CLASSIFIERS[config.model_type].__name__]
+    if problem_type == TOKEN_CLASSIFICATION and config.model_type not in TOKEN_CLASSIFIERS:
+        raise ValueError(
+            f"{called} is a {config.model_type}, which has no classifier of tokens: pass one of {', '.join(TOKEN_CLASSIFIERS)}"
+        )
+    heads = TOKEN_CLASSIFIERS if problem_type == TOKEN_CLASSIFICATION else CLASSIFIERS
+    config.architectures = [heads[config.model_type].__name__]
+    problem_type = None if problem_type == TOKEN_CLASSIFICATION else problem_type
     if class_names is not None:
         least = 1 if problem_type in ("multi_label_classification", "regression") else 2
         if isinstance(class_names, str) or len(class_names) < least or len(set(class_names)) < len(class_names):
@@ -169,7 +177,7 @@ def _with_head(
     pretrained: PreTrainedModel | str | os.PathLike, config: PreTrainedConfig, called: str
 ) -> tuple[PreTrainedModel, set[str]]:
     """The model with a classification head, and the names of the parameters that are not pre-trained."""
-    head = CLASSIFIERS[config.model_type]
+    head = head_of(config)
     if not isinstance(pretrained, PreTrainedModel):
         # Loaded in float32, not cast to it afterwards: numbers computed from the config stay exact (Gemma's scale).
         model, found = head.from_pretrained(

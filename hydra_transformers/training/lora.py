@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 TARGETS = ("q", "k", "v", "o")
-# Heads of classifiers in Transformers: the last map, and new layers before it (DistilBERT, ModernBERT).
-CLASSIFIERS = ("classifier", "score", "pre_classifier", "head")
+# Heads of classifiers in Transformers: the last map, and new layers before it (DistilBERT, ModernBERT, Wav2Vec2).
+CLASSIFIERS = ("classifier", "score", "pre_classifier", "head", "projector")
 
 
 def lora_config(
@@ -42,6 +42,11 @@ def lora_config(
         raise ImportError("lora_config() needs peft: pip install peft") from error
 
     is_hydra, projections = hasattr(type(model), "backbone_rules"), _projections_of(model)
+    if not is_hydra and not getattr(hydra_class_of(model), "backbone_calls_projections", True):
+        raise ValueError(
+            f"model is a {type(model).__name__}, whose attention reads weights without calling their modules, so that adapters would "
+            "change nothing: pass AutoHydra.from_backbone(model)"
+        )
     is_joint = is_hydra or (bool(projections) and projections["q"] == projections["k"])
     if targets is None:
         targets = ("q", "k", "v") if is_joint else ("q", "v")

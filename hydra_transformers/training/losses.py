@@ -11,6 +11,7 @@ from ..data.fingerprints import fingerprint_of_weights
 from ..data.prediction import accepted_inputs, check_chooses_one_class, classes_of, device_of, member_logits_of
 from ..models.modeling_hydra import at_least_float32, log_mean_probability
 from ..models.pipeline_hydra import evaluation_mode
+from ..models.tokens import rows_of_tokens
 
 
 IGNORED_LABEL = -100
@@ -48,6 +49,8 @@ class EnsembleLoss:
             all accumulated batches on all processes
         """
         member_logits = _member_logits(outputs)
+        if member_logits.dim() == 4 and labels is not None and labels.shape == member_logits.shape[::2]:
+            member_logits, labels = rows_of_tokens(member_logits), labels.flatten()  # a class for each token
         rows = member_logits.shape[0]
         if labels is None:
             raise ValueError('the batch has no "labels": EnsembleLoss needs one class index per row')

@@ -114,17 +114,17 @@ def without_effect(model: nn.Module) -> set[str]:
     empty = {name for name, parameter in model.named_parameters() if parameter.numel() == 0}
     layers = {name.removesuffix("attention.qkv_proj.weight") for name in empty if name.endswith("qkv_proj.weight")}
     norms = tuple(f"{layer}attention_norm." for layer in layers if model.get_submodule(layer[:-1]).norm_first)
-    idle = norms + _norms_without_heads(model) + getattr(model, "unread", ())
+    idle = norms + _parts_without_heads(model) + getattr(model, "unread", ())
     return empty | {name for name, _ in model.named_parameters() if name.startswith(idle)}
 
 
-def _norms_without_heads(model: nn.Module) -> tuple[str, ...]:
-    """Names of the norms of queries and keys whose member keeps no head in the layer."""
+def _parts_without_heads(model: nn.Module) -> tuple[str, ...]:
+    """Names of the norms and maps of heads whose member keeps none in the layer."""
     return tuple(
-        f"{name}.{norm}." if len(attention.widths) == 1 else f"{name}.{norm}.{member}."
+        f"{name}.{part}." if len(attention.widths) == 1 else f"{name}.{part}.{member}."
         for name, attention in model.named_modules()
         if is_a(attention, HydraAttention)
-        for norm in ("query_norm", "key_norm")
+        for part in ("query_norm", "key_norm", "bias_gate.maps")
         for member, width in enumerate(attention.widths)
         if width == 0
     )

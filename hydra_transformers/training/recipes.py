@@ -357,7 +357,7 @@ def base_recipe(config: PreTrainedConfig, is_pretrained: bool) -> str:
     auto_class = trained_auto_class(config, is_pretrained)
     if "ZeroShot" in auto_class:
         raise ValueError(f"a {config.model_type} has no classifier to train, and no default recipe: pass a recipe")
-    reads = "texts" if auto_class == "AutoModelForSequenceClassification" else "images"
+    reads = "texts" if any(kind in auto_class for kind in ("Sequence", "Token")) else "images"
     return f"{'finetune' if is_pretrained else 'tune'}-{reads}"
 
 

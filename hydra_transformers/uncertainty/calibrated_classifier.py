@@ -35,7 +35,7 @@ class OtherClassesError(ValueError):
 
 
 class CalibratedClassifier(nn.Module):
-    """Any classifier or baseline with a decision: its outputs have `logits` and `member_logits` divided by the temperature,
+    """Any classifier or baseline with a decision: its outputs have `logits` and `member_logits` with the temperature,
     `detector_score`, `abstain` and `prediction_set`. Made by `calibrate`."""
 
     def __init__(self, model: nn.Module, decision: Decision):

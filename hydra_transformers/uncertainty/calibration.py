@@ -39,7 +39,7 @@ class Calibration:
     """The result of `calibrate`.
 
     model: the calibrated model: the Hydra itself, or a `CalibratedClassifier` around another model
-    temperature: the divisor of the logits
+    temperature: of the ensemble's answer
     detector: the score that it abstains by
     abstention: the threshold, with its effect and promise; None without a target
     sets: the conformal prediction sets; None without alpha
@@ -56,7 +56,7 @@ class Calibration:
     @property
     def sentences(self) -> list[str]:
         found = [
-            f"Logits are divided by {self.temperature:.3g}; the detector is {self.detector.description}.",
+            f"The ensemble's answer has the temperature {self.temperature:.3g}; the detector is {self.detector.description}.",
             f"Of {sum(self.rows)} rows, a random half ({self.rows[0]}) fitted these, and the other half ({self.rows[1]}) what "
             "follows: promises need rows that nothing else was fitted on.",
         ]
@@ -135,7 +135,7 @@ def calibrate(
         elif chosen.needs_fit:
             chosen.fit_answers(scaling(logits[first]), _rows(features, first), labels[first])
         [value] = scaling.temperature
-        decision = _unfinished_decision(chosen, value, inner)
+        decision = _unfinished_decision(chosen, scaling, inner)
         ood_scores = None if ood_data is None else _scores(decision, inner, ood_data, batch_size)
     scaled, abstention, conformal = scaling(logits[second]), None, None
     if target is not None:
@@ -283,11 +283,12 @@ def check_promises(
             check_is_data(data, name)
 
 
-def _unfinished_decision(detector: Detector, temperature: float, model: nn.Module) -> Decision:
+def _unfinished_decision(detector: Detector, scaling: TemperatureScaling, model: nn.Module) -> Decision:
     """A decision with the temperature and the fitted detector, still without a threshold and sets."""
     state = detector.state or {}
     settings = {
-        "temperature": temperature,
+        "temperature": scaling.temperature[0],
+        "pooled": scaling.pooled,
         "detector": {"name": detector.name, "by": detector.by, "settings": detector.score_settings},
         **dict.fromkeys(("threshold", "sets", "alpha", "dtype")),
         "state": {name: list(tensor.shape) for name, tensor in state.items()},

@@ -137,7 +137,8 @@ def _without_temperature(model: nn.Module) -> tuple[nn.Module, TemperatureScalin
     if isinstance(model, TemperatureScaledClassifier):
         return model.model, model.scaling
     inside, decision = without_decision(model)
-    return inside, TemperatureScaling(1.0 if decision is None else decision.settings.get("temperature", 1.0))
+    settings = {} if decision is None else decision.settings
+    return inside, TemperatureScaling(settings.get("temperature", 1.0), settings.get("pooled", False))
 
 
 def _linear_maps(model: nn.Module) -> list[nn.Module]:

@@ -104,7 +104,7 @@ def _fit_abstention(rows: HeldOutRows, decision: LabelsDecision, second: Rows) -
             if decision.settings["per_label"]
             else "rows, which are right if all their labels are"
         )
-        raise ValueError(f"{error} (fitted on half of data: {len(scores)} {what})") from error
+        raise ValueError(f"{error} (fitted on half of data: {scores.numel()} {what})") from error
 
 
 def _sentence(abstention: Abstention, per_label: bool) -> str:

@@ -210,7 +210,8 @@ class LabelSets:
 
             set       C_λ(x) = {l : z_l >= t_l - λ}            larger λ, larger sets
             loss      L_i(λ) = share of row i's labels that C_λ misses, 0 for a row without labels; never above B = 1
-            choice    the smallest λ with  n/(n+1) · 1/n Σ_i L_i(λ) + B/(n+1) <= alpha
+            choice    the smallest λ with  n/(n+1) · 1/n Σ_i L_i(λ) + B/(n+1) <= alpha, and with `thresholds` at least 0, so that
+                      a label that reaches its own threshold is always in the set
 
         If a new row is exchangeable with these n, the expected share of its labels that is missed is at most alpha, on average
         over calibration sets and rows: not for every label, and not under distribution shift.
@@ -219,8 +220,8 @@ class LabelSets:
             member_logits: (samples, members, labels), scaled by the temperature that will be used.
             labels: (samples, labels), 0 or 1.
             alpha: the share of labels that may be missed.
-            thresholds: the probability where each label's own sets begin, one or one per label, such as those of
-                `best_thresholds` on other rows; 0.5 by default.
+            thresholds: the probability from which on each label is answered with yes, one or one per label, such as those of
+                `best_thresholds` on other rows; by default all labels have one threshold.
 
         Example:
             >>> logits = torch.linspace(-3, 3, 39).view(39, 1, 1)
@@ -234,7 +235,8 @@ class LabelSets:
         if len(labels) == 0:
             raise ValueError("labels is empty: pass at least one calibration row")
         cuts = log_odds_of(thresholds, logits.shape[1])
-        lowered = cuts - _least_shift(cuts.to(logits) - logits, labels, alpha)
+        shift = _least_shift(cuts.to(logits) - logits, labels, alpha)
+        lowered = cuts - (shift if thresholds is None else max(0.0, shift))
         chosen = _at_least(logits, lowered)
         missed, size = exact_mean(missed_shares(chosen, labels)), int(chosen.sum()) / len(labels)
         fitted = cls(float(alpha), tuple(lowered.tolist()), len(labels), missed, size)

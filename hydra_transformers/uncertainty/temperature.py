@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .._io.files import parse_json, write_atomically
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
+from ..models.decision import pool_then_scale
 from ..models.detection import log_mean
 from ..models.modeling_hydra import HydraClassifierOutput
 from .inputs import (
@@ -34,10 +35,14 @@ ROWS_PER_PASS = 4096  # bounds the memory of a float64 pass over the validation 
 
 
 class TemperatureScaling:
-    """Divides member logits by a temperature, before the softmax and the mean over members.
+    """Gives the ensemble's answer a temperature, or each member's.
 
     Args:
         temperature: one number for the whole ensemble, or one per member; 1 changes nothing, above 1 softens.
+        pooled: whether the one number is the ensemble's: with p the members' mean probability, the answer is
+            softmax(log p / T), and members change together so that their mean is that answer (docs/uncertainty.md).
+            Otherwise member logits are divided by it, before the softmax and the mean over members. For a single model
+            both are the same.
 
     Example:
         >>> import torch
@@ -45,28 +50,45 @@ class TemperatureScaling:
         tensor([[[2., 0.]]])
     """
 
-    def __init__(self, temperature: float | Sequence[float] = 1.0):
+    def __init__(self, temperature: float | Sequence[float] = 1.0, pooled: bool = False):
         values = torch.as_tensor(temperature, dtype=torch.float64, device="cpu").reshape(-1).tolist()
         if not values or not all(math.isfinite(value) and value > 0 for value in values):
             raise ValueError(f"temperature is {temperature}: pass one positive number, or one per member")
-        self.temperature = tuple(values)
+        if pooled and len(values) > 1:
+            raise ValueError(
+                f"temperature is {temperature}, and the pooled answer has one: pass one number, or pooled=False"
+            )
+        self.temperature, self.pooled = tuple(values), pooled
 
     def __repr__(self) -> str:
-        return f"TemperatureScaling({', '.join(f'{value:.4g}' for value in self.temperature)})"
+        values = ", ".join(f"{value:.4g}" for value in self.temperature)
+        return f"TemperatureScaling({values}{', pooled=True' if self.pooled else ''})"
 
     @classmethod
-    def fit(cls, member_logits: Any, labels: Any, per_member: bool = False) -> "TemperatureScaling":
+    def fit(
+        cls, member_logits: Any, labels: Any, per_member: bool = False, pooled: bool | None = None
+    ) -> "TemperatureScaling":
         """Find the temperature with the smallest negative log-likelihood of the labels.
 
         Args:
             member_logits: validation logits, (samples, members, classes).
             labels: (samples,); of a model of several labels (samples, labels), 0 or 1, and each is a choice of yes or no.
-            per_member: `False` finds one temperature T for the ensemble, minimising `-log 1/M Σ_m softmax(z_m / T)`;
-                `True` finds one per member, each minimising that member's own `-log softmax(z_m / T_m)`.
+            per_member: `True` finds one temperature per member, each minimising that member's own `-log softmax(z_m / T_m)`;
+                `False` finds one for the ensemble.
+            pooled: `True`, the default for one temperature of an ensemble that chooses one class, pools the members before
+                the temperature: it minimises `-log softmax(log p / T)` with `p = 1/M Σ_m softmax(z_m)`. `False` divides the
+                members' logits before they are pooled, and minimises `-log 1/M Σ_m softmax(z_m / T)`.
 
         The search is deterministic and in float64: a grid over log T from 0.01 to 100, then a golden section.
         """
-        if as_tensor(labels).dim() == 2:
+        has_many_labels = as_tensor(labels).dim() == 2
+        if pooled and (per_member or has_many_labels):
+            what = "per_member finds one for each member" if per_member else "each label is a choice of its own"
+            raise ValueError(
+                f"pooled is True, one temperature for the ensemble's choice of a class, and {what}: leave it out"
+            )
+        pooled = pooled is not False and not per_member and not has_many_labels
+        if has_many_labels:
             member_logits = as_member_logits(member_logits, least_classes=1)
             labels = as_multi_hot(labels, len(member_logits), member_logits.shape[-1]).long().flatten()
             member_logits = as_two_classes(member_logits)
@@ -75,6 +97,8 @@ class TemperatureScaling:
         if len(labels) == 0:
             raise ValueError("labels is empty: pass at least one validation sample")
         check_predictions(member_logits)
+        if pooled:
+            return cls(_best_temperature(_pooled(member_logits), labels), pooled=True)
         groups = member_logits.split(1, dim=1) if per_member else (member_logits,)
         return cls([_best_temperature(group, labels) for group in groups])
 
@@ -87,6 +111,8 @@ class TemperatureScaling:
                 "fit the temperatures on the same ensemble"
             )
         dtype = torch.promote_types(member_logits.dtype, torch.float32)
+        if self.pooled:
+            return pool_then_scale(member_logits.to(dtype), self.temperature[0])
         temperature = torch.tensor(self.temperature, dtype=dtype, device=member_logits.device)
         return member_logits.to(dtype) / temperature.reshape(1, -1, 1)
 
@@ -96,14 +122,16 @@ class TemperatureScaling:
 
     def save(self, folder: str | os.PathLike) -> Path:
         """Write `temperature.json` into a folder, such as the one the model was saved to."""
-        return write_atomically(Path(folder) / FILE_NAME, json.dumps({"temperature": self.temperature}) + "\n")
+        content = {"temperature": self.temperature} | ({"pooled": True} if self.pooled else {})
+        return write_atomically(Path(folder) / FILE_NAME, json.dumps(content) + "\n")
 
     @classmethod
     def load(cls, folder: str | os.PathLike) -> "TemperatureScaling":
         """Read `temperature.json` from a folder, or from a repository of the Hub."""
         path = saved_in(folder, FILE_NAME, "TemperatureScaling")
         try:
-            return cls(parse_json(path.read_bytes())["temperature"])
+            content = parse_json(path.read_bytes())
+            return cls(content["temperature"], content.get("pooled", False) is True)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f'{path} is not a temperature file: expected {{"temperature": [1.5]}}') from error
 
@@ -128,7 +156,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> TemperatureScaling:
 
 
 class TemperatureScaledClassifier(nn.Module):
-    """A classifier whose member logits are divided by a temperature; its output has `logits` and `member_logits`."""
+    """A classifier with a temperature; its output has `logits` and `member_logits`."""
 
     def __init__(self, model: nn.Module, scaling: TemperatureScaling):
         super().__init__()
@@ -147,6 +175,12 @@ class TemperatureScaledClassifier(nn.Module):
         output = self.model(**accepted_inputs(self.model, inputs))
         member_logits = self.scaling(member_logits_of(output, type(self.model).__name__))
         return answer_of(self.model, member_logits)
+
+
+def _pooled(member_logits: Tensor) -> Tensor:
+    """Log of the members' mean probability, as if of one member: (samples, 1, classes), in float64."""
+    parts = [log_mean(wide_log_softmax(widened(part))) for part in member_logits.split(ROWS_PER_PASS)]
+    return torch.cat(parts).unsqueeze(1)
 
 
 def _best_temperature(member_logits: Tensor, labels: Tensor) -> float:

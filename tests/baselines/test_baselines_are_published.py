@@ -83,7 +83,7 @@ def test_calibrated_it_is_published_with_its_decision(workplace, hub, tmp_path, 
         "A BatchEnsemble (Wen et al., 2020) of 3 members" in card and "[me/vit](https://huggingface.co/me/vit)" in card
     )
     assert (
-        "Logits are divided by" in card
+        "answer has the temperature" in card
         and "needs the package hydra-transformers" in card
         and "trust_remote_code" not in card
     )

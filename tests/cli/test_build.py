@@ -147,7 +147,7 @@ def test_the_classes_of_a_data_set_have_names(tmp_path):
     picture_rows(6).save_to_disk(tmp_path / "named")
     datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 2, 0]}).save_to_disk(tmp_path / "numbers")
     datasets.Dataset.from_dict({"text": ["a", "b"], "label": ["good", "bad"]}).save_to_disk(tmp_path / "texts")
-    found = {name: classes_in(DataSource(str(tmp_path / name))) for name in ("named", "numbers", "texts")}
+    found = {name: classes_in(DataSource(str(tmp_path / name)))[0] for name in ("named", "numbers", "texts")}
     assert found["named"] == ["red", "green", "blue"]
     assert found["numbers"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
     assert found["texts"] == ["bad", "good"]

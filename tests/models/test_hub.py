@@ -33,6 +33,7 @@ from tests.families import (
     LAYOUTLMV3,
     VIT,
     WAV2VEC2,
+    WAVLM,
     bert_backbone,
     clip_backbone,
     for_families,
@@ -155,7 +156,7 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
         modules.add("decoders.py")
     if family is LAYOUTLMV3:  # words and an image
         modules.add("images.py")
-    if family in (WAV2VEC2, HUBERT):
+    if family in (WAV2VEC2, HUBERT, WAVLM):
         modules.add("waveforms.py")
     assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules
 

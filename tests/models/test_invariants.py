@@ -80,7 +80,7 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
             return "embeddings"
         if any(each in lowered for each in (".rel_pos_", "layoutlmv3.norm.", "layoutlmv3.layernorm.")):
             return "embeddings"
-        if ".feature_" in lowered:
+        if ".feature_" in lowered or "rel_attn_embed" in lowered:
             return "embeddings"
         if ".head." in lowered or ".q_norm." in lowered or ".k_norm." in lowered:
             return None  # which each member has for itself

@@ -1,4 +1,4 @@
-"""Encoders of raw sounds (Wav2Vec2, HuBERT): frames by convolutions, masks by lengths, heads that read one layer or all."""
+"""Encoders of raw sounds (Wav2Vec2, HuBERT, WavLM): frames by convolutions, masks by lengths, heads that read one layer or all."""
 
 import numpy as np
 import onnxruntime
@@ -9,16 +9,16 @@ from transformers import Wav2Vec2FeatureExtractor
 from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.data.batches import batches, collate
 from hydra_transformers.export import export
-from tests.families import HUBERT, WAV2VEC2, for_families, padded_sounds
+from tests.families import HUBERT, WAV2VEC2, WAVLM, for_families, padded_sounds
 
 
-BOTH = for_families([WAV2VEC2, HUBERT])
+EVERY = for_families([WAV2VEC2, HUBERT, WAVLM])
 MASKED = {"feat_extract_norm": "layer"}  # of models whose extractor makes masks
 
 
 @pytest.mark.slow
 @torch.no_grad()
-@BOTH
+@EVERY
 @pytest.mark.parametrize("stable", [False, True], ids=["norms last", "norms first"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["last layer", "all layers"])
 def test_a_dense_hydra_is_the_backbone(family, stable, weighted):
@@ -41,7 +41,7 @@ def test_a_dense_hydra_is_the_backbone(family, stable, weighted):
 
 @pytest.mark.slow
 @torch.no_grad()
-@BOTH
+@EVERY
 def test_a_sound_answers_alike_alone_and_beside_longer_ones(family):
     hydra = AutoHydra.from_backbone(family.backbone(**MASKED))
     sounds = padded_sounds()

@@ -22,13 +22,14 @@ from tests.families import (
     LLAMA,
     MODERNBERT,
     VIT,
+    WAVLM,
     Family,
 )
 
 
 PRUNED = {0: [1], 1: [0, 1, 2, 3], 2: [0, 3]}
 PRUNED_BY_TRANSFORMERS_4 = [
-    family for family in FAMILIES if family not in (BEIT, DEBERTA, DEBERTA_V2, MODERNBERT, *DECODERS)
+    family for family in FAMILIES if family not in (BEIT, DEBERTA, DEBERTA_V2, MODERNBERT, WAVLM, *DECODERS)
 ]
 # As the files name a layer's four projections; output projections lose columns, the others rows.
 OUTPUTS = r"(attention\.output\.dense|out_proj|out_lin|attn\.o)\.weight"

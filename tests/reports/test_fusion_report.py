@@ -128,13 +128,14 @@ def test_the_figures_are_those_of_the_models_themselves(family, pruned):
     for alone, member in zip(report.alone, members, strict=True):
         assert_is(alone, member)
     assert_is(report.not_fused, AutoHydra.from_pruned_members(members, shared=()))
-    for fused in (report.fused, *report.parts):
-        hydra = AutoHydra.from_pruned_members(members, shared=fused.shared)
+    for fused in (report.fused, *report.parts, *report.trunks):
+        hydra = AutoHydra.from_pruned_members(members, shared=fused.shared, trunk_layers=fused.trunk_layers)
         assert_is(fused.ensemble, hydra)
         for index, inside in enumerate(fused.members):
             assert_is(inside, hydra, index)
     alone, but_one = [(part,) for part in PARTS], [("layernorm", "mlp"), ("embeddings", "mlp"), PARTS[:2]]
     assert report.fused.shared == PARTS and [fused.shared for fused in report.parts] == alone + but_one
+    assert [fused.trunk_layers for fused in report.trunks] == ([] if pruned else [1, 2])
     assert (report.soup is None) == pruned and ("mlp" in report.diversity) != pruned
     assert report.diversity["not fused"]["disagreement"] == report.not_fused.disagreement
     assert report.diversity["attention"]["mutual_information"] == report.fused.ensemble.mutual_information
@@ -185,6 +186,11 @@ def test_fine_tunings_of_one_model_may_be_fused(vit):
     assert report.verdict == "fuse" and report.shared == PARTS, report.sentence
     assert all(report.beats_guessing)
     assert report.sentence.endswith("; but detection of foreign data was not measured (ood_data).")
+    assert report.trunk_layers == 1 and [fused.trunk_layers for fused in report.trunks] == [1]  # of two layers
+    before, merged = (100 * each.accuracy for each in (report.not_fused, report.trunks[0].ensemble))
+    assert str(report) == (
+        f"{report.sentence} Merging 1 of 2 layers keeps accuracy ({before:.1f}% → {merged:.1f}%): they run once for all members."
+    )
 
 
 @pytest.mark.slow
@@ -244,6 +250,26 @@ def test_the_rule_of_the_nll(report):
     lost = with_fused(report, nll=Change(1.0, 1.01 * tolerated, 2.0), auroc=sound)
     assert lost.verdict != "fuse" and "the ensemble's NLL rises from" in lost.sentence
     assert replace(lost, parts=[]).verdict == "do not fuse"
+
+
+def test_the_deepest_trunk_without_a_loss_is_named(report):
+    kept = {"nll": Change(0, 0, 0), "accuracy": Change(0, 0, 0), "member_accuracies": 3 * [Change(0, 0, 0)]}
+    kept["auroc"] = {group: Change(0, 0, 0) for group in ("near", "far")}
+    fused = with_fused(report, nll=kept["nll"], auroc=kept["auroc"])
+    one, two = (replace(each, **kept) for each in report.trunks)
+    both = replace(fused, trunks=[one, two])
+    assert both.verdict == "fuse" and both.trunk_layers == 2
+    assert both.trunk_sentence.startswith("Merging 2 of 3 layers keeps accuracy (") and "AUROC on far" in str(both)
+    lost = replace(two, accuracy=Change(-0.1, -0.12, -0.021))
+    assert replace(fused, trunks=[one, lost]).trunk_layers == 1
+    none = replace(fused, trunks=[replace(one, nll=Change(9.0, 8.0, 10.0)), lost])
+    assert none.trunk_layers == 0 and none.trunk_sentence.startswith(
+        "Merge no layers whole: with 1 of 3 the ensemble's NLL"
+    )
+    unsure = replace(fused, trunks=[replace(one, nll=Change(0.0, -9.0, 9.0))])
+    assert unsure.trunk_layers == 0 and "whole, these rows do not tell: with 1 of 3" in unsure.trunk_sentence
+    stopped = with_fused(both, nll=Change(0.0, -9.0, 9.0))
+    assert (stopped.verdict, stopped.trunk_layers, stopped.trunk_sentence) == ("cannot tell", 0, "")
 
 
 def test_rows_that_would_tell_shrink_the_interval_to_what_is_tolerated(report):

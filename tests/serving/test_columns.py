@@ -95,6 +95,20 @@ def test_a_row_that_fails_in_the_model_does_not_fail_the_others(folders, monkeyp
         texts({"text": ["bad", "bad"]})
 
 
+def test_one_batch_of_images_at_a_time_is_decoded(folders, monkeypatch):
+    predictor = HydraPredictor(folders["images"], device="cpu", batch_size=2)
+    read, answer, waiting, most = predictor._read, predictor.answer, [], []
+    monkeypatch.setattr(predictor, "_read", lambda value: waiting.append(1) or read(value))
+
+    def counts(inputs, parameters):
+        most.append(len(waiting))
+        waiting.clear()
+        return answer(inputs, parameters)
+
+    monkeypatch.setattr(predictor, "answer", counts)
+    assert len(predictor({"image": [*PICTURES, PICTURES[0]]})["label"]) == 5 and most == [2, 2, 1]
+
+
 def test_a_predictor_is_pickled_by_its_arguments(folders, images):
     pickled = pickle.dumps(images)
     assert len(pickled) < 1000
@@ -104,12 +118,17 @@ def test_a_predictor_is_pickled_by_its_arguments(folders, images):
         pickle.dumps(HydraPredictor(images.model, images.processor))
 
 
-def test_datasets_map_takes_a_predictor(folders, images):
+def test_datasets_map_takes_a_predictor(images):
+    """Also where a column is None in all of the first rows: none of them is refused."""
+    answered = images({"image": PICTURES})
+    order = sorted(range(len(PICTURES)), key=lambda place: answered["abstain"][place])
     rows = datasets.Dataset.from_dict({"image": PICTURES}, features=datasets.Features({"image": datasets.Image()}))
-    found = rows.map(images, batched=True, batch_size=2, remove_columns="image")
-    assert found["label"] == images({"image": PICTURES})["label"] and found["abstain"] == images(
-        {"image": PICTURES}
-    ).get("abstain")
+    rows = rows.add_column("place", list(range(len(PICTURES)))).select(order)
+    features = datasets.Features({**rows.features, **images.features})
+    found = rows.map(images, batched=True, batch_size=1, features=features)
+    assert found["place"] == order and found["reason"][0] is None and found["reason"][-1] is not None
+    for name in ("label", "abstain", "prediction_set"):
+        assert list(found[name]) == [answered[name][place] for place in order]
 
 
 def test_the_schema_holds_every_column(folders):

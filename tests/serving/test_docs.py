@@ -36,7 +36,7 @@ def test_the_examples_of_the_page_run_in_order(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("page", "commands"),
-    [("docs/serving.md", ["serve"]), ("docs/app.md", ["app", "push"]), ("docs/scaling.md", ["predict"])],
+    [("docs/serving.md", ["serve"]), ("docs/app.md", ["app", "push"]), ("docs/scaling.md", ["predict", "export"])],
 )
 def test_the_pages_name_flags_that_exist(page, commands, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")

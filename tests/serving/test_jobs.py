@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import datasets
@@ -156,7 +157,7 @@ def test_images_of_a_folder_of_a_saved_set_and_of_paths_in_a_table(folders, tmp_
             assert bad["row"] == 4 and "cannot identify image file" in bad["reason"]
 
 
-def test_what_cannot_be_a_job_is_refused(folders, reviews, tmp_path):
+def test_what_cannot_be_a_job_is_refused(folders, reviews, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"pass a file that ends in \.parquet, \.jsonl, \.csv"):
         predict_data(folders["texts"], reviews, tmp_path / "answers.txt")
     with pytest.raises(ValueError, match="inside the data"):
@@ -165,3 +166,7 @@ def test_what_cannot_be_a_job_is_refused(folders, reviews, tmp_path):
         predict_data(folders["texts"], reviews, tmp_path / "answers.csv", engine="spark")
     with pytest.raises(ValueError, match="workers is 2, which is for engine='ray'"):
         predict_data(folders["texts"], reviews, tmp_path / "answers.csv", workers=2)
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "hydra_transformers.serving.ray_engine", raising=False)
+    with pytest.raises(ImportError, match=r"engine='ray' \(--engine ray\) needs Ray: pip install 'ray\[data,serve\]"):
+        predict_data("nowhere", reviews, tmp_path / "answers.csv", engine="ray")

@@ -3,12 +3,14 @@
 import re
 
 import pytest
+import torch
 from fastapi.testclient import TestClient
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from hydra_transformers.hub.handler import Answerer
 from hydra_transformers.serving import HydraPredictor, create_app
 from tests.serving.tiny import base64_of
-from tests.tiny_data import CLASSES, pictures
+from tests.tiny_data import CLASSES, pictures, save_bert
 
 
 PICTURES = [base64_of(image) for image in pictures([0, 1, 2], seed=4)]
@@ -129,6 +131,25 @@ def test_kserve_v2_gives_tensors(clients):
     body = {"inputs": [tensor(PICTURES, "image")], "parameters": {"candidate_labels": ["cat", "dog"]}}
     outputs = posted(clients["clip"], "/v2/models/clip-hydra/infer", body)["outputs"]
     assert {each["name"]: each["shape"] for each in outputs}["probabilities"] == [3, 2]
+
+
+def test_a_model_of_numbers_ranks_pairs_and_has_no_classes(folders, tmp_path):
+    backbone = save_bert(tmp_path / "bert")
+    config = BertConfig.from_pretrained(backbone, num_labels=1, problem_type="regression")
+    torch.manual_seed(0)
+    reward = BertForSequenceClassification(config)
+    predictor = HydraPredictor(reward, AutoTokenizer.from_pretrained(backbone), name="reward")
+    with TestClient(create_app(predictor)) as client:
+        expected = [answer["scores"][0]["score"] for answer in predicted(client, PAIRS)]
+        found = posted(client, "/score", {"text_1": "good", "text_2": TEXTS})
+        assert [item["score"] for item in found["data"]] == close(expected)
+        pairs = [tensor(["good"] * 3), tensor(TEXTS, "text_pair")]
+        outputs = posted(client, "/v2/models/reward/infer", {"inputs": pairs})["outputs"]
+        outputs = {each["name"]: each for each in outputs}
+        assert outputs["values"]["shape"] == [3, 1] and outputs["values"]["data"] == close(expected)
+        assert "label" not in outputs and "probabilities" not in outputs
+        refused = client.post("/classify", json={"input": "a"})
+    assert refused.status_code == 422 and "gives numbers and has no classes" in refused.json()["error"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from tests.training.tiny import FAMILIES, FORMS, tiny_model
 EXPECTED = {
     "embeddings": """conv.weight conv.bias weight.original0 weight.original1 conv_layers.layer_norm.weight conv_layers.layer_norm.bias
         feature_projection.layer_norm.weight feature_projection.layer_norm.bias masked_spec_embed embeddings.layer_norm.weight
-        embeddings.layer_norm.bias wav2vec2.encoder.layer_norm.weight wav2vec2.encoder.layer_norm.bias distillation_token mask_token register_tokens cls_token position_embeddings projection.weight projection.bias word_embeddings.weight
+        embeddings.layer_norm.bias wav2vec2.encoder.layer_norm.weight wav2vec2.encoder.layer_norm.bias wavlm.encoder.layer_norm.weight wavlm.encoder.layer_norm.bias
+        rel_attn_embed.weight distillation_token mask_token register_tokens cls_token position_embeddings projection.weight projection.bias word_embeddings.weight
         embeddings_project.weight embeddings_project.bias position_embeddings.weight token_type_embeddings.weight embeddings.LayerNorm.weight embeddings.LayerNorm.bias
         token_embedding.weight position_embedding.weight class_embedding patch_embedding.weight patch_embedding.bias
         tok_embeddings.weight embeddings.norm.weight embed_tokens.weight relative_attention_bias.weight
@@ -30,6 +31,7 @@ EXPECTED = {
         self.value.weight self.value.bias attn.q.weight attn.q.bias attn.k.weight attn.k.bias attn.v.weight attn.v.bias
         attn.o.weight attn.o.bias q_norm.weight k_norm.weight query_norm.weight key_norm.weight
         attention.output.dense.weight attention.output.dense.bias attn.Wqkv.weight attn.Wo.weight
+        gru_rel_pos_const gru_rel_pos_linear.weight gru_rel_pos_linear.bias bias_gate.weight maps.weight maps.bias
         query_proj.weight query_proj.bias key_proj.weight key_proj.bias value_proj.weight value_proj.bias pos_key_proj.weight
         pos_key_proj.bias pos_query_proj.weight pos_query_proj.bias position_key_proj.weight position_key_proj.bias
         position_query_proj.weight position_query_proj.bias lambda_1 distance_bias.weight relative_position_bias_table""",

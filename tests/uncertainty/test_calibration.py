@@ -28,6 +28,7 @@ from hydra_transformers.uncertainty import (
     TemperatureScaling,
     calibrate,
     collect_answers,
+    decompose,
     detector_by_name,
 )
 from tests.families import FAMILIES
@@ -103,7 +104,10 @@ def test_everything_is_fitted_on_rows_of_its_own():
     assert calibration.abstention.rows == ROWS // 2 and calibration.abstention.coverage >= 0.75
     assert hydra.config.decision["threshold"] == calibration.abstention.threshold
     assert "Of 48 rows, a random half (24) fitted these, and the other half (24) what follows" in str(calibration)
-    assert "Logits are divided by" in str(calibration) and hydra.config.decision["sentences"] == calibration.sentences
+    assert (
+        "The ensemble's answer has the temperature" in str(calibration)
+        and hydra.config.decision["sentences"] == calibration.sentences
+    )
 
 
 def test_it_is_applied_to_answers_and_can_be_left_out():
@@ -114,7 +118,12 @@ def test_it_is_applied_to_answers_and_can_be_left_out():
     calibration = hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
     with torch.no_grad():
         out = hydra(**batch)
-    torch.testing.assert_close(out.member_logits, raw.member_logits / calibration.temperature)
+    # The ensemble's answer has the temperature, and it still is the mean of the members.
+    answer = (raw.logits / calibration.temperature).softmax(dim=-1)
+    torch.testing.assert_close(out.logits.exp(), answer)
+    torch.testing.assert_close(out.member_logits.softmax(dim=-1).mean(dim=1), answer)
+    parts = decompose(out.member_logits)
+    torch.testing.assert_close(parts.total, torch.special.entr(answer.double()).sum(dim=-1), check_dtype=False)
     confidence = out.logits.softmax(dim=-1).amax(dim=-1)
     torch.testing.assert_close(out.detector_score, 1 - confidence)
     assert torch.equal(out.abstain, out.detector_score > calibration.abstention.threshold)
@@ -124,6 +133,25 @@ def test_it_is_applied_to_answers_and_can_be_left_out():
         before = hydra(**batch)
     assert torch.equal(before.member_logits, raw.member_logits) and before.abstain is None
     assert hydra.train()(**batch).abstain is None  # training is about the model
+
+
+def test_a_decision_from_before_members_were_pooled_means_what_it_meant(tmp_path):
+    hydra = hydra_of("vit")
+    [batch] = rows_for("vit", seed=1, labelled=False)
+    with torch.no_grad():
+        raw = hydra(**batch)
+    temperature = hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}).temperature
+    hydra.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["decision"].pop("pooled") is True
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    old = type(hydra).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        out = old(**batch)
+    assert torch.equal(out.member_logits, raw.member_logits / temperature)
+    torch.testing.assert_close(out.logits.exp(), (raw.member_logits / temperature).softmax(dim=-1).mean(dim=1))
+    old.save_pretrained(tmp_path / "again")
+    assert "pooled" not in json.loads((tmp_path / "again" / "config.json").read_text())["decision"]
 
 
 @pytest.mark.parametrize("family", CLASSIFIERS, ids=lambda family: family.name)
@@ -384,6 +412,7 @@ def knn_hydra():
         ("sets.method", "best"),
         ("sets.k_reg", 1),
         *[("sets.thresholds", value) for value in ([], [-5], ["nan"], [True], [0.5, 0.5], 0.5)],
+        ("pooled", 1),
         ("sets.by_class", 1),
         ("sets.allow_empty", None),
         ("sets.more", 1),

@@ -126,6 +126,12 @@ def test_a_threshold_per_label_moves_the_sets_of_that_label():
     )
 
 
+def test_a_label_that_reaches_its_own_threshold_is_in_the_set_whatever_may_be_missed():
+    logits, truth = random_answers()
+    assert torch.equal(LabelSets.fit(logits, truth, 0.9, 0.5).sets(logits), log_odds(logits) >= -1e-9)
+    assert LabelSets.fit(logits, truth, 0.9).missed > 0.5
+
+
 def test_the_promised_share_of_missed_labels_holds_on_average_over_calibration_sets():
     alpha, found = 0.1, []
     for seed in range(150):
@@ -152,7 +158,7 @@ def test_a_temperature_is_fitted_on_every_label_as_a_choice_of_two():
     two = as_two_classes(logits)
     torch.testing.assert_close(two.softmax(-1)[..., 1].view(200, 5, 3).transpose(1, 2), logits.sigmoid())
     [found] = TemperatureScaling.fit(logits, truth).temperature
-    [expected] = TemperatureScaling.fit(two, truth.flatten().long()).temperature
+    [expected] = TemperatureScaling.fit(two, truth.flatten().long(), pooled=False).temperature
     assert found == expected
 
     def nll(temperature):

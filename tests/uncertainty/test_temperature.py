@@ -6,7 +6,8 @@ import torch
 from sklearn.metrics import log_loss
 
 from hydra_transformers.data.prediction import SavedLogits, predict
-from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics
+from hydra_transformers.models.modeling_hydra import log_mean_probability
+from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics, decompose
 
 
 def overconfident(samples=600, members=3, classes=5, factor=4.0, seed=0):
@@ -23,12 +24,107 @@ def nll(logits, labels, temperature):
     return log_loss(labels, mean, labels=range(logits.shape[-1]))
 
 
-def test_the_fitted_temperature_minimises_the_ensembles_nll():
+def pooled_answer(logits, temperature):
+    return (logits.softmax(-1).mean(1).log() / temperature).softmax(-1)
+
+
+def pooled_nll(logits, labels, temperature):
+    return log_loss(labels, pooled_answer(logits, temperature), labels=range(logits.shape[-1]))
+
+
+@pytest.mark.parametrize(("pooled", "nll"), [(None, pooled_nll), (False, nll)], ids=["pooled", "members"])
+def test_the_fitted_temperature_minimises_the_ensembles_nll(pooled, nll):
     logits, labels = overconfident()
-    (temperature,) = TemperatureScaling.fit(logits, labels).temperature
-    assert 3 < temperature < 5
+    scaling = TemperatureScaling.fit(logits, labels, pooled=pooled)
+    (temperature,) = scaling.temperature
+    assert 3 < temperature < 5 and scaling.pooled is (pooled is None)
     best = nll(logits, labels, temperature)
     assert all(best <= nll(logits, labels, temperature * factor) for factor in (0.5, 0.9, 0.999, 1.001, 1.1, 2))
+    found = scaling(logits).softmax(-1).mean(1)
+    assert log_loss(labels, found, labels=range(5)) == pytest.approx(best, abs=1e-10)
+
+
+# Pooled first
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.8, 1.5, 6.0])
+@pytest.mark.parametrize("members", [1, 2, 3, 5])
+def test_the_mean_of_the_members_is_the_pooled_answer_with_the_temperature(members, temperature):
+    logits = 6 * torch.randn(200, members, 7, generator=torch.Generator().manual_seed(members), dtype=torch.float64)
+    scaled = TemperatureScaling(temperature, pooled=True)(logits)
+    expected = pooled_answer(logits, temperature)
+    torch.testing.assert_close(scaled.softmax(-1).mean(1), expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(log_mean_probability(scaled), expected.log(), atol=1e-9, rtol=1e-9)
+    parts = decompose(scaled)
+    torch.testing.assert_close(parts.total, torch.special.entr(expected).sum(-1), atol=1e-10, rtol=0)
+    torch.testing.assert_close(parts.aleatoric + parts.epistemic, parts.total, atol=1e-10, rtol=0)
+    assert (parts.epistemic >= 0).all()
+    # The energy of each member is what it was divided by the temperature alone.
+    torch.testing.assert_close(scaled.logsumexp(-1), (logits / temperature).logsumexp(-1), atol=1e-9, rtol=0)
+
+
+def test_a_single_model_and_a_temperature_of_1_are_left_bit_for_bit_as_they_were():
+    logits = torch.randn(20, 3, 4)
+    assert torch.equal(TemperatureScaling(1.0, pooled=True)(logits), logits)
+    assert torch.equal(TemperatureScaling(2.5, pooled=True)(logits[:, :1]), logits[:, :1] / 2.5)
+
+
+def test_sure_members_that_contradict_each_other_share_what_the_temperature_moves():
+    sure = torch.tensor([[[60.0, 0.0], [60.0, 0.0], [0.0, 60.0]]], dtype=torch.float64)
+    found = TemperatureScaling(2.0, pooled=True)(sure).softmax(-1)[0]
+    answer = torch.tensor([2.0, 1.0]).double().sqrt() / (2**0.5 + 1)
+    torch.testing.assert_close(found.mean(0), answer, atol=1e-10, rtol=0)
+    torch.testing.assert_close(found[2], torch.tensor([0.0, 1.0]).double(), atol=1e-10, rtol=0)
+    torch.testing.assert_close(found[0], found[1], atol=1e-10, rtol=0)
+
+
+def test_pooled_logits_and_their_gradients_stay_finite():
+    logits = torch.tensor([[[200.0, 0.0, -200.0], [-200.0, 0.0, 200.0]], [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]])
+    logits.requires_grad_()
+    scaled = TemperatureScaling(0.7, pooled=True)(logits)
+    scaled.sum().backward()
+    assert scaled.isfinite().all() and logits.grad.isfinite().all()
+    ruled_out = torch.tensor([[[1.0, 0.0, -torch.inf], [0.0, 2.0, -torch.inf]]])
+    found = TemperatureScaling(2.0, pooled=True)(ruled_out)
+    assert found.softmax(-1)[..., 2].eq(0).all() and found[..., :2].isfinite().all()
+    nothing = torch.full((1, 2, 3), torch.nan)
+    assert TemperatureScaling(2.0, pooled=True)(nothing).isnan().all()
+
+
+def test_pooling_first_calibrates_better_where_the_members_mean_is_what_is_off():
+    """Sure members that often contradict each other: as an ensemble they are right more often than their mean says."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2.5 * torch.randn(8000, 1, 10, generator=generator, dtype=torch.float64)
+    logits = logits + 2.5 * torch.randn(8000, 3, 10, generator=generator, dtype=torch.float64)
+    labels = pooled_answer(logits, 0.5).multinomial(1, generator=generator).squeeze(1)
+    ece = {}
+    for pooled in (True, False):
+        scaling = TemperatureScaling.fit(logits[:4000], labels[:4000], pooled=pooled)
+        ece[pooled] = classification_metrics(scaling(logits[4000:]), labels[4000:])["ece"]
+    assert ece[True] < 0.8 * ece[False]
+
+
+def test_a_pooled_temperature_is_saved_and_loaded_and_an_old_file_means_what_it_meant(tmp_path):
+    logits = torch.randn(6, 3, 4)
+    scaling = TemperatureScaling(1.7, pooled=True)
+    path = scaling.save(tmp_path)
+    assert torch.equal(TemperatureScaling.load(tmp_path)(logits), scaling(logits))
+    path.write_text('{"temperature": [1.7]}')
+    assert torch.equal(TemperatureScaling.load(tmp_path)(logits), logits / torch.tensor(1.7))
+
+
+def test_what_cannot_be_pooled_is_refused():
+    with pytest.raises(ValueError, match="the pooled answer has one"):
+        TemperatureScaling([1.0, 2.0], pooled=True)
+    logits, labels = overconfident()
+    with pytest.raises(ValueError, match=r"pooled is True, .* per_member finds one for each member"):
+        TemperatureScaling.fit(logits, labels, per_member=True, pooled=True)
+    with pytest.raises(ValueError, match="each label is a choice of its own"):
+        TemperatureScaling.fit(logits, torch.nn.functional.one_hot(labels, 5), pooled=True)
+    assert not TemperatureScaling.fit(logits, torch.nn.functional.one_hot(labels, 5)).pooled
+
+
+# One temperature for each member
 
 
 def test_a_temperature_per_member_minimises_each_members_own_nll():

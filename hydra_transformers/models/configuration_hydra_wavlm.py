@@ -1,0 +1,29 @@
+"""HydraWavLM configuration."""
+
+from dataclasses import replace
+
+from huggingface_hub.dataclasses import strict
+from transformers import WavLMConfig
+
+from .configuration_hydra import LayerSpec
+from .configuration_hydra_wav2vec2 import HydraWaveformConfigMixin
+
+
+@strict
+class HydraWavLMConfig(HydraWaveformConfigMixin, WavLMConfig):
+    r"""A [`WavLMConfig`] with the fields of [`HydraConfigMixin`]."""
+
+    model_type = "hydra_wavlm"
+
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_wavlm.HydraWavLMConfig",
+        "AutoModel": "modeling_hydra_wavlm.HydraWavLMModel",
+        "AutoModelForAudioClassification": "modeling_hydra_wavlm.HydraWavLMForSequenceClassification",
+    }
+
+    @property
+    def layer_spec(self) -> LayerSpec:
+        return replace(super().layer_spec, gated_bias=True)
+
+
+__all__ = ["HydraWavLMConfig"]

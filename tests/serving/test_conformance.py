@@ -1,0 +1,173 @@
+"""The same rows by every way to ask a model: forward, pipeline, predictor, HTTP in each protocol, ONNX, torch.export, Triton's file.
+
+Ray gets the same rows in test_ray.py.
+"""
+
+import base64
+import io
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from PIL import Image, ImageOps
+from transformers import AutoTokenizer, BertForSequenceClassification, ViTImageProcessorPil
+
+from hydra_transformers import export, load_data
+from hydra_transformers.models.auto import auto_class_of, load_trained, pipeline_class
+from hydra_transformers.serving import HydraPredictor, create_app
+from hydra_transformers.uncertainty import decompose
+from tests.serving.tiny import hydra_of
+from tests.tiny_data import WORDS, review_rows, save_bert
+
+
+ROWS = 200
+CLOSE = 1e-3  # of probabilities and nats
+
+
+def texts() -> list[str]:
+    """Of one to twenty words, so that most are padded and some are cut."""
+    draw = random.Random(0)
+    return [" ".join(draw.choices(WORDS[5:], k=1 + place % 20)) for place in range(ROWS)]
+
+
+def image_files() -> list[bytes]:
+    """PNG files of odd sizes and modes, some turned by their EXIF tag."""
+    draw = np.random.default_rng(0)
+    files = []
+    for place in range(ROWS):
+        pixels = draw.integers(0, 256, (4 + place % 7, 5 + place % 5, 4), dtype=np.uint8)
+        image = Image.fromarray(pixels, "RGBA").convert(("RGB", "RGBA", "L", "LA", "P", "1")[place % 6])
+        exif = Image.Exif()
+        exif[0x0112] = 6 if place % 3 == 0 else 1
+        file = io.BytesIO()
+        image.save(file, "PNG", exif=exif)
+        files.append(file.getvalue())
+    return files
+
+
+def save_calibrated_texts(folder: Path) -> Path:
+    backbone = save_bert(folder / "bert")
+    tokenizer = AutoTokenizer.from_pretrained(backbone)
+    hydra = hydra_of(BertForSequenceClassification.from_pretrained(backbone))
+    rows = review_rows(60).map(lambda row, place: {"sentence": texts()[place]}, with_indices=True)
+    hydra.calibrate(load_data(rows, tokenizer, max_length=16), target={"coverage": 0.5}, alpha=0.2)
+    hydra.save_pretrained(folder / "calibrated-texts")
+    tokenizer.save_pretrained(folder / "calibrated-texts")
+    return folder / "calibrated-texts"
+
+
+class Answers:
+    """probabilities (rows, classes), uncertainty and epistemic (rows,), abstain (rows,) and prediction_set (rows, classes)"""
+
+    def __init__(self, probabilities, uncertainty, epistemic, abstain, prediction_set):
+        self.numbers = {"probabilities": probabilities, "uncertainty": uncertainty, "epistemic": epistemic}
+        self.decisions = {"abstain": abstain, "prediction_set": prediction_set}
+
+    @classmethod
+    def of_outputs(cls, outputs) -> "Answers":
+        """Of a forward or an exported file."""
+        found = {
+            name: torch.as_tensor(outputs[name]) for name in ("logits", "member_logits", "abstain", "prediction_set")
+        }
+        parts = decompose(found["member_logits"].double())
+        return cls(
+            found["logits"].softmax(-1), parts.total, parts.epistemic, found["abstain"], found["prediction_set"]
+        )
+
+    @classmethod
+    def of_dicts(cls, answers: list[dict], names: list[str]) -> "Answers":
+        scores = [{each["label"]: each["score"] for each in answer["scores"]} for answer in answers]
+        columns = ([answer[name] for answer in answers] for name in ("uncertainty", "epistemic", "abstain"))
+        chosen = [[name in answer["prediction_set"] for name in names] for answer in answers]
+        return cls([[found[name] for name in names] for found in scores], *columns, chosen)
+
+    def agrees_with(self, other: "Answers", is_on_the_edge: torch.Tensor) -> None:
+        for name, numbers in self.numbers.items():
+            difference = torch.as_tensor(numbers).double() - torch.as_tensor(other.numbers[name]).double()
+            assert difference.abs().max() < CLOSE, name
+        for name, decided in self.decisions.items():
+            differs = torch.as_tensor(decided) != torch.as_tensor(other.decisions[name])
+            assert not differs[~is_on_the_edge].any(), name
+
+
+def by_http(client: TestClient, inputs: list[str], kind: str, names: list[str]) -> Iterator[tuple[str, Answers]]:
+    model = client.get("/v1/models").json()["models"][0]
+    every = {"top_k": len(names)}
+
+    def posted(path: str, body: dict) -> dict:
+        response = client.post(path, json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    yield "/predict", Answers.of_dicts(posted("/predict", {"inputs": inputs, "parameters": every}), names)
+    body = {"instances": inputs, "parameters": every}
+    yield "v1", Answers.of_dicts(posted(f"/v1/models/{model}:predict", body)["predictions"], names)
+    items = posted("/classify", {"model": model, "input": inputs})["data"]
+    rest = ([item[name] for item in items] for name in ("uncertainty", "epistemic", "abstain"))
+    chosen = [[name in item["prediction_set"] for name in names] for item in items]
+    yield "/classify", Answers([item["probs"] for item in items], *rest, chosen)
+    tensor = {"name": kind, "shape": [len(inputs)], "datatype": "BYTES", "data": inputs}
+    outputs = posted(f"/v2/models/{model}/infer", {"inputs": [tensor]})["outputs"]
+    found = {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in outputs}
+    tensors = ("probabilities", "uncertainty", "epistemic", "abstain", "prediction_set")
+    yield "v2", Answers(*(found[name] for name in tensors))
+
+
+def by_onnx(path: Path, inputs: dict) -> Answers:
+    session = onnxruntime.InferenceSession(path)
+    names = [output.name for output in session.get_outputs()]
+    found = session.run(names, {name: value.numpy() for name, value in inputs.items()})
+    return Answers.of_outputs(dict(zip(names, found, strict=True)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["text", "image"])
+def test_every_way_to_ask_gives_the_same_answers(kind, folders, tmp_path):
+    folder = folders["images"] if kind == "image" else save_calibrated_texts(tmp_path)
+    hydra = load_trained(folder)
+    names = list(hydra.config.id2label.values())
+    if kind == "text":
+        rows = sent = texts()
+        reader, processor = "tokenizer", AutoTokenizer.from_pretrained(folder)
+        prepared = dict(processor(rows, padding=True, truncation=True, max_length=16, return_tensors="pt"))
+    else:
+        files = image_files()
+        rows, sent = (
+            [Image.open(io.BytesIO(file)) for file in files],
+            [base64.b64encode(file).decode() for file in files],
+        )
+        reader, processor = "image_processor", ViTImageProcessorPil.from_pretrained(folder)
+        upright = [ImageOps.exif_transpose(image).convert("RGB") for image in rows]
+        prepared = dict(processor(upright, return_tensors="pt"))
+    with torch.no_grad():
+        outputs = hydra(**prepared)
+    expected = Answers.of_outputs(outputs)
+    threshold = float(hydra.config.decision["threshold"])
+    is_on_the_edge = (outputs.detector_score - threshold).abs() < 1e-5
+    assert is_on_the_edge.sum() < 5 and 0 < outputs.abstain.sum() < ROWS
+
+    pipeline = pipeline_class(auto_class_of(hydra.config))(model=hydra, **{reader: processor})
+    answers = pipeline(rows, batch_size=7, top_k=None)
+    found = {"pipeline": Answers.of_dicts(answers, names)}
+    predictor = HydraPredictor(folder, device="cpu", top_k=None, batch_size=32)
+    columns = predictor({kind: rows if kind == "text" else files})
+    found["predictor"] = Answers.of_dicts(
+        [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)], names
+    )
+    with TestClient(create_app(predictor, max_batch=ROWS)) as client:
+        found |= dict(by_http(client, sent, kind, names))
+    # One kind as plain ONNX, the other as Triton's folder, to write each file once.
+    file = export(hydra, tmp_path / "exported", ["onnx" if kind == "text" else "triton", "torch"], processor)
+    found["onnx"] = by_onnx(file / ("model.onnx" if kind == "text" else "1/model.onnx"), prepared)
+    found["torch.export"] = Answers.of_outputs(torch.export.load(file / "model.pt2").module()(**prepared))
+    assert len(found) == 8
+    for way, each in found.items():
+        try:
+            each.agrees_with(expected, is_on_the_edge)
+        except AssertionError as error:
+            raise AssertionError(f"{way} answers otherwise: {error}") from error

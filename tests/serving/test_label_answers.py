@@ -1,0 +1,152 @@
+"""Answers of models of several labels: pipelines, columns, a process without the package, ONNX."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
+
+from hydra_transformers import AutoHydra
+from hydra_transformers.serving import HydraPredictor
+from hydra_transformers.serving.answer_columns import arrow_schema
+from hydra_transformers.uncertainty import decompose
+from tests.tiny_data import SIZES, WORDS, names_of, save_bert
+
+
+FEELINGS = ["anger", "joy", "surprise"]
+TEXTS = ["a film of joy", "a bad film", "good", "a bad bad film of joy"]
+PARTS = {"uncertainty": "total", "aleatoric": "aleatoric", "epistemic": "epistemic"}
+
+
+@torch.no_grad()
+def batch_for(hydra, tokenizer, count=60):
+    """Texts with labels that are mostly the model's own."""
+    generator = torch.Generator().manual_seed(0)
+    words = [[WORDS[5:][place] for place in row] for row in torch.randint(6, (count, 5), generator=generator).tolist()]
+    inputs = tokenizer([" ".join(each) for each in words], padding=True, return_tensors="pt")
+    logits = hydra(**inputs).logits
+    flipped = torch.rand(logits.shape, generator=generator) < 0.1
+    return {**inputs, "labels": ((logits > logits.mean(dim=0)) ^ flipped).float()}
+
+
+def saved(folder, **calibration):
+    """A Hydra of several labels with its tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(save_bert(folder))
+    config = BertConfig(
+        vocab_size=len(WORDS),
+        max_position_embeddings=16,
+        initializer_range=0.5,
+        problem_type="multi_label_classification",
+        **names_of(FEELINGS),
+        **SIZES,
+    )
+    torch.manual_seed(0)
+    hydra = AutoHydra.from_pruned_members([BertForSequenceClassification(config) for _ in range(3)], shared=()).eval()
+    if calibration:
+        hydra.calibrate([batch_for(hydra, tokenizer)], **calibration)
+    hydra.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return hydra, tokenizer
+
+
+@torch.no_grad()
+def outputs_of(hydra, tokenizer):
+    return hydra(**tokenizer(TEXTS, padding=True, return_tensors="pt"))
+
+
+def test_answers_name_the_labels_and_how_unsure_each_is(tmp_path):
+    hydra, tokenizer = saved(tmp_path, alpha=0.3, target={"coverage": 0.5})
+    outputs, settings = outputs_of(hydra, tokenizer), hydra.config.decision
+    parts = decompose(outputs.member_logits, "multi_label_classification")
+    yes = outputs.logits.double() >= torch.tensor(settings["log_odds"], dtype=torch.float64)
+    for row, answer in enumerate(hydra.predict(TEXTS, tokenizer, top_k=None)):
+        assert set(answer["labels"]) == {FEELINGS[place] for place in range(3) if yes[row, place]}
+        assert set(answer["prediction_set"]) == {FEELINGS[at] for at in range(3) if outputs.prediction_set[row, at]}
+        assert set(answer["labels"]) <= set(answer["prediction_set"])
+        assert answer["abstain"] == outputs.abstain[row].item() and answer["detector"] == "entropy"
+        for each in answer["scores"]:
+            place = FEELINGS.index(each["label"])
+            assert each["score"] == pytest.approx(outputs.logits[row, place].sigmoid().item(), abs=1e-5)
+            for name, part in PARTS.items():
+                assert each[name] == pytest.approx(getattr(parts, part)[row, place].item(), abs=1e-5)
+        assert answer["uncertainty"] == pytest.approx(sum(each["uncertainty"] for each in answer["scores"]), abs=1e-9)
+
+
+def test_answers_may_abstain_from_single_labels(tmp_path):
+    hydra, tokenizer = saved(tmp_path, alpha=None, target={"label_risk": 0.3})
+    outputs = outputs_of(hydra, tokenizer)
+    for row, answer in enumerate(hydra.predict(TEXTS, tokenizer, top_k=None)):
+        abstained = {each["label"]: each["abstain"] for each in answer["scores"]}
+        assert [abstained[name] for name in FEELINGS] == outputs.abstain[row].tolist()
+        assert answer["abstain"] == all(abstained.values())
+        assert answer["abstain"] == (answer["reason"] == "Every label is too close to its threshold.")
+    hydra.config.decision["threshold"] = hydra.decision.settings["threshold"] = "-inf"
+    assert {answer["reason"] for answer in hydra.predict(TEXTS, tokenizer)} == {
+        "Every label is too close to its threshold."
+    }
+
+
+def test_the_standard_pipeline_gives_every_label_its_sigmoid(tmp_path):
+    hydra, tokenizer = saved(tmp_path)
+    outputs = outputs_of(hydra, tokenizer)
+    answers = pipeline("text-classification", str(tmp_path), function_to_apply="sigmoid", top_k=None)(TEXTS)
+    for row, answer in enumerate(answers):
+        found = {each["label"]: each["score"] for each in answer}
+        assert [found[name] for name in FEELINGS] == pytest.approx(outputs.logits[row].sigmoid().tolist(), abs=1e-5)
+    [answer] = hydra.predict(TEXTS[:1], tokenizer)
+    assert answer["labels"] == [each["label"] for each in answer["scores"] if each["score"] >= 0.5]
+    assert answer["abstain"] is None and answer["prediction_set"] is None
+
+
+def test_columns_hold_all_that_answers_have(tmp_path):
+    saved(tmp_path, alpha=0.3, target={"label_risk": 0.3})
+    predictor = HydraPredictor(tmp_path)
+    columns = predictor({"text": TEXTS})
+    assert all(isinstance(labels, list) for labels in columns["labels"])
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table(columns, schema=arrow_schema(predictor.columns))
+    assert table.column("scores").to_pylist()[0][0].keys() == {"label", "score", *PARTS, "abstain"}
+
+
+@pytest.mark.slow
+def test_a_process_without_the_package_decides_alike(tmp_path):
+    hydra, tokenizer = saved(tmp_path / "hydra", alpha=0.3, target={"coverage": 0.5})
+    outputs = outputs_of(hydra, tokenizer)
+    program = """if True:
+    import sys, torch
+    sys.modules["hydra_transformers"] = None
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+    folder, texts = sys.argv[1], sys.argv[2:]
+    model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
+    with torch.no_grad():
+        outputs = model(**AutoTokenizer.from_pretrained(folder, trust_remote_code=True)(texts, padding=True, return_tensors="pt"))
+    answers = pipeline("hydra-text-classification", folder, trust_remote_code=True)(texts)
+    print([outputs.prediction_set.tolist(), outputs.abstain.tolist(), [sorted(each["labels"]) for each in answers]])
+"""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", program, str(tmp_path / "hydra"), *TEXTS]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    labels = [sorted(answer["labels"]) for answer in hydra.predict(TEXTS, tokenizer)]
+    expected = [outputs.prediction_set.tolist(), outputs.abstain.tolist(), labels]
+    assert result.stdout.strip().splitlines()[-1] == str(expected)
+
+
+@pytest.mark.slow
+def test_an_exported_model_decides_alike(tmp_path):
+    import onnxruntime
+
+    from hydra_transformers.export import export
+
+    hydra, tokenizer = saved(tmp_path / "hydra", alpha=0.3, target={"label_risk": 0.3})
+    folder = export(hydra, tmp_path / "onnx", processor=tokenizer)
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    inputs = tokenizer(TEXTS, padding=True, return_tensors="np")
+    named = {each.name: inputs[each.name] for each in session.get_inputs()}
+    names = ["prediction_set", "abstain"]
+    outputs = outputs_of(hydra, tokenizer)
+    for name, found in zip(names, session.run(names, named), strict=True):
+        assert torch.equal(torch.from_numpy(found), outputs[name]), name

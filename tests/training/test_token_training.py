@@ -1,0 +1,116 @@
+"""Classifiers of tokens are fine-tuned, pruned by their own loss, and their fusion is reported word by word."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import BertModel
+
+import hydra_transformers
+from hydra_transformers import AutoHydra
+from hydra_transformers.data import load_data
+from hydra_transformers.data.tags import check_tags
+from hydra_transformers.pruning import extract_circuit, taylor_scores
+from hydra_transformers.training import EnsembleLoss, finetune_from_pretrained
+from tests import tiny_tags
+
+
+def data(count: int = 24, seed: int = 0, model=None):
+    return load_data(tiny_tags.rows(count, seed), model or tiny_tags.backbone(), processor=tiny_tags.tokenizer())
+
+
+def word_loss(model, rows) -> float:
+    """The mean cross-entropy over all tagged words, text by text."""
+    total, words = 0.0, 0
+    for row in (rows[index] for index in range(len(rows))):
+        inputs = {name: torch.tensor([values]) for name, values in row.items() if name != "labels"}
+        with torch.no_grad():
+            logits = model(**inputs).logits[0]
+        total += F.cross_entropy(logits, torch.tensor(row["labels"]), reduction="sum").item()
+        words += sum(label != -100 for label in row["labels"])
+    return total / words
+
+
+@pytest.mark.slow
+def test_circuits_remove_the_head_whose_loss_hurts_tags_least():
+    model, rows = tiny_tags.backbone(), data()
+    circuit = extract_circuit(model, rows, budget=1, objective="acc", batch_size=7)
+    without = {
+        (layer, head): word_loss(AutoHydra.from_backbone(model, {layer: [head]}), rows)
+        for layer in range(2)
+        for head in range(4)
+    }
+    assert tuple(circuit.ranking[0]) == min(without, key=without.get)
+    assert circuit.scores[0] == pytest.approx(-min(without.values()), abs=1e-5)
+    with pytest.raises(ValueError, match="this model classifies tokens: give every token a class index"):
+        check_tags(torch.tensor([0, 1]), 2, 5, 3)
+
+
+def test_taylor_scores_are_of_the_mean_loss_over_all_words():
+    """Also if batches have different numbers of words: one word for the first text, many for the others."""
+    model, rows = tiny_tags.backbone().double(), data(40)
+    found = taylor_scores(model, rows)
+    plain = copy.deepcopy(model)
+    batch = next(
+        iter(torch.utils.data.DataLoader(rows, len(rows), collate_fn=hydra_transformers.data.batches.collate))
+    )
+    plain(**batch).loss.backward()
+    attention = plain.bert.encoder.layer[1].attention.self
+    expected = (
+        sum(
+            (each.weight * each.weight.grad).abs().view(4, 8, -1).mean(dim=(1, 2))
+            for each in (attention.query, attention.key, attention.value)
+        )
+        / 3
+    )
+    scores = torch.tensor([found[1, head] for head in range(4)], dtype=torch.float64)
+    torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-9)
+
+
+def test_the_ensemble_loss_smooths_labels_of_tokens():
+    hydra = tiny_tags.fused()
+    batch = hydra_transformers.data.batches.collate([data(6)[index] for index in range(6)])
+    outputs = hydra(**batch)
+    torch.testing.assert_close(EnsembleLoss()(outputs, batch["labels"]), outputs.loss)
+    expected = torch.stack(
+        [
+            F.cross_entropy(each.flatten(0, 1), batch["labels"].flatten(), label_smoothing=0.1)
+            for each in outputs.member_logits.unbind(1)
+        ]
+    ).mean()
+    torch.testing.assert_close(EnsembleLoss(label_smoothing=0.1)(outputs, batch["labels"]), expected)
+
+
+@pytest.mark.slow
+def test_fusion_is_reported_by_entities_and_words():
+    members, rows = [tiny_tags.backbone(seed) for seed in range(2)], data(20)
+    report = hydra_transformers.fusion_report(members, rows)
+    hydra = AutoHydra.from_pruned_members(members, shared=())
+    nlls = [each.metrics["nll"] for each in report.models.values()]
+    assert min(abs(nll - word_loss(hydra, rows)) for nll in nlls) < 1e-5 and "Entity F1" in str(report)
+
+
+@pytest.mark.slow
+def test_members_are_fine_tuned_from_a_model_without_a_head(tmp_path):
+    encoder = tiny_tags.backbone(initializer_range=0.1).bert
+    assert isinstance(encoder, BertModel)
+    training, validation = data(120), data(30, seed=1)
+    members = finetune_from_pretrained(
+        encoder,
+        2,
+        None,
+        training,
+        validation,
+        tmp_path,
+        class_names=tiny_tags.TAGS,
+        problem_type="token_classification",
+        max_steps=80,
+        learning_rates=[3e-3],
+        progress=False,
+        report_to="none",
+    )
+    assert [type(member).__name__ for member in members] == ["BertForTokenClassification"] * 2
+    hydra = AutoHydra.from_pruned_members(members, shared=())
+    report = hydra_transformers.evaluate_uncertainty({"hydra": hydra}, validation)
+    assert report.models["hydra"].metrics["entity_f1"] > 0.6
