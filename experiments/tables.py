@@ -250,6 +250,9 @@ def render(results: dict[str, Any], settings: Mapping[str, Setting] = SETTINGS) 
             tables[f"{name}/{label}"] = table(seeds, methods, columns)
     if of_fine_tunings := pretrained_only(results, settings):
         tables["overview"] = overview.table_of_all(of_fine_tunings, settings)
+        for name in overview.TIMES.keys() & of_fine_tunings.keys():
+            seeds, times = of_fine_tunings[name]["seeds"], overview.TIMES[name]
+            tables[f"{name}/first"] = overview.first_table(settings[name], seeds, times)
     return tables
 
 

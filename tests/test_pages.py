@@ -1,4 +1,4 @@
-"""The Python blocks of README.md and of docs/how-it-works.md run (```py marks those that need the Hub)."""
+"""The Python blocks of README.md and of some guides run (```py marks those that need the Hub)."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.pages import run_python_blocks
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/how-it-works.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/how-it-works.md", "docs/tasks.md"])
 def test_the_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_python_blocks(page)

@@ -7,17 +7,28 @@ import sys
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertTokenizer, pipeline
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizer,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+    pipeline,
+)
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.cli import main
+from hydra_transformers.data import load_data
 from hydra_transformers.export import export
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.pruning import extract_circuit, taylor_scores
 from hydra_transformers.reports import TaskReport, evaluate_uncertainty, fusion_report
 from hydra_transformers.serving import HydraPredictor, build_page, create_app
 from hydra_transformers.training import Recipe, finetune_members
-from tests.tiny_data import SIZES, WORDS
+from hydra_transformers.uncertainty import calibrate, predict_decisions
+from tests.tiny_data import SIZES, WORDS, pictures
 
 
 TEXTS = ["a film of joy", "a bad film", "good", "a bad bad film of joy"]
@@ -103,6 +114,23 @@ def test_the_page_refuses_numbers_with_a_sentence(folder):
         build_page(HydraPredictor(folder / "hydra", device="cpu"))
 
 
+def test_a_calibrated_single_output_without_a_problem_type_is_a_number():
+    model = backbone(0)
+    model.config.problem_type = None
+    calibrated = calibrate(model, tokenized()).model.eval()
+    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(WORDS)})
+    [answer] = predict_decisions(calibrated, TEXTS[:1], tokenizer)
+    assert answer["score"] == pytest.approx(model(**tokenizer(TEXTS[0], return_tensors="pt")).logits.item(), abs=1e-5)
+    assert answer["interval"][0][0] < answer["score"] < answer["interval"][0][1]
+
+
+def test_commands_say_what_kind_of_model_it_is(folder, capsys):
+    assert main(["info", str(folder / "hydra")]) == 0
+    assert "regression with 1 output(s): LABEL_0" in capsys.readouterr().out
+    assert main(["push", str(folder / "hydra"), "me/numbers", "--space", "me/page"]) == 2
+    assert "leave --space out" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_code_of_the_repository_gives_the_same_numbers_without_the_package(folder, tmp_path):
     code = f"""
@@ -160,7 +188,7 @@ def test_commands_calibrate_evaluate_and_describe_it(folder, tmp_path, capsys):
     (tmp_path / "texts.jsonl").write_text('{"text": "a film", "label": "good"}\n' * 40)
     texts = ["--data", str(tmp_path / "texts.jsonl"), "--output", str(tmp_path / "other")]
     assert main(["calibrate", str(folder / "hydra"), *texts]) == 2
-    assert "holds texts, such as 'good', and the model is made for regression" in capsys.readouterr().err
+    assert "has 'good' in the column 'label', and the model is made for regression" in capsys.readouterr().err
 
 
 def test_cards_speak_of_numbers(folder):
@@ -193,6 +221,69 @@ def test_heads_are_ranked_by_squared_error():
     assert len(taylor_scores(model, data)) == model.config.num_hidden_layers * model.config.num_attention_heads
     with pytest.raises(ValueError, match="made for regression"):
         extract_circuit(model, data, data, objective="avg", budget=1, progress=False)
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), "3", [1.0, 2.0]])
+def test_labels_that_are_no_numbers_are_refused_with_a_sentence(value):
+    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(WORDS)})
+    data = [{"text": "a film", "label": 0.5}, {"text": "bad", "label": value}]
+    with pytest.raises(ValueError, match=r"row [01] of .* give every row a number"):
+        load_data(data, backbone(0).config, processor=tokenizer)
+
+
+@pytest.mark.slow
+def test_the_command_fine_tunes_for_numbers_that_are_not_whole(folder, tmp_path, capsys):
+    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, **SIZES)
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
+    AutoTokenizer.from_pretrained(folder / "hydra").save_pretrained(tmp_path / "bert")
+    data = ["--data", str(folder / "data.jsonl"), "--max-steps", "2", "--members", "2"]
+    assert main(["finetune", str(tmp_path / "bert"), *data, "--output", str(tmp_path / "members")]) == 0
+    assert "new classifiers for numbers, label (regression)" in capsys.readouterr().out
+    assert main(["fuse", str(tmp_path / "members"), "--aggregate", "min", "--output", str(tmp_path / "fused")]) == 0
+    fused = AutoHydra.from_pretrained(tmp_path / "fused")
+    assert fused.config.aggregate == "min" and fused.config.problem_type == "regression"
+    assert fused.config.id2label == {0: "label"}
+
+
+@pytest.mark.slow
+def test_commands_judge_and_calibrate_a_reward_model(folder, tmp_path, capsys):
+    hydra = AutoHydra.from_pretrained(folder / "hydra")
+    hydra.config.aggregate, hydra.decision, hydra.config.decision = "min", None, None
+    hydra.save_pretrained(tmp_path / "reward")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "hydra")
+    tokenizer.save_pretrained(tmp_path / "reward")
+    pairs = [
+        {"chosen": row["text"], "rejected": other["text"]} for row, other in zip(rows(), rows()[1:], strict=False)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    assert main(["evaluate", str(tmp_path / "reward"), "--data", str(tmp_path / "pairs.jsonl")]) == 0
+    assert "Pair accuracy" in capsys.readouterr().out
+    found = TaskReport.from_json(tmp_path / "reward" / "evaluation" / "report.json").models["reward"].metrics
+    loaded = AutoHydra.from_pretrained(tmp_path / "reward")  # with its tokenizer's name
+    assert evaluate_uncertainty(loaded, pairs).models[type(loaded).__name__].metrics == pytest.approx(found, abs=1e-5)
+    marked = [{"text": row["text"], "label": place % 2} for place, row in enumerate(rows())]
+    (tmp_path / "relevant.jsonl").write_text("".join(json.dumps(row) + "\n" for row in marked))
+    words = ["--data", str(tmp_path / "relevant.jsonl"), "--coverage", "0.9", "--output", str(tmp_path / "new")]
+    assert main(["calibrate", str(tmp_path / "reward"), *words]) == 0
+    assert "count as nothing relevant" in capsys.readouterr().out
+    answers = AutoHydra.from_pretrained(tmp_path / "new").predict([row["text"] for row in marked])
+    refused = [answer for answer in answers if answer["abstain"]]
+    assert refused and all("below the threshold" in answer["reason"] for answer in refused)
+
+
+@pytest.mark.slow
+def test_images_have_numbers_too():
+    torch.manual_seed(0)
+    sizes = {"image_size": 8, "patch_size": 4, "num_labels": 2, "problem_type": "regression", **SIZES}
+    members = [ViTForImageClassification(ViTConfig(**sizes)) for _ in range(2)]
+    hydra = AutoHydra.from_pruned_members(members, shared=()).eval()
+    batch = {"pixel_values": torch.randn(60, 3, 8, 8), "labels": torch.randn(60, 2)}
+    hydra.calibrate([batch], alpha=0.2)
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
+    [answer] = hydra.predict(pictures([1], seed=0), processor)
+    assert len(answer["scores"]) == 2 and len(answer["interval"]) == 2
+    for each, (low, high) in zip(answer["scores"], answer["interval"], strict=True):
+        assert low < each["score"] < high
 
 
 @pytest.mark.slow

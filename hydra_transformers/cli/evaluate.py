@@ -89,13 +89,14 @@ def evaluate(
     results = {}
     for name, loaded in models.items():
         read = partial(data.read, configs[name], processors[name], quiet=bool(results))
-        rows = read(split=data.split, part=data.part)
+        is_reward = getattr(configs[name], "aggregate", None) is not None
+        rows = _pairs(data, configs[name], processors[name]) if is_reward else read(split=data.split, part=data.part)
         ood_rows = {
             group: {each: read(of, labelled=False) for each, of in sets} for group, sets in groups.items() if sets
         }
-        if not results:
+        if not results and not is_reward:
             _print_notes(data.data, rows, groups)
-        prompts = class_prompts(configs[name], processors[name], rows.class_names)
+        prompts = None if is_reward else class_prompts(configs[name], processors[name], rows.class_names)
         classifier = loaded if prompts is None else ZeroShotClassifier(loaded, prompts, rows.class_names)
         classifier = _with_saved_decision(classifier, sources[name])
         detector = detector_by_name(score)
@@ -186,6 +187,12 @@ def _with_saved_decision(model: nn.Module, source: str) -> nn.Module:
 
 
 # Data
+
+
+def _pairs(data: flags.PartOptions, config: PreTrainedConfig, processor: Any) -> dict[str, PreparedData]:
+    """The preferred texts and the others, which reward models are judged by."""
+    columns = ("chosen", "rejected")
+    return {name: replace(data, text_column=name).read_part(config, processor, labelled=False) for name in columns}
 
 
 def _check_fit_rows(

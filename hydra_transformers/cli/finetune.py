@@ -109,12 +109,12 @@ def finetune(
             processor = load_processor(data.processor or name, config)
             remember_max_length(processor, config, data.max_length, TEXT_TOKENS)
         of_what = {
-            "multi_label_classification": " of which a row may have several",
-            TOKEN_CLASSIFICATION: " of tokens, the tags of words",
+            "multi_label_classification": f"{len(classes)} classes of which a row may have several",
+            TOKEN_CLASSIFICATION: f"{len(classes)} classes of tokens, the tags of words",
+            "regression": f"numbers, {classes[0]} (regression)",
         }
-        print(
-            f"{count} fine-tunings of {name} with new classifiers for {len(classes)} classes{of_what.get(problem_type, '')}"
-        )
+        heads = of_what.get(problem_type, f"{len(classes)} classes")
+        print(f"{count} fine-tunings of {name} with new classifiers for {heads}")
     train, validation = _train_and_validation(data, validation_split, seed, config, processor, named)
     chosen = recipe_for(recipe, config, train, is_pretrained, epochs, max_steps)
     chosen = replace(chosen, trunk_layers=trunk_layers)

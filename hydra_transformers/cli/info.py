@@ -43,7 +43,10 @@ def _describe_hydra(config: PreTrainedConfig, name: str) -> None:
     members = f"{config.num_members} member{'s' if config.num_members > 1 else ''}"
     print(f"{type(model).__name__}, {members}, sharing {', '.join(config.shared) or 'nothing'}")
     if getattr(config, "id2label", None) and not is_zero_shot(config):
-        print(f"{config.num_labels} classes: {', '.join(list(map(str, config.id2label.values()))[:10])}")
+        is_number, names = config.problem_type == "regression", list(map(str, config.id2label.values()))
+        what = f"regression with {config.num_labels} output(s)" if is_number else f"{config.num_labels} classes"
+        aggregate = getattr(config, "aggregate", None)
+        print(f"{what}: {', '.join(names[:10])}{f', put together as {aggregate!r}' if aggregate else ''}")
     print(f"{count_parameters(model):,} parameters\n")
     print(kept_heads_map(config), end="\n\n")
     _print_costs(model, {"Unpruned backbone": unpruned_backbone(model), **deep_ensemble_of(model)})

@@ -86,6 +86,10 @@ def _space(
     from ..serving.predictor import check_on_page
 
     check_names(repo_id=space)
+    if getattr(config, "problem_type", None) == "regression":
+        raise ValueError(
+            f"{folder} is made for regression, and the page shows models that choose among classes: leave --space out"
+        )
     reads = "texts" if check_on_page(config, str(folder)) == "text" else "images"
     place = folder / SPACE_FOLDER
     if place.exists():

@@ -9,6 +9,9 @@ from .folders import load_config
 from .options import device_named, duration, option, switch
 
 
+UNCALIBRATED = "note: this model was not calibrated, so it never abstains and has no sets"
+
+
 def serve(
     model: flags.ModelArgument,
     host: option(str, "127.0.0.1 lets only this machine in") = "127.0.0.1",
@@ -44,5 +47,5 @@ def predictor_of(
     """The predictor of a model; notes on stderr if it was not calibrated."""
     predictor = HydraPredictor(name, processor, device_named(device), **settings)
     if not predictor.is_calibrated:
-        print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
+        print(UNCALIBRATED, file=sys.stderr)
     return predictor

@@ -29,7 +29,7 @@ def fingerprint_of_weights(model: nn.Module) -> str:
 
 # Fields that change no output, and `kept_heads`, which a run records separately.
 IGNORED_FIELDS = ("_name_or_path", "architectures", "auto_map", "dtype", "fast_inference", "id2label", "label2id")
-IGNORED_FIELDS += ("kept_heads", "torch_dtype", "transformers_version")
+IGNORED_FIELDS += ("aggregate", "kept_heads", "torch_dtype", "transformers_version")
 
 
 def fingerprint_of_config(config: PreTrainedConfig) -> str:

@@ -57,6 +57,23 @@ class Labels:
             )
         return int(value)
 
+    def are_numbers(self) -> bool:
+        """Whether the labels are numbers for regression: some are no whole number."""
+        numbers = [value for value in self.values or () if isinstance(value, float) and math.isfinite(value)]
+        return not self.are_texts and any(value != int(value) for value in numbers)
+
+    def numbers(self, outputs: int) -> list[Any]:
+        """The labels as numbers for regression: one for each row, or a list of so many."""
+        wanted = "a number" if outputs == 1 else f"a list of {outputs} numbers"
+        for row, value in enumerate(self.values):
+            each = value if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) else [value]
+            if len(each) != outputs or not all(isinstance(one, Real) and math.isfinite(one) for one in each):
+                raise ValueError(
+                    f"row {row} of {self.source.name} has {repr(value)[:40]} in the column {self.column!r}, and the model is made for "
+                    f"regression: give every row {wanted}, or name another column as label= (--label-column)"
+                )
+        return self.values
+
     def matched(self, classes: list[str]) -> tuple[list[int], str]:
         """The labels as indices of the model's `classes`, and a note on how they were matched."""
         labels, names, source = self.indices(), self.names, self.source

@@ -339,12 +339,9 @@ def _add_labels(found: PreparedData, source: DataSource, config: PreTrainedConfi
         note = f"{len(labels.names)} classes named by the data"
     elif has_lists:
         found.labels, note = labels.multi_hot(found.model_classes)
+    elif getattr(config, "problem_type", None) == "regression":
+        found.labels, note = labels.numbers(num_labels), "numbers taken as they are"
     elif config is None or num_labels == 1 or config.problem_type not in (None, "single_label_classification"):
-        if labels.are_texts and getattr(config, "problem_type", None) == "regression":
-            raise ValueError(
-                f"column {column!r} of {source.name} holds texts, such as {next(filter(None, labels.values))[:40]!r}, and the model "
-                "is made for regression: name a column of numbers as label= (--label-column)"
-            )
         if labels.are_texts:
             found._class_index(next(filter(None, labels.values)), 0)  # refuses names without a model
         found.labels, note = labels.values, "taken as they are"
@@ -355,8 +352,8 @@ def _add_labels(found: PreparedData, source: DataSource, config: PreTrainedConfi
 
 def classes_in(source: DataSource) -> tuple[list[str], str | None]:
     """The data's own class names in the order of their indices; LABEL_0, LABEL_1, ... where they have none. And the problem type
-    of their model: "multi_label_classification" where rows have lists of labels, "token_classification" where words have tags, else
-    None."""
+    of their model: "multi_label_classification" where rows have lists of labels, "token_classification" where words have tags,
+    "regression" where labels are numbers and not all whole, else None."""
     rows, _, _ = load_rows(source)
     if has_words(rows, source):
         column = find_tag_column(rows, source, find_word_column(rows, source), None)
@@ -365,6 +362,8 @@ def classes_in(source: DataSource) -> tuple[list[str], str | None]:
     if has_lists(rows, column):
         return LabelLists(rows, column, source).classes(), "multi_label_classification"
     labels = Labels(rows, column, source)
+    if labels.are_numbers():
+        return [column], "regression"
     names = labels.names or [f"LABEL_{index}" for index in range(max(labels.indices()) + 1)]
     if len(names) < 2:
         raise ValueError(f"column {column!r} of {source.name} has {len(names)} class, so there is nothing to learn")

@@ -138,6 +138,26 @@ TEXTS = Task(
     example='"A film that is worth your evening."',
     inputs='inputs = tokenizer("A film that is worth your evening.", return_tensors="pt")',
 )
+TOKENS = Task(
+    pipeline_tag="token-classification",
+    subject="Tags of words, such as named entities, over the classes in `config.id2label`",
+    limit="Entities of kinds that it does not know are not found, or taken for those that it knows.",
+    model_class="AutoModelForTokenClassification",
+    processor_class="AutoTokenizer",
+    processor="tokenizer",
+    imports="import torch",
+    example='"Anna Smith went to Paris."',
+    inputs='inputs = tokenizer("Anna Smith went to Paris.", return_tensors="pt")',
+    prediction="[model.config.id2label[tag] for tag in mean[0].argmax(-1).tolist()]",
+    shown='f"epistemic {epistemic.max().item():.3f} nats at most"',
+    answer_fields="""The pipeline gives `entities`, each with `entity_group`, `word`, `start`, `end`, `score`, the `uncertainty` (the total), `aleatoric` and
+`epistemic` of its least sure word, and where the model is calibrated `abstain`. Transformers' own `token-classification` pipeline runs
+it, too, with every `aggregation_strategy`.
+
+- `total`: entropy of the mean probability of a word's tag, in nats. High: do not rely on this entity.
+- `aleatoric`: each member by itself is unsure: the text is ambiguous.
+- `epistemic`: the members contradict each other: the text is unlike the training data.""",
+)
 SOUNDS = Task(
     pipeline_tag="audio-classification",
     subject="Audio classification over the classes in `config.id2label`",
@@ -214,4 +234,4 @@ spread = members.std(1, correction=0)
     )
 
 
-TASKS = {task.model_class: task for task in (SOUNDS, IMAGES, TEXTS, ZERO_SHOT)}
+TASKS = {task.model_class: task for task in (SOUNDS, IMAGES, TEXTS, TOKENS, ZERO_SHOT)}

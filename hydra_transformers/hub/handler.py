@@ -27,6 +27,7 @@ PROCESSORS = {
     "AutoModelForAudioClassification": "AutoFeatureExtractor",
     "AutoModelForImageClassification": "AutoImageProcessor",
     "AutoModelForSequenceClassification": "AutoTokenizer",
+    "AutoModelForTokenClassification": "AutoTokenizer",
     "AutoModelForZeroShotImageClassification": "AutoProcessor",
 }
 # What a request may hold.
@@ -34,6 +35,7 @@ KINDS = {
     "AutoModelForAudioClassification": "audio",
     "AutoModelForImageClassification": "image",
     "AutoModelForSequenceClassification": "text",
+    "AutoModelForTokenClassification": "tokens",
     "AutoModelForZeroShotImageClassification": "zero-shot",
 }
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # only these decoders read untrusted bytes
@@ -55,7 +57,8 @@ class Answerer:
     """A model with its processor.
 
     model: has `predict(inputs, processor, batch_size, **parameters)`, as every Hydra
-    kind: "image", "text", "audio", or "zero-shot" for images and the labels in the request
+    kind: "image", "text", "audio", "tokens" for texts or lists of words whose entities are found, or "zero-shot" for images and
+        the labels in the request
     most_inputs: in one request
     """
 
@@ -78,9 +81,12 @@ class Answerer:
         if not 1 <= len(inputs) <= self.most_inputs:
             raise RequestError(f"inputs has {len(inputs)} entries: send 1 to {self.most_inputs}")
         parameters = self.read_parameters(data.get("parameters"))
-        if self.kind == "text":
-            texts = [read_text(each, place, self.takes_empty) for place, each in enumerate(inputs)]
-            parts = [part for each in texts for part in (each.values() if isinstance(each, dict) else [each])]
+        if self.kind in ("text", "tokens"):
+            if self.kind == "tokens":
+                texts = [read_words(each, place) for place, each in enumerate(inputs)]
+            else:
+                texts = [read_text(each, place, self.takes_empty) for place, each in enumerate(inputs)]
+            parts = [part for each in texts for part in ([each] if isinstance(each, str) else _parts(each))]
             if sum(map(len, parts)) > MOST_CHARACTERS:
                 total = f"inputs has {sum(map(len, parts)):,} characters"
                 raise RequestError(f"{total}: send at most {MOST_CHARACTERS:,} in one request")
@@ -101,10 +107,13 @@ class Answerer:
         parameters = {} if parameters is None else parameters
         if not isinstance(parameters, dict):
             raise RequestError(f"parameters is {_kind(parameters)}: send an object, such as {{'top_k': 3}}")
-        known = ("top_k", "candidate_labels", "hypothesis_template") if self.kind == "zero-shot" else ("top_k",)
+        known = {"zero-shot": ("top_k", "candidate_labels", "hypothesis_template"), "tokens": ()}
+        known = known.get(self.kind, ("top_k",))
         for name in parameters:
             if name not in known:
-                raise RequestError(f"parameters has an unknown {name[:40]!r}: this model knows {', '.join(known)}")
+                raise RequestError(
+                    f"parameters has an unknown {name[:40]!r}: this model knows {', '.join(known) or 'none'}"
+                )
         found = {"top_k": parameters.get("top_k", 5)}
         if type(found["top_k"]) is not int or found["top_k"] < 1:
             raise RequestError("top_k must be a whole number from 1 on")
@@ -150,8 +159,10 @@ class EndpointHandler(Answerer):
     """
 
     def __init__(self, path: str = ""):
-        auto_classes = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))["auto_map"]
-        task = next(name for name in KINDS if name in auto_classes)
+        config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
+        known = {name: saved.rpartition(".")[2] for name, saved in config["auto_map"].items() if name in KINDS}
+        own = [name for name, saved in known.items() if saved in (config.get("architectures") or ())]
+        task = next(iter(own or known))
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = getattr(transformers, task).from_pretrained(path, trust_remote_code=True).to(device).eval()
         super().__init__(model, getattr(transformers, PROCESSORS[task]).from_pretrained(path), KINDS[task])
@@ -197,6 +208,20 @@ def read_text(value: Any, place: int, takes_empty: bool) -> str | dict[str, str]
     if not takes_empty and not "".join(texts).strip():
         raise RequestError(f"inputs[{place}] is empty, and this model reads nothing then: send a text")
     return value
+
+
+def read_words(value: Any, place: int) -> str | list[str]:
+    """A text, or a list of words."""
+    words = value if isinstance(value, list) else [value]
+    if not all(isinstance(word, str) for word in words):
+        raise RequestError(f"inputs[{place}] is {_kind(value)}: send a text, or a list of words")
+    if not all(map(is_text, words)):
+        raise RequestError(f"inputs[{place}] has half a character (a lone surrogate): send whole ones")
+    return value
+
+
+def _parts(value: Any) -> list[str]:
+    return list(value.values() if isinstance(value, dict) else value)
 
 
 def read_image(

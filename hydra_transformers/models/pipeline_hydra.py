@@ -111,7 +111,9 @@ class AnswersMixin:
         logits, notes = model_outputs["logits"][0], model_outputs.pop("notes") or {}
         names = model_outputs.get("candidate_labels") or self.model.config.id2label
         truncated = {"truncated": notes["truncated"]} if "truncated" in notes else {}
-        if getattr(self.model.config, "problem_type", None) == "regression":
+        # A single output of a plain model may have no problem type, and be calibrated for numbers.
+        has_interval = model_outputs.get("interval") is not None
+        if has_interval or getattr(self.model.config, "problem_type", None) == "regression":
             decided = self.decided(model_outputs, notes.get("empty"))
             return number_answer(model_outputs, names) | decided | truncated
         scores = super().postprocess(model_outputs, **self.every_score, **parameters)

@@ -21,7 +21,7 @@ from ..models.decision import Decision
 from ..uncertainty.abstention import Abstention
 from ..uncertainty.conformal import ConformalSets, count_sets, summarize_sets
 from ..uncertainty.decomposition import decompose
-from ..uncertainty.detectors import Detector, as_detector
+from ..uncertainty.detectors import Detector, as_detector, ood_score
 from ..uncertainty.features import AnswerReader, without_decision
 from ..uncertainty.label_decisions import LABEL_COLUMNS, label_scores, measure_labels
 from ..uncertainty.metrics import exact_mean, ood_metrics
@@ -35,6 +35,11 @@ from .gains import packed_rows
 from .report import Metrics, ModelResult, UncertaintyReport
 from .report_tables import set_title
 from .task_report import Evaluation, PairEvaluation, TaskReport
+
+
+ENERGY = (
+    "energy"  # shown beside any other score: no fit, no foreign data, and often better than the maximum probability
+)
 
 
 def corrupt_by_name(data: Any, names: str | Sequence[str]) -> Mapping[str, Mapping[Any, Any]]:
@@ -89,6 +94,9 @@ def evaluate_uncertainty(
         if not isinstance(model, nn.Module):
             raise TypeError(f"{name} is no model: pass one model, or several as {{name: model}}")
     tasks = {name: check_task(model, name, (ONE_CLASS, *EVALUATIONS)) for name, model in models.items()}
+    are_pairs = isinstance(data, Mapping) and set(data) == {"chosen", "rejected"}
+    if set(tasks.values()) <= {REGRESSION, REWARDS} and (are_pairs or REWARDS in tasks.values()):
+        tasks = dict.fromkeys(tasks, REWARDS)  # a plain model of one output has no aggregate
     task, first = next(iter(tasks.values())), next(iter(models.values()))
     for name, other in tasks.items():
         if other != task:
@@ -156,7 +164,7 @@ def _evaluate_task(
     evaluation: Evaluation, models: Mapping[str, nn.Module], data: Any, ood_data: Any, batch_size: int
 ) -> TaskReport:
     first = next(iter(models.values()))
-    data = load_if_named(data, first, labelled=True)
+    data = evaluation.load(data, first)
     ood_data = load_if_named(ood_data, first)  # its labels are read where it has any
     for place, each in {"data": data, "ood_data": ood_data}.items():
         if len(models) > 1 and hasattr(each, "__next__"):
@@ -171,16 +179,18 @@ class _Answers:
 
     decided: by batch, rows, answered rows and wrong ones among these; empty where no threshold of the model is used
     sets: by batch, see `ConformalSets.counts`
+    energies: by batch, (rows,), a second score beside the report's own
     """
 
     rows: UncertaintyAccumulator
     decided: list[tuple[int, int, int]] = field(default_factory=list)
     sets: list[tuple[int, int, int, int]] = field(default_factory=list)
+    energies: list[Tensor] = field(default_factory=list)
 
     def gathered(self) -> "_Answers":
         """Those of all processes."""
-        decided, sets = (list(chain.from_iterable(gather(counts))) for counts in (self.decided, self.sets))
-        return _Answers(self.rows.gather(), decided, sets)
+        own = (self.decided, self.sets, self.energies)
+        return _Answers(self.rows.gather(), *(list(chain.from_iterable(gather(each))) for each in own))
 
     def __getitem__(self, name: str) -> Tensor:
         return self.rows.values()[name]
@@ -219,6 +229,9 @@ class _Evaluator:
                 _warn_of_same_data(place_of(group, name), known, foreign)
                 scores[group][name] = foreign["score"]
                 detection = ood_metrics(known["score"], foreign["score"])
+                if self.score.name != ENERGY:
+                    energies = (torch.cat(each.energies) for each in (known, foreign))
+                    detection["energy_auroc"] = ood_metrics(*energies)["auroc"]
                 if self.abstention is not None:
                     detection["refused"] = exact_mean(self.abstention.abstain(foreign["score"]).double())
                 elif foreign.decided:
@@ -285,6 +298,7 @@ class _Evaluator:
             # Gathered rows are in the order of one process.
             index = (number * world_size + rank) * 2**24 + torch.arange(len(member_logits))
             found.rows.update(member_logits, labels, index, member_features)
+            found.energies.append(ood_score(member_logits, ENERGY).double().cpu())
             if labelled:
                 classes |= set(labels.tolist())
                 if self.conformal is not None:

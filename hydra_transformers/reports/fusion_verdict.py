@@ -55,15 +55,14 @@ def safe_trunk(report: "FusionReport", verdict: str) -> tuple[int, str]:
         return 0, f"Whether layers can be merged whole, these rows do not tell: with {layers} {_nll(report, fewest)}."
     deepest = max(safe, key=lambda fused: fused.trunk_layers)
     before, after = report.not_fused, deepest.ensemble
-    kept = [f"accuracy ({before.accuracy:.1%} not fused, {after.accuracy:.1%} so)"]
+    kept = [f"accuracy ({before.accuracy:.1%} → {after.accuracy:.1%})"]
     kept += [
-        f"the AUROC on {_words(group)} data ({before.mean_auroc(group):.1%}, {after.mean_auroc(group):.1%})"
+        f"the AUROC on {_words(group)} data ({before.mean_auroc(group):.1%} → {after.mean_auroc(group):.1%})"
         for group in report.num_ood_rows
     ]
     return (
         deepest.trunk_layers,
-        f"Merging {deepest.trunk_layers} of {report.num_layers} layers keeps {_listed(kept)}, and these layers run once for all "
-        "members.",
+        f"Merging {deepest.trunk_layers} of {report.num_layers} layers keeps {_listed(kept)}: they run once for all members.",
     )
 
 

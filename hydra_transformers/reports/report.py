@@ -41,7 +41,8 @@ class ModelResult:
     Attributes:
         num_members: members of the ensemble; 1 for a plain model.
         id: metrics on the in-distribution data, and the means `total` and `aleatoric` of its uncertainty.
-        ood: group (near, far) -> data set -> auroc, fpr95, aupr, mutual_information, disagreement, total, aleatoric.
+        ood: group (near, far) -> data set -> auroc, fpr95, aupr, mutual_information, disagreement, total, aleatoric; and
+            energy_auroc, by the energy of the logits, where that is not the report's score.
         corruptions: corruption -> severity -> metrics on that data; with `shift_auroc`, how well the score tells it from the
             in-distribution data, and `ood_auroc`, how well it tells the OOD data from it, the mean over the OOD data sets.
         curves: the curves that `plot` draws, at most a few hundred points each.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from .._io.files import parse_json, write_atomically
-from ..data.loading import ood_groups
+from ..data.loading import load_data, load_if_named, ood_groups
 from ..data.prediction import classes_of
 from ..uncertainty.features import without_decision
 from ..uncertainty.metrics import ood_metrics
@@ -49,6 +49,10 @@ class Evaluation:
     collect: Callable[[nn.Module, Any, int], tuple[Any, Any]] = collect_rows
     needs_classes: bool = False
 
+    def load(self, data: Any, model: nn.Module) -> Any:
+        """Data that is named by a Hub name, folder or file; other data as it is."""
+        return load_if_named(data, model, labelled=True)
+
     def result(self, model: nn.Module, data: Any, ood_data: Any, batch_size: int) -> "TaskResult":
         """The results of one model. What its calibration decides is measured, too."""
         model, decision = without_decision(model)
@@ -69,6 +73,14 @@ class Evaluation:
 
 class PairEvaluation(Evaluation):
     """How reward models are judged: by pairs, of which one was preferred."""
+
+    def load(self, data: Any, model: nn.Module) -> Any:
+        """{"chosen": data, "rejected": data}, also of a set with two columns of texts of these names."""
+        is_named = isinstance(data, (str, os.PathLike))
+        has_texts = hasattr(data, "__getitem__") and not isinstance(data, Mapping) and len(data) > 0
+        if is_named or (has_texts and isinstance(data[0], Mapping) and isinstance(data[0].get("chosen"), str)):
+            return {name: load_data(data, model, text=name, labelled=False) for name in ("chosen", "rejected")}
+        return load_if_named(data, model, labelled=False)
 
     def result(self, model: nn.Module, data: Any, ood_data: Any, batch_size: int) -> "TaskResult":
         if ood_data is not None:

@@ -21,6 +21,7 @@ from .._version import __version__
 from ..data.columns import column_kinds, find_columns
 from ..data.rows import DataSource, load_rows
 from ..data.sounds import undecoded
+from ..data.tags import find_word_column, has_words
 from ..hub.handler import as_json
 from ..models.decision import digest_of
 from ..uncertainty.features import without_decision
@@ -41,12 +42,14 @@ class Finished:
     bad_rows: of these, those without an answer
     output: the file of answers, with a column `row` that counts from 0
     bad_rows_file: row, input and reason of each bad row; None if there is none
+    is_calibrated: whether the model abstains and has sets
     """
 
     rows: int
     bad_rows: int
     output: Path
     bad_rows_file: Path | None
+    is_calibrated: bool
 
 
 def predict_data(
@@ -90,7 +93,9 @@ def predict_data(
     if workers is not None and engine != "ray":
         raise ValueError(f"workers is {workers}, which is for engine='ray' (--engine ray): leave it out")
     if engine == "ray":
-        from . import ray_engine  # noqa: F401  # refuses before anything is loaded if Ray is not installed
+        from .ray_engine import start_cluster
+
+        start_cluster(workers, settings.get("device"))  # refuses before anything is loaded
     source = DataSource(data, split=split, image=image, audio=audio, text=text)
     device = "cpu" if engine == "ray" else settings.get("device")
     part_reader = PartReader(os.fspath(model), source, settings | {"device": device}, ROWS_PER_PART)
@@ -150,8 +155,18 @@ def _answered(
         return
     from .ray_engine import answered_by_workers
 
-    arguments = {"model": reader.model, "source": source, "settings": settings, "rows_per_part": reader.rows_per_part}
+    arguments = {
+        "model": _absolute(reader.model),
+        "source": vars(source) | {"data": _absolute(source.name)},
+        "settings": settings,
+        "rows_per_part": reader.rows_per_part,
+    }
     yield from answered_by_workers(arguments, {part: len(reader.places(part)) for part in parts}, workers)
+
+
+def _absolute(name: str) -> str:
+    """A folder or file by its whole path, as workers may start elsewhere; a name on the Hub as it is."""
+    return os.path.abspath(name) if os.path.exists(name) else name
 
 
 class PartReader:
@@ -178,7 +193,7 @@ class PartReader:
                 rows = rows.cast_column(column, type(feature)(decode=False))
         self.rows, self.source = rows, source
         kinds = column_kinds(rows)
-        self.holds_paths = kind != "text" and kinds[self.columns[0]] == "text"
+        self.holds_paths = kind not in ("text", "tokens") and kinds[self.columns[0]] == "text"
         self.names = ["row", "input", *(["input_pair"] if len(self.columns) == 2 else [])]
         types = dict(zip(self.names, ("int64", "string", "string"), strict=False))
         self.schema = arrow_schema(types | self.predictor.columns)
@@ -222,13 +237,17 @@ def _columns_to_read(rows: Any, kind: str, source: DataSource) -> tuple[str, ...
     named = {"image": source.image, "audio": source.audio}.get(kind)
     if named is not None and column_kinds(rows).get(named) == "text":
         return (named,)  # paths
+    if kind == "tokens":
+        return (find_word_column(rows, source),) if has_words(rows, source) else find_columns(rows, "text", source)
     return find_columns(rows, kind, source)
 
 
 def _shown(value: Any) -> str | None:
-    """A text, or the path of a file."""
+    """A text, the words of one, or the path of a file."""
     if isinstance(value, Mapping):
         value = value.get("path")
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return " ".join(value)
     return value if isinstance(value, str) else None
 
 
@@ -374,7 +393,7 @@ class PartWriter:
         if named is not None:
             write_atomically(named, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in bad))
         os.replace(unfinished, self.output)
-        return Finished(len(self.reader.rows), len(bad), self.output, named)
+        return Finished(len(self.reader.rows), len(bad), self.output, named, self.reader.predictor.is_calibrated)
 
 
 class _Joined:

@@ -24,12 +24,12 @@ from ..models.auto import auto_class_of
 from ..models.pipeline_hydra import image_mode, read_image
 from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
-from .answer_columns import columns_of, to_columns
+from .answer_columns import arrow_schema, columns_of, to_columns
 from .saved_models import load_config, load_with_decision
 
 
 MOST_CLASS_LISTS = 8  # of CLIP, whose prompts are kept
-NAMED = {"image": "an image", "zero-shot": "an image", "audio": "a sound", "text": "a text"}
+NAMED = {"image": "an image", "zero-shot": "an image", "audio": "a sound", "text": "a text", "tokens": "a text"}
 
 
 def kind_of(config: PreTrainedConfig, name: str) -> str:
@@ -45,6 +45,8 @@ def check_on_page(config: PreTrainedConfig, name: str) -> str:
     kind = kind_of(config, name)
     if kind == "audio":
         raise ValueError(f"{name} is a {config.model_type}: the page takes classifiers of images and texts")
+    if kind == "tokens":
+        raise ValueError(f"{name} classifies tokens, which the page does not show: use serve, predict or a pipeline")
     return kind
 
 
@@ -138,6 +140,13 @@ class HydraPredictor(Answerer):
 
     # Columns
 
+    @property
+    def features(self) -> Any:
+        """The columns' types as `datasets` names them: `map` would guess them from its first rows, where some may be None."""
+        import datasets
+
+        return datasets.Features.from_arrow_schema(arrow_schema(self.columns))
+
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """
         batch: columns of equal length, such as {"text": [...]}. An image is one of PIL, an array of 8 bits (height, width, 3),
@@ -163,7 +172,8 @@ class HydraPredictor(Answerer):
 
     def values_in(self, batch: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The inputs of the model in a batch of columns."""
-        names = self.input_columns or ["text" if self.kind == "text" else "audio" if self.kind == "audio" else "image"]
+        usual = {"text": "text", "tokens": "tokens" if "tokens" in batch else "text", "audio": "audio"}
+        names = self.input_columns or [usual.get(self.kind, "image")]
         if not self.input_columns and self.kind == "text" and "text_pair" in batch:
             names = ["text", "text_pair"]
         for each in names:
@@ -210,6 +220,12 @@ class HydraPredictor(Answerer):
             texts = list(value.values()) if isinstance(value, Mapping) else [value]
             if value is None or (self.kind == "text" and None in texts):
                 return BadRow("there is none")
+            if self.kind == "tokens":
+                words = [value] if isinstance(value, str) else list(value)
+                wrong = next((word for word in words if not isinstance(word, str)), None)
+                return (
+                    (value if isinstance(value, str) else words) if wrong is None else BadRow("it is no list of words")
+                )
             if self.kind == "text":
                 wrong = next((text for text in texts if not isinstance(text, str)), None)
                 return value if wrong is None else BadRow(f"it is a {type(wrong).__name__}")
@@ -228,7 +244,7 @@ class HydraPredictor(Answerer):
 
     @property
     def reads(self) -> str:
-        return {"text": "texts", "audio": "sounds"}.get(self.kind, "images")
+        return {"text": "texts", "tokens": "texts", "audio": "sounds"}.get(self.kind, "images")
 
     @property
     def num_members(self) -> int:

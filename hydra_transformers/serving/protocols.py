@@ -27,6 +27,7 @@ TENSORS = {
     "abstain": "BOOL",
     "prediction_set": "BOOL",
 }
+TENSORS_OF_NUMBERS = {"values": "FP64", "uncertainty": "FP64", "epistemic": "FP64", "abstain": "BOOL"}
 MATRICES = ("probabilities", "values", "prediction_set")  # with a column per class or output
 
 
@@ -66,11 +67,7 @@ class Forms:
     def __init__(self, name: str, class_names: Sequence[str] | None, kind: str, gives_numbers: bool = False):
         self.name, self.kind, self.gives_numbers = name, kind, gives_numbers
         self.class_names = None if class_names is None else list(class_names)
-        self.tensors = {
-            {"probabilities": "values"}.get(each, each) if gives_numbers else each: type_name
-            for each, type_name in TENSORS.items()
-            if not (gives_numbers and each in ("label", "prediction_set"))
-        }
+        self.tensors = TENSORS_OF_NUMBERS if gives_numbers else TENSORS
 
     @classmethod
     def of(cls, answerer: Answerer, name: str) -> "Forms":
@@ -209,8 +206,7 @@ class Forms:
         outputs = []
         for name in self._asked_tensors(data) or self.tensors:
             column = columns[name]
-            # Not calibrated for it, or a number that the task does not have; a null alone is not a number.
-            if all(value is None for value in column) or (self.tensors[name] == "BOOL" and None in column):
+            if self.tensors[name] == "BOOL" and None in column:  # not calibrated for it
                 continue
             is_matrix = name in MATRICES
             shape = [len(column), len(names)] if is_matrix else [len(column)]

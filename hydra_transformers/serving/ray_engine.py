@@ -13,19 +13,33 @@ except ImportError as error:
     raise ImportError("engine='ray' (--engine ray) needs Ray: pip install 'ray[data,serve]==2.60.*'") from error
 
 
+def start_cluster(workers: int | None, device: str | None) -> tuple[int, bool]:
+    """Starts Ray, or finds its cluster; returns how many workers there will be, and whether each gets a GPU.
+
+    workers: by default one per GPU, or without GPUs one; refused if there are not so many GPUs or CPUs, for which Ray would wait
+    device: "cpu" leaves GPUs alone
+    """
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)  # RAY_ADDRESS names a cluster; otherwise one starts on this machine
+    resources = ray.cluster_resources()
+    has_gpus = resources.get("GPU", 0) >= 1 and device != "cpu"
+    most, what = int(resources["GPU" if has_gpus else "CPU"]), "GPUs" if has_gpus else "CPUs"
+    workers = workers or (most if has_gpus else 1)
+    if workers > most:
+        raise ValueError(f"workers is {workers}, and the cluster has {most} {what}: pass at most {most}")
+    return workers, has_gpus
+
+
 def answered_by_workers(
     arguments: dict[str, Any], parts: dict[int, int], workers: int | None
 ) -> Iterator[tuple[int, Any]]:
     """The number and the table of each part, in order; a worker that dies is replaced, and its parts are answered again.
 
-    arguments: of `PartReader`; every worker has one
+    arguments: of `PartReader`, which every worker has; the source as a dict, as nothing of this package may be sent
     parts: number -> rows
-    workers: processes; by default one per GPU of the cluster, or without GPUs one
+    workers: as in `start_cluster`
     """
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False)  # RAY_ADDRESS names a cluster; otherwise one starts on this machine
-    has_gpus = ray.cluster_resources().get("GPU", 0) >= 1 and arguments["settings"].get("device") != "cpu"
-    workers = workers or (int(ray.cluster_resources()["GPU"]) if has_gpus else 1)
+    workers, has_gpus = start_cluster(workers, arguments["settings"].get("device"))
     context = ray.data.DataContext.get_current()
     before = context.execution_options.preserve_order, context.enable_progress_bars
     context.execution_options.preserve_order, context.enable_progress_bars = True, False
@@ -51,6 +65,7 @@ def worker_class(arguments: dict[str, Any], version: str) -> type:
         def __init__(self) -> None:
             try:
                 import hydra_transformers
+                from hydra_transformers.data.rows import DataSource
                 from hydra_transformers.serving.jobs import PartReader
             except ImportError as error:
                 raise RuntimeError(
@@ -62,7 +77,7 @@ def worker_class(arguments: dict[str, Any], version: str) -> type:
                     f"a worker has hydra_transformers {hydra_transformers.__version__}, this process {version}: install one "
                     "version on every machine of the cluster."
                 )
-            self.reader = PartReader(**arguments)
+            self.reader = PartReader(**{**arguments, "source": DataSource(**arguments["source"])})
 
         def __call__(self, batch: dict[str, Any]) -> Any:
             return self.reader.answered(int(batch["part"][0]))

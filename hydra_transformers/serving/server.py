@@ -144,7 +144,8 @@ def create_app(
             lambda answers, data: answers if isinstance(data["inputs"], list) else answers[0],
         )
 
-    _add_protocols(app, answerer, name, respond, lambda: batcher.is_running)
+    if answerer.kind != "tokens":  # clients of these protocols know no lists of entities
+        _add_protocols(app, answerer, name, respond, lambda: batcher.is_running)
     return app
 
 

@@ -78,7 +78,7 @@ def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposit
     check_problem_type(problem_type)
     if problem_type == "multi_label_classification":
         return _decompose_labels(as_member_logits(member_logits, least_classes=1))
-    if as_tensor(member_logits).dim() == 4:
+    if not hasattr(member_logits, "logits") and as_tensor(member_logits).dim() == 4:
         return _decompose_tokens(as_tensor(member_logits))
     return decompose_log_probabilities(wide_log_softmax(as_member_logits(member_logits)))
 

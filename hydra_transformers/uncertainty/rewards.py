@@ -33,11 +33,14 @@ def collect_pairs(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor,
     if not isinstance(data, Mapping) or set(data) != {"chosen", "rejected"}:
         found = ", ".join(data) if isinstance(data, Mapping) else f"a {type(data).__name__}"
         raise TypeError(
-            f"data is {found}: a reward model is judged by pairs, pass {{'chosen': data, 'rejected': data}} of as many rows"
+            f"data is {found}: a reward model is judged by pairs, pass {{'chosen': data, 'rejected': data}}, or rows "
+            "with texts of these names"
         )
     chosen, rejected = (
         collect_answers(model, data[name], batch_size, with_features=False)[0] for name in ("chosen", "rejected")
     )
+    if chosen.shape[-1] != 1:
+        raise ValueError(f"model has {chosen.shape[-1]} outputs: pairs are judged by a model with one, the score")
     if len(chosen) != len(rejected):
         raise ValueError(
             f"data['chosen'] has {len(chosen)} rows, data['rejected'] {len(rejected)}: row i of one belongs to row i of the other"
@@ -169,4 +172,4 @@ def _percent(those: Tensor) -> str:
 
 
 def aggregate_of(model: nn.Module) -> str:
-    return config_of(model).aggregate
+    return getattr(config_of(model), "aggregate", None) or "mean"

@@ -264,6 +264,20 @@ def test_the_overview_has_every_setting_side_by_side_and_costs_against_one_model
     assert set(overview.LOOKS) == in_table | set(overview.ONLY_DRAWN)
 
 
+def test_the_first_table_has_five_methods_with_cost_time_and_both_scores():
+    found = tables.pretrained_only(read_results(RESULTS), SETTINGS)
+    for name, times in overview.TIMES.items():
+        lines = overview.first_table(SETTINGS[name], found[name]["seeds"], times).splitlines()
+        assert len(lines) == 2 + 5 and {line.count("|") for line in lines} == {7}
+        merged = [each.strip() for each in lines[5].strip("|").split("|")]
+        assert merged[1] == "1.29" and merged[2] == times[3]
+        by_energy = [run["tunings-whole-trunk-9"]["ood"]["energy"] for run in found[name]["seeds"].values()]
+        values = [
+            mean(mean(each["auroc"] for each in sets.values()) for sets in groups.values()) for groups in by_energy
+        ]
+        assert merged[5].endswith(f"({100 * mean(values):.1f})")
+
+
 def test_the_overview_draws_a_method_unless_it_is_far_behind_or_far_more_expensive():
     """A method that is ahead is never left out."""
 

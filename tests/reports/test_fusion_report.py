@@ -189,8 +189,7 @@ def test_fine_tunings_of_one_model_may_be_fused(vit):
     assert report.trunk_layers == 1 and [fused.trunk_layers for fused in report.trunks] == [1]  # of two layers
     before, merged = (100 * each.accuracy for each in (report.not_fused, report.trunks[0].ensemble))
     assert str(report) == (
-        f"{report.sentence} Merging 1 of 2 layers keeps accuracy ({before:.1f}% not fused, {merged:.1f}% so), and these layers run "
-        "once for all members."
+        f"{report.sentence} Merging 1 of 2 layers keeps accuracy ({before:.1f}% → {merged:.1f}%): they run once for all members."
     )
 
 

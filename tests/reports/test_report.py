@@ -71,6 +71,25 @@ def test_the_report_holds_what_the_functions_give():
     assert result.ood["far"]["B"]["auroc"] == pytest.approx(roc_auc_score(truth, scores))
 
 
+def test_everyone_is_judged_by_the_energy_too():
+    report = compare_two()
+    far = OOD["far"]["B"][0]["member_logits"]
+    for name, members in (("Single", 1), ("Hydra", 3)):
+        known, foreign = (ood_score(logits[:, :members], "energy") for logits in (LOGITS, far))
+        expected = ood_metrics(known, foreign)["auroc"]
+        assert report.models[name].ood["far"]["B"]["energy_auroc"] == pytest.approx(expected)
+    texts = [f"{100 * result.ood_average()['energy_auroc']:.2f}" for result in report.models.values()]
+    assert [each.strip("*<u>/") for each in cells(report.to_markdown(), "OOD avg AUROC by energy ↑")] == texts
+    assert "average AUROC by energy" in str(report)
+    same = evaluate_uncertainty(SavedLogits(), ID, OOD, score="energy")  # the report's own score: once is enough
+    assert "AUROC by energy" not in str(same) and "energy_auroc" not in same.models["SavedLogits"].ood_average()
+    older = UncertaintyReport(
+        "msp",
+        {"One": ModelResult(1, report.models["Single"].id, {"OOD": {"B": {"auroc": 0.5, "fpr95": 1.0, "aupr": 0.5}}})},
+    )
+    assert "AUROC by energy" not in older.to_markdown()
+
+
 def test_the_ood_average_counts_every_data_set_the_same():
     result = compare_two().models["Hydra"]
     near, (b, c) = result.ood["near"]["A"]["auroc"], (result.ood["far"][name]["auroc"] for name in "BC")

@@ -118,12 +118,17 @@ def test_a_predictor_is_pickled_by_its_arguments(folders, images):
         pickle.dumps(HydraPredictor(images.model, images.processor))
 
 
-def test_datasets_map_takes_a_predictor(folders, images):
+def test_datasets_map_takes_a_predictor(images):
+    """Also where a column is None in all of the first rows: none of them is refused."""
+    answered = images({"image": PICTURES})
+    order = sorted(range(len(PICTURES)), key=lambda place: answered["abstain"][place])
     rows = datasets.Dataset.from_dict({"image": PICTURES}, features=datasets.Features({"image": datasets.Image()}))
-    found = rows.map(images, batched=True, batch_size=2, remove_columns="image")
-    assert found["label"] == images({"image": PICTURES})["label"] and found["abstain"] == images(
-        {"image": PICTURES}
-    ).get("abstain")
+    rows = rows.add_column("place", list(range(len(PICTURES)))).select(order)
+    features = datasets.Features({**rows.features, **images.features})
+    found = rows.map(images, batched=True, batch_size=1, features=features)
+    assert found["place"] == order and found["reason"][0] is None and found["reason"][-1] is not None
+    for name in ("label", "abstain", "prediction_set"):
+        assert list(found[name]) == [answered[name][place] for place in order]
 
 
 def test_the_schema_holds_every_column(folders):

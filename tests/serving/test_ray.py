@@ -92,6 +92,11 @@ def test_a_job_of_two_workers_of_which_one_dies_equals_one_process(cluster, fold
     assert bad[0] == bad[1] and json.loads(bad[0])["row"] == 7
 
 
+def test_more_workers_than_the_cluster_has_cpus_are_refused(cluster, folders, paths, tmp_path):
+    with pytest.raises(ValueError, match="workers is 4, and the cluster has 3 CPUs: pass at most 3"):
+        predict_data("nowhere", paths, tmp_path / "a.parquet", engine="ray", workers=4)
+
+
 def test_ray_data_takes_the_predictor_as_it_is(cluster, folders):
     """With the rows of the test of conformance."""
     rows = texts()
@@ -133,22 +138,35 @@ def test_two_workers_load_the_models_own_code_at_once(cluster, folders, tmp_path
     assert module == "transformers_modules" and first == second
 
 
-def test_a_worker_without_the_package_or_with_another_version_says_so(monkeypatch):
-    from hydra_transformers.serving.ray_engine import _sentence_of_worker, worker_class
+def test_a_worker_without_the_package_or_with_another_version_says_so(folders, paths, tmp_path, monkeypatch):
+    from hydra_transformers.serving import ray_engine
 
-    sent = ray.cloudpickle.dumps(worker_class({}, "9.9"))
+    sent = []
+
+    def keeps(arguments, parts, workers):
+        sent.append(ray.cloudpickle.dumps(ray_engine.worker_class(arguments, "9.9")))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_engine, "answered_by_workers", keeps)
+        patch.setattr(ray_engine, "start_cluster", lambda workers, device: None)
+        with pytest.raises(KeyboardInterrupt):
+            predict_data(folders["images"], paths, tmp_path / "a.csv", image="file", device="cpu", engine="ray")
     with pytest.raises(
         RuntimeError, match=r"a worker has hydra_transformers .*, this process 9.9: install one version"
     ):
-        ray.cloudpickle.loads(sent)()
+        ray.cloudpickle.loads(sent[0])()
+    installed = [name for name in sys.modules if name.partition(".")[0] == "hydra_transformers"]
     with monkeypatch.context() as patch:
+        for name in installed:
+            patch.delitem(sys.modules, name)
         patch.setitem(sys.modules, "hydra_transformers", None)  # as if it were not installed
         with pytest.raises(
             RuntimeError, match=r"a worker cannot import hydra_transformers .*: install hydra_tr"
         ) as told:
-            ray.cloudpickle.loads(sent)()
+            ray.cloudpickle.loads(sent[0])()
     trace = f"ray::MapWorker\n  File x\nRuntimeError: {told.value}\n\nSome more lines."
-    assert _sentence_of_worker(RuntimeError(trace)) == str(told.value).rstrip(".")
+    assert ray_engine._sentence_of_worker(RuntimeError(trace)) == str(told.value).rstrip(".")
 
 
 def test_ray_serve_answers_with_two_replicas(cluster, folders):

@@ -14,7 +14,7 @@ from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 from hydra_transformers.reports import TaskReport, evaluate_uncertainty
 from hydra_transformers.uncertainty import CalibratedClassifier, calibrate, predict_uncertainty, regression_metrics
-from tests.families import bert_backbone, vit_backbone
+from tests.families import FAMILIES, bert_backbone, for_families, vit_backbone
 
 
 ROWS = 400
@@ -140,6 +140,20 @@ def test_other_models_are_wrapped(tmp_path):
     calibrated.save(tmp_path)
     loaded = CalibratedClassifier.load(ensemble, tmp_path)
     assert torch.equal(loaded(pixel_values=images).interval, calibrated(pixel_values=images).interval)
+
+
+@pytest.mark.slow
+@for_families([family for family in FAMILIES if hasattr(family.hydra, "classify")])
+@torch.no_grad()
+def test_members_that_share_nothing_answer_with_the_mean_of_the_members_apart(family):
+    """In float64."""
+    members = [family.backbone(seed) for seed in range(2)]
+    for member in members:
+        member.config.problem_type = "regression"
+    hydra = family.hydra.from_pruned_members(members, shared=()).eval()
+    apart = torch.stack([member(**family.inputs()).logits for member in members], dim=1)
+    assert hydra.config.problem_type == "regression"
+    assert torch.allclose(hydra(**family.inputs()).logits, apart.mean(1), rtol=0, atol=1e-10)
 
 
 def test_metrics_are_those_of_scipy():
