@@ -79,6 +79,7 @@ class Forms:
     def read_classify(self, data: dict[str, Any]) -> dict[str, Any]:
         if self.gives_numbers:
             raise RequestError(f"{self.name} gives numbers and has no classes: send it to /predict or /score")
+        self._check_has_classes()
         return {"inputs": _listed(_field(data, "input")), "parameters": self._every_score()}
 
     def write_classify(self, answers: Answers, data: dict[str, Any]) -> dict[str, Any]:
@@ -170,6 +171,7 @@ class Forms:
     # KServe v2
 
     def read_tensors(self, data: dict[str, Any]) -> dict[str, Any]:
+        self._check_has_classes()
         tensors = _field(data, "inputs")
         if not isinstance(tensors, list) or not tensors or not all(isinstance(each, dict) for each in tensors):
             raise RequestError("inputs must be a list of tensors, {name, shape, datatype, data}")
@@ -233,6 +235,10 @@ class Forms:
         return [each.get("name") for each in asked]
 
     # Both
+
+    def _check_has_classes(self) -> None:
+        if self.kind == "tokens":
+            raise RequestError(f"{self.name} finds entities, for which there is no field here: send it to /predict")
 
     def _every_score(self, labels: Any = None) -> dict[str, Any]:
         names = self.class_names if labels is None else labels

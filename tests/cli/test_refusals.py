@@ -222,6 +222,8 @@ REFUSED = {
     "calibrate": [
         ("--risk 0.1 --coverage 0.9", "--risk and --coverage exclude each other: pass one of them"),
         ("--risk 5", "--risk is 5.0: pass a share between 0 and 1"),
+        ("--label-risk 0.1", "--label-risk is for models of several labels, hydra is none"),
+        ("--risk 0.1 --label-risk 0.1", "--risk and --label-risk exclude each other"),
         ("--data grey", "grey has no label column"),
         ("--tpr 0.9", "name them with --ood-data"),
         ("--confidence 0.9", "pass --risk, --coverage or --tpr, too"),
