@@ -381,8 +381,8 @@ def _data_to_finetune(name: str, options: BuildOptions, config: PreTrainedConfig
         what = {TOKEN_CLASSIFICATION: "words have tags", "regression": "labels are numbers that are not whole"}
         what = what.get(problem_type, "rows have several labels each")
         raise ValueError(
-            f"in {options.data} {what}, and build makes models of one class per row: use finetune, fuse, calibrate and evaluate one "
-            "by one"
+            f"in {options.data} {what}, and a search is for models of one class per row: leave --target out, or use finetune, fuse, "
+            "calibrate and evaluate one by one"
         )
     train, held_out = (
         options.read(config, processor, split=options.split, part=part) for part in ("training", "validation")

@@ -1,6 +1,7 @@
 """`predict`: answers to texts, images or sounds, with their uncertainty."""
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -16,7 +17,7 @@ from ..uncertainty import CalibratedClassifier
 from . import flags
 from .folders import load_config
 from .options import argument, choice, device_named, option, switch
-from .serve import predictor_of
+from .serve import UNCALIBRATED, predictor_of
 
 
 ZERO_SHOT = "AutoModelForZeroShotImageClassification"
@@ -113,6 +114,8 @@ def _predict_data(
     finished = predict_data(
         model, data, output, split=split, strict=strict, engine=engine, workers=workers, **columns, **settings
     )
+    if not finished.is_calibrated:
+        print(UNCALIBRATED, file=sys.stderr)
     named = "" if finished.bad_rows_file is None else f"; why not the others is in {finished.bad_rows_file}"
     answered = finished.rows - finished.bad_rows
     print(f"{output}: answers to {answered:,} of {finished.rows:,} rows{named}.")
@@ -154,6 +157,8 @@ def _json(answer: dict[str, Any]) -> str:
 
 
 def _line(name: str, answer: dict[str, Any]) -> str:
+    if "entities" in answer:
+        answer = {**answer, "label": _entities(answer["entities"]), "score": math.nan, "prediction_set": None}
     chosen, label, score = answer["prediction_set"], answer["label"], f"{answer['score']:.3f}"
     if "interval" in answer:  # numbers instead of classes
         numbers = [f"{each['score']:.4g}" for each in answer["scores"]]
@@ -165,13 +170,19 @@ def _line(name: str, answer: dict[str, Any]) -> str:
         label = ", ".join(answer["labels"]) or "no label"
     return _row(
         name,
-        f"I don't know ({label}?)" if answer["abstain"] else label,
-        score,
+        f"I don't know ({label}?)" if answer["abstain"] and "entities" not in answer else label,
+        "" if "entities" in answer else score,
         f"{answer['uncertainty']:.3f}",
         f"{answer['epistemic']:.3f}",
         "" if chosen is None else ", ".join(chosen) or "none of the classes",
         "; ".join(filter(None, [answer.get("reason"), "cut at the end" if answer.get("truncated") else None])),
     )
+
+
+def _entities(entities: list[dict[str, Any]]) -> str:
+    """ "Anna (PER), Paris (LOC?)": with a question mark where the model rather does not say."""
+    named = [f"{each['word']} ({each['entity_group']}{'?' * bool(each['abstain'])})" for each in entities]
+    return ", ".join(named) or "no entity"
 
 
 def _row(name: str, label: str, score: str, total: str, epistemic: str, chosen: str, why: str) -> str:

@@ -3,10 +3,13 @@
 import sys
 from typing import Any
 
-from ..serving.predictor import HydraPredictor, check_served
+from ..serving.predictor import HydraPredictor, kind_of
 from . import flags
 from .folders import load_config
 from .options import device_named, duration, option, switch
+
+
+UNCALIBRATED = "note: this model was not calibrated, so it never abstains and has no sets"
 
 
 def serve(
@@ -28,7 +31,7 @@ def serve(
         from ..serving import create_app, run
     except ImportError as error:
         raise ImportError(f"serve needs {error.name}: pip install fastapi uvicorn pillow") from error
-    check_served(load_config(model), model)
+    kind_of(load_config(model), model)  # refuses before anything large is loaded
     predictor = predictor_of(model, processor, device)
     limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue}
     app = create_app(predictor, **limits, max_body=max_body_mb * 1_000_000, docs=not no_docs)
@@ -44,5 +47,5 @@ def predictor_of(
     """The predictor of a model; notes on stderr if it was not calibrated."""
     predictor = HydraPredictor(name, processor, device_named(device), **settings)
     if not predictor.is_calibrated:
-        print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
+        print(UNCALIBRATED, file=sys.stderr)
     return predictor

@@ -40,8 +40,8 @@ class HydraTokenClassificationPipeline(TokenClassificationPipeline):
         """Takes everything: `_sanitize_parameters` says what it does not know."""
 
     def check_model_type(self, supported_models: Any) -> None:
-        # Also one that came with its repository.
-        if "ForTokenClassification" not in type(self.model).__name__:
+        # Also one that came with its repository, or that a wrapper holds.
+        if not any("ForTokenClassification" in type(each).__name__ for each in self.model.modules()):
             raise ValueError(f"model is a {type(self.model).__name__}: this pipeline takes classifiers of tokens")
 
     def _sanitize_parameters(self, top_k: int | None = None, **parameters):

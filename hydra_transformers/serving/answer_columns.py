@@ -21,6 +21,18 @@ COLUMNS = {
     "prediction_set": "strings",
     "scores": "scores",
 }
+# Of models that classify tokens, whose answers are entities.
+TOKEN_COLUMNS = {
+    "entities": "entities",
+    "uncertainty": "double",
+    "aleatoric": "double",
+    "epistemic": "double",
+    "abstain": "bool",
+    "detector": "string",
+    "threshold": "double",
+    "reason": "string",
+    "truncated": "bool",
+}
 # Of models of texts only, and of problem types.
 TEXT_COLUMNS = {"truncated": "bool"}
 PROBLEM_COLUMNS = {
@@ -32,8 +44,10 @@ PROBLEM_COLUMNS = {
 def columns_of(kind: str, problem_type: str | None = None) -> dict[str, str]:
     """The names of a model's columns, in order, and their types.
 
-    kind: "text", "image", "zero-shot" or "audio"; problem_type: of the model's config
+    kind: "text", "tokens", "image", "zero-shot" or "audio"; problem_type: of the model's config
     """
+    if kind == "tokens":
+        return dict(TOKEN_COLUMNS)
     return COLUMNS | PROBLEM_COLUMNS.get(problem_type, {}) | (TEXT_COLUMNS if kind == "text" else {})
 
 
@@ -56,8 +70,13 @@ def arrow_schema(columns: Mapping[str, str]) -> Any:
     fields = [("label", pyarrow.string()), ("score", pyarrow.float64())]
     parts = [(name, pyarrow.float64()) for name in PARTS_OF_UNCERTAINTY]
     label_score = pyarrow.struct([*fields, *parts, ("abstain", pyarrow.bool_())])
+    words = [(name, pyarrow.string()) for name in ("entity_group", "word")]
+    places = [(name, pyarrow.int64()) for name in ("start", "end")]
+    numbers = ("score", *PARTS_OF_UNCERTAINTY, "mean_uncertainty", "detector_score")
+    numbers = [(name, pyarrow.float64()) for name in numbers]
+    entity = pyarrow.struct([*words, *places, *numbers, ("abstain", pyarrow.bool_())])
     intervals = pyarrow.list_(pyarrow.list_(pyarrow.float64()))
-    types = {"strings": pyarrow.list_(pyarrow.string()), "intervals": intervals}
+    types = {"strings": pyarrow.list_(pyarrow.string()), "intervals": intervals, "entities": pyarrow.list_(entity)}
     types |= {"scores": pyarrow.list_(pyarrow.struct(fields)), "label scores": pyarrow.list_(label_score)}
     found = {name: types[kind] if kind in types else pyarrow.type_for_alias(kind) for name, kind in columns.items()}
     return pyarrow.schema(list(found.items()))

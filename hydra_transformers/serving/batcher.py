@@ -115,4 +115,6 @@ class Batcher:
             own, answers = answers[: len(each.inputs)], answers[len(each.inputs) :]
             if not each.answers.done():
                 top_k = each.parameters["top_k"]
-                each.answers.set_result([answer | {"scores": answer["scores"][:top_k]} for answer in own])
+                # Answers about tokens have entities in place of scores.
+                cut = [{"scores": answer["scores"][:top_k]} if "scores" in answer else {} for answer in own]
+                each.answers.set_result([answer | scores for answer, scores in zip(own, cut, strict=True)])

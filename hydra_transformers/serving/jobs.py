@@ -21,6 +21,7 @@ from .._version import __version__
 from ..data.columns import column_kinds, find_columns
 from ..data.rows import DataSource, load_rows
 from ..data.sounds import undecoded
+from ..data.tags import find_word_column, has_words
 from ..hub.handler import as_json
 from ..models.decision import digest_of
 from ..uncertainty.features import without_decision
@@ -41,12 +42,14 @@ class Finished:
     bad_rows: of these, those without an answer
     output: the file of answers, with a column `row` that counts from 0
     bad_rows_file: row, input and reason of each bad row; None if there is none
+    is_calibrated: whether the model abstains and has sets
     """
 
     rows: int
     bad_rows: int
     output: Path
     bad_rows_file: Path | None
+    is_calibrated: bool
 
 
 def predict_data(
@@ -190,7 +193,7 @@ class PartReader:
                 rows = rows.cast_column(column, type(feature)(decode=False))
         self.rows, self.source = rows, source
         kinds = column_kinds(rows)
-        self.holds_paths = kind != "text" and kinds[self.columns[0]] == "text"
+        self.holds_paths = kind not in ("text", "tokens") and kinds[self.columns[0]] == "text"
         self.names = ["row", "input", *(["input_pair"] if len(self.columns) == 2 else [])]
         types = dict(zip(self.names, ("int64", "string", "string"), strict=False))
         self.schema = arrow_schema(types | self.predictor.columns)
@@ -234,13 +237,17 @@ def _columns_to_read(rows: Any, kind: str, source: DataSource) -> tuple[str, ...
     named = {"image": source.image, "audio": source.audio}.get(kind)
     if named is not None and column_kinds(rows).get(named) == "text":
         return (named,)  # paths
+    if kind == "tokens":
+        return (find_word_column(rows, source),) if has_words(rows, source) else find_columns(rows, "text", source)
     return find_columns(rows, kind, source)
 
 
 def _shown(value: Any) -> str | None:
-    """A text, or the path of a file."""
+    """A text, the words of one, or the path of a file."""
     if isinstance(value, Mapping):
         value = value.get("path")
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return " ".join(value)
     return value if isinstance(value, str) else None
 
 
@@ -386,7 +393,7 @@ class PartWriter:
         if named is not None:
             write_atomically(named, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in bad))
         os.replace(unfinished, self.output)
-        return Finished(len(self.reader.rows), len(bad), self.output, named)
+        return Finished(len(self.reader.rows), len(bad), self.output, named, self.reader.predictor.is_calibrated)
 
 
 class _Joined:

@@ -28,25 +28,26 @@ from .answer_columns import arrow_schema, columns_of, to_columns
 from .saved_models import load_config, load_with_decision
 
 
-# What columns may hold; neither server nor page takes sounds.
-KINDS_OF_COLUMNS = {**KINDS, "AutoModelForAudioClassification": "audio"}
 MOST_CLASS_LISTS = 8  # of CLIP, whose prompts are kept
-NAMED = {"image": "an image", "zero-shot": "an image", "audio": "a sound", "text": "a text"}
+NAMED = {"image": "an image", "zero-shot": "an image", "audio": "a sound", "text": "a text", "tokens": "a text"}
 
 
 def kind_of(config: PreTrainedConfig, name: str) -> str:
     """The inputs of a model: "image", "text", "audio", or "zero-shot" for images with classes that are named for it."""
-    kind = KINDS_OF_COLUMNS.get(auto_class_of(config))
+    kind = KINDS.get(auto_class_of(config))
     if kind is None:
         raise ValueError(f"{name} is a {config.model_type}: pass a classifier of images, texts or sounds")
     return kind
 
 
-def check_served(config: PreTrainedConfig, name: str) -> str:
-    """The kind of a model that server and page take: sounds cannot be sent."""
-    if auto_class_of(config) not in KINDS:
-        raise ValueError(f"{name} is a {config.model_type}: server and page take classifiers of images and texts")
-    return kind_of(config, name)
+def check_on_page(config: PreTrainedConfig, name: str) -> str:
+    """The kind of a model that the page takes."""
+    kind = kind_of(config, name)
+    if kind == "audio":
+        raise ValueError(f"{name} is a {config.model_type}: the page takes classifiers of images and texts")
+    if kind == "tokens":
+        raise ValueError(f"{name} classifies tokens, which the page does not show: use serve, predict or a pipeline")
+    return kind
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,8 @@ class HydraPredictor(Answerer):
 
     def values_in(self, batch: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The inputs of the model in a batch of columns."""
-        names = self.input_columns or ["text" if self.kind == "text" else "audio" if self.kind == "audio" else "image"]
+        usual = {"text": "text", "tokens": "tokens" if "tokens" in batch else "text", "audio": "audio"}
+        names = self.input_columns or [usual.get(self.kind, "image")]
         if not self.input_columns and self.kind == "text" and "text_pair" in batch:
             names = ["text", "text_pair"]
         for each in names:
@@ -218,6 +220,12 @@ class HydraPredictor(Answerer):
             texts = list(value.values()) if isinstance(value, Mapping) else [value]
             if value is None or (self.kind == "text" and None in texts):
                 return BadRow("there is none")
+            if self.kind == "tokens":
+                words = [value] if isinstance(value, str) else list(value)
+                wrong = next((word for word in words if not isinstance(word, str)), None)
+                return (
+                    (value if isinstance(value, str) else words) if wrong is None else BadRow("it is no list of words")
+                )
             if self.kind == "text":
                 wrong = next((text for text in texts if not isinstance(text, str)), None)
                 return value if wrong is None else BadRow(f"it is a {type(wrong).__name__}")
@@ -236,7 +244,7 @@ class HydraPredictor(Answerer):
 
     @property
     def reads(self) -> str:
-        return {"text": "texts", "audio": "sounds"}.get(self.kind, "images")
+        return {"text": "texts", "tokens": "texts", "audio": "sounds"}.get(self.kind, "images")
 
     @property
     def num_members(self) -> int:
@@ -269,7 +277,7 @@ class HydraPredictor(Answerer):
 
     def answer(self, inputs: list[Any], parameters: dict[str, Any]) -> list[dict[str, Any]]:
         with self._one_at_a_time:
-            return predict_decisions(self.model, inputs, self.processor, len(inputs), **parameters)
+            return predict_decisions(self.model, inputs, self.processor, self.together(inputs), **parameters)
 
     def answer_with_members(self, value: Any, class_names: Sequence[str] | None = None) -> dict[str, Any]:
         """An answer with the `scores` of all classes, and with `members`: each member's probabilities in their order.

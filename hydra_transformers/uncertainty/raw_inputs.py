@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..data.prediction import accepted_inputs, device_of, zero_shot_in
+from ..data.prediction import accepted_inputs, classifies_tokens, device_of, zero_shot_in
 from ..models.auto import pipeline_class
 from ..models.pipeline_hydra import predict
 
@@ -29,7 +29,8 @@ def predict_decisions(
     if hasattr(model, "get_image_features"):
         kind = "ZeroShotImage"
     else:
-        kind = {"pixel_values": "Image", "input_values": "Audio"}.get(model.main_input_name, "Sequence")
+        of_texts = "Token" if classifies_tokens(model) else "Sequence"
+        kind = {"pixel_values": "Image", "input_values": "Audio"}.get(model.main_input_name, of_texts)
     found = pipeline_class(f"AutoModelFor{kind}Classification")
     return predict(model, found, inputs, processor, batch_size, **parameters)
 

@@ -50,6 +50,7 @@ CODE_FILES = {
     "modeling_hydra.py",
     "pipeline_hydra.py",
     "pretrained.py",
+    "task_decisions.py",
 }
 
 PIPELINES = {"text": "texts.py", "audio": "audio.py", "zero_shot": "towers.py"}
@@ -164,8 +165,8 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
 def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     VIT.hydra.from_backbone(VIT.backbone()).save_pretrained(tmp_path)
     lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")}
-    assert len(lines) <= 10, lines
-    assert sum(lines.values()) <= 2_690, lines
+    assert len(lines) <= 11, lines
+    assert sum(lines.values()) <= 3_300, lines
 
 
 @for_families(FEW)

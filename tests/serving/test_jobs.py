@@ -61,7 +61,9 @@ def test_every_format_holds_the_predictors_answers_and_bad_rows_are_named(folder
         [bad] = read(output.with_name("answers.bad-rows.jsonl"))
         assert bad == {"row": 6, "input": None, "reason": "there is none"}
         assert {path.name for path in output.parent.iterdir()} == {output.name, "answers.bad-rows.jsonl"}
-    assert "answers to 9 of 10 rows; why not the others is in" in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "answers to 9 of 10 rows; why not the others is in" in captured.out
+    assert "note: this model was not calibrated" in captured.err
     output = tmp_path / "strict.csv"
     words = ["predict", folders["texts"], reviews, "--output", output, "--device", "cpu", "--strict"]
     assert main([*map(str, words)]) == 2 and not output.exists()
