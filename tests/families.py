@@ -453,7 +453,15 @@ LAYOUTLMV3 = Family(
     backbone(
         LayoutLMv3ForSequenceClassification,
         LayoutLMv3Config,
-        {**SIZES, **TEXT_SIZES, "coordinate_size": 4, "shape_size": 8, "input_size": 8, "patch_size": 4, "pad_token_id": 0}
+        {
+            **SIZES,
+            **TEXT_SIZES,
+            "coordinate_size": 4,
+            "shape_size": 8,
+            "input_size": 8,
+            "patch_size": 4,
+            "pad_token_id": 0,
+        }
         | {"rel_pos_bins": 8, "max_rel_pos": 6, "rel_2d_pos_bins": 8, "max_rel_2d_pos": 500},
     ),
     lambda: padded_texts() | {"bbox": boxes()},
@@ -652,7 +660,18 @@ FEW = [VIT, BERT, CLIP, LLAMA]
 OWN_LAYERS = [VIT, BERT, CLIP, DINOV2, BEIT, MPNET, DEBERTA, MODERNBERT, LLAMA, GEMMA3]
 DECODERS = [LLAMA, QWEN2, GEMMA, QWEN3, GEMMA3]
 # Rows that differ from another in a few parts, or have exports of their own: a gated MLP, biases, the backbone's name, one tower of two.
-VARIANTS = [DINOV2_GATED, DEBERTA_V2, LAYOUTLMV3, XLM_ROBERTA, CAMEMBERT, QWEN2, QWEN3, GEMMA, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]
+VARIANTS = [
+    DINOV2_GATED,
+    DEBERTA_V2,
+    LAYOUTLMV3,
+    XLM_ROBERTA,
+    CAMEMBERT,
+    QWEN2,
+    QWEN3,
+    GEMMA,
+    CLIP_CLASSIFIER,
+    SIGLIP_CLASSIFIER,
+]
 
 
 def for_families(rows: list[Family]) -> pytest.MarkDecorator:

@@ -17,7 +17,9 @@ from tests.training.tiny import QUIET, tiny_dataset, tiny_model
 
 
 CLASSIFIERS = [
-    family for family in FAMILIES if not family.has_towers and not family.reads_audio and family not in (LAYOUTLMV3, *DECODERS)
+    family
+    for family in FAMILIES
+    if not family.has_towers and not family.reads_audio and family not in (LAYOUTLMV3, *DECODERS)
 ]
 LABELS = torch.tensor([0, 1, 2, 0])
 
