@@ -49,6 +49,7 @@ CODE_FILES = {
     "modeling_hydra.py",
     "pipeline_hydra.py",
     "pretrained.py",
+    "task_decisions.py",
 }
 
 PIPELINES = {"text": "texts.py", "audio": "audio.py", "zero_shot": "towers.py"}
