@@ -37,8 +37,8 @@ def rows(setting: Setting) -> dict[str, str]:
 
 
 def deep_trunk_table(seeds: Seeds, setting: Setting) -> str:
-    """The cost is that of one fine-tuning's multiply-adds. ECE is that with one temperature for the members' mean. The last column
-    is what variants are chosen by: the mean of accuracy and AUROC on validation rows."""
+    """The cost is that of one fine-tuning's multiply-adds. ECE is that with one temperature for the members' mean. AUROC is
+    the mean of the groups by the maximum probability. The last column is what variants are chosen by: the mean of accuracy and AUROC on validation rows."""
     judged = {
         seed: {name: run | _beside(methods, name) for name, run in methods.items() if "trainings" in run}
         for seed, methods in seeds.items()
@@ -47,7 +47,7 @@ def deep_trunk_table(seeds: Seeds, setting: Setting) -> str:
     if not judged:
         return "Not judged yet."
 
-    def auroc(score: str, group: str) -> Callable[[Run], float | None]:
+    def auroc(score: str, group: str) -> Callable[[Run], float]:
         return lambda run: 100 * mean(each["auroc"] for each in run["ood"][score][group].values())
 
     groups = [group for group in ("near", "far") if group in next(iter(judged.values()))["three-single"]["ood"]["msp"]]
@@ -61,6 +61,7 @@ def deep_trunk_table(seeds: Seeds, setting: Setting) -> str:
             for group in groups
             for score, title in (("msp", "MSP"), ("energy", "energy"))
         ),
+        ("AUROC ↑", lambda run: mean(auroc("msp", group)(run) for group in groups), ".1f"),
         ("validation", on_validation, ".2f"),
     ]
     return table(judged, rows(setting), columns)

@@ -129,7 +129,7 @@ def test_a_pre_trained_model_is_fine_tuned_first_and_its_data_divided(tmp_path, 
     said = capsys.readouterr().out
     assert "There was no data beside train_data: 60 of its rows were held out" in said
     assert "20 rows of data are for the search" in said and "There are only 20 rows for evaluation" in said
-    assert "Tried in turn: the 2 models fused, with 0, 1 of 2 layers common" in said
+    assert "Tried in turn: the 2 models fused, with 1, 0 of 2 layers common" in said
     assert "1. one model: 1.00 times one model's time" in said and found.choice in said
     hydra = AutoModelForSequenceClassification.from_pretrained(found.folder)
     assert hydra.config.id2label == {0: "a", 1: "b", 2: "c"} and hydra.num_members == 2
