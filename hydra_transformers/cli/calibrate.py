@@ -35,6 +35,13 @@ def calibrate(
         ABSTAIN,
         parser=positive,
     ) = None,
+    label_risk: option(
+        float | None,
+        "of a model of several labels: at most this share of its decisions on single labels is wrong: 0.01",
+        "SHARE",
+        ABSTAIN,
+        parser=share,
+    ) = None,
     coverage: option(float | None, "at least this share is answered: 0.9", "SHARE", ABSTAIN, parser=share) = None,
     tpr: option(float | None, "this share of --ood-data is refused: 0.95", "SHARE", ABSTAIN, parser=share) = None,
     confidence: option(
@@ -48,17 +55,22 @@ def calibrate(
         str | None, "rows to fit a detector that needs a fit (default: half of --data)", "NAME_OR_FOLDER", ABSTAIN
     ) = None,
     alpha: option(
-        float, "how many sets may miss the right class, or intervals the right number", "SHARE", SETS, parser=share
+        float,
+        "how many sets may miss the right class, or intervals the right number; of several labels, the share that is missed",
+        "SHARE",
+        SETS,
+        parser=share,
     ) = 0.1,
     sets: option(choice(("lac", "aps", "raps", "none")), "the kind of sets", panel=SETS) = "lac",
     batch_size: flags.BatchSize = 32,
     device: flags.Device = None,
 ) -> None:
     """Fit when a model says that it does not know, and which classes it may be; saved with the model."""
-    target = {"risk": risk, "coverage": coverage, "tpr": tpr}
+    target = {"risk": risk, "label_risk": label_risk, "coverage": coverage, "tpr": tpr}
     target = {name: value for name, value in target.items() if value is not None}
     if len(target) > 1:
-        raise ValueError(f"{' and '.join(f'--{name}' for name in target)} exclude each other: pass one of them")
+        named = " and ".join(f"--{name.replace('_', '-')}" for name in target)
+        raise ValueError(f"{named} exclude each other: pass one of them")
     for flag, value in (("--confidence", confidence), ("--ood-data", ood_data)):
         if not target and value is not None:
             raise ValueError(f"{flag} is about when to abstain: pass --risk, --coverage or --tpr, too")
@@ -69,6 +81,8 @@ def calibrate(
     if training_data is not None and not detector_by_name(detector).needs_fit:
         raise ValueError(f"the detector {detector} is not fitted: leave --training-data out, or name another detector")
     config = load_config(model)
+    if label_risk is not None and getattr(config, "problem_type", None) != "multi_label_classification":
+        raise ValueError(f"--label-risk is for models of several labels, {model} is none: pass --risk")
     if risk is not None and getattr(config, "problem_type", None) != "regression":
         check_share(risk, "--risk")
     check_is_new(output)
@@ -102,7 +116,7 @@ def calibrate(
         confidence=confidence,
         detector=detector,
         alpha=None if sets == "none" else alpha,
-        sets=sets,
+        sets="lac" if sets == "none" else sets,
         **{name: with_progress(each, batch_size, name) for name, each in others.items()},
     )
     with written_whole(output) as unfinished:

@@ -204,8 +204,36 @@ epistemic = total - aleatoric
 )
 
 
+def _of_several_labels(task: Task) -> Task:
+    return replace(
+        task,
+        subject=task.subject.replace("over the classes", "with any number of the labels"),
+        limit="Labels that it does not know are not noticed, and a label is decided on without regard to the others.",
+        logits_are="the log-odds of the members' mean probability of each label",
+        decomposed='decompose(outputs.member_logits, "multi_label_classification")',
+        answer_fields="""The pipeline gives `labels` (those answered with yes), `scores` (of each label its probability, `uncertainty`, `aleatoric` and
+`epistemic`), `uncertainty`, `aleatoric` and `epistemic` (their sums), and where the model is calibrated `abstain` and
+`prediction_set` (the labels that the input may have).
+
+- `total`: entropy of the mean probability of a label, in nats. High: do not rely on this label.
+- `aleatoric`: each member by itself is unsure: the input is ambiguous.
+- `epistemic`: the members contradict each other: the input is unlike the training data.""",
+        uncertainty="""
+members = outputs.member_logits.sigmoid()  # (batch, members, labels)
+mean = members.mean(1)
+total = torch.special.entr(mean) + torch.special.entr(1 - mean)
+aleatoric = (torch.special.entr(members) + torch.special.entr(1 - members)).mean(1)
+epistemic = total - aleatoric
+""",
+        prediction="[model.config.id2label[label] for label in (mean[0] >= 0.5).nonzero().flatten().tolist()]",
+        shown='f"epistemic {epistemic.sum().item():.3f} nats"',
+    )
+
+
 def of_problem(task: Task, config: Any) -> Task:
     """The texts of a task as they are for the problem that the model solves, by its config."""
+    if config.problem_type == "multi_label_classification":
+        return _of_several_labels(task)
     if config.problem_type != "regression":
         return task
     kind = "texts" if task is TEXTS else "images" if task is IMAGES else "sounds"

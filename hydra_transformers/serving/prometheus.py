@@ -70,8 +70,8 @@ def _heading(name: str, kind: str, help: str) -> list[str]:
 
 
 def _cause_of_refusal(answer: dict[str, Any]) -> str:
-    """ "detector": its score is above the threshold, so the input is foreign or too hard; otherwise the input is empty."""
-    if answer.get("score") is None:
+    """ "detector": a score is above the threshold, so the input is foreign or too hard; otherwise the input is empty."""
+    reason = answer.get("reason") or ""
+    if "not a number" in reason:
         return "not_a_number"
-    score, threshold = answer.get("detector_score"), answer.get("threshold")
-    return "detector" if None not in (score, threshold) and score > float(threshold) else "empty"
+    return "detector" if "above the threshold" in reason else "empty"

@@ -79,6 +79,7 @@ class Forms:
     def read_classify(self, data: dict[str, Any]) -> dict[str, Any]:
         if self.gives_numbers:
             raise RequestError(f"{self.name} gives numbers and has no classes: send it to /predict or /score")
+        self._check_has_classes()
         return {"inputs": _listed(_field(data, "input")), "parameters": self._every_score()}
 
     def write_classify(self, answers: Answers, data: dict[str, Any]) -> dict[str, Any]:
@@ -170,6 +171,7 @@ class Forms:
     # KServe v2
 
     def read_tensors(self, data: dict[str, Any]) -> dict[str, Any]:
+        self._check_has_classes()
         tensors = _field(data, "inputs")
         if not isinstance(tensors, list) or not tensors or not all(isinstance(each, dict) for each in tensors):
             raise RequestError("inputs must be a list of tensors, {name, shape, datatype, data}")
@@ -222,7 +224,7 @@ class Forms:
             {"name": name, "datatype": kind, "shape": [-1, classes] if name in MATRICES else [-1]}
             for name, kind in self.tensors.items()
         ]
-        read = {"name": "text" if self.kind == "text" else "image", "datatype": "BYTES", "shape": [-1]}
+        read = {"name": self.kind if self.kind in ("text", "audio") else "image", "datatype": "BYTES", "shape": [-1]}
         found = {"name": self.name, "versions": ["1"], "platform": "hydra_transformers"}
         return found | {"inputs": [read], "outputs": outputs}
 
@@ -233,6 +235,10 @@ class Forms:
         return [each.get("name") for each in asked]
 
     # Both
+
+    def _check_has_classes(self) -> None:
+        if self.kind == "tokens":
+            raise RequestError(f"{self.name} finds entities, for which there is no field here: send it to /predict")
 
     def _every_score(self, labels: Any = None) -> dict[str, Any]:
         names = self.class_names if labels is None else labels
@@ -265,10 +271,10 @@ def _own_fields(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _strings(tensor: dict[str, Any]) -> list[str]:
-    """The texts, or images in base64, of a tensor of one axis, or of two of which the second has length 1."""
+    """The texts, or images or WAV files in base64, of a tensor of one axis, or of two of which the second has length 1."""
     name, data, shape = tensor.get("name"), tensor.get("data"), tensor.get("shape")
     if tensor.get("datatype") != "BYTES":
-        raise RequestError(f"the tensor {str(name)[:40]!r} must be BYTES: texts, or images in base64")
+        raise RequestError(f"the tensor {str(name)[:40]!r} must be BYTES: texts, or images or WAV files in base64")
     if not isinstance(data, list) or not isinstance(shape, list):
         raise RequestError(
             f"the tensor {str(name)[:40]!r} needs shape and data as lists: binary data is not read, send JSON"

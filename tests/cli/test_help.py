@@ -23,7 +23,7 @@ FLAGS = {
     "prune": f"{PART} --method --members --budget --heads-per-layer --objectives --out-of --trunk-layers --mode --ood-data "
     "--ood-split --score --seed --allow-equal --batch-size --device --output",
     "fuse": "--shared --trunk-layers --aggregate --average-into --allow-equal --processor --output",
-    "calibrate": f"{PART} --risk --coverage --tpr --confidence --ood-data --detector --training-data --alpha --sets --batch-size "
+    "calibrate": f"{PART} --risk --label-risk --coverage --tpr --confidence --ood-data --detector --training-data --alpha --sets --batch-size "
     "--device --output",
     "evaluate": f"{PART} --compare --near --far --score --fit-data --fit-split --corruptions --severities --batch-size --device "
     "--output",

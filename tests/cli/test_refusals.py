@@ -222,6 +222,8 @@ REFUSED = {
     "calibrate": [
         ("--risk 0.1 --coverage 0.9", "--risk and --coverage exclude each other: pass one of them"),
         ("--risk 5", "--risk is 5.0: pass a share between 0 and 1"),
+        ("--label-risk 0.1", "--label-risk is for models of several labels, hydra is none"),
+        ("--risk 0.1 --label-risk 0.1", "--risk and --label-risk exclude each other"),
         ("--data grey", "grey has no label column"),
         ("--tpr 0.9", "name them with --ood-data"),
         ("--confidence 0.9", "pass --risk, --coverage or --tpr, too"),
@@ -260,7 +262,7 @@ REFUSED = {
         ("app nowhere/at-all", "nowhere/at-all is not on this machine"),
         ("info ./nothing", "there is no folder ./nothing"),
         ("info empty", "has no config.json"),
-        ("info resnet", "is a resnet: pass a hydra_ast, audio-spectrogram-transformer, hydra_bert, bert, hydra_clip"),
+        ("info resnet", "is a resnet: pass a hydra_ast, audio-spectrogram-transformer, hydra_beit, beit, hydra_bert"),
         ("info vit", "is a plain vit: pass a Hydra"),
         ("card vit", "is a plain vit: pass a Hydra"),
         ("push vit me/vit", "is a plain vit: pass a Hydra"),

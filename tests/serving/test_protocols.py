@@ -7,8 +7,10 @@ import torch
 from fastapi.testclient import TestClient
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
-from hydra_transformers.hub.handler import Answerer
+from hydra_transformers.hub.handler import Answerer, RequestError
 from hydra_transformers.serving import HydraPredictor, create_app
+from hydra_transformers.serving.prometheus import Metrics
+from hydra_transformers.serving.protocols import Forms
 from tests.serving.tiny import base64_of
 from tests.tiny_data import CLASSES, pictures, save_bert
 
@@ -229,6 +231,28 @@ def test_metrics_count_requests_inputs_and_refusals(folders):
     assert number(text, "hydra_requests_in_flight") == 0
     for line in text.splitlines():
         assert re.fullmatch(r"# (HELP|TYPE) hydra_\w+ .+|hydra_\w+\{(\w+=\"[^\"]*\",?)+\} [0-9.]+", line), line
+
+
+def test_refusals_are_counted_by_their_cause():
+    metrics = Metrics("m")
+    reasons = ["msp is 0.6, above the threshold 0.2.", "msp of 'Rome' is 0.6, above the threshold 0.2."]
+    reasons += ["The text is empty.", "The answer is not a number.", "The image has one colour only."]
+    metrics.count_answers([{"abstain": True, "reason": reason, "epistemic": None} for reason in reasons])
+    metrics.count_answers([{"abstain": False, "reason": None, "epistemic": 0.5}])
+    assert metrics.refused == {"detector": 2, "empty": 2, "not_a_number": 1}
+    assert metrics.inputs == 6 and metrics.epistemic == 0.5
+
+
+def test_entities_are_asked_for_elsewhere():
+    forms = Forms("tagger", ["O", "B-PER"], "tokens")
+    for read, body in (
+        (forms.read_classify, {"input": "a"}),
+        (forms.read_score, {"text_1": "a", "text_2": "b"}),
+        (forms.read_tensors, {"inputs": [tensor(["a"])]}),
+    ):
+        with pytest.raises(RequestError, match=r"tagger (finds entities|gives no score)"):
+            read(body)
+    assert forms.read_instances({"instances": ["a"]})["inputs"] == ["a"]
 
 
 def test_names_in_metrics_are_escaped():
