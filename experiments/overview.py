@@ -84,11 +84,17 @@ FIRST = {
     "**Hydra of the three**, nothing merged": "**Hydra of the 3 fine-tunings**, nothing pruned",
 }
 # Times of one batch of 4 and of one of 256 on an H200 in bfloat16, one Transformers model's being 1, and in brackets where both
-# are compiled: ViT-B/16 and BERT-base of `benchmarks/inference_cost.py`. A dash was not measured.
-NOT_MEASURED = "-"
+# are compiled: ViT-B/16 and BERT-base of `benchmarks/results/trunk_h200.md`, and three models in sequence of
+# `inference_cost_again_h200.md`. A dash was not measured.
 TIMES = {
-    "tinyimagenet-dinov2": ("1 / 1 (1 / 1)", "1 / 1 (1 / 1)", "2.95 / 2.82 (-)", "0.73 / 1.07 (-)", NOT_MEASURED),
-    "sst2-gte": ("1 / 1 (1 / 1)", "1 / 1 (1 / 1)", "3.05 / 2.91 (-)", "0.65 / 1.16 (-)", NOT_MEASURED),
+    "tinyimagenet-dinov2": (
+        "1 / 1 (1 / 1)",
+        "1 / 1 (1 / 1)",
+        "2.95 / 2.82 (-)",
+        "0.77 / 1.04 (0.81 / -)",
+        "0.91 / 2.10 (0.91 / -)",
+    ),
+    "sst2-gte": ("1 / 1 (1 / 1)", "1 / 1 (1 / 1)", "3.05 / 2.91 (-)", "0.60 / 1.13 (-)", "0.64 / 2.33 (-)"),
 }
 
 

@@ -40,6 +40,8 @@ from transformers import (
     GemmaForSequenceClassification,
     HubertConfig,
     HubertForSequenceClassification,
+    LayoutLMv3Config,
+    LayoutLMv3ForSequenceClassification,
     LlamaConfig,
     LlamaForSequenceClassification,
     ModernBertConfig,
@@ -168,6 +170,12 @@ def padded_texts(batch: int = 4, tokens: int = 7, seed: int = 0) -> dict[str, to
         input_ids[row, length:] = 0
         attention_mask[row, length:] = 0
     return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+def boxes(batch: int = 4, tokens: int = 7) -> torch.Tensor:
+    """Of words on a page: left, upper, right and lower edge."""
+    drawn = torch.randint(0, 1000, (batch, tokens, 2, 2), generator=torch.Generator().manual_seed(0))
+    return drawn.sort(dim=2).values.flatten(2)
 
 
 def softmax(logits: torch.Tensor) -> torch.Tensor:
@@ -439,6 +447,27 @@ DEBERTA_V2 = Family(
     DEBERTA.outputs,
     7,
 )
+# Words and boxes; tests/models/test_layoutlmv3.py adds the image of the page.
+LAYOUTLMV3 = Family(
+    "layoutlmv3",
+    backbone(
+        LayoutLMv3ForSequenceClassification,
+        LayoutLMv3Config,
+        {
+            **SIZES,
+            **TEXT_SIZES,
+            "coordinate_size": 4,
+            "shape_size": 8,
+            "input_size": 8,
+            "patch_size": 4,
+            "pad_token_id": 0,
+        }
+        | {"rel_pos_bins": 8, "max_rel_pos": 6, "rel_2d_pos_bins": 8, "max_rel_2d_pos": 500},
+    ),
+    lambda: padded_texts() | {"bbox": boxes()},
+    {"": "layoutlmv3.encoder.layer.{}.attention.output.dense"},
+    7,
+)
 AST = Family(
     "ast",
     backbone(ASTForAudioClassification, ASTConfig, {**SIZES, **AUDIO_SIZES}),
@@ -579,7 +608,7 @@ GEMMA3 = Family(
         Gemma3TextForSequenceClassification,
         Gemma3TextConfig,
         {**DECODER_SIZES, "hidden_size": 16, "head_dim": HEAD_DIM, "sliding_window": 4, "query_pre_attn_scalar": 20}
-        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {"sliding_window_pattern": 2}  # the second of three layers sees all of a text
         | {
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
@@ -610,6 +639,7 @@ FAMILIES = [
     MPNET,
     DEBERTA,
     DEBERTA_V2,
+    LAYOUTLMV3,
     AST,
     WAV2VEC2,
     HUBERT,
@@ -629,8 +659,19 @@ FEW = [VIT, BERT, CLIP, LLAMA]
 # Rows whose layers differ from those of every other row here.
 OWN_LAYERS = [VIT, BERT, CLIP, DINOV2, BEIT, MPNET, DEBERTA, MODERNBERT, LLAMA, GEMMA3]
 DECODERS = [LLAMA, QWEN2, GEMMA, QWEN3, GEMMA3]
-# Rows that differ from another in a few parts: a gated MLP, biases, the backbone's name, one tower of two.
-VARIANTS = [DINOV2_GATED, DEBERTA_V2, XLM_ROBERTA, CAMEMBERT, QWEN2, QWEN3, GEMMA, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]
+# Rows that differ from another in a few parts, or have exports of their own: a gated MLP, biases, the backbone's name, one tower of two.
+VARIANTS = [
+    DINOV2_GATED,
+    DEBERTA_V2,
+    LAYOUTLMV3,
+    XLM_ROBERTA,
+    CAMEMBERT,
+    QWEN2,
+    QWEN3,
+    GEMMA,
+    CLIP_CLASSIFIER,
+    SIGLIP_CLASSIFIER,
+]
 
 
 def for_families(rows: list[Family]) -> pytest.MarkDecorator:

@@ -19,6 +19,8 @@ WIDTHS = (
     "hidden_dim",
     "embedding_size",
     "pooler_hidden_size",
+    "coordinate_size",
+    "shape_size",
 )
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..serving.predictor import check_served
+from ..serving.predictor import check_on_page
 from . import flags
 from .folders import load_config
 from .options import megabytes, option
@@ -36,7 +36,7 @@ def app(
 
     limits = Limits(megabytes=max_megabytes, characters=max_characters)
     for name in filter(None, (model, single)):
-        check_served(load_config(name), name)
+        check_on_page(load_config(name), name)
     predictor = predictor_of(model, processor, device)
     if labels and not predictor.needs_classes:
         raise ValueError(f"--labels is for CLIP and SigLIP, {model} has its own classes: leave it out")

@@ -83,14 +83,14 @@ def _space(
     from ..hub import write_space
     from ..hub.card import check_names
     from ..serving.page_inputs import read_examples
-    from ..serving.predictor import check_served
+    from ..serving.predictor import check_on_page
 
     check_names(repo_id=space)
     if getattr(config, "problem_type", None) == "regression":
         raise ValueError(
             f"{folder} is made for regression, and the page shows models that choose among classes: leave --space out"
         )
-    reads = "texts" if check_served(config, str(folder)) == "text" else "images"
+    reads = "texts" if check_on_page(config, str(folder)) == "text" else "images"
     place = folder / SPACE_FOLDER
     if place.exists():
         ignored = f", and {', '.join(given)} is ignored" if given else ""

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from ..serving.predictor import HydraPredictor, check_served
+from ..serving.predictor import HydraPredictor, kind_of
 from . import flags
 from .folders import load_config
 from .options import device_named, duration, option, switch
@@ -31,7 +31,7 @@ def serve(
         from ..serving import create_app, run
     except ImportError as error:
         raise ImportError(f"serve needs {error.name}: pip install fastapi uvicorn pillow") from error
-    check_served(load_config(model), model)
+    kind_of(load_config(model), model)  # refuses before anything large is loaded
     predictor = predictor_of(model, processor, device)
     limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue}
     app = create_app(predictor, **limits, max_body=max_body_mb * 1_000_000, docs=not no_docs)

@@ -27,8 +27,8 @@ def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrained
     Its config has one number of heads for all layers, and in some families (ViT, DeiT, AST, BEiT, DINOv2, causal language models)
     their width. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)` leaves them, and
     equally many for each key and value head that several heads read. In the other families (BERT, RoBERTa, ELECTRA, MPNet,
-    DeBERTa, DistilBERT, ModernBERT, CLIP, SigLIP, Wav2Vec2, HuBERT, WavLM) the heads together are always as wide as the hidden size, so
-    none may be missing.
+    DeBERTa, LayoutLMv3, DistilBERT, ModernBERT, CLIP, SigLIP, Wav2Vec2, HuBERT, WavLM) the heads together are always as wide as the
+    hidden size, so none may be missing.
     Neurons of MLPs have to be equally many in each layer, and the config needs an `intermediate_size` (all but DINOv2 and
     DistilBERT). Other models are refused, or filled up.
 

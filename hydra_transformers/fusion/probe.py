@@ -116,8 +116,10 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
     towers images and texts."""
     inputs = {}
     vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
-    if hasattr(vision, "image_size"):
-        size = vision.image_size
+    size = getattr(vision, "image_size", None)
+    if size is None and getattr(vision, "visual_embed", False):
+        size = vision.input_size  # LayoutLMv3's pages
+    if size is not None:
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, height, width, device=device)
     if hasattr(config, "num_mel_bins"):
@@ -125,7 +127,7 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
     if hasattr(config, "inputs_to_logits_ratio"):
         inputs["input_values"] = torch.zeros(batch_size, FRAMES * config.inputs_to_logits_ratio, device=device)
     # The words of BEiT and of Wav2Vec2 are those of their pre-training.
-    if hasattr(text, "vocab_size") and (text is not config or not inputs):
+    if hasattr(text, "vocab_size") and (text is not config or not hasattr(config, "image_size")):
         most = getattr(text, "max_position_embeddings", 0)  # models with relative positions have none, or -1
         tokens = min(TEXT_TOKENS, most) if most > 0 else TEXT_TOKENS
         inputs["input_ids"] = torch.ones(batch_size, tokens, dtype=torch.long, device=device)

@@ -3,7 +3,7 @@
 It needs torch, transformers, Pillow for images, and the files beside it; not the package hydra_transformers.
 
     handler = EndpointHandler("folder")
-    handler({"inputs": "a text, or an image in base64", "parameters": {"top_k": 3}})
+    handler({"inputs": "a text, or an image or a WAV file in base64", "parameters": {"top_k": 3}})
 """
 
 import base64
@@ -14,9 +14,11 @@ import json
 import math
 import re
 import threading
+import wave
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
@@ -28,8 +30,9 @@ PROCESSORS = {
     "AutoModelForTokenClassification": "AutoTokenizer",
     "AutoModelForZeroShotImageClassification": "AutoProcessor",
 }
-# What a request may hold; sounds cannot be sent.
+# What a request may hold.
 KINDS = {
+    "AutoModelForAudioClassification": "audio",
     "AutoModelForImageClassification": "image",
     "AutoModelForSequenceClassification": "text",
     "AutoModelForTokenClassification": "tokens",
@@ -38,6 +41,7 @@ KINDS = {
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # only these decoders read untrusted bytes
 MOST_PIXELS = 25_000_000  # in one request: a small file may decode to more than fits into memory
 MOST_SLENDER = 100  # long side by short side: processors scale up the short one, and with it the long one
+MOST_SAMPLES = 5_000_000  # of the sounds of one request, about five minutes
 MOST_CHARACTERS = 1_000_000  # in one request: all texts are tokenized before they are truncated
 MOST_INPUTS = 32
 MOST_LABELS = 1_000
@@ -53,8 +57,8 @@ class Answerer:
     """A model with its processor.
 
     model: has `predict(inputs, processor, batch_size, **parameters)`, as every Hydra
-    kind: "image", "text", "tokens" for texts or lists of words whose entities are found, or "zero-shot" for images and the
-        labels in the request
+    kind: "image", "text", "audio", "tokens" for texts or lists of words whose entities are found, or "zero-shot" for images and
+        the labels in the request
     most_inputs: in one request
     """
 
@@ -67,7 +71,7 @@ class Answerer:
         self.one_reads = threading.Lock()
 
     def read(self, data: Any) -> tuple[list[Any], dict[str, Any]]:
-        """Checks a request; returns its texts or images, and its parameters."""
+        """Checks a request; returns its texts, images or sounds, and its parameters."""
         if not isinstance(data, dict) or "inputs" not in data:
             raise RequestError('the request has no inputs: send {"inputs": ...}')
         for name in data:
@@ -87,6 +91,12 @@ class Answerer:
                 total = f"inputs has {sum(map(len, parts)):,} characters"
                 raise RequestError(f"{total}: send at most {MOST_CHARACTERS:,} in one request")
             return texts, parameters
+        if self.kind == "audio":
+            sounds: list[np.ndarray] = []
+            for place, each in enumerate(inputs):
+                taken = sum(map(len, sounds))
+                sounds.append(read_sound(each, f"inputs[{place}]", self.processor.sampling_rate, taken))
+            return sounds, parameters
         images, pixels = [], 0
         for place, each in enumerate(inputs):
             images.append(read_image(each, f"inputs[{place}]", taken=pixels))
@@ -134,7 +144,12 @@ class Answerer:
             )
 
     def answer(self, inputs: list[Any], parameters: dict[str, Any]) -> list[dict[str, Any]]:
-        return self.model.predict(inputs, self.processor, batch_size=len(inputs), **parameters)
+        return self.model.predict(inputs, self.processor, batch_size=self.together(inputs), **parameters)
+
+    def together(self, inputs: list[Any]) -> int:
+        """How many inputs share a pass. Without a mask, the answer to a raw sound would depend on longer ones beside it."""
+        is_raw = self.kind == "audio" and not hasattr(self.processor, "num_mel_bins")
+        return 1 if is_raw and not getattr(self.processor, "return_attention_mask", False) else len(inputs)
 
 
 class EndpointHandler(Answerer):
@@ -154,8 +169,8 @@ class EndpointHandler(Answerer):
 
     def __call__(self, data: dict[str, Any]) -> dict[str, Any] | list[dict[str, Any]]:
         """
-        data: {"inputs": one or a list, "parameters": {"top_k": 5}}. An input is a text, or an image in base64 (or a PIL
-            image or bytes, as Endpoints pass on image/jpeg and the like). For CLIP, parameters must have
+        data: {"inputs": one or a list, "parameters": {"top_k": 5}}. An input is a text, or an image or a 16-bit WAV file in
+            base64 (or a PIL image or bytes, as Endpoints pass on image/jpeg, audio/wav and the like). For CLIP, parameters must have
             "candidate_labels" and may have "hypothesis_template"
         returns: a dict, or for a list a list of dicts: label, score, uncertainty, aleatoric, epistemic, abstain,
             prediction_set (of a regression model also interval) and scores
@@ -249,8 +264,39 @@ def read_image(
     return found
 
 
+def read_sound(value: Any, name: str, rate: int, taken: int = 0) -> np.ndarray:
+    """The samples (samples,) of a 16-bit WAV file, the mean of its channels, from base64 or bytes, never from a path or URL.
+
+    name: for error messages
+    rate: samples per second that the model reads; others are refused
+    taken: samples of the sounds before it, which count towards `MOST_SAMPLES`
+    """
+    if not isinstance(value, (str, bytes)):
+        raise RequestError(f"{name} is {_kind(value)}: send a WAV file in base64")
+    try:
+        content = _decoded(value) if isinstance(value, str) else value
+        with wave.open(io.BytesIO(content)) as file:
+            channels, width, found = file.getnchannels(), file.getsampwidth(), file.getframerate()
+            frames = file.readframes(file.getnframes())  # as many as there are, whatever the header says
+    except binascii.Error as error:
+        raise RequestError(f"{name} is no base64: send the bytes of a WAV file in it") from error
+    except Exception as error:  # headers can be broken in many ways
+        raise RequestError(f"{name} is no WAV file that can be read: send one of 16 bits") from error
+    if (width, found) != (2, rate):
+        raise RequestError(
+            f"{name} has {8 * width} bits and {found:,} samples per second: send 16 bits and {rate:,} samples per second"
+        )
+    samples = np.frombuffer(frames[: len(frames) // (2 * channels) * 2 * channels], dtype="<i2").reshape(-1, channels)
+    if not len(samples):
+        raise RequestError(f"{name} has no samples: send a sound")
+    if len(samples) + taken > MOST_SAMPLES:
+        before = " with the sounds before it" if taken else ""
+        raise RequestError(f"{name} has {len(samples):,} samples, too many{before}: send at most {MOST_SAMPLES:,}")
+    return samples.mean(axis=1, dtype=np.float32) / 2**15
+
+
 def _decoded(text: str) -> bytes:
-    if text.startswith("data:image/"):  # from a browser
+    if text.startswith(("data:image/", "data:audio/")):  # from a browser
         text = text.partition(";base64,")[2]
     try:
         return base64.b64decode(text, validate=True)

@@ -188,7 +188,7 @@ def _stage(
         decision.save(folder)
     if processor is not None:
         processor.save_pretrained(folder)
-        # The handler loads no baselines, which need this package, and reads no sounds.
+        # The handler loads no baselines, which need this package.
         if isinstance(model, PreTrainedModel) and not KINDS.keys().isdisjoint(model.config.auto_classes):
             shutil.copyfile(HANDLER, folder / HANDLER.name)
     if temperature is not None:

@@ -31,6 +31,7 @@ from .configuration_hydra_electra import HydraElectraConfig
 from .configuration_hydra_gemma import HydraGemmaConfig
 from .configuration_hydra_gemma3_text import HydraGemma3TextConfig
 from .configuration_hydra_hubert import HydraHubertConfig
+from .configuration_hydra_layoutlmv3 import HydraLayoutLMv3Config
 from .configuration_hydra_llama import HydraLlamaConfig
 from .configuration_hydra_modernbert import HydraModernBertConfig
 from .configuration_hydra_mpnet import HydraMPNetConfig
@@ -78,6 +79,11 @@ from .modeling_hydra_gemma import (
 )
 from .modeling_hydra_gemma3_text import HydraGemma3TextForSequenceClassification, HydraGemma3TextModel
 from .modeling_hydra_hubert import HydraHubertForSequenceClassification, HydraHubertModel
+from .modeling_hydra_layoutlmv3 import (
+    HydraLayoutLMv3ForSequenceClassification,
+    HydraLayoutLMv3ForTokenClassification,
+    HydraLayoutLMv3Model,
+)
 from .modeling_hydra_llama import (
     HydraLlamaForSequenceClassification,
     HydraLlamaForTokenClassification,
@@ -431,6 +437,10 @@ __all__ = [
     "HydraHubertConfig",
     "HydraHubertForSequenceClassification",
     "HydraHubertModel",
+    "HydraLayoutLMv3Config",
+    "HydraLayoutLMv3ForSequenceClassification",
+    "HydraLayoutLMv3ForTokenClassification",
+    "HydraLayoutLMv3Model",
     "HydraLlamaConfig",
     "HydraLlamaForSequenceClassification",
     "HydraLlamaForTokenClassification",

@@ -27,6 +27,8 @@ logger = logging.get_logger(f"transformers.{__name__}")
 
 ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 2048  # per member; below, one batched product is faster
 BACKENDS_WITH_BIAS = ("eager", "sdpa")  # they add a mask of numbers, which may differ between heads
+# Arguments of layers with gradients: checkpointing tracks positional ones only.
+POSITIONAL = ("position_bias", "distance_embeddings")
 # By term of `LayerSpec.position_terms`, the map from embeddings of distances to what it compares tokens with.
 POSITION_MAPS = {"c2p": "position_key_proj", "p2c": "position_query_proj"}
 
@@ -755,16 +757,11 @@ def run_layers(
         states = fast_layers(layers, hidden_states, attention_mask, first_token_only, kwargs)
         if states is not None:
             return states
-    positional = take_positional(kwargs)
+    positional = [kwargs.pop(name, None) for name in POSITIONAL]
     for index, layer in enumerate(layers, start=1):
         only_first = first_token_only and index == len(layers)
         hidden_states = layer(hidden_states, attention_mask, only_first, *positional, **kwargs)
     return hidden_states
-
-
-def take_positional(kwargs: dict) -> tuple[torch.Tensor | None, ...]:
-    """Takes the tensors with gradients out of a layer's arguments: checkpointing tracks positional ones only."""
-    return tuple(kwargs.pop(name, None) for name in ("position_bias", "distance_embeddings"))
 
 
 # The encoder
@@ -857,7 +854,7 @@ class HydraEncoderMixin:
     def _all_hidden_states(self, states, mask, output_hidden_states: bool | Collection[int], kwargs: dict):
         """The layers one by one, with the states between them as (batch, members, tokens, hidden). Each layer reads the
         returned tensor (a trunk's the first member's part), so that gradients can be asked of it."""
-        kept, members, positional = [], self.num_members, take_positional(kwargs)
+        kept, members, positional = [], self.num_members, [kwargs.pop(name, None) for name in POSITIONAL]
         for index, layer in enumerate(self.layers):
             if index == 0 and output_hidden_states is True:
                 kept.append(batch_first(states, members))

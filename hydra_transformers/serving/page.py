@@ -11,7 +11,7 @@ from ..data.prediction import check_chooses_one_class
 from ..hub.handler import RequestError
 from .page_html import answers_html, heading_html, kept_heads_html, sentence_html
 from .page_inputs import USUAL, Limits, check_text, read_class_names, read_image
-from .predictor import HydraPredictor, check_served
+from .predictor import HydraPredictor, check_on_page
 
 
 try:
@@ -132,7 +132,7 @@ def _check(models: Sequence[HydraPredictor]) -> None:
     """Refuses models that do not choose one of several classes, or that cannot be asked the same."""
     first = models[0]
     for each in models:
-        check_served(each.config, each.name)
+        check_on_page(each.config, each.name)
         check_chooses_one_class(each.model, each.name)
         if each.class_names is not None and len(each.class_names) < 2:
             raise ValueError(f"{each.name} has a single output: the page shows models that choose among classes")

@@ -28,27 +28,26 @@ from .answer_columns import arrow_schema, columns_of, to_columns
 from .saved_models import load_config, load_with_decision
 
 
-# What columns may hold; neither server nor page takes sounds.
-KINDS_OF_COLUMNS = {**KINDS, "AutoModelForAudioClassification": "audio"}
 MOST_CLASS_LISTS = 8  # of CLIP, whose prompts are kept
 NAMED = {"image": "an image", "zero-shot": "an image", "audio": "a sound", "text": "a text", "tokens": "a text"}
 
 
 def kind_of(config: PreTrainedConfig, name: str) -> str:
     """The inputs of a model: "image", "text", "audio", or "zero-shot" for images with classes that are named for it."""
-    kind = KINDS_OF_COLUMNS.get(auto_class_of(config))
+    kind = KINDS.get(auto_class_of(config))
     if kind is None:
         raise ValueError(f"{name} is a {config.model_type}: pass a classifier of images, texts or sounds")
     return kind
 
 
-def check_served(config: PreTrainedConfig, name: str) -> str:
-    """The kind of a model that server and page take: sounds cannot be sent."""
-    if auto_class_of(config) not in KINDS:
-        raise ValueError(f"{name} is a {config.model_type}: server and page take classifiers of images and texts")
-    if kind_of(config, name) == "tokens":
+def check_on_page(config: PreTrainedConfig, name: str) -> str:
+    """The kind of a model that the page takes."""
+    kind = kind_of(config, name)
+    if kind == "audio":
+        raise ValueError(f"{name} is a {config.model_type}: the page takes classifiers of images and texts")
+    if kind == "tokens":
         raise ValueError(f"{name} classifies tokens, which the page does not show: use serve, predict or a pipeline")
-    return kind_of(config, name)
+    return kind
 
 
 @dataclass(frozen=True)
@@ -278,7 +277,7 @@ class HydraPredictor(Answerer):
 
     def answer(self, inputs: list[Any], parameters: dict[str, Any]) -> list[dict[str, Any]]:
         with self._one_at_a_time:
-            return predict_decisions(self.model, inputs, self.processor, len(inputs), **parameters)
+            return predict_decisions(self.model, inputs, self.processor, self.together(inputs), **parameters)
 
     def answer_with_members(self, value: Any, class_names: Sequence[str] | None = None) -> dict[str, Any]:
         """An answer with the `scores` of all classes, and with `members`: each member's probabilities in their order.

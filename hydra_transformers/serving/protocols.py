@@ -224,7 +224,7 @@ class Forms:
             {"name": name, "datatype": kind, "shape": [-1, classes] if name in MATRICES else [-1]}
             for name, kind in self.tensors.items()
         ]
-        read = {"name": "text" if self.kind == "text" else "image", "datatype": "BYTES", "shape": [-1]}
+        read = {"name": self.kind if self.kind in ("text", "audio") else "image", "datatype": "BYTES", "shape": [-1]}
         found = {"name": self.name, "versions": ["1"], "platform": "hydra_transformers"}
         return found | {"inputs": [read], "outputs": outputs}
 
@@ -271,10 +271,10 @@ def _own_fields(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _strings(tensor: dict[str, Any]) -> list[str]:
-    """The texts, or images in base64, of a tensor of one axis, or of two of which the second has length 1."""
+    """The texts, or images or WAV files in base64, of a tensor of one axis, or of two of which the second has length 1."""
     name, data, shape = tensor.get("name"), tensor.get("data"), tensor.get("shape")
     if tensor.get("datatype") != "BYTES":
-        raise RequestError(f"the tensor {str(name)[:40]!r} must be BYTES: texts, or images in base64")
+        raise RequestError(f"the tensor {str(name)[:40]!r} must be BYTES: texts, or images or WAV files in base64")
     if not isinstance(data, list) or not isinstance(shape, list):
         raise RequestError(
             f"the tensor {str(name)[:40]!r} needs shape and data as lists: binary data is not read, send JSON"

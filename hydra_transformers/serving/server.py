@@ -35,10 +35,10 @@ REQUEST = {
     "type": "object",
     "required": ["inputs"],
     "properties": {
-        "inputs": {"description": "a text, a pair of texts, an image in base64, or a list of these"},
+        "inputs": {"description": "a text, a pair of texts, an image or WAV file in base64, or a list of these"},
         "parameters": {"type": "object", "properties": PARAMETERS},
     },
-    "example": {"inputs": "a text, or an image in base64", "parameters": {"top_k": 3}},
+    "example": {"inputs": "a text, or an image or WAV file in base64", "parameters": {"top_k": 3}},
 }
 FIELDS = (
     "label, score, uncertainty and its parts, abstain and why, prediction_set or interval, scores; for a list a list"
@@ -69,8 +69,6 @@ def create_app(
         max_body: bytes of a request; a larger one gets 413.
         docs: whether to have /docs, FastAPI's page to read and try the API. Its scripts come from a public server.
     """
-    if answerer.kind == "audio":
-        raise ValueError(f"{answerer.name} reads sounds: server and page take classifiers of images and texts")
     answerer.most_inputs = max_batch
     about = getattr(answerer, "about", {})
     batcher = Batcher(answerer.answer, max_batch, max_wait_ms / 1000)
@@ -138,7 +136,7 @@ def create_app(
 
     @app.post("/predict", responses=RESPONSES, openapi_extra={"requestBody": request_body})
     async def predict(request: Request) -> JSONResponse:
-        """Answers texts or images, and says how sure it is."""
+        """Answers texts, images or sounds, and says how sure it is."""
         return await respond(
             request,
             "/predict",
@@ -211,7 +209,7 @@ def _add_protocols(
 async def _body_of(request: Request, most: int) -> bytes:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "the request is not JSON: send it with Content-Type: application/json")
-    too_large = HTTPException(413, f"the request is larger than {most:,} bytes: send less at once, or smaller images")
+    too_large = HTTPException(413, f"the request is larger than {most:,} bytes: send less at once, or smaller files")
     length = request.headers.get("content-length", "0")
     if len(length) > 18 or not length.isdecimal() or int(length) > most:
         raise too_large

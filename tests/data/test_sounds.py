@@ -1,13 +1,22 @@
 """Sounds in data sets and files become what an audio model reads, in Python and on the command line."""
 
+import base64
 import io
+import re
 import wave
 
 import datasets
 import numpy as np
 import pytest
 import torch
-from transformers import ASTConfig, ASTFeatureExtractor, ASTForAudioClassification, BertTokenizer
+from fastapi.testclient import TestClient
+from transformers import (
+    ASTConfig,
+    ASTFeatureExtractor,
+    ASTForAudioClassification,
+    BertTokenizer,
+    Wav2Vec2FeatureExtractor,
+)
 
 from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.analysis.noise import with_noise
@@ -17,9 +26,12 @@ from hydra_transformers.data.batches import collate
 from hydra_transformers.data.sounds import waveform
 from hydra_transformers.fusion import example_inputs
 from hydra_transformers.hub import create_model_card, publishing
+from hydra_transformers.hub.handler import Answerer, RequestError, read_sound
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.serving import create_app
+from hydra_transformers.serving.predictor import HydraPredictor
 from hydra_transformers.training.recipes import default_recipe
-from tests.families import AST, AUDIO_SIZES, SIZES
+from tests.families import AST, AUDIO_SIZES, SIZES, WAV2VEC2
 
 
 RATE = 16_000
@@ -153,10 +165,45 @@ def test_the_card_says_that_it_classifies_audio():
 
 
 @pytest.mark.slow
-def test_it_is_published_without_a_handler_that_could_not_read_sounds(tmp_path):
-    publishing._stage(tmp_path, AST.fused().float(), extractor(), None, None)
-    found = {path.name for path in tmp_path.iterdir()}
-    assert {"preprocessor_config.json", "audio.py"} <= found and "handler.py" not in found
+def test_it_is_published_with_a_handler_that_reads_wav_files(tmp_path):
+    hydra = AST.fused().float()
+    publishing._stage(tmp_path, hydra, extractor(), None, None)
+    assert {"preprocessor_config.json", "audio.py", "handler.py"} <= {path.name for path in tmp_path.iterdir()}
+    answerer = Answerer(hydra, extractor(), "audio")
+    contents = [wav(tone(1.0)), wav(tone(0.2), channels=2)]
+    inputs, parameters = answerer.read({"inputs": [base64.b64encode(each).decode() for each in contents]})
+    for content, sound in zip(contents, inputs, strict=True):
+        assert np.array_equal(sound, waveform(content, RATE))
+    found = answerer.answer(inputs, parameters)
+    expected = hydra.predict([waveform(each, RATE) for each in contents], extractor())
+    assert [each["label"] for each in found] == [each["label"] for each in expected]
+    assert [each["score"] for each in found] == pytest.approx([each["score"] for each in expected], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sound", "sentence"),
+    [
+        (3, "inputs[0] is a number: send a WAV file in base64"),
+        ("/etc/passwd!", "inputs[0] is no base64"),
+        (b"no sound", "inputs[0] is no WAV file"),
+        (wav(tone(1.0), rate=8_000), "inputs[0] has 16 bits and 8,000 samples per second: send 16 bits and 16,000"),
+        (wav(np.zeros(0)), "inputs[0] has no samples"),
+        (wav(np.zeros(5_000_001)), "inputs[0] has 5,000,001 samples, too many: send at most 5,000,000"),
+    ],
+    ids=["number", "path", "broken", "rate", "empty", "long"],
+)
+def test_a_request_without_a_sound_that_can_be_read_is_refused(sound, sentence):
+    with pytest.raises(RequestError, match=re.escape(sentence)):
+        read_sound(sound, "inputs[0]", RATE)
+
+
+def test_raw_sounds_without_masks_are_answered_one_by_one():
+    """Zeros behind a shorter sound would change its answer."""
+    sounds = [np.zeros(40, dtype=np.float32)] * 3
+    for masks, together in ((False, 1), (True, 3)):
+        answerer = Answerer(None, Wav2Vec2FeatureExtractor(return_attention_mask=masks), "audio")
+        assert answerer.together(sounds) == together
+    assert Answerer(None, extractor(), "audio").together(sounds) == 3
 
 
 # The command line
@@ -181,3 +228,18 @@ def test_prune_fuse_info_and_predict(tmp_path, capsys):
     assert "1 of 2 sounds could not be read, the others are answered" in found.err
     assert main(["serve", str(tmp_path / "hydra")]) == 2
     assert "classifiers of images and texts" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_server_answers_each_sound_as_if_it_were_alone():
+    """By a model without masks, whose answer would depend on longer sounds beside it."""
+    hydra, contents = WAV2VEC2.fused().float(), [wav(tone(1.0, samples=samples)) for samples in (200, 333)]
+    predictor = HydraPredictor(hydra, Wav2Vec2FeatureExtractor(return_attention_mask=False), name="sounds")
+    with TestClient(create_app(predictor)) as client:
+        sounds = [base64.b64encode(each).decode() for each in contents]
+        found = client.post("/predict", json={"inputs": sounds}).json()
+        refused = client.post("/predict", json={"inputs": "no sound"})
+    for answer, content in zip(found, contents, strict=True):
+        [expected] = hydra.predict([waveform(content, RATE)], predictor.processor)
+        assert answer["label"] == expected["label"] and answer["score"] == pytest.approx(expected["score"], abs=1e-6)
+    assert refused.status_code == 422 and "send the bytes of a WAV file" in refused.json()["error"]

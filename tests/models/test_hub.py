@@ -30,6 +30,7 @@ from tests.families import (
     FAMILIES,
     FEW,
     HUBERT,
+    LAYOUTLMV3,
     VIT,
     WAV2VEC2,
     WAVLM,
@@ -154,6 +155,8 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
         modules |= {"tokens.py", "entities.py", "pipeline_hydra_token.py"}
     if family in DECODERS:
         modules.add("decoders.py")
+    if family is LAYOUTLMV3:  # words and an image
+        modules.add("images.py")
     if family in (WAV2VEC2, HUBERT, WAVLM):
         modules.add("waveforms.py")
     assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules

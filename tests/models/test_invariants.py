@@ -78,6 +78,8 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
         is_first_norm = "encoder.layer_norm." in lowered and not averaged[0].config.do_stable_layer_norm
         if "relative_attention_bias" in lowered or "encoder.layernorm." in lowered or is_first_norm:
             return "embeddings"
+        if any(each in lowered for each in (".rel_pos_", "layoutlmv3.norm.", "layoutlmv3.layernorm.")):
+            return "embeddings"
         if ".feature_" in lowered or "rel_attn_embed" in lowered:
             return "embeddings"
         if ".head." in lowered or ".q_norm." in lowered or ".k_norm." in lowered:
