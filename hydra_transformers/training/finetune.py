@@ -94,9 +94,9 @@ def finetune_members(
         training_arguments: arguments of `TrainingArguments` that override the recipe's.
 
     Call it again with the same arguments to resume: finished members are loaded, an interrupted one goes on from its last
-    checkpoint. A folder that holds another fine-tuning, or that another process writes into, is refused; data are recognised by
-    their number of rows and the values of some of them. The checkpoints of a finished run are deleted. Works under
-    `accelerate launch` and `torchrun`.
+    checkpoint. A folder that holds another fine-tuning, or that another process writes into, is refused; any number of processes
+    may load a finished one at once. Data are recognised by their number of rows and the values of some of them. The checkpoints
+    of a finished run are deleted. Works under `accelerate launch` and `torchrun`.
 
     A learning rate is given up when the loss or the weights are no longer finite; if none is left, a `DivergedError` is raised
     and nothing is marked as finished.
@@ -139,7 +139,7 @@ def finetune_members(
         return found
 
     finished, output_dir = [], Path(output_dir)
-    with only_one_run(output_dir, process):
+    with only_one_run(output_dir, process, len(members)):
         on_writer(process, lambda: claim_members(output_dir, len(members)))
         data = on_writer(process, fingerprints)
         fine_tuning.say(f"recipe {recipe.name}: {recipe.summary(process)}")

@@ -41,10 +41,16 @@ COSMETIC_ARGUMENTS = {
 
 
 @contextmanager
-def only_one_run(folder: Path, process: TrainingArguments) -> Iterator[None]:
-    """Keeps other trainings out of a folder; the processes that train together are one."""
+def only_one_run(folder: Path, process: TrainingArguments, members: int) -> Iterator[None]:
+    """Keeps other trainings out of a folder; the processes that train together are one. Where all members are finished, nothing
+    will be written: any number of trainings may then load them at once."""
+
+    def claim_folder() -> None:
+        if not all_finished(folder, members):
+            lock.enter_context(only_writer(folder))
+
     with ExitStack() as lock:
-        on_writer(process, lambda: lock.enter_context(only_writer(folder)))
+        on_writer(process, claim_folder)
         yield
 
 
@@ -83,6 +89,12 @@ def claim_members(folder: Path, count: int) -> None:
         raise ValueError(f"{folder} holds {found} members, and these are {count}: pass another output_dir")
     if found < count:
         write_atomically(path, json.dumps({"members": count}))
+
+
+def all_finished(folder: Path, count: int) -> bool:
+    """Whether `count` members are recorded and trained to the end."""
+    is_recorded = (folder / MEMBERS).exists() and read_record(folder / MEMBERS).get("members", 0) >= count
+    return is_recorded and all((folder / f"member-{index}" / FINISHED).exists() for index in range(count))
 
 
 def claim(folder: Path, identity: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import EvalPrediction, ViTForImageClassification
 
 from hydra_transformers import HydraViTForImageClassification
+from hydra_transformers._io.folder_lock import only_writer
 from hydra_transformers.training import DivergedError, compute_accuracy, finetune_members, recipe
 from hydra_transformers.training.run_folders import last_checkpoint
 from tests.training.tiny import (
@@ -167,6 +168,24 @@ def test_finished_members_are_not_trained_again(unbroken, finished, members, dat
     )
     assert_same_weights(unbroken[0], again[0])
     assert "member-0: already finished" in capsys.readouterr().out
+
+
+def test_finished_members_are_loaded_while_another_process_does_the_same(unbroken, finished, members, data):
+    same = {"output_dir": finished, **ARGUMENTS}
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    with only_writer(finished):
+        again = finetune_members(members, SHORT, *data, **same)
+        with pytest.raises(ValueError, match=r"member-0 holds another fine-tuning \(other arguments\)"):
+            finetune_members(members, SHORT, *data, seed=7, **same)
+        with pytest.raises(RuntimeError, match="finished is being written by"):  # a third member would be trained
+            finetune_members([*members, members[0]], SHORT, *data, **same)
+        (finished / "member-1" / "finished.json").unlink()
+        with pytest.raises(RuntimeError, match="finished is being written by"):
+            finetune_members(members, SHORT, *data, **same)
+    for expected, found in zip(unbroken, again, strict=True):
+        assert_same_weights(expected, found)
+    left = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
+    assert left.items() <= before.items(), "nothing is written"
 
 
 @pytest.mark.slow

@@ -1,5 +1,9 @@
 """Entities: how they are read from tags, answered by pipelines, calibrated and judged."""
 
+import json
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -228,3 +232,40 @@ def test_labels_that_do_not_fit_are_refused(change, sentence):
     rows = [{"input_ids": [5, 6]} | change] * 40
     with pytest.raises(ValueError, match=sentence):
         tiny_tags.fused().calibrate(rows, batch_size=64)
+
+
+# Answers where the package cannot be imported, with the pipelines that came with the model.
+WITHOUT_THE_PACKAGE = """
+import json, sys
+sys.modules["hydra_transformers"] = None
+import torch, transformers
+folder, text = sys.argv[1:]
+model = transformers.AutoModelForTokenClassification.from_pretrained(folder, trust_remote_code=True)
+reader = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+with torch.no_grad():
+    outputs = model(**reader(text, return_tensors="pt"))
+ours = transformers.pipeline("hydra-token-classification", model=folder, trust_remote_code=True)
+theirs = transformers.pipeline("token-classification", model=model, tokenizer=reader, aggregation_strategy="first")
+print(json.dumps({"logits": outputs.member_logits.tolist(), "abstain": outputs.abstain.tolist(), "entities": ours(text)["entities"],
+                  "theirs": len(theirs(text))}))
+"""
+
+
+@pytest.mark.slow
+def test_a_calibrated_model_answers_alike_where_the_package_is_not_importable(calibrated, tmp_path):
+    hydra, _ = calibrated
+    hydra.save_pretrained(tmp_path / "hydra")
+    tiny_tags.tokenizer().save_pretrained(tmp_path / "hydra")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment.update(HF_MODULES_CACHE=str(tmp_path / "modules"), HF_HUB_OFFLINE="1")
+    command = [sys.executable, "-c", WITHOUT_THE_PACKAGE, str(tmp_path / "hydra"), TEXT]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
+    with torch.no_grad():
+        expected = hydra(**tiny_tags.tokenizer()(TEXT, return_tensors="pt"))
+    torch.testing.assert_close(torch.tensor(found["logits"]), expected.member_logits)
+    assert found["abstain"] == expected.abstain.tolist() and found["theirs"] > 0
+    [answer] = hydra.predict([TEXT], tiny_tags.tokenizer())
+    assert [each["word"] for each in found["entities"]] == [each["word"] for each in answer["entities"]]
+    assert [each["abstain"] for each in found["entities"]] == [each["abstain"] for each in answer["entities"]]
