@@ -608,7 +608,7 @@ GEMMA3 = Family(
         Gemma3TextForSequenceClassification,
         Gemma3TextConfig,
         {**DECODER_SIZES, "hidden_size": 16, "head_dim": HEAD_DIM, "sliding_window": 4, "query_pre_attn_scalar": 20}
-        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {"sliding_window_pattern": 2}  # the second of three layers sees all of a text
         | {
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},

@@ -184,10 +184,10 @@ def test_the_demo_tells_every_step(told):
 def test_the_demo_leaves_table_reports_and_plots(told):
     output, _ = told
     report = UncertaintyReport.from_json(output / "report.json")
-    assert [result.num_members for result in report.models.values()] == [1, 3, 3, 3]
+    assert [result.num_members for result in report.models.values()] == [1, 3, 3, 3, 3]
     assert set(report.models["Hydra"].ood["near"]) == {"digit 8", "digit 9"}
     table = (output / "table.md").read_text()
-    assert table.startswith("|  | accuracy ↑ |") and len(table.splitlines()) == 6
+    assert table.startswith("|  | accuracy ↑ |") and len(table.splitlines()) == 7
     assert f"| Single | {report.models['Single'].id['accuracy']:.1%} |" in table
     names = {path.stem for path in (output / "plots").glob("*.png")}
     assert {"reliability_diagram", "roc_digit_8_near", "score_histograms", "quality_against_cost"} <= names

@@ -166,6 +166,7 @@ class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
         setattr(self, self.base_model_prefix, self.encoder_class(config))
         self.reads_all_layers = config.use_weighted_layer_sum
         if self.reads_all_layers:
+            self.unread = (f"{self.base_model_prefix}.final_norm.",)
             count = config.num_hidden_layers + 1  # the embeddings, and each layer
             self.layer_weights = nn.Parameter(torch.full((members, count), 1 / count))
         self.projector = GroupedLinear(config.hidden_size, [config.classifier_proj_size] * members)
