@@ -480,6 +480,14 @@ def test_build_averages_more_fine_tunings_into_its_members(workplace, tmp_path, 
     assert hydra.num_members == 2 and hydra.config.trunk_layers == 1
     assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in hydra.state_dict().items())
     run(*command)  # finds it finished
+    # The best of docs/fine-tunings.md: tuned with the same members unmerged as teacher.
+    finetuned, teacher = tmp_path / "hydra-steps" / "finetuned", tmp_path / "teacher"
+    run("fuse", finetuned, "--average-into", 2, "--trunk-layers", 0, "--output", teacher)
+    training = ["--data", workplace / "pictures", "--part", "training", "--max-steps", 2, "--batch-size", 8]
+    run("finetune", tmp_path / "hydra", "--teacher", teacher, *training, "--output", tmp_path / "tuned")
+    tuned = load_trained(tmp_path / "tuned" / "member-0")
+    assert tuned.num_members == 2 and tuned.config.trunk_layers == 1
+    assert not torch.equal(tuned.classifier.weight, hydra.classifier.weight)
     run("card", tmp_path / "hydra", "--dataset", "colours")
     assert "Each member is the mean of 2 fine-tunings." in (tmp_path / "hydra" / "README.md").read_text()
     for more, sentence in (
