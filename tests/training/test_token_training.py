@@ -11,8 +11,8 @@ import hydra_transformers
 from hydra_transformers import AutoHydra
 from hydra_transformers.data import load_data
 from hydra_transformers.data.tags import check_tags
-from hydra_transformers.pruning import extract_circuit, taylor_scores
-from hydra_transformers.training import EnsembleLoss, finetune_from_pretrained
+from hydra_transformers.pruning import extract_circuit, prune_heads, taylor_scores
+from hydra_transformers.training import EnsembleLoss, finetune_from_pretrained, lora_config
 from tests import tiny_tags
 
 
@@ -114,3 +114,17 @@ def test_members_are_fine_tuned_from_a_model_without_a_head(tmp_path):
     hydra = AutoHydra.from_pruned_members(members, shared=())
     report = hydra_transformers.evaluate_uncertainty({"hydra": hydra}, validation)
     assert report.models["hydra"].metrics["entity_f1"] > 0.6
+
+
+def test_adapters_and_pruned_heads_work_on_classifiers_of_tokens():
+    peft = pytest.importorskip("peft")
+    hydra = tiny_tags.fused()
+    batch = hydra_transformers.data.batches.collate([data(4)[index] for index in range(4)])
+    adapted = peft.get_peft_model(hydra, lora_config(hydra, r=2))
+    adapted(**batch).loss.backward()
+    trained = [
+        name for name, each in adapted.named_parameters() if each.grad is not None and each.grad.count_nonzero()
+    ]
+    assert any("lora_B" in name for name in trained) and any("classifier" in name for name in trained)
+    pruned = prune_heads(tiny_tags.backbone(), {0: [1, 2]})
+    assert type(pruned).__name__ == "HydraBertForTokenClassification" and pruned.config.kept_heads[0] == [[0, 3]]
