@@ -262,8 +262,8 @@ def _reading_other_rows(model: PreTrainedModel, names: Sequence[str]) -> set[str
             for handle in handles:
                 handle.remove()
     raise ValueError(
-        f"{type(model).__name__} cannot be tried on made-up images or texts ({error}), so which of its linear layers read the "
-        "batch is not known: pass a classifier of images or texts"
+        f"{type(model).__name__} cannot be tried on made-up images, texts or sounds ({error}), so which of its linear layers "
+        "read the batch is not known: pass a classifier of one of these"
     ) from error
 
 

@@ -154,8 +154,12 @@ def fast_layer(layer: nn.Module) -> FastLayer | None:
 
 def find_parts(layer: nn.Module) -> tuple[Part, ...] | None:
     """None for a layer that is not made of them."""
-    if layer.__class__ is not HydraLayer or has_unknown_parts(layer):
+    if layer.__class__ is not HydraLayer:
         return None
+    for parent in ("", "attention", "mlp"):
+        for name, child in layer.get_submodule(parent)._modules.items():
+            if child is not None and f"{parent}.{name}".removeprefix(".") not in (*KINDS, *DROPOUTS):
+                return None  # a part that is not computed here, such as a norm of queries
     parts = []
     for name in (*KINDS, *DROPOUTS):
         parent, _, own_name = name.rpartition(".")
@@ -168,17 +172,6 @@ def find_parts(layer: nn.Module) -> tuple[Part, ...] | None:
             return None
         parts.append((children, own_name, part, kind, part.__dict__))
     return tuple(parts)
-
-
-def has_unknown_parts(layer: HydraLayer) -> bool:
-    """Whether a layer has parts that the fast way does not compute, such as norms of queries and keys."""
-    children = (
-        f"{parent}.{name}".removeprefix(".")
-        for parent in ("", "attention", "mlp")
-        for name, child in layer.get_submodule(parent)._modules.items()
-        if child is not None
-    )
-    return any(name not in (*KINDS, *DROPOUTS) for name in children)
 
 
 def are_untouched(layer: nn.Module, parts: tuple[Part, ...]) -> bool:

@@ -101,11 +101,10 @@ class ShippedPipelines:
     """A config that names, in config.json, the pipelines that are saved with the model."""
 
     def shipped_pipelines(self) -> dict[str, dict]:
-        return {
-            task_of(pipeline): {"impl": pipeline, "pt": [auto_class]}
-            for auto_class, pipeline in PIPELINES.items()
-            if auto_class in self.auto_classes
-        }
+        found = [each for each in PIPELINES if each in self.auto_classes]
+        # A family may have several heads. With the pipelines of all of them, Transformers could not choose one by itself.
+        of_head = [each for each in found if str(self.architectures).endswith(f"{each.removeprefix('AutoModel')}']")]
+        return {task_of(PIPELINES[each]): {"impl": PIPELINES[each], "pt": [each]} for each in of_head or found}
 
     @property
     def custom_pipelines(self) -> dict[str, dict]:

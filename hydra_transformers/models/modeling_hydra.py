@@ -969,7 +969,8 @@ class HydraClassifierMixin:
                 outputs.hidden_states = None
         features = self.select_features(hidden_states, pooled)
         member_logits, loss, decided = self.classify(features).transpose(0, 1), None, {}
-        check_aggregate(self.config)  # it may be set on a loaded model
+        if self.config.aggregate is not None:
+            check_aggregate(self.config)  # it may be set on a loaded model
         if labels is not None or self.config.problem_type is None:
             set_problem_type(self.config)  # before Transformers' loss does, by the labels of a batch
         if labels is not None:

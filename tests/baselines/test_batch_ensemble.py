@@ -20,8 +20,8 @@ from transformers import (
     Swinv2ForImageClassification,
     Trainer,
     TrainingArguments,
-    Wav2Vec2Config,
-    Wav2Vec2ForSequenceClassification,
+    WhisperConfig,
+    WhisperForAudioClassification,
     XLNetConfig,
     XLNetForSequenceClassification,
 )
@@ -266,13 +266,9 @@ def test_a_model_that_picks_rows_of_its_inputs_has_layers():
 
 
 def test_a_model_that_cannot_be_tried_is_refused():
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    waves = {"conv_dim": (8,), "conv_kernel": (4,), "conv_stride": (2,), "num_conv_pos_embeddings": 4}
-    config = Wav2Vec2Config(**sizes, **waves, num_conv_pos_embedding_groups=2, num_labels=3)
-    model = Wav2Vec2ForSequenceClassification(config)
-    with pytest.raises(
-        ValueError, match="Wav2Vec2ForSequenceClassification cannot be tried on made-up images or texts"
-    ):
+    sizes = {"d_model": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 8, "num_mel_bins": 4}
+    model = WhisperForAudioClassification(WhisperConfig(**sizes, vocab_size=8, max_source_positions=6, num_labels=3))
+    with pytest.raises(ValueError, match="WhisperForAudioClassification cannot be tried on made-up images, texts or"):
         BatchEnsemble(model)
 
 

@@ -191,7 +191,7 @@ def test_what_a_model_computes_from_its_config_is_not_rounded_with_its_weights(t
         (
             lambda: tiny_model("vit", "member"),
             {},
-            "is a hydra_vit: pass a pre-trained model, one of audio-spectrogram-transformer, bert",
+            "is a hydra_vit: pass a pre-trained model, one of audio-spectrogram-transformer, beit, bert",
         ),
         (lambda: tiny_model("vit", "backbone"), {"num_members": 0}, "num_members is 0"),
         (lambda: tiny_model("vit", "backbone"), {"class_names": ["a", "a"]}, "class_names is .*different names"),
