@@ -226,8 +226,8 @@ def test_prune_fuse_info_and_predict(tmp_path, capsys):
     assert "low" in found.out or "high" in found.out
     assert "broken.wav cannot be read as a sound" in found.err
     assert "1 of 2 sounds could not be read, the others are answered" in found.err
-    assert main(["serve", str(tmp_path / "hydra")]) == 2
-    assert "classifiers of images and texts" in capsys.readouterr().err
+    assert main(["app", str(tmp_path / "hydra")]) == 2  # the server does take sounds
+    assert "images and texts, use serve or predict" in capsys.readouterr().err
 
 
 @pytest.mark.slow
