@@ -44,7 +44,9 @@ def check_on_page(config: PreTrainedConfig, name: str) -> str:
     """The kind of a model that the page takes."""
     kind = kind_of(config, name)
     if kind == "audio":
-        raise ValueError(f"{name} is a {config.model_type}: the page takes classifiers of images and texts, use serve or predict")
+        raise ValueError(
+            f"{name} is a {config.model_type}: the page takes classifiers of images and texts, use serve or predict"
+        )
     if kind == "tokens":
         raise ValueError(f"{name} classifies tokens, which the page does not show: use serve, predict or a pipeline")
     return kind
