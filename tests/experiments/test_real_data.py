@@ -229,6 +229,7 @@ def test_attention_of_stacked_models_drops_what_it_is_told_to():
     assert not torch.allclose(whole, dropped)
 
 
+@pytest.mark.slow
 def test_compiled_layers_are_the_same_layers_and_compiled_once(monkeypatch):
     torch.manual_seed(0)
     stack, pixels = Stack([new_backbone().double() for _ in range(2)]), torch.randn(6, 3, 8, 8, dtype=torch.float64)

@@ -11,6 +11,8 @@ from hydra_transformers.models.modeling_hydra_beit import numbers_of_distances
 from tests.families import BEIT, images
 
 
+pytestmark = pytest.mark.slow  # families other than ViT, BERT, CLIP and Llama
+
 PRUNED = {0: [1], 1: [0, 2, 3]}
 OWN, SHARED = "use_relative_position_bias", "use_shared_relative_position_bias"
 CONFIGS = {

@@ -14,6 +14,8 @@ from hydra_transformers.models.modeling_hydra_deberta_v2 import numbers_of_dista
 from tests.families import DEBERTA, DEBERTA_V2, padded_texts
 
 
+pytestmark = pytest.mark.slow  # families other than ViT, BERT, CLIP and Llama
+
 BOTH = ["p2c", "c2p"]
 # Every field that changes the attention or the embeddings, each way.
 CONFIGS = {

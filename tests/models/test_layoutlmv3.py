@@ -11,6 +11,8 @@ from hydra_transformers.pruning.ablation import ablation_of
 from tests.families import LAYOUTLMV3, boxes, images, padded_texts, randomise
 
 
+pytestmark = pytest.mark.slow  # families other than ViT, BERT, CLIP and Llama
+
 PRUNED = {0: [1], 1: [0, 2, 3]}
 CONFIGS = {
     "all": {},

@@ -272,6 +272,7 @@ def test_the_deepest_trunk_without_a_loss_is_named(report):
     assert (stopped.verdict, stopped.trunk_layers, stopped.trunk_sentence) == ("cannot tell", 0, "")
 
 
+@pytest.mark.slow
 def test_rows_that_would_tell_shrink_the_interval_to_what_is_tolerated(report):
     sound = {group: Change(0.0, -0.01, 0.01) for group in report.fused.auroc}
     ensemble = replace(report.not_fused, nll=1.0)

@@ -71,6 +71,7 @@ def test_several_fine_tunings_are_fused_pruned_and_tuned_and_compared_with_what_
         assert set(each.auroc) == {"near", "far"} and 0 <= each.quality <= 1 and each.memory > 0.5 and each.time > 0
 
 
+@pytest.mark.slow
 def test_the_folder_holds_the_calibrated_hydra_and_all_that_is_known_of_it(finished):
     folder = finished.folder
     hydra = AutoModelForImageClassification.from_pretrained(folder).eval()

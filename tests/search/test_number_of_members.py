@@ -44,6 +44,7 @@ def test_the_best_are_tried_with_the_first_two_of_their_three_members(found):
     assert found.hydra.num_members == found.chosen.design.members
 
 
+@pytest.mark.slow
 def test_fewer_members_are_the_first_ones_and_evaluated_as_if_there_were_no_others(found):
     """By hand, on the CPU: whole models, so that no device chose other heads."""
     row = next(each for each in found.table if each.is_hydra and each.design.members == 2 and not each.design.budget)
