@@ -75,7 +75,12 @@ class TaskDecision(Decision):
         return detector_score.isnan() if threshold is None else ~(detector_score <= float(threshold))
 
     def numbers(self, name: str, like: Tensor) -> Tensor:
-        """A setting that is a list of numbers, as a tensor."""
+        """A setting that is a list of numbers, one for each output (the last axis of `like`), as a tensor."""
+        if len(self.settings[name]) != like.shape[-1]:  # one number would silently serve them all
+            raise ValueError(
+                f"decision.{name} has {len(self.settings[name])} numbers, and the model has {like.shape[-1]} outputs: calibrate "
+                "the model again, or take `decision` out of config.json"
+            )
         return torch.tensor([float(each) for each in self.settings[name]], dtype=like.dtype, device=like.device)
 
 
@@ -232,7 +237,7 @@ DECISIONS: dict[str | None, type[Decision]] = {
 def decision_of(settings: Any, num_parameters: int) -> Decision:
     """The decision that these settings describe."""
     task = settings.get("task") if isinstance(settings, Mapping) else None
-    if task not in DECISIONS:
+    if not isinstance(task, str | None) or task not in DECISIONS:
         raise ValueError(
             f"decision.task is {str(task)[:100]!r}: this version knows {', '.join(filter(None, DECISIONS))}; install a newer "
             "one, or calibrate the model again"

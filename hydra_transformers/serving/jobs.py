@@ -218,7 +218,7 @@ class PartReader:
         batch = self.rows[places.start : places.stop]
         values = [batch[column] for column in self.columns]
         if self.holds_paths:
-            values = [[self._path_of(each) for each in values[0]]]
+            values = [[self.path_of(each) for each in values[0]]]
         inputs = values[0]
         if len(values) == 2:
             inputs = [{"text": one, "text_pair": other} for one, other in zip(*values, strict=True)]
@@ -226,7 +226,7 @@ class PartReader:
         columns = dict(zip(self.names, shown, strict=True)) | self.predictor.answer_columns(inputs)
         return pyarrow.table(columns, schema=self.schema)
 
-    def _path_of(self, value: str | None) -> str | None:
+    def path_of(self, value: str | None) -> str | None:
         """A path in a table, as it is or beside the table."""
         if value is None or self.folder is None or os.path.exists(value) or not (self.folder / value).exists():
             return value
@@ -276,13 +276,18 @@ def identity_of(reader: PartReader) -> dict[str, Any]:
 
 
 def _stamps(reader: PartReader) -> Any:
-    """What changes with the data: the content of a file, name, size and time of each file of a folder, the Hub's revision."""
+    """What changes with the data: the content of a file, and size and time of the files that it names; name, size and time of
+    each file of a folder; the Hub's revision."""
     path = Path(reader.source.name)
     if path.is_file():
         digest = hashlib.sha256()
         with path.open("rb") as file:
             while block := file.read(2**20):
                 digest.update(block)
+        for start in range(0, len(reader.rows) if reader.holds_paths else 0, ROWS_PER_PART):
+            for named in map(reader.path_of, reader.rows[start : start + ROWS_PER_PART][reader.columns[0]]):
+                found = os.stat(named) if named is not None and os.path.exists(named) else None
+                digest.update(str(found and (found.st_size, found.st_mtime_ns)).encode())
         return [digest.hexdigest(), reader.source.split]
     if path.is_dir():
         files = sorted(each for each in path.rglob("*") if each.is_file() and each.name != LOCK)

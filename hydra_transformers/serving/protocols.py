@@ -173,7 +173,8 @@ class Forms:
     def read_tensors(self, data: dict[str, Any]) -> dict[str, Any]:
         self._check_has_classes()
         tensors = _field(data, "inputs")
-        if not isinstance(tensors, list) or not tensors or not all(isinstance(each, dict) for each in tensors):
+        is_list = isinstance(tensors, list) and tensors and all(isinstance(each, dict) for each in tensors)
+        if not is_list or not all(isinstance(each.get("name"), str) for each in tensors):
             raise RequestError("inputs must be a list of tensors, {name, shape, datatype, data}")
         columns = {each.get("name"): _strings(each) for each in tensors}
         if len(columns) == 2 and columns.keys() == {"text", "text_pair"}:
@@ -186,7 +187,7 @@ class Forms:
         else:
             raise RequestError("inputs has several tensors: send one, or text and text_pair")
         for name in self._asked_tensors(data):
-            if name not in self.tensors:
+            if not isinstance(name, str) or name not in self.tensors:
                 raise RequestError(
                     f"outputs has an unknown {str(name)[:40]!r}: this model has {', '.join(self.tensors)}"
                 )
@@ -244,6 +245,8 @@ class Forms:
         names = self.class_names if labels is None else labels
         if names is None:
             raise RequestError(f"{self.name} chooses among the candidate_labels of a request: send it to /predict")
+        if not isinstance(names, list):
+            raise RequestError("candidate_labels must be a list of texts")
         if len(set(map(str, names))) < len(names):
             raise RequestError(
                 f"classes of {self.name} share a name, and cannot be told apart here: send it to /predict"

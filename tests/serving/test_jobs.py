@@ -120,6 +120,21 @@ def test_a_stopped_job_refuses_other_data_another_model_and_other_settings(folde
         predict_data(folders["texts"], reviews, output, device="cpu")
 
 
+def test_a_stopped_job_refuses_images_that_changed_although_the_table_of_their_paths_did_not(
+    folders, tmp_path, monkeypatch
+):
+    table, output = tmp_path / "paths.jsonl", tmp_path / "answers.jsonl"
+    pictures([0], seed=4)[0].save(tmp_path / "0.png")
+    table.write_text(json.dumps({"file": "0.png"}) + "\n")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 0)
+        with pytest.raises(KeyboardInterrupt):
+            predict_data(folders["images"], table, output, image="file", device="cpu")
+    pictures([2], seed=5)[0].resize((9, 9)).save(tmp_path / "0.png")
+    with pytest.raises(ValueError, match="its data changed since"):
+        predict_data(folders["images"], table, output, image="file", device="cpu")
+
+
 def test_a_part_is_written_before_the_next_one_is_read(folders, reviews, tmp_path, monkeypatch):
     """So memory does not grow with the rows."""
     output, answer, seen = tmp_path / "answers.parquet", jobs.PartReader.answered, []

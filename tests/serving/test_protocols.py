@@ -190,6 +190,20 @@ def test_a_model_of_numbers_ranks_pairs_and_has_no_classes(folders, tmp_path):
             422,
             "outputs has an unknown 'mood'",
         ),
+        (
+            "texts",
+            "/v2/models/text-hydra/infer",
+            {"inputs": [tensor(["a"])], "outputs": [{"name": []}]},
+            422,
+            r"outputs has an unknown '\[\]'",
+        ),
+        (
+            "texts",
+            "/v2/models/text-hydra/infer",
+            {"inputs": [tensor(["a"]) | {"name": []}]},
+            422,
+            "inputs must be a list of tensors",
+        ),
     ],
 )
 def test_what_a_protocol_refuses(client, path, body, status, sentence, clients):

@@ -214,6 +214,7 @@ def test_what_cannot_be_fitted_gets_a_sentence(change, settings, message, hydra)
         ("per_label", 1, "decision.per_label is '1': it must be True or False"),
         ("temperature", -1, "decision.temperature is '-1': it must be a positive number"),
         ("task", "nonsense", "decision.task is 'nonsense': this version knows"),
+        ("task", ["several labels"], "decision.task is .* this version knows"),
     ],
 )
 def test_a_decision_of_strangers_is_checked(field, value, message, hydra):
@@ -222,3 +223,11 @@ def test_a_decision_of_strangers_is_checked(field, value, message, hydra):
     config = type(hydra.config).from_dict(hydra.config.to_dict() | {"decision": settings})
     with pytest.raises(ValueError, match=message):
         type(hydra)(config)
+
+
+def test_a_decision_for_another_number_of_labels_is_refused(hydra):
+    """One number would silently serve all labels."""
+    calibrate(hydra, [texts_for(hydra, 60)])
+    hydra.decision.settings |= {"log_odds": [0.5], "set_log_odds": [0.1]}
+    with pytest.raises(ValueError, match=r"decision.log_odds has 1 numbers, and the model has \d outputs: calibrate"):
+        hydra(input_ids=texts_for(hydra, 2)["input_ids"])
