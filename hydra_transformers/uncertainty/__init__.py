@@ -9,13 +9,13 @@ from .abstention import Abstention
 from .calibrated_classifier import CalibratedClassifier
 from .calibration import Calibration, calibrate
 from .conformal import ConformalSets
-from .decomposition import Decomposition, decompose, predict_uncertainty
+from .decomposition import Decomposition, NumberPrediction, decompose, predict_uncertainty
 from .detectors import OOD_SCORES, Detector, detector_by_name, ood_score
 from .features import AnswerReader, collect_answers
 from .metrics import classification_metrics, diversity_metrics, ood_metrics
 from .multi_label import LabelSets, multi_label_metrics
 from .raw_inputs import predict_decisions
-from .regression import NumberPrediction, regression_metrics
+from .regression import regression_metrics
 from .rewards import best_of_n, preference_metrics
 from .streaming import StreamingComputeMetrics, UncertaintyAccumulator, compute_metrics
 from .task_calibration import TaskCalibration

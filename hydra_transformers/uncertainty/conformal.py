@@ -122,7 +122,7 @@ class ConformalSets:
             parts.append(scores.gather(1, targets.to(scores.device).unsqueeze(1)).squeeze(1).cpu())
         scores, labels = torch.cat(parts), labels.cpu()
         groups = [scores[labels == c] for c in range(num_classes)] if by_class else [scores]
-        fitted = replace(unfitted, thresholds=tuple(_quantile(group, alpha) for group in groups))
+        fitted = replace(unfitted, thresholds=tuple(conformal_quantile(group, alpha) for group in groups))
         if fitted._shortage:
             warnings.warn(fitted._shortage, stacklevel=2)
         return fitted
@@ -256,7 +256,7 @@ def _settings(
     return k_reg, None if penalty is None else float(penalty)
 
 
-def _quantile(scores: Tensor, alpha: float) -> float:
+def conformal_quantile(scores: Tensor, alpha: float) -> float:
     """The ceil((n + 1)(1 - alpha))-th smallest score; infinite if there are fewer."""
     rank = math.ceil((len(scores) + 1) * (1 - exact(alpha)))
     return float(scores.kthvalue(rank).values) if rank <= len(scores) else math.inf

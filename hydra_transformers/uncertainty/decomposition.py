@@ -10,9 +10,9 @@ from ..data.batches import batches
 from ..data.prediction import classifies_tokens, device_of, predict, problem_type_of_answers
 from ..data.tags import NO_TAG, collect_words
 from ..models.detection import differing_pairs, entropy_split, log_mean
+from ..models.modeling_hydra import spread
 from ..models.tokens import rows_of_tokens
-from .inputs import as_member_logits, as_tensor, wide_log_sigmoid, wide_log_softmax
-from .regression import NumberPrediction, predict_numbers
+from .inputs import as_member_logits, as_tensor, wide_log_sigmoid, wide_log_softmax, widened
 from .temperature import TemperatureScaling
 
 
@@ -120,6 +120,27 @@ def decompose_log_probabilities(log_probabilities: Tensor) -> Decomposition:
     confidence, prediction = mean_probabilities.max(dim=-1)
     split = entropy_split(log_probabilities)  # total, aleatoric, epistemic
     return Decomposition(mean_probabilities, prediction, confidence, *split, differing_pairs(log_probabilities))
+
+
+@dataclass(frozen=True)
+class NumberPrediction:
+    """The ensemble's numbers and how far its members are apart, in float64.
+
+    mean: (batch, outputs), the answer
+    variance: (batch, outputs), between members: the epistemic part of the uncertainty; 0 for one member
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+
+def predict_numbers(model: nn.Module, data: Any, batch_size: int = 32) -> NumberPrediction:
+    """`predict_uncertainty` of a regression model."""
+    parts = [widened(predict(model, batch)).cpu() for batch in batches(data, batch_size, device_of(model))]
+    if not parts:
+        raise ValueError("data has no batches: pass at least one sample")
+    outputs = torch.cat(parts)
+    return NumberPrediction(outputs.mean(dim=1), spread(outputs).square())
 
 
 def predict_uncertainty(

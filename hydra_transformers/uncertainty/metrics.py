@@ -215,8 +215,13 @@ def adaptive_calibration_error(confidence: Tensor, correct: Tensor, num_bins: in
 
 def risk_coverage_curve(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     """Coverage i/n and risk_i (samples,), the error rate of the i most confident samples, for i = 1 .. n."""
+    return error_coverage_curve(confidence, 1 - correct)
+
+
+def error_coverage_curve(confidence: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
+    """`risk_coverage_curve` for errors of any size (samples,): the mean error of the i most confident samples."""
     confidence, order = confidence.sort(descending=True)
-    errors = _mean_of_ties(confidence, 1 - correct[order])
+    errors = _mean_of_ties(confidence, errors[order])
     accepted = torch.arange(1, len(errors) + 1, dtype=torch.float64, device=errors.device)
     return accepted / len(errors), errors.cumsum(0) / accepted
 

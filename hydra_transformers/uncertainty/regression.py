@@ -2,46 +2,24 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..data.batches import batches
-from ..data.prediction import device_of, predict
 from ..models.decision import Decided
 from ..models.modeling_hydra import spread
 from ..models.task_decisions import RegressionDecision
-from .abstention import Abstention, check_target, exact
+from .abstention import Abstention, check_target
+from .conformal import conformal_quantile
 from .inputs import as_tensor, widened
+from .metrics import error_coverage_curve, exact_mean
 from .task_calibration import Fitted, HeldOutRows
 
 
 # Shares of the mean spread that are tried as the floor below the spread.
 FLOORS = (0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
-
-
-@dataclass(frozen=True)
-class NumberPrediction:
-    """The ensemble's numbers and how far its members are apart, in float64.
-
-    mean: (batch, outputs), the answer
-    variance: (batch, outputs), between members: the epistemic part of the uncertainty; 0 for one member
-    """
-
-    mean: Tensor
-    variance: Tensor
-
-
-def predict_numbers(model: nn.Module, data: Any, batch_size: int = 32) -> NumberPrediction:
-    """`predict_uncertainty` of a regression model."""
-    parts = [widened(predict(model, batch)).cpu() for batch in batches(data, batch_size, device_of(model))]
-    if not parts:
-        raise ValueError("data has no batches: pass at least one sample")
-    outputs = torch.cat(parts)
-    return NumberPrediction(outputs.mean(dim=1), spread(outputs).square())
 
 
 # Metrics
@@ -106,7 +84,9 @@ def regression_metrics(member_outputs: Any, targets: Any, interval: Any = None) 
         found["interval_coverage"] = ((low <= targets) & (targets <= high)).double().mean(dim=0)
         found["interval_width"] = (high - low).mean(dim=0)
     row_errors, row_scores = errors.mean(dim=1), spread(outputs).mean(dim=1)
-    return {name: float(each.mean()) for name, each in found.items()} | {"aurc": mean_risk(row_scores, row_errors)}
+    return {name: float(each.mean()) for name, each in found.items()} | {
+        "aurc": exact_mean(error_coverage_curve(-row_scores, row_errors)[1])
+    }
 
 
 def correlation(first: Tensor, second: Tensor) -> Tensor:
@@ -128,15 +108,6 @@ def ranks(values: Tensor) -> Tensor:
         last = counts.double().cumsum(0)
         columns.append(((last - 1) - (counts.double() - 1) / 2)[places])
     return torch.stack(columns, dim=1)
-
-
-def mean_risk(scores: Tensor, errors: Tensor) -> float:
-    """The mean, over all coverages, of the mean error of the answered rows, those of least score first; rows of equal score
-    count as if their errors were equal."""
-    _, places, counts = scores.unique(return_inverse=True, return_counts=True)
-    means = torch.zeros(len(counts), dtype=torch.float64).scatter_add(0, places, errors.double()) / counts
-    ordered = means[places[scores.argsort(stable=True)]]
-    return float((ordered.cumsum(0) / torch.arange(1, len(ordered) + 1)).mean())
 
 
 NUMBER_COLUMNS = {
@@ -216,16 +187,16 @@ def fit_intervals(rows: HeldOutRows) -> Fitted:
         (widened(part.answers), as_targets(part.labels, len(part.answers), outputs))
         for part in (rows.first, rows.second)
     )
-    place = math.ceil((1 - exact(rows.alpha)) * (len(second[0]) + 1)) - 1
-    if place >= len(second[0]):
+    floors = _likeliest_floors(*first)
+    ratios = (second[1] - second[0].mean(dim=1)).abs() / (spread(second[0]) + floors)
+    factors = torch.tensor([conformal_quantile(each, rows.alpha) for each in ratios.unbind(dim=1)], dtype=ratios.dtype)
+    if factors.isinf().any():
         raise ValueError(
             f"alpha={rows.alpha:g} cannot be promised on {len(second[0])} rows, half of data (the other half fits the floor): "
             f"pass at least {2 * math.ceil(1 / rows.alpha)} rows, or a larger alpha"
         )
-    floors = _likeliest_floors(*first)
-    ratios = (second[1] - second[0].mean(dim=1)).abs() / (spread(second[0]) + floors)
     # All numbers right would make the width 0, and the decision's factors are positive.
-    factors = ratios.sort(dim=0).values[place].clamp(min=1e-12)
+    factors = factors.clamp(min=1e-12)
     settings = {
         "detector": {"name": "width"},
         "threshold": None,

@@ -17,8 +17,7 @@ from ..models.modeling_hydra import log_mean_probability
 from ..models.task_decisions import TokensDecision
 from .abstention import Abstention, what_it_buys
 from .inputs import wide_log_softmax, widened
-from .metrics import classification_metrics
-from .regression import mean_risk
+from .metrics import classification_metrics, error_coverage_curve, exact_mean
 from .task_calibration import Fitted, HeldOutRows, Rows
 from .temperature import fit_temperature
 
@@ -118,7 +117,7 @@ def measure_tags(
         of_words = classification_metrics(words, tags)
         metrics |= entity_metrics(found) | {name: of_words[name] for name in ("accuracy", "ece", "nll")}
         if len(found.scores):
-            metrics["entity_aurc"] = mean_risk(found.scores, ~found.right)
+            metrics["entity_aurc"] = exact_mean(error_coverage_curve(-found.scores, (~found.right).double())[1])
     if decided is not None and len(found.scores):
         answered = _answered(answers, labels, decided, classes)
         metrics["answered"] = float(answered.double().mean())
