@@ -47,6 +47,9 @@ class TaskDecision(Decision):
         check_field("detector.name", name, isinstance(name, str), "a name")
         check_threshold(settings["threshold"], *cls.score_bounds)
         check_field("alpha", alpha, alpha is None or is_share(alpha), "a share between 0 and 1, or None")
+        if "temperature" in cls.fields:
+            temperature = settings["temperature"]
+            check_field("temperature", temperature, is_positive(temperature), "a positive number")
         check_common(settings, (), num_parameters)
 
     @property
@@ -162,8 +165,7 @@ class LabelsDecision(TaskDecision):
     @classmethod
     def check(cls, settings: Any, num_parameters: float) -> None:
         super().check(settings, num_parameters)
-        temperature, per_label, sets = (settings[name] for name in ("temperature", "per_label", "set_log_odds"))
-        check_field("temperature", temperature, is_positive(temperature), "a positive number")
+        per_label, sets = settings["per_label"], settings["set_log_odds"]
         check_field("per_label", per_label, isinstance(per_label, bool), "True or False")
         for name in ("log_odds", "set_log_odds"):
             found = settings[name]
@@ -210,12 +212,6 @@ class TokensDecision(TaskDecision):
 
     fields = ("temperature",)
     score_bounds = (0.0, 1.0)
-
-    @classmethod
-    def check(cls, settings: Any, num_parameters: float) -> None:
-        super().check(settings, num_parameters)
-        temperature = settings["temperature"]
-        check_field("temperature", temperature, is_positive(temperature), "a positive number")
 
     def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> Decided:
         """member_logits: (batch, members, tokens, classes)"""
