@@ -9,12 +9,13 @@ SOURCES = hydra_transformers tests benchmarks experiments scripts notebooks
 # the tests of a file with one worker, which makes what they share once, and still lets no worker wait at the end.
 PYTEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(1)/bin/python -m pytest -n auto --dist worksteal
 
-.PHONY: help install test test-all test-oldest gpu coverage hf-tests demo docs notebooks style quality clean
+.PHONY: help install test test-all test-oldest test-ray gpu coverage hf-tests demo docs notebooks style quality clean
 
 help:
 	@echo "make test         the short run of the tests, on the versions of constraints.txt (CONSTRAINTS=another file)"
 	@echo "make test-all     all tests"
 	@echo "make test-oldest  all tests, on the oldest supported torch and transformers"
+	@echo "make test-ray     the tests of Ray, with Ray installed beside the rest"
 	@echo "make gpu          everything once on this machine's GPU, with the packages that are installed"
 	@echo "make demo         fine-tune three times, fuse, judge, save and reload on this machine"
 	@echo "make docs         build the site into site/: the pages, and the reference from the docstrings"
@@ -49,6 +50,14 @@ test-all: $(VENV)/.installed
 test-oldest: $(VENV_OLDEST)/.installed
 	$(call PYTEST,$(VENV_OLDEST)) $(TESTS)
 
+$(VENV)/.installed-ray: $(VENV)/.installed
+	$(VENV)/bin/python -m pip install --quiet --no-compile --constraint $(CONSTRAINTS) --editable ".[ray]"
+	touch $(VENV)/.installed-ray
+
+# One process: all tests use one cluster, which has processes of its own.
+test-ray: $(VENV)/.installed-ray
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/serving/test_ray.py
+
 # Nothing is installed: a machine with a GPU often has its own torch, and no way to the registry.
 gpu:
 	PYTHONPATH=. $(PYTHON) scripts/gpu_check.py
@@ -81,7 +90,6 @@ quality: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check $(SOURCES)
 	$(VENV)/bin/ruff check $(SOURCES)
 	PYTHONPATH=. $(VENV)/bin/lint-imports
-	$(VENV)/bin/python scripts/build_model_cards.py --check
 
 clean:
 	rm -rf $(VENV) $(VENV_OLDEST) build dist site *.egg-info .pytest_cache .ruff_cache demo-output

@@ -265,7 +265,12 @@ def peak_beyond_weights(run: Callable, inputs: dict, device: str) -> int | None:
 
 
 def time_in_turns(
-    runs: dict[str, Callable], pool: list[dict], device: str, seconds: float, fewest_rounds: int
+    runs: dict[str, Callable],
+    pool: list[dict],
+    device: str,
+    seconds: float,
+    fewest_rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Milliseconds per call, each method in turn so that clocks and temperature are the same for all."""
     times = {method: [] for method in runs}
@@ -275,19 +280,19 @@ def time_in_turns(
     synchronise(device)
     calls = {}
     for method, run in runs.items():
-        start = time.perf_counter()
+        start = clock()
         run(**pool[0])
         synchronise(device)
-        calls[method] = max(1, min(20, int(0.05 / max(time.perf_counter() - start, 1e-5)))) if seconds else 1
-    deadline, rounds = time.perf_counter() + seconds, 0
-    while rounds < fewest_rounds or (time.perf_counter() < deadline and rounds < 60):
+        calls[method] = max(1, min(20, int(0.05 / max(clock() - start, 1e-5)))) if seconds else 1
+    deadline, rounds = clock() + seconds, 0
+    while rounds < fewest_rounds or (clock() < deadline and rounds < 60):
         for method, run in runs.items():
             synchronise(device)
-            start = time.perf_counter()
+            start = clock()
             for call in range(calls[method]):
                 run(**pool[(rounds + call) % len(pool)])
             synchronise(device)
-            times[method].append(1000 * (time.perf_counter() - start) / calls[method])
+            times[method].append(1000 * (clock() - start) / calls[method])
         rounds += 1
     return times
 

@@ -3,7 +3,7 @@
     python -m experiments.analysis --setting tinyimagenet-dinov2 --data DIR --start FOLDER --results OUT
     python -m experiments.analysis --setting sst2-gte --data DIR --start FOLDER --results OUT --fine-tunings 2
     python -m experiments.analysis --setting sst2-gte ... --tuned-budgets 24 48      # and what fine-tuning brings back
-    python -m experiments.analysis --results OUT --page docs/analysis.md --pictures docs/images      # tables and pictures of a page
+    python -m experiments.analysis --results OUT --page docs/analysis.md             # the tables of a page
     python -m experiments.analysis --smallest                                        # does it run? made-up data
 
 Fine-tunes the setting's model once (its folder in `--runs` is taken up again), extracts circuits, and writes for each setting
@@ -12,8 +12,6 @@ judged on test rows.
 """
 
 import argparse
-import json
-import shutil
 import sys
 import tempfile
 import time
@@ -31,6 +29,7 @@ from hydra_transformers.analysis.head_report import CIRCUITS, REPORT, RESULTS, T
 from hydra_transformers.pruning import extract_circuit, taylor_scores
 
 from .methods import Comparison
+from .results import in_lines
 from .rows import TensorRows
 from .setting import Setting
 from .settings import SETTINGS
@@ -39,15 +38,10 @@ from .splits import LIKE_CIRCUITS
 from .tables import MARKED, with_tables
 
 
-JUDGED_ROWS, FOREIGN_ROWS = 2_000, 500  # of the test rows, and of each foreign set
+JUDGED_ROWS, FOREIGN_ROWS = 2_000, 500  # of the test rows, and of each OOD set
 NOISE_ROWS = 1_000  # of the test rows, for second derivatives
 BATCH = 250
 BUDGETS = 6  # up to half of the heads, as many steps
-PICTURES = {
-    "budgets.png": "Accuracy, AUROC, ECE and time over the number of heads that go",
-    "heads_pca.png": "Outputs of the heads that go last and first, of known and foreign data",
-    "proposition.png": "Expected and true change of the loss on clean and noisy data",
-}
 PRETRAINED = ("tinyimagenet-dinov2", "sst2-gte")
 
 
@@ -143,7 +137,7 @@ def analyse(setting: Setting, args: argparse.Namespace) -> tuple[HeadReport, dic
     device = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     notes = [
         f"{setting.title}. {sum(len(batch['labels']) for batch in judged):,} test rows and up to {FOREIGN_ROWS} of each "
-        f"foreign set, on {device}."
+        f"OOD set, on {device}."
     ]
     return replace(report, notes=notes), {**where_it_ran(args.device), "seconds": clock.seconds, **tuned}
 
@@ -153,12 +147,11 @@ def write(report: HeadReport, more: Mapping[str, Any], folder: Path) -> None:
     tables = {f"{folder.name}/{name}": text for name, text in report.tables().items()}
     tables |= {f"{folder.name}/{name}": text for name, text in more.get("tuned_tables", {}).items()}
     content = {**more, "tables": tables | {f"{folder.name}/notes": report.notes[0]}, **report.to_dict()}
-    write_atomically(folder / RESULTS, json.dumps(content, indent=1) + "\n")
+    write_atomically(folder / RESULTS, in_lines(content, depth=2) + "\n")
 
 
-def write_page(results: Path, page: Path, pictures: Path | None) -> None:
-    """Renews a page's tables from the results files, and copies the pictures that it shows to a folder beside it. What the
-    page says of a setting without results stays."""
+def write_page(results: Path, page: Path) -> None:
+    """Renews a page's tables from the results files. What the page says of a setting without results stays."""
     settings = {path.parent.name for path in results.glob(f"*/{RESULTS}")}
     text = page.read_text()
     tables = {
@@ -167,14 +160,6 @@ def write_page(results: Path, page: Path, pictures: Path | None) -> None:
     for path in sorted(results.glob(f"*/{RESULTS}")):
         # A mark has no spaces in it.
         tables |= {name.replace(" ", "-"): text for name, text in parse_json(path.read_bytes())["tables"].items()}
-        lines = []
-        for name, title in PICTURES.items() if pictures is not None else ():
-            place = pictures / f"{path.parent.name}-{name.replace('_', '-')}"
-            if (path.parent / name).exists():
-                shutil.copyfile(path.parent / name, place)
-            if place.exists():
-                lines.append(f"![{title}]({place.resolve().relative_to(page.resolve().parent)})")
-        tables[f"{path.parent.name}/pictures"] = "\n\n".join(lines)
     write_atomically(page, with_tables(text, tables))
 
 
@@ -194,7 +179,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.1, help="to measure the time of each pruned model")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--page", type=Path, help="only renew the tables of this page, from the results")
-    parser.add_argument("--pictures", type=Path, help="with --page, the folder that gets its pictures")
     parser.add_argument("--smallest", action="store_true", help="a tiny model on made-up data: the report is printed")
     args = parser.parse_args()
     if args.smallest:
@@ -207,7 +191,7 @@ def main() -> None:
     if args.results is None:
         parser.error("--results is missing: it says where results go, or with --page where they are")
     if args.page is not None:
-        write_page(args.results, args.page, args.pictures)
+        write_page(args.results, args.page)
         return
     if args.setting is None:
         parser.error(f"--setting is missing: pass {' or '.join(PRETRAINED)}")

@@ -96,14 +96,5 @@ def strong(images: Tensor) -> Tensor:
     return erase(change_look(change_colours(turn_and_shear(crop_and_flip(images)))))
 
 
-def crop_and_change_colours(images: Tensor, size: int) -> Tensor:
-    """Smaller crops, in other colours."""
-    return change_colours(resized_crop_and_flip(images, size, least=0.35))
-
-
-def crop_and_change_look(images: Tensor, size: int) -> Tensor:
-    return change_look(resized_crop_and_flip(images, size))
-
-
 def _some(batch: int, share: float, device: torch.device) -> Tensor:
     return torch.rand(batch, 1, 1, 1, device=device) < share

@@ -6,7 +6,7 @@
     python -m experiments --settings cifar10-vit sst2-minilm --backbones 4 --data DIR    # the small settings
     python -m experiments --settings sst2                                       # the paper's own, from the Hub
     python -m experiments --settings imagenet1k cifar100 --data OPENOOD         # and with OpenOOD's images
-    python -m experiments --settings tinyimagenet-dinov2 --groups trunk-ways    # one group more, beside the results that are there
+    python -m experiments --settings tinyimagenet-dinov2 --groups trunk    # one group more, beside the results that are there
     python -m experiments --tables                                              # tables from the results files
     python -m experiments --smallest                                            # does it run? made-up data
 
@@ -41,10 +41,14 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DOCS = HERE.parent / "docs"
 PAGES = [
-    DOCS / "results.md",
-    *sorted((DOCS / "results").glob("*.md")),
-    DOCS / "fine-tunings.md",
-    HERE.parent / "README.md",
+    page
+    for page in (
+        HERE.parent / "README.md",
+        DOCS / "figures.md",
+        DOCS / "results.md",
+        *sorted((DOCS / "results").glob("*.md")),
+    )
+    if "<!-- table: " in page.read_text()
 ]
 PRETRAINED = ("tinyimagenet-dinov2", "sst2-gte")
 SMALL = ("cifar10-vit", "sst2-minilm")

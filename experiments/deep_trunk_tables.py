@@ -8,36 +8,28 @@ from .table import Column, Run, Seeds, table
 
 
 def rows(setting: Setting) -> dict[str, str]:
-    """{method: title}, in the order of the table."""
-    last = setting.deep_trunks[-1]
-    found = {
+    """{method: title}, in the order of the table; of the deep trunks the first and the last."""
+    first, last = setting.deep_trunks[0], setting.deep_trunks[-1]
+
+    def merged(name: str, title: str) -> dict[str, str]:
+        return {f"{name}-trunk-{depth}": f"{title}, {depth or 'no'} layers merged" for depth in (0, first, last)}
+
+    return {
         "three-single": "one fine-tuning",
         "three-soup": "soup of three fine-tunings",
         "three-deep-ensembles": "Deep Ensemble of three fine-tunings",
+        **merged("three", "three fine-tunings"),
+        f"joint-three-trunk-{last}": f"… tuned jointly with a teacher, {last} layers merged",
+        f"joint-labels-trunk-{last}": f"… with labels alone, {last} layers merged",
+        **merged("six", "six fine-tunings averaged in pairs"),
+        f"joint-six-trunk-{last}": f"… tuned jointly with a teacher, {last} layers merged",
+        **merged("restarts", "one run, three restarts"),
+        f"joint-restarts-trunk-{last}": f"… tuned jointly with a teacher, {last} layers merged",
     }
-
-    def merged(name: str, title: str) -> dict[str, str]:
-        depths = (0, *setting.deep_trunks)
-        return {f"{name}-trunk-{depth}": f"{title}, {depth or 'no'} layers merged" for depth in depths}
-
-    def tuned(name: str, title: str) -> dict[str, str]:
-        return {f"joint-{name}-trunk-{depth}": f"{title}, {depth} layers merged" for depth in setting.deep_trunks}
-
-    found |= merged("three", "three fine-tunings")
-    found |= tuned("three", "three fine-tunings, tuned jointly with a teacher")
-    found |= {f"joint-labels-trunk-{last}": f"… with labels alone, {last} layers merged"}
-    found |= merged("six", "six fine-tunings averaged in pairs")
-    found |= tuned("six", "six averaged in pairs, tuned jointly with a teacher")
-    found |= merged("restarts", "one run, three restarts")
-    found |= merged("short", "one run, three shorter restarts")
-    found |= tuned("restarts", "one run, three restarts, tuned jointly with a teacher")
-    found |= tuned("short", "one run, three shorter restarts, tuned jointly with a teacher")
-    found |= merged("changed", "three fine-tunings, images changed differently")
-    return found | merged("changed-restarts", "one run, restarts with images changed differently")
 
 
 def deep_trunk_table(seeds: Seeds, setting: Setting) -> str:
-    """The cost is that of one fine-tuning's multiply-adds. ECE is that with one temperature for the members' mean. AUROC is
+    """Work is multiply-adds, one fine-tuning's being 1. ECE is that with one temperature for the members' mean. AUROC is
     the mean of the groups by the maximum probability. The last column is what variants are chosen by: the mean of accuracy and AUROC on validation rows."""
     judged = {
         seed: {name: run | _beside(methods, name) for name, run in methods.items() if "trainings" in run}
@@ -53,15 +45,11 @@ def deep_trunk_table(seeds: Seeds, setting: Setting) -> str:
     groups = [group for group in ("near", "far") if group in next(iter(judged.values()))["three-single"]["ood"]["msp"]]
     columns: list[Column] = [
         ("trainings", lambda run: run["trainings"], ".2f"),
-        ("cost", lambda run: run["cost"], ".2f"),
+        ("work", lambda run: run["work"], ".2f"),
         ("Acc ↑", lambda run: 100 * run["id"]["accuracy"], ".2f"),
         ("ECE, temperature ↓", lambda run: run["pooled"]["ece"], ".3f"),
-        *(
-            (f"{group}, {title} ↑", auroc(score, group), ".1f")
-            for group in groups
-            for score, title in (("msp", "MSP"), ("energy", "energy"))
-        ),
         ("AUROC ↑", lambda run: mean(auroc("msp", group)(run) for group in groups), ".1f"),
+        ("AUROC by energy ↑", lambda run: mean(auroc("energy", group)(run) for group in groups), ".1f"),
         ("validation", on_validation, ".2f"),
     ]
     return table(judged, rows(setting), columns)
@@ -76,5 +64,5 @@ def on_validation(run: Run) -> float | None:
 
 def _beside(methods: dict[str, Run], name: str) -> Run:
     """What the columns need beside a method's own results."""
-    cost = methods[name]["multiply_adds"] / methods["three-single"]["multiply_adds"]
-    return {"cost": cost, "pooled": methods.get(f"{name}-temperature", {}).get("pooled", {"ece": None})}
+    work = methods[name]["multiply_adds"] / methods["three-single"]["multiply_adds"]
+    return {"work": work, "pooled": methods.get(f"{name}-temperature", {}).get("pooled", {"ece": None})}

@@ -5,17 +5,16 @@ from collections.abc import Callable, Mapping
 from statistics import mean
 from typing import Any
 
-from . import shift_tables
 from .deep_trunk_tables import deep_trunk_table
 from .setting import Setting
-from .table import Column, Run, Seeds, cell, set_columns, table
+from .shift_tables import shift_table
+from .table import Column, Run, Seeds, cell, table
 
 
 SCORES = {"msp": "MSP", "energy": "energy", "mutual_information": "MI"}
 
 BASELINES = {
     "single": "Single",
-    "temperature": "Single, temperature",
     "soup": "Soup of the three (one model)",
     "mc-dropout": "MC Dropout (10 passes)",
     "lora-single": "LoRA, one adapter",
@@ -26,7 +25,6 @@ BASELINES = {
     "last-layer-laplace": "Laplace on the last layer",
     "oba-tuned": "OBA, fine-tuned",
     "deep-ensembles": "Deep Ensemble (3 fine-tunings)",
-    "deep-ensembles-temperature": "Deep Ensemble, temperature",
 }
 
 
@@ -46,7 +44,6 @@ def held_out_auroc(score: str) -> Callable[[Run], float]:
 
 
 ACCURACY: Column = ("Acc ↑", lambda run: 100 * run["id"]["accuracy"], ".2f")
-NLL: Column = ("NLL ↓", lambda run: run["id"]["nll"], ".3f")
 ECE: Column = ("ECE ↓", lambda run: run["id"]["ece"], ".3f")
 NEAR: Column = ("near AUROC ↑", auroc(group="near"), ".1f")
 FAR: Column = ("far AUROC ↑", auroc(group="far"), ".1f")
@@ -56,9 +53,14 @@ DISAGREEMENT: Column = (
     lambda run: mean(each["disagreement"] for each in run["ood"]["msp"]["near"].values()),
     ".3f",
 )
-PARAMETERS: Column = ("Parameters", lambda run: run["parameters"] / 1e6, ".1f M")
 MULTIPLY_ADDS: Column = ("Multiply-adds", lambda run: run["multiply_adds"] / 1e9, ".2f G")
-QUALITY = (ACCURACY, ECE, NLL, NEAR, FAR, BOTH, DISAGREEMENT)
+COST: Column = ("work", lambda run: run["multiply_adds"] / run["single"]["multiply_adds"], ".2f")
+# Of a run with a temperature: one for the members' mean, as `calibrate` fits it, or where that was not judged one for each
+# member's logits.
+POOLED_ECE: Column = ("ECE ↓", lambda run: run.get("pooled", run["id"])["ece"], ".3f")
+TEMPERED_ECE: Column = ("… with a temperature", lambda run: run["tempered"] and POOLED_ECE[1](run["tempered"]), ".3f")
+BY_ENERGY: Column = ("AUROC by energy ↑", auroc("energy"), ".1f")
+QUALITY = (COST, ACCURACY, ECE, TEMPERED_ECE, NEAR, FAR, BY_ENERGY, DISAGREEMENT)
 
 
 # What is chosen on validation rows
@@ -89,19 +91,6 @@ def chosen_hydra(seeds: Seeds, setting: Setting) -> str:
 def chosen_score(seeds: Seeds, method: str) -> str:
     """The score by which a method detects best on validation rows, on average over the seeds."""
     return max(SCORES, key=lambda score: mean(held_out_auroc(score)(methods[method]) for methods in seeds.values()))
-
-
-def choice_table(seeds: Seeds, setting: Setting) -> str:
-    columns: list[Column] = [
-        ("validation acc", lambda run: 100 * run["validation"]["id"]["accuracy"], ".2f"),
-        ("validation AUROC, MSP", held_out_auroc("msp"), ".1f"),
-        ("mean of both", on_validation, ".2f"),
-        ("AUROC, energy", held_out_auroc("energy"), ".1f"),
-        ("AUROC, MI", held_out_auroc("mutual_information"), ".1f"),
-    ]
-    chosen = chosen_hydra(seeds, setting)
-    titles = {name: f"**{title}**" if name == chosen else title for name, title in candidates(setting).items()}
-    return table(seeds, titles, columns)
 
 
 # What was to be reached
@@ -154,8 +143,8 @@ def aims_table(seeds: Seeds, setting: Setting, above_single: float) -> str:
             "with a temperature, ECE no worse than Deep Ensembles'",
             f"{hydra}-temperature",
             f"{ensemble}-temperature",
-            ECE,
-            ECE,
+            POOLED_ECE,
+            POOLED_ECE,
             lambda own, other: own <= other,
         ),
         (
@@ -179,167 +168,54 @@ def aims_table(seeds: Seeds, setting: Setting, above_single: float) -> str:
 # Rows
 
 
-def summary_rows(seeds: Seeds, setting: Setting) -> dict[str, str]:
-    """What to look at first."""
+def quality_rows(seeds: Seeds, setting: Setting) -> dict[str, str]:
+    """Every method that is shown; of members that were pruned and not tuned, and of other numbers of heads, the results have more."""
+    heads = f"{setting.heads_to_prune} heads pruned, fine-tuned"
     chosen = chosen_hydra(seeds, setting)
-    shown = ("single", "mc-dropout", "lora-ensembles", "deep-ensembles")
-    heads = f"{setting.heads_to_prune} heads pruned"
-    return {
-        **{name: BASELINES[name] for name in shown},
-        "hydra-circ": f"Hydra as in the paper (3 circuits of one backbone), {heads}, fine-tuned",
-        "tunings-whole": "Hydra of the 3 fine-tunings, nothing pruned or trained",
-        chosen: f"**Hydra of the 3 fine-tunings, {candidates(setting)[chosen]}**",
-    }
-
-
-def quality_rows(setting: Setting) -> dict[str, str]:
-    few, many = setting.heads_to_prune, setting.budgets[0]
     return {
         **BASELINES,
-        "single-tuned": "Single, trained as long as members are",
-        "hydra-taylor-zero-shot": f"One backbone, Taylor, {few} heads",
-        "hydra-taylor": f"One backbone, Taylor, {few} heads, fine-tuned",
-        "hydra-taylor-not-fused": f"One backbone, Taylor, {few} heads, fine-tuned, not fused",
-        "hydra-circ-zero-shot": f"One backbone, circuits, {few} heads",
-        "hydra-circ": f"One backbone, circuits, {few} heads, fine-tuned",
-        "hydra-circ-not-fused": f"One backbone, circuits, {few} heads, fine-tuned, not fused",
-        f"hydra-circ-zero-shot-{many}": f"One backbone, circuits, {many} heads",
-        f"hydra-circ-{many}-heads": f"One backbone, circuits, {many} heads, fine-tuned",
-        "tunings-whole": "Fine-tunings, nothing pruned",
-        "tunings-taylor-zero-shot": f"Fine-tunings, Taylor, {few} heads",
-        "tunings-zero-shot": f"Fine-tunings, own circuits, {few} heads",
-        "tunings-zero-shot-not-fused": f"Fine-tunings, own circuits, {few} heads, not fused",
-        "tunings": f"Fine-tunings, own circuits, {few} heads, fine-tuned",
-        "tunings-not-fused": f"Fine-tunings, own circuits, {few} heads, fine-tuned, not fused",
-        f"tunings-zero-shot-{many}-heads": f"Fine-tunings, own circuits, {many} heads",
-        f"tunings-{many}-heads": f"Fine-tunings, own circuits, {many} heads, fine-tuned",
+        "hydra-taylor": f"Hydra of one fine-tuning by Taylor scores, {heads}",
+        "hydra-circ": f"Hydra of one fine-tuning by circuits, {heads}",
+        "tunings-whole": "**Hydra of the three fine-tunings**",
+        **{f"tunings-whole-trunk-{n}": f"**…** {n} layers merged" for n in trunk_depths(seeds)},
+        chosen: f"**…** {candidates(setting)[chosen]}",
     }
 
 
-def shift_rows(seeds: Seeds, setting: Setting) -> dict[str, str]:
-    """All methods, and those with layers merged whole."""
-    depths = trunk_depths(seeds, "whole")
-    merged = {f"tunings-whole-trunk-{n}": f"Fine-tunings, nothing pruned, {n} layers merged" for n in depths}
-    return quality_rows(setting) | merged
-
-
-def with_temperatures(rows: Mapping[str, str]) -> dict[str, str]:
-    plain = {name: title for name, title in rows.items() if "temperature" not in name}
-    return {"temperature" if name == "single" else f"{name}-temperature": title for name, title in plain.items()}
-
-
-def member_rows(setting: Setting) -> dict[str, str]:
-    few = setting.heads_to_prune
+def member_rows() -> dict[str, str]:
     rows = {}
     for count, ending in ((2, "-of-2"), (3, ""), (5, "-of-5")):
         rows[f"deep-ensembles{ending}"] = f"Deep Ensemble of {count}"
-        rows[f"tunings-whole{ending}"] = f"{count} fine-tunings, nothing pruned"
-        rows[f"tunings-zero-shot{ending}"] = f"{count} fine-tunings, {few} heads pruned"
-        rows[f"tunings{ending}"] = f"{count} fine-tunings, {few} heads pruned, fine-tuned"
+        rows[f"tunings-whole{ending}"] = f"Hydra of {count}, nothing merged"
     return rows
 
 
-def sharing_rows() -> dict[str, str]:
-    rows = {}
-    for prefix, none, title in (
-        ("tunings-whole", "deep-ensembles", "nothing pruned"),
-        ("tunings", "tunings-not-fused", "pruned, fine-tuned"),
-    ):
-        rows[none] = f"{title}: nothing shared"
-        for parts in ("embeddings", "layernorm", "mlp", "embeddings-layernorm", "embeddings-mlp", "layernorm-mlp"):
-            rows[f"{prefix}-share-{parts}"] = f"{title}: {parts.replace('-', ', ')}"
-        rows[prefix] = f"{title}: all three"
-    return rows
-
-
-def trunk_depths(seeds: Seeds, kind: str) -> list[int]:
-    """How many layers were merged whole at the front, of members that are "whole" or pruned "zero-shot"."""
-    pattern = re.compile(rf"tunings-{kind}-trunk-(\d+)")
+def trunk_depths(seeds: Seeds) -> list[int]:
+    """How many layers were merged whole at the front."""
+    pattern = re.compile(r"tunings-whole-trunk-(\d+)")
     return sorted(int(found[1]) for name in next(iter(seeds.values())) if (found := pattern.fullmatch(name)))
 
 
-def trunk_rows(seeds: Seeds, setting: Setting) -> dict[str, str]:
-    """Layers merged whole at the front, by their number."""
-    rows = {}
-    for kind, title in (("whole", "nothing pruned"), ("zero-shot", f"of {setting.heads_to_prune} heads those behind")):
-        rows[f"tunings-{kind}"] = f"{title}: no layer"
-        rows |= {f"tunings-{kind}-trunk-{n}": f"{title}: {n} layers" for n in trunk_depths(seeds, kind)}
-    return rows | {"soup": "all layers, classifiers too (soup)"}
+def with_beside(seeds: Seeds) -> dict[str, dict[str, Run]]:
+    """The runs with what columns need beside them: one model's work, and the same method with a temperature."""
 
+    def beside(methods: Mapping[str, Run], name: str) -> Run:
+        tempered = methods.get("temperature" if name == "single" else f"{name}-temperature")
+        return {"single": methods.get("single"), "tempered": tempered}
 
-def trunk_way_rows(setting: Setting) -> dict[str, str]:
-    """Three ways to a common first half of the layers."""
-    lost = f"{setting.heads_behind_trunk} heads pruned behind it"
     return {
-        "trunk-one-backbone": f"one backbone, {lost}, trained behind it",
-        "trunk-frozen": f"fine-tunings whose first half was frozen, {lost}",
-        "trunk-merged": f"fine-tunings merged in the first half, {lost}",
-        "trunk-frozen-whole": "fine-tunings whose first half was frozen, nothing pruned",
-        "trunk-merged-whole": "fine-tunings merged in the first half, nothing pruned",
+        seed: {name: run | beside(methods, name) for name, run in methods.items()} for seed, methods in seeds.items()
     }
-
-
-def scores_columns() -> list[Column]:
-    return [
-        (f"{title}, {group}", auroc(score, group), ".1f")
-        for score, title in SCORES.items()
-        for group in ("near", "far")
-    ]
-
-
-def fusion_table(reports: Mapping[str, dict[str, Any]]) -> str:
-    """Why it works: the reports on three fine-tunings, one per seed."""
-    if not reports:
-        return ""
-    each = list(reports.values())
-
-    def over(value: Callable[[dict], float]) -> list[float]:
-        return [value(report) for report in each]
-
-    def mean_of(judged: list[dict], name: str) -> float:
-        return mean(one[name] for one in judged)
-
-    def cosine(kind: str, part: str) -> Callable[[dict], float]:
-        return lambda report: mean(report[kind][part].values())
-
-    rows: list[tuple[str, Callable[[dict], float], str]] = [
-        ("accuracy of a fine-tuning in its own body", lambda r: 100 * mean_of(r["alone"], "accuracy"), ".2f"),
-        ("… in the common one", lambda r: 100 * mean_of(r["fused"]["members"], "accuracy"), ".2f"),
-        ("NLL of a fine-tuning in its own body", lambda r: mean_of(r["alone"], "nll"), ".3f"),
-        ("… in the common one", lambda r: mean_of(r["fused"]["members"], "nll"), ".3f"),
-        ("barrier on the way to the mean (NLL)", lambda r: r["barrier"], ".3f"),
-        ("disagreement, nothing shared", lambda r: r["diversity"]["not fused"]["disagreement"], ".3f"),
-        ("… only attention of their own", lambda r: r["diversity"]["attention"]["disagreement"], ".3f"),
-        ("… only MLPs of their own", lambda r: r["diversity"]["mlp"]["disagreement"], ".3f"),
-    ]
-    for part in each[0]["weight_cosines"]:
-        rows.append((f"cosine of their {part} weights", cosine("weight_cosines", part), ".3f"))
-        if each[0].get("difference_cosines"):
-            rows.append(("… of what was learned there", cosine("difference_cosines", part), ".3f"))
-    lines = ["| | |", "|---|--:|"]
-    lines += [f"| {title} | {cell(over(value), form)} |" for title, value, form in rows]
-    return "\n".join(lines)
 
 
 def render(name: str, content: dict[str, Any], setting: Setting, above_single: float) -> dict[str, str]:
     """The tables of one setting by name, `setting/table`."""
-    seeds = content["seeds"]
+    seeds = with_beside(content["seeds"])
     tables = {
-        "summary": table(seeds, summary_rows(seeds, setting), (MULTIPLY_ADDS, ACCURACY, ECE, NEAR, FAR, DISAGREEMENT)),
         "aims": aims_table(seeds, setting, above_single),
-        "choice": choice_table(seeds, setting),
-        "quality": table(seeds, quality_rows(setting), QUALITY),
-        "temperature": table(seeds, with_temperatures(quality_rows(setting)), (ECE, NLL, NEAR, FAR)),
-        "members": table(seeds, member_rows(setting), (*QUALITY, MULTIPLY_ADDS)),
-        "sharing": table(seeds, sharing_rows(), QUALITY),
-        "trunk": table(seeds, trunk_rows(seeds, setting), (*QUALITY, MULTIPLY_ADDS)),
+        "quality": table(seeds, quality_rows(seeds, setting), QUALITY),
+        "members": table(seeds, member_rows(), (COST, ACCURACY, TEMPERED_ECE, BOTH)),
         "deep-trunks": deep_trunk_table(seeds, setting),
-        "trunk-ways": table(seeds, trunk_way_rows(setting), (*QUALITY, MULTIPLY_ADDS)),
-        "scores": table(seeds, quality_rows(setting), scores_columns()),
-        "sets": table(seeds, quality_rows(setting), set_columns(seeds)),
-        "cost": table(seeds, quality_rows(setting), (PARAMETERS, MULTIPLY_ADDS)),
-        "why": fusion_table(content.get("fusion", {})),
+        "shift": shift_table(seeds, quality_rows(seeds, setting)),
     }
-    under_shift = shift_rows(seeds, setting)
-    tables |= shift_tables.tables(seeds, under_shift, with_temperatures(under_shift))
     return {f"{name}/{label}": text for label, text in tables.items()}

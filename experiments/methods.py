@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +32,12 @@ from hydra_transformers.baselines import (
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import SavedLogits, collect_member_logits
 from hydra_transformers.models.auto import AutoHydra
-from hydra_transformers.models.configuration_hydra import SHARED_PARTS
 from hydra_transformers.models.modeling_hydra import log_mean_probability
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, oba_prune, prune_heads
 from hydra_transformers.pruning.members import sample_heads
 from hydra_transformers.pruning.oba import ranked_weights
-from hydra_transformers.reports import fusion_report
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.training import Recipe, finetune_from_pretrained, finetune_members, tune_jointly
-from hydra_transformers.training.from_pretrained import (
-    BEFORE_RESTARTS,
-    START,
-    shortened,
-    with_new_classifiers,
-)
-from hydra_transformers.training.run_folders import load_member
 from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics
 
 from .initial_weights import mimic_trained_attention
@@ -56,23 +46,18 @@ from .setting import Setting
 from .shifted_sets import Shifted, shift_of
 from .splits import Splits
 from .units import (
-    ALTERED,
-    BEHIND_TRUNK,
-    CHANGES,
     CIRC,
-    OF_FROZEN,
-    RUNS,
+    RESTARTS,
     SAMPLED,
     SOURCES,
     TAYLOR,
-    WHOLE_RUN,
+    TRAININGS,
     Unit,
     baselines_of,
     budget_of,
     circuit_of,
     ensemble,
     further_members,
-    joint_names,
     six,
     varied_members,
     with_budget,
@@ -83,7 +68,6 @@ SCORES = ("msp", "mutual_information", "energy")
 DETECTION = ("auroc", "aupr", "fpr95")
 EVALUATION_BATCH = 500
 OBA_BATCH = 64  # a backward through a backward takes several times the memory
-PARTS_SHARED = [parts for count in (1, 2) for parts in combinations(SHARED_PARTS, count)]
 
 
 @dataclass(frozen=True)
@@ -110,8 +94,6 @@ class Comparison:
             self.backbone(unit.index)
         elif unit.kind == "backbones":
             self.trained_backbones(range(self.backbones))
-        elif unit.kind == "frozen":
-            self.frozen(unit.index)
         elif unit.kind == "circuit":
             self.circuit(unit.index, unit.name)
         elif unit.kind == "member":
@@ -121,15 +103,9 @@ class Comparison:
         elif unit.kind == "baseline":
             self.baseline(unit.index, unit.name)
         elif unit.kind == "run":
-            self.restarts(unit.index, unit.name)
+            self.restarts(unit.index)
         elif unit.kind == "joint":
             self.tuned_jointly(unit.index, unit.name)
-        elif unit.kind == "changed":
-            self.changed(unit.index, unit.name)
-        elif unit.kind == "restart":
-            self.changed_restart(unit.index, unit.name)
-        elif unit.name == "why":
-            self.why(unit.index)
         else:
             for method, make, *trainings in getattr(self, unit.name.replace("-", "_"))(unit.index):
                 self.judge(unit.index, method, make, *trainings)
@@ -148,13 +124,6 @@ class Comparison:
     def backbone(self, index: int) -> PreTrainedModel:
         [model] = self.trained_backbones([index])
         return model
-
-    def frozen(self, index: int) -> PreTrainedModel:
-        """A fine-tuning of the backbones' start, with a new classifier, whose first half of the layers is frozen."""
-        setting = self.setting
-        [model] = with_new_classifiers(self.once(self.start), 1, seed=index)
-        recipe = replace(setting.frozen_recipe, trunk_layers=half_of(model))
-        return self.finetune(model, self.folder / str(Unit("frozen", index)), recipe, setting.member_batch, index)
 
     def finetune(
         self,
@@ -207,13 +176,11 @@ class Comparison:
     def member(self, unit: Unit) -> PreTrainedModel:
         """A member after pruning and fine-tuning. Members of different circuits have different seeds; those sampled from one
         circuit share a seed, which the unit's order and noise shift."""
-        groups = (CIRC, TAYLOR, ALTERED, BEHIND_TRUNK, *(with_budget(CIRC, each) for each in self.setting.budgets))
+        groups = (CIRC, TAYLOR, *(with_budget(CIRC, each) for each in self.setting.budgets))
         place = next((group.index(unit.name) for group in groups if unit.name in group), 2)
         seed = 100 * unit.index + place
         pruned = self.once(self.pruned_member, unit.index, unit.name)
         recipe, batch = self.setting.member_recipe, self.setting.member_batch
-        if unit.name in BEHIND_TRUNK:
-            recipe = replace(recipe, trunk_layers=half_of(pruned))
         recipe = replace(recipe, keep_zeros=True) if unit.name == "oba" else recipe
         return self.finetune(pruned, self.folder / str(unit), recipe, batch, seed + unit.noise, seed + unit.order)
 
@@ -236,62 +203,38 @@ class Comparison:
 
     # One run, and Hydras as a whole
 
-    def restarts(self, seed: int, run: str) -> list[PreTrainedModel]:
+    def restarts(self, seed: int) -> list[PreTrainedModel]:
         """Three restarts of one fine-tuning."""
         setting = self.setting
         return self.alone(
             lambda: finetune_from_pretrained(
                 self.once(self.start),
                 3,
-                setting.frozen_recipe,
-                output_dir=self.folder / str(Unit("run", seed, run)),
+                setting.backbone_recipe,
+                output_dir=self.folder / str(Unit("run", seed)),
                 seed=1_000 * (seed + 1),
-                trainings=RUNS[run],
+                trainings=TRAININGS,
                 **self.training_options(setting.member_batch, seed),
             )
         )
 
-    def changed(self, seed: int, change: str) -> PreTrainedModel:
-        """A fine-tuning on differently changed images."""
-        setting, rows = self.setting, self.splits.train_changed[change]
-        own = 1_000 * (seed + 1) + 10 * CHANGES.index(change)
-        [model] = with_new_classifiers(self.once(self.start), 1, seed=own)
-        folder = self.folder / str(Unit("changed", seed, change))
-        return self.finetune(model, folder, setting.frozen_recipe, setting.member_batch, own, train_data=rows)
-
-    def changed_restart(self, seed: int, change: str) -> PreTrainedModel:
-        """A restart of the seed's one run on differently changed images."""
-        setting, rows = self.setting, self.splits.train_changed[change]
-        start = load_member(
-            self.once(self.start), self.folder / str(Unit("run", seed, WHOLE_RUN)) / START / "member-0", self.device
-        )
-        recipe = shortened(setting.frozen_recipe, (RUNS[WHOLE_RUN] - BEFORE_RESTARTS) / 3)
-        own, folder = 1_000 * (seed + 1) + 10 * CHANGES.index(change), self.folder / str(Unit("restart", seed, change))
-        return self.finetune(start, folder, recipe, setting.member_batch, own, train_data=rows)
-
     def members_of(self, seed: int, name: str) -> list[PreTrainedModel]:
         """Three members by the name of where they come from."""
-        if name in RUNS:
-            return [prune_heads(model) for model in self.once(self.restarts, seed, name)]
+        if name == RESTARTS:
+            return [prune_heads(model) for model in self.once(self.restarts, seed)]
         if name == "six":
             indices = six(seed, self.seeds, self.backbones)
             return average_members([self.once(self.pruned_member, index, "single") for index in indices], into=3)
         return [self.once(self.pruned_member, index, "single") for index in self.ensemble(seed)]
 
-    def joint_recipe(self, name: str) -> Recipe:
-        """As members are trained after pruning; short runs get what is left of their trainings."""
-        recipe = self.setting.member_recipe
-        return replace(recipe, epochs=self.setting.frozen_recipe.epochs / 4) if name == "short" else recipe
-
-    def tuned_jointly(self, seed: int, name: str) -> PreTrainedModel:
-        """A Hydra with a deep trunk after a joint tuning, taught by the same members without one."""
-        setting, (source, _, depth) = self.setting, name.rpartition("-")
-        members = self.members_of(seed, source)
+    def tuned_jointly(self, seed: int, source: str) -> PreTrainedModel:
+        """A Hydra with the deepest trunk after a joint tuning as members are tuned, taught by the same members without one."""
+        setting, members = self.setting, self.members_of(seed, source)
         return self.alone(
             lambda: tune_jointly(
-                fused(members, trunk_layers=int(depth)),
-                self.joint_recipe(source),
-                output_dir=self.folder / str(Unit("joint", seed, name)),
+                fused(members, trunk_layers=setting.deep_trunks[-1]),
+                setting.member_recipe,
+                output_dir=self.folder / str(Unit("joint", seed, source)),
                 teacher=None if source == "labels" else fused(members, trunk_layers=0),
                 seed=100 * seed,
                 **self.training_options(setting.member_batch, 100 * seed),
@@ -343,33 +286,27 @@ class Comparison:
 
     # Pruning
 
-    def circuit_data(self, altered: bool) -> tuple[Any, Any]:
-        out_of_distribution = self.splits.circuit_altered if altered else self.splits.circuit_ood
-        return self.batches(self.splits.circuit_id), self.batches(out_of_distribution)
+    def circuit_data(self) -> tuple[Any, Any]:
+        return self.batches(self.splits.circuit_id), self.batches(self.splits.circuit_ood)
 
-    def circuit(self, seed: int, name: str) -> Circuit:
-        """A ranking of the heads; the average's is long enough to sample members from, one behind a trunk as short as
-        possible."""
-        setting, (kind, _, objective) = self.setting, name.rpartition("-")
-        model = self.once(self.frozen if kind == "frozen" else self.backbone, seed)
-        budget = setting.heads_to_rank if name == "avg" else max(setting.heads_to_prune, *setting.budgets)
-        has_trunk = kind in ("trunk", "frozen")
+    def circuit(self, seed: int, objective: str) -> Circuit:
+        """A ranking of the heads; the average's is long enough to sample members from."""
+        setting = self.setting
         return extract_circuit(
-            model,
-            *self.once(self.circuit_data, kind == "altered"),
+            self.once(self.backbone, seed),
+            *self.once(self.circuit_data),
             objective,
-            budget=setting.heads_behind_trunk if has_trunk else budget,
-            trunk_layers=half_of(model) if has_trunk else 0,
+            budget=setting.heads_to_rank if objective == "avg" else max(setting.heads_to_prune, *setting.budgets),
             mode=self.setting.circuit_mode,
             dtype=self.setting.circuit_dtype if self.device == "cuda" else None,
-            checkpoint=self.folder / f"{Unit('circuit', seed, name)}.json",
+            checkpoint=self.folder / f"{Unit('circuit', seed, objective)}.json",
             progress=False,
         )
 
     def pruned_member(self, seed: int, name: str) -> PreTrainedModel:
         backbone, setting = self.once(self.backbone, seed), self.setting
         if name in TAYLOR:
-            calibration, index = self.once(self.circuit_data, False)[0], TAYLOR.index(name)
+            calibration, index = self.once(self.circuit_data)[0], TAYLOR.index(name)
             heads = setting.heads_per_layer
             [member] = draw_members(
                 backbone, data=calibration, heads_per_layer=heads, num_members=1, seed=10 * seed + index
@@ -380,10 +317,6 @@ class Comparison:
         if name == "oba":
             return self.sparse(seed)
         circuit = self.once(self.circuit, seed, circuit_of(name))
-        if name == OF_FROZEN:
-            return prune_heads(self.once(self.frozen, seed), circuit.heads_to_prune())
-        if name in BEHIND_TRUNK:
-            return prune_heads(backbone, circuit.heads_to_prune())
         if name in SAMPLED:
             sampled = sample_heads(circuit, setting.heads_to_prune, None, 10 * seed + SAMPLED.index(name))
             return prune_heads(backbone, sampled)
@@ -452,17 +385,6 @@ class Comparison:
         """The same for five members of one backbone."""
         units = [*(Unit("member", seed, name) for name in CIRC), *further_members(seed)]
         yield "hydra-circ-5", lambda: fused(self.once(self.member, unit) for unit in units)
-
-    def altered(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-        """The same for circuits against the altered set."""
-
-        def pruned(names: Iterable[str]) -> PreTrainedModel:
-            return fused(self.once(self.pruned_member, seed, name) for name in names)
-
-        for budget in self.setting.budgets:
-            yield f"hydra-altered-zero-shot-{budget}", lambda budget=budget: pruned(with_budget(ALTERED, budget))
-        yield "hydra-altered-zero-shot", lambda: pruned(ALTERED)
-        yield "hydra-altered", lambda: fused(self.once(self.member, Unit("member", seed, name)) for name in ALTERED)
 
     def budgets(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for members that lose other numbers of heads."""
@@ -537,46 +459,9 @@ class Comparison:
                     lambda depth=depth, members=members, budget=budget: fused(members(budget), trunk_layers=depth),
                 )
 
-    def trunk_ways(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-        """Three ways to a common first half of the layers; members of each lose as many heads behind it, so all cost the same.
-        Fine-tunings also whole."""
-        indices = self.ensemble(seed)
-
-        def late() -> Iterator[PreTrainedModel]:
-            return (self.once(self.member, Unit("member", seed, name)) for name in BEHIND_TRUNK)
-
-        def pruned(name: str) -> list[PreTrainedModel]:
-            return [self.once(self.pruned_member, index, name) for index in indices]
-
-        def frozen() -> Iterator[PreTrainedModel]:
-            return (prune_heads(self.once(self.frozen, index)) for index in indices)
-
-        def merged(members: list[PreTrainedModel]) -> PreTrainedModel:
-            return fused(members, trunk_layers=half_of(members[0]))
-
-        yield "trunk-one-backbone", lambda: fused(late())
-        yield "trunk-frozen", lambda: fused(pruned(OF_FROZEN))
-        yield "trunk-merged", lambda: merged(pruned("circ-trunk-avg"))
-        yield "trunk-frozen-whole", lambda: fused(frozen())
-        yield "trunk-merged-whole", lambda: merged(pruned("single"))
-
     def tuned_members(self, seed: int, name: str, count: int = 3) -> list[PreTrainedModel]:
         """One member of each of several fine-tunings, fine-tuned after pruning."""
         return [self.once(self.member, Unit("member", index, name)) for index in self.ensemble(seed, count)]
-
-    def sharing(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-        """The same, with one or two parts shared."""
-        for parts in PARTS_SHARED:
-            yield (
-                f"tunings-share-{'-'.join(parts)}",
-                lambda parts=parts: fused(self.tuned_members(seed, "circ-avg"), shared=parts),
-            )
-            yield (
-                f"tunings-whole-share-{'-'.join(parts)}",
-                lambda parts=parts: fused(
-                    (self.once(self.pruned_member, index, "single") for index in self.ensemble(seed)), shared=parts
-                ),
-            )
 
     def soups(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module], float]]:
         """The same for three fine-tunings with deep trunks, for six that are averaged into three members, and what they are
@@ -596,58 +481,28 @@ class Comparison:
 
     def joint_tuning(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module], float]]:
         """The same after a joint tuning."""
-        names = [*joint_names(self.setting, "three", "six"), f"labels-{self.setting.deep_trunks[-1]}"]
-        yield from (self.jointly(seed, name) for name in names)
+        yield from (self.jointly(seed, source) for source in ("three", "six", "labels"))
 
-    def jointly(self, seed: int, name: str) -> tuple[str, Callable[[], nn.Module], float]:
+    def jointly(self, seed: int, source: str) -> tuple[str, Callable[[], nn.Module], float]:
         """A step of a joint tuning counts by its multiply-adds; the teacher runs forward only, a third of a step."""
-        source, _, depth = name.rpartition("-")
-        members = self.members_of(seed, source)
+        members, depth = self.members_of(seed, source), self.setting.deep_trunks[-1]
         one, student, teacher = (
             count_multiply_adds(each)
             for each in (
                 self.once(self.start),
-                fused(members, trunk_layers=int(depth)),
+                fused(members, trunk_layers=depth),
                 fused(members, trunk_layers=0),
             )
         )
         work = (student + (0 if source == "labels" else teacher / 3)) / one
-        before = RUNS.get(source, 6 if source == "six" else 3)
-        trainings = before + self.joint_recipe(source).epochs / self.setting.frozen_recipe.epochs * work
-        return f"joint-{source}-trunk-{depth}", lambda: self.tuned_jointly(seed, name), trainings
+        before = {RESTARTS: TRAININGS, "six": 6}.get(source, 3)
+        trainings = before + self.setting.member_recipe.epochs / self.setting.backbone_recipe.epochs * work
+        return f"joint-{source}-trunk-{depth}", lambda: self.tuned_jointly(seed, source), trainings
 
     def one_run(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module], float]]:
         """The same for restarts of one fine-tuning."""
-        for run, trainings in RUNS.items():
-            yield from self.with_trunks(run, lambda run=run: self.members_of(seed, run), trainings)
-        yield from (self.jointly(seed, name) for name in joint_names(self.setting, *RUNS))
-
-    def augmentations(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module], float]]:
-        """The same for members that were shown differently changed images: the first as always."""
-
-        def whole() -> list[PreTrainedModel]:
-            others = [prune_heads(self.once(self.changed, seed, change)) for change in CHANGES]
-            return [self.once(self.pruned_member, seed, "single"), *others]
-
-        def restarted() -> list[PreTrainedModel]:
-            others = [prune_heads(self.once(self.changed_restart, seed, change)) for change in CHANGES]
-            return [self.members_of(seed, WHOLE_RUN)[0], *others]
-
-        yield from self.with_trunks("changed-restarts", restarted, RUNS[WHOLE_RUN])
-        yield from self.with_trunks("changed", whole, 3)
-
-    def why(self, seed: int) -> None:
-        """Writes a fusion report of three fine-tunings."""
-        path = self.folder / "fusion" / f"{seed}.json"
-        if path.exists():
-            return
-        report = fusion_report(
-            [self.once(self.pruned_member, index, "single") for index in self.ensemble(seed)],
-            self.batches(self.splits.validation),
-            self.batches(self.splits.validation_ood),
-            pretrained=self.once(self.start),
-        )
-        write_atomically(path, json.dumps(report.to_dict(), indent=1) + "\n")
+        yield from self.with_trunks(RESTARTS, lambda: self.members_of(seed, RESTARTS), TRAININGS)
+        yield self.jointly(seed, RESTARTS)
 
     def start(self) -> PreTrainedModel:
         """The model that backbones start from."""
@@ -759,10 +614,6 @@ def detection_of(ood: Mapping[str, Mapping[str, dict[str, float]]]) -> dict[str,
 
 def with_temperature(method: str) -> str:
     return "temperature" if method == "single" else f"{method}-temperature"
-
-
-def half_of(model: PreTrainedModel) -> int:
-    return model.config.num_hidden_layers // 2
 
 
 def fused(members: Iterable[PreTrainedModel], **options) -> PreTrainedModel:

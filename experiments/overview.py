@@ -1,11 +1,12 @@
 """What to look at first: all methods on both pre-trained models, as one table and as one picture of quality against cost."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from .fine_tuning_tables import ACCURACY, BOTH, ECE, auroc, chosen_hydra, trunk_depths
+from .fine_tuning_tables import ACCURACY, BOTH, ECE, POOLED_ECE, chosen_hydra, trunk_depths
 from .setting import Setting
 from .table import Column, Run, Seeds, cell
 
@@ -17,7 +18,7 @@ ONE, SEVERAL, HYDRA = "#7F7F7F", "#0072B2", "#D55E00"
 
 def methods(seeds: Seeds, setting: Setting) -> dict[str, str]:
     """{title: method}, with the same titles for every setting."""
-    depths = trunk_depths(seeds, "whole")
+    depths = trunk_depths(seeds)
     return {
         "One model": "single",
         "MC Dropout, 10 passes": "mc-dropout",
@@ -46,14 +47,14 @@ ONLY_DRAWN = {
 
 def cost_of(single: Run) -> Column:
     """Multiply-adds, one model's being 1."""
-    return ("cost", lambda run: run["multiply_adds"] / single["multiply_adds"], ".2f")
+    return ("work", lambda run: run["multiply_adds"] / single["multiply_adds"], ".2f")
 
 
 def table_of_all(results: Mapping[str, Any], settings: Mapping[str, Setting]) -> str:
     """Both settings side by side; without spreads, which the pages of the settings have."""
     shown = [(settings[name], results[name]["seeds"]) for name in results]
     heads = [
-        f"{column}, {short_name(setting)}" for setting, _ in shown for column in ("cost", "Acc ↑", "ECE ↓", "AUROC ↑")
+        f"{column}, {short_name(setting)}" for setting, _ in shown for column in ("work", "Acc ↑", "ECE ↓", "AUROC ↑")
     ]
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
     for title in methods(shown[0][1], shown[0][0]):
@@ -69,55 +70,77 @@ def table_of_all(results: Mapping[str, Any], settings: Mapping[str, Setting]) ->
                 return cell([mean(found)], column[2])
 
             single = next(iter(seeds.values()))["single"]
-            ece = f"{over_seeds(ECE, method)} ({over_seeds(ECE, tempered)})"
+            ece = f"{over_seeds(ECE, method)} ({over_seeds(POOLED_ECE, tempered)})"
             cells += [over_seeds(cost_of(single), method), over_seeds(ACCURACY, method), ece, over_seeds(BOTH, method)]
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-# The first tables of the README: five methods.
+# The first table of the README: five methods, and what they are called in the measured times.
 FIRST = {
-    "One model": "One model",
-    "Soup: the mean of three fine-tunings": "their soup, one model",
-    "Deep Ensemble: the three apart": "Deep Ensemble of 3 fine-tunings",
-    "**Hydra of the three**, three quarters of the layers merged": "**…** the first three quarters merged",
-    "**Hydra of the three**, nothing merged": "**Hydra of the 3 fine-tunings**, nothing pruned",
-}
-# Times of one batch of 4 and of one of 256 on an H200 in bfloat16, one Transformers model's being 1, and in brackets where both
-# are compiled: ViT-B/16 and BERT-base of `benchmarks/results/trunk_h200.md`, and three models in sequence of
-# `inference_cost_again_h200.md`. A dash was not measured.
-TIMES = {
-    "tinyimagenet-dinov2": (
-        "1 / 1 (1 / 1)",
-        "1 / 1 (1 / 1)",
-        "2.95 / 2.82 (-)",
-        "0.77 / 1.04 (0.81 / -)",
-        "0.91 / 2.10 (0.91 / -)",
+    "One model": ("One model", "single"),
+    "Three models, averaged into one (a soup)": ("their soup, one model", "single"),
+    "Three models side by side (a Deep Ensemble)": ("Deep Ensemble of 3 fine-tunings", "3 models in sequence"),
+    "**Hydra of the three**, three quarters of the layers merged": (
+        "**…** the first three quarters merged",
+        "Hydra 3, three quarters merged",
     ),
-    "sst2-gte": ("1 / 1 (1 / 1)", "1 / 1 (1 / 1)", "3.05 / 2.91 (-)", "0.60 / 1.13 (-)", "0.64 / 2.33 (-)"),
+    "**Hydra of the three**, nothing merged": (
+        "**Hydra of the 3 fine-tunings**, nothing pruned",
+        "Hydra 3, nothing merged",
+    ),
 }
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks" / "results"
+TIMES = ("trunk_h200.json", "inference_cost_again_h200.json")  # the first that has a time is read
+FAMILIES = {"tinyimagenet-dinov2": "vit", "sst2-gte": "bert"}  # whose times stand for a setting
+TIMED = {"vit": "ViT-B/16", "bert": "BERT-base, 128 tokens"}  # the models whose times were measured
+BATCHES = (1, 4, 32, 256)
 
 
-def first_table(setting: Setting, seeds: Seeds, times: Sequence[str]) -> str:
-    """Cost, time, accuracy, calibration and detection of a few methods, as far as they were judged; means over the seeds."""
+def times(family: str, method: str, batches: Sequence[int]) -> list[str]:
+    """Times of batches on an H200 in bfloat16, eager, one Transformers model's being 1; a dash was not measured."""
+    measured = [row for name in reversed(TIMES) for row in json.loads((BENCHMARKS / name).read_text())["rows"]]
+    found = {
+        row["batch"]: f"{row['ratio']:.2f}"
+        for row in measured
+        if (row["family"], row["method"], row["mode"], row["dtype"]) == (family, method, "eager", "bfloat16")
+    }
+    return [found.get(batch, "-") for batch in batches]
+
+
+def table_of_times() -> str:
+    lines = ["| | " + " | ".join(f"batch {batch}" for batch in BATCHES) + " |", "|---|" + "--:|" * len(BATCHES)]
+    for family, model in TIMED.items():
+        for title, (_, method) in FIRST.items():
+            if "soup" not in title:
+                lines.append(f"| {model}: {title} | " + " | ".join(times(family, method, BATCHES)) + " |")
+    return "\n".join(lines)
+
+
+def first_table(setting: Setting, seeds: Seeds, family: str) -> str:
+    """Work, time, accuracy, calibration and detection of a few methods, as far as they were judged; means over the seeds."""
     found, single = methods(seeds, setting), next(iter(seeds.values()))["single"]
-    by_energy: Column = ("by energy", auroc("energy"), ".1f")
 
     def over_seeds(column: Column, method: str) -> str:
         return cell([mean(column[1](run) for run in _runs(seeds, method))], column[2])
 
     lines = [
-        "| | cost | time, batch 4 / 256 (compiled) | Acc ↑ | ECE ↓ with a temperature | AUROC ↑ (by energy) |",
+        f"| | work | time of {TIMED[family]} (batch 4 / 256) | accuracy | calibration error | unfamiliar inputs detected (AUROC) |",
         "|---|--:|--:|--:|--:|--:|",
     ]
-    for (title, name), time in zip(FIRST.items(), times, strict=True):
+    for title, (name, timed) in FIRST.items():
         method = found[name]
         if not _runs(seeds, method):
             continue
         tempered = "temperature" if method == "single" else f"{method}-temperature"
-        detection = f"{over_seeds(BOTH, method)} ({over_seeds(by_energy, method)})"
-        cells = [over_seeds(cost_of(single), method), time, over_seeds(ACCURACY, method), over_seeds(ECE, tempered)]
-        lines.append(f"| {title} | " + " | ".join([*cells, detection]) + " |")
+        cells = [
+            over_seeds(cost_of(single), method),
+            " / ".join(times(family, timed, (4, 256))),
+            f"{over_seeds(ACCURACY, method)} %",
+            over_seeds(POOLED_ECE, tempered),
+            f"{over_seeds(BOTH, method)} %",
+        ]
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ from hydra_transformers import HydraDinov2Model
 from hydra_transformers.data.rows import DataSource, load_rows
 from hydra_transformers.training import recipe
 
-from .augmentation import crop_and_change_colours, crop_and_change_look, resized_crop_and_flip
+from .augmentation import resized_crop_and_flip
 from .local_files import read_images, read_strings, tokenized
 from .made_up_sets import drawings, mixed_words, noise, spliced
 from .rows import PrepareImages, TensorRows, as_it_is
@@ -32,8 +32,8 @@ from .shifted_sets import shifted_images, shifted_texts
 from .splits import CIRCUIT_ROWS, Splits
 
 
-GROUPS = ("untuned", "tuned", "budgets", "fine-tunings", "fine-tunings-tuned", "trunk", "trunk-ways", "sharing")
-GROUPS += ("baselines", "why", "soups", "joint-tuning", "one-run")
+GROUPS = ("untuned", "tuned", "budgets", "fine-tunings", "fine-tunings-tuned", "trunk", "baselines")
+GROUPS += ("soups", "joint-tuning", "one-run")
 QUICK = {"eval_strategy": "no", "save_strategy": "no"}  # a training takes seconds
 
 # Tiny ImageNet: 100 of its classes to learn, 50 for circuits and the choice between recipes, 50 as near OOD.
@@ -144,8 +144,6 @@ def read_tiny_imagenet(folder: Path | None, start: str | None) -> Splits:
     prepare = PrepareImages(IMAGENET_MEAN, IMAGENET_STD, size=IMAGE_SIZE)
     changed = PrepareImages(IMAGENET_MEAN, IMAGENET_STD, partial(resized_crop_and_flip, size=IMAGE_SIZE))
 
-    others = {"colours": crop_and_change_colours, "look": crop_and_change_look}
-
     def rows(name: str, preparation: PrepareImages = prepare) -> TensorRows:
         pixels, labels = images(name)
         return TensorRows({"pixel_values": pixels} | ({} if labels is None else {"labels": labels}), preparation)
@@ -174,10 +172,6 @@ def read_tiny_imagenet(folder: Path | None, start: str | None) -> Splits:
         },
         data_collator=as_it_is,
         shift=shifted_images,
-        train_changed={
-            name: train.prepared_by(PrepareImages(IMAGENET_MEAN, IMAGENET_STD, partial(change, size=IMAGE_SIZE)))
-            for name, change in others.items()
-        },
     )
 
 
@@ -196,7 +190,7 @@ TINYIMAGENET_DINOV2 = Setting(
     member_batch=256,
     lora_learning_rate=1e-3,
     lora_epochs=8,
-    groups=(*GROUPS, "augmentations"),
+    groups=GROUPS,
     start="facebook/dinov2-small",
     sampled_dropout=0.1,
     circuit_dtype=torch.bfloat16,
@@ -205,7 +199,6 @@ TINYIMAGENET_DINOV2 = Setting(
     lora_from_start=True,
     training_arguments=QUICK,
     above_single=2.5,
-    frozen_recipe=recipe("finetune-images"),
 )
 
 
@@ -296,5 +289,4 @@ SST2_GTE = Setting(
     lora_from_start=True,
     training_arguments=QUICK,
     above_single=1.0,
-    frozen_recipe=recipe("finetune-texts"),
 )

@@ -14,7 +14,7 @@ DIGITS = 6  # significant ones; metrics carry no more
 
 def gather(folder: Path, device: str) -> dict[str, Any]:
     """What lies in a setting's folder: {"machine", "versions", "date", "commit", "seeds": {seed: {method: metrics}},
-    "circuits": {backbone: {name: circuit}}, "fusion": {seed: report}}"""
+    "circuits": {backbone: {name: circuit}}}"""
     seeds: dict[str, Any] = {}
     circuits: dict[str, Any] = {}
     for path in sorted(folder.glob("results/*/*.json")):
@@ -24,8 +24,7 @@ def gather(folder: Path, device: str) -> dict[str, Any]:
         _, index, name = path.stem.split("-", 2)
         kept = {key: content[key] for key in ("ranking", "scores", "dense_score")}
         circuits.setdefault(index, {})[name] = kept
-    fusion = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("fusion/*.json"))}
-    return where_it_ran(device) | rounded({"seeds": seeds, "circuits": circuits, "fusion": fusion})
+    return where_it_ran(device) | rounded({"seeds": seeds, "circuits": circuits})
 
 
 def rounded(value: Any) -> Any:
@@ -58,8 +57,7 @@ def joined(found: dict[str, Any], new: dict[str, Any], groups: Sequence[str]) ->
     for part in ("seeds", "circuits"):
         keys = [*found[part], *(key for key in new[part] if key not in found[part])]
         both[part] = {key: found[part].get(key, {}) | new[part].get(key, {}) for key in keys}
-    both["fusion"] = found.get("fusion", {}) | new["fusion"]
-    about = {name: value for name, value in new.items() if name not in ("seeds", "circuits", "fusion", "added")}
+    about = {name: value for name, value in new.items() if name not in ("seeds", "circuits", "added")}
     return both | {"added": found.get("added", {}) | dict.fromkeys(groups, about)}
 
 
@@ -73,4 +71,4 @@ def in_lines(value: Any, depth: int) -> str:
 def read_results(folder: Path) -> dict[str, Any]:
     """{setting: results} of all that are there."""
     found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    return {name: content for name, content in found.items() if "seeds" in content}
+    return {name: content for name, content in found.items() if "seeds" in content or "tasks" in content}

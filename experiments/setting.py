@@ -28,8 +28,6 @@ class Setting:
     heads_to_prune: how many a circuit removes in all; heads_per_layer: how many Taylor pruning keeps
     heads_to_rank: how many the average's circuit ranks, from which members are sampled; budgets: other numbers to look at
     member_batch: rows per training step
-    frozen_recipe: how fine-tunings train whose first half of the layers is frozen, with `member_batch` rows per step; None where
-        backbones come from no pre-trained model
     lora_learning_rate: of LoRA ensembles, trained as members are but with AdamW: adapters start at zero and take larger steps
     groups: what is compared, of `units.GROUPS`
     start: a folder or Hub name that backbones start from; None for new weights
@@ -75,13 +73,7 @@ class Setting:
     backbone_recipe: Recipe | None = None
     packed_alpha: float | None = None
     above_single: float | None = None
-    frozen_recipe: Recipe | None = None
-    deep_trunks: tuple[int, ...] = (9, 10, 11)
-
-    @property
-    def heads_behind_trunk(self) -> int:
-        """How many heads members lose whose first half of the layers is common: the same share of those that are left."""
-        return max(1, self.heads_to_prune // 2)
+    deep_trunks: tuple[int, ...] = (9, 11)
 
     @property
     def fewest_heads(self) -> int:

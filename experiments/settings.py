@@ -23,7 +23,6 @@ from transformers import (
 from hydra_transformers.training import recipe
 
 from . import augmentation, hub_sets
-from .altered_sets import altered_images, cut_to_lengths
 from .from_scratch import Schedule, train_from_scratch
 from .initial_weights import mimic_trained_attention
 from .local_files import read_images, read_texts
@@ -40,7 +39,7 @@ CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog
 
 CIFAR10_SCHEDULE = Schedule(epochs=100)
 # The paper's ImageNet-1K recipe, shortened: pruned members recover within a few passes. By AdamW, and like these backbones
-# without label smoothing. Learning rate and changes to the images: `cifar10_member_recipes.py`.
+# without label smoothing.
 CIFAR10_MEMBER = replace(
     recipe("imagenet1k"),
     name="cifar10",
@@ -112,7 +111,6 @@ def read_cifar10(folder: Path | None, start: str | None) -> Splits:
             LIKE_CIRCUITS: {"tinyimagenet_objects": objects.part(order[CIRCUIT_ROWS:])},
         },
         data_collator=as_it_is,
-        circuit_altered=altered_images(objects.part(order[:CIRCUIT_ROWS]), seed=0),
     )
 
 
@@ -150,9 +148,6 @@ def read_sst2(folder: Path | None, start: str | None) -> Splits:
             LIKE_CIRCUITS: {"agnews": news.part(slice(CIRCUIT_ROWS, None)).sorted_by_length()},
         },
         data_collator=as_it_is,
-        circuit_altered=cut_to_lengths(
-            news.part(slice(CIRCUIT_ROWS)), train.part(slice(CIRCUIT_ROWS)), tokenizer.sep_token_id
-        ).sorted_by_length(),
     )
 
 
@@ -188,7 +183,7 @@ def new_image_classifier(num_labels: int) -> Callable[[str | None], PreTrainedMo
 
 
 PAPER_GROUPS = ("untuned", "tuned", "five", "sources", "budgets")
-SMALL_GROUPS = ("untuned", "tuned", "five", "altered", "sources", "budgets", "baselines")
+SMALL_GROUPS = ("untuned", "tuned", "five", "sources", "budgets", "baselines")
 
 SETTINGS = {
     each.name: each

@@ -8,14 +8,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification
 
-from .altered_sets import altered_images
 from .from_scratch import Schedule, train_from_scratch
 from .rows import PrepareImages, TensorRows, as_it_is
 from .setting import ALL_PARTS
 from .settings import CIFAR10_MEMBER, SETTINGS
 from .shifted_sets import shifted_images
 from .splits import LIKE_CIRCUITS, Splits
-from .units import CHANGES, GROUPS
+from .units import GROUPS
 
 
 SCHEDULE = Schedule(epochs=2, batch_size=16)
@@ -39,10 +38,8 @@ def splits() -> Splits:
         test=images(48, 4),
         ood={"far": {"noise": images(32, 5, labelled=False)}, LIKE_CIRCUITS: {"more": images(32, 6, labelled=False)}},
         data_collator=as_it_is,
-        circuit_altered=altered_images(images(32, 3, labelled=False), seed=0),
         validation_ood=images(32, 7, labelled=False),
         shift=partial(shifted_images, corruptions=("contrast",), severities=(5,)),
-        train_changed={change: images(64, 8 + place) for place, change in enumerate(CHANGES)},
     )
 
 
@@ -80,6 +77,6 @@ SMALLEST = replace(
     member_batch=16,
     packed_alpha=1.5,  # 2 of 4 heads for each of three members
     groups=tuple(GROUPS),
-    frozen_recipe=replace(CIFAR10_MEMBER, epochs=1, trainable=ALL_PARTS),
+    backbone_recipe=replace(CIFAR10_MEMBER, epochs=1, trainable=ALL_PARTS),
     deep_trunks=(1,),
 )

@@ -1,7 +1,7 @@
 """The parts that a setting's data come in."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,11 +19,9 @@ class Splits:
 
     train, validation: for training; the validation set also chooses checkpoints and fits temperatures
     circuit_id, circuit_ood: for circuits and Taylor scores; never judged on
-    circuit_altered: in place of `circuit_ood`, what `altered_sets` makes of it
     validation_ood: out of distribution, for choices between methods; none of it is judged on
     test, ood: what methods are judged on, `ood` as {"near": {name: rows}, "far": {name: rows}}; a further group holds
         more of the kind of `circuit_ood`, to see what carries over
-    train_changed: the training rows with other random changes, by their name
     shift: makes {corruption: {severity: rows}} of the test rows, on their device; judged on as well
     data_collator: what makes batches of the rows of `train` and `validation`
     """
@@ -35,10 +33,8 @@ class Splits:
     test: Any
     ood: Mapping[str, Mapping[str, Any]]
     data_collator: Callable | None = None
-    circuit_altered: Any = None
     validation_ood: Any = None
     shift: Callable[[Any], Mapping[str, Mapping[int, Any]]] | None = None
-    train_changed: Mapping[str, Any] = field(default_factory=dict)
 
     def to(self, device: torch.device | str) -> "Splits":
         """The same with all rows of tensors on a device."""

@@ -7,9 +7,9 @@ from statistics import mean
 from typing import Any
 
 from hydra_transformers._io.files import write_atomically
-from hydra_transformers.pruning import Circuit
 
-from . import fine_tuning_tables, overview, zero_shot_tables
+from . import fine_tuning_tables, overview, task_tables, zero_shot_tables
+from .figures import table_of_figures
 from .results import read_results
 from .setting import Setting
 from .settings import SETTINGS
@@ -78,7 +78,6 @@ DIVERSITY = {
     "varied-heads-order-noise": "one circuit: heads, batch order, noise",
     "varied-nothing": "one circuit: nothing",
 }
-SCORES = {"msp": "MSP", "mutual_information": "mutual information", "energy": "energy"}
 
 
 def judged_sets(run: Run, score: str = "msp") -> list[dict[str, float]]:
@@ -101,39 +100,13 @@ QUALITY: tuple[Column, ...] = (
     ("FPR95 ↓", lambda run: 100 * ood_mean("fpr95")(run), ".1f"),
     ("AUPR ↑", lambda run: 100 * ood_mean("aupr")(run), ".1f"),
 )
-COST: tuple[Column, ...] = (
-    ("Parameters", lambda run: run["parameters"] / 1e6, ".1f M"),
-    ("Multiply-adds", lambda run: run["multiply_adds"] / 1e9, ".2f G"),
-)
+COST: Column = ("Multiply-adds", lambda run: run["multiply_adds"] / 1e9, ".2f G")
 DIVERSITY_COLUMNS: tuple[Column, ...] = (
     ("ID MI", lambda run: run["id"]["mutual_information"], ".3f"),
     ("ID disagreement", lambda run: run["id"]["disagreement"], ".3f"),
     ("OOD MI", lambda run: ood_mean("mutual_information")(run), ".3f"),
     ("OOD disagreement", lambda run: ood_mean("disagreement")(run), ".3f"),
 )
-
-
-OBJECTIVES = {"acc": "accuracy", "ood": "OOD AUROC", "avg": "average of both"}
-
-
-def circuits_table(circuits: dict[str, dict[str, Run]], setting: Setting) -> str:
-    """What circuits reached on their own rows with more and more heads pruned, and where that was best."""
-    budgets = (*setting.budgets, setting.heads_to_prune)
-    columns: list[Column] = [("0 heads pruned", lambda c: 100 * c["dense_score"], ".1f")]
-    columns += [(f"{budget}", lambda c, budget=budget: 100 * c["scores"][budget - 1], ".1f") for budget in budgets]
-    columns += [("best", lambda c: 100 * max(c["scores"]), ".1f")]
-    columns += [("reached with", lambda c: Circuit(**c, objective="").best_budget, ".0f heads pruned")]
-    names = {
-        prefix + objective: title + note
-        for prefix, note in (("", ""), ("altered-", ", altered set"))
-        for objective, title in OBJECTIVES.items()
-        if prefix + objective != "altered-acc"  # accuracy knows of no such set
-    }
-    done = {
-        seed: {name: circuit for name, circuit in of_seed.items() if len(circuit["scores"]) >= max(budgets)}
-        for seed, of_seed in circuits.items()
-    }
-    return table(done, names, columns)
 
 
 def by_budget(setting: Setting) -> dict[str, str]:
@@ -144,22 +117,6 @@ def by_budget(setting: Setting) -> dict[str, str]:
         rows[f"hydra-circ-{budget}-heads"] = f"{budget} heads pruned"
     rows["hydra-circ-zero-shot"] = f"{setting.heads_to_prune} heads pruned, zero-shot"
     return rows | {"hydra-circ": f"{setting.heads_to_prune} heads pruned"}
-
-
-def by_extraction_set(setting: Setting) -> dict[str, str]:
-    """Hydra (Circ) with circuits against the usual set and against the altered one."""
-    rows = {name: COMPARED[name] for name in ("single", "temperature", "deep-ensembles", "deep-ensembles-temperature")}
-    for budget in setting.budgets:
-        title = f"{budget} heads pruned, zero-shot"
-        rows[f"hydra-circ-zero-shot-{budget}"] = title
-        rows[f"hydra-altered-zero-shot-{budget}"] = f"{title}, altered set"
-        if budget == setting.fewest_heads:
-            rows[f"hydra-circ-zero-shot-{budget}-temperature"] = f"{title}, temperature"
-            rows[f"hydra-altered-zero-shot-{budget}-temperature"] = f"{title}, altered set, temperature"
-    title = f"{setting.heads_to_prune} heads pruned"
-    rows["hydra-circ-zero-shot"] = f"{title}, zero-shot"
-    rows["hydra-altered-zero-shot"] = f"{title}, zero-shot, altered set"
-    return rows | {"hydra-circ": title, "hydra-altered": f"{title}, altered set"}
 
 
 def aims_table(seeds: dict[str, dict[str, Run]], setting: Setting) -> str:
@@ -212,8 +169,10 @@ def in_short(setting: Setting) -> dict[str, str]:
 
 def render(results: dict[str, Any], settings: Mapping[str, Setting] = SETTINGS) -> dict[str, str]:
     """All tables by name, `setting/table`."""
-    tables = {}
+    tables = task_tables.render(results.get("tasks", task_tables.NOT_RUN)) if settings is SETTINGS else {}
     for name, content in results.items():
+        if "tasks" in content:
+            continue
         seeds = content["seeds"]
         tables[f"{name}/machine"] = (
             f"{content['machine']}, {content['versions']}, {content['date']}, {len(seeds)} seeds."
@@ -225,34 +184,26 @@ def render(results: dict[str, Any], settings: Mapping[str, Setting] = SETTINGS) 
         if setting.above_single is not None:
             tables |= fine_tuning_tables.render(name, content, setting, setting.above_single)
             continue
-        by_score = [
-            (title, lambda run, score=score: 100 * ood_mean("auroc", score)(run), ".1f")
-            for score, title in SCORES.items()
-        ]
-        tables[f"{name}/circuits"] = circuits_table(content["circuits"], settings[name])
-        summary = (COST[1], QUALITY[0], QUALITY[3], QUALITY[2], QUALITY[5], DIVERSITY_COLUMNS[2])
+        summary = (COST, QUALITY[0], QUALITY[3], QUALITY[2], QUALITY[5], DIVERSITY_COLUMNS[2])
         trade_offs = (QUALITY[0], QUALITY[3], QUALITY[5], *set_columns(seeds), *DIVERSITY_COLUMNS[2:])
         tables[f"{name}/aims"] = aims_table(seeds, settings[name])
         for label, methods, columns in (
             ("summary", in_short(settings[name]), summary),
             ("quality", COMPARED, QUALITY),
-            ("cost", COMPARED, COST),
-            ("sets", COMPARED, set_columns(seeds)),
             ("zero-shot", ZERO_SHOT, QUALITY),
-            ("zero-shot-sets", ZERO_SHOT, set_columns(seeds)),
             ("diversity", DIVERSITY, (*DIVERSITY_COLUMNS, QUALITY[0], QUALITY[5])),
-            ("members", MEMBERS, (*QUALITY, COST[1])),
+            ("members", MEMBERS, (*QUALITY, COST)),
             ("fusion", FUSION, (*QUALITY, *DIVERSITY_COLUMNS[2:])),
-            ("scores", COMPARED, by_score),
-            ("altered", by_extraction_set(settings[name]), trade_offs),
             ("budgets", by_budget(settings[name]), trade_offs),
         ):
             tables[f"{name}/{label}"] = table(seeds, methods, columns)
     if of_fine_tunings := pretrained_only(results, settings):
         tables["overview"] = overview.table_of_all(of_fine_tunings, settings)
-        for name in overview.TIMES.keys() & of_fine_tunings.keys():
-            seeds, times = of_fine_tunings[name]["seeds"], overview.TIMES[name]
-            tables[f"{name}/first"] = overview.first_table(settings[name], seeds, times)
+        tables["times"] = overview.table_of_times()
+        tables["figures"] = table_of_figures()
+        for name in overview.FAMILIES.keys() & of_fine_tunings.keys():
+            seeds, family = of_fine_tunings[name]["seeds"], overview.FAMILIES[name]
+            tables[f"{name}/first"] = overview.first_table(settings[name], seeds, family)
     return tables
 
 

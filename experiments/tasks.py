@@ -1,7 +1,7 @@
 """Other tasks on real data: numbers (STS-B), several labels (GoEmotions), tokens (WikiANN) and rewards (SST-2).
 
-One model, a Deep Ensemble, a soup and Hydras of the same three fine-tunings, over seeds. Each is calibrated on validation rows
-and judged on test rows and on rows from elsewhere:
+One model, a Deep Ensemble, a soup and Hydras of the same three fine-tunings, which begin with the same new head, over seeds.
+Each is calibrated on validation rows and judged on test rows and on rows from elsewhere:
 
     python -m experiments.tasks --data DIR --start FOLDER --output OUT
 
@@ -143,7 +143,9 @@ class Rows:
         longest = int(self.lengths[places].max())
         places = places.to(self.tensors["input_ids"].device)
         found = {name: tensor[places] for name, tensor in self.tensors.items()}
-        return {name: each[:, :longest] if name in self.per_token else each for name, each in found.items()}
+        return {
+            name: each[:, :longest].contiguous() if name in self.per_token else each for name, each in found.items()
+        }
 
     def batches(self) -> list[Batch]:
         return [self.batch(places) for places in torch.arange(len(self)).split(ROWS_PER_BATCH)]
@@ -250,7 +252,7 @@ def run_task(task: Task, data: Path, start: str, seed: int, device: str, most: i
         columns = task.columns if set(each[0]) == set(rows["test"][0]) else {"text": "text", "labelled": False}
         foreign[name] = read_rows(each[:most], **columns).batches()
     own_seeds = range(seed * MEMBERS, (seed + 1) * MEMBERS)
-    members = [finetune(task.start(start, own), train, task.training, own) for own in own_seeds]
+    members = [finetune(task.start(start, own_seeds[0]), train, task.training, own) for own in own_seeds]
     found = {}
     for name, build in methods(members):
         model = build().to(device).eval()
@@ -298,7 +300,7 @@ def run_rewards(data: Path, start: str, seed: int, device: str, most: int | None
     own_seeds = range(seed * MEMBERS, (seed + 1) * MEMBERS)
     training = Training(epochs=4, rows_per_batch=64)
     members = [
-        finetune(sequence_start(start, own, problem_type="regression"), places, training, own, loss_of)
+        finetune(sequence_start(start, own_seeds[0], problem_type="regression"), places, training, own, loss_of)
         for own in own_seeds
     ]
     answers = min(ANSWERS, len(others))

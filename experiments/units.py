@@ -14,14 +14,9 @@ from .setting import Setting
 BACKBONES = ("backbone", "backbones")
 OBJECTIVES = ("acc", "ood", "avg")
 CIRC = tuple(f"circ-{objective}" for objective in OBJECTIVES)
-# Extracted against the altered set; accuracy knows of no such set.
-ALTERED = ("circ-acc", "circ-altered-ood", "circ-altered-avg")
 TAYLOR = tuple(f"taylor-{index}" for index in range(3))
-# Extracted, and trained, behind the first half of the layers, of one backbone; the last also of fine-tunings that froze these.
-BEHIND_TRUNK = tuple(f"circ-trunk-{objective}" for objective in OBJECTIVES)
-OF_FROZEN = "circ-frozen-avg"
 SAMPLED = tuple(f"sampled-{index}" for index in range(3))
-CIRCUIT_MEMBER = re.compile(r"circ-(?P<circuit>(trunk-)?acc|(altered-|trunk-|frozen-)?(ood|avg))(-(?P<budget>\d+))?")
+CIRCUIT_MEMBER = re.compile(r"circ-(?P<circuit>acc|ood|avg)(-(?P<budget>\d+))?")
 # What varies between members drawn from one circuit, in the order of the paper's table 9: heads, batch order, noise.
 SOURCES = (
     ("heads",),
@@ -33,11 +28,8 @@ SOURCES = (
 )
 
 
-# One fine-tuning with restarts, and how many trainings both take together; the shorter leaves time for a joint tuning.
-WHOLE_RUN = "restarts"
-RUNS = {WHOLE_RUN: 1.5, "short": 1.0}
-# Changes of training images beside the usual ones, see `augmentation.py`.
-CHANGES = ("colours", "look")
+# One fine-tuning with restarts, and how many trainings both take together.
+RESTARTS, TRAININGS = "restarts", 1.5
 
 
 # What is compared, and judged at a time; a setting names those it takes part in.
@@ -46,18 +38,13 @@ GROUPS = {
     "fine-tunings": "members of several fine-tunings, each with its own circuit or none, not trained further",
     "fine-tunings-tuned": "the same, fine-tuned after pruning",
     "trunk": "the same, with whole layers merged at the front",
-    "trunk-ways": "three ways to a common first half of the layers, at the same cost",
-    "why": "a report on what fusing does to them",
     "tuned": "the paper's methods with their fine-tuning, and LoRA ensembles",
-    "sharing": "which parts members of several fine-tunings share",
     "five": "five members of one backbone",
-    "altered": "circuits against an altered set",
     "sources": "what makes members of one circuit differ (tables 8 and 9)",
     "budgets": "members of one backbone that lose other numbers of heads",
     "soups": "three fine-tunings, and six averaged two by two into three members, with deep trunks",
     "joint-tuning": "the same, tuned as a whole with the unmerged Hydra as teacher",
     "one-run": "members that are restarts of one fine-tuning, and these tuned as a whole",
-    "augmentations": "members that were shown differently changed images",
     "baselines": "BatchEnsemble, MIMO, classifiers on one backbone, a Packed-Ensemble of new weights, a single LoRA adapter",
 }
 
@@ -66,12 +53,10 @@ GROUPS = {
 class Unit:
     """What one process does at a time.
 
-    kind: "backbone", "backbones" (all of them, side by side), "frozen" (a fine-tuning whose first half did not train),
-        "circuit", "lora", "member", "baseline", "run" (one fine-tuning and its restarts), "joint" (a Hydra tuned as a whole),
-        "changed" and "restart" (a fine-tuning, or a restart, on differently changed images) or "judge"
+    kind: "backbone", "backbones" (all of them, side by side), "circuit", "lora", "member", "baseline", "run" (one fine-tuning
+        and its restarts), "joint" (a Hydra tuned as a whole) or "judge"
     index: of the backbone; of what is judged, of LoRA ensembles, baselines, runs and all that comes of these, the seed
-    name: of a run one of `RUNS`, of a joint tuning its members and the trunk's layers; the kind of changes; the circuit (its objective, after "altered-" if extracted against the altered set, "trunk-" if behind the first half
-        of the layers, "frozen-" if so of a frozen fine-tuning), the member, the baseline, or one of `GROUPS`
+    name: the circuit (its objective), the member, the baseline, the members of a joint tuning, or one of `GROUPS`
     order, noise: of a member, shifts of the seeds of the batches' order and of all else that is random in training
     """
 
@@ -144,18 +129,13 @@ def needs(unit: Unit, setting: Setting, seeds: int, backbones: int) -> list[Unit
     def backbone(index: int) -> Unit:
         return ALL_BACKBONES if setting.backbones_together else Unit("backbone", index)
 
-    if unit.kind in (*BACKBONES, "frozen", "run", "changed"):
+    if unit.kind in (*BACKBONES, "run"):
         return []
-    if unit.kind == "restart":
-        return [Unit("run", unit.index, WHOLE_RUN)]
     if unit.kind == "joint":
-        members = unit.name.rpartition("-")[0]
-        if members in RUNS:
-            return [Unit("run", unit.index, members)]
-        indices = six(unit.index, seeds, backbones) if members == "six" else ensemble(unit.index, seeds, backbones)
+        if unit.name == RESTARTS:
+            return [Unit("run", unit.index)]
+        indices = six(unit.index, seeds, backbones) if unit.name == "six" else ensemble(unit.index, seeds, backbones)
         return list(dict.fromkeys(map(backbone, indices)))
-    if unit.kind == "circuit" and unit.name.startswith("frozen-"):
-        return [Unit("frozen", unit.index)]
     if unit.kind == "lora" and setting.lora_from_start:
         return []
     if unit.kind == "baseline" and unit.name != "heads" and setting.lora_from_start:
@@ -185,18 +165,12 @@ def judged_units(group: str, seed: int, setting: Setting, seeds: int, backbones:
         yield Unit("lora", seed)
     elif group == "five":
         yield from (*(own(name) for name in CIRC), *further_members(seed))
-    elif group == "altered":
-        yield from (own(name) for name in ALTERED)
     elif group == "sources":
         yield from (unit for sources in SOURCES for unit in varied_members(seed, sources))
     elif group == "budgets":
         yield from (own(name) for budget in setting.budgets for name in with_budget(CIRC, budget))
-    elif group in ("fine-tunings", "trunk", "why"):
+    elif group in ("fine-tunings", "trunk"):
         yield from (Unit("circuit", index, "avg") for index in all_indices)
-    elif group == "trunk-ways":
-        yield from (own(name) for name in BEHIND_TRUNK)
-        yield from (Unit("circuit", index, name) for name in ("frozen-avg", "trunk-avg") for index in all_indices)
-        yield from (Unit("frozen", index) for index in all_indices)
     elif group == "fine-tunings-tuned":
         yield from (Unit("member", index, "circ-avg") for index in all_indices)
         three = ensemble(seed, seeds, backbones, 3)
@@ -205,24 +179,10 @@ def judged_units(group: str, seed: int, setting: Setting, seeds: int, backbones:
     elif group == "baselines":
         yield from (Unit("baseline", seed, name) for name in baselines_of(setting))
         yield Unit("lora", seed)
-    elif group == "sharing":
-        yield from (Unit("member", index, "circ-avg") for index in all_indices)
     elif group == "joint-tuning":
-        yield from (Unit("joint", seed, name) for name in joint_names(setting, "three", "six"))
-        yield Unit("joint", seed, f"labels-{setting.deep_trunks[-1]}")
+        yield from (Unit("joint", seed, members) for members in ("three", "six", "labels"))
     elif group == "one-run":
-        yield from (Unit("run", seed, name) for name in RUNS)
-        yield from (Unit("joint", seed, name) for name in joint_names(setting, *RUNS))
-    elif group == "augmentations":
-        yield from (Unit(kind, seed, change) for kind in ("restart", "changed") for change in CHANGES)
-
-
-def joint_names(setting: Setting, *members: str) -> list[str]:
-    """Joint tunings of these members: of three fine-tunings with every deep trunk, of six with the least and the deepest, of
-    one run with the deepest."""
-    depths = setting.deep_trunks
-    chosen = {"three": depths, "six": dict.fromkeys((depths[0], depths[-1]))}
-    return [f"{each}-{depth}" for each in members for depth in chosen.get(each, depths[-1:])]
+        yield from (Unit("run", seed), Unit("joint", seed, RESTARTS))
 
 
 def baselines_of(setting: Setting) -> list[str]:
@@ -259,13 +219,8 @@ def six(seed: int, seeds: int, backbones: int) -> list[int]:
 def missing_packages(unit: Unit) -> list[str]:
     """The packages that a unit needs and that are not installed: accelerate for Trainer, peft for LoRA."""
     packages = []
-    is_judged_untrained = unit.kind == "judge" and unit.name in ("untuned", "fine-tunings", "trunk", "why")
-    is_of_frozen = unit.kind == "circuit" and unit.name.startswith("frozen-")
-    if (
-        is_of_frozen
-        or unit.kind not in (*BACKBONES, "circuit", "judge")
-        or (unit.kind == "judge" and not is_judged_untrained)
-    ):
+    is_judged_untrained = unit.kind == "judge" and unit.name in ("untuned", "fine-tunings", "trunk")
+    if unit.kind not in (*BACKBONES, "circuit", "judge") or (unit.kind == "judge" and not is_judged_untrained):
         packages.append("accelerate")
     if unit.kind == "lora" or (unit.kind == "judge" and unit.name in ("tuned", "baselines")):
         packages.append("peft")

@@ -73,7 +73,7 @@ class ZeroShotComparison(Comparison):
     def circuit_of_towers(self, seed: int, towers: str, objective: str) -> Circuit:
         return extract_circuit(
             self.once(self.clip, seed)[0],
-            *self.once(self.circuit_data, False),
+            *self.once(self.circuit_data),
             objective,
             budget=self.setting.heads_to_prune,
             class_prompts=self.prompts(seed),
@@ -140,7 +140,7 @@ class ZeroShotComparison(Comparison):
 
     def taylor(self, seed: int) -> PreTrainedModel:
         """Pruned in the vision tower, as the paper has it."""
-        clip, data = self.once(self.clip, seed)[0], self.once(self.circuit_data, False)[0]
+        clip, data = self.once(self.clip, seed)[0], self.once(self.circuit_data)[0]
         heads = self.setting.heads_per_layer
         pruning = taylor_prune(clip, data, heads_per_layer=heads, class_prompts=self.prompts(seed))
         return prune_heads(clip, pruning.heads_to_prune)

@@ -5,7 +5,7 @@ from statistics import mean
 from typing import Any
 
 from .splits import LIKE_CIRCUITS
-from .table import Column, Run, cell, set_columns, table
+from .table import Column, Run, cell, table
 
 
 METHODS = {
@@ -32,22 +32,14 @@ def group_mean(group: str, metric: str) -> Any:
 QUALITY: tuple[Column, ...] = (
     ("Multiply-adds", lambda run: run["multiply_adds"] / 1e9, ".2f G"),
     ("Acc ↑", lambda run: 100 * run["id"]["accuracy"], ".2f"),
-    ("Brier ↓", lambda run: run["id"]["brier"], ".3f"),
-    ("NLL ↓", lambda run: run["id"]["nll"], ".3f"),
     ("ECE ↓", lambda run: run["id"]["ece"], ".3f"),
-    ("aECE ↓", lambda run: run["id"]["aece"], ".3f"),
 )
 
 
 def detection(run: Run) -> list[Column]:
-    """AUROC of each group, and over all sets the other two."""
+    """AUROC of each group."""
     groups = [group for group in run["ood"]["msp"] if group != LIKE_CIRCUITS]
-    columns: list[Column] = [(f"{group} AUROC ↑", group_mean(group, "auroc"), ".1f") for group in groups]
-    return [
-        *columns,
-        ("FPR95 ↓", lambda run: mean(group_mean(group, "fpr95")(run) for group in groups), ".1f"),
-        ("AUPR ↑", lambda run: mean(group_mean(group, "aupr")(run) for group in groups), ".1f"),
-    ]
+    return [(f"{group} AUROC ↑", group_mean(group, "auroc"), ".1f") for group in groups]
 
 
 FAILURE_METHODS = {name: METHODS[name] for name in ("single", "temperature", "bayesvlm")} | {
@@ -77,14 +69,14 @@ def failure_columns(run: Run) -> list[Column]:
     ]
 
 
-def carried_table(carried: Mapping[str, Mapping[str, Run]], metric: str) -> str:
-    """A row per label set that a temperature was fitted with, a column per label set that it was judged on."""
+def carried_table(carried: Mapping[str, Mapping[str, Run]]) -> str:
+    """The ECE: a row per label set that a temperature was fitted with, a column per label set that it was judged on."""
     sources, judged = (list(each) for each in _names(carried))
     lines = [f"| fitted with | temperature | {' | '.join(judged)} |", "|---|" + "--:|" * (len(judged) + 1)]
     for source in sources:
         runs = [of_seed[source] for of_seed in carried.values()]
         cells = [cell([run["temperature"] for run in runs], ".2f")]
-        cells += [cell([run["sets"][name][metric] for run in runs], ".3f") for name in judged]
+        cells += [cell([run["sets"][name]["ece"] for run in runs], ".3f") for name in judged]
         lines.append(f"| {'no temperature' if source == 'none' else source} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -98,14 +90,10 @@ def render(name: str, content: Mapping[str, Any]) -> dict[str, str]:
     """All tables by name, `setting/table`."""
     seeds = content["seeds"]
     example = next(iter(seeds.values()))["single"]
-    tables = {
-        f"{name}/quality": table(seeds, METHODS, (*QUALITY, *detection(example))),
-        f"{name}/sets": table(seeds, METHODS, set_columns(seeds)),
-    }
+    tables = {f"{name}/quality": table(seeds, METHODS, (*QUALITY, *detection(example)))}
     if content.get("failures"):
         example = next(iter(content["failures"].values()))["single"]
         tables[f"{name}/failures"] = table(content["failures"], FAILURE_METHODS, failure_columns(example))
     if content.get("carried"):
-        tables[f"{name}/carried-ece"] = carried_table(content["carried"], "ece")
-        tables[f"{name}/carried-nll"] = carried_table(content["carried"], "nll")
+        tables[f"{name}/carried"] = carried_table(content["carried"])
     return tables

@@ -17,6 +17,7 @@ from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
 from ._io.files import remove_leftovers, written_whole
+from .data.batches import SOUNDS
 from .data.prediction import accepted_inputs, evaluation_mode
 from .fusion import example_inputs
 from .models.configuration_hydra import OUTPUTS_OF_HYDRAS
@@ -111,6 +112,7 @@ class Exportable(nn.Module):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         input_values: Tensor | None = None,
+        input_features: Tensor | None = None,
         bbox: Tensor | None = None,
     ) -> dict[str, Tensor]:
         given = {
@@ -119,6 +121,7 @@ class Exportable(nn.Module):
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
             "input_values": input_values,
+            "input_features": input_features,
             "bbox": bbox,
         }
         outputs = self.model(**{name: given[name] for name in self.names})
@@ -200,7 +203,7 @@ def axes_of(name: str, dims: int, has_towers: bool) -> dict[int, str]:
     """The axes of an input with so many that may have any size, and their names."""
     if name == "pixel_values":
         return {0: "images" if has_towers else "batch"}
-    if name == "input_values" and dims == 3:
+    if name in SOUNDS and dims == 3:
         return {0: "batch"}  # spectrograms have as many frames as there are positions
     return {0: "texts" if has_towers else "batch", 1: "length"}
 

@@ -30,7 +30,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 import hydra_transformers as hydra
-from hydra_transformers.fusion import config_in_backbone, hydra_config, tower_configs
+from hydra_transformers.fusion import config_in_backbone, hydra_config, number_of_layers, tower_configs
 
 
 # What fails and is meant to: a pattern of classes, a pattern of tests, and why. Each of these tests fails in each of these
@@ -46,11 +46,13 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
             "HydraViT*",
             "HydraDeiT*",
             "HydraDinov2*",
+            "HydraDINOv3*",
             "HydraBeit*",
             "HydraAST*",
             "HydraWav2Vec2*",
             "HydraHubert*",
             "HydraWavLM*",
+            "HydraWhisper*",
             "HydraCLIPVision*",
             "HydraCLIPFor*",
             "HydraSiglipVision*",
@@ -169,7 +171,7 @@ def table_of_families() -> list:
     spec = importlib.util.spec_from_file_location("families", Path(__file__).parents[1] / "tests" / "families.py")
     families = sys.modules["families"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(families)
-    return families.FAMILIES
+    return families.FAMILIES + families.ENCODERS
 
 
 def subjects() -> list[Subject]:
@@ -188,7 +190,10 @@ def subjects_of(family) -> Iterator[Subject]:
         config = config_in_backbone(family.hydra, backbone.config)
         for tower in tower_configs(config).values():
             tower.num_hidden_layers = len(KEPT_HEADS)
-        kept = {tower: {"kept_heads": KEPT_HEADS} for tower in tower_configs(config)}
+            if hasattr(tower, "num_hidden_groups"):
+                tower.num_hidden_groups = 1  # one layer, which runs twice
+        towers = tower_configs(config).items()
+        kept = {tower: {"kept_heads": KEPT_HEADS[: number_of_layers(each)]} for tower, each in towers}
         fields = hydra_config(family.hydra.config_class, config, kept).to_dict()
         return family.hydra.config_class.from_dict(fields)  # without the backbone's choice of attention
 
@@ -231,14 +236,13 @@ class ModelTester:
 
     is_training = True
     batch_size = BATCH
-    num_hidden_layers = len(KEPT_HEADS)
     num_attention_heads = sum(map(len, KEPT_HEADS[0]))  # those of all members, in the layer that is looked at
 
     def __init__(self, subject: Subject):
         self.subject = subject
         self.seq_length = subject.seq_length
         config = next(iter(tower_configs(subject.config()).values()))
-        self.hidden_size = config.hidden_size
+        self.hidden_size, self.num_hidden_layers = config.hidden_size, config.num_hidden_layers
         self.image_size, self.patch_size = (getattr(config, name, None) for name in ("image_size", "patch_size"))
 
     def get_config(self) -> PreTrainedConfig:

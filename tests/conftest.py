@@ -5,25 +5,29 @@ import sys
 
 import pytest
 
-from tests.families import FAMILIES, FEW, Family
+
+# The table of families is imported where tests are collected: the process that hands them to workers does not wait for models.
 
 
-OTHERS = {family.name for family in FAMILIES if family not in FEW}
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with an argument `family` runs for every row of the families' table; `for_families` chooses others."""
+    is_chosen = any("family" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "family" in metafunc.fixturenames and not is_chosen and not hasattr(metafunc.module, "family"):
+        from tests.families import FAMILIES
 
-
-@pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
-def family(request: pytest.FixtureRequest) -> Family:
-    """Every row of the families' table; `for_families` chooses others."""
-    return request.param
+        metafunc.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks tests of families other than the few as slow."""
+    from tests.families import FAMILIES, FEW
+
+    others = {family.name for family in FAMILIES if family not in FEW}
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         names = {getattr(each, "name", each) for each in parameters if isinstance(getattr(each, "name", each), str)}
-        if names & OTHERS:
+        if names & others:
             item.add_marker(pytest.mark.slow)
 
 

@@ -146,19 +146,11 @@ def test_images_are_moved_by_at_most_a_pixel():
     assert set(places.tolist()) == {8 * row + column for row in (3, 4, 5) for column in (3, 4, 5)}
 
 
-@pytest.fixture(scope="module")
-def fine_tunings(data, tmp_path_factory):
-    """Two of the demo's three, each by the whole recipe."""
-    return finetuned(load_shipped_model(), data, FULL, tmp_path_factory.mktemp("demo") / "fine-tuning", num_members=2)
-
-
-def test_a_fine_tuning_is_right_on_95_percent_of_unseen_digits_and_each_is_another(data, fine_tunings):
+def test_a_fine_tuning_is_right_on_95_percent_of_unseen_digits(data, tmp_path):
+    [model] = finetuned(load_shipped_model(), data, FULL, tmp_path / "fine-tuning", num_members=1)
     with torch.no_grad():
-        logits = [model(data.test.pixel_values).logits for model in fine_tunings]
-    assert len(logits) == 2
-    for each in logits:
-        assert (each.argmax(-1) == data.test.labels).float().mean() >= 0.95
-    assert not torch.allclose(logits[0], logits[1], atol=0.1)
+        predicted = model(data.test.pixel_values).logits.argmax(-1)
+    assert (predicted == data.test.labels).float().mean() >= 0.95
 
 
 # Story
@@ -185,6 +177,7 @@ def test_the_demo_leaves_table_reports_and_plots(told):
     output, _ = told
     report = UncertaintyReport.from_json(output / "report.json")
     assert [result.num_members for result in report.models.values()] == [1, 3, 3, 3, 3]
+    assert report.models["Deep Ensemble"].id["disagreement"] > 0, "each fine-tuning is another"
     assert set(report.models["Hydra"].ood["near"]) == {"digit 8", "digit 9"}
     table = (output / "table.md").read_text()
     assert table.startswith("|  | accuracy ↑ |") and len(table.splitlines()) == 7

@@ -25,18 +25,23 @@ def script():
     del sys.modules[spec.name]
 
 
+@pytest.fixture(scope="module")
+def subjects(script):
+    return script.subjects()
+
+
 @pytest.mark.slow
-def test_every_model_class_is_tested(script):
+def test_every_model_class_is_tested(subjects):
     classes = {name for name in models.__all__ if not name.endswith("Config")} - {"AutoHydra"}
-    assert {subject.name for subject in script.subjects()} == classes
+    assert {subject.name for subject in subjects} == classes
 
 
 @pytest.mark.slow
-def test_the_models_are_ragged_and_read_their_inputs(script):
+def test_the_models_are_ragged_and_read_their_inputs(script, subjects):
     for layer in script.KEPT_HEADS:
         assert len({len(member) for member in layer}) == len(layer)
         assert [] in layer
-    for subject in script.subjects():
+    for subject in subjects:
         model = subject.model_class(subject.config()).eval()
         assert model.config.num_members == 3
         with torch.no_grad():
@@ -46,8 +51,8 @@ def test_the_models_are_ragged_and_read_their_inputs(script):
 
 
 @pytest.mark.slow
-def test_what_is_by_design_has_a_reason_and_a_class(script):
-    names = [subject.name for subject in script.subjects()]
+def test_what_is_by_design_has_a_reason_and_a_class(script, subjects):
+    names = [subject.name for subject in subjects]
     for classes, test, reason in script.BY_DESIGN:
         assert test.startswith("test_") and reason
         assert any(script.fnmatchcase(name, classes) for name in names)

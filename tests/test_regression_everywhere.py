@@ -1,8 +1,6 @@
 """A regression model through everything that a classifier goes through: pipelines, commands, server, page, export, cards."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,21 +19,21 @@ from transformers import (
 from hydra_transformers import AutoHydra
 from hydra_transformers.cli import main
 from hydra_transformers.data import load_data
-from hydra_transformers.export import export
+from hydra_transformers.export import FILES, RUNNERS, export
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.pruning import extract_circuit, taylor_scores
 from hydra_transformers.reports import TaskReport, evaluate_uncertainty, fusion_report
-from hydra_transformers.serving import HydraPredictor, build_page, create_app
+from hydra_transformers.serving import HydraPredictor, create_app
 from hydra_transformers.training import Recipe, finetune_members
 from hydra_transformers.uncertainty import calibrate, predict_decisions
+from tests.fresh_process import run_without_package
 from tests.tiny_data import SIZES, WORDS, pictures
 
 
 TEXTS = ["a film of joy", "a bad film", "good", "a bad bad film of joy"]
-NOTHING_ELSE = "assert not [name for name in sys.modules if name.startswith('hydra_transformers')]"
 
 
-def backbone(seed: int, outputs: int = 1) -> BertForSequenceClassification:
+def backbone(seed: int, outputs: int = 1, **sizes) -> BertForSequenceClassification:
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=len(WORDS),
@@ -43,7 +41,7 @@ def backbone(seed: int, outputs: int = 1) -> BertForSequenceClassification:
         num_labels=outputs,
         problem_type="regression",
         initializer_range=0.2,
-        **SIZES,
+        **{**SIZES, **sizes},
     )
     return BertForSequenceClassification(config).eval()
 
@@ -109,11 +107,6 @@ def test_columns_server_and_command_answer_alike(folder, capsys):
     assert " to " in capsys.readouterr().out
 
 
-def test_the_page_refuses_numbers_with_a_sentence(folder):
-    with pytest.raises(ValueError, match="is made for regression"):
-        build_page(HydraPredictor(folder / "hydra", device="cpu"))
-
-
 def test_a_calibrated_single_output_without_a_problem_type_is_a_number():
     model = backbone(0)
     model.config.problem_type = None
@@ -127,25 +120,20 @@ def test_a_calibrated_single_output_without_a_problem_type_is_a_number():
 def test_commands_say_what_kind_of_model_it_is(folder, capsys):
     assert main(["info", str(folder / "hydra")]) == 0
     assert "regression with 1 output(s): LABEL_0" in capsys.readouterr().out
-    assert main(["push", str(folder / "hydra"), "me/numbers", "--space", "me/page"]) == 2
-    assert "leave --space out" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_the_code_of_the_repository_gives_the_same_numbers_without_the_package(folder, tmp_path):
     code = f"""
-import json, sys
+import json
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 folder = {str(folder / "hydra")!r}
 model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True)
 inputs = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)({TEXTS[0]!r}, return_tensors="pt")
 out = model(**inputs)
 print(json.dumps([out.logits.tolist(), out.interval.tolist(), out.abstain.tolist()]))
-{NOTHING_ELSE}
 """
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-P", "-c", code]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    found = run_without_package(code, folder=tmp_path)
     assert found.returncode == 0, found.stderr
     [expected] = outputs_of(folder, TEXTS[:1])
     logits, interval, abstain = json.loads(found.stdout)
@@ -154,23 +142,21 @@ print(json.dumps([out.logits.tolist(), out.interval.tolist(), out.abstain.tolist
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("aggregate", [None, "mean-2std"])
-def test_exports_carry_interval_and_abstention(folder, tmp_path, aggregate):
-    import onnxruntime
-
-    hydra = AutoHydra.from_pretrained(folder / "hydra")
-    if aggregate is not None:
-        hydra.config.aggregate, hydra.decision, hydra.config.decision = aggregate, None, None
-    export(hydra, tmp_path / "onnx", processor=AutoTokenizer.from_pretrained(folder / "hydra"))
-    session = onnxruntime.InferenceSession(tmp_path / "onnx" / "model.onnx")
-    names = [output.name for output in session.get_outputs()]
-    batch = {name: each.numpy() for name, each in tokenized(5)[0].items() if name != "labels"}
-    found = dict(zip(names, session.run(names, batch), strict=True))
-    expected = hydra(**{name: torch.tensor(each) for name, each in batch.items()})
-    assert torch.allclose(torch.tensor(found["logits"]), expected.logits, atol=1e-4)
+@pytest.mark.parametrize(("aggregate", "to"), [(None, "onnx"), ("mean-2std", "torch")])
+def test_exports_carry_interval_and_abstention(folder, tmp_path, aggregate, to):
+    hydra = AutoHydra.from_pruned_members([backbone(seed, num_hidden_layers=1) for seed in range(3)]).eval()
     if aggregate is None:
-        assert torch.allclose(torch.tensor(found["interval"]), expected.interval, atol=1e-4)
-        assert torch.equal(torch.tensor(found["abstain"]), expected.abstain)
+        hydra.calibrate(tokenized(), target={"coverage": 0.5}, alpha=0.2)
+    else:
+        hydra.config.aggregate = aggregate
+    tokenizer = AutoTokenizer.from_pretrained(folder / "hydra")
+    run = RUNNERS[to](export(hydra, tmp_path / "exported", to, processor=tokenizer) / FILES[to])
+    batch = {name: each for name, each in tokenized(5)[0].items() if name != "labels"}
+    found, expected = run(batch), hydra(**batch)
+    assert torch.allclose(found["logits"], expected.logits, atol=1e-4)
+    if aggregate is None:
+        assert torch.allclose(found["interval"], expected.interval, atol=1e-4)
+        assert torch.equal(found["abstain"], expected.abstain)
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from hydra_transformers.baselines import DeepEnsemble, MCDropout, soup
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.reports import TaskReport, evaluate_uncertainty, fusion_report
-from hydra_transformers.search import hydrate
 from hydra_transformers.serving import HydraPredictor, build_page, create_app
 from hydra_transformers.uncertainty import calibrate
 from tests.command_line import run
@@ -96,8 +95,7 @@ def test_the_server_answers_and_the_page_sends_away(folder):
     with TestClient(create_app(predictor)) as client:
         [answer] = client.post("/predict", json={"inputs": ["a bad film"]}).json()
     assert set(answer["labels"]) <= set(FEELINGS) and answer["scores"][0].keys() >= {"label", "score", "epistemic"}
-    with pytest.raises(ValueError, match="is made for multi-label classification"):
-        build_page(predictor)
+    assert "any of 3 labels" in str(build_page(predictor).get_config_file())
 
 
 @pytest.mark.slow
@@ -116,16 +114,6 @@ def test_other_methods_are_calibrated_and_judged_alike(build, members, data):
     calibrated = calibrate(build(members).eval(), data, alpha=0.2, target={"coverage": 0.8}).model
     [result] = evaluate_uncertainty(calibrated, data).models.values()
     assert result.metrics["set_missed"] <= 0.25 and 0.6 <= result.metrics["answered"] <= 1
-
-
-@pytest.mark.slow
-def test_what_is_about_one_class_gets_a_sentence(members, data, folder, tmp_path):
-    with pytest.raises(ValueError, match="made for multi-label classification"):
-        hydrate(members, data, output_dir=tmp_path / "hydrated", progress=False)
-    with pytest.raises(ValueError, match="have several labels each, and hydrate"):
-        hydrate(
-            str(folder / "bert"), train_data=folder / "data.jsonl", finetune=True, output_dir=tmp_path, progress=False
-        )
 
 
 @pytest.mark.slow

@@ -4,21 +4,56 @@ With torch.distributed itself: accelerate's `gather_object` silently returns one
 variables were set.
 """
 
+import os
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 
 
 # The rows in the order of the data set; by exact type, as a subclass may shuffle.
 COMMON_SAMPLERS = (SequentialSampler, BatchSampler)
+# What accelerate takes for a group of processes.
+SIGNS_OF_A_GROUP = ("LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+LONGEST_WAIT = timedelta(days=30)  # one process may train for days while the others have finished
+
+_waiting: tuple[Any, Any] = (None, None)  # the group of all processes, and that of `gather`
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """(0, 1) outside `torch.distributed`."""
+    """(0, 1) outside `torch.distributed`, and in processes that are `apart`."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+@contextmanager
+def apart(device: torch.device) -> Iterator[None]:
+    """Lets each process work by itself on its device: inside, there is no `torch.distributed` and no sign of other processes.
+
+    Hiding their number from a `Trainer` is not enough: `save_pretrained` writes nothing, and says nothing, in processes other
+    than the first.
+    """
+    from accelerate.state import AcceleratorState, PartialState
+
+    states = [(state._shared_state, dict(state._shared_state)) for state in (PartialState, AcceleratorState)]
+    variables = {name: os.environ.pop(name, None) for name in (*SIGNS_OF_A_GROUP, "ACCELERATE_TORCH_DEVICE")}
+    os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
+    everyone, dist.group.WORLD = dist.group.WORLD, None
+    try:
+        yield
+    finally:
+        dist.group.WORLD = everyone
+        del os.environ["ACCELERATE_TORCH_DEVICE"]
+        os.environ.update({name: value for name, value in variables.items() if value is not None})
+        for state, content in states:
+            state.clear()
+            state.update(content)
 
 
 def check_can_be_shared(data: Any, name: str) -> None:
@@ -52,13 +87,86 @@ def gather(value: Any) -> list[Any]:
     if world_size == 1:
         return [value]
     gathered = [None] * world_size
-    dist.all_gather_object(gathered, value)
+    dist.all_gather_object(gathered, value, group=_waiting_group())
     return gathered
+
+
+def _waiting_group() -> Any:
+    """All processes, over their CPUs. The default group gives up after some minutes, while one process may work for hours."""
+    global _waiting
+    if _waiting[0] is not dist.group.WORLD:
+        group = dist.new_group(backend="gloo", timeout=LONGEST_WAIT) if dist.is_gloo_available() else None
+        _waiting = (dist.group.WORLD, group)
+    return _waiting[1]
 
 
 def from_first_process(value: Any) -> Any:
     """The value of the process of rank 0, in every process."""
-    return gather(value)[0]
+    if rank_and_world_size()[1] == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=_waiting_group())
+    return values[0]
+
+
+def total(value: Tensor | int) -> Tensor | int:
+    """The sum of the values of all processes, in every process; 0 from those that have none."""
+    if rank_and_world_size()[1] == 1:
+        return value
+    kinds = gather(None if isinstance(value, int) else (value.shape, value.dtype))
+    kind = next((kind for kind in kinds if kind is not None), None)
+    if kind is None:
+        return sum(gather(value))
+    shape, dtype = kind
+    result = torch.zeros(shape, dtype=dtype, device="cpu") + (value if isinstance(value, int) else value.cpu())
+    dist.all_reduce(result, group=_waiting_group())
+    return result if isinstance(value, int) else result.to(value.device)
+
+
+def raise_everywhere(error: Exception | None) -> None:
+    """Raises the error of any process in all of them: one that stopped alone would leave the others waiting for it."""
+    _raise_first(gather(error))
+
+
+def _raise_first(gathered: list[Any]) -> None:
+    for found in gathered:
+        if isinstance(found, Exception):
+            found.is_everywhere = True  # the command line prints it once
+            raise found
+
+
+def in_rounds(parts: Iterable[Sized]) -> Iterator[tuple[Sized, int]]:
+    """The parts of this process, each with the number of rows of others since its last one.
+
+    Process r of W has the parts r, r + W, ... All meet before every round; an error in reading a part is raised in all.
+    """
+    rank, _ = rank_and_world_size()
+    parts, between, lengths = iter(parts), 0, [0]
+    while any(length is not None for length in lengths):
+        part = length = None
+        try:
+            part = next(parts, None)
+            length = None if part is None else len(part)
+        except Exception as error:
+            length = error
+        lengths = gather(length)
+        _raise_first(lengths)
+        if part is not None:
+            yield part, between + sum(lengths[:rank])
+            between = sum(filter(None, lengths[rank + 1 :]))
+
+
+def on_one_process(act: Callable[[], Any], is_this_one: bool | None = None) -> Any:
+    """Calls `act` in one process, by default the first, and lets the others wait; its errors are raised in all of them.
+    Returns the result, in the others None."""
+    result = error = None
+    if rank_and_world_size()[0] == 0 if is_this_one is None else is_this_one:
+        try:
+            result = act()
+        except Exception as found:
+            error = found
+    raise_everywhere(error)
+    return result
 
 
 def gather_batches(parts: list[Any]) -> list[Any]:

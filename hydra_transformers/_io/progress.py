@@ -5,12 +5,15 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from .processes import rank_and_world_size
+
 
 SECONDS_BEFORE_A_BAR = 5.0
 
 
 def progress_bar(total: int | None, name: str, unit: str, enabled: bool = True, initial: int = 0) -> tqdm:
-    """A bar that appears after five seconds, and only on a terminal."""
+    """A bar that appears after five seconds, only on a terminal, and only in the first of several processes."""
+    enabled = enabled and rank_and_world_size()[0] == 0
     return tqdm(
         total=total,
         initial=initial,

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.batches import batches
+from ..data.batches import SOUNDS, batches
 
 
 PIXEL_NOISE = 0.5  # standard deviation, in the model's units
@@ -15,7 +15,7 @@ TOKEN_NOISE = 0.2  # share of tokens
 def with_noise(
     data: Any, *, pixels: float = PIXEL_NOISE, tokens: float = TOKEN_NOISE, seed: int = 0, batch_size: int = 32
 ) -> list[dict]:
-    """Data with Gaussian noise on `pixel_values` or `input_values` (spectrograms), or replaced `input_ids`, as dict batches.
+    """Data with Gaussian noise on `pixel_values` or spectrograms, or replaced `input_ids`, as dict batches.
 
     data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows
     pixels: the standard deviation of the noise, in the units that the model reads
@@ -24,7 +24,7 @@ def with_noise(
     """
     generator, noisy = torch.Generator().manual_seed(seed), []
     for batch in batches(data, batch_size):
-        name = next((each for each in ("pixel_values", "input_values", "input_ids") if each in batch), None)
+        name = next((each for each in ("pixel_values", *SOUNDS, "input_ids") if each in batch), None)
         if name is None:
             raise ValueError(
                 f"data has no pixel_values, input_values or input_ids (its entries: {', '.join(batch)}): add noise yourself"

@@ -281,7 +281,8 @@ def _read(hydra: PreTrainedModel, data: Any, name: str, batch_size: int) -> Any:
 
 
 def head_vectors(hydra: PreTrainedModel, data: Any) -> Vectors:
-    """The outputs of each head of a one-member Hydra for every row, at the token that `head_separation` reads."""
+    """The outputs of each head of a one-member Hydra for every row, at the token that `head_separation` reads; those of the last
+    time, where a layer runs several times."""
     encoder, of_batches = _encoder(hydra), []
 
     def keep(tower: str, layer: int, outputs: Tensor) -> None:

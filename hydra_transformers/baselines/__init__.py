@@ -1,5 +1,6 @@
 """Models to compare a Hydra with. Each answers with `member_logits` (batch, members, classes)."""
 
+from ..fusion.soup import average_members, soup
 from .baseline import Baseline
 from .batch_ensemble import BatchEnsemble
 from .bayesvlm import BayesVLM
@@ -10,7 +11,6 @@ from .lora_ensemble import LoRAEnsemble, finetune_lora_ensemble
 from .mc_dropout import MCDropout
 from .mimo import MIMO, Independence, MIMOCollator
 from .packed_ensemble import PackedEnsemble
-from .soup import average_members, soup
 from .temperature_scaled import temperature_scaled, temperature_scaled_clip
 from .vilu import ViLU, collect_confidences, failure_metrics
 

@@ -84,6 +84,7 @@ class Baseline(nn.Module):
         inputs_embeds: Tensor | None = None,
         pixel_values: Tensor | None = None,
         input_values: Tensor | None = None,
+        input_features: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **inputs: Any,
@@ -101,6 +102,7 @@ class Baseline(nn.Module):
             "inputs_embeds": inputs_embeds,
             "pixel_values": pixel_values,
             "input_values": input_values,
+            "input_features": input_features,
         }
         given = {name: value for name, value in inputs.items() if value is not None}
         read = {name: value for name, value in given.items() if name in self.reads}

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..cost import inputs_for
 from ..data.prediction import device_of, evaluation_mode
-from ..fusion import without_weights
+from ..fusion import has_decoder, without_weights
 from .baseline import Baseline, check_is_classifier, check_is_count, is_number
 from .layer_replacement import linear_of, replace
 from .mc_dropout import repeated
@@ -272,7 +272,7 @@ def _layer_list_name(model: PreTrainedModel) -> str:
     configs = (model.config, *(getattr(model.config, f"{tower}_config", None) for tower in ("vision", "text")))
     counts = {getattr(config, "num_hidden_layers", None) for config in configs}
     lists = [name for name, each in model.named_modules() if isinstance(each, nn.ModuleList) and len(each) in counts]
-    if len(lists) != 1 or getattr(model.config, "is_encoder_decoder", False):
+    if len(lists) != 1 or has_decoder(model):
         raise ValueError(f"{type(model).__name__} does not have exactly one list of layers: leave layers out")
     return lists[0]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cost import count_multiply_adds
-from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
+from ..data.prediction import accepted_inputs, answer_of, classifies_tokens, device_of, member_logits_of
 from ..models.modeling_hydra import HydraClassifierOutput
 
 
@@ -43,7 +43,9 @@ class DeepEnsemble(nn.Module):
 
     def forward(self, **inputs) -> HydraClassifierOutput:
         outputs = [(model(**accepted_inputs(model, inputs)), type(model).__name__) for model in self.models]
-        return answer_of(self.models[0], join_members([member_logits_of(*each) for each in outputs], "models"))
+        per_token = classifies_tokens(self.models[0])
+        members = [member_logits_of(*each, per_token) for each in outputs]
+        return answer_of(self.models[0], join_members(members, "models"))
 
 
 def _check_class_names(models: Sequence[nn.Module]) -> None:

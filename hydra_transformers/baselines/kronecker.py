@@ -207,5 +207,6 @@ def probit_logits(means: Tensor, variances: Tensor) -> Tensor:
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
     """For small products that need more digits than autocast keeps."""
-    is_there = torch.amp.is_autocast_available(device.type)  # not on the meta device
+    # Not on the meta device. torch 2.11 cannot compile the question.
+    is_there = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if is_there else nullcontext()

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from .._io.files import write_atomically
 from .._io.threads import ONE_PASS
 from ..cost import inputs_for, multiply_adds_of
-from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
+from ..data.prediction import accepted_inputs, answer_of, classifies_tokens, device_of, member_logits_of
 from ..fusion import without_weights
 from ..models.modeling_hydra import HydraClassifierOutput
 from ..training.finetune import finetune_members
@@ -82,7 +82,8 @@ class LoRAEnsemble(nn.Module):
         with ONE_PASS:
             for adapter in self.adapters:
                 self.model.set_adapter(adapter, inference_mode=True)
-                member_logits.append(member_logits_of(self.model(**inputs), type(backbone).__name__))
+                output = self.model(**inputs)
+                member_logits.append(member_logits_of(output, type(backbone).__name__, classifies_tokens(backbone)))
         return answer_of(backbone, join_members(member_logits, "adapters"))
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:

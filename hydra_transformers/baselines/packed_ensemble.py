@@ -17,6 +17,7 @@ WIDTHS = (
     "intermediate_size",
     "num_attention_heads",
     "hidden_dim",
+    "encoder_ffn_dim",
     "embedding_size",
     "pooler_hidden_size",
     "coordinate_size",

@@ -5,7 +5,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from logging import NOTSET, WARNING, Handler, LogRecord, getLogger
 from typing import Annotated, Any
@@ -37,11 +37,13 @@ from .options import command, repeat_flags
 
 NAME = "hydra-transformers"
 INTERRUPTED = 130  # typer returns it for a KeyboardInterrupt
+# The commands that several processes run together (torchrun, accelerate launch).
+FOR_SEVERAL_PROCESSES = ("build", "finetune", "prune", "evaluate")
 # The commands by panel of the help, each with an example.
 COMMANDS = {
     "Try it": [(demo.demo, ""), (page.app, "my-calibrated-hydra --single finetuned/member-0 --examples pictures")],
     "Make a Hydra": [
-        (build.build, "facebook/dinov2-small --data cifar100 --ood-data svhn:cropped_digits --output my-hydra"),
+        (build.build, "facebook/dinov2-small --data cifar100 --fine-tunings 6 --tune-jointly --output my-hydra"),
         (finetune.finetune, "facebook/dinov2-small --members 3 --data cifar100 --part training --output finetuned"),
         (prune.prune, "finetuned --data cifar100 --part validation --ood-data svhn:cropped_digits --output pruned"),
         (fuse.fuse, "pruned --output my-hydra"),
@@ -122,7 +124,7 @@ def main(words: Sequence[str] | None = None) -> int:
     called = called if called in runner().commands else None
     name = f"{NAME} {called}" if called else NAME
     try:
-        with quiet_libraries():
+        with quiet_libraries(), joined_processes(called):
             return run(words)
     except typer.TyperException as error:  # a wrong call
         print(f"{name}: {error.format_message()} (see {name} --help)", file=sys.stderr)
@@ -134,13 +136,40 @@ def main(words: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             traceback.print_exc()
         flags = [flag for option in runner().commands[called].params for flag in option.opts] if called else ()
-        print(f"{name}: {sentence_of(error, flags)}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0" or not getattr(error, "is_everywhere", False):
+            print(f"{name}: {sentence_of(error, flags)}", file=sys.stderr)
         return 2 if isinstance(error, MISTAKES) else 1
 
 
+@contextmanager
+def joined_processes(called: str | None) -> Iterator[None]:
+    """Lets processes that were started together work together; only the first one prints, but for errors."""
+    if called is None or os.environ.get("WORLD_SIZE", "1") == "1":
+        yield
+        return
+    if called not in FOR_SEVERAL_PROCESSES:
+        raise ValueError(f"{called} runs in one process: start it without torchrun and accelerate launch")
+    import torch
+    from accelerate import PartialState
+
+    if not torch.cuda.is_available():
+        os.environ["ACCELERATE_USE_CPU"] = "true"  # without it, Trainer would not see the other processes
+    processes = PartialState(cpu=not torch.cuda.is_available())
+    if processes.is_main_process:
+        yield
+    else:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            yield
+    processes.destroy_process_group()
+
+
 class _Notes(Handler):
+    def __init__(self, level: int):
+        super().__init__(level)
+        self.stream = sys.stderr
+
     def emit(self, record: LogRecord) -> None:
-        print(f"note: {record.getMessage()}", file=sys.stderr)
+        print(f"note: {record.getMessage()}", file=self.stream)
 
 
 @contextmanager

@@ -57,6 +57,8 @@ def sample_size(model: nn.Module) -> str:
         is_raw = inputs["input_values"].dim() == 2
         words = "{:,} samples" if is_raw else "{} frames of {} mel bins"
         parts.append(words.format(*inputs["input_values"].shape[1:]))
+    if "input_features" in inputs:
+        parts.append("{1} frames of {0} mel bins".format(*inputs["input_features"].shape[1:]))
     if "input_ids" in inputs:
         parts.append(f"{inputs['input_ids'].shape[1]} tokens")
     return " and ".join(parts)

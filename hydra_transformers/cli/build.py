@@ -1,5 +1,6 @@
 """`build`: from a pre-trained model and data to a Hydra, by the other commands in turn, or with --target by a search."""
 
+import copy
 import shlex
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import typer
 from transformers import PreTrainedConfig
 
 from .._io.files import check_takes_files
+from .._io.processes import from_first_process, on_one_process, rank_and_world_size
 from ..data.loading import check_has_variety, remember_max_length
 from ..data.processors import check_same_processors, load_processor
 from ..data.rows import SPLITS_TO_CUT, is_same_source, overlap
@@ -16,7 +18,7 @@ from ..data.tags import TOKEN_CLASSIFICATION
 from ..fusion.probe import TEXT_TOKENS
 from ..pruning import MemberPlan
 from ..pruning.objectives import OBJECTIVES
-from ..training.from_pretrained import check_trainings
+from ..training.from_pretrained import check_classifiers, check_trainings, fine_tunings_within
 from ..training.recipes import recipe_for
 from . import flags
 from .finetune import RecipeName, change_by, check_trainable, check_training, check_trunk, name_classes
@@ -35,10 +37,13 @@ from .options import (
 
 
 BUILD_SETTINGS = "build.json"
-NO_SETTINGS = {"device", "report_to", "target", "time_limit"}  # they change no result, or are for --target alone
+MERGED_SHARE = 0.75  # of the layers, where nothing is pruned; it held on images and on texts (docs/results.md)
+# They change no result, are for --target alone, or are checked by `finetune`.
+NO_SETTINGS = {"device", "report_to", "target", "time_limit", "divide"}
 FOR_ALL_STEPS = ("image_column", "audio_column", "text_column", "max_length", "label_column", "processor")
 CHOSEN_BY_TARGET = (
-    "fine_tunings",
+    "classifiers",
+    "tune_jointly",
     "budget",
     "objective",
     "mode",
@@ -46,6 +51,7 @@ CHOSEN_BY_TARGET = (
     "tune",
     "trunk_layers",
     "freeze_trunk",
+    "divide",
 )
 CHOSEN_BY_TARGET += ("test_data", "test_split")
 CHOICE, PRUNING, TESTS = "Choose for me", "Pruning and merging", "Tests"
@@ -75,11 +81,12 @@ class BuildOptions(flags.DataOptions):
     fine_tunings: option(
         int | None,
         "make more fine-tunings than members and average them into these, such as 6 for 3 members, two into each: better, "
-        "and no slower to run",
+        "and no slower to run; with --target that is tried, too",
         "N",
         min=2,
     ) = None
     trainings: flags.Trainings = None
+    classifiers: flags.Classifiers = None
     target: option(
         Any,
         "try budgets, trunks, what to share and tuning, and take the best: balance (the fastest Hydra at most half a point "
@@ -98,6 +105,7 @@ class BuildOptions(flags.DataOptions):
         parser=minutes,
     ) = None
     recipe: RecipeName = None
+    regression: flags.Regression = False
     epochs: flags.Epochs = None
     max_steps: flags.MaxSteps = None
     report_to: flags.ReportTo = "none"
@@ -121,11 +129,18 @@ class BuildOptions(flags.DataOptions):
     tune: switch("--tune", "fine-tune again after pruning", PRUNING) = False
     trunk_layers: option(
         Any,
-        "merge the first N layers whole, or a share such as 0.75, and prune none of them: they run once for all",
+        "merge the first N layers whole, or a share such as 0.75, and prune none of them: they run once for all; 0 for none "
+        "(default: 0.75 if nothing is pruned, otherwise those that are equal)",
         "N",
         PRUNING,
         parser=layers_or_share,
     ) = None
+    tune_jointly: switch(
+        "--tune-jointly",
+        "at the end train the Hydra as a whole for a few epochs, its own members with nothing merged as teacher: better, and no "
+        "slower to run",
+        PRUNING,
+    ) = False
     freeze_trunk: switch(
         "--freeze-trunk", "do not train the trunk and the embeddings, so that merging changes nothing", PRUNING
     ) = False
@@ -135,6 +150,7 @@ class BuildOptions(flags.DataOptions):
     far: flags.FarData = None
     seed: flags.Seed = 0
     batch_size: flags.BatchSize = 32
+    divide: flags.Divide = "members"
     device: flags.Device = None
 
     @property
@@ -146,6 +162,18 @@ class BuildOptions(flags.DataOptions):
     def circuit_objective(self) -> str | None:
         """None where nothing is pruned."""
         return None if self.budget == 0 else self.objective or ("avg" if self.ood_data else None)
+
+    @property
+    def merged_layers(self) -> int | float | None:
+        """How many layers are merged, or which share; None for those that are equal."""
+        is_chosen = self.trunk_layers is not None or self.circuit_objective is not None
+        return self.trunk_layers if is_chosen else MERGED_SHARE
+
+    @property
+    def members_folder(self) -> Path:
+        """The members that are fused at the end; after a joint tuning the one Hydra that they became."""
+        last = "tuned" if self.tune else "pruned" if self.circuit_objective is not None else "finetuned"
+        return self.steps_folder / ("tuned-jointly" if self.tune_jointly else last)
 
     @property
     def trained(self) -> int:
@@ -173,7 +201,10 @@ def build(
     for group in ("near", "far"):
         check_named_once([name for name, _ in getattr(options, group) or []], f"--{group}")
     check_training(options.epochs, options.max_steps, options.report_to)
+    _check_fine_tunings(options)
     if options.target is not None:
+        if rank_and_world_size()[1] > 1:
+            raise ValueError("--target searches in one process: start it without torchrun and accelerate launch")
         return _build_for_target([pretrained, *(others or [])], options)
     if others:
         raise ValueError(
@@ -181,37 +212,45 @@ def build(
         )
     _check(pretrained, options)
     settings = {name: value for name, value in vars(options).items() if name not in NO_SETTINGS}
-    claim(options.steps_folder, BUILD_SETTINGS, {"pretrained": pretrained, **settings})
+    on_one_process(lambda: claim(options.steps_folder, BUILD_SETTINGS, {"pretrained": pretrained, **settings}))
     if options.circuit_objective is None:
         print("Nothing will be pruned: for that, pass --ood-data or --objective acc, without --budget 0.")
+        if options.trunk_layers is None:
+            print(f"{MERGED_SHARE:.0%} of the layers will be merged: for none, pass --trunk-layers 0.")
     steps = steps_of(pretrained, options)
     print(f"{len(steps)} steps, which can be run one by one, too; stop when you like, the same command continues:")
     for words in steps:
         print(f"  hydra-transformers {shlex.join(words)}")
     for words in steps:
-        if not _is_done(options.output, words[0]):
+        if not from_first_process(_is_done(options.output, words)):
             print(f"\n{words[0]}:", flush=True)
             run_step(words)
     print(f"\nThe Hydra is in {options.output}, its members are in {options.steps_folder}.")
 
 
 def run_step(words: list[str]) -> None:
-    from . import run
+    from . import FOR_SEVERAL_PROCESSES, run
 
-    run(words)
+    if words[0] in FOR_SEVERAL_PROCESSES:
+        run(words)
+    else:
+        on_one_process(lambda: run(words))
 
 
 def steps_of(pretrained: str, options: BuildOptions) -> list[list[str]]:
     """The commands, as one would type them."""
     folder, given = options.steps_folder, options.given
     data = ["--data", options.data, *given("split", *FOR_ALL_STEPS)]
-    common, trunk = ["--batch-size", options.batch_size], given("trunk_layers")
+    common, merged = ["--batch-size", options.batch_size], options.merged_layers
+    trunk = [] if merged is None else ["--trunk-layers", merged]
     training = [*given("limit", "max_steps"), "--seed", options.seed, *common]
     training += ["--report-to", options.report_to] if options.report_to != "none" else []
     training += trunk if options.freeze_trunk else []
+    training += ["--divide", options.divide] if options.divide != "members" else []
     members = folder / "finetuned"
     steps = [["finetune", pretrained, "--members", options.trained, *data, "--part", "training"]]
-    steps[-1] += [*given("trainings", "recipe", "epochs"), *training, "--output", members]
+    steps[-1] += ["--regression"] if options.regression else []
+    steps[-1] += [*given("trainings", "classifiers", "recipe", "epochs"), *training, "--output", members]
     if options.circuit_objective is not None:
         steps.append(["prune", members, *data, "--part", "validation", "--objectives", options.circuit_objective])
         steps[-1] += [*given("ood_data", "ood_split", "budget", "mode"), *trunk, "--limit", options.circuit_rows]
@@ -221,6 +260,13 @@ def steps_of(pretrained: str, options: BuildOptions) -> list[list[str]]:
         steps.append(["finetune", members, *data, "--part", "training", *training, "--output", folder / "tuned"])
         members = folder / "tuned"
     average = ["--average-into", options.members] if options.fine_tunings is not None else []
+    if options.tune_jointly:
+        fused, teacher = folder / "fused", folder / "teacher"
+        steps.append(["fuse", members, *average, *trunk, "--output", fused])
+        steps.append(["fuse", members, *average, "--trunk-layers", 0, "--output", teacher])
+        steps.append(["finetune", fused, "--teacher", teacher, *data, "--part", "training", *training])
+        members, average, trunk = options.members_folder, [], []
+        steps[-1] += ["--output", members]
     steps.append(["fuse", members, *average, *trunk, "--output", options.output])
     test = [*data, "--part", "test"]
     if options.test_data is not None or options.test_split is not None:
@@ -233,12 +279,28 @@ def steps_of(pretrained: str, options: BuildOptions) -> list[list[str]]:
     return [[str(word) for word in words] for words in steps]
 
 
-def _is_done(output: Path, command: str) -> bool:
-    """Whether the Hydra, or its evaluation, exists; until then every step finds out itself what it has done."""
-    return (output / ("evaluation/report.json" if command == "evaluate" else FUSE_SETTINGS)).exists()
+def _is_done(output: Path, words: list[str]) -> bool:
+    """Whether the Hydra, its evaluation, or what a step fuses on the way exists. Other steps find out themselves what they have
+    done."""
+    if words[0] == "evaluate":
+        return (output / "evaluation" / "report.json").exists()
+    is_fused = words[0] == "fuse" and (Path(words[-1]) / FUSE_SETTINGS).exists()
+    return is_fused or (output / FUSE_SETTINGS).exists()
 
 
 # Checks before the first step
+
+
+def _check_fine_tunings(options: BuildOptions) -> None:
+    if options.fine_tunings is None:
+        return
+    if options.trained <= options.members or options.trained % options.members:
+        raise ValueError(
+            f"--fine-tunings is {options.fine_tunings}, and --members is {options.members}: pass twice as many, or another "
+            "multiple"
+        )
+    if options.trainings is not None:
+        raise ValueError("--fine-tunings is for more trainings and --trainings for fewer: pass one of them")
 
 
 def _check(pretrained: str, options: BuildOptions) -> None:
@@ -249,19 +311,17 @@ def _check(pretrained: str, options: BuildOptions) -> None:
     problems = [
         (options.members < 2, "--members is 1, which is not an ensemble: pass at least 2"),
         (
-            options.fine_tunings is not None
-            and (options.trained <= options.members or options.trained % options.members),
-            f"--fine-tunings is {options.fine_tunings}, and --members is {options.members}: pass twice as many, or another "
-            "multiple",
-        ),
-        (
             options.fine_tunings is not None and is_pruned,
             "--fine-tunings averages whole models, and pruned ones keep different heads: leave out --ood-data and "
             "--objective",
         ),
         (
-            options.fine_tunings is not None and options.trainings is not None,
-            "--fine-tunings is for more trainings and --trainings for fewer: pass one of them",
+            options.tune_jointly and options.freeze_trunk,
+            "--freeze-trunk makes merging exact, so there is nothing for --tune-jointly to mend: leave one of them out",
+        ),
+        (
+            options.tune_jointly and not options.merged_layers,
+            "--tune-jointly is for a Hydra with merged layers, and none are: pass --trunk-layers",
         ),
         (options.time_limit is not None, "--time-limit is for --target: pass that, too"),
         (
@@ -281,7 +341,11 @@ def _check(pretrained: str, options: BuildOptions) -> None:
         if is_met:
             raise ValueError(sentence)
     if options.trainings is not None:
-        check_trainings(options.trainings, options.members, "--trainings")
+        check_trainings(options.trainings, options.members, "--trainings", or_more=False)
+    if options.classifiers is not None:
+        check_classifiers(
+            options.classifiers, fine_tunings_within(options.trainings, options.trained), "--classifiers"
+        )
     config = load_config(pretrained)
     check_trainable(pretrained, config)
     check_trunk(options.trunk_layers, pretrained, config)
@@ -303,8 +367,8 @@ def _check_output(options: BuildOptions) -> None:
     """Refuses a folder that holds anything but this build's Hydra."""
     output = options.output
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        members = "tuned" if options.tune else "pruned" if options.circuit_objective else "finetuned"
-        names = [str(options.steps_folder / members / f"member-{index}") for index in range(options.trained)]
+        count = 1 if options.tune_jointly else options.trained
+        names = [str(options.members_folder / f"member-{index}") for index in range(count)]
         record = output / FUSE_SETTINGS
         if not record.exists() or read_settings(record).get("made_of") != digest_of_names(names):
             raise ValueError(f"{output} exists already: pass another --output, or remove it")
@@ -317,6 +381,10 @@ def _check_data(pretrained: str, options: BuildOptions, config: PreTrainedConfig
     if is_own_split and overlap(options.split or "train", options.test_split):
         raise ValueError(f"--test-split {options.test_split} has rows that are trained on: pass another")
     processor = load_processor(options.processor or pretrained, config)
+    if options.tune_jointly and name_classes(copy.deepcopy(config), options, "training")[1] is not None:
+        raise ValueError(
+            f"--tune-jointly learns from a teacher, which is for one class per row, and {options.data} has other labels: leave it out"
+        )
     sets = [(options.ood_data, options.ood_split)] if options.ood_data else []
     if options.test_data or options.test_split:
         sets.append((options.test_data or options.data, options.test_split))
@@ -350,6 +418,7 @@ def _build_for_target(models: list[str], options: BuildOptions) -> None:
         check_same_processors(names, configs, processor)
     is_pretrained = len(names) == 1 and not has_classifier(names[0])
     data = (_data_to_finetune if is_pretrained else _data_to_choose_by)(names[0], options, configs[0], processor)
+    processor = data.pop("processor", processor)
     found = hydrate(
         names[0] if is_pretrained else names,
         ood_data=_ood_data(options, configs[0], processor),
@@ -357,7 +426,7 @@ def _build_for_target(models: list[str], options: BuildOptions) -> None:
         output_dir=options.output,
         processor=processor,
         num_members=options.members,
-        trainings=options.trainings,
+        trainings=options.fine_tunings or options.trainings,
         batch_size=options.batch_size,
         seed=options.seed,
         time_limit=options.time_limit,
@@ -376,14 +445,10 @@ def _build_for_target(models: list[str], options: BuildOptions) -> None:
 def _data_to_finetune(name: str, options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, Any]:
     """For a pre-trained model: one part of the data to train on, one to choose by; the part for tests is not read."""
     remember_max_length(processor, config, options.max_length, TEXT_TOKENS)
-    classes, problem_type = name_classes(config, options)
-    if problem_type is not None:
-        what = {TOKEN_CLASSIFICATION: "words have tags", "regression": "labels are numbers that are not whole"}
-        what = what.get(problem_type, "rows have several labels each")
-        raise ValueError(
-            f"in {options.data} {what}, and a search is for models of one class per row: leave --target out, or use finetune, fuse, "
-            "calibrate and evaluate one by one"
-        )
+    classes, problem_type = name_classes(config, options, regression=options.regression)
+    if problem_type == TOKEN_CLASSIFICATION:  # whose tokenizer has to read lists of words
+        processor = load_processor(options.processor or name, config)
+        remember_max_length(processor, config, options.max_length, TEXT_TOKENS)
     train, held_out = (
         options.read(config, processor, split=options.split, part=part) for part in ("training", "validation")
     )
@@ -393,6 +458,8 @@ def _data_to_finetune(name: str, options: BuildOptions, config: PreTrainedConfig
         "train_data": replace(train, change=change_by(train, recipe)),
         "data": held_out,
         "class_names": classes,
+        "problem_type": problem_type,
+        "processor": processor,
         "recipe": recipe,
         "tuning_recipe": recipe_for(None, config, train, False, max_steps=options.max_steps),
         "training_arguments": {"report_to": options.report_to},
@@ -404,6 +471,7 @@ def _data_to_choose_by(name: str, options: BuildOptions, config: PreTrainedConfi
     unused = [
         *options.given("recipe", "epochs", "max_steps"),
         *(["--report-to"] if options.report_to != "none" else []),
+        *(["--regression"] if options.regression else []),
     ]
     if unused:
         raise ValueError(f"{unused[0]} is for training, and {name} is fine-tuned already: leave it out")

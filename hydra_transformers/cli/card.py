@@ -13,15 +13,7 @@ from ..hub.member_heads import load_circuits
 from ..reports.report import UncertaintyReport
 from ..reports.task_report import TaskReport, read_report
 from ..uncertainty import CalibratedClassifier
-from .folders import (
-    FUSE_SETTINGS,
-    are_fine_tunings,
-    check_is_hydra,
-    is_baseline,
-    load_config,
-    load_model,
-    read_settings,
-)
+from .folders import are_fine_tunings, check_is_hydra, is_baseline, load_config, load_model, made_by
 from .options import argument, option, switch
 
 
@@ -54,7 +46,7 @@ class CardOptions:
             "dataset": self.dataset,
             "base_model": self.base_model,
             "license": self.license,
-            "fine_tuning": self.fine_tuning or _averaging_in(folder),
+            "fine_tuning": self.fine_tuning or _how_made(folder),
             "circuits": load_circuits(folder, [config]),
             "fine_tunings": are_fine_tunings(folder) or None,
         }
@@ -73,11 +65,13 @@ class CardOptions:
         return report, {**arguments, "report_model": self.report_model or names[0]}
 
 
-def _averaging_in(folder: Path) -> str | None:
-    """A sentence on what `fuse --average-into` did."""
-    record = folder / FUSE_SETTINGS
-    averaged = read_settings(record).get("averaged") if record.exists() else None
-    return None if averaged is None else f"Each member is the mean of {averaged} fine-tunings."
+def _how_made(folder: Path) -> str | None:
+    """What `fuse --average-into` and `finetune --teacher` did."""
+    found = made_by(folder)
+    averaged, taught = found.get("averaged"), found.get("taught")
+    sentences = [f"Each member is the mean of {averaged} fine-tunings."] if averaged else []
+    sentences += ["Fused, they were tuned together, each with the labels and a teacher."] if taught else []
+    return " ".join(sentences) or None
 
 
 def card(

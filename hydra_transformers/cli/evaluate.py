@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from .._io.files import check_takes_files, write_atomically
+from .._io.processes import on_one_process, rank_and_world_size
 from .._io.progress import progress_bar
 from ..data.batches import ChangedBatches, collate
 from ..data.loading import PreparedData, check_has_variety
@@ -22,6 +23,7 @@ from ..data.rows import FEW_ROWS, is_same_source, overlap
 from ..models.detection import DETECTORS
 from ..reports.evaluation import evaluate_uncertainty
 from ..reports.report import UncertaintyReport
+from ..reports.task_report import TaskReport
 from ..shift import SEVERITIES, corrupted_sets
 from ..uncertainty import CalibratedClassifier, Detector, detector_by_name
 from ..uncertainty.calibrated_classifier import OtherClassesError
@@ -103,9 +105,9 @@ def evaluate(
         if detector.needs_fit:
             fit_rows = read(fit_data or data.data, fit_split, labelled=detector.needs_labels, prefer=("train",))
             _check_fit_rows(fit_rows, fit_data or data.data, detector, data.data, rows, prompts is not None)
-            detector.fit(classifier, with_progress(fit_rows, batch_size, f"{name}: fit of {score}"))
+            detector.fit(classifier, with_progress(fit_rows, batch_size, f"{name}: fit of {score}"), batch_size)
             if not results:
-                detector.save(output)
+                on_one_process(partial(detector.save, output))
         corrupted = {}
         if corruptions is not None:
             names = [each.strip() for each in corruptions.split(",")]
@@ -116,9 +118,16 @@ def evaluate(
             with_progress(ood_rows, batch_size, name) or None,
             score=detector if detector.needs_fit else score,
             corruptions=with_progress(corrupted, batch_size, name) or None,
+            batch_size=batch_size,
         )
         results |= report.models
     report = replace(report, models=results)
+    on_one_process(partial(_write, report, output))
+    own_name = f" --report-model {next(iter(models))}" if compare else ""
+    print(f"Next: hydra-transformers card {model} --report {output / 'report.json'}{own_name} --dataset ...")
+
+
+def _write(report: UncertaintyReport | TaskReport, output: Path) -> None:
     report.to_json(output / "report.json")
     write_atomically(output / "report.md", report.to_markdown())
     print(report)
@@ -132,12 +141,12 @@ def evaluate(
         print(f"no plots: {error}")
         written = "report.md and report.json"
     print(f"{written} are in {output}.")
-    own_name = f" --report-model {next(iter(models))}" if compare else ""
-    print(f"Next: hydra-transformers card {model} --report {output / 'report.json'}{own_name} --dataset ...")
 
 
 def with_progress(data: Any, batch_size: int, name: str) -> Any:
     """The batches of a data set, or of each in nested dicts, with a bar on a terminal where reading them takes long."""
+    if rank_and_world_size()[1] > 1:
+        return data  # of which each process loads its own rows only
     if isinstance(data, dict):
         return {key: with_progress(each, batch_size, f"{name} {key}") for key, each in data.items()}
     if isinstance(data, ChangedBatches):  # the reader applies the change, on its device

@@ -10,21 +10,22 @@ from torch.utils.data import Subset
 from transformers import PreTrainedConfig
 
 from .._io.access import access_to
+from .._io.processes import on_one_process
 from ..data.image_changes import random_changes
 from ..data.loading import PreparedData, check_has_variety, classes_in, remember_max_length
 from ..data.processors import load_processor
 from ..data.rows import MOST_HELD_OUT_ROWS, SPLITS_TO_CUT, overlap
 from ..data.tags import TOKEN_CLASSIFICATION
-from ..fusion import saved_tower_configs
+from ..fusion import number_of_layers, saved_tower_configs
 from ..fusion.probe import TEXT_TOKENS
 from ..hub.member_heads import copy_circuits
 from ..models.auto import CLASSIFIERS, TOKEN_CLASSIFIERS, is_zero_shot
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members, tune_jointly
-from ..training.from_pretrained import check_trainings
+from ..training.from_pretrained import check_classifiers, check_trainings, fine_tunings_within
 from ..training.recipes import base_recipe, recipe_for
 from . import flags
 from .folders import are_fine_tunings, check_is_hydra, claim_for_training, load_config, load_model, members_in
-from .options import argument, check_named_once, choice, layers_or_share, learning_rate, option
+from .options import argument, check_named_once, choice, layers_or_share, learning_rate, option, switch
 
 
 VALIDATES_ON_FIRST_ROWS = {"sst2"}
@@ -47,6 +48,7 @@ def finetune(
     recipe: RecipeName = None,
     members: option(int | None, "fine-tunings of a pre-trained model (default: 3)", "M", min=1) = None,
     trainings: flags.Trainings = None,
+    classifiers: flags.Classifiers = None,
     teacher: option(
         str | None,
         "tune a Hydra as a whole, which also learns from this model: best its own members with nothing merged (`fuse "
@@ -63,6 +65,11 @@ def finetune(
     ) = None,
     epochs: flags.Epochs = None,
     max_steps: flags.MaxSteps = None,
+    regression: flags.Regression = False,
+    variance: switch(
+        "--variance",
+        "for numbers: learn a variance beside each, which shows how noisy the data are (Gaussian likelihood)",
+    ) = False,
     report_to: flags.ReportTo = "none",
     trunk_layers: option(
         Any,
@@ -72,6 +79,7 @@ def finetune(
     ) = 0,
     seed: flags.Seed = 0,
     batch_size: flags.BatchSize = 32,
+    divide: flags.Divide = "members",
 ) -> None:
     """Fine-tune a pre-trained model several times, pruned members one by one, or a Hydra as a whole with a teacher."""
     check_training(epochs, max_steps, report_to)
@@ -80,7 +88,9 @@ def finetune(
     source = Path(model)
     is_one = not source.is_dir() or (source / "config.json").exists()
     is_pretrained = is_one and teacher is None
-    for flag, value in (("--members", members), ("--trainings", trainings)):
+    given = {"--members": members, "--trainings": trainings, "--classifiers": classifiers}
+    given |= {"--regression": regression or None, "--variance": variance or None}
+    for flag, value in given.items():
         if not is_pretrained and value is not None:
             raise ValueError(f"{flag} is for a pre-trained model, {model} has its members: leave it out")
     if teacher is not None and not is_one:
@@ -99,12 +109,19 @@ def finetune(
         raise ValueError("--learning-rates has numbers and the word grid: pass either")
     count = (members or 3) if is_pretrained else len(folders)
     if trainings is not None:
-        check_trainings(trainings, count, "--trainings")
-    claim_for_training(output, source, count, is_pretrained or are_fine_tunings(source))
+        check_trainings(trainings, count, "--trainings", or_more=False)
+    if classifiers is not None:
+        check_classifiers(classifiers, fine_tunings_within(trainings, count), "--classifiers")
+    of_several = is_pretrained or are_fine_tunings(source)
+    on_one_process(lambda: claim_for_training(output, source, count, of_several, teacher is not None))
     processor = load_processor(data.processor or name, config)
     remember_max_length(processor, config, data.max_length, TEXT_TOKENS)
     if is_pretrained:
-        classes, problem_type = name_classes(config, data, data.part)
+        classes, problem_type = name_classes(config, data, data.part, regression)
+        if variance and problem_type != "regression":
+            raise ValueError(
+                "--variance is for numbers, and the labels are classes: pass --regression, too, or leave it out"
+            )
         if problem_type == TOKEN_CLASSIFICATION:  # whose tokenizer has to read lists of words
             processor = load_processor(data.processor or name, config)
             remember_max_length(processor, config, data.max_length, TEXT_TOKENS)
@@ -125,6 +142,7 @@ def finetune(
         "per_device_eval_batch_size": batch_size,
         "report_to": report_to,
         "dataloader_pin_memory": torch.cuda.is_available(),
+        "divide": divide,
     }
     if is_pretrained:
         finetune_from_pretrained(
@@ -137,18 +155,21 @@ def finetune(
             class_names=classes,
             problem_type=problem_type,
             trainings=trainings,
+            classifiers=classifiers,
+            predicts_variance=variance,
             **settings,
         )
     elif teacher is not None:
+        on_one_process(lambda: copy_circuits(source, output))
         tune_jointly(load_model(model), chosen, train, validation, output, load_model(teacher), **settings)
     else:
-        copy_circuits(source, output)
+        on_one_process(lambda: copy_circuits(source, output))
         models = [load_model(str(folder)) for folder in folders]
         finetune_members(models, chosen, train, validation, output, **settings)
-    for index in range(count):
-        processor.save_pretrained(output / f"member-{index}")
+    on_one_process(lambda: [processor.save_pretrained(output / f"member-{index}") for index in range(count)])
     if teacher is not None:
         print(f"Next: hydra-transformers evaluate {output / 'member-0'} --data ...")
+        print(f"(Or hydra-transformers fuse {output} --output ..., for a folder that is ready for the Hub.)")
     elif is_pretrained:
         print(f"Next: hydra-transformers prune {output} --data ... --output ...")
         print("(Or hydra-transformers fuse: fine-tunings make a Hydra without any pruning, too.)")
@@ -185,7 +206,7 @@ def check_trainable(name: str, config: PreTrainedConfig, is_pretrained: bool = T
 
 
 def check_trunk(trunk_layers: int | float | None, name: str, config: PreTrainedConfig) -> None:
-    layers = min(each.num_hidden_layers for each in saved_tower_configs(config).values())
+    layers = min(map(number_of_layers, saved_tower_configs(config).values()))
     if trunk_layers is not None and trunk_layers > layers:
         raise ValueError(f"--trunk-layers is {trunk_layers}, {name} has {layers} layers: pass 0 to {layers}")
 
@@ -194,12 +215,23 @@ def check_trunk(trunk_layers: int | float | None, name: str, config: PreTrainedC
 
 
 def name_classes(
-    config: PreTrainedConfig, data: flags.DataOptions, part: str | None = None
+    config: PreTrainedConfig, data: flags.DataOptions, part: str | None = None, regression: bool = False
 ) -> tuple[list[str], str | None]:
-    """Puts the data's classes into the config of a pre-trained model, and returns them with the problem type."""
+    """Puts the data's classes into the config of a pre-trained model, and returns them with the problem type.
+
+    regression: whether labels are numbers, be they whole or not
+    """
     with access_to(data.data, "data set"):
         source = data.source(split=data.split or (SPLITS_TO_CUT if part is None else None), part=part)
-        classes, problem_type = classes_in(source)
+        classes, problem_type = classes_in(source, regression)
+    if (
+        problem_type is None
+        and len(classes) > 2
+        and all(name.removeprefix("LABEL_").lstrip("-").isdigit() for name in classes)
+    ):
+        print(
+            f"The labels are whole numbers, taken as {len(classes)} classes: pass --regression if they are numbers to predict."
+        )
     config.problem_type = problem_type
     if problem_type == TOKEN_CLASSIFICATION:
         if config.model_type not in TOKEN_CLASSIFIERS:

@@ -8,6 +8,7 @@ from .._io.access import access_to
 from ..data.loading import PreparedData, load_data
 from ..data.rows import PREFERRED_SPLITS, DataSource
 from ..fusion.probe import TEXT_TOKENS
+from ..training.finetune import DIVISIONS
 from .options import argument, choice, named, option, switch
 
 
@@ -34,6 +35,21 @@ Trainings = option(
     "make the members in the time of T trainings, such as 1.5: one runs up to its half, from where each member goes on for a "
     "short time; cheaper and worse than whole fine-tunings",
     "T",
+)
+Regression = switch(
+    "--regression", "the labels are numbers to predict, also where all of them are whole, such as ratings"
+)
+Divide = option(
+    choice(DIVISIONS),
+    "what processes of torchrun or accelerate launch divide: members, each trains its own, or batches, all train every member "
+    "together (DDP, FSDP) with --batch-size rows each",
+)
+Classifiers = option(
+    int | None,
+    "different new classifiers that fine-tunings begin with (default: one each); with 1, merging and averaging cost less accuracy, "
+    "and members disagree less: better for classes of tokens",
+    "N",
+    min=1,
 )
 ReportTo = option(str, "where trainings are logged, as in Trainer: tensorboard, wandb, ...", "NAME")
 NearData = option(list[tuple] | None, "near out-of-distribution data; may be repeated", "NAME=DATA", parser=named)

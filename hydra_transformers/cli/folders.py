@@ -74,6 +74,13 @@ def are_fine_tunings(folder: Path) -> bool:
     return of_several or any(settings.get("fine_tunings") for settings in found.values())
 
 
+def made_by(folder: Path) -> dict[str, Any]:
+    """What the steps' records say of how members were made: how many fine-tunings each is the mean of ("averaged"), and whether
+    they were tuned jointly with a teacher ("taught")."""
+    records = [read_settings(path) for file in (FINETUNE_SETTINGS, FUSE_SETTINGS) if (path := folder / file).exists()]
+    return {name: each[name] for each in records for name in ("averaged", "taught") if each.get(name)}
+
+
 def digest_of_names(names: Sequence[str]) -> str:
     """Identifies members by their folders without naming these: a Hydra's folder may be published."""
     places = [str(Path(name).resolve()) if Path(name).exists() else name for name in names]
@@ -111,8 +118,12 @@ def claim(folder: Path, file: str, settings: dict[str, Any]) -> None:
     write_atomically(record, json.dumps(settings, indent=1) + "\n")
 
 
-def claim_for_training(folder: Path, source: Path, members: int, fine_tunings: bool) -> None:
-    """Claims a folder for fine-tuning. fine_tunings: whether the members do not come from one backbone"""
+def claim_for_training(folder: Path, source: Path, members: int, fine_tunings: bool, taught: bool = False) -> None:
+    """Claims a folder for fine-tuning.
+
+    fine_tunings: whether the members do not come from one backbone
+    taught: whether a Hydra is tuned as a whole, with a teacher
+    """
     if folder.resolve() == source.resolve():
         raise ValueError(f"{folder} is where the members are read from: pass another --output")
     remove_leftovers(folder)
@@ -120,7 +131,10 @@ def claim_for_training(folder: Path, source: Path, members: int, fine_tunings: b
     for path in trained:
         if not (path / RUN).exists():
             raise ValueError(f"{path} is not a fine-tuning: pass another --output, or remove it")
-    settings, record = {"members": members, "fine_tunings": fine_tunings}, folder / FINETUNE_SETTINGS
+    settings = (
+        {"members": members, "fine_tunings": fine_tunings} | made_by(source) | ({"taught": True} if taught else {})
+    )
+    record = folder / FINETUNE_SETTINGS
     if trained and not record.exists():  # `finetune_members` made them
         write_atomically(record, json.dumps(settings))
     claim(folder, FINETUNE_SETTINGS, settings)

@@ -19,6 +19,7 @@ from .folders import (
     digest_of_names,
     load_config,
     load_model,
+    made_by,
     members_in,
 )
 from .options import argument, layers_or_share, one_of, option, switch
@@ -89,6 +90,7 @@ def fuse(
         is_plain = not any(hasattr(config, "kept_heads") for config in configs)
         steps = [folder] if folder is not None else [Path(name).parent for name in names]
         record = {"made_of": digest_of_names(names), "fine_tunings": is_plain or any(map(are_fine_tunings, steps))}
+        record |= {} if folder is None else made_by(folder)
         if average_into is not None:
             record["averaged"] = len(names) // average_into
         write_atomically(unfinished / FUSE_SETTINGS, json.dumps(record, indent=1) + "\n")

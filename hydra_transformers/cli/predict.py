@@ -55,7 +55,7 @@ def predict(
     engine: option(choice(ENGINES), "ray spreads the rows over a Ray cluster, or over processes here", panel=DATA) = (
         "local"
     ),
-    workers: option(int | None, "processes of Ray (default: one per GPU)", "N", DATA, min=1) = None,
+    workers: option(int | None, "processes of Ray (default: one per GPU; several share it)", "N", DATA, min=1) = None,
     processor: flags.Processor = None,
     batch_size: flags.BatchSize = 8,
     device: flags.Device = None,

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from .._io.files import written_whole
+from .._io.processes import on_one_process
 from ..data.loading import check_has_variety
 from ..data.processors import check_same_processors, class_prompts, load_processor
 from ..data.rows import SPLITS_TO_CUT, is_same_source
@@ -90,7 +91,8 @@ def prune(
     settings = {"model": names[0] if len(names) == 1 else names, "objectives": plan.chosen_objectives}
     settings |= {"members": plan.members, "method": method, "ood_data": ood_data, "ood_split": ood_split}
     settings |= {"budget": budget, "heads_per_layer": heads_per_layer, "out_of": out_of, "mode": mode, "seed": seed}
-    claim(output, PRUNE_SETTINGS, {**settings, "score": score, "trunk_layers": trunk_layers, **vars(data)})
+    settings |= {"score": score, "trunk_layers": trunk_layers, **vars(data)}
+    on_one_process(lambda: claim(output, PRUNE_SETTINGS, settings))
     if all((output / f"member-{index}" / "config.json").exists() for index in range(plan.members)):
         print(f"{output} is finished already.")
         return
@@ -119,12 +121,16 @@ def prune(
         folder=output,
         tell=lambda sentence: print(sentence, flush=True),
     )
-    for index, member in enumerate(pruned):
-        with written_whole(output / f"member-{index}") as unfinished:
-            member.save_pretrained(unfinished)
-            processor.save_pretrained(unfinished)
-    for checkpoint in (output / CIRCUITS).glob("*.checkpoint"):
-        checkpoint.unlink()
+
+    def save() -> None:
+        for index, member in enumerate(pruned):
+            with written_whole(output / f"member-{index}") as unfinished:
+                member.save_pretrained(unfinished)
+                processor.save_pretrained(unfinished)
+        for checkpoint in (output / CIRCUITS).glob("*.checkpoint"):
+            checkpoint.unlink()
+
+    on_one_process(save)
     kept = ", ".join(str(num_heads(member.config)) for member in pruned)
     print(f"{len(pruned)} members with {kept} of {num_heads(config)} heads are in {output}.")
     print(f"Next: hydra-transformers finetune {output} --data ... --output ...")

@@ -83,14 +83,10 @@ def _space(
     from ..hub import write_space
     from ..hub.card import check_names
     from ..serving.page_inputs import read_examples
-    from ..serving.predictor import check_on_page
+    from ..serving.predictor import READS, kind_of
 
     check_names(repo_id=space)
-    if getattr(config, "problem_type", None) == "regression":
-        raise ValueError(
-            f"{folder} is made for regression, and the page shows models that choose among classes: leave --space out"
-        )
-    reads = "texts" if check_on_page(config, str(folder)) == "text" else "images"
+    reads = READS[kind_of(config, str(folder))]
     place = folder / SPACE_FOLDER
     if place.exists():
         ignored = f", and {', '.join(given)} is ignored" if given else ""

@@ -16,9 +16,10 @@ from .labels import match_names
 
 LABEL_NAMES = ("labels", "label")
 PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "word_starts")
+SOUND = "input_values"  # raw, or a spectrogram
+SOUNDS = (SOUND, "input_features")  # the second are Whisper's spectrograms, (mel bins, frames)
 # A row has one label, one text, one image or one sound; a batch has several.
-DIMS_OF_A_ROW = {"labels": 0, "label": 0, "input_ids": 1, "pixel_values": 3, "input_values": 2}
-SOUND = "input_values"
+DIMS_OF_A_ROW = {"labels": 0, "label": 0, "input_ids": 1, "pixel_values": 3, **dict.fromkeys(SOUNDS, 2)}
 
 
 class ChangedBatches:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._io.processes import check_can_be_shared, gather, gather_batches, rank_and_world_size
+from .._io.processes import check_can_be_shared, gather, gather_batches, raise_everywhere, rank_and_world_size
 from .batches import batches, split_labels
 from .fingerprints import fingerprint_of_rows, fingerprints_of_rows
 
@@ -69,10 +69,7 @@ def read_data(
             result.labels.append(None if labels is None else labels.to(device))
     except (TypeError, ValueError) as raised:
         error = raised
-    # A process that stopped alone would leave the others waiting for it.
-    for raised in gather(error):
-        if raised is not None:
-            raise raised
+    raise_everywhere(error)
     all_rows = [row for of_batch in gather_batches(rows) for row in of_batch]
     if not all_rows:
         raise ValueError(f"{name} has no samples: pass at least one batch")

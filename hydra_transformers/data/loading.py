@@ -350,15 +350,21 @@ def _add_labels(found: PreparedData, source: DataSource, config: PreTrainedConfi
     found.notes.append(f"labels: column {column!r}, {note}")
 
 
-def classes_in(source: DataSource) -> tuple[list[str], str | None]:
+def classes_in(source: DataSource, are_numbers: bool = False) -> tuple[list[str], str | None]:
     """The data's own class names in the order of their indices; LABEL_0, LABEL_1, ... where they have none. And the problem type
     of their model: "multi_label_classification" where rows have lists of labels, "token_classification" where words have tags,
-    "regression" where labels are numbers and not all whole, else None."""
+    "regression" where labels are numbers and not all whole, else None.
+
+    are_numbers: whether labels are numbers for regression, be they whole or not
+    """
     rows, _, _ = load_rows(source)
     if has_words(rows, source):
         column = find_tag_column(rows, source, find_word_column(rows, source), None)
         return Tags(rows, column, source).classes(), TOKEN_CLASSIFICATION
     column = find_label_column(rows, source, None)
+    if are_numbers:
+        Labels(rows, column, source).numbers(1)  # refuses what is none
+        return [column], "regression"
     if has_lists(rows, column):
         return LabelLists(rows, column, source).classes(), "multi_label_classification"
     labels = Labels(rows, column, source)

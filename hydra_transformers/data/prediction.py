@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32, ensemble_logits, log_mean_probability
+from ..models.modeling_hydra import (
+    HydraClassifierOutput,
+    at_least_float32,
+    ensemble_logits,
+    log_mean_probability,
+    two_points,
+)
 from ..models.pipeline_hydra import evaluation_mode
 from .batches import batches, labels_of, split_labels
 from .labels import model_classes
@@ -34,6 +40,7 @@ def predict(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 def member_logits_of(output: Any, source: str = "the model", per_token: bool = False) -> Tensor:
     """Read (batch, members, classes) from a model's output: `member_logits`, else `logits` or `logits_per_image` as one member.
+    Of heads that predict a variance, `two_points` in place of each member.
 
     per_token: of a classifier of tokens, (batch, members, tokens, classes)
     """
@@ -51,7 +58,8 @@ def member_logits_of(output: Any, source: str = "the model", per_token: bool = F
         )
     if name != "member_logits" and logits.dim() != 2 + per_token:
         raise ValueError(f"{source} gave logits of shape {tuple(logits.shape)}: expected (batch, {places}classes)")
-    return logits if name == "member_logits" else logits.unsqueeze(1)
+    logits = logits if name == "member_logits" else logits.unsqueeze(1)
+    return two_points(logits, getattr(output, "member_variances", None))
 
 
 def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:

@@ -271,7 +271,7 @@ def _one_sentence(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if "corresponds to no data" in str(error):
+        if "corresponds to no data" in str(error) or "BatchSize must be greater than 0" in _cause(error):
             raise ValueError(f"{path} has no rows") from error
         files = [path] if path.is_file() else path.rglob("*")
         empty = next((file for file in files if file.suffix in FILE_FORMATS and file.stat().st_size == 0), None)

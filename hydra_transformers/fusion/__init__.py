@@ -22,12 +22,15 @@ from .structure import (
     attention_names,
     config_in_backbone,
     encoder_config,
+    has_decoder,
     hydra_class_of,
     hydra_config,
+    number_of_layers,
     plain_config,
     saved_tower_configs,
     slots,
     tower_configs,
+    without_head,
     without_weights,
 )
 from .trunk import check_trunk_layers, resolve_trunk, trunk_depth
@@ -118,7 +121,7 @@ def _compared(cls: type, member: Member, model: PreTrainedModel) -> PreTrainedMo
     if model.config.model_type == cls.config_class.model_type:
         return None
     whole = build(cls, [member])
-    check_answers_alike(whole, model.base_model if cls.is_base_model else model, member.name)
+    check_answers_alike(whole, without_head(cls, model), member.name)
     return whole
 
 
@@ -133,10 +136,12 @@ __all__ = [
     "example_inputs",
     "from_backbone",
     "from_pruned_members",
+    "has_decoder",
     "heads_at",
     "hydra_class_of",
     "hydra_config",
     "member",
+    "number_of_layers",
     "plain_config",
     "projection_names",
     "qkv_by_head",

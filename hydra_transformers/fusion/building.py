@@ -73,7 +73,7 @@ def prune_neurons(cls: type, member: Member, neurons_to_prune: dict) -> Member:
 def kept_neurons(member: Member) -> dict[str, list[list[int]]]:
     """By tower and layer, the numbers of the neurons that a member keeps."""
     return {
-        tower: [list(range(each.layer_spec.inner_size))] * each.num_hidden_layers
+        tower: [list(range(each.layer_spec.inner_size))] * len(each.kept_heads)
         if each.kept_neurons is None
         else [neurons_in(mask) for [mask] in each.kept_neurons]
         for tower, each in tower_configs(member.config).items()
@@ -187,12 +187,16 @@ def _fill(parameter: torch.Tensor, slot: Slot, members: list[Member]) -> None:
     elif len(members) == 1:
         parameter.copy_(members[0].tensors[slot.name])
     else:
-        # In float64, the mean of equal tensors is bit for bit that tensor.
-        device = "cpu" if parameter.device.type == "mps" else parameter.device  # MPS has no float64
-        total = torch.zeros(parameter.shape, dtype=torch.float64, device=device)
-        for member in members:
-            total += member.tensors[slot.name].to(device)
-        parameter.copy_(total / len(members))
+        parameter.copy_(mean_of([member.tensors[slot.name] for member in members], parameter.device))
+
+
+def mean_of(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """The mean in float64: that of equal tensors is bit for bit that tensor. On the CPU where a device has no float64."""
+    device = "cpu" if device.type == "mps" else device
+    total = torch.zeros(tensors[0].shape, dtype=torch.float64, device=device)
+    for tensor in tensors:
+        total += tensor.to(device)
+    return total / len(tensors)
 
 
 @contextmanager

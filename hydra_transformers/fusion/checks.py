@@ -32,7 +32,7 @@ HOOKS_OF = ("transformers", "accelerate")
 NOT_COMPARED = {
     *("all_head_size", "embed_dim", "dim", "in_features", "out_features", "num_embeddings", "vocab_size"),
     *("n_heads", "num_attention_heads", "num_heads", "num_labels", "padding_idx", "loss_type", "name_or_path"),
-    *("gradient_checkpointing", "training"),
+    *("gradient_checkpointing", "training", "attn_implementation"),
 }
 # Parameters that no answer depends on: poolers that the task does not use, and tokens that hide patches in pre-training.
 UNUSED = ("pooler", "mask_token")

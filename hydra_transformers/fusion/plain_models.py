@@ -26,9 +26,9 @@ def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrained
 
     Its config has one number of heads for all layers, and in some families (ViT, DeiT, AST, BEiT, DINOv2, causal language models)
     their width. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)` leaves them, and
-    equally many for each key and value head that several heads read. In the other families (BERT, RoBERTa, ELECTRA, MPNet,
-    DeBERTa, LayoutLMv3, DistilBERT, ModernBERT, CLIP, SigLIP, Wav2Vec2, HuBERT, WavLM) the heads together are always as wide as the
-    hidden size, so none may be missing.
+    equally many for each key and value head that several heads read. In the other families (DINOv3, BERT, RoBERTa, ELECTRA,
+    ALBERT, MPNet, DeBERTa, LayoutLMv3, DistilBERT, ModernBERT, CLIP, SigLIP, Wav2Vec2, HuBERT, WavLM, Whisper) the heads together
+    are always as wide as the hidden size, so none may be missing.
     Neurons of MLPs have to be equally many in each layer, and the config needs an `intermediate_size` (all but DINOv2 and
     DistilBERT). Other models are refused, or filled up.
 
@@ -42,6 +42,8 @@ def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrained
         raise TypeError(f"model is a {type(model).__name__}: pass a one-member Hydra, such as prune_heads returns")
     if model.num_members > 1:
         raise ValueError(f"model has {model.num_members} members, and a plain model is one: pass model.member(i)")
+    if getattr(model.config, "predicts_variance", False):
+        raise ValueError("model predicts variances, for which Transformers has no head: use it as a Hydra")
     cls = type(model)
     [member] = read_members(cls, model, cls.__name__)
     layout = _smallest_layout(cls, member, fill_up)
@@ -163,7 +165,7 @@ def _new_plain_model(cls: type, config: PreTrainedConfig, layout: Layout) -> Pre
         if hasattr(own, "num_key_value_heads"):
             changes[tower]["num_key_value_heads"] = len(layout[tower].keys(0, own.layer_spec.queries_per_key))
         if neurons != own.layer_spec.inner_size:
-            changes[tower]["intermediate_size"] = neurons
+            changes[tower][own.attribute_map.get("intermediate_size", "intermediate_size")] = neurons
     plain_class, options = cls.backbone_classes[0], {}
     plain = plain_config(cls, config, changes)
     plain._attn_implementation = config._attn_implementation if plain_class._supports_sdpa else None

@@ -122,12 +122,16 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
     if size is not None:
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, height, width, device=device)
-    if hasattr(config, "num_mel_bins"):
+    if hasattr(config, "max_source_positions"):
+        frames = 2 * config.max_source_positions  # Whisper's second convolution reads every other
+        inputs["input_features"] = torch.zeros(batch_size, config.num_mel_bins, frames, device=device)
+    elif hasattr(config, "num_mel_bins"):
         inputs["input_values"] = torch.zeros(batch_size, config.max_length, config.num_mel_bins, device=device)
     if hasattr(config, "inputs_to_logits_ratio"):
         inputs["input_values"] = torch.zeros(batch_size, FRAMES * config.inputs_to_logits_ratio, device=device)
-    # The words of BEiT and of Wav2Vec2 are those of their pre-training.
-    if hasattr(text, "vocab_size") and (text is not config or not hasattr(config, "image_size")):
+    # The words of BEiT and of Wav2Vec2 are those of their pre-training, and Whisper's those of its decoder.
+    has_words = not hasattr(config, "image_size") and inputs.keys().isdisjoint(("input_values", "input_features"))
+    if hasattr(text, "vocab_size") and (text is not config or has_words):
         most = getattr(text, "max_position_embeddings", 0)  # models with relative positions have none, or -1
         tokens = min(TEXT_TOKENS, most) if most > 0 else TEXT_TOKENS
         inputs["input_ids"] = torch.ones(batch_size, tokens, dtype=torch.long, device=device)

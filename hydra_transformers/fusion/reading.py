@@ -24,6 +24,7 @@ from .structure import (
     outline,
     slots,
     tower_configs,
+    without_head,
 )
 
 
@@ -47,8 +48,7 @@ def read_members(cls: type, model: PreTrainedModel, name: str) -> list[Member]:
         )
     check_is_in_memory(model, name)
     check_is_not_quantised(model, name)
-    if cls.is_base_model:
-        model = model.base_model
+    model = without_head(cls, model)
     is_hydra = model_type == cls.config_class.model_type
     members = _read_hydra(cls, model, name) if is_hydra else [_read_backbone(cls, model, name)]
     for member in members:

@@ -14,9 +14,10 @@ from ..models.configuration_hydra import SHARED_PARTS, HydraConfigMixin
 from ..models.modeling_hydra import Grouped, HydraAttention, PerMember
 
 
-# Config fields of a Hydra that its backbone does not have.
+# Config fields of a Hydra that its backbone does not have, or says otherwise by itself.
 HYDRA_FIELDS = (
     *HydraConfigMixin.__annotations__,
+    "is_encoder_decoder",
     *("add_pooling_layer", "custom_pipelines", "auto_map", "architectures", "model_type"),
 )
 CLASS_FIELDS = ("id2label", "label2id", "problem_type")
@@ -45,9 +46,29 @@ def config_in_backbone(cls: type | None, config: PreTrainedConfig) -> PreTrained
     return part
 
 
+def number_of_layers(config: PreTrainedConfig) -> int:
+    """How many layers of a backbone or a Hydra have weights of their own. Where groups of layers share them, that is one for
+    each group, which runs again and again."""
+    return getattr(config, "num_hidden_groups", config.num_hidden_layers)
+
+
 def hydra_class_of(model: nn.Module) -> type | None:
     """The Hydra class that is built from a plain model; None for other models, Hydras among them."""
     return next((hydra for backbone, hydra in HYDRA_CLASSES.items() if isinstance(model, backbone)), None)
+
+
+def without_head(cls: type, model: PreTrainedModel) -> PreTrainedModel:
+    """The part of a model that a `cls` is built from: its encoder, or all of it."""
+    # The base model of an encoder can be a part of it, as for DINOv3.
+    if not cls.is_base_model or isinstance(model, cls.backbone_classes):
+        return model
+    inside = getattr(model, cls.base_model_prefix, None)  # Whisper's own prefix does not name its classifier's encoder
+    return inside if isinstance(inside, cls.backbone_classes) else model.base_model
+
+
+def has_decoder(model: PreTrainedModel) -> bool:
+    """Whether a plain model is an encoder and a decoder. Those that become Hydras are not, though Whisper's config is of both."""
+    return getattr(model.config, "is_encoder_decoder", False) and hydra_class_of(model) is None
 
 
 def encoder_config(model: PreTrainedModel) -> PreTrainedConfig:

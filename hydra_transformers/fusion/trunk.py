@@ -44,7 +44,7 @@ def resolve_trunk(
             by_tower = f", or {{{towers[0]!r}: ..., {towers[1]!r}: ...}}" if len(towers) > 1 else ""
             raise ValueError(f"trunk_layers names {tower!r}: pass a number{by_tower}")
         if number is not None:
-            given[tower] = trunk_depth(number, tower_configs(members[0].config)[tower].num_hidden_layers)
+            given[tower] = trunk_depth(number, len(tower_configs(members[0].config)[tower].kept_heads))
         if given[tower]:
             _check_same_heads(members, tower, given[tower])
     depths = dict.fromkeys(towers, 0)

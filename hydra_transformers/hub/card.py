@@ -282,13 +282,17 @@ def _own_parts(model: PreTrainedModel) -> str:
 def _heads_sentence(model: PreTrainedModel) -> str:
     sentences = []
     for tower, config in tower_configs(model.config).items():
-        every = config.num_attention_heads * config.num_hidden_layers
+        every = config.num_attention_heads * len(config.kept_heads)
         kept = [str(sum(len(layer[member]) for layer in config.kept_heads)) for member in range(config.num_members)]
         counts = kept[0] if len(set(kept)) == 1 else f"{', '.join(kept[:-1])} and {kept[-1]}"
         each = "keeps" if len(kept) == 1 else "each keeps" if len(set(kept)) == 1 else "the members keep"
         where = f"in the {tower} tower " if tower else ""
         only = " (a single member, used with all of the other tower)" if len(kept) < model.config.num_members else ""
-        sentences.append(f"{where}{each} {counts} of the backbone's {every}{only}")
+        runs = max(config.layer_runs)
+        again = f", in {'a layer that runs' if len(config.layer_runs) == 1 else 'layers that run'} {runs} times" * (
+            runs > 1
+        )
+        sentences.append(f"{where}{each} {counts} of the backbone's {every}{again}{only}")
     return "; ".join(sentences)
 
 
@@ -371,6 +375,8 @@ def _cost(model: PreTrainedModel | Baseline) -> dict[str, int]:
     elif "input_values" in inputs:
         sound = inputs["input_values"]
         unit = f"sound of {sound.shape[1]:,} {'samples' if sound.dim() == 2 else 'frames'}"
+    elif "input_features" in inputs:
+        unit = f"sound of {inputs['input_features'].shape[2]:,} frames"
     else:
         unit, inputs = f"text of {inputs['input_ids'].shape[1]} tokens", {"input_ids": inputs["input_ids"]}
     return parameters | {f"Multiply-adds per {unit}": multiply_adds_of(model, **inputs)}

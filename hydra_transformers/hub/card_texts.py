@@ -238,6 +238,9 @@ def of_problem(task: Task, config: Any) -> Task:
         return task
     kind = "texts" if task is TEXTS else "images" if task is IMAGES else "sounds"
     aggregate = getattr(config, "aggregate", None)
+    noise = ""
+    if getattr(config, "predicts_variance", False):
+        noise = "\n- `member_variances`: the noise that each member expects in the data; their mean is `aleatoric` in answers."
     return replace(
         task,
         subject=f"Numbers for {kind} (regression), those in `config.id2label`"
@@ -251,7 +254,8 @@ def of_problem(task: Task, config: Any) -> Task:
         answer_fields="""The pipeline gives `label` and `score` (the number), `uncertainty` (the variance between members), `scores` with all
 outputs, and where the model is calibrated `interval` and `abstain`.
 
-- `spread`: the standard deviation between members. High: the input is unlike the training data.""",
+- `spread`: the standard deviation between members. High: the input is unlike the training data."""
+        + noise,
         uncertainty="""
 members = outputs.member_logits  # (batch, members, outputs)
 mean = outputs.logits

@@ -148,7 +148,10 @@ class Answerer:
 
     def together(self, inputs: list[Any]) -> int:
         """How many inputs share a pass. Without a mask, the answer to a raw sound would depend on longer ones beside it."""
-        is_raw = self.kind == "audio" and not hasattr(self.processor, "num_mel_bins")
+        # Spectrograms have one length.
+        is_raw = self.kind == "audio" and not any(
+            hasattr(self.processor, name) for name in ("num_mel_bins", "chunk_length")
+        )
         return 1 if is_raw and not getattr(self.processor, "return_attention_mask", False) else len(inputs)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from .._io.files import written_whole
-from ..fusion import tower_configs
+from ..fusion import number_of_layers, tower_configs
 from ..models.configuration_hydra import neurons_in
 from ..pruning import Circuit
 from ..pruning.heads import Head, heads_in
@@ -81,7 +81,7 @@ def kept_by(config: PreTrainedConfig, member: int = 0) -> set[Head]:
 def heads_of_backbone(config: PreTrainedConfig) -> set[Head]:
     """All heads of a Hydra's backbone before any pruning."""
     towers = tower_configs(config).items()
-    every = {tower: [[range(each.num_attention_heads)]] * each.num_hidden_layers for tower, each in towers}
+    every = {tower: [[range(each.num_attention_heads)]] * number_of_layers(each) for tower, each in towers}
     return set(heads_in(every))
 
 

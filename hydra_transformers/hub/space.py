@@ -112,7 +112,7 @@ def _copied(examples: Path, folder: Path) -> Path:
         folder.mkdir()
         return Path(shutil.copy(examples, folder))
     files = list(text_files(examples).values())
-    files = files or [Path(each) for group in image_files(examples).values() for each in group[:MOST_OF_A_GROUP]]
+    files = files or [Path(each) for group in example_files(examples).values() for each in group[:MOST_OF_A_GROUP]]
     for file in files:
         place = folder / file.relative_to(examples)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -120,10 +120,10 @@ def _copied(examples: Path, folder: Path) -> Path:
     return folder
 
 
-def image_files(path: Path) -> dict[str, list[str]]:
-    """Group -> the images of a folder, and of each folder in it."""
+def example_files(path: Path, reads: str = "images") -> dict[str, list[str]]:
+    """Group -> the images or sounds of a folder, and of each folder in it."""
     if not path.is_dir():
-        raise ValueError(f"{path} is no folder: pass a folder of images as examples")
+        raise ValueError(f"{path} is no folder: pass a folder of {reads} as examples")
     folders = {DEFAULT_GROUP: path} | {each.name: each for each in _visible(path) if each.is_dir()}
     return {name: [str(file) for file in _visible(each) if file.is_file()] for name, each in folders.items()}
 

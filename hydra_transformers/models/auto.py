@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pipelines import PIPELINE_REGISTRY, Pipeline
 
 from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers, task_of
+from .configuration_hydra_albert import HydraAlbertConfig
 from .configuration_hydra_ast import HydraASTConfig
 from .configuration_hydra_beit import HydraBeitConfig
 from .configuration_hydra_bert import HydraBertConfig
@@ -26,6 +27,7 @@ from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
 from .configuration_hydra_deit import HydraDeiTConfig
 from .configuration_hydra_dinov2 import HydraDinov2Config
 from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
+from .configuration_hydra_dinov3_vit import HydraDINOv3ViTConfig
 from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .configuration_hydra_electra import HydraElectraConfig
 from .configuration_hydra_gemma import HydraGemmaConfig
@@ -42,6 +44,12 @@ from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig
 from .configuration_hydra_vit import HydraViTConfig
 from .configuration_hydra_wav2vec2 import HydraWav2Vec2Config
 from .configuration_hydra_wavlm import HydraWavLMConfig
+from .configuration_hydra_whisper import HydraWhisperConfig
+from .modeling_hydra_albert import (
+    HydraAlbertForSequenceClassification,
+    HydraAlbertForTokenClassification,
+    HydraAlbertModel,
+)
 from .modeling_hydra_ast import HydraASTForAudioClassification, HydraASTModel
 from .modeling_hydra_beit import HydraBeitForImageClassification, HydraBeitModel
 from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertForTokenClassification, HydraBertModel
@@ -62,6 +70,7 @@ from .modeling_hydra_dinov2_with_registers import (
     HydraDinov2WithRegistersForImageClassification,
     HydraDinov2WithRegistersModel,
 )
+from .modeling_hydra_dinov3_vit import HydraDINOv3ViTModel
 from .modeling_hydra_distilbert import (
     HydraDistilBertForSequenceClassification,
     HydraDistilBertForTokenClassification,
@@ -123,6 +132,7 @@ from .modeling_hydra_siglip import (
 from .modeling_hydra_vit import HydraViTForImageClassification, HydraViTModel
 from .modeling_hydra_wav2vec2 import HydraWav2Vec2ForSequenceClassification, HydraWav2Vec2Model
 from .modeling_hydra_wavlm import HydraWavLMForSequenceClassification, HydraWavLMModel
+from .modeling_hydra_whisper import HydraWhisperForAudioClassification, HydraWhisperModel
 
 
 # Arguments of from_pretrained by which a config is found.
@@ -192,9 +202,22 @@ class AutoHydra:
         return found.from_pruned_members(loaded, shared, trunk_layers, allow_equal, check)
 
     @staticmethod
-    def supported() -> dict[str, str]:
-        """The names of the models of Transformers that become Hydras, and of the classes they become."""
-        return {backbone.__name__: hydra.__name__ for backbone, hydra in HYDRA_CLASSES.items()}
+    def supported(task: str | None = None) -> dict[str, str]:
+        """The names of the models of Transformers that become Hydras, and of the classes they become, task by task.
+
+        task: only those of one task, named as pipelines are: "text-classification" for example, or "feature-extraction" for
+            encoders without a head
+        """
+        tasks = {auto_class: task_of(pipeline).removeprefix("hydra-") for auto_class, pipeline in PIPELINES.items()}
+        tasks["AutoModel"] = "feature-extraction"
+        if task is not None and task not in tasks.values():
+            raise ValueError(f"task is {task!r}: use one of {', '.join(map(repr, tasks.values()))}, or None for all")
+        return {
+            backbone.__name__: hydra.__name__
+            for auto_class, name in tasks.items()
+            for backbone, hydra in HYDRA_CLASSES.items()
+            if AUTO_CLASSES.get(hydra, "AutoModel") == auto_class and task in (None, name)
+        }
 
 
 def _saved_class(config: PreTrainedConfig, name: str) -> type[PreTrainedModel]:
@@ -392,6 +415,10 @@ __all__ = [
     "HydraASTConfig",
     "HydraASTForAudioClassification",
     "HydraASTModel",
+    "HydraAlbertConfig",
+    "HydraAlbertForSequenceClassification",
+    "HydraAlbertForTokenClassification",
+    "HydraAlbertModel",
     "HydraBeitConfig",
     "HydraBeitForImageClassification",
     "HydraBeitModel",
@@ -406,6 +433,8 @@ __all__ = [
     "HydraCLIPTextModel",
     "HydraCLIPVisionConfig",
     "HydraCLIPVisionModel",
+    "HydraDINOv3ViTConfig",
+    "HydraDINOv3ViTModel",
     "HydraDebertaV2Config",
     "HydraDebertaV2ForSequenceClassification",
     "HydraDebertaV2ForTokenClassification",
@@ -481,4 +510,7 @@ __all__ = [
     "HydraWavLMConfig",
     "HydraWavLMForSequenceClassification",
     "HydraWavLMModel",
+    "HydraWhisperConfig",
+    "HydraWhisperForAudioClassification",
+    "HydraWhisperModel",
 ]

@@ -5,16 +5,14 @@ from dataclasses import dataclass
 
 
 # What a Hydra gives beside logits.
-OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_set", "interval")
+OUTPUTS_OF_HYDRAS = ("member_logits", "member_variances", "detector_score", "abstain", "prediction_set", "interval")
 # What members may share: the mean over the members stands in for each of them.
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
 KeptHeads = list[list[list[int]]]
 KeptNeurons = list[list[str]]  # of each member a hexadecimal number, whose bit n says whether neuron n is kept
-TrunkLayers = (
-    int | float | dict[str, int | float] | None
-)  # a count or a share of the layers: of all towers, or by tower
+TrunkLayers = int | float | dict[str, int | float] | None  # a count or share of the layers: of all towers, or by tower
 
 # More layers, members or heads than any model has; a config that asks for them is broken, or means harm.
 MOST = 1_000
@@ -148,6 +146,8 @@ class HydraConfigMixin(ShippedPipelines):
             Makes a regression model with a single output a reward model or reranker, and says how its members' scores become
             the one in `logits`: `"mean"`, `"min"`, or `"mean-2std"` for the mean minus twice (or any number of times) the
             standard deviation between members. It may be set on a loaded model, and is saved.
+        predicts_variance (`bool`, *optional*, defaults to `False`):
+            Whether the heads of a regression model give means, and behind them log-variances: `training.with_variance`.
         fast_inference (`bool`, *optional*, defaults to `True`):
             Whether layers may run without module calls where that gives the same result.
     """
@@ -160,6 +160,7 @@ class HydraConfigMixin(ShippedPipelines):
     trunk_layers: int = 0
     ensemble_loss: str = "members"
     aggregate: str | None = None
+    predicts_variance: bool = False
     fast_inference: bool = True
     decision: dict | None = None
 
@@ -172,8 +173,8 @@ class HydraConfigMixin(ShippedPipelines):
             if not 1 <= getattr(self, field) <= MOST:
                 raise ValueError(f"{field} is {getattr(self, field)}: a Hydra has 1 to {MOST:,}")
         if self.kept_heads is None:
-            self.kept_heads = [[list(range(self.num_attention_heads))] for _ in range(self.num_hidden_layers)]
-        check_kept_heads(self.kept_heads, self.num_hidden_layers, self.num_attention_heads)
+            self.kept_heads = [[list(range(self.num_attention_heads))] for _ in self.layer_runs]
+        check_kept_heads(self.kept_heads, len(self.layer_runs), self.num_attention_heads)
         self.shared = list(self.shared)
         check_shared(self.shared)
         check_num_members(num_members, self)
@@ -196,6 +197,16 @@ class HydraConfigMixin(ShippedPipelines):
     def num_members(self) -> int:
         return len(self.kept_heads[0])
 
+    @property
+    def head_width(self) -> int:
+        """How many numbers a member's head gives."""
+        return self.num_labels * (2 if self.predicts_variance else 1)
+
+    @property
+    def layer_runs(self) -> list[int]:
+        """How many times each layer runs, in a row."""
+        return [1] * self.num_hidden_layers
+
     def members_in(self, layer: int) -> int:
         """How many members a layer has weights for: one in the trunk, and all of them behind it."""
         return 1 if layer < self.trunk_layers else self.num_members
@@ -211,9 +222,7 @@ class HydraConfigMixin(ShippedPipelines):
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:
     """Refuses a `kept_heads[layer][member]` that no model can have."""
     if len(kept_heads) != num_layers:
-        raise ValueError(
-            f"kept_heads has {len(kept_heads)} layers, num_hidden_layers is {num_layers}: give a list for each"
-        )
+        raise ValueError(f"kept_heads has {len(kept_heads)} layers, the model has {num_layers}: give a list for each")
     for layer, members in enumerate(kept_heads):
         if not isinstance(members, list):
             raise ValueError(f"kept_heads[{layer}] is {members!r}: give a list of kept heads for each member")
@@ -254,9 +263,9 @@ def check_kept_neurons(config) -> None:
     kept, members = config.kept_neurons, config.num_members
     if kept is None:
         return
-    if len(kept) != config.num_hidden_layers or any(not isinstance(of, list) or len(of) != members for of in kept):
+    if len(kept) != len(config.kept_heads) or any(not isinstance(of, list) or len(of) != members for of in kept):
         raise ValueError(
-            f"kept_neurons is not a list of {members} for each of {config.num_hidden_layers} layers: give every layer every "
+            f"kept_neurons is not a list of {members} for each of {len(config.kept_heads)} layers: give every layer every "
             "member"
         )
     for layer, masks in enumerate(kept):
@@ -329,7 +338,9 @@ def check_ensemble_loss(ensemble_loss: str) -> None:
 
 
 def check_aggregate(config) -> None:
-    """Refuses an unknown `aggregate`, and one of a model whose logits are not one score."""
+    """Refuses an unknown `aggregate`, one of a model whose logits are not one score, and variances of what is no number."""
+    if config.predicts_variance and (config.problem_type != "regression" or config.aggregate is not None):
+        raise ValueError("predicts_variance is for regression without an aggregate: leave one of them out")
     if config.aggregate is None:
         return
     times_of_spread(config.aggregate)

@@ -44,8 +44,7 @@ class Decided:
 
     def outputs(self) -> dict[str, Tensor | None]:
         """What a model's output takes over beside the logits."""
-        names = ("detector_score", "abstain", "prediction_set", "interval")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("detector_score", "abstain", "prediction_set", "interval")}
 
 
 class Decision(FixedDtype):

@@ -42,9 +42,7 @@ def check_settings(settings: Any, num_parameters: float) -> None:
         found = sets["thresholds"]
         counts = isinstance(found, list) and (len(found) > 1 if sets["by_class"] else len(found) == 1)
         suits = counts and all(_is_threshold(each, 0, math.inf) for each in found)
-        check_field(
-            "sets.thresholds", found, suits, "one number that is not negative, or with by_class one for each class"
-        )
+        check_field("sets.thresholds", found, suits, "one number from 0 on, or with by_class one for each class")
     suits = alpha is None if sets is None else is_share(alpha)
     check_field("alpha", alpha, suits, "a share between 0 and 1, and None without sets")
     check_common(settings, method.state, num_parameters)
@@ -66,9 +64,8 @@ def check_common(settings: Mapping[str, Any], state_names: Iterable[str], num_pa
     most = max(2**26, 16 * num_parameters)  # bounds the memory that a config alone can ask for
     for field, shape in state.items():
         suits = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
-        check_field(
-            f"state.{field}", shape, suits and math.prod(shape) <= most, f"a shape of at most {most:,} numbers"
-        )
+        suits = suits and math.prod(shape) <= most
+        check_field(f"state.{field}", shape, suits, f"a shape of at most {most:,} numbers")
     if digests is not None:
         check_fields("decision.digests", digests, ("weights", "state"))
         check_field("digests.weights", digests["weights"], _are_texts(digests["weights"]), "a list of digests")

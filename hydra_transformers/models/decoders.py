@@ -197,7 +197,7 @@ class HydraDecoderClassifierMixin(HydraTextClassifierMixin):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.model = self.encoder_class(config)
-        self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members, bias=False)
+        self.classifier = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members, bias=False)
         self.post_init()
 
     def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:

@@ -686,9 +686,7 @@ class HydraLayer(GradientCheckpointingLayer):
         heads = self.attend(
             hidden_states, attention_mask, first_token_only, position_bias, distance_embeddings, **kwargs
         )
-        if first_token_only:
-            hidden_states = hidden_states[:, :, :1]
-        return self.project_and_feed(hidden_states, heads)
+        return self.project_and_feed(hidden_states[:, :, :1] if first_token_only else hidden_states, heads)
 
     def attend(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         """Equations 4 and 5: the heads' outputs, the first result of `HydraAttention.forward`, whose arguments it takes."""
@@ -704,35 +702,31 @@ class HydraLayer(GradientCheckpointingLayer):
         Returns (members, ..., query tokens, hidden).
         """
         branch = self.attention.o_proj(heads)
-        if self.attention_branch_norm is not None:
-            branch = self.attention_branch_norm(branch)
-        if self.output_dropout is not None and self.output_dropout.training:
-            branch = self.output_dropout(branch)
-        hidden_states = hidden_states + (self._drop_path(branch) if self.drop_path else branch)
+        hidden_states = self._add(hidden_states, branch, self.attention_branch_norm, self.output_dropout)
         if not self.norm_first:
             hidden_states = self.attention_norm(hidden_states)
         branch = self.mlp(self.mlp_norm(hidden_states) if self.norm_first else hidden_states)
-        if self.mlp_branch_norm is not None:
-            branch = self.mlp_branch_norm(branch)
-        if self.mlp_dropout is not None and self.mlp_dropout.training:
-            branch = self.mlp_dropout(branch)
-        hidden_states = hidden_states + (self._drop_path(branch) if self.drop_path else branch)
+        hidden_states = self._add(hidden_states, branch, self.mlp_branch_norm, self.mlp_dropout)
         return hidden_states if self.norm_first else self.mlp_norm(hidden_states)
 
-    def _drop_path(self, branch: torch.Tensor) -> torch.Tensor:
-        """Stochastic depth: in training a branch is left out for a sample of a member."""
-        if not self.training:
-            return branch
-        keep = 1 - self.drop_path
-        mask = branch.new_empty(*branch.shape[:2], *[1] * (branch.dim() - 2)).bernoulli_(keep)
-        return branch * (mask / keep)
+    def _add(self, hidden_states: torch.Tensor, branch: torch.Tensor, norm, dropout) -> torch.Tensor:
+        """The sum of both; with stochastic depth a branch is left out in training, for a sample of a member."""
+        if norm is not None:
+            branch = norm(branch)
+        if dropout is not None and dropout.training:
+            branch = dropout(branch)
+        if self.drop_path and self.training:
+            keep = 1 - self.drop_path
+            mask = branch.new_empty(*branch.shape[:2], *[1] * (branch.dim() - 2)).bernoulli_(keep)
+            branch = branch * (mask / keep)
+        return hidden_states + branch
 
 
 def hydra_layers(config: PreTrainedConfig, norm: Norm | None = None) -> nn.ModuleList:
     """norm: makes the norms; LayerNorms by default"""
     spec = config.layer_spec
     norm = norm or partial(nn.LayerNorm, eps=spec.norm_eps, bias=spec.norm_bias)
-    return nn.ModuleList(HydraLayer(config, layer, norm) for layer in range(config.num_hidden_layers))
+    return nn.ModuleList(HydraLayer(config, layer, norm) for layer in range(len(config.kept_heads)))
 
 
 # `hydra_transformers.fast` of the installed package puts a faster way through the layers here, which returns None where they
@@ -803,6 +797,7 @@ class HydraEncoderMixin:
     # Whether the last of `hidden_states` has passed that norm, as in language models.
     last_hidden_state_is_normed = False
     one_token_stands_for_all = True  # the first, or where texts are read in one direction the last
+    runs_layers_again = False  # see `layer_runs` in the config
 
     def encode(
         self,
@@ -816,35 +811,33 @@ class HydraEncoderMixin:
 
         first_token_only: let the last layer compute the first token alone, unless states or attentions are returned
         members_only: leave out the means over members, which a head does not read
-        output_hidden_states: whether to return all states, or the numbers of the layers whose states are returned
+        output_hidden_states: whether to return all states, or those behind which layers, by their place in the order
         """
         hidden_states, mask, layer_kwargs = self.embed_inputs(**inputs)
-        kwargs |= layer_kwargs
+        kwargs, all_states = kwargs | layer_kwargs, None
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        all_hidden_states = None
         if output_hidden_states is False or output_hidden_states is None:
             returns_attentions = kwargs.get("output_attentions", getattr(self.config, "output_attentions", False))
             first_token_only = first_token_only and not returns_attentions and (mask is None or has_rows(mask))
-            hidden_states = run_layers(self.layers, hidden_states, mask, first_token_only, **kwargs)
+            layers = [layer for _, layer in self.layers_in_order()] if self.runs_layers_again else self.layers
+            hidden_states = run_layers(layers, hidden_states, mask, first_token_only, **kwargs)
         else:
-            hidden_states, all_hidden_states = self._all_hidden_states(
-                hidden_states, mask, output_hidden_states, kwargs
-            )
+            hidden_states, all_states = self._all_hidden_states(hidden_states, mask, output_hidden_states, kwargs)
         members = self.num_members
         if self.last_norm is not None:
             hidden_states = getattr(self, self.last_norm)(hidden_states)
-            if self.last_hidden_state_is_normed and all_hidden_states and all_hidden_states[-1] is not None:
+            if self.last_hidden_state_is_normed and all_states and all_states[-1] is not None:
                 # Pool from the returned tensor, so that its gradients are right.
                 normed = batch_first(hidden_states, members)
-                all_hidden_states, hidden_states = (*all_hidden_states[:-1], normed), normed.transpose(0, 1)
+                all_states, hidden_states = (*all_states[:-1], normed), normed.transpose(0, 1)
         pooled = self.pool(hidden_states, **inputs)
         return HydraModelOutput(
             last_hidden_state=None if members_only else mean_of_members(hidden_states),
             pooler_output=None if members_only or pooled is None else mean_of_members(pooled),
-            member_last_hidden_state=batch_first(hidden_states, members),
+            member_last_hidden_state=hidden_states.expand(members, -1, -1, -1).transpose(0, 1),
             member_pooler_output=None if pooled is None else batch_first(pooled, members),
-            hidden_states=all_hidden_states,
+            hidden_states=all_states,
         )
 
     def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor | None:
@@ -855,15 +848,20 @@ class HydraEncoderMixin:
         """The layers one by one, with the states between them as (batch, members, tokens, hidden). Each layer reads the
         returned tensor (a trunk's the first member's part), so that gradients can be asked of it."""
         kept, members, positional = [], self.num_members, [kwargs.pop(name, None) for name in POSITIONAL]
-        for index, layer in enumerate(self.layers):
+        for index, (number, layer) in enumerate(self.layers_in_order()):
             if index == 0 and output_hidden_states is True:
                 kept.append(batch_first(states, members))
                 states = kept[0].transpose(0, 1)
-            states = layer(states[: self.config.members_in(index)], mask, False, *positional, **kwargs)
+            states = layer(states[: self.config.members_in(number)], mask, False, *positional, **kwargs)
             states = batch_first(states, members)
             kept.append(states if output_hidden_states is True or index in output_hidden_states else None)
             states = states.transpose(0, 1)
         return states, tuple(kept)
+
+    def layers_in_order(self) -> list[tuple[int, HydraLayer]]:
+        """Number and layer in the order in which they run: those that run several times do so in a row."""
+        runs = [*self.config.layer_runs, *[1] * len(self.layers)]  # layers may have been taken away or added
+        return [(number, layer) for number, layer in enumerate(self.layers) for _ in range(runs[number])]
 
     def first_embeddings(self) -> nn.Module:
         """The embeddings; those of the first member where members do not share them."""
@@ -902,6 +900,7 @@ class HydraClassifierOutput(ModelOutput):
     loss: scalar, where labels were given
     logits: (batch, classes), the log of the members' mean probability; of a token classifier (batch, tokens, classes)
     member_logits: (batch, members, classes); of a token classifier (batch, members, tokens, classes)
+    member_variances: (batch, members, outputs), of heads that predict a variance
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
     attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
     detector_score, abstain, prediction_set, interval: what a calibrated model decides, see `decision.Decided`; the
@@ -917,6 +916,7 @@ class HydraClassifierOutput(ModelOutput):
     abstain: torch.BoolTensor | None = None
     prediction_set: torch.BoolTensor | None = None
     interval: torch.FloatTensor | None = None
+    member_variances: torch.FloatTensor | None = None
 
 
 class HydraClassifierMixin:
@@ -968,29 +968,25 @@ class HydraClassifierMixin:
             if not kwargs.get("output_hidden_states", self.config.output_hidden_states):
                 outputs.hidden_states = None
         features = self.select_features(hidden_states, pooled)
-        member_logits, loss, decided = self.classify(features).transpose(0, 1), None, {}
+        member_logits, loss, variances, decided = self.classify(features).transpose(0, 1), None, None, {}
         if self.config.aggregate is not None:
             check_aggregate(self.config)  # it may be set on a loaded model
         if labels is not None or self.config.problem_type is None:
             set_problem_type(self.config)  # before Transformers' loss does, by the labels of a batch
         if labels is not None:
             loss = self.compute_loss(labels, member_logits, **kwargs)
+        if self.config.predicts_variance:
+            member_logits, variances = split_variances(member_logits, self.config)
         if self.decision is not None and self.is_calibrated:
             prepared = self.prepare(features).transpose(0, 1) if self.decision.reads_features else None
-            decision = self.decide(member_logits, prepared)
-            member_logits = decision.member_logits
+            decision = self.decide(two_points(member_logits, variances), prepared)
+            member_logits = decision.member_logits if variances is None else member_logits
             decided = decision.outputs()
         logits = ensemble_logits(member_logits, self.config.problem_type, self.config.aggregate)
         if loss is None and self.training and self.num_members > 1 and self.config.ensemble_loss == "members":
             watch_for_other_loss(logits, from_trainer="num_items_in_batch" in kwargs)
-        return HydraClassifierOutput(
-            loss=loss,
-            logits=logits,
-            member_logits=member_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            **decided,
-        )
+        states = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
+        return HydraClassifierOutput(loss, logits, member_logits, member_variances=variances, **states, **decided)
 
 
 def log_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
@@ -1024,6 +1020,21 @@ def spread(member_logits: torch.Tensor) -> torch.Tensor:
 
 def _variance(member_logits: torch.Tensor) -> torch.Tensor:
     return (member_logits - member_logits.mean(dim=1, keepdim=True)).square().mean(dim=1)
+
+
+def split_variances(member_logits: torch.Tensor, config) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What heads give, (batch, members, outputs) or with log-variances behind twice as wide -> means and variances, or None"""
+    if not getattr(config, "predicts_variance", False):
+        return member_logits, None
+    means, logarithms = at_least_float32(member_logits).chunk(2, dim=-1)
+    return means, logarithms.exp()
+
+
+def two_points(means: torch.Tensor, variances: torch.Tensor | None) -> torch.Tensor:
+    """Two numbers in place of each member, a standard deviation below and above its mean: (batch, 2 * members, outputs).
+    Their mean is the ensemble's, their variance its total one: whoever reads members' numbers need know of no variances."""
+    deviations = None if variances is None else variances.sqrt()
+    return means if variances is None else torch.stack([means - deviations, means + deviations], dim=2).flatten(1, 2)
 
 
 def aggregated(member_logits: torch.Tensor, aggregate: str | None) -> torch.Tensor:
@@ -1063,11 +1074,22 @@ def ensemble_loss(loss_function: Callable, labels: torch.Tensor, member_logits: 
 
     loss_function: `loss_function(labels, logits, config, **kwargs)`, as Transformers' models have it
     """
-    check_labels(labels, member_logits, config.problem_type)
+    means, variances = split_variances(member_logits, config)
+    check_labels(labels, means, config.problem_type)
+    loss_function = loss_function if variances is None else gaussian_loss
     if config.ensemble_loss == "members":
         return mean_loss(loss_function, labels, member_logits.unbind(dim=1), config, **kwargs)
-    answer = ensemble_logits(member_logits, config.problem_type, getattr(config, "aggregate", None))
+    points = two_points(means, variances)
+    answer = ensemble_logits(points, config.problem_type, getattr(config, "aggregate", None))
+    if variances is not None:
+        answer = torch.cat([answer, _variance(points).log()], dim=-1)
     return mean_loss(loss_function, labels, [answer], config, **kwargs)
+
+
+def gaussian_loss(labels: torch.Tensor, logits: torch.Tensor, config, **kwargs) -> torch.Tensor:
+    """The negative log-likelihood of numbers, without its constant, under means and log-variances (batch, 2 * outputs)."""
+    means, variances = split_variances(logits, config)
+    return nn.functional.gaussian_nll_loss(means, labels.view_as(means).to(means.dtype), variances)
 
 
 def mean_loss(loss_function: Callable, labels: torch.Tensor, answers: Sequence[torch.Tensor], config, **kwargs):

@@ -57,7 +57,7 @@ class NormedHead(nn.Module):
         self.layernorm = shared_or_per_member(
             config, "classifier", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         )
-        self.out_proj = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
+        self.out_proj = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return self.out_proj(self.layernorm(features))

@@ -138,7 +138,7 @@ class HydraBeitForImageClassification(HydraImageClassifierMixin, HydraBeitPreTra
         self.num_labels = config.num_labels
         self.beit = HydraBeitModel(config, add_pooling_layer=True)
         self.reads_first_token = not config.use_mean_pooling
-        self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
+        self.classifier = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
         self.post_init()
 
 

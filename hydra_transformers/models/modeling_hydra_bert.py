@@ -61,7 +61,7 @@ class HydraBertForSequenceClassification(HydraTypedTextClassifierMixin, HydraBer
         self.bert = HydraBertModel(config, add_pooling_layer=True)
         has_own_dropout = config.classifier_dropout is not None
         self.dropout = nn.Dropout(config.classifier_dropout if has_own_dropout else config.hidden_dropout_prob)
-        self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
+        self.classifier = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
         self.post_init()
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:

@@ -156,7 +156,7 @@ class HydraDebertaV2ForSequenceClassification(HydraTypedTextClassifierMixin, Hyd
         self.deberta = HydraDebertaV2Model(config)
         self.pooler = GroupedContextPooler(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob if config.cls_dropout is None else config.cls_dropout)
-        self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
+        self.classifier = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
         self.post_init()
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,7 @@ class HydraDeiTForImageClassification(HydraImageClassifierMixin, HydraDeiTPreTra
         super().__init__(config)
         self.num_labels = config.num_labels
         self.deit = HydraDeiTModel(config, add_pooling_layer=False)
-        self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
+        self.classifier = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
         self.post_init()
 
 

@@ -101,7 +101,7 @@ class HydraDinov2ForImageClassification(Dinov2ClassifierMixin, HydraDinov2PreTra
         super().__init__(config)
         self.num_labels = config.num_labels
         self.dinov2 = HydraDinov2Model(config)
-        self.classifier = GroupedLinear(2 * config.hidden_size, [config.num_labels] * config.num_members)
+        self.classifier = GroupedLinear(2 * config.hidden_size, [config.head_width] * config.num_members)
         self.post_init()
 
 

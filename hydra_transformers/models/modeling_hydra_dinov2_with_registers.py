@@ -47,7 +47,7 @@ class HydraDinov2WithRegistersForImageClassification(Dinov2ClassifierMixin, Hydr
         super().__init__(config)
         self.num_labels, self.num_register_tokens = config.num_labels, config.num_register_tokens
         self.dinov2_with_registers = HydraDinov2WithRegistersModel(config)
-        self.classifier = GroupedLinear(2 * config.hidden_size, [config.num_labels] * config.num_members)
+        self.classifier = GroupedLinear(2 * config.hidden_size, [config.head_width] * config.num_members)
         self.post_init()
 
 

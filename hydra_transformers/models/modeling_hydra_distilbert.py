@@ -92,7 +92,7 @@ class HydraDistilBertForSequenceClassification(DistilBertClassifierMixin, HydraD
         self.distilbert = HydraDistilBertModel(config)
         self.pre_classifier = GroupedLinear(config.dim, [config.dim] * config.num_members)
         self.dropout = nn.Dropout(config.seq_classif_dropout)
-        self.classifier = GroupedLinear(config.dim, [config.num_labels] * config.num_members)
+        self.classifier = GroupedLinear(config.dim, [config.head_width] * config.num_members)
         self.post_init()
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:

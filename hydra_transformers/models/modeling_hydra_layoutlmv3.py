@@ -276,7 +276,7 @@ class HydraLayoutLMv3ForTokenClassification(
     def add_head(self, config: HydraLayoutLMv3Config) -> None:
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         if config.num_labels < LABELS_FOR_TWO_MAPS:
-            self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
+            self.classifier = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
         else:
             self.classifier = GroupedClassificationHead(config, nn.Tanh(), config.classifier_dropout)
 

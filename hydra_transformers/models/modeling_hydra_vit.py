@@ -69,7 +69,7 @@ class HydraViTForImageClassification(HydraImageClassifierMixin, HydraViTPreTrain
         super().__init__(config)
         self.num_labels = config.num_labels
         self.vit = HydraViTModel(config, add_pooling_layer=False)
-        self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
+        self.classifier = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
         self.post_init()
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel, image_utils
 from transformers.pipelines import ImageClassificationPipeline, Pipeline
 
+from .configuration_hydra import OUTPUTS_OF_HYDRAS
 from .detection import answers_of, entropy_split
 
 
@@ -80,7 +81,8 @@ class AnswersMixin:
 
     Of a regression model
     label, score: the first output's name and number; `scores` has all outputs, in their order
-    uncertainty, epistemic: the variance between members, of several outputs the mean of theirs; aleatoric is None
+    uncertainty, epistemic: the variance between members, of several outputs the mean of theirs; aleatoric is None, or of
+        heads that predict a variance the mean of the members' own, and uncertainty is the sum
     interval: [lowest, highest] of each output; None where it was not calibrated for that
     """
 
@@ -111,19 +113,17 @@ class AnswersMixin:
         logits, notes = model_outputs["logits"][0], model_outputs.pop("notes") or {}
         names = model_outputs.get("candidate_labels") or self.model.config.id2label
         truncated = {"truncated": notes["truncated"]} if "truncated" in notes else {}
+        problem_type = getattr(self.model.config, "problem_type", None)
         # A single output of a plain model may have no problem type, and be calibrated for numbers.
-        has_interval = model_outputs.get("interval") is not None
-        if has_interval or getattr(self.model.config, "problem_type", None) == "regression":
+        if model_outputs.get("interval") is not None or problem_type == "regression":
             decided = self.decided(model_outputs, notes.get("empty"))
             return number_answer(model_outputs, names) | decided | truncated
         scores = super().postprocess(model_outputs, **self.every_score, **parameters)
         member_logits, chosen = (model_outputs.get(name) for name in ("member_logits", "prediction_set"))
-        is_multi_label = getattr(self.model.config, "problem_type", None) == "multi_label_classification"
-        is_multi_label |= hasattr(self.model, "logit_bias")  # two towers that say yes or no to each text
+        has_labels = problem_type == "multi_label_classification"
+        is_multi_label = has_labels or hasattr(self.model, "logit_bias")  # two towers that say yes or no to each text
         order = logits.argsort(descending=True, stable=True).tolist()
-        labels = {}
-        if getattr(self.model.config, "problem_type", None) == "multi_label_classification":
-            labels = label_answer(model_outputs, names, scores, self.settings(model_outputs))
+        labels = label_answer(model_outputs, names, scores, self.settings(model_outputs)) if has_labels else {}
         return {
             **scores[0],
             **entropies(
@@ -173,17 +173,7 @@ class AnswersMixin:
         }
 
 
-KEPT_OUTPUTS = (
-    "logits",
-    "member_logits",
-    "detector_score",
-    "abstain",
-    "prediction_set",
-    "interval",
-    "candidate_labels",
-)
-
-
+KEPT_OUTPUTS = ("logits", *OUTPUTS_OF_HYDRAS, "candidate_labels")
 PARTS_OF_UNCERTAINTY = ("uncertainty", "aleatoric", "epistemic")
 
 
@@ -212,10 +202,12 @@ def number_answer(outputs: dict, names: Any) -> dict[str, Any]:
     scores = [{"label": names[place], "score": number} for place, number in enumerate(numbers[0].tolist())]
     # One row is (members, outputs); a plain model is one member.
     variance = 0.0 if members is None else members[0].double().var(dim=0, correction=0).mean().item()
+    own = outputs.get("member_variances")
+    aleatoric = None if own is None else own[0].double().mean().item()
     return {
         **scores[0],
-        "uncertainty": variance,
-        "aleatoric": None,
+        "uncertainty": variance + (aleatoric or 0.0),
+        "aleatoric": aleatoric,
         "epistemic": variance,
         "prediction_set": None,
         "interval": None if interval is None else interval[0].tolist(),

@@ -21,7 +21,7 @@ from .decision_settings import (
     is_share,
 )
 from .detection import answers_of, is_number, score
-from .modeling_hydra import aggregated, at_least_float32, log_mean_probability, logit_of_mean_probability, spread
+from .modeling_hydra import aggregated, at_least_float32, logit_of_mean_probability, spread
 
 
 logger = logging.get_logger(f"transformers.{__name__}")
@@ -202,31 +202,12 @@ def _rounded_down(log_odds: float) -> float:
     return log_odds - ROUNDING * (1 + abs(log_odds)) if math.isfinite(log_odds) else log_odds
 
 
-class TokensDecision(TaskDecision):
-    """A temperature, and how unsure a token may be: an entity is answered if none of its words is above the threshold.
-
-    settings, beside those of every task
-        temperature: a positive number
-    `detector_score` and `abstain` are (batch, tokens), of 1 - the probability of each token's likeliest class.
-    """
-
-    fields = ("temperature",)
-    score_bounds = (0.0, 1.0)
-
-    def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> Decided:
-        """member_logits: (batch, members, tokens, classes)"""
-        member_logits = at_least_float32(member_logits) / self.settings["temperature"]
-        detector_score = 1 - log_mean_probability(member_logits).exp().amax(dim=-1)
-        return Decided(member_logits, detector_score, self.above_threshold(detector_score))
-
-
-# By the task in the settings; settings without one are of a model that chooses one class.
+# By the task in the settings; settings without one are of a model that chooses one class. `tokens` adds its own.
 DECISIONS: dict[str | None, type[Decision]] = {
     None: Decision,
     "regression": RegressionDecision,
     "rewards": RewardDecision,
     "several labels": LabelsDecision,
-    "tokens": TokensDecision,
 }
 
 

@@ -165,7 +165,7 @@ class GroupedClassificationHead(nn.Module):
         self.dense = GroupedLinear(config.hidden_size, [config.hidden_size] * members)
         self.activation = activation
         self.dropout = nn.Dropout(config.hidden_dropout_prob if dropout is None else dropout)
-        self.out_proj = GroupedLinear(config.hidden_size, [config.num_labels] * members)
+        self.out_proj = GroupedLinear(config.hidden_size, [config.head_width] * members)
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         """What the second map reads: (members, batch, hidden) -> (members, batch, hidden)"""

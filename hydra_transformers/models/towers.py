@@ -93,7 +93,7 @@ class HydraVisionTowerClassifierMixin(HydraImageClassifierMixin):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.vision_model = self.tower_class(config)
-        self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
+        self.classifier = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
         self.post_init()
 
 

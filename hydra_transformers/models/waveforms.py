@@ -170,7 +170,7 @@ class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
             count = config.num_hidden_layers + 1  # the embeddings, and each layer
             self.layer_weights = nn.Parameter(torch.full((members, count), 1 / count))
         self.projector = GroupedLinear(config.hidden_size, [config.classifier_proj_size] * members)
-        self.classifier = GroupedLinear(config.classifier_proj_size, [config.num_labels] * members)
+        self.classifier = GroupedLinear(config.classifier_proj_size, [config.head_width] * members)
         self.post_init()
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,13 @@
 
 A head of layer l changes nothing before l. So for each batch the states entering layer l, and the outputs of its heads, are
 computed once; a candidate is these outputs with its slice zeroed, and all candidates of the layer pass the rest of the network
-together, on the batch axis. Everything runs through the model's own layers; the last layer computes the first token alone where
+together, on the batch axis, where the head stays off if the layer runs again. Everything runs through the model's own layers; the last layer computes the first token alone where
 the classifier reads no other. Removed heads are cut out of the engine's own copy of the model.
 """
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -68,28 +69,48 @@ class Tower:
         """
         states, mask, layer_kwargs = self.encoder.embed_inputs(**inputs)
         together = self._candidates_together(states, layer_kwargs, memory)
-        layers, before = list(self.encoder.layers), []
-        for index, layer in enumerate(layers):
+        numbers, layers = zip(*self.encoder.layers_in_order(), strict=True)
+        before = []
+        for place, (number, layer) in enumerate(zip(numbers, layers, strict=True)):
+            runs_first = number not in numbers[:place]
             before.append(states)
-            only_first = self.first_token_only and index == len(layers) - 1
+            only_first = self.first_token_only and place == len(layers) - 1
             heads = layer.attend(states, mask, only_first, **layer_kwargs)
             residual = states[:, :, :1] if only_first else states
-            for part in _even_parts(candidates.get(index, []), together):
+            for part in _even_parts(candidates.get(number, []) if runs_first else [], together):
                 # (1, candidates, rows, tokens, width); what candidates have in common is not repeated
-                without = self._without(heads, index, part)
+                without = self._without(heads.unsqueeze(1), number, part)
                 ablated = layer.project_and_feed(residual.unsqueeze(1), without).flatten(1, 2)
-                yield self._features(layers[index + 1 :], before, ablated, mask, layer_kwargs, len(part), inputs)
+                with self._turned_off(number, part):  # it may run again
+                    features = self._features(
+                        layers[place + 1 :], before, ablated, mask, layer_kwargs, len(part), inputs
+                    )
+                yield features
             states = layer.project_and_feed(residual, heads)
         yield self._features([], before, states, mask, layer_kwargs, 1, inputs)
 
     def _without(self, heads: Tensor, layer: int, turned_off: Sequence[int]) -> Tensor:
-        """Zeroes the slice of one head for each of `turned_off`: (1, rows, tokens, width) -> (1, candidates, rows, tokens,
-        width)"""
+        """Zeroes the slice of one head for each of `turned_off`: (1, candidates or 1, rows, tokens, width) -> (1, candidates, rows,
+        tokens, width)"""
         head_dim = self.encoder.layers[layer].attention.head_dim
         keep = heads.new_ones(1, len(turned_off), 1, 1, len(self.heads[layer]), head_dim)
         for candidate, head in enumerate(turned_off):
             keep[:, candidate, ..., self.heads[layer].index(head), :] = 0
-        return heads.unsqueeze(1) * keep.flatten(-2)
+        return heads * keep.flatten(-2)
+
+    @contextmanager
+    def _turned_off(self, layer: int, turned_off: Sequence[int]) -> Iterator[None]:
+        """Inside, the layer runs for the candidates of `turned_off`, which lie on the batch axis."""
+
+        def turn_off(_: nn.Module, given: tuple[Tensor]) -> Tensor:
+            heads = given[0].unflatten(1, (len(turned_off), -1))
+            return self._without(heads, layer, turned_off).flatten(1, 2)
+
+        handle = self.encoder.layers[layer].attention.o_proj.register_forward_pre_hook(turn_off)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _features(self, layers, before, states: Tensor, mask, layer_kwargs: dict, candidates: int, inputs) -> Tensor:
         """(1, candidates * rows, tokens, hidden), through `layers` -> (candidates, rows, features)

@@ -42,15 +42,17 @@ def attention_scores(
     means: dict[tuple, Tensor] = {}
     for tower in towers:
         encoder = hydra.base_model if tower == "" else getattr(hydra, f"{tower}_model")
-        sums, queries = [0] * encoder.config.num_hidden_layers, 0
+        order = [number for number, _ in encoder.layers_in_order()]
+        sums, queries = dict.fromkeys(order, 0), 0
         for inputs in _inputs_of(tower, encoder, hydra, data, class_prompts):
             attentions = encoder(**inputs, output_attentions=True).attentions
             rows, _, tokens, _ = attentions[0].shape
             is_real = inputs.get("attention_mask", torch.ones(rows, tokens, device=hydra.device)).bool()
             queries += int(is_real.sum())
-            for layer, weights in enumerate(attentions):
+            for layer, weights in zip(order, attentions, strict=True):
                 sums[layer] += (measure(weights.double()) * is_real.unsqueeze(1)).sum(dim=(0, 2))
-        means |= {head_at(tower, layer, 0)[:-1]: total / queries for layer, total in enumerate(sums)}
+        for layer, total in sums.items():
+            means[head_at(tower, layer, 0)[:-1]] = total / (queries * order.count(layer))
     return by_unit(heads_of(hydra, None if towers == [""] else towers), means)
 
 

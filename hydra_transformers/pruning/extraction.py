@@ -228,8 +228,7 @@ class GreedySearch:
         """Removes heads until there are `budget`, or the score has fallen by more than `tolerance`."""
         is_first_process = rank_and_world_size()[0] == 0
         done = min(len(self.circuit.ranking), budget)
-        name, is_shown = f"circuit ({self.circuit.objective})", progress and is_first_process
-        with progress_bar(budget, name, "head", is_shown, initial=done) as bar:
+        with progress_bar(budget, f"circuit ({self.circuit.objective})", "head", progress, initial=done) as bar:
             while len(self.circuit.ranking) < end_of(self.circuit, budget, tolerance):
                 self.remove_one()
                 if checkpoint is not None and is_first_process:

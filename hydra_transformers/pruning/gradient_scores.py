@@ -212,7 +212,8 @@ def gates_on(layers: Mapping[Layer, UnitLayer], is_common: bool = False) -> Iter
         def multiply(_, given: tuple[Tensor]) -> Tensor:
             units = given[0].unflatten(-1, (-1, width))  # (..., rows, tokens, units, width)
             rows = 1 if is_common else units.shape[-4]
-            gates[place] = units.new_ones(rows, units.shape[-2], requires_grad=True)
+            if place not in gates:  # one for all the times that the layer runs
+                gates[place] = units.new_ones(rows, units.shape[-2], requires_grad=True)
             return (units * gates[place][:, None, :, None]).flatten(-2)
 
         return multiply

@@ -53,8 +53,8 @@ def check_count(number: int, name: str, least: int, most: int, why: str) -> None
 def heads_of(model: PreTrainedModel, towers: Towers | None = None, trunk_layers: int | float = 0) -> list[Head]:
     """The heads of a one-member Hydra in order, without those of the trunk; for CLIP those of `towers`."""
     configs = {tower: tower_configs(model.config)[tower] for tower in chosen_towers(model, towers)}
-    layers = min(config.num_hidden_layers for config in configs.values())
-    depths = {tower: trunk_depth(trunk_layers, config.num_hidden_layers) for tower, config in configs.items()}
+    layers = min(len(config.kept_heads) for config in configs.values())
+    depths = {tower: trunk_depth(trunk_layers, len(config.kept_heads)) for tower, config in configs.items()}
     if not isinstance(trunk_layers, float):
         why = f"there are {layers} layers, and some must be left to prune"
         check_count(trunk_layers, "trunk_layers", 0, layers - 1, why)

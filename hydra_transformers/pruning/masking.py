@@ -13,7 +13,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..fusion import attention_names, encoder_config, projection_names, remaining_heads, tower_configs
+from ..fusion import (
+    attention_names,
+    encoder_config,
+    has_decoder,
+    number_of_layers,
+    projection_names,
+    remaining_heads,
+    tower_configs,
+)
 from ..models.auto import HYDRA_CLASSES
 
 
@@ -86,7 +94,7 @@ def head_outputs(model: PreTrainedModel) -> dict[str, list[HeadOutput]]:
             tower: [HeadOutput(each.o_proj, list(each.kept_heads[0]), each.head_dim) for each in layers]
             for tower, layers in attentions.items()
         }
-    if getattr(model.config, "is_encoder_decoder", False):
+    if has_decoder(model):
         raise ValueError(
             f"{type(model).__name__} is an encoder and a decoder, which number their layers alike: pass model.get_encoder()"
         )
@@ -100,9 +108,10 @@ def head_outputs(model: PreTrainedModel) -> dict[str, list[HeadOutput]]:
 def _of_layers(model: PreTrainedModel, encoder: nn.Module | None, config: PreTrainedConfig) -> list[HeadOutput]:
     """The output projections of a plain encoder of `model`."""
     refusal = f"{type(model).__name__}: its heads cannot be told apart"
-    count, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
-    if encoder is None or not isinstance(count, int) or not isinstance(heads, int):
+    counts = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
+    if encoder is None or not all(isinstance(each, int) for each in counts):
         raise ValueError(f"{refusal}, the config does not say how many layers and heads there are")
+    count, heads = number_of_layers(config), config.num_attention_heads
     stacks = [
         _outputs_in(each) for each in encoder.modules() if isinstance(each, nn.ModuleList) and len(each) == count
     ]

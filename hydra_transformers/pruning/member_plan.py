@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .._io.processes import on_one_process
 from ..data.batches import collate
-from ..fusion import saved_tower_configs, trunk_depth
+from ..fusion import number_of_layers, saved_tower_configs, trunk_depth
 from .extraction import extract_circuit
 from .heads import Prompts
 from .members import draw_members
@@ -120,7 +122,7 @@ class MemberPlan:
         """Refuses numbers that the heads of the model `name` do not allow."""
         if getattr(config, "num_members", 1) > 1:
             raise ValueError(f"{name} is a Hydra of {config.num_members} members: pass the backbone, or one member")
-        layers = min(each.num_hidden_layers for each in saved_tower_configs(config).values())
+        layers = min(map(number_of_layers, saved_tower_configs(config).values()))
         if trunk_depth(self.trunk_layers, layers) >= layers:
             raise ValueError(
                 f"trunk_layers is {self.trunk_layers}, {name} has {layers} layers: pass 0 to {layers - 1}, or there is nothing to prune"
@@ -188,7 +190,7 @@ class MemberPlan:
             checkpoint = None if place is None else place.with_suffix(".checkpoint")
             circuit = extract_circuit(model, data, ood_data, objective, checkpoint=checkpoint, **settings)
             if place is not None:
-                circuit.save(place.with_suffix(".json"))
+                on_one_process(partial(circuit.save, place.with_suffix(".json")))
             tell(
                 f"circuit {f'of member {index} ' if is_several else ''}for {objective}: score {circuit.dense_score:.4f} with all "
                 f"heads, {circuit.scores[-1]:.4f} without {len(circuit.ranking)}, best without {circuit.best_budget}"
@@ -205,7 +207,7 @@ class MemberPlan:
         """After the trunk; of two towers in the vision tower, which Taylor pruning prunes."""
         tower = next(iter(saved_tower_configs(config).values()))
         if hasattr(tower, "kept_heads"):
-            depth = trunk_depth(self.trunk_layers, tower.num_hidden_layers)
+            depth = trunk_depth(self.trunk_layers, len(tower.kept_heads))
             return max(len(layer[0]) for layer in tower.kept_heads[depth:])
         return tower.num_attention_heads
 
@@ -229,9 +231,9 @@ def num_heads(config: PreTrainedConfig, trunk_layers: int | float = 0) -> int:
     """How many heads a backbone or a member has, in all towers, without those of the trunk."""
     total = 0
     for tower in saved_tower_configs(config).values():
-        depth = trunk_depth(trunk_layers, tower.num_hidden_layers)
+        depth = trunk_depth(trunk_layers, number_of_layers(tower))
         if hasattr(tower, "kept_heads"):
             total += sum(len(layer[0]) for layer in tower.kept_heads[depth:])
         else:
-            total += (tower.num_hidden_layers - depth) * tower.num_attention_heads
+            total += (number_of_layers(tower) - depth) * tower.num_attention_heads
     return total

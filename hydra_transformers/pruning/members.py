@@ -208,7 +208,7 @@ def _check_trunk(
 ) -> None:
     """Refuses a circuit of `hydra` whose `first` heads (None: all) are partly in the trunk."""
     depths = {
-        tower: trunk_depth(trunk_layers, config.num_hidden_layers)
+        tower: trunk_depth(trunk_layers, len(config.kept_heads))
         for tower, config in tower_configs(hydra.config).items()
     }
     places = [(head, *tower_and_place(head)) for head in circuit.ranking[:first]]

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ..data.evaluation_data import check_label_range
 from ..models.detection import COMPARE_MEMBERS, DETECTORS, answers_of
-from ..models.modeling_hydra import at_least_float32
+from ..models.modeling_hydra import at_least_float32, gaussian_loss
 from .heads import has_two_towers
 
 
@@ -170,6 +170,8 @@ def minus_loss_of(model: PreTrainedModel) -> Metric:
         problem = "regression"
 
     def minus_loss(logits: Tensor, labels: Tensor) -> float:
+        if getattr(model.config, "predicts_variance", False):
+            return -gaussian_loss(labels, logits, model.config).item()
         if problem == "regression":
             return -nn.functional.mse_loss(logits.flatten(), labels.flatten().to(logits.dtype)).item()
         if problem == "multi_label_classification":

@@ -18,6 +18,7 @@ from ..fusion import (
     dense_outline,
     hydra_class_of,
     hydra_config,
+    number_of_layers,
     projection_names,
     remaining_heads,
     tower_configs,
@@ -45,7 +46,7 @@ def load_pruned(name: str | os.PathLike) -> PreTrainedModel:
     if any(query == key for query, key, *_ in projection_names(HYDRA_CLASSES[plain_class])):
         why = "whose queries, keys and values are one map"
     elif hasattr(config, "num_key_value_heads"):
-        why = "a causal language model"
+        why = "whose config counts heads of keys"
     elif _has_positions_per_head(HYDRA_CLASSES[plain_class], config):
         why = "whose heads weigh the positions of tokens"
     if why is not None:
@@ -67,7 +68,14 @@ def load_pruned(name: str | os.PathLike) -> PreTrainedModel:
     missing = sorted(found["missing_keys"])
     if missing:
         raise ValueError(f"{name} has no {missing[0]}: pass a model that was saved whole")
-    return AutoHydra.from_backbone(model)
+    attention = model.config._attn_implementation
+    if not all(heads for layers in kept.values() for heads in layers):
+        model.set_attn_implementation(
+            "eager"
+        )  # to be compared by: without a head, sdpa of torch 2.11 ends the process
+    hydra = AutoHydra.from_backbone(model)
+    hydra.set_attn_implementation(attention)
+    return hydra
 
 
 def _has_positions_per_head(hydra_class: type[PreTrainedModel], config: PreTrainedConfig) -> bool:
@@ -80,7 +88,7 @@ def _heads_left(config: PreTrainedConfig, name: str | os.PathLike) -> dict[str, 
     """The heads that are left by tower and layer; refuses a config without pruned heads."""
     towers = tower_configs(config)
     whole = {
-        tower: [list(range(each.num_attention_heads)) for _ in range(each.num_hidden_layers)]
+        tower: [list(range(each.num_attention_heads)) for _ in range(number_of_layers(each))]
         for tower, each in towers.items()
     }
     pruned = {tower: getattr(each, "pruned_heads", None) or {} for tower, each in towers.items()}

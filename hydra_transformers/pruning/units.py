@@ -88,7 +88,7 @@ def neuron_layers(hydra: PreTrainedModel, towers: Towers | None) -> tuple[list[U
     neurons, layers, names = [], {}, attention_names(hydra)
     for tower in chosen_towers(hydra, towers):
         config = tower_configs(hydra.config)[tower]
-        for layer in range(config.num_hidden_layers):
+        for layer in range(len(config.kept_heads)):
             kept = config.kept_neurons
             numbers = range(config.layer_spec.inner_size) if kept is None else neurons_in(kept[layer][0])
             neurons += [head_at(tower, layer, number) for number in numbers]

@@ -368,7 +368,7 @@ def fusion_report(
         soup=soup,
         parts=parts,
         trunks=trunks,
-        num_layers=hydra.config.num_hidden_layers,
+        num_layers=len(hydra.config.kept_heads),
         path=path,
         rise=max(each.nll for each in path) - path[0].nll,
         barrier=max(each.nll - ((1 - each.t) * path[0].nll + each.t * path[-1].nll) for each in path),
@@ -420,7 +420,8 @@ def _checked_members(members: Sequence[PreTrainedModel | str | os.PathLike]) -> 
 
 def _trunk_depths(hydra: PreTrainedModel) -> list[int]:
     """How many first layers to merge whole: shares of all, as far as members keep the same heads."""
-    kept, layers = hydra.config.kept_heads, hydra.config.num_hidden_layers
+    kept = hydra.config.kept_heads
+    layers = len(kept)
     same = next((at for at, heads in enumerate(kept) if any(each != heads[0] for each in heads)), layers)
     return sorted({depth for share in TRUNKS if 0 < (depth := trunk_depth(share, layers)) <= same})
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .._io.files import parse_json, write_atomically
 from ..data.loading import load_data, load_if_named, ood_groups
-from ..data.prediction import classes_of
+from ..data.prediction import classes_of, config_of
 from ..uncertainty.features import without_decision
 from ..uncertainty.metrics import ood_metrics
 from ..uncertainty.rewards import aggregate_of, preference_metrics
@@ -66,9 +66,9 @@ class Evaluation:
             for name, each in sets.items():
                 foreign, foreign_labels = self.collect(model, each, batch_size)
                 found = measure(foreign, foreign_labels, None if decision is None else decision(foreign))
-                title = name if group == "OOD" else f"{name} ({group})"
-                ood[title] = found | {"auroc": ood_metrics(scores, self.scores(foreign))["auroc"]}
-        return TaskResult(len(answers), answers[:1].shape[1], known, ood)
+                ood[set_name(group, name)] = found | {"auroc": ood_metrics(scores, self.scores(foreign))["auroc"]}
+        points = 2 if getattr(config_of(model), "predicts_variance", False) else 1  # in place of each member
+        return TaskResult(len(answers), answers[:1].shape[1] // points, known, ood)
 
 
 class PairEvaluation(Evaluation):
@@ -224,6 +224,11 @@ def read_report(path: str | os.PathLike) -> UncertaintyReport | TaskReport:
     except ValueError:
         is_task = False  # the other says what is wrong
     return (TaskReport if is_task else UncertaintyReport).from_json(path)
+
+
+def set_name(group: str, name: str) -> str:
+    """What a data set from elsewhere is called in results."""
+    return name if group == "OOD" else f"{name} ({group})"
 
 
 def _best(values: list[float | None], side: str) -> float | None:

@@ -7,11 +7,19 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..fusion import encoder_config, trunk_depth
+from ..data.tasks import ONE_CLASS, REGRESSION, SEVERAL_LABELS, TOKENS
+from ..fusion import encoder_config, number_of_layers, trunk_depth
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
 
 
+# By task, the metric of its report that a search goes by, and what it is called.
+MEASURES = {
+    ONE_CLASS: ("accuracy", "accuracy"),
+    REGRESSION: ("r2", "R²"),
+    SEVERAL_LABELS: ("map", "mAP"),
+    TOKENS: ("entity_f1", "entity F1"),
+}
 ONE_MODEL, DEEP_ENSEMBLE, SOUP, HYDRA = "one model", "Deep Ensemble", "soup", "Hydra"
 BUDGETS = (1 / 12, 1 / 6, 1 / 3)  # of the heads that compete
 TRUNKS = (1 / 4, 1 / 2, 3 / 4)  # of the layers
@@ -31,7 +39,8 @@ class Design:
     shared: the parts that members share
     pruned_by: "circuits" (one for each member), "samples" (of one circuit), "taylor", or None where nothing is pruned
     budget: heads that each member loses; with "taylor" heads that each layer loses
-    tuned: whether members are fine-tuned after pruning
+    tuned: whether members are fine-tuned after pruning, or where nothing is pruned the Hydra as a whole
+    averaged: how many fine-tunings each member is the mean of
     """
 
     kind: str
@@ -41,6 +50,7 @@ class Design:
     pruned_by: str | None = None
     budget: int = 0
     tuned: bool = False
+    averaged: int = 1
 
     @property
     def key(self) -> str:
@@ -48,6 +58,7 @@ class Design:
         if self.kind != HYDRA:
             return self.kind.lower().replace(" ", "-")
         parts = [f"hydra_trunk-{self.trunk_layers}_of-{self.members}_shares-{'-'.join(self.shared) or 'nothing'}"]
+        parts += [f"averaged-{self.averaged}"] if self.averaged > 1 else []
         parts += [f"{self.pruned_by}-{self.budget}"] if self.pruned_by else []
         return "_".join([*parts, *(["tuned"] if self.tuned else [])])
 
@@ -59,6 +70,8 @@ class Design:
         words = [f"{self.kind} of {self.members}"]
         if self.kind == DEEP_ENSEMBLE:
             return words[0]
+        if self.averaged > 1:
+            words.append(f"each the mean of {self.averaged} fine-tunings")
         if set(self.shared) != set(SHARED_PARTS):
             words.append(f"sharing {' and '.join(self.shared) or 'nothing'}")
         if self.trunk_layers:
@@ -66,7 +79,9 @@ class Design:
         if self.pruned_by:
             heads = f"{self.budget} heads" if self.budget > 1 else "1 head"
             words.append(f"{heads} {PRUNED[self.pruned_by]}")
-        return ", ".join([*words, *(["tuned"] if self.tuned else [])])
+        if self.tuned:
+            words.append("tuned" if self.pruned_by else "tuned as a whole")
+        return ", ".join(words)
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,8 @@ class Candidate:
 
     Attributes:
         design: how it is made.
-        accuracy, nll, ece: on the evaluation rows, with the temperature that was fitted on the calibration rows.
+        accuracy, nll, ece: on the evaluation rows, with the temperature that was fitted on the calibration rows. Of another
+            task than one class per row, accuracy is its own measure (R², mAP or entity F1); what it does not have is None.
         temperature: the divisor of its logits.
         auroc: group (near, far) -> AUROC of the maximum softmax probability, a mean over the group's sets; empty
             without OOD data.
@@ -86,9 +102,9 @@ class Candidate:
 
     design: Design
     accuracy: float
-    nll: float
-    ece: float
-    temperature: float
+    nll: float | None
+    ece: float | None
+    temperature: float | None
     auroc: dict[str, float] = field(default_factory=dict)
     time: float = 1.0
     memory: float = 1.0
@@ -96,6 +112,7 @@ class Candidate:
     parameters: float = 1.0
     milliseconds: float = 0.0
     megabytes: float = 0.0
+    measure: str = "accuracy"  # what `accuracy` is called
 
     @property
     def name(self) -> str:
@@ -118,7 +135,7 @@ class Candidate:
     @property
     def sentence(self) -> str:
         """Its numbers in a few words."""
-        words = [f"{self.time:.2f} times one model's time", f"accuracy {100 * self.accuracy:.1f}"]
+        words = [f"{self.time:.2f} times one model's time", f"{self.measure} {100 * self.accuracy:.1f}"]
         return ", ".join(words if self.detection is None else [*words, f"AUROC {100 * self.detection:.1f}"])
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,7 +151,7 @@ class Candidate:
 
 def best_first(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Best quality first; of equal ones the lower NLL, then the faster."""
-    return sorted(candidates, key=lambda each: (-each.quality, each.nll, each.time))
+    return sorted(candidates, key=lambda each: (-each.quality, each.nll or 0.0, each.time))
 
 
 def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -159,12 +176,14 @@ def near_front(candidate: Candidate, candidates: Sequence[Candidate], points: fl
 
 
 def trunk_depths(layers: int, equal: int = 0) -> list[int]:
-    """How many first layers to merge: as many as are equal already, and a quarter, a half and three quarters."""
-    return sorted({equal, *(depth for share in TRUNKS if (depth := trunk_depth(share, layers)) > equal)})
+    """How many first layers to merge, in the order to try: three quarters, a half, a quarter, as many as are equal already, and
+    all but the last."""
+    shares = {equal, *(depth for share in TRUNKS if (depth := trunk_depth(share, layers)) > equal)}
+    return list(dict.fromkeys([*sorted(shares, reverse=True), max(equal, layers - 1)]))
 
 
 def heads_behind(config: PreTrainedConfig, trunk_layers: int) -> int:
-    return (config.num_hidden_layers - trunk_layers) * config.num_attention_heads
+    return (number_of_layers(config) - trunk_layers) * config.num_attention_heads
 
 
 def budgets_of(config: PreTrainedConfig, trunk_layers: int) -> list[int]:
@@ -184,7 +203,7 @@ def _shares(heads: int, shares: Sequence[float]) -> list[int]:
 def stand_in(model: PreTrainedModel, members: int, trunk_layers: int, budget: int) -> nn.Module:
     """A Hydra as fast as one whose members lose `budget` heads behind the trunk: which heads does not matter."""
     config = encoder_config(model)
-    layers = range(trunk_layers, config.num_hidden_layers)
+    layers = range(trunk_layers, number_of_layers(config))
     heads: dict[int, list[int]] = {}
     for layer, head in [(layer, head) for head in range(config.num_attention_heads) for layer in layers][:budget]:
         heads.setdefault(layer, []).append(head)

@@ -92,19 +92,20 @@ def next_best(candidates: Sequence[Candidate], target: Target, count: int = 3) -
 def why(chosen: Candidate, candidates: Sequence[Candidate], target: Target, gains: Mapping[str, Gain]) -> str:
     """The choice and its reasons in a few sentences.
 
-    gains: name of every other candidate -> its gain in quality over the chosen one
+    gains: name of every other candidate -> its gain in quality over the chosen one; empty of tasks without intervals
     """
     hydras = [each for each in candidates if each.is_hydra]
     reasons = {
         "balance": f"the fastest of those at most {target.value:g} points of quality below the highest",
         "cost": f"the highest in quality within {target.value:g} times one model's time",
-        "accuracy_within": f"the highest in detection with an accuracy at most {target.value:g} points below the highest",
+        "accuracy_within": f"the highest in detection with {'an' if chosen.measure == 'accuracy' else 'the'} {chosen.measure} at most "
+        f"{target.value:g} points below the highest",
     }
     sentences = [f"{chosen.name} ({chosen.sentence}) is {reasons[target.kind]}, of {len(hydras)} Hydras."]
     best = best_first(hydras)[0]
     if best is not chosen and target.kind != "accuracy_within":
-        sentences.append(f"The highest quality has {best.name} ({best.sentence}): {_compared(gains[best.name])}.")
-    others = [gains[each.name] for each in hydras if each is not chosen]
+        sentences.append(f"The highest quality has {best.name} ({best.sentence}): {_compared(best, chosen, gains)}.")
+    others = [gains[each.name] for each in hydras if each.name in gains]
     equal = sum(gain.verdict == "no difference" for gain in others)
     if equal:
         sentences.append(
@@ -113,16 +114,25 @@ def why(chosen: Candidate, candidates: Sequence[Candidate], target: Target, gain
     rivals = [
         each
         for each in candidates
-        if not each.is_hydra and each.time <= chosen.time and gains[each.name].verdict != "worse"
+        if not each.is_hydra and each.time <= chosen.time and not _is_worse(each, chosen, gains)
     ]
     if rivals:
         rival = best_first(rivals)[0]
         beside = ", which has no members to disagree," if rival.design.kind == SOUP else ""
-        sentences.append(f"But {rival.name}{beside} is no slower ({rival.sentence}): {_compared(gains[rival.name])}.")
+        sentences.append(
+            f"But {rival.name}{beside} is no slower ({rival.sentence}): {_compared(rival, chosen, gains)}."
+        )
     return " ".join(sentences)
 
 
-def _compared(gain: Gain) -> str:
+def _is_worse(one: Candidate, chosen: Candidate, gains: Mapping[str, Gain]) -> bool:
+    return gains[one.name].verdict == "worse" if one.name in gains else one.quality < chosen.quality
+
+
+def _compared(one: Candidate, chosen: Candidate, gains: Mapping[str, Gain]) -> str:
+    gain = gains.get(one.name)
+    if gain is None:
+        return f"{100 * (one.quality - chosen.quality):+.1f} points on these rows"
     if gain.verdict == "no difference":
         return NO_DIFFERENCE
     return f"{gain.verdict}, {100 * gain.change.low:+.1f} to {100 * gain.change.high:+.1f} points"

@@ -5,7 +5,6 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,15 @@ from ..data.labels import model_classes
 from ..data.loading import classes_in, load_if_named
 from ..data.prediction import accepted_inputs, device_of
 from ..data.rows import DataSource
+from ..data.tasks import ONE_CLASS, TOKENS, task_of_model
 from ..hub.card import check_names
-from ..reports.gains import gains
+from ..reports.evaluation import EVALUATIONS
+from ..reports.gains import Gain, gains
 from ..reports.report import UncertaintyReport
+from ..reports.task_report import TaskReport
 from ..training import Recipe, finetune_from_pretrained
 from ..training.finetune import REFUSED_ARGUMENTS
-from ..training.from_pretrained import check_trainings
+from ..training.from_pretrained import check_trainings, fine_tunings_within
 from ..training.recipes import recipe_for
 from .candidates import pareto_front
 from .choice import choose, next_best, target_of, why
@@ -65,6 +67,7 @@ def hydrate(
     trainings: float | None = None,
     finetune: bool | None = None,
     class_names: Sequence[str] | None = None,
+    problem_type: str | None = None,
     recipe: Recipe | str | None = None,
     tuning_recipe: Recipe | str | None = None,
     training_arguments: Mapping[str, Any] | None = None,
@@ -94,17 +97,21 @@ def hydrate(
         target: "balance", the fastest Hydra at most half a point of quality below the best; {"cost": 1.3}, the best
             quality for at most 1.3 times one model's measured time; {"accuracy_within": 0.5}, or "quality" for short, the
             best detection with an accuracy at most half a point below the best. Quality is the mean of accuracy and AUROC
-            (a mean of near and far), or without OOD data the accuracy.
+            (a mean of near and far), or without OOD data the accuracy. Of other tasks than one class per row, accuracy stands
+            for the task's own measure: R² of numbers, mAP of several labels, F1 of entities.
         output_dir: gets the Hydra, its processor, card, report, plots and the table of candidates, all at once.
             `output_dir`-steps beside it gets every finished step: the same call resumes from there, and another target
             chooses among the candidates evaluated already. Other models, data or settings are refused there.
         processor: the image processor or tokenizer, saved with the Hydra; a tokenizer also pads the rows in training.
         num_members: the most members of a Hydra of one model, and how often a pre-trained model is fine-tuned. Several
             fine-tunings are a member each. Fewer members are tried too.
-        trainings: for fine-tuning a pre-trained model in the time of so many trainings in place of one for each member, such as
-            1.5, as in `finetune_from_pretrained`: cheaper, and not as good.
+        trainings: how many trainings of a pre-trained model to make, in place of one for each member. A multiple of
+            `num_members`, such as 6: members that are means of two fine-tunings are tried, too. Less than one each, such as 1.5,
+            as in `finetune_from_pretrained`: cheaper, and not as good.
         finetune: whether to fine-tune the one model first; by default where it has no classifier.
         class_names: for that, the names of the labels 0, 1, ...
+        problem_type: for that, the task, as in `finetune_from_pretrained`; by default one class per row, or what the named
+            data set shows.
         recipe, tuning_recipe: for fine-tuning, and for members after pruning, a `Recipe` or the name of one; by default
             `default_recipe`, which chooses the epochs by the rows of `train_data` and stops early.
         training_arguments: arguments of `TrainingArguments` that override the recipes'.
@@ -135,15 +142,13 @@ def hydrate(
     settings |= training_arguments
     is_named = isinstance(train_data, (str, os.PathLike))
     if is_named and class_names is None and needs_finetuning(model_or_models, finetune):
-        class_names, problem_type = classes_in(DataSource(train_data, split=("train",)))
-        if problem_type is not None:
-            raise ValueError(
-                f"rows of {train_data} have several labels each, and hydrate chooses among models of one class per row: fine-tune "
-                "with finetune_from_pretrained, and fuse with from_pruned_members"
-            )
+        class_names, found = classes_in(DataSource(train_data, split=("train",)), problem_type == "regression")
+        problem_type = problem_type or found
     if not is_named and train_data is not None:
         check_training_data(train_data)
-    source = read_source(model_or_models, train_data is not None, finetune, num_members, class_names, seed, device)
+    source = read_source(
+        model_or_models, train_data is not None, finetune, num_members, class_names, seed, device, problem_type
+    )
     if trainings is not None:
         if source.pretrained is None:
             raise ValueError("trainings is for a pre-trained model, and nothing is fine-tuned here: leave it out")
@@ -159,7 +164,8 @@ def hydrate(
         train_data, data = divided_training_data(source, train_data, seed)
         notes += [f"There was no data beside train_data: {len(data):,} of its rows were held out, and not trained on."]
     classes = model_classes(source.config)
-    rows = held_out(data, ood_data, len(classes), batch_size, seed, classes)
+    task = task_of_model(source.models[0])
+    rows = held_out(data, ood_data, len(classes), batch_size, seed, classes, task)
     notes += rows.notes
     recipes = None
     if train_data is not None:
@@ -174,7 +180,7 @@ def hydrate(
         **({} if trainings is None else {"trainings": trainings}),
         "data": rows.fingerprints,
         "train_data": None if train_data is None else fingerprint_of_data(train_data),
-        "recipes": None if recipes is None else [asdict(each) for each in recipes],
+        "recipes": None if recipes is None else [each.identity for each in recipes],
         "training_arguments": {
             name: value for name, value in settings.items() if name not in ("disable_tqdm", "report_to")
         },
@@ -188,7 +194,9 @@ def hydrate(
         steps = StepsFolder(folder, identity)
         if output.exists() and any(output.iterdir()) and not steps.has_made(output / RECORD):
             raise ValueError(f"output_dir {output} holds something else already: pass another, or remove it")
-        trainer = settings if processor is None else {**settings, "processing_class": processor}
+        # A tokenizer would pad no tags; without one, rows are padded with them.
+        is_stacked = processor is None or task == TOKENS
+        trainer = settings if is_stacked else {**settings, "processing_class": processor}
         models = source.models
         if deadline.is_set:
             limit = in_words(deadline.seconds)
@@ -199,27 +207,32 @@ def hydrate(
         for note in notes:
             say(note)
         if source.pretrained is not None:
+            count = fine_tunings_within(trainings, source.num_members)
             fine_tunings = finetune_from_pretrained(
                 source.pretrained,
-                source.num_members,
+                count or source.num_members,
                 recipes[0],
                 train_data,
                 list(rows_of(rows.search)),
                 folder / "finetuned",
                 class_names=class_names,
+                problem_type=problem_type,
                 seed=seed,
-                trainings=trainings,
+                trainings=None if count else trainings,
                 **trainer | shortened,
             )
             models = [each.to(models[0].device) for each in fine_tunings]
-        tuning = None if recipes is None else Tuning(recipes[1], train_data, trainer)
+        is_one_run = trainings is not None and trainings < source.num_members
+        is_joint = not is_one_run and task == ONE_CLASS  # as teachers are for one class
+        tuning = None if recipes is None else Tuning(recipes[1], train_data, trainer, is_joint)
+        models, more = models[: source.num_members], models if len(models) > source.num_members else []
         builder = ModelBuilder(
-            models, source.num_members, rows, steps, tuning, batch_size, seed, progress, deadline, deadline.check
+            models, source.num_members, rows, steps, tuning, batch_size, seed, progress, deadline, deadline.check, more
         )
         search = Search(builder, target, seconds, say, notes=notes)
         say(search.plan)
         search.run()
-        found = _finished(search, output, processor, card, source, trainings is not None)
+        found = _finished(search, output, processor, card, source, is_one_run)
     say(f"{found.choice} It is in {found.folder}, after {in_words(deadline.spent)}.")
     return found
 
@@ -313,8 +326,11 @@ def _finished(
     candidates, builder = sorted(search.candidates.values(), key=lambda each: each.time), search.builder
     chosen = choose(candidates, search.target)
     mine = search.results[chosen.design.key]
-    others = {each.name: gains(search.results[each.design.key], mine) for each in candidates if each is not chosen}
-    above = {name: found.get("quality", found["accuracy"]) for name, found in others.items()}
+    above: dict[str, Gain] = {}
+    if search.task == ONE_CLASS:
+        rest = [each for each in candidates if each is not chosen]
+        others = {each.name: gains(search.results[each.design.key], mine) for each in rest}
+        above = {name: found.get("quality", found["accuracy"]) for name, found in others.items()}
     results = {"hydra": mine}
     results |= {each.name: search.results[each.design.key] for each in candidates if not each.is_hydra}
     found = Hydrated(
@@ -325,7 +341,9 @@ def _finished(
         front=pareto_front(candidates),
         choice=why(chosen, candidates, search.target, above),
         alternatives=next_best(candidates, search.target),
-        report=UncertaintyReport("msp", results),
+        report=UncertaintyReport("msp", results)
+        if search.task == ONE_CLASS
+        else TaskReport(search.task, results, dict(EVALUATIONS[search.task].columns)),
         notes=list(search.notes),
         folder=output,
     )
@@ -334,13 +352,21 @@ def _finished(
     circuits = {f"member-{place}" if is_one_each else each.objective: each for place, each in enumerate(circuits)}
     trainings = []
     if source.pretrained is not None:
+        means = f"each member is the mean of {chosen.design.averaged} fine-tunings of the pre-trained model"
         trainings += [
             "members are restarts of one fine-tuning of the pre-trained model"
             if is_one_run
+            else means
+            if chosen.design.averaged > 1
             else "each member was fine-tuned from the pre-trained model with a seed of its own"
         ]
     if chosen.design.tuned:
-        trainings += [f"each was tuned after pruning (recipe {builder.tuning.recipe.name})"]
+        how = (
+            "each was tuned after pruning"
+            if chosen.design.pruned_by
+            else "the Hydra was tuned with them unmerged as teacher"
+        )
+        trainings += [f"{how} (recipe {builder.tuning.recipe.name})"]
     sentence = ", and ".join(trainings)
     card = {"fine_tuning": f"{sentence[0].upper()}{sentence[1:]}." if sentence else None, **card}
     with written_whole(output) as folder:

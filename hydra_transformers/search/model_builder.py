@@ -1,19 +1,20 @@
 """Builds the model of a design; circuits and tuned members are read from the folder of steps where they are finished."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..baselines import DeepEnsemble, soup
+from ..baselines import DeepEnsemble, average_members, soup
+from ..data.tasks import ONE_CLASS, task_of_model
 from ..fusion import encoder_config
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
 from ..pruning import Circuit, draw_members, extract_circuit
-from ..training import Recipe, finetune_members
+from ..training import Recipe, finetune_members, tune_jointly
 from .candidates import DEEP_ENSEMBLE, ONE_MODEL, SOUP, Design, heads_behind
 from .resuming import Deadline, StepsFolder
 from .sources import HeldOut, rows_of
@@ -25,11 +26,15 @@ class SameMembersError(ValueError):
 
 @dataclass(frozen=True)
 class Tuning:
-    """How pruned members are fine-tuned; arguments: further ones of `finetune_members`."""
+    """How pruned members are fine-tuned; arguments: further ones of `finetune_members`.
+
+    jointly: whether Hydras of whole members are tuned, too
+    """
 
     recipe: Recipe
     train_data: Any
     arguments: dict[str, Any]
+    jointly: bool = True
 
 
 @dataclass
@@ -40,6 +45,7 @@ class ModelBuilder:
     num_members: the most of a Hydra
     tuning: None where there is nothing to train with
     check_time: raises `OutOfTime`; called between two heads of a circuit
+    fine_tunings: the models and more, to be averaged into members; empty where there are no more
     """
 
     models: list[PreTrainedModel]
@@ -52,6 +58,7 @@ class ModelBuilder:
     progress: bool
     deadline: Deadline
     check_time: Callable[[], None]
+    fine_tunings: list[PreTrainedModel] = field(default_factory=list)
 
     @property
     def is_one(self) -> bool:
@@ -64,8 +71,8 @@ class ModelBuilder:
     @property
     def objectives(self) -> tuple[str, ...]:
         """The objectives of circuits: one, or for three copies of one model one each."""
-        if self.data.ood_search is None:
-            return ("acc",)
+        if self.data.ood_search is None or task_of_model(self.models[0]) != ONE_CLASS:
+            return ("acc",)  # of other tasks minus the loss; their detection is no objective of circuits
         return ("acc", "ood", "avg") if self.is_one and self.num_members == 3 else ("avg",)
 
     @cached_property
@@ -80,12 +87,16 @@ class ModelBuilder:
             return DeepEnsemble(self.models)
         if design.kind == SOUP:
             return soup(self.models)
+        if design.tuned and design.pruned_by is None:
+            return self._tuned_jointly(design)
         trunk = None if self.is_one or set(design.shared) != set(SHARED_PARTS) else design.trunk_layers
         # Circuits of one model may spare the same heads; the results then show that members are equal.
         return AutoHydra.from_pruned_members(self.members_of(design), design.shared, trunk, allow_equal=True)
 
     def members_of(self, design: Design) -> list[PreTrainedModel]:
         """The first members of as many as there are."""
+        if design.averaged > 1:
+            return average_members(self.fine_tunings, self.num_members)[: design.members]
         if design.pruned_by is None:
             return self.models[: design.members]
         if design.tuned:
@@ -113,16 +124,23 @@ class ModelBuilder:
         recipe = self.tuning.recipe
         if self.is_one and design.trunk_layers:
             recipe = replace(recipe, trunk_layers=design.trunk_layers)  # which stay common
-        return finetune_members(
-            self.members_of(replace(design, tuned=False)),
-            recipe,
-            self.tuning.train_data,
-            list(rows_of(self.data.search)),
-            self.steps.folder / "tuned" / design.key,
-            seed=self.seed,
-            callbacks=[self.deadline],
+        return finetune_members(self.members_of(replace(design, tuned=False)), recipe, **self._training(design))
+
+    def _tuned_jointly(self, design: Design) -> PreTrainedModel:
+        """Taught by the same members with no more merged than is equal."""
+        untuned = replace(design, tuned=False)
+        teacher = self.model_of(replace(untuned, trunk_layers=self.equal_layers))
+        return tune_jointly(self.model_of(untuned), self.tuning.recipe, teacher=teacher, **self._training(design))
+
+    def _training(self, design: Design) -> dict[str, Any]:
+        return {
+            "train_data": self.tuning.train_data,
+            "validation_data": list(rows_of(self.data.search)),
+            "output_dir": self.steps.folder / "tuned" / design.key,
+            "seed": self.seed,
+            "callbacks": [self.deadline],
             **self.tuning.arguments,
-        )
+        }
 
     def circuits_of(self, design: Design) -> list[Circuit] | None:
         """The circuits by which a design's members lose their heads."""

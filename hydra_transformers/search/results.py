@@ -18,6 +18,7 @@ from ..reports.gains import Gain
 from ..reports.report import UncertaintyReport
 from ..reports.report_tables import COLUMNS, group_title
 from ..reports.table import NO_VALUE, Cell, Table
+from ..reports.task_report import TaskReport
 from .candidates import DEEP_ENSEMBLE, HYDRA, ONE_MODEL, SOUP, Candidate
 
 
@@ -44,7 +45,7 @@ class Hydrated:
         front: those that no other beats in quality, time and memory at once, fastest first.
         choice: the choice and its reasons in a few sentences.
         alternatives: the choices that would follow if each choice before was left out.
-        report: the chosen Hydra ("hydra") and the models it is compared with on the evaluation rows, each calibrated.
+        report: (a `TaskReport` of other tasks than one class per row) the chosen Hydra ("hydra") and the models it is compared with on the evaluation rows, each calibrated.
         notes: how the data was divided, what was left out and why, and what a time limit cut off.
         folder: where everything is.
     """
@@ -56,7 +57,7 @@ class Hydrated:
     front: list[Candidate]
     choice: str
     alternatives: list[Candidate]
-    report: UncertaintyReport
+    report: UncertaintyReport | TaskReport
     notes: list[str]
     folder: Path
 
@@ -95,7 +96,8 @@ class Hydrated:
             panel.set_xlabel(f"measured {cost}, one model's being 1")
             finish_panel(panel, "")
         is_measured = self.chosen.detection is not None
-        panels[0].set_ylabel("quality: mean of accuracy and AUROC (%)" if is_measured else "quality: accuracy (%)")
+        measure = self.chosen.measure
+        panels[0].set_ylabel(f"quality: mean of {measure} and AUROC (%)" if is_measured else f"quality: {measure} (%)")
         legend_below(figure, panels[0], len(panels[0].get_legend_handles_labels()[1]))
         return [write_png(figure, Path(folder) / "quality_against_cost.png")]
 
@@ -107,9 +109,12 @@ def candidate_table(
 
     gains: name of every other candidate -> its gain in quality over the choice
     """
-    groups, metrics = list(candidates[0].auroc), ("accuracy", "nll", "ece")
+    groups, measure = list(candidates[0].auroc), candidates[0].measure
+    metrics = [name for name in ("accuracy", "nll", "ece") if getattr(candidates[0], name) is not None]
     titles = ["", "time", "memory", "multiply-adds", "parameters", "quality ↑", "above the choice"]
-    titles += [COLUMNS[metric].heading() for metric in metrics]
+    titles += [
+        COLUMNS[each].heading() if each != "accuracy" or measure == each else f"{measure} ↑" for each in metrics
+    ]
     titles += [COLUMNS["auroc"].heading("" if group == "OOD" else group_title(group)) for group in groups] + ["front"]
     rows = []
     for each in sorted(candidates, key=lambda each: each.time):
@@ -149,7 +154,8 @@ def write_results(
     if importlib.util.find_spec("matplotlib") is None:
         logger.warning("matplotlib is not installed: there will be no plots")
     else:
-        found.report.plot(folder / REPORT_FOLDER)
+        if isinstance(found.report, UncertaintyReport):
+            found.report.plot(folder / REPORT_FOLDER)
         [path] = found.plot(folder / REPORT_FOLDER)
         plots = {"All candidates": f"{REPORT_FOLDER}/{path.name}"}
     write_atomically(folder / TABLE, found.to_markdown())

@@ -1,7 +1,7 @@
 """The models and the data that a search starts from, checked and divided."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,15 @@ from ..data.batches import batches, check_is_data, split_labels
 from ..data.evaluation_data import check_label_range
 from ..data.fingerprints import fingerprint_of_rows, fingerprint_of_weights, fingerprints_of_rows
 from ..data.loading import ood_groups
-from ..data.prediction import check_chooses_one_class
+from ..data.tags import check_tags
+from ..data.tasks import ONE_CLASS, REGRESSION, SEVERAL_LABELS, TOKENS, check_task
 from ..fusion import check_can_be_fused
-from ..models.auto import CLASSIFIERS, check_has_no_adapters, config_of, described, load_trained
+from ..models.auto import CLASSIFIERS, TOKEN_CLASSIFIERS, check_has_no_adapters, config_of, described, load_trained
 from ..reports.evaluation import place_of
 from ..training.from_pretrained import with_new_classifiers
+from ..uncertainty.inputs import as_multi_hot
+from ..uncertainty.regression import as_targets
+from .candidates import MEASURES
 
 
 Model = PreTrainedModel | str | os.PathLike
@@ -64,10 +68,10 @@ def needs_finetuning(given: Model | Sequence[Model], finetune: bool | None) -> b
 
 def has_classifier(model: Model) -> bool:
     """Whether a model has a trained classifier, by its class or its config."""
-    if isinstance(model, PreTrainedModel):
-        return isinstance(model, CLASSIFIERS[model.config.model_type])
-    config = config_of(model)
-    return CLASSIFIERS[config.model_type].__name__ in (config.architectures or ())
+    config = model.config if isinstance(model, PreTrainedModel) else config_of(model)
+    names = [type(model).__name__] if isinstance(model, PreTrainedModel) else config.architectures or ()
+    heads = [found[config.model_type] for found in (CLASSIFIERS, TOKEN_CLASSIFIERS) if config.model_type in found]
+    return any(head.__name__ in names for head in heads)
 
 
 def read_source(
@@ -78,6 +82,7 @@ def read_source(
     class_names: Sequence[str] | None,
     seed: int,
     device: str | None,
+    problem_type: str | None = None,
 ) -> Source:
     """Checks the models, and loads those that are names."""
     if type(num_members) is not int or num_members < 2:
@@ -101,12 +106,14 @@ def read_source(
                 f"{name} is a pre-trained model without a trained classifier, and there is no train_data to fine-tune it "
                 "on: pass train_data, or fine-tuned models"
             )
-        [first] = with_new_classifiers(only, 1, class_names, seed)
+        [first] = with_new_classifiers(only, 1, class_names, seed, problem_type)
         return Source([first.to(only.device if is_loaded else device)], only, num_members)
-    if class_names is not None:
-        raise ValueError(
-            "class_names are for a pre-trained model that is fine-tuned here: leave them out, or pass finetune=True"
-        )
+    for name, value in {"class_names are": class_names, "problem_type is": problem_type}.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} for a pre-trained model that is fine-tuned here: leave {'them' if 'are' in name else 'it'} out, or pass "
+                "finetune=True"
+            )
     models = [each if isinstance(each, PreTrainedModel) else load_trained(each).to(device) for each in named]
     for model, name in zip(models, names, strict=True):
         if not has_classifier(model):
@@ -114,7 +121,7 @@ def read_source(
                 f"{name} is a {type(model).__name__}, which has no classifier: pass fine-tuned classifiers, or one pre-trained "
                 "model with train_data"
             )
-        check_chooses_one_class(model, name)
+        check_task(model, name, MEASURES)
     if len(models) > 1:
         check_can_be_fused(models, "model_or_models", allow_equal=False)
     return Source(models, None, len(models) if len(models) > 1 else num_members)
@@ -203,24 +210,29 @@ class HeldOut:
 
 
 def held_out(
-    data: Any, ood_data: Any, num_classes: int, batch_size: int, seed: int, classes: Sequence[str] | None = None
+    data: Any,
+    ood_data: Any,
+    num_classes: int,
+    batch_size: int,
+    seed: int,
+    classes: Sequence[str] | None = None,
+    task: str = ONE_CLASS,
 ) -> HeldOut:
     """Reads and divides the data; the same data and seed give the same parts.
 
     data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows, with labels
     ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, one data set, or None
     classes: the model's class names, for labels that are names
+    task: see `data.tasks`; what labels have to be
     """
+    if isinstance(data, Mapping) and set(data) == {"chosen", "rejected"}:
+        raise ValueError(
+            "data is pairs of answers, and hydrate divides rows with labels: compare reward models with evaluate_uncertainty, and "
+            "fuse them with from_pruned_members"
+        )
     known = _read(data, "data", batch_size, classes)
     for batch in known:
-        labels = batch.get("labels")
-        if labels is None:
-            raise ValueError("data has no labels: add a column labels (or label) with class indices")
-        if labels.is_floating_point() or labels.dim() != 1:
-            raise ValueError(
-                f"the labels of data are {labels.dtype} of shape {tuple(labels.shape)}: pass one class index per row"
-            )
-        check_label_range(labels, "data", num_classes)
+        _check_labels(batch, task, num_classes)
     count = rows_in(known)
     if count < LEAST_ROWS:
         raise ValueError(
@@ -229,6 +241,8 @@ def held_out(
     fingerprints = {"data": _fingerprint(known)}
     sizes = [min(MOST_SEARCH_ROWS, count // 3), min(MOST_CALIBRATION_ROWS, count // 3)]
     parts = [select(known, rows, batch_size) for rows in divided(count, sizes, seed)]
+    if task == SEVERAL_LABELS:
+        _check_every_label(parts[1], classes)
     groups = ood_groups(ood_data)
     if not groups:
         return HeldOut(*parts, fingerprints=fingerprints)
@@ -244,6 +258,36 @@ def held_out(
         search += select(found, first, batch_size)
         ood[group][name] = select(found, second, batch_size)
     return HeldOut(*parts, search, ood, fingerprints)
+
+
+def _check_labels(batch: Batch, task: str, num_classes: int) -> None:
+    labels = batch.get("labels")
+    if labels is None:
+        raise ValueError("data has no labels: add a column labels (or label) with class indices")
+    rows = len(labels)
+    if task == REGRESSION:
+        as_targets(labels, rows, num_classes)
+    elif task == SEVERAL_LABELS:
+        as_multi_hot(labels, rows, num_classes)
+    elif task == TOKENS:
+        check_tags(labels, *batch["input_ids"].shape, num_classes)
+    elif labels.is_floating_point() or labels.dim() != 1:
+        raise ValueError(
+            f"the labels of data are {labels.dtype} of shape {tuple(labels.shape)}: pass one class index per row"
+        )
+    else:
+        check_label_range(labels, "data", num_classes)
+
+
+def _check_every_label(calibration: list[Batch], classes: Sequence[str] | None) -> None:
+    """Thresholds of labels are fitted on these rows, after hours of training."""
+    is_there = torch.stack([batch["labels"].bool().any(dim=0) for batch in calibration]).any(dim=0)
+    missing = (~is_there).nonzero().flatten().tolist()
+    if missing:
+        name = missing[0] if classes is None else repr(classes[missing[0]])
+        raise ValueError(
+            f"none of the {rows_in(calibration):,} rows of data for calibration has the label {name}: pass more rows with it"
+        )
 
 
 def divided(count: int, sizes: list[int], seed: int) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """The order of a search: cheap candidates first, expensive ones where they can still win."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,16 +11,22 @@ from typing import Any
 from torch import nn
 
 from .._io.progress import CountedBatches, progress_bar
-from ..baselines.soup import StrangersError
+from ..data.tasks import ONE_CLASS, task_of_model
+from ..fusion import number_of_layers, trunk_depth
+from ..fusion.soup import StrangersError
 from ..reports import fusion_report
 from ..reports.evaluation import evaluate_uncertainty
-from ..reports.report import ModelResult, UncertaintyReport
+from ..reports.report import ModelResult
+from ..reports.task_report import TaskResult, read_report, set_name
 from ..uncertainty import Calibration, calibrate
+from ..uncertainty.task_calibration import TaskCalibration
 from .candidates import (
     DEEP_ENSEMBLE,
     HYDRA,
+    MEASURES,
     ONE_MODEL,
     SOUP,
+    TRUNKS,
     Candidate,
     Design,
     best_first,
@@ -59,7 +66,7 @@ class Search:
     seconds: float
     say: Callable[[str], None]
     candidates: dict[str, Candidate] = field(default_factory=dict)
-    results: dict[str, ModelResult] = field(default_factory=dict)
+    results: dict[str, ModelResult | TaskResult] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self):
@@ -67,19 +74,27 @@ class Search:
         self.data, self.steps = self.builder.data, self.builder.steps
         self.has_ood_data = self.data.ood_search is not None
         self.trying = ""
+        self.task = task_of_model(self.builder.models[0])
 
     @property
     def plan(self) -> str:
         """The candidates to try, in a sentence."""
-        layers, builder = self.builder.config.num_hidden_layers, self.builder
+        layers, builder = number_of_layers(self.builder.config), self.builder
         if builder.is_one:
             parts = [f"copies of the model that lose heads by {'circuits' if self.has_ood_data else 'Taylor scores'}"]
         else:
-            depths = ", ".join(map(str, reversed(trunk_depths(layers))))
+            depths = ", ".join(map(str, trunk_depths(layers)))
             parts = [f"the {len(builder.models)} models fused, with {depths} of {layers} layers common"]
+            if builder.fine_tunings:
+                parts.insert(
+                    0, f"the {len(builder.fine_tunings)} models averaged into {builder.num_members} members and fused"
+                )
             parts += ["the same with heads pruned by circuits"]
         parts += ["the best of them with fewer members"]
-        parts += ["the best pruned ones tuned, where that can win"] if builder.tuning is not None else []
+        if builder.tuning is not None:
+            is_joint = builder.tuning.jointly and not builder.is_one
+            parts += ["those with the most common layers tuned as a whole"] if is_joint else []
+            parts += ["the best pruned ones tuned, where that can win"]
         return f"Tried in turn: {'; '.join(parts)}."
 
     def run(self) -> None:
@@ -106,6 +121,8 @@ class Search:
             self.try_pruned_fine_tunings([self.evaluate(design) for design in self.whole_designs()])
         self.try_fewer_members()
         if self.builder.tuning is not None:
+            if self.builder.tuning.jointly and not self.builder.is_one:
+                self.try_tuned_jointly()
             self.try_tuned()
 
     def check_time(self) -> None:
@@ -118,6 +135,9 @@ class Search:
     @cached_property
     def fusion(self) -> dict[str, Any]:
         """The verdict, sentence and shared parts of `fusion_report` on the search rows."""
+        if self.task != ONE_CLASS:  # its report compares, and gives no verdict
+            sentence = "Each choice is judged by the task's own measure, and so is a Hydra that shares nothing."
+            return {"verdict": "cannot tell", "sentence": sentence, "shared": []}
         found = self.steps.read("fusion")
         if found is None:
             known, ood, batch_size = self.data.search, self.data.ood_search, self.builder.batch_size
@@ -130,23 +150,28 @@ class Search:
         return found
 
     def whole_designs(self) -> Iterator[Design]:
-        """All members with all heads, sharing what the fusion report says; trunks where everything is shared."""
+        """All members with all heads, sharing what the fusion report says; trunks where everything is shared, first of members
+        that are means of more fine-tunings."""
         verdict = self.fusion["verdict"]
         self.notes.append(f"May they be fused? {self.fusion['sentence']}")
         hydra = Design(HYDRA, self.builder.num_members)
         if verdict in ("fuse", "cannot tell"):
-            # The deepest trunk first: it is the fastest, and where time is short it is the one that is there.
-            depths = trunk_depths(self.builder.config.num_hidden_layers, self.builder.equal_layers)
-            for depth in reversed(depths):
-                yield replace(hydra, trunk_layers=depth)
+            # A deep trunk first: it is fast, and where time is short it is the one that is there.
+            depths = trunk_depths(number_of_layers(self.builder.config), self.builder.equal_layers)
+            more = len(self.builder.fine_tunings) // self.builder.num_members
+            for averaged in [more, 1] if more else [1]:
+                yield from (replace(hydra, trunk_layers=depth, averaged=averaged) for depth in depths)
         if verdict != "fuse":
             yield replace(hydra, shared=tuple(self.fusion["shared"]))
         if verdict not in ("fuse", "cannot tell"):
             self.notes.append("No layers were merged whole: not even everything else may be shared.")
 
     def try_pruned_fine_tunings(self, whole: Sequence[Candidate]) -> None:
-        """Each member loses heads by its own circuit: with the deepest trunk that costs less than half a point, and without
-        a trunk where that is better by half a point, or where the target is the best detection."""
+        """Each member loses heads by its own circuit: with the deepest trunk that costs less than half a point and leaves a
+        quarter of the layers, and without a trunk where that is better by half a point, or where the target is the best
+        detection."""
+        most = max(self.builder.equal_layers, trunk_depth(TRUNKS[-1], number_of_layers(self.builder.config)))
+        whole = [each for each in whole if each.design.trunk_layers <= most and each.design.averaged == 1]
         merged = best_first([each for each in whole if each.design.trunk_layers])
         plain = best_first([each for each in whole if not each.design.trunk_layers])
         good = [each.design for each in merged if each.quality >= merged[0].quality - POINTS / 100]
@@ -200,7 +225,7 @@ class Search:
             for budget in taylor[:1]:
                 self.evaluate_if_members_differ(replace(hydra, pruned_by="taylor", budget=budget))
         # The deepest trunk first, whose circuits take the least time.
-        for depth in sorted({self.builder.config.num_hidden_layers // 2, 0}, reverse=True):
+        for depth in sorted({number_of_layers(self.builder.config) // 2, 0}, reverse=True):
             for budget in self.budgets_that_can_win(depth):
                 design = replace(hydra, trunk_layers=depth, pruned_by="circuits", budget=budget)
                 if len(self.builder.objectives) == 3 and self.evaluate_if_members_differ(design):
@@ -228,18 +253,37 @@ class Search:
 
     def try_tuned(self) -> None:
         """The best pruned candidates that are so near to the front that tuning may bring them there."""
-        tried = list(self.candidates.values())
-        pruned = [each for each in best_first(tried) if each.design.pruned_by and not each.design.tuned]
-        near = [each for each in pruned if near_front(each, tried, NEAR)]
-        if self.target.kind == "cost":
-            near = [each for each in near if each.time <= self.target.value * SLACK]
         best: dict[Design, Candidate] = {}
-        for each in near:  # the best of those that differ only in their number of members
-            best.setdefault(replace(each.design, members=0), each)
+        for each in self.near():  # the best of those that differ only in their number of members
+            if each.design.pruned_by:
+                best.setdefault(replace(each.design, members=0), each)
         if not best:
-            self.notes.append(f"Nothing was tuned: no pruned candidate is within {NEAR:g} points of the front.")
+            self.notes.append(
+                f"Nothing was tuned after pruning: no pruned candidate is within {NEAR:g} points of the front."
+            )
         for candidate in list(best.values())[:MOST_TUNED]:
             self.evaluate(replace(candidate.design, tuned=True))
+
+    def near(self) -> list[Candidate]:
+        """The Hydras that tuning may bring to the front, the best first; not those that are too slow for the target."""
+        tried, is_limited = list(self.candidates.values()), self.target.kind == "cost"
+        return [
+            each
+            for each in best_first(tried)
+            if each.is_hydra
+            and not each.design.tuned
+            and near_front(each, tried, NEAR)
+            and not (is_limited and each.time > self.target.value * SLACK)
+        ]
+
+    def try_tuned_jointly(self) -> None:
+        """Of those with the most layers merged the best each, tuned as a whole, where they are near the front."""
+        best: dict[int, Candidate] = {}
+        for each in self.near():
+            if not each.design.pruned_by and each.design.trunk_layers > self.builder.equal_layers:
+                best.setdefault(each.design.trunk_layers, each)
+        for depth in sorted(best, reverse=True)[:MOST_TUNED]:
+            self.evaluate(replace(best[depth].design, tuned=True))
 
     # One candidate
 
@@ -261,7 +305,7 @@ class Search:
                 candidate = self._evaluated(design, model, path)
             self.steps.write({"candidate": candidate.to_dict(), "machine": machine}, *place)
         self.candidates[design.key] = candidate
-        [self.results[design.key]] = UncertaintyReport.from_json(path).models.values()
+        [self.results[design.key]] = read_report(path).models.values()
         self.say(f"{len(self.candidates)}. {candidate.name}: {candidate.sentence}")
         return candidate
 
@@ -269,7 +313,7 @@ class Search:
     def costs(self) -> Costs:
         return Costs(self.builder.models[0], self.builder.batch_size, self.seconds)
 
-    def calibrated(self, model: nn.Module, data: Any) -> Calibration:
+    def calibrated(self, model: nn.Module, data: Any) -> Calibration | TaskCalibration:
         """As the chosen candidate will be."""
         with warnings.catch_warnings():
             warnings.filterwarnings(
@@ -292,6 +336,8 @@ class Search:
             report = evaluate_uncertainty({design.name: calibration.model}, evaluation, ood, batch_size=batch_size)
         report.to_json(path)
         [result] = report.models.values()
+        if self.task != ONE_CLASS:
+            return self._of_task(design, result, calibration, costs)
         return Candidate(
             design,
             accuracy=result.id["accuracy"],
@@ -299,5 +345,29 @@ class Search:
             ece=result.id["ece"],
             temperature=calibration.temperature,
             auroc={group: result.ood_average(group)["auroc"] for group in result.ood},
+            **costs,
+        )
+
+    def _of_task(
+        self, design: Design, result: TaskResult, calibration: TaskCalibration, costs: dict[str, float]
+    ) -> Candidate:
+        """The candidate of a task that does not choose one class, by the task's own measure."""
+        metric, title = MEASURES[self.task]
+        if math.isnan(result.metrics[metric]):
+            raise ValueError(
+                f"{title} of the evaluation rows is not a number, so nothing can be chosen by it: pass other data"
+            )
+        detected = {
+            group: [result.ood[set_name(group, name)]["auroc"] for name in sets]
+            for group, sets in self.data.ood.items()
+        }
+        return Candidate(
+            design,
+            accuracy=result.metrics[metric],
+            nll=result.metrics.get("nll"),
+            ece=result.metrics.get("ece"),
+            temperature=calibration.settings.get("temperature"),
+            auroc={group: sum(each) / len(each) for group, each in detected.items()},
+            measure=title,
             **costs,
         )

@@ -1,6 +1,7 @@
 """Answers all rows of a data set into one file, part by part; a job that was stopped goes on where it was."""
 
 import csv
+import filecmp
 import hashlib
 import io
 import json
@@ -26,12 +27,14 @@ from ..hub.handler import as_json
 from ..models.decision import digest_of
 from ..uncertainty.features import without_decision
 from .answer_columns import arrow_schema
-from .predictor import NAMED, HydraPredictor
+from .predictor import NAMED, HydraPredictor, kind_of
+from .saved_models import load_config
 
 
 FORMATS = (".parquet", ".jsonl", ".csv")
 ENGINES = ("local", "ray")
 ROWS_PER_PART = 1024
+BYTES_PER_ROW_GROUP = 2**26
 IDENTITY = "job.json"  # in the folder of parts: what they are answers to
 
 
@@ -80,7 +83,7 @@ def predict_data(
         strict: stop at the first row that cannot be answered.
         engine: "local" for this process, or "ray" for the processes of a Ray cluster, which must see model and data under the
             same names.
-        workers: of Ray; by default one per GPU, or without GPUs one.
+        workers: of Ray; by default one per GPU, or without GPUs one. Several share a GPU: each prepares its rows on a core.
         settings: of `HydraPredictor`: processor, device, candidate_labels, top_k, batch_size.
 
     Until the end, the answers lie in the folder `OUTPUT.parts`. Call it again with the same arguments to go on after a stop: no
@@ -96,23 +99,26 @@ def predict_data(
         from .ray_engine import start_cluster
 
         start_cluster(workers, settings.get("device"))  # refuses before anything is loaded
-    source = DataSource(data, split=split, image=image, audio=audio, text=text)
+    source = DataSource(_absolute(data), split=split, image=image, audio=audio, text=text)
+    settings["processor"] = _absolute(settings.get("processor"))
     device = "cpu" if engine == "ray" else settings.get("device")
-    part_reader = PartReader(os.fspath(model), source, settings | {"device": device}, ROWS_PER_PART)
-    writer = PartWriter(output, part_reader)
-    folder = writer.folder
-    with only_writer(folder):
-        writer.claim(identity_of(part_reader))
+    part_reader = PartReader(_absolute(model), source, settings | {"device": device}, ROWS_PER_PART)
+    writer = PartWriter(output, part_reader, strict)
+    with only_writer(writer.folder):
+        identity = identity_of(part_reader)
+        writer.claim(identity)
         parts = range(-(-len(part_reader.rows) // ROWS_PER_PART))
         done = [part for part in parts if writer.is_done(part)]
         missing = sorted(set(parts) - set(done))
+        if missing:
+            check_is_new(output)
         counted = sum(len(part_reader.places(part)) for part in done)
         with progress_bar(len(part_reader.rows), "predict", "row", initial=counted) as bar:
-            for part, table in _answered(part_reader, missing, engine, workers, source, settings):
-                writer.write(part, table, strict)
+            for part, table in _answered(part_reader, missing, engine, workers, settings, identity["model"]):
+                writer.write(part, table)
                 bar.update(table.num_rows)
         finished = writer.join(parts)
-    shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(writer.folder, ignore_errors=True)
     return finished
 
 
@@ -122,12 +128,16 @@ def check_output(output: Path, data: Path) -> None:
         raise ValueError(f"output is {output}: pass a file that ends in {', '.join(FORMATS)}")
     if data.is_dir() and data.resolve() in output.resolve().parents:
         raise ValueError(f"output is {output}, inside the data {data}: pass a file elsewhere")
-    # A job that was stopped while it joined its parts may have left the file of bad rows.
-    was_stopped = (parts_folder(output) / IDENTITY).exists()
-    for path in (output, *([] if was_stopped else [bad_rows_file(output)])):
-        if path.exists():
-            raise ValueError(f"{path} exists already: pass another --output, or remove it")
+    # A job that was stopped after it joined its parts may have left both: `_put` compares them.
+    if not (parts_folder(output) / IDENTITY).exists():
+        check_is_new(output)
+        check_is_new(bad_rows_file(output))
     check_takes_files(output.parent)
+
+
+def check_is_new(path: Path) -> None:
+    if path.exists():
+        raise ValueError(f"{path} exists already: pass another --output, or remove it")
 
 
 def parts_folder(output: Path) -> Path:
@@ -143,10 +153,10 @@ def _answered(
     parts: list[int],
     engine: str,
     workers: int | None,
-    source: DataSource,
     settings: dict[str, Any],
+    digest: str,
 ) -> Iterator[tuple[int, Any]]:
-    """The number and the table of each part, in order."""
+    """The number and the table of each part, in order. digest: of the model"""
     if not parts:
         return
     if engine == "local":
@@ -155,18 +165,28 @@ def _answered(
         return
     from .ray_engine import answered_by_workers
 
-    arguments = {
-        "model": _absolute(reader.model),
-        "source": vars(source) | {"data": _absolute(source.name)},
-        "settings": settings,
-        "rows_per_part": reader.rows_per_part,
-    }
+    arguments = {"model": reader.model, "source": vars(reader.source), "settings": settings, "rows": len(reader.rows)}
+    arguments |= {"rows_per_part": reader.rows_per_part, "digest": digest}
     yield from answered_by_workers(arguments, {part: len(reader.places(part)) for part in parts}, workers)
 
 
-def _absolute(name: str) -> str:
-    """A folder or file by its whole path, as workers may start elsewhere; a name on the Hub as it is."""
-    return os.path.abspath(name) if os.path.exists(name) else name
+def _absolute(name: Any) -> Any:
+    """A folder or file by its whole path, as workers may start elsewhere; a name on the Hub, or anything else, as it is."""
+    return os.path.abspath(name) if isinstance(name, (str, os.PathLike)) and os.path.exists(name) else name
+
+
+def reader_of_worker(
+    model: str, source: Mapping[str, Any], settings: Mapping[str, Any], rows_per_part: int, rows: int, digest: str
+) -> "PartReader":
+    """A `PartReader` in another process, which must find the same model and as many rows."""
+    reader = PartReader(model, DataSource(**source), settings, rows_per_part)
+    what = model if model_digest(reader.predictor) != digest else source["data"] if len(reader.rows) != rows else None
+    if what is not None:
+        raise RuntimeError(
+            f"a worker finds another {what} than the process that was started: share one copy, and leave it as it is while "
+            "the job runs."
+        )
+    return reader
 
 
 class PartReader:
@@ -178,11 +198,12 @@ class PartReader:
 
     def __init__(self, model: str, source: DataSource, settings: Mapping[str, Any], rows_per_part: int):
         self.model, self.rows_per_part = model, rows_per_part
-        self.predictor = HydraPredictor(model, **{**settings, "strict": False})
+        kind = kind_of(load_config(model), model)
+        kind = "image" if kind == "zero-shot" else kind
         with access_to(source.name, "data set"):
             rows, _, self.note = load_rows(source)
-        kind = {"zero-shot": "image"}.get(self.predictor.kind, self.predictor.kind)
         self.columns, self.folder = _columns_to_read(rows, kind, source), None
+        self.predictor = HydraPredictor(model, **{**settings, "strict": False})
         path = Path(source.name)
         if path.exists():
             self.folder = path if path.is_dir() else path.parent
@@ -228,9 +249,10 @@ class PartReader:
 
     def path_of(self, value: str | None) -> str | None:
         """A path in a table, as it is or beside the table."""
-        if value is None or self.folder is None or os.path.exists(value) or not (self.folder / value).exists():
+        if value is None or self.folder is None or os.path.exists(value):
             return value
-        return str(self.folder / value)
+        beside = os.path.join(self.folder, value)
+        return beside if os.path.exists(beside) else value
 
 
 def _columns_to_read(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
@@ -256,7 +278,19 @@ def _shown(value: Any) -> str | None:
 
 def identity_of(reader: PartReader) -> dict[str, Any]:
     """Model, data and settings of a job, as digests."""
-    predictor = reader.predictor
+    return {
+        "version": __version__,
+        "model": model_digest(reader.predictor),
+        "data": _digest(_stamps(reader)),
+        "rows": len(reader.rows),
+        "rows_per_part": reader.rows_per_part,
+        "columns": list(reader.columns),
+        "settings": reader.predictor.parameters,
+    }
+
+
+def model_digest(predictor: HydraPredictor) -> str:
+    """Of weights, config, decision and processor; the same on every device."""
     state = predictor.model.state_dict()
     _, decision = without_decision(predictor.model)
     config = {name: value for name, value in predictor.config.to_dict().items() if name != "_name_or_path"}
@@ -264,15 +298,7 @@ def identity_of(reader: PartReader) -> dict[str, Any]:
     prepared = processor.get_vocab() if hasattr(processor, "get_vocab") else {}
     described = [sorted(state), config, None if decision is None else decision.settings, str(processor), prepared]
     tensors = [state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor)]
-    return {
-        "version": __version__,
-        "model": _digest([digest_of(tensors), *described]),
-        "data": _digest(_stamps(reader)),
-        "rows": len(reader.rows),
-        "rows_per_part": reader.rows_per_part,
-        "columns": list(reader.columns),
-        "settings": predictor.parameters,
-    }
+    return _digest([digest_of(tensors), *described])
 
 
 def _stamps(reader: PartReader) -> Any:
@@ -309,8 +335,8 @@ class PartWriter:
     A part is done once its record, which holds its digest and its bad rows, is written behind it.
     """
 
-    def __init__(self, output: Path, reader: PartReader):
-        self.output, self.reader = output, reader
+    def __init__(self, output: Path, reader: PartReader, strict: bool):
+        self.output, self.reader, self.strict = output, reader, strict
         self.folder = parts_folder(output)
         self.schema = reader.schema.remove(reader.schema.get_field_index("error"))
 
@@ -319,8 +345,8 @@ class PartWriter:
         identity = json.loads(json.dumps(identity))
         record = self.folder / IDENTITY
         remove_leftovers(self.folder)
-        if record.exists():
-            found = json.loads(record.read_text())
+        found = _read_record(record)
+        if found is not None:
             changed = [name for name, value in identity.items() if found.get(name) != value]
             if changed:
                 raise ValueError(
@@ -328,7 +354,7 @@ class PartWriter:
                     "folder to start anew, or pass another --output"
                 )
             return
-        if any(path.name != LOCK for path in self.folder.iterdir()):
+        if any(path.name not in (LOCK, IDENTITY) for path in self.folder.iterdir()):
             raise ValueError(f"{self.folder} holds other files: remove it, or pass another --output")
         write_atomically(record, json.dumps(identity, indent=1))
 
@@ -338,17 +364,27 @@ class PartWriter:
     def record_file(self, part: int) -> Path:
         return self.folder / f"part-{part:08d}.done.json"
 
-    def record(self, part: int) -> dict[str, Any] | None:
-        try:
-            return json.loads(self.record_file(part).read_bytes())
-        except (OSError, ValueError):
+    def read(self, part: int) -> tuple[bytes, list[dict[str, Any]]] | None:
+        """The content of a part and its bad rows; None if it is not done, or not what was written."""
+        record, file = _read_record(self.record_file(part)), self.part_file(part)
+        if record is None or not file.exists() or _digest_of(content := file.read_bytes()) != record.get("digest"):
             return None
+        self.check_strict(record["bad"])
+        return content, record["bad"]
 
     def is_done(self, part: int) -> bool:
-        record, file = self.record(part), self.part_file(part)
-        return record is not None and file.exists() and _digest_of(file.read_bytes()) == record["digest"]
+        return self.read(part) is not None
 
-    def write(self, part: int, table: Any, strict: bool) -> None:
+    def check_strict(self, bad: list[dict[str, Any]]) -> None:
+        if bad and self.strict:
+            named = "" if bad[0]["input"] is None else f" ({bad[0]['input'][:200]})"
+            what = NAMED[self.reader.predictor.kind]
+            raise ValueError(
+                f"row {bad[0]['row']}{named} cannot be answered as {what}: {bad[0]['reason']}; leave --strict out to go on "
+                "without such rows"
+            )
+
+    def write(self, part: int, table: Any) -> None:
         import pyarrow.compute
 
         if table.column("row").to_pylist() != list(self.reader.places(part)):
@@ -356,13 +392,7 @@ class PartWriter:
         is_bad = pyarrow.compute.is_valid(table.column("error"))
         bad = table.filter(is_bad).select(["row", "input", "error"]).to_pylist()
         bad = [{"row": row["row"], "input": row["input"], "reason": row["error"]} for row in bad]
-        if bad and strict:
-            named = "" if bad[0]["input"] is None else f" ({bad[0]['input'][:200]})"
-            what = NAMED[self.reader.predictor.kind]
-            raise ValueError(
-                f"row {bad[0]['row']}{named} cannot be answered as {what}: {bad[0]['reason']}; leave --strict out to go on "
-                "without such rows"
-            )
+        self.check_strict(bad)
         content = self._content(table.filter(pyarrow.compute.invert(is_bad)).select(self.schema.names))
         write_atomically(self.part_file(part), content)
         write_atomically(self.record_file(part), json.dumps({"digest": _digest_of(content), "bad": bad}))
@@ -385,27 +415,35 @@ class PartWriter:
 
     def join(self, parts: Sequence[int]) -> Finished:
         """Writes the output and the file of bad rows; one part at a time is in memory."""
-        unfinished = self.folder / f"joined{self.output.suffix}"
-        bad: list[dict[str, Any]] = []
-        with _Joined(unfinished, self.schema) as joined:
+        unfinished, not_answered = self.folder / f"joined{self.output.suffix}", self.folder / "bad-rows.jsonl"
+        bad_rows = 0
+        with _Joined(unfinished, self.schema) as joined, not_answered.open("w", encoding="utf-8") as file:
             for part in parts:
-                content, record = self.part_file(part).read_bytes(), self.record(part)
-                if record is None or _digest_of(content) != record["digest"]:
+                found = self.read(part)
+                if found is None:
                     raise RuntimeError(f"part {part} in {self.folder} is not what was written: run the command again")
-                joined.add(content)
-                bad += record["bad"]
-        named = bad_rows_file(self.output) if bad else None
+                joined.add(found[0])
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in found[1])
+                bad_rows += len(found[1])
+        named = bad_rows_file(self.output) if bad_rows else None
         if named is not None:
-            write_atomically(named, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in bad))
-        os.replace(unfinished, self.output)
-        return Finished(len(self.reader.rows), len(bad), self.output, named, self.reader.predictor.is_calibrated)
+            _put(not_answered, named)
+        _put(unfinished, self.output)
+        return Finished(len(self.reader.rows), bad_rows, self.output, named, self.reader.predictor.is_calibrated)
+
+
+def _put(file: Path, place: Path) -> None:
+    """Moves a file to where nothing is yet, or the same: a job that was stopped behind this left it."""
+    if place.exists() and not filecmp.cmp(file, place, shallow=False):
+        check_is_new(place)
+    os.replace(file, place)
 
 
 class _Joined:
     """A file made of the contents of parts."""
 
     def __init__(self, path: Path, schema: Any):
-        self.path, self.schema = path, schema
+        self.path, self.schema, self.tables = path, schema, []
 
     def __enter__(self) -> "_Joined":
         if self.path.suffix == ".parquet":
@@ -422,17 +460,37 @@ class _Joined:
         if self.path.suffix == ".parquet":
             import pyarrow.parquet
 
-            self.file.write_table(pyarrow.parquet.read_table(io.BytesIO(content)))
+            self.tables.append(pyarrow.parquet.read_table(io.BytesIO(content)))
+            # Each write is a row group, and readers hold a note on every group in memory: few large ones.
+            if sum(table.nbytes for table in self.tables) > BYTES_PER_ROW_GROUP:
+                self._write_tables()
         else:
             self.file.write(content)
 
+    def _write_tables(self) -> None:
+        import pyarrow
+
+        self.file.write_table(pyarrow.concat_tables(self.tables))
+        self.tables = []
+
     def __exit__(self, *_: Any) -> None:
+        if self.tables:
+            self._write_tables()
         self.file.close()
 
 
 def _cell(value: Any) -> Any:
     """A value in a csv file: lists as JSON."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+
+
+def _read_record(path: Path) -> dict[str, Any] | None:
+    """A file of JSON with an object; None if there is none, or a broken one."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _digest_of(content: bytes) -> str:

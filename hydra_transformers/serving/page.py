@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..data.prediction import check_chooses_one_class
+from ..data.tasks import REGRESSION, REWARDS, WORDS
 from ..hub.handler import RequestError
 from .page_html import answers_html, heading_html, kept_heads_html, sentence_html
-from .page_inputs import USUAL, Limits, check_text, read_class_names, read_image
-from .predictor import HydraPredictor, check_on_page
+from .page_inputs import USUAL, Limits, check_text, read_class_names, read_image, read_sound
+from .predictor import HydraPredictor
 
 
 try:
@@ -25,6 +25,17 @@ CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 FONTS = {
     "font": ("system-ui", "Segoe UI", "Helvetica", "Arial", "sans-serif"),
     "font_mono": ("ui-monospace", "Consolas", "monospace"),
+}
+# What a visitor is told first, by what the model reads.
+HINTS = {
+    "images": "Drop an image on the left",
+    "sounds": "Drop a WAV file on the left",
+    "texts": "Type a text on the left",
+}
+MISSING = {
+    "images": "Send an image first.",
+    "sounds": "Send a WAV file first.",
+    "texts": "There is no text yet: type some.",
 }
 MOST_WAITING = 100  # users in the queue
 # Uploads are deleted after an hour, and when the server ends.
@@ -42,13 +53,13 @@ def build_page(
     """The page of a model, not yet served: `launch_page` does both.
 
     single: another model, whose answers stand beside; best one of its backbones, to see what the ensemble adds
-    examples: group -> image files or texts to click on, see `read_examples`
+    examples: group -> files of images or sounds, or texts to click on, see `read_examples`
     class_names: the first classes for CLIP to choose from; users may name others
     """
     models = [model] if single is None else [model, single]
     _check(models)
     respond = partial(_respond, models, limits)
-    reads_images = model.reads == "images"
+    reads_files = model.reads != "texts"
     # Gradio would send reports on its use to other servers.
     with gradio.Blocks(
         title=model.name, analytics_enabled=False, fill_width=True, delete_cache=(CLEAN_EVERY, KEEP_FOR)
@@ -57,20 +68,21 @@ def build_page(
         gradio.HTML(heading_html(model))
         with gradio.Row():
             with gradio.Column(scale=4, min_width=300):
-                value = _image_input(files) if reads_images else _text_input(limits)
+                value = _file_input(model.reads, files) if reads_files else _text_input(limits)
                 inputs = [value, *([_classes_input(limits, class_names)] if model.needs_classes else [])]
-                # An image alone is answered at once.
-                ask = gradio.Button("Ask", variant="primary", visible=not reads_images or model.needs_classes)
+                if not reads_files and model.task in (REGRESSION, REWARDS):
+                    inputs.append(_pair_input(limits))
+                # A file alone is answered at once.
+                ask = gradio.Button("Ask", variant="primary", visible=not reads_files or model.needs_classes)
                 clicks = [_add_examples(group, values, value, files) for group, values in (examples or {}).items()]
             with gradio.Column(scale=8, min_width=320):
-                first = "Drop an image on the left" if reads_images else "Type a text on the left"
-                hint = f"{first}, or click on an example." if examples else f"{first}."
+                hint = f"{HINTS[model.reads]}{', or click on an example' if examples else ''}."
                 answer = gradio.HTML(sentence_html(hint, "hint"), padding=False)
         if hasattr(model.config, "kept_heads"):
             with gradio.Accordion("Which attention heads each member keeps", open=False):
                 gradio.HTML(kept_heads_html(model))
-        # An image is complete once it is dropped or clicked on, a text only once it is submitted.
-        events = [value.change] if reads_images else [click.then for click in clicks]
+        # A file is complete once it is dropped or clicked on, a text only once it is submitted.
+        events = [value.change] if reads_files else [click.then for click in clicks]
         events += [ask.click, *(each.submit for each in inputs if isinstance(each, gradio.Textbox))]
         for event in events:
             event(respond, inputs, answer, api_visibility="private", show_progress="minimal", concurrency_id="ask")
@@ -111,15 +123,22 @@ def launch_page(
     return page
 
 
-def _respond(models: Sequence[HydraPredictor], limits: Limits, value: Any, classes: str = "") -> str:
-    """The answers as HTML, or a sentence about a problem with the input."""
+def _respond(models: Sequence[HydraPredictor], limits: Limits, value: Any, beside: str = "") -> str:
+    """The answers as HTML, or a sentence about a problem with the input.
+
+    beside: the classes to choose from, or the second text of a pair
+    """
     first = models[0]
     try:
         if not value:
-            hint = "Send an image first." if first.reads == "images" else "There is no text yet: type some."
-            return sentence_html(hint, "hint")
-        asked = read_image(value[0], limits, value[1]) if first.reads == "images" else check_text(value, limits)
-        class_names = read_class_names(classes, limits) if first.needs_classes else None
+            return sentence_html(MISSING[first.reads], "hint")
+        if first.reads == "sounds":
+            asked = read_sound(value[0], first.processor.sampling_rate, limits, value[1])
+        else:
+            asked = read_image(value[0], limits, value[1]) if first.reads == "images" else check_text(value, limits)
+        class_names = read_class_names(beside, limits) if first.needs_classes else None
+        if beside.strip() and not first.needs_classes:
+            asked = {"text": asked, "text_pair": check_text(beside, limits)}
         return answers_html([(model.name, model.answer_with_members(asked, class_names)) for model in models])
     except RequestError as error:
         return sentence_html(f"{error}.", "problem")
@@ -129,15 +148,25 @@ def _respond(models: Sequence[HydraPredictor], limits: Limits, value: Any, class
 
 
 def _check(models: Sequence[HydraPredictor]) -> None:
-    """Refuses models that do not choose one of several classes, or that cannot be asked the same."""
+    """Refuses models whose answers mean nothing, or that cannot be asked the same."""
     first = models[0]
     for each in models:
-        check_on_page(each.config, each.name)
-        check_chooses_one_class(each.model, each.name)
-        if each.class_names is not None and len(each.class_names) < 2:
-            raise ValueError(f"{each.name} has a single output: the page shows models that choose among classes")
+        if each.class_names is not None and len(each.class_names) < 2 and each.config.problem_type is None:
+            raise ValueError(
+                f"{each.name} has a single output and no problem_type in its config: set it to 'regression', or for a yes or no "
+                "to 'multi_label_classification'"
+            )
         if each.reads != first.reads:
             raise ValueError(f"{each.name} reads {each.reads}, {first.name} {first.reads}: pass two of a kind")
+        if first.reads == "sounds" and each.processor.sampling_rate != first.processor.sampling_rate:
+            rates = (
+                f"{each.processor.sampling_rate:,} samples per second, {first.name} {first.processor.sampling_rate:,}"
+            )
+            raise ValueError(f"{each.name} reads {rates}: pass two that read the same sounds")
+        if {each.task, first.task} not in ({first.task}, {REGRESSION, REWARDS}):
+            raise ValueError(
+                f"{each.name} is made for {WORDS[each.task]}, {first.name} for {WORDS[first.task]}: pass two of one task"
+            )
         if each.class_names != first.class_names:
             raise ValueError(f"{each.name} has other classes than {first.name}: pass one that was trained on the same")
 
@@ -177,21 +206,23 @@ def _add_examples(group: str, values: Sequence[str], component: Any, files: Sent
     examples = gradio.Dataset(
         components=[component], samples=samples, label=group, type="index", samples_per_page=len(values)
     )
-    # For images, the copies that the server may show.
-    shown = [value["path"] if isinstance(value, dict) else value for [value] in examples.samples]
-    if isinstance(component, gradio.Image):
-        files.examples.update(shown)
+    if not isinstance(component, gradio.Textbox):
+        # The copies that the server may show.
+        copied = partial(gradio.processing_utils.move_files_to_cache, block=component, keep_in_cache=True)
+        values = [copied(component.postprocess(each))["path"] for each in values]
+        files.examples.update(values)
+    return examples.click(values.__getitem__, examples, component, api_visibility="private", show_progress="hidden")
 
-    return examples.click(shown.__getitem__, examples, component, api_visibility="private", show_progress="hidden")
 
-
-def _image_input(files: SentFiles) -> gradio.Image:
-    image = gradio.Image(
-        label="Image", sources=["upload", "clipboard"], type="filepath", height=300, buttons=[], elem_id="input"
-    )
+def _file_input(reads: str, files: SentFiles) -> gradio.Image | gradio.Audio:
+    common = {"type": "filepath", "buttons": [], "elem_id": "input"}
+    if reads == "sounds":
+        component = gradio.Audio(label="Sound", sources=["upload"], editable=False, **common)
+    else:
+        component = gradio.Image(label="Image", sources=["upload", "clipboard"], height=300, **common)
     # Set on the instance: for a subclass, Gradio would write a file beside its module.
-    image.preprocess = files.sent
-    return image
+    component.preprocess = files.sent
+    return component
 
 
 def _text_input(limits: Limits) -> gradio.Textbox:
@@ -208,3 +239,8 @@ def _classes_input(limits: Limits, class_names: Sequence[str]) -> gradio.Textbox
         max_length=limits.characters,
         elem_id="classes",
     )
+
+
+def _pair_input(limits: Limits) -> gradio.Textbox:
+    label = "Second text, where the model reads pairs"
+    return gradio.Textbox(label=label, lines=2, max_lines=12, max_length=limits.characters, elem_id="pair")

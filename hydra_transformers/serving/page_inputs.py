@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 from ..hub.handler import FORMATS as SERVER_FORMATS
 from ..hub.handler import RequestError
 from ..hub.handler import read_image as decode_image
-from ..hub.space import DEFAULT_GROUP, MOST_OF_A_GROUP, image_files, text_files
+from ..hub.handler import read_sound as decode_sound
+from ..hub.space import DEFAULT_GROUP, MOST_OF_A_GROUP, example_files, text_files
 
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image
 
 FORMATS = (*SERVER_FORMATS, "TIFF")
@@ -29,7 +31,7 @@ Found = TypeVar("Found")
 @dataclass(frozen=True)
 class Limits:
     """
-    megabytes: of an image's file
+    megabytes: of the file of an image or a sound
     pixels: of an image; a small file can hold very many
     characters: of a text, or of the names of the classes
     classes: for CLIP to choose from
@@ -50,10 +52,20 @@ def read_image(path: str | os.PathLike, limits: Limits = USUAL, name: str | None
     name: the visitor's name for it, by default the file's
     """
     name = name or Path(path).name
-    return _within(SECONDS_TO_READ, name, lambda: _read_image(path, limits, name))
+
+    def read() -> "Image":
+        return decode_image(_content(path, limits, name), name, limits.pixels, formats=FORMATS)
+
+    return _within(SECONDS_TO_READ, name, read)
 
 
-def _read_image(path: str | os.PathLike, limits: Limits, name: str) -> "Image":
+def read_sound(path: str | os.PathLike, rate: int, limits: Limits = USUAL, name: str | None = None) -> "np.ndarray":
+    """The samples of a 16-bit WAV file with `rate` of them per second, (samples,). Files and names are as for `read_image`."""
+    name = name or Path(path).name
+    return _within(SECONDS_TO_READ, name, lambda: decode_sound(_content(path, limits, name), name, rate))
+
+
+def _content(path: str | os.PathLike, limits: Limits, name: str) -> bytes:
     most = int(limits.megabytes * MEGABYTE)
     try:
         # O_NONBLOCK, because opening a FIFO would wait for a writer.
@@ -66,7 +78,7 @@ def _read_image(path: str | os.PathLike, limits: Limits, name: str) -> "Image":
         raise RequestError(f"{name} cannot be opened: send it again") from error
     if len(content) > most:
         raise RequestError(f"{name} has more than {limits.megabytes:g} MB: send a smaller file")
-    return decode_image(content, name, limits.pixels, formats=FORMATS)
+    return content
 
 
 def _within(seconds: float, name: str, read: Callable[[], Found]) -> Found:
@@ -110,12 +122,15 @@ def read_class_names(text: str, limits: Limits = USUAL) -> list[str]:
     return names
 
 
-def read_examples(path: str | os.PathLike, reads: str, limits: Limits = USUAL) -> dict[str, list[str]]:
-    """Examples to click on: group -> image files or texts, in the order of their names or lines.
+def read_examples(
+    path: str | os.PathLike, reads: str, limits: Limits = USUAL, rate: int = 16_000
+) -> dict[str, list[str]]:
+    """Examples to click on: group -> files of images or sounds, or texts, in the order of their names or lines.
 
-    path: for images a folder, each folder in it a group; for texts a file with one on each line, or a folder of such
-        files, each a group
-    reads: "images" or "texts"
+    path: for images and sounds a folder, each folder in it a group; for texts a file with one on each line, or a folder of
+        such files, each a group
+    reads: "images", "sounds" or "texts"
+    rate: how many samples of a sound per second the model reads
     """
     path = Path(path)
     if not path.exists():
@@ -124,14 +139,19 @@ def read_examples(path: str | os.PathLike, reads: str, limits: Limits = USUAL) -
         files = text_files(path) if path.is_dir() else {DEFAULT_GROUP: path}
         groups = {name: _lines(file) for name, file in files.items()}
     else:
-        groups = image_files(path)
+        groups = example_files(path, reads)
     groups = {name: values[:MOST_OF_A_GROUP] for name, values in groups.items() if values}
     if not groups:
-        expected = "a text file with one text on each line" if reads == "texts" else "a folder of images"
+        expected = "a text file with one text on each line" if reads == "texts" else f"a folder of {reads}"
         raise ValueError(f"{path} has no examples in it: pass {expected}")
     for value in (value for values in groups.values() for value in values):
         try:
-            check_text(value, limits) if reads == "texts" else read_image(Path(value).resolve(), limits)
+            if reads == "texts":
+                check_text(value, limits)
+            elif reads == "sounds":
+                read_sound(Path(value).resolve(), rate, limits)
+            else:
+                read_image(Path(value).resolve(), limits)
         except RequestError as error:
             raise ValueError(f"an example of {path} cannot be shown: {error}") from error
     return groups

@@ -19,6 +19,7 @@ from .._version import __version__
 from ..data.prediction import ZeroShotClassifier, accepted_inputs, config_of, member_logits_of, zero_shot_in
 from ..data.processors import class_prompts
 from ..data.sounds import waveform
+from ..data.tasks import REGRESSION, REWARDS, SEVERAL_LABELS, TOKENS, task_of_model
 from ..hub.handler import KINDS, Answerer
 from ..models.auto import auto_class_of
 from ..models.pipeline_hydra import image_mode, read_image
@@ -28,7 +29,9 @@ from .answer_columns import arrow_schema, columns_of, to_columns
 from .saved_models import load_config, load_with_decision
 
 
+SECONDS_FOR_URL = 60.0  # a server that says nothing would hold up all rows
 MOST_CLASS_LISTS = 8  # of CLIP, whose prompts are kept
+READS = {"image": "images", "zero-shot": "images", "audio": "sounds", "text": "texts", "tokens": "texts"}
 NAMED = {"image": "an image", "zero-shot": "an image", "audio": "a sound", "text": "a text", "tokens": "a text"}
 
 
@@ -37,18 +40,6 @@ def kind_of(config: PreTrainedConfig, name: str) -> str:
     kind = KINDS.get(auto_class_of(config))
     if kind is None:
         raise ValueError(f"{name} is a {config.model_type}: pass a classifier of images, texts or sounds")
-    return kind
-
-
-def check_on_page(config: PreTrainedConfig, name: str) -> str:
-    """The kind of a model that the page takes."""
-    kind = kind_of(config, name)
-    if kind == "audio":
-        raise ValueError(
-            f"{name} is a {config.model_type}: the page takes classifiers of images and texts, use serve or predict"
-        )
-    if kind == "tokens":
-        raise ValueError(f"{name} classifies tokens, which the page does not show: use serve, predict or a pipeline")
     return kind
 
 
@@ -131,6 +122,7 @@ class HydraPredictor(Answerer):
         self._of_classes: dict[tuple[str, ...], ZeroShotClassifier] = {}
         # Two threads cannot use one tokenizer at once, and a pass already takes all cores.
         self._one_at_a_time = threading.Lock()
+        self._answered: Any = None  # the last input of a batch that was answered
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._arguments is None:
@@ -199,9 +191,12 @@ class HydraPredictor(Answerer):
         return found
 
     def _answers_of_batch(self, inputs: list[Any]) -> list[dict[str, Any] | BadRow]:
-        """If a batch fails, its rows are tried alone: only where all of several fail, the model is to blame."""
+        """If a batch fails, its rows are tried alone. Where all of several fail, the model is to blame, unless it still
+        answers a row that it has answered before."""
         try:
-            return self.answer(inputs, self.parameters)
+            answers = self.answer(inputs, self.parameters)
+            self._answered = inputs[-1]
+            return answers
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -211,7 +206,9 @@ class HydraPredictor(Answerer):
                 return [BadRow(in_one_line(error))]
             alone = [self._answers_of_batch([each])[0] for each in inputs]
             if all(isinstance(each, BadRow) for each in alone):
-                raise
+                if self._answered is None:
+                    raise
+                self.answer([self._answered], self.parameters)
             return alone
 
     def _read(self, value: Any) -> Any:
@@ -237,6 +234,8 @@ class HydraPredictor(Answerer):
         except FileNotFoundError:
             return BadRow("there is no such file")
         except Exception as error:  # decoders raise anything for a broken file
+            if type(error).__name__ == "UnidentifiedImageError":  # whose message may hold an address in memory
+                return BadRow("cannot identify image file: it is none, or broken")
             return BadRow(in_one_line(error))
 
     @property
@@ -246,7 +245,12 @@ class HydraPredictor(Answerer):
 
     @property
     def reads(self) -> str:
-        return {"text": "texts", "tokens": "texts", "audio": "sounds"}.get(self.kind, "images")
+        return READS[self.kind]
+
+    @property
+    def task(self) -> str:
+        """By its name in `data.tasks`."""
+        return task_of_model(self.model)
 
     @property
     def num_members(self) -> int:
@@ -284,14 +288,31 @@ class HydraPredictor(Answerer):
     def answer_with_members(self, value: Any, class_names: Sequence[str] | None = None) -> dict[str, Any]:
         """An answer with the `scores` of all classes, and with `members`: each member's probabilities in their order.
 
-        value: a PIL image or a text
+        Of several labels also `thresholds` in their order; of regression `members` are the members' numbers; of tokens there are
+        `text` and `num_classes`, and `members` are the classes that each member gives to the tokens.
+
+        value: a PIL image, the samples of a sound, or a text; also {"text", "text_pair"} for a model of pairs
         class_names: for CLIP that `needs_classes`, in "A photo of a {}."
         """
         with self._one_at_a_time:
             asked = _KeepsOutput(self._with_classes(class_names) if self.needs_classes else self.model)
-            [answer] = predict_decisions(asked, [value], self.processor)
+            [answer] = predict_decisions(asked, [value], self.processor, top_k=None)
+        members = member_logits_of(asked.output, per_token=self.task == TOKENS)[0].double()  # (members, ..., classes)
+        if self.task == TOKENS:
+            chosen = members.argmax(dim=-1).tolist()
+            return answer | {"text": value, "num_classes": len(self.class_names), "members": chosen}
+        if self.task in (REGRESSION, REWARDS):
+            if getattr(asked.output, "member_variances", None) is not None:
+                members = asked.output.member_logits[0].double()  # the means alone
+            return answer | {"members": members.tolist()}
         names = list(class_names) if self.needs_classes else self.class_names
-        members = member_logits_of(asked.output)[0].double().softmax(dim=-1)  # (members, classes)
+        if self.task == SEVERAL_LABELS:
+            order = [names.index(score["label"]) for score in answer["scores"]]
+            _, decision = without_decision(self.model)
+            lowest = [0.0] * len(names) if decision is None else list(map(float, decision.settings["log_odds"]))
+            thresholds = torch.tensor(lowest, dtype=torch.float64).sigmoid()
+            return answer | {"thresholds": thresholds[order].tolist(), "members": members.sigmoid()[:, order].tolist()}
+        members = members.softmax(dim=-1)
         mean = members.mean(dim=0)
         order = mean.argsort(descending=True, stable=True)
         scores = [{"label": names[index], "score": mean[index].item()} for index in order.tolist()]
@@ -330,7 +351,7 @@ def _image_of(value: Any, mode: str) -> Any:
                 f"it is an array {pixels.shape} of {pixels.dtype}: pass (height, width, 3) of 8 bits, uint8"
             )
         value = Image.fromarray(pixels)
-    return read_image(value, "it", mode)
+    return read_image(value, "it", mode, timeout=SECONDS_FOR_URL)
 
 
 class _KeepsOutput(nn.Module):

@@ -1,5 +1,6 @@
 """Ray: the parts of a job answered by the workers of a cluster, and the server as a Ray Serve application."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,21 +14,21 @@ except ImportError as error:
     raise ImportError("engine='ray' (--engine ray) needs Ray: pip install 'ray[data,serve]==2.60.*'") from error
 
 
-def start_cluster(workers: int | None, device: str | None) -> tuple[int, bool]:
-    """Starts Ray, or finds its cluster; returns how many workers there will be, and whether each gets a GPU.
+def start_cluster(workers: int | None, device: str | None) -> tuple[int, float]:
+    """Starts Ray, or finds its cluster; returns how many workers there will be, and the share of a GPU that each gets.
 
-    workers: by default one per GPU, or without GPUs one; refused if there are not so many GPUs or CPUs, for which Ray would wait
+    workers: by default one per GPU, or without GPUs one; refused if there are not so many CPUs, for which Ray would wait
     device: "cpu" leaves GPUs alone
     """
     if not ray.is_initialized():
         ray.init(log_to_driver=False)  # RAY_ADDRESS names a cluster; otherwise one starts on this machine
     resources = ray.cluster_resources()
-    has_gpus = resources.get("GPU", 0) >= 1 and device != "cpu"
-    most, what = int(resources["GPU" if has_gpus else "CPU"]), "GPUs" if has_gpus else "CPUs"
-    workers = workers or (most if has_gpus else 1)
-    if workers > most:
-        raise ValueError(f"workers is {workers}, and the cluster has {most} {what}: pass at most {most}")
-    return workers, has_gpus
+    gpus, cpus = 0 if device == "cpu" else int(resources.get("GPU", 0)), int(resources["CPU"])
+    workers = workers or gpus or 1
+    if workers > cpus:
+        raise ValueError(f"workers is {workers}, and the cluster has {cpus} CPUs: pass at most {cpus}")
+    # Ray counts shares to four decimals; a third, rounded up, would leave no room for three.
+    return workers, math.floor(10_000 / math.ceil(workers / gpus)) / 10_000 if gpus else 0.0
 
 
 def answered_by_workers(
@@ -35,11 +36,11 @@ def answered_by_workers(
 ) -> Iterator[tuple[int, Any]]:
     """The number and the table of each part, in order; a worker that dies is replaced, and its parts are answered again.
 
-    arguments: of `PartReader`, which every worker has; the source as a dict, as nothing of this package may be sent
+    arguments: of `reader_of_worker`; the source as a dict, as nothing of this package may be sent
     parts: number -> rows
     workers: as in `start_cluster`
     """
-    workers, has_gpus = start_cluster(workers, arguments["settings"].get("device"))
+    workers, gpu_share = start_cluster(workers, arguments["settings"].get("device"))
     context = ray.data.DataContext.get_current()
     before = context.execution_options.preserve_order, context.enable_progress_bars
     context.execution_options.preserve_order, context.enable_progress_bars = True, False
@@ -49,7 +50,7 @@ def answered_by_workers(
             worker_class(arguments, __version__),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=min(workers, len(parts))),
-            num_gpus=1 if has_gpus else None,
+            num_gpus=gpu_share or None,
         )
         yield from _whole_parts(iter(tables.iter_batches(batch_size=None, batch_format="pyarrow")), parts)
     except ray.exceptions.RayError as error:
@@ -65,8 +66,7 @@ def worker_class(arguments: dict[str, Any], version: str) -> type:
         def __init__(self) -> None:
             try:
                 import hydra_transformers
-                from hydra_transformers.data.rows import DataSource
-                from hydra_transformers.serving.jobs import PartReader
+                from hydra_transformers.serving.jobs import reader_of_worker
             except ImportError as error:
                 raise RuntimeError(
                     f"a worker cannot import hydra_transformers ({error}): install hydra_transformers {version} on every "
@@ -77,7 +77,7 @@ def worker_class(arguments: dict[str, Any], version: str) -> type:
                     f"a worker has hydra_transformers {hydra_transformers.__version__}, this process {version}: install one "
                     "version on every machine of the cluster."
                 )
-            self.reader = PartReader(**{**arguments, "source": DataSource(**arguments["source"])})
+            self.reader = reader_of_worker(**arguments)
 
         def __call__(self, batch: dict[str, Any]) -> Any:
             return self.reader.answered(int(batch["part"][0]))

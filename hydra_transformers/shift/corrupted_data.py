@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Subset
 
-from ..data.batches import ChangedBatches, check_is_data
+from ..data.batches import SOUNDS, ChangedBatches, check_is_data
 from .corruptions import SEVERITIES, checked_severities, checked_severity, corrupt, corruption_named, names_of
 from .pixel_scale import PixelScale
 
@@ -90,7 +90,7 @@ def kind_of(data: Any) -> str:
 def _check_has_pixels(row: Mapping[str, Any]) -> None:
     if "pixel_values" in row:
         return
-    if "input_values" in row:
+    if any(name in row for name in SOUNDS):
         raise ValueError("the data are sounds, and there are no corruptions for them: pass noisy sounds of your own")
     raise ValueError(
         f"the data has no pixel_values to corrupt, it has {', '.join(row) or 'nothing'}: pass load_data(rows, model); "

@@ -2,8 +2,8 @@
 
 from .callbacks import EndAfter, KeepZerosCallback, PostPruningCallback
 from .finetune import compute_accuracy, finetune_members
-from .from_pretrained import finetune_from_pretrained
-from .joint import tune_jointly
+from .from_pretrained import finetune_from_pretrained, with_variance
+from .joint import hydra_from_pretrained, tune_jointly
 from .lora import lora_config
 from .losses import EnsembleLoss, Teacher
 from .recipes import RECIPES, Recipe, default_recipe, recipe
@@ -23,7 +23,9 @@ __all__ = [
     "default_recipe",
     "finetune_from_pretrained",
     "finetune_members",
+    "hydra_from_pretrained",
     "lora_config",
     "recipe",
     "tune_jointly",
+    "with_variance",
 ]

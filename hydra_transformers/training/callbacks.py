@@ -11,10 +11,19 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from .._io.progress import progress_bar
-from ..fusion import check_trunk_layers, encoder_config, tower_configs, trunk_depth
+from ..fusion import check_trunk_layers, encoder_config, number_of_layers, tower_configs, trunk_depth
 from ..fusion.structure import is_a
 from ..models.modeling_hydra import GroupedLinear, GroupedOutput
-from .parameter_groups import PARTS, Place, ids_of_classifier, is_baseline, layer_dropouts, places, without_effect
+from .parameter_groups import (
+    PARTS,
+    Place,
+    ids_of_classifier,
+    is_baseline,
+    kept_by_class,
+    layer_dropouts,
+    places,
+    without_effect,
+)
 
 
 logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosity counts
@@ -92,6 +101,8 @@ class PostPruningCallback(TrainerCallback):
         idle = without_effect(model)
         if is_baseline(model):  # what it freezes stays frozen
             idle |= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        else:
+            idle |= kept_by_class(model)
         trunk = trunk_depth(self.trunk_layers, _fewest_layers(model)) if self.trunk_layers else 0
         return {name: name not in idle and self._trains_at(place, trunk) for name, place in places(model).items()}
 
@@ -177,7 +188,7 @@ def describe_trained(model: nn.Module) -> str:
 
 
 def _fewest_layers(model: nn.Module) -> int:
-    return min(config.num_hidden_layers for config in tower_configs(encoder_config(model)).values())
+    return min(map(number_of_layers, tower_configs(encoder_config(model)).values()))
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Fine-tunes members one by one; an interrupted run resumes."""
+"""Fine-tunes members one by one, or one per process; an interrupted run resumes."""
 
 import copy
 import json
@@ -6,16 +6,21 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.utils import logging
 
+from .._io.access import in_one_line
 from .._io.files import write_atomically
+from .._io.processes import apart, from_first_process, raise_everywhere, rank_and_world_size
 from ..data.batches import collate
 from ..data.fingerprints import fingerprint_of_data
 from ..data.prediction import classes_of, padding_of
@@ -43,6 +48,10 @@ from .run_folders import (
 from .trainer import DivergedError, FiniteTrainer
 
 
+logger = logging.get_logger(__name__)
+
+# What several processes divide among them.
+DIVISIONS = ("members", "batches")
 # Arguments of Trainer that are refused, and what to pass instead.
 REFUSED_ARGUMENTS = {
     "learning_rate": "learning_rates=[...]",
@@ -68,6 +77,7 @@ def finetune_members(
     callbacks: Sequence[TrainerCallback] = (),
     progress: bool = True,
     teacher: nn.Module | Teacher | None = None,
+    divide: str = "members",
     **training_arguments,
 ) -> list[PreTrainedModel]:
     """Fine-tunes each member by itself (paper, 4.3) and returns the fine-tuned members; those passed in stay as they are.
@@ -91,12 +101,16 @@ def finetune_members(
         progress: print a line for each validation and, on a terminal, show a bar for each training.
         teacher: a model from whose answers members learn beside the labels, or a `Teacher` with a temperature and a share of the
             labels of its own.
+        divide: what several processes (`torchrun`, `accelerate launch`) divide among them. "members": each trains some of the
+            members by itself, with the results of a single process. "batches": all train every member together, by DDP or
+            as accelerate is configured; a step then has the rows of all processes.
         training_arguments: arguments of `TrainingArguments` that override the recipe's.
 
     Call it again with the same arguments to resume: finished members are loaded, an interrupted one goes on from its last
     checkpoint. A folder that holds another fine-tuning, or that another process writes into, is refused; any number of processes
     may load a finished one at once. Data are recognised by their number of rows and the values of some of them. The checkpoints
-    of a finished run are deleted. Works under `accelerate launch` and `torchrun`.
+    of a finished run are deleted. If a member fails in one of several processes, the others finish theirs; then all of them
+    raise an error that names it.
 
     A learning rate is given up when the loss or the weights are no longer finite; if none is left, a `DivergedError` is raised
     and nothing is marked as finished.
@@ -116,6 +130,7 @@ def finetune_members(
     # Without this, Transformers' verbosity would decide whether there is a bar.
     training_arguments = {"disable_tqdm": not progress} | training_arguments
     process = recipe.training_arguments(output_dir, **training_arguments)
+    are_divided = _are_members_divided(divide, process)
     if data_collator is None and processing_class is None:
         data_collator = partial(collate, padding=padding_of(members[0]) or 0, classes=classes_of(members[0]))
     options = {
@@ -128,7 +143,8 @@ def finetune_members(
     }
     if teacher is not None:
         options["compute_loss_func"] = TeacherLoss(teacher, recipe.label_smoothing)
-    fine_tuning = _FineTuning(recipe, rates, options, list(callbacks), progress and process.should_save)
+    is_verbose, own_device = progress and process.should_save, process.device if are_divided else None
+    fine_tuning = _FineTuning(recipe, rates, options, list(callbacks), is_verbose, own_device)
 
     def fingerprints() -> dict[str, Any]:
         in_worker = process.dataloader_num_workers > 0
@@ -138,19 +154,26 @@ def finetune_members(
         found["ends_after"] = next((each.share for each in callbacks if isinstance(each, EndAfter)), None)
         return found
 
-    finished, output_dir = [], Path(output_dir)
-    with only_one_run(output_dir, process, len(members)):
-        on_writer(process, lambda: claim_members(output_dir, len(members)))
+    folders = [Path(output_dir) / f"member-{index}" for index in range(len(members))]
+    moved = nullcontext() if teacher is None else teacher.moved_to(process.device)
+    with only_one_run(Path(output_dir), process, len(members)), moved:
+        on_writer(process, lambda: claim_members(Path(output_dir), len(members)))
         data = on_writer(process, fingerprints)
+        data = from_first_process(data) if are_divided else data
         fine_tuning.say(f"recipe {recipe.name}: {recipe.summary(process)}")
-        for index, member in enumerate(members):
+
+        def finetune(index: int) -> None:
             seeds = {"seed": seed + index, "data_seed": (seed if data_seed is None else data_seed) + index}
             # With these, Trainer notices a missing metric at the first validation.
             best = {"metric_for_best_model": recipe.metric, "greater_is_better": recipe.greater_is_better}
-            folder = output_dir / f"member-{index}"
-            fine_tuning.finetune(member, folder, training_arguments | seeds | best, data)
-            finished.append(load_member(member, folder))
-    return finished
+            fine_tuning.finetune(members[index], folders[index], training_arguments | seeds | best, data)
+
+        if are_divided:
+            _each_process_its_own(finetune, folders, fine_tuning)
+        else:
+            for index in range(len(members)):
+                finetune(index)
+        return [load_member(member, folder) for member, folder in zip(members, folders, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -159,6 +182,7 @@ class _FineTuning:
 
     trainer_options: arguments of `Trainer`
     is_verbose: whether this process prints how far it is
+    own_device: where this process trains its own members; None where all processes train together, or there is one
     """
 
     recipe: Recipe
@@ -166,18 +190,32 @@ class _FineTuning:
     trainer_options: dict[str, Any]
     callbacks: list[TrainerCallback]
     is_verbose: bool
+    own_device: torch.device | None = None
 
     def say(self, line: str) -> None:
         if self.is_verbose:
             print(line, flush=True)
+
+    def say_result(self, folder: Path) -> None:
+        record, metric = read_record(folder / FINISHED), self.recipe.metric
+        rate = record["learning_rate"]
+        value = record["validation"][str(rate)][f"eval_{metric}"]
+        self.say(f"{folder.name}: finished, validation {metric} {value:.4f} at learning rate {rate:g}")
+
+    def process(self, folder: Path, arguments: dict) -> TrainingArguments:
+        process = self.recipe.training_arguments(folder, **arguments)
+        if self.own_device is not None and process.device.type == "cuda":
+            # A single process would take the first GPU, and all others for nn.DataParallel.
+            torch.cuda.set_device(self.own_device)
+            process._n_gpu, process.__dict__["_setup_devices"] = 1, self.own_device
+        return process
 
     def finetune(self, member: PreTrainedModel, folder: Path, arguments: dict, data: dict | None) -> None:
         """Trains with every learning rate and leaves the best model in `folder`.
 
         data: fingerprints of the data and of all else that the run depends on, in processes that write
         """
-        recipe = self.recipe
-        process = recipe.training_arguments(folder, **arguments)
+        recipe, process = self.recipe, self.process(folder, arguments)
         on_writer(
             process,
             lambda: claim(folder, identity_of(member, recipe, self.learning_rates, arguments, process) | data),
@@ -205,14 +243,13 @@ class _FineTuning:
             _mark_finished(folder, {"learning_rate": best, "validation": results, "diverged": diverged})
 
         on_writer(process, save_best)
-        value = results[best][f"eval_{recipe.metric}"]
-        self.say(f"{folder.name}: finished, validation {recipe.metric} {value:.4f} at learning rate {best:g}")
+        self.say_result(folder)
 
     def _run(self, member: PreTrainedModel, folder: Path, arguments: dict) -> dict[str, float]:
         """Trains a copy of the member in `folder`, from its last checkpoint if there is one; its validation metrics."""
         if (folder / FINISHED).exists():
             return read_record(folder / FINISHED)
-        process = self.recipe.training_arguments(folder, **arguments)
+        process = self.process(folder, arguments)
         trainer = self._trained(member, folder, process)
         metrics = {name: value for name, value in trainer.evaluate().items() if isinstance(value, (int, float))}
         chosen_by = f"eval_{self.recipe.metric}"
@@ -245,6 +282,7 @@ class _FineTuning:
             args=process,
             callbacks=[*self.recipe.callbacks(), *self.callbacks],
             classifier_factor=self.recipe.classifier_factor,
+            repetitions=self.recipe.repetitions,
             name=name if self.is_verbose else None,
             **self.trainer_options,
         )
@@ -252,6 +290,60 @@ class _FineTuning:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         trainer.save_state()
         return trainer
+
+
+def _are_members_divided(divide: str, process: TrainingArguments) -> bool:
+    """Whether there are several processes that train members apart."""
+    if divide not in DIVISIONS:
+        raise ValueError(f"divide is {divide!r}: pass {' or '.join(map(repr, DIVISIONS))}")
+    if process.world_size == 1 or divide != "members":
+        return False
+    launched = [
+        name for name in ("FSDP", "DEEPSPEED") if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"
+    ]
+    if process.fsdp or process.deepspeed or launched:
+        raise ValueError(
+            "divide is 'members', and FSDP and DeepSpeed spread each member over all processes: pass 'batches'"
+        )
+    return True
+
+
+def _each_process_its_own(finetune: Callable[[int], None], folders: Sequence[Path], fine_tuning: _FineTuning) -> None:
+    """Every process trains its share of the members by itself. An error is raised in all of them, once they have finished
+    theirs: what is finished need not be trained again."""
+    rank, world_size = rank_and_world_size()
+    fine_tuning.say(f"{len(folders)} members over {world_size} processes")
+    if len(folders) < world_size:
+        fine_tuning.say(f"{world_size - len(folders)} of them have none: divide batches instead to use all")
+    own, error = range(rank, len(folders), world_size), None
+    with apart(fine_tuning.own_device):
+        try:
+            for index in own:
+                finetune(index)
+        except Exception as found:
+            error = found
+            if not isinstance(found, (DivergedError, ValueError)) or str(folders[index]) not in str(found):
+                error = RuntimeError(
+                    f"the training of {folders[index]} failed ({type(found).__name__}: {in_one_line(found)})"
+                )
+            logger.warning(f"{error} (other processes finish their members first)")
+    try:
+        raise_everywhere(error)
+    except RuntimeError as found:
+        if getattr(found, "is_everywhere", False):
+            raise
+        missing = [folder.name for folder in folders if not (folder / FINISHED).exists()]
+        raise RuntimeError(
+            f"a process has ended too early (not finished: {', '.join(missing) or 'none'}): see what it printed, and call again "
+            "with the same arguments, which continues"
+        ) from found
+    for index, folder in enumerate(folders):
+        if not (folder / FINISHED).exists():
+            raise RuntimeError(
+                f"{folder} is not to be seen in process {rank}: pass an output_dir that all machines share"
+            )
+        if index not in own:
+            fine_tuning.say_result(folder)
 
 
 def _mark_finished(folder: Path, record: dict[str, Any]) -> None:

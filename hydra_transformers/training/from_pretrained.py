@@ -13,7 +13,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..data.tags import TOKEN_CLASSIFICATION
 from ..fusion.checks import check_is_in_memory
-from ..models.auto import CLASSIFIERS, HYDRA_CLASSES, TOKEN_CLASSIFIERS, config_of, head_of
+from ..fusion.soup import average_members
+from ..models.auto import CLASSIFIERS, HYDRA_CLASSES, TOKEN_CLASSIFIERS, AutoHydra, config_of, head_of
 from ..models.configuration_hydra import set_problem_type
 from .callbacks import EndAfter
 from .finetune import finetune_members
@@ -36,6 +37,8 @@ def finetune_from_pretrained(
     seed: int = 0,
     trainings: float | None = None,
     problem_type: str | None = None,
+    classifiers: int | None = None,
+    predicts_variance: bool = False,
     **arguments,
 ) -> list[PreTrainedModel]:
     """Fine-tunes one pre-trained model several times; the results differ by their initial classifiers and orders of the data.
@@ -50,24 +53,35 @@ def finetune_from_pretrained(
             these, with epochs by the data's size and early stopping.
         class_names: the names of the labels 0, 1, ...; by default those in the model's config.
         seed: the classifier of member i is drawn with `seed + i`, and it trains with that seed.
-        trainings: the steps of all members together, in trainings; None for a whole one each. With less, one training runs up
-            to its half, and each member goes on from there: a short training of its own with a new rise of the learning
+        classifiers: how many different new classifiers the fine-tunings begin with; None for one each. With 1 they stay closer
+            to each other: what members share, trunks and averages then cost less accuracy, and members disagree less. Better
+            for classes of tokens; docs/fine-tunings.md has figures.
+        trainings: the steps of all members together, in trainings; None for a whole one each. A multiple of `num_members`, such
+            as 6 for 3, makes as many fine-tunings and averages them in their order into the members (`average_members`):
+            better, and no slower to run. With less than one each, one training runs up to its half, and each member goes on from there: a short training of its own with a new rise of the learning
             rate (StarSSE, Sadrtdinov et al., 2023). So 3 members of `trainings=1.5` take a third of a training each. They
             are cheaper and worse than whole fine-tunings: docs/fine-tunings.md has figures.
         problem_type: as in the model's config: "multi_label_classification" for rows with several labels each,
             "regression" for numbers (one, or one for each of class_names); or "token_classification" for a class for each
             token, its names the tags of words; by default one class per row.
+        predicts_variance: for regression: members learn a variance beside each number, see `with_variance`.
         train_data, validation_data, output_dir, arguments: as for `finetune_members`; the same call resumes.
     """
     if trainings is not None:
         check_trainings(trainings, num_members)
-    members = with_new_classifiers(
-        pretrained, num_members if trainings is None else 1, class_names, seed, problem_type
-    )
+    if predicts_variance and problem_type != "regression":
+        raise ValueError("predicts_variance is for problem_type='regression': pass that, too, or leave it out")
+    count = fine_tunings_within(trainings, num_members)
+    if classifiers is not None:
+        check_classifiers(classifiers, count)
+    members = with_new_classifiers(pretrained, count or 1, class_names, seed, problem_type, classifiers)
+    if predicts_variance:
+        members = [with_variance(member) for member in members]
     if recipe is None and train_data is not None:
         recipe = default_recipe(members[0].config, train_data, is_pretrained=True)
-    if trainings is None or output_dir is None or train_data is None:  # the latter two are refused there
-        return finetune_members(members, recipe, train_data, validation_data, output_dir, seed=seed, **arguments)
+    if count or output_dir is None or train_data is None:  # the latter two are refused there
+        members = finetune_members(members, recipe, train_data, validation_data, output_dir, seed=seed, **arguments)
+        return average_members(members, num_members) if len(members) > num_members else members
     recipe = recipe_for(recipe, members[0].config, train_data)
     data = {"train_data": train_data, "validation_data": validation_data}
     share = (trainings - BEFORE_RESTARTS) / num_members
@@ -82,13 +96,55 @@ def finetune_from_pretrained(
     return finetune_members([start] * num_members, recipe, output_dir=output_dir, seed=seed + 1, **data, **arguments)
 
 
-def check_trainings(trainings: float, num_members: int, name: str = "trainings") -> None:
-    """Refuses a budget without restarts, and one that is enough for whole fine-tunings."""
-    if not BEFORE_RESTARTS < trainings < num_members:
+def with_variance(model: PreTrainedModel) -> PreTrainedModel:
+    """A regression model, or a one-member Hydra of one, as a one-member Hydra whose head also gives a variance for each output.
+
+    It begins with a variance of 1 and the numbers of `model`, which is left as it is. It learns both by the Gaussian negative
+    log-likelihood, with `Trainer` or `finetune_members`; `from_pruned_members` fuses such members as it does others. Train it on
+    labels whose scatter is not far from 1: divide them by their standard deviation if it is.
+    """
+    hydra = model if hasattr(model, "num_members") else AutoHydra.from_backbone(model)
+    if hydra.num_members > 1 or getattr(hydra.config, "problem_type", None) != "regression":
         raise ValueError(
-            f"{name} is {trainings}: pass more than {BEFORE_RESTARTS} and less than {num_members}, the number of members, or leave "
-            "it out for whole fine-tunings"
+            f"model is a {type(model).__name__} of {hydra.num_members} members, problem_type {hydra.config.problem_type!r}: pass one "
+            "member made for regression"
         )
+    config = copy.deepcopy(hydra.config)
+    config.predicts_variance, config.decision = True, None
+    result = type(hydra)(config).to(hydra.device, hydra.dtype)
+    before = hydra.state_dict()
+    with torch.no_grad():
+        for name, tensor in result.state_dict().items():
+            tensor.zero_()
+            tensor[: len(before[name])].copy_(before[name]) if tensor.dim() else tensor.copy_(before[name])
+    return result.eval()
+
+
+def check_trainings(trainings: float, num_members: int, name: str = "trainings", or_more: bool = True) -> None:
+    """Refuses a budget without restarts, one that is just enough for whole fine-tunings, and unless `or_more` larger ones."""
+    is_multiple = or_more and trainings > num_members and trainings % num_members == 0
+    if not BEFORE_RESTARTS < trainings < num_members and not is_multiple:
+        more = f"a multiple of it such as {2 * num_members}, " if or_more else ""
+        raise ValueError(
+            f"{name} is {trainings}: pass more than {BEFORE_RESTARTS} and less than {num_members}, the number of members, {more}or "
+            "leave it out for whole fine-tunings"
+        )
+
+
+def check_classifiers(classifiers: int, fine_tunings: int, name: str = "classifiers") -> None:
+    """fine_tunings: 0 for restarts of one run, which begin with one."""
+    if not 1 <= classifiers <= max(1, fine_tunings):
+        which = (
+            f"a number from 1 to {fine_tunings}, of fine-tunings"
+            if fine_tunings
+            else "1, for restarts of one run have one"
+        )
+        raise ValueError(f"{name} is {classifiers}: pass {which}")
+
+
+def fine_tunings_within(trainings: float | None, num_members: int) -> int:
+    """How many whole fine-tunings a budget is for: one for each member, a multiple of that, or 0 for a single run."""
+    return num_members if trainings is None else int(trainings) if trainings >= num_members else 0
 
 
 def start_of_one_run(model: PreTrainedModel, recipe: Recipe, **arguments) -> PreTrainedModel:
@@ -125,8 +181,10 @@ def with_new_classifiers(
     class_names: Sequence[str] | None = None,
     seed: int = 0,
     problem_type: str | None = None,
+    classifiers: int | None = None,
 ) -> list[PreTrainedModel]:
-    """Copies of a pre-trained model, each with a classifier of its own, drawn with `seed + i`."""
+    """Copies of a pre-trained model, each with a new classifier: its own, drawn with `seed + i`, or one of so many different ones,
+    the same for neighbours."""
     if num_members < 1:
         raise ValueError(f"num_members is {num_members}: pass at least 1")
     if isinstance(pretrained, PreTrainedModel):
@@ -142,7 +200,9 @@ def with_new_classifiers(
     missing = min((name for name in is_new if where[name].part != "classifier"), default=None)
     if missing is not None:
         raise ValueError(f"{called} has no {missing} of the right shape: pass a model that is pre-trained")
-    return [_with_classifier_of(model, is_new, seed + place) for place in range(num_members)]
+    different = num_members if classifiers is None else classifiers
+    seeds = [seed + place * different // num_members for place in range(num_members)]
+    return [_with_classifier_of(model, is_new, each) for each in seeds]
 
 
 def _prepare(

@@ -1,6 +1,7 @@
 """Losses of an ensemble for Trainer's `compute_loss_func`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -112,6 +113,18 @@ class Teacher:
         """What a training with this teacher depends on."""
         weights = fingerprint_of_weights(self.model)
         return {"weights": weights, "temperature": self.temperature, "label_share": self.label_share}
+
+    @contextmanager
+    def moved_to(self, device: torch.device) -> Iterator[None]:
+        """A teacher on the CPU is on `device` inside, where the training is."""
+        is_moved = device_of(self.model).type == "cpu"
+        if is_moved:
+            self.model.to(device)
+        try:
+            yield
+        finally:
+            if is_moved:
+                self.model.to("cpu")
 
     @torch.no_grad()
     def probabilities(self, inputs: Mapping[str, Any]) -> torch.Tensor:

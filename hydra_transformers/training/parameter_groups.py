@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..fusion import backbone_names, hydra_class_of, projection_names
-from ..fusion.structure import is_a
+from ..fusion.structure import is_a, outline
 from ..models.auto import HYDRA_CLASSES, AutoHydra
 from ..models.modeling_hydra import HydraAttention
 
@@ -108,6 +108,12 @@ def ids_of_classifier(model: nn.Module) -> set[int]:
     return {id(parameter) for name, parameter in model.named_parameters() if found[name].part == "classifier"}
 
 
+def kept_by_class(model: nn.Module) -> set[str]:
+    """Names of the parameters that a model's own class never trains, such as Whisper's positions."""
+    made = outline(type(model), model.config)
+    return {name for name, parameter in made.named_parameters() if not parameter.requires_grad}
+
+
 def without_effect(model: nn.Module) -> set[str]:
     """Names of the parameters that no answer depends on: those that no head reads, and in a layer without heads the empty
     weights and the norms of what the attention reads. They never get a gradient, and DDP would wait for it."""
@@ -140,6 +146,6 @@ def layer_dropouts(model: nn.Module) -> list[nn.Dropout]:
         module
         for name, module in modules.items()
         if isinstance(module, nn.Dropout)
-        and re.search(r"(^|\.)layers?\.\d+\.", name)
-        and (modules[name.rpartition(".")[0]] not in of_weights or name.endswith(".out_drop"))
+        and re.search(r"(^|[._])layers?\.\d+\.", name)
+        and (modules[name.rpartition(".")[0]] not in of_weights or name.endswith((".out_drop", ".output_dropout")))
     ]

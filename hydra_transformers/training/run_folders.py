@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from .._io.files import UNFINISHED, parse_json, write_atomically
 from .._io.folder_lock import only_writer
-from .._io.processes import gather
+from .._io.processes import on_one_process
 from ..data.fingerprints import fingerprint_of_weights
 from ..fusion import tower_configs
 from .lora import adapter_settings, is_peft_model
@@ -56,16 +55,7 @@ def only_one_run(folder: Path, process: TrainingArguments, members: int) -> Iter
 
 def on_writer(process: TrainingArguments, act: Callable[[], Any]) -> Any:
     """Calls `act` in the processes that write, and lets the others wait; its errors are raised in all of them."""
-    result = error = None
-    if process.should_save:
-        try:
-            result = act()
-        except Exception as found:
-            error = found
-    for found in gather(error):
-        if found is not None:
-            raise found
-    return result
+    return on_one_process(act, process.should_save)
 
 
 # Which run a folder belongs to
@@ -132,7 +122,7 @@ def identity_of(
         about_member["arguments"] = member.arguments
     identity = {
         "member": about_member,
-        "recipe": asdict(recipe),
+        "recipe": recipe.identity,
         "learning_rates": learning_rates,
         "arguments": {name: value for name, value in arguments.items() if name not in COSMETIC_ARGUMENTS},
         "rows_per_step": process.train_batch_size * process.world_size * process.gradient_accumulation_steps,

@@ -28,12 +28,18 @@ class FiniteTrainer(Trainer):
       number of labels that a plain one passes, and their gradients are too large.
 
     classifier_factor: the classifier's learning rate, as a multiple of the others'
+    repetitions: how often each row is in its training batch; dropout makes the copies differ
     name: the training's name, for a line after each validation and a bar (unless `disable_tqdm`); None for neither
     """
 
-    def __init__(self, *args, classifier_factor: float = 1.0, name: str | None = None, **kwargs):
-        self.classifier_factor = classifier_factor
+    def __init__(self, *args, classifier_factor: float = 1.0, repetitions: int = 1, name: str | None = None, **kwargs):
+        self.classifier_factor, self.repetitions = classifier_factor, repetitions
         super().__init__(*args, **kwargs)
+        if repetitions > 1 and not any(isinstance(each, nn.Dropout) and each.p for each in self.model.modules()):
+            raise ValueError(
+                f"repetitions is {repetitions}, and the model has no dropout, so that copies of a row teach nothing new: pass a "
+                "recipe with dropout=0.1, or with repetitions=1"
+            )
         # One shows a bar from the first second on, the other prints dicts.
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
@@ -47,8 +53,17 @@ class FiniteTrainer(Trainer):
             set_classifier_rate(optimizer, self.model, self.classifier_factor)
         return optimizer
 
-    def training_step(self, *args, **kwargs) -> Tensor:
-        loss = super().training_step(*args, **kwargs)
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        if self.repetitions > 1:
+            if "labels" not in inputs:  # CLIP would take the copies of a pair for others
+                raise ValueError(
+                    f"repetitions is {self.repetitions}, and the batch has no labels: pass a recipe with 1"
+                )
+            inputs = {name: value.repeat_interleave(self.repetitions, dim=0) for name, value in inputs.items()}
+            num_items_in_batch = None if num_items_in_batch is None else self.repetitions * num_items_in_batch
+        loss = super().training_step(model, inputs, num_items_in_batch)
         if not self._is_true_everywhere(torch.isfinite(loss).all()):
             raise DivergedError(f"the loss is {loss.mean().item()} in step {self.state.global_step + 1}")
         return loss
@@ -83,7 +98,9 @@ class FiniteTrainer(Trainer):
         return metrics
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        finite = [torch.isfinite(parameter).all().to(self.args.device) for parameter in self.model.parameters()]
+        # Of sharded weights each process sees its own part.
+        own = [each.to_local() if hasattr(each, "to_local") else each for each in self.model.parameters()]
+        finite = [torch.isfinite(part).all().to(self.args.device) for part in own]
         if not self._is_true_everywhere(torch.stack(finite).all()):
             raise DivergedError(f"weights are not finite after step {self.state.global_step}")
         super().save_model(*args, **kwargs)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batches import batches
-from ..data.prediction import classifies_tokens, device_of, predict, problem_type_of_answers
+from ..data.prediction import classifies_tokens, config_of, device_of, predict, problem_type_of_answers
 from ..data.tags import NO_TAG, collect_words
 from ..models.detection import differing_pairs, entropy_split, log_mean
 from ..models.modeling_hydra import spread
@@ -124,14 +124,21 @@ def decompose_log_probabilities(log_probabilities: Tensor) -> Decomposition:
 
 @dataclass(frozen=True)
 class NumberPrediction:
-    """The ensemble's numbers and how far its members are apart, in float64.
+    """The ensemble's numbers and how uncertain they are, in float64.
 
     mean: (batch, outputs), the answer
-    variance: (batch, outputs), between members: the epistemic part of the uncertainty; 0 for one member
+    variance: (batch, outputs), of the answer: that between members, and of heads that predict one the sum of both parts
+    aleatoric: (batch, outputs), the mean of the members' own variances; None where heads predict none
     """
 
     mean: Tensor
     variance: Tensor
+    aleatoric: Tensor | None = None
+
+    @property
+    def epistemic(self) -> Tensor:
+        """(batch, outputs), the variance between members; 0 for one."""
+        return self.variance if self.aleatoric is None else (self.variance - self.aleatoric).clamp(min=0)
 
 
 def predict_numbers(model: nn.Module, data: Any, batch_size: int = 32) -> NumberPrediction:
@@ -139,15 +146,18 @@ def predict_numbers(model: nn.Module, data: Any, batch_size: int = 32) -> Number
     parts = [widened(predict(model, batch)).cpu() for batch in batches(data, batch_size, device_of(model))]
     if not parts:
         raise ValueError("data has no batches: pass at least one sample")
-    outputs = torch.cat(parts)
-    return NumberPrediction(outputs.mean(dim=1), spread(outputs).square())
+    outputs, aleatoric = torch.cat(parts), None
+    if getattr(config_of(model), "predicts_variance", False):
+        below, above = outputs.unflatten(1, (-1, 2)).unbind(dim=2)  # see `two_points`
+        aleatoric = ((above - below) / 2).square().mean(dim=1)
+    return NumberPrediction(outputs.mean(dim=1), spread(outputs).square(), aleatoric)
 
 
 def predict_uncertainty(
     model: nn.Module, data: Any, batch_size: int = 32, temperature: TemperatureScaling | None = None
 ) -> Decomposition | NumberPrediction:
     """Predict `data` in batches on the model's device and decompose the uncertainty; the result is on the CPU. Of a regression
-    model it is the mean and the variance between members; of a classifier of tokens all parts are (texts, words), NaN where a
+    model it is the mean and the variance, a `NumberPrediction`; of a classifier of tokens all parts are (texts, words), NaN where a
     text has fewer words than others.
 
     Args:

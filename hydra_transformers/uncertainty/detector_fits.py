@@ -1,7 +1,8 @@
 """Fits detectors in one pass over training data, batch by batch, without holding all features.
 
 Each class takes batches in `update`, and gives the detector's tensors in `state`, members first. Sums are in float64 around
-the first batch's mean, so that a mean far from 0 costs no digits; batching changes the last digits only.
+the first batch's mean, so that a mean far from 0 costs no digits; batching changes the last digits only. In between, `merge`
+adds up what several processes have seen, each its own batches.
 """
 
 import random
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._io.processes import gather, total
 from ..models.detection import Answers
 from .features import Head
 from .inputs import widened
@@ -33,6 +35,9 @@ class TemplateFit:
         predicted = _one_hot(probabilities.argmax(dim=-1), probabilities.shape[-1])
         self.counts = self.counts + predicted.sum(dim=0)
         self.sums = self.sums + torch.einsum("bmk,bmc->mkc", predicted, probabilities)
+
+    def merge(self) -> None:
+        self.counts, self.sums = total(self.counts), total(self.sums)
 
     def state(self, heads: Sequence[Head], classes: int) -> dict[str, Tensor]:
         means = self.sums / self.counts.clamp(min=1).unsqueeze(-1)
@@ -59,6 +64,9 @@ class PatternFit:
         self.counts = self.counts + right.sum(dim=0)
         self.sums = self.sums + torch.einsum("bmc,bmd->mcd", right, features)
 
+    def merge(self) -> None:
+        self.counts, self.sums = total(self.counts), total(self.sums)
+
     def state(self, heads: Sequence[Head], classes: int) -> dict[str, Tensor]:
         empty = (self.counts == 0).any(dim=0).nonzero().flatten().tolist()
         if empty:
@@ -70,25 +78,52 @@ class PatternFit:
 
 
 class Reservoir:
-    """A uniform sample of at most `size` rows of a stream; the same rows however the stream is batched."""
+    """A uniform sample of at most `size` rows of a stream; the same rows however the stream is batched or divided."""
 
     def __init__(self, size: int, seed: int):
-        self.size, self.random = size, random.Random(seed)
-        self.keys, self.rows = None, None
+        self.size, self.random, self.seen = size, random.Random(seed), 0
+        self.keys, self.places, self.rows = None, None, None
+
+    def skip(self, count: int) -> None:
+        """Leaves out rows of the stream that another process has."""
+        self._draw(count)
+
+    def _draw(self, count: int) -> tuple[Tensor, Tensor]:
+        """A random key for each of the next rows, and their places in the stream."""
+        places = torch.arange(self.seen, self.seen + count, device="cpu")
+        self.seen += count
+        return torch.tensor([self.random.random() for _ in range(count)], dtype=torch.float64, device="cpu"), places
 
     def update(self, rows: Tensor) -> None:
         """Keeps the rows with the smallest of random keys."""
-        keys = torch.tensor([self.random.random() for _ in range(len(rows))], dtype=torch.float64, device="cpu")
+        keys, places = self._draw(len(rows))
         if self.keys is not None and len(self.keys) == self.size:
             chosen = (keys < self.keys.max()).nonzero().flatten()  # of a long stream hardly any
-            keys, rows = keys[chosen], rows[chosen.to(rows.device)]
+            keys, places, rows = keys[chosen], places[chosen], rows[chosen.to(rows.device)]
         if self.keys is not None and len(keys):
-            keys, rows = torch.cat([self.keys, keys]), torch.cat([self.rows, rows])
-        if len(keys) > self.size:
-            kept = keys.argsort(stable=True)[: self.size].sort().values
-            keys, rows = keys[kept], rows[kept.to(rows.device)]
+            keys, places = torch.cat([self.keys, keys]), torch.cat([self.places, places])
+            rows = torch.cat([self.rows, rows])
         if len(keys):
-            self.keys, self.rows = keys, rows
+            self._keep(keys, places, rows)
+
+    def _keep(self, keys: Tensor, places: Tensor, rows: Tensor) -> None:
+        """Those of the smallest keys, in the order of the stream."""
+        if len(keys) > self.size or not (places.diff() > 0).all():
+            kept = keys.argsort(stable=True)[: self.size]
+            kept = kept[places[kept].argsort()]
+            keys, places, rows = keys[kept], places[kept], rows[kept.to(rows.device)]
+        self.keys, self.places, self.rows = keys, places, rows
+
+    def merge(self) -> None:
+        of_all = gather(self.keys)
+        if len(of_all) == 1:
+            return
+        limit = torch.cat([keys for keys in of_all if keys is not None]).sort().values[: self.size].max()
+        own = None
+        if self.keys is not None:  # only rows that stay are sent
+            chosen = self.keys <= limit
+            own = self.keys[chosen], self.places[chosen], self.rows.cpu()[chosen]
+        self._keep(*map(torch.cat, zip(*filter(None, gather(own)), strict=True)))
 
 
 class BankFit:
@@ -99,6 +134,9 @@ class BankFit:
 
     def update(self, answers: Answers, labels: Tensor | None) -> None:
         self.reservoir.update(torch.nn.functional.normalize(answers.features, dim=-1))
+
+    def merge(self) -> None:
+        self.reservoir.merge()
 
     def state(self, heads: Sequence[Head], classes: int) -> dict[str, Tensor]:
         bank = self.reservoir.rows.transpose(0, 1).contiguous()
@@ -112,13 +150,13 @@ class Moments:
 
     def __init__(self):
         self.shift, self.rows = None, 0
+        self.sum, self.outer, self.class_counts, self.class_sums = 0, 0, 0, 0
 
     def update(self, features: Tensor, one_hot: Tensor | None = None) -> None:
         """features: (batch, members, dim); one_hot: (batch, classes)"""
         features = widened(features)
         if self.shift is None:
             self.shift = features.mean(dim=0)
-            self.sum, self.outer, self.class_counts, self.class_sums = 0, 0, 0, 0
         features = features - self.shift
         self.rows += len(features)
         self.sum = self.sum + features.sum(dim=0)
@@ -126,6 +164,22 @@ class Moments:
         if one_hot is not None:  # a product: adding by index is not deterministic on a GPU
             self.class_counts = self.class_counts + one_hot.sum(dim=0)
             self.class_sums = self.class_sums + torch.einsum("bc,bmd->mcd", one_hot, features)
+
+    def merge(self) -> None:
+        shift = next(
+            (each for each in gather(None if self.shift is None else self.shift.cpu()) if each is not None), None
+        )
+        if self.shift is not None:
+            shift = shift.to(self.shift.device)
+            moved = self.shift - shift  # of all features, which then are about the common point
+            both = moved.unsqueeze(-1) * self.sum.unsqueeze(-2)
+            self.outer = self.outer + both + both.mT + self.rows * moved.unsqueeze(-1) * moved.unsqueeze(-2)
+            self.sum = self.sum + self.rows * moved
+            if not isinstance(self.class_counts, int):
+                self.class_sums = self.class_sums + self.class_counts.unsqueeze(-1) * moved.unsqueeze(1)
+        self.shift = shift
+        for name in ("rows", "sum", "outer", "class_counts", "class_sums"):
+            setattr(self, name, total(getattr(self, name)))
 
     def mean(self) -> Tensor:
         """(members, dim)"""
@@ -147,6 +201,9 @@ class GaussianFit:
     def update(self, answers: Answers, labels: Tensor | None) -> None:
         self.moments.update(answers.features, _one_hot(labels, answers.log_probabilities.shape[-1]))
 
+    def merge(self) -> None:
+        self.moments.merge()
+
     def state(self, heads: Sequence[Head], classes: int) -> dict[str, Tensor]:
         moments = self.moments
         present = moments.class_counts > 0
@@ -155,7 +212,7 @@ class GaussianFit:
             warnings.warn(
                 f"data has no rows of class {missing[0]} ({len(missing)} of {classes} classes): the detector takes what "
                 "looks like it for foreign",
-                stacklevel=4,
+                stacklevel=5,
             )
         counts, center = moments.class_counts[present], moments.mean()
         # (members, classes, dim), about the centre
@@ -181,6 +238,11 @@ class ViMFit:
         self.reservoir.update(answers.features)
         self.max_logits = self.max_logits + widened(answers.logits).amax(dim=-1).sum(dim=0)
 
+    def merge(self) -> None:
+        self.moments.merge()
+        self.reservoir.merge()
+        self.max_logits = total(self.max_logits)
+
     def state(self, heads: Sequence[Head], classes: int) -> dict[str, Tensor]:
         origin = torch.stack([_origin(head) for head in heads]).to(self.moments.shift.device)
         dim, principal_dim = origin.shape[-1], self.principal_dim
@@ -190,7 +252,7 @@ class ViMFit:
             raise ValueError(f"principal_dim is {principal_dim}, features have {dim} dimensions: pass 1 to {dim - 1}")
         eigenvectors = torch.linalg.eigh(self.moments.about(origin)).eigenvectors  # of growing eigenvalues
         residual_space = eigenvectors[..., : dim - principal_dim]
-        sample = widened(self.reservoir.rows) - origin
+        sample = widened(self.reservoir.rows).to(origin.device) - origin
         residual = torch.einsum("bmd,mdr->bmr", sample, residual_space).norm(dim=-1).mean(dim=0)
         max_logits = self.max_logits / self.moments.rows
         if (residual <= 0).any() or (max_logits <= 0).any():

@@ -2,16 +2,26 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .._io.processes import (
+    check_can_be_shared,
+    from_first_process,
+    in_rounds,
+    on_one_process,
+    rank_and_world_size,
+    total,
+)
 from ..data.batches import split_labels
 from ..data.prediction import classes_of, problem_type_of
-from ..models.detection import DETECTORS, Method, answers_of, is_number, score
+from ..models.detection import DETECTORS, Answers, Method, answers_of, is_number, score
 from .detector_fits import FITS
 from .features import AnswerReader, Head
 from .inputs import as_labels, as_member_logits, as_tensor, check_predictions, widened
@@ -194,6 +204,9 @@ class Detector:
         """Learns the training data as the model sees it, in one pass on the model's device, and returns itself. Features
         are held of a sample at most, for knn and vim.
 
+        With `torch.distributed` initialised, the processes share the batches, and each gets the fit of all rows: every one
+        must call it, with the whole data in the same order.
+
         Args:
             model: any model that predicts; see `AnswerReader` for those whose features can be read.
             data: in-distribution data, best the training data: a DataLoader, a list of dict batches, or a Dataset or list
@@ -201,13 +214,18 @@ class Detector:
             batch_size: rows per batch, if data comes in rows.
         """
         self._check_problem(model)
+        check_can_be_shared(data, "data")
         reader = AnswerReader(model, self.reads_features)
         classes = classes_of(model) if self.needs_labels else None
+        rank, world_size = rank_and_world_size()
         answers = (
             (member_logits, features, split_labels(batch)[1])
-            for batch, member_logits, features in reader.read(data, batch_size, classes=classes)
+            for batch, member_logits, features in reader.read(
+                data, batch_size, classes=classes, rank=rank, world_size=world_size
+            )
         )
-        return self._fit(answers, lambda: (reader.heads, reader.fingerprint()))
+        shared_on = reader.device if world_size > 1 else None
+        return self._fit(answers, lambda: (reader.heads, reader.fingerprint()), shared_on)
 
     def fit_answers(
         self,
@@ -236,14 +254,46 @@ class Detector:
         answers = zip(*(in_parts.get(name, nothing) for name in given), strict=True)
         return self._fit(answers, lambda: ([Head(*head) for head in heads or ()], None))
 
-    def _fit(self, answers: Iterable[tuple], read_heads: Callable[[], tuple[list[Head], Any]]) -> "Detector":
-        """answers: (member_logits, member_features, labels) of each batch; read_heads: heads and their fingerprint"""
+    def _fit(
+        self,
+        answers: Iterable[tuple],
+        read_heads: Callable[[], tuple[list[Head], Any]],
+        shared_on: torch.device | None = None,
+    ) -> "Detector":
+        """
+        answers: (member_logits, member_features, labels) of each batch
+        read_heads: heads and their fingerprint
+        shared_on: this process's device, where several processes have a part of the batches each
+        """
         if not self.needs_fit:
             raise ValueError(f"{self.name} needs no fit: call it as it is")
         fit_settings = {
             name: self.settings[name] for name in ("k", *self.method.fit_settings) if name in self.settings
         }
-        fit, sizes, rows = FITS[self.name](**fit_settings), {}, 0
+        fit, rows, last = FITS[self.name](**fit_settings), 0, None
+        checked = self._checked_batches(answers)
+        for batch, between in ((batch, 0) for batch in checked) if shared_on is None else in_rounds(checked):
+            if between and hasattr(fit, "reservoir"):
+                fit.reservoir.skip(between)
+            rows, last = rows + len(batch), batch
+            if len(batch):
+                fit.update(batch.answers, batch.labels)
+        if shared_on is not None:
+            rows = total(rows)
+            if rows:
+                fit.merge()
+        if rows == 0:
+            raise ValueError("data has no rows: pass at least one batch")
+        compute = partial(self._fitted, fit, read_heads, last, rows, shared_on)
+        if shared_on is None:
+            self.state, self.fitted_on = compute()
+        else:  # the first process has the first batch
+            state, self.fitted_on = from_first_process(on_one_process(compute))
+            self.state = {name: tensor.to(shared_on) for name, tensor in state.items()}
+        return self
+
+    def _checked_batches(self, answers: Iterable[tuple]) -> "Iterator[_Batch]":
+        sizes = {}
         for member_logits, features, labels in answers:
             if self.needs_labels and labels is None:
                 raise ValueError(
@@ -255,20 +305,26 @@ class Detector:
                 raise ValueError(
                     f"a batch of data gave {_in_words(found)}, others {_in_words(sizes)}: pass one model's answers"
                 )
-            sizes, rows, read = found, rows + len(member_logits), member_logits if features is None else features
+            sizes, read = found, member_logits if features is None else features
             if self.needs_labels:
                 labels = as_labels(labels, len(member_logits), sizes["classes"]).to(read.device)
+            answered = None
             if len(read):
-                fit.update(answers_of(widened(member_logits), features, None, self.by, self.multi_label), labels)
-        if rows == 0:
-            raise ValueError("data has no rows: pass at least one batch")
+                answered = answers_of(widened(member_logits), features, None, self.by, self.multi_label)
+            yield _Batch(
+                answered, labels, len(read), sizes, read.device, torch.promote_types(read.dtype, torch.float32)
+            )
+
+    def _fitted(
+        self, fit: Any, read_heads: Callable, last: "_Batch", rows: int, shared_on: torch.device | None
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The fit's tensors, on the CPU where they will go to other processes, and what they are of."""
         heads, fingerprint = read_heads()
-        if self.name == "vim" and len(heads) != sizes["members"]:
-            raise ValueError(f"heads has {len(heads)} maps, the answers are of {sizes['members']} members")
-        state, dtype = fit.state(heads, sizes["classes"]), torch.promote_types(read.dtype, torch.float32)
-        self.state = {name: tensor.to(read.device, dtype).contiguous() for name, tensor in state.items()}
-        self.fitted_on = sizes | {"rows": rows, "head": fingerprint}
-        return self
+        if self.name == "vim" and len(heads) != last.sizes["members"]:
+            raise ValueError(f"heads has {len(heads)} maps, the answers are of {last.sizes['members']} members")
+        state, device = fit.state(heads, last.sizes["classes"]), last.device if shared_on is None else "cpu"
+        state = {name: tensor.to(device, last.dtype).contiguous() for name, tensor in state.items()}
+        return state, last.sizes | {"rows": rows, "head": fingerprint}
 
     # Scoring
 
@@ -402,6 +458,21 @@ class Detector:
             fits = False
         if not fits:
             raise ValueError(f"its tensors are not those of {_in_words(sizes)}")
+
+
+@dataclass
+class _Batch:
+    """One batch of a fit. dtype: of the fit's tensors"""
+
+    answers: Answers | None
+    labels: Tensor | None
+    rows: int
+    sizes: dict[str, int | None]
+    device: torch.device
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return self.rows
 
 
 def _sizes_of(member_logits: Tensor, features: Tensor | None) -> dict[str, int | None]:

@@ -70,11 +70,20 @@ class AnswerReader:
         return member_logits, features
 
     def read(
-        self, data: Any, batch_size: int, name: str = "data", classes: Sequence[str] | None = None
+        self,
+        data: Any,
+        batch_size: int,
+        name: str = "data",
+        classes: Sequence[str] | None = None,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> Iterator[tuple[dict, Tensor, Tensor | None]]:
-        """Every batch of data with its member logits and features. classes: the model's, for labels that are names"""
-        is_empty = True
-        for batch in batches(data, batch_size, self.device, classes=classes):
+        """Every batch of data (or those of a process, see `batches`) with its member logits and features.
+
+        classes: the model's, for labels that are names
+        """
+        is_empty = rank == 0  # the others may have none
+        for batch in batches(data, batch_size, self.device, rank, world_size, classes):
             is_empty = False
             yield batch, *self(batch)
         if is_empty:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..data.batches import SOUNDS
 from ..data.prediction import accepted_inputs, classifies_tokens, device_of, zero_shot_in
 from ..models.auto import pipeline_class
 from ..models.pipeline_hydra import predict
@@ -30,7 +31,8 @@ def predict_decisions(
         kind = "ZeroShotImage"
     else:
         of_texts = "Token" if classifies_tokens(model) else "Sequence"
-        kind = {"pixel_values": "Image", "input_values": "Audio"}.get(model.main_input_name, of_texts)
+        kinds = {"pixel_values": "Image"} | dict.fromkeys(SOUNDS, "Audio")
+        kind = kinds.get(model.main_input_name, of_texts)
     found = pipeline_class(f"AutoModelFor{kind}Classification")
     return predict(model, found, inputs, processor, batch_size, **parameters)
 

@@ -50,6 +50,7 @@ def regression_metrics(member_outputs: Any, targets: Any, interval: Any = None) 
 
         rmse      sqrt(mean_i (y_i - μ_i)²)
         mae       mean_i |y_i - μ_i|
+        r2        1 - Σ_i (y_i - μ_i)² / Σ_i (y_i - ȳ)², the explained share of the targets' variance; NaN where they are constant
         pearson   the correlation of y and μ; NaN where one of them is constant
         spearman  the correlation of their ranks, equal numbers sharing the mean of theirs
         spread    mean_i of the standard deviation between members
@@ -75,6 +76,7 @@ def regression_metrics(member_outputs: Any, targets: Any, interval: Any = None) 
     found = {
         "rmse": errors.square().mean(dim=0).sqrt(),
         "mae": errors.mean(dim=0),
+        "r2": _explained(errors, targets),
         "pearson": correlation(mean, targets),
         "spearman": correlation(ranks(mean), ranks(targets)),
         "spread": spread(outputs).mean(dim=0),
@@ -87,6 +89,11 @@ def regression_metrics(member_outputs: Any, targets: Any, interval: Any = None) 
     return {name: float(each.mean()) for name, each in found.items()} | {
         "aurc": exact_mean(error_coverage_curve(-row_scores, row_errors)[1])
     }
+
+
+def _explained(errors: Tensor, targets: Tensor) -> Tensor:
+    around = (targets - targets.mean(dim=0)).square().sum(dim=0)
+    return torch.where(around > 0, 1 - errors.square().sum(dim=0) / around, math.nan)
 
 
 def correlation(first: Tensor, second: Tensor) -> Tensor:
@@ -113,6 +120,7 @@ def ranks(values: Tensor) -> Tensor:
 NUMBER_COLUMNS = {
     "rmse": ("RMSE", "low"),
     "mae": ("MAE", "low"),
+    "r2": ("R²", "high"),
     "pearson": ("Pearson", "high"),
     "spearman": ("Spearman", "high"),
     "aurc": ("AURC", "low"),

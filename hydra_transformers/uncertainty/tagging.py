@@ -14,7 +14,7 @@ from ..models.decision import Decided
 from ..models.detection import entropy_split
 from ..models.entities import Entity, entities_in, have_prefixes, worst_and_mean
 from ..models.modeling_hydra import log_mean_probability
-from ..models.task_decisions import TokensDecision
+from ..models.tokens import TokensDecision
 from .abstention import Abstention, what_it_buys
 from .inputs import wide_log_softmax, widened
 from .metrics import classification_metrics, error_coverage_curve, exact_mean

@@ -149,7 +149,7 @@ def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # random models score at chance
-        run_python_blocks(PAGE, at_least=7)
+        run_python_blocks(PAGE, at_least=6)
     assert (tmp_path / "heads" / "report.md").exists() and (tmp_path / "pictures" / "budgets.png").exists()
 
 
@@ -170,20 +170,12 @@ def test_the_experiment_runs_on_made_up_data(tmp_path, monkeypatch, capsys):
 def test_the_tables_of_a_page_come_from_results_files(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "results.json").write_text(json.dumps({"tables": {"one/sweep/Accuracy (%)": "| new |"}}))
-    (tmp_path / "one" / "budgets.png").write_bytes(b"picture")
     page = tmp_path / "page.md"
-    marks = "Before\n<!-- table: one/sweep/Accuracy-(%) -->\n{}\n<!-- end -->\n<!-- table: one/pictures -->\n{}\n<!-- end -->\n"
-    other = "<!-- table: another/sweep/ECE -->\nNot run yet.\n<!-- end -->\n<!-- table: another/pictures -->\n<!-- end -->\n"
-    page.write_text(marks.format("| old |", "") + other)
-    experiment.write_page(tmp_path, page, tmp_path)
-    title = experiment.PICTURES["budgets.png"]
-    renewed = page.read_text()
-    assert renewed.startswith(marks.format("| new |", f"![{title}](one-budgets.png)"))
-    assert "Not run yet." in renewed  # of a setting without results
-    assert (tmp_path / "one-budgets.png").read_bytes() == b"picture"
-    (tmp_path / "one" / "budgets.png").unlink()  # the page's own copy is enough
-    experiment.write_page(tmp_path, page, tmp_path)
-    assert page.read_text() == renewed
+    marks = "Before\n<!-- table: one/sweep/Accuracy-(%) -->\n{}\n<!-- end -->\n"
+    other = "<!-- table: another/sweep/ECE -->\nNot run yet.\n<!-- end -->\n"
+    page.write_text(marks.format("| old |") + other)
+    experiment.write_page(tmp_path, page)
+    assert page.read_text() == marks.format("| new |") + other, "of a setting without results nothing changes"
 
 
 def test_results_are_not_written_over(tmp_path, monkeypatch):

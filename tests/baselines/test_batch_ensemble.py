@@ -20,8 +20,8 @@ from transformers import (
     Swinv2ForImageClassification,
     Trainer,
     TrainingArguments,
-    WhisperConfig,
-    WhisperForAudioClassification,
+    VideoMAEConfig,
+    VideoMAEForVideoClassification,
     XLNetConfig,
     XLNetForSequenceClassification,
 )
@@ -266,9 +266,11 @@ def test_a_model_that_picks_rows_of_its_inputs_has_layers():
 
 
 def test_a_model_that_cannot_be_tried_is_refused():
-    sizes = {"d_model": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 8, "num_mel_bins": 4}
-    model = WhisperForAudioClassification(WhisperConfig(**sizes, vocab_size=8, max_source_positions=6, num_labels=3))
-    with pytest.raises(ValueError, match="WhisperForAudioClassification cannot be tried on made-up images, texts or"):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = VideoMAEForVideoClassification(
+        VideoMAEConfig(**sizes, image_size=8, patch_size=4, num_frames=2, num_labels=3)
+    )
+    with pytest.raises(ValueError, match="VideoMAEForVideoClassification cannot be tried on made-up images, texts or"):
         BatchEnsemble(model)
 
 

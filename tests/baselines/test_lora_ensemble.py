@@ -12,12 +12,14 @@ import torch
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
 
+from hydra_transformers import evaluate_uncertainty
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import LoRAEnsemble, finetune_lora_ensemble
 from hydra_transformers.baselines.lora_ensemble import _checked_member_folders
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import predict
 from hydra_transformers.training import finetune_members, lora_config, recipe
+from tests import tiny_tags
 from tests.families import BERT, VIT, bert_backbone, images, vit_backbone
 from tests.training.tiny import QUIET, copy_of_weights, reads_to_know, tiny_dataset, tiny_model
 
@@ -61,6 +63,36 @@ def state(model) -> dict[str, torch.Tensor]:
 def assert_same(before: dict, after: dict) -> None:
     assert list(before) == list(after)
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+TASKS = {
+    "regression": (lambda: bert_backbone(0, num_labels=2, problem_type="regression"), lambda members: members.mean(1)),
+    "several labels": (
+        lambda: bert_backbone(0, num_labels=3, problem_type="multi_label_classification"),
+        lambda members: members.sigmoid().mean(1).logit(),
+    ),
+    "tokens": (lambda: tiny_tags.backbone().double(), lambda members: members.softmax(-1).mean(1).log()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:12 samples")
+@pytest.mark.parametrize("task", TASKS)
+@torch.no_grad()
+def test_adapters_answer_every_task_and_are_judged_by_it(task, tmp_path):
+    make, answer = TASKS[task]
+    backbone, inputs = make().eval(), {"input_ids": torch.arange(1, 13).view(2, 6) % 9 + 1}
+    for index in range(2):
+        save_adapter(backbone, tmp_path / f"member-{index}", seed=index)
+    ensemble = LoRAEnsemble.from_pretrained(backbone, tmp_path)
+    folders = [tmp_path / f"member-{index}" for index in range(2)]
+    apart = [PeftModel.from_pretrained(copy.deepcopy(backbone), each).eval()(**inputs).logits for each in folders]
+    found = ensemble(**inputs)
+    torch.testing.assert_close(found.member_logits, torch.stack(apart, dim=1), rtol=0, atol=1e-10)
+    torch.testing.assert_close(found.logits.double(), answer(found.member_logits), rtol=0, atol=1e-6)
+    labels = found.logits.argmax(-1) if task == "tokens" else found.logits
+    labels = (labels > labels.mean(0)).float() if task == "several labels" else labels
+    report = evaluate_uncertainty({"LoRA": ensemble}, [{**inputs, "labels": labels}])
+    assert report.task == task and report.models["LoRA"].num_members == 2
 
 
 @pytest.mark.slow

@@ -471,26 +471,66 @@ def test_build_tests_on_rows_that_nothing_was_trained_or_chosen_by(workplace, tm
 
 
 @pytest.mark.slow
-def test_build_averages_more_fine_tunings_into_its_members(workplace, tmp_path, fails):
-    command = build_words(workplace, tmp_path / "hydra", "--members", 2, "--fine-tunings", 4, "--trunk-layers", 1)
+def test_build_averages_merges_and_tunes_jointly_and_continues_after_every_step(
+    workplace, tmp_path, monkeypatch, capsys
+):
+    """The best of docs/fine-tunings.md in one command; half of two layers merged by default."""
+    more = ["--members", 2, "--fine-tunings", 4, "--tune-jointly"]
+    command = build_words(workplace, tmp_path / "hydra", *more)
+    everything = ["finetune", "fuse", "fuse", "finetune", "fuse", "evaluate"]
+    run_step, ran, most = build_command.run_step, [], 1
+
+    def stopped(parts):
+        if len(ran) == most:
+            raise KeyboardInterrupt
+        ran.append(parts[0])
+        run_step(parts)
+
+    monkeypatch.setattr(build_command, "run_step", stopped)
+    for expected in (["finetune"], ["finetune", "fuse"], ["finetune", "fuse", "finetune"]):
+        ran.clear()
+        assert main(command) == 1 and ran == expected
+        most += 1
+    capsys.readouterr()
+    ran.clear()
     run(*command)
-    hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "hydra")
-    models = [load_trained(tmp_path / "hydra-steps" / "finetuned" / f"member-{index}") for index in range(4)]
-    expected = AutoHydra.from_pruned_members(average_members(models, into=2), trunk_layers=1)
+    assert ran == ["finetune", "finetune", "fuse", "evaluate"], "fused and teacher are there, trainings are loaded"
+    said = capsys.readouterr().out
+    assert "75% of the layers will be merged: for none, pass --trunk-layers 0." in said
+    assert re.findall(r"^  hydra-transformers (\w+) ", said, flags=re.MULTILINE) == everything
+
+    steps = tmp_path / "hydra-steps"
+    models = average_members([load_trained(steps / "finetuned" / f"member-{index}") for index in range(4)], into=2)
+    for name, depth in (("fused", 1), ("teacher", 0)):
+        expected = AutoHydra.from_pruned_members(models, trunk_layers=depth).state_dict()
+        made = load_trained(steps / name)
+        assert made.config.trunk_layers == depth
+        assert all(torch.equal(tensor, expected[key]) for key, tensor in made.state_dict().items())
+    hydra, tuned = (load_trained(path) for path in (tmp_path / "hydra", steps / "tuned-jointly" / "member-0"))
     assert hydra.num_members == 2 and hydra.config.trunk_layers == 1
-    assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in hydra.state_dict().items())
-    run(*command)  # finds it finished
-    # The best of docs/fine-tunings.md: tuned with the same members unmerged as teacher.
-    finetuned, teacher = tmp_path / "hydra-steps" / "finetuned", tmp_path / "teacher"
-    run("fuse", finetuned, "--average-into", 2, "--trunk-layers", 0, "--output", teacher)
-    training = ["--data", workplace / "pictures", "--part", "training", "--max-steps", 2, "--batch-size", 8]
-    run("finetune", tmp_path / "hydra", "--teacher", teacher, *training, "--output", tmp_path / "tuned")
-    tuned = load_trained(tmp_path / "tuned" / "member-0")
-    assert tuned.num_members == 2 and tuned.config.trunk_layers == 1
-    assert not torch.equal(tuned.classifier.weight, hydra.classifier.weight)
+    assert all(torch.equal(tensor, tuned.state_dict()[name]) for name, tensor in hydra.state_dict().items())
+    assert not torch.equal(hydra.classifier.weight, load_trained(steps / "fused").classifier.weight)
+    report = UncertaintyReport.from_json(tmp_path / "hydra" / "evaluation" / "report.json")
+    assert list(report.models) == ["hydra", "single"]
+    ran.clear()
+    run(*command)
+    assert ran == [], "finds it finished"
     run("card", tmp_path / "hydra", "--dataset", "colours")
-    assert "Each member is the mean of 2 fine-tunings." in (tmp_path / "hydra" / "README.md").read_text()
+    card = " ".join((tmp_path / "hydra" / "README.md").read_text().split())
+    assert "Each member is the mean of 2 fine-tunings. Fused, they were tuned together" in card
+
+
+def test_what_build_cannot_average_or_tune_jointly_is_refused_at_once(workplace, tmp_path, fails):
+    scores = datasets.Dataset.from_dict({"text": ["a", "b"] * 20, "label": [0.5, 1.25] * 20})
+    scores.save_to_disk(tmp_path / "scores")
+    texts = {"pretrained": "pretrained-bert", "data": tmp_path / "scores"}
+    sentence = "is for one class per row, and"
+    assert sentence in fails(*build_words(workplace, tmp_path / "other", "--tune-jointly", **texts))
     for more, sentence in (
+        (["--tune-jointly", "--trunk-layers", 0], "--tune-jointly is for a Hydra with merged layers"),
+        (["--tune-jointly", "--objective", "acc"], "--tune-jointly is for a Hydra with merged layers"),
+        (["--tune-jointly", "--trunk-layers", 1, "--freeze-trunk"], "nothing for --tune-jointly to mend"),
+        (["--tune-jointly", "--target", "balance"], "--tune-jointly is not for --target"),
         (["--fine-tunings", 4], "--fine-tunings is 4, and --members is 3"),
         (["--fine-tunings", 6, "--objective", "acc"], "pruned ones keep different heads"),
         (["--fine-tunings", 6, "--trainings", 1.5], "pass one of them"),

@@ -15,11 +15,11 @@ CARD = "--report --report-model --dataset --base-model --license --fine-tuning"
 FLAGS = {
     "demo": "--output --train --fast",
     "app": "--single --examples --labels --processor --host --port --max-megabytes --max-characters --device",
-    "build": f"{DATA} --target --time-limit --members --recipe --epochs --max-steps --report-to --budget --ood-data --ood-split "
+    "build": f"{DATA} --regression --target --time-limit --members --recipe --epochs --max-steps --report-to --budget --ood-data --ood-split "
     "--objective --mode --circuit-rows --tune --trunk-layers --freeze-trunk --test-data --test-split --near --far --seed "
-    "--batch-size --device --fine-tunings --trainings --output",
-    "finetune": f"{PART} --recipe --members --validation-split --learning-rates --epochs --max-steps --report-to --trunk-layers "
-    "--trainings --teacher --seed --batch-size --output",
+    "--batch-size --divide --device --fine-tunings --trainings --classifiers --tune-jointly --output",
+    "finetune": f"{PART} --regression --variance --recipe --members --validation-split --learning-rates --epochs --max-steps --report-to --trunk-layers "
+    "--trainings --classifiers --teacher --seed --batch-size --divide --output",
     "prune": f"{PART} --method --members --budget --heads-per-layer --objectives --out-of --trunk-layers --mode --ood-data "
     "--ood-split --score --seed --allow-equal --batch-size --device --output",
     "fuse": "--shared --trunk-layers --aggregate --average-into --allow-equal --processor --output",

@@ -262,7 +262,10 @@ REFUSED = {
         ("app nowhere/at-all", "nowhere/at-all is not on this machine"),
         ("info ./nothing", "there is no folder ./nothing"),
         ("info empty", "has no config.json"),
-        ("info resnet", "is a resnet: pass a hydra_ast, audio-spectrogram-transformer, hydra_beit, beit, hydra_bert"),
+        (
+            "info resnet",
+            "is a resnet: pass a hydra_albert, albert, hydra_ast, audio-spectrogram-transformer, hydra_beit, beit, hydra_bert",
+        ),
         ("info vit", "is a plain vit: pass a Hydra"),
         ("card vit", "is a plain vit: pass a Hydra"),
         ("push vit me/vit", "is a plain vit: pass a Hydra"),

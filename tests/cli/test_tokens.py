@@ -93,7 +93,20 @@ def test_the_card_has_a_snippet_that_runs(steps):
 
 
 @pytest.mark.slow
-def test_a_search_and_the_page_refuse_tokens(steps, fails):
-    search = ["--target", "balance", "--data", steps / "train.jsonl", "--output", steps / "built"]
-    assert "words have tags, and a search is for models of one class" in fails("build", steps / "encoder", *search)
-    assert "classifies tokens, which the page does not show" in fails("app", steps / "calibrated")
+def test_a_search_goes_by_the_f1_of_entities(steps):
+    search = [
+        "--target",
+        "balance",
+        "--data",
+        steps / "many.jsonl",
+        "--max-steps",
+        2,
+        "--members",
+        2,
+        "--output",
+        steps / "built",
+    ]
+    (steps / "many.jsonl").write_text("\n".join(json.dumps(row) for row in tiny_tags.rows(800, 3)))
+    run("build", steps / "encoder", *search)
+    [first, *_] = json.loads((steps / "built" / "candidates.json").read_text())["candidates"]
+    assert first["measure"] == "entity F1" and 0 <= first["accuracy"] <= 1

@@ -16,6 +16,7 @@ from transformers import (
     ASTForAudioClassification,
     BertTokenizer,
     Wav2Vec2FeatureExtractor,
+    WhisperFeatureExtractor,
 )
 
 from hydra_transformers import AutoHydra, load_data
@@ -31,7 +32,7 @@ from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.serving import create_app
 from hydra_transformers.serving.predictor import HydraPredictor
 from hydra_transformers.training.recipes import default_recipe
-from tests.families import AST, AUDIO_SIZES, SIZES, WAV2VEC2
+from tests.families import AST, AUDIO_SIZES, SIZES, WAV2VEC2, WHISPER
 
 
 RATE = 16_000
@@ -226,8 +227,6 @@ def test_prune_fuse_info_and_predict(tmp_path, capsys):
     assert "low" in found.out or "high" in found.out
     assert "broken.wav cannot be read as a sound" in found.err
     assert "1 of 2 sounds could not be read, the others are answered" in found.err
-    assert main(["app", str(tmp_path / "hydra")]) == 2  # the server does take sounds
-    assert "images and texts, use serve or predict" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -243,3 +242,31 @@ def test_the_server_answers_each_sound_as_if_it_were_alone():
         [expected] = hydra.predict([waveform(content, RATE)], predictor.processor)
         assert answer["label"] == expected["label"] and answer["score"] == pytest.approx(expected["score"], abs=1e-6)
     assert refused.status_code == 422 and "send the bytes of a WAV file" in refused.json()["error"]
+
+
+@pytest.mark.slow
+def test_whisper_reads_sounds_of_all_lengths_together_wherever_sounds_are_taken():
+    """In data, by `predict`, by a predictor of tables and by the server, as its feature extractor and it say by hand."""
+    whisper = WhisperFeatureExtractor(feature_size=7, chunk_length=1, hop_length=1_600)
+    hydra, contents = WHISPER.fused().float(), [wav(tone(1.0, samples=samples)) for samples in (2_000, 17_000)]
+    waves = [waveform(content, RATE) for content in contents]
+    with torch.no_grad():
+        scores = hydra(**whisper(waves, sampling_rate=RATE, return_tensors="pt")).logits.softmax(-1).amax(-1).tolist()
+    data = load_data([{"audio": {"array": wave, "sampling_rate": RATE}, "label": 0} for wave in waves], whisper)
+    batch = collate([data[0], data[1]])
+    assert batch["input_features"].shape == (2, 7, 10)
+    [noisy] = with_noise([batch])
+    assert noisy["input_features"].sub(batch["input_features"]).std() > 0.3
+    with torch.no_grad():
+        assert hydra(batch["input_features"]).logits.softmax(-1).amax(-1).tolist() == pytest.approx(scores, abs=1e-5)
+    predictor = HydraPredictor(hydra, whisper, name="sounds")
+    assert Answerer(None, whisper, "audio").together(waves) == 2
+    table = predictor({"audio": np.array([*contents, None], dtype=object)[:2]})
+    with TestClient(create_app(predictor)) as client:
+        served = client.post(
+            "/predict", json={"inputs": [base64.b64encode(each).decode() for each in contents]}
+        ).json()
+    for found in (hydra.predict(waves, whisper, batch_size=2), served):
+        assert [answer["score"] for answer in found] == pytest.approx(scores, abs=1e-5)
+    assert list(table["score"]) == pytest.approx(scores, abs=1e-5)
+    assert "Multiply-adds per sound of 10 frames" in str(create_model_card(hydra, repo_id="someone/hydra-whisper"))

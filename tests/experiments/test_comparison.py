@@ -1,30 +1,34 @@
 """The comparison on real data, run whole on a tiny stand-in."""
 
 import json
-import sys
-from concurrent.futures import ThreadPoolExecutor
+import math
 from dataclasses import replace
 from statistics import mean
 
 import pytest
-import torch
 
-from experiments import cifar10_member_recipes as recipes
+from experiments import figures, overview, tables
 from experiments import fine_tuning_tables as own
-from experiments import overview, tables
-from experiments.comparison import DOCS, PAGES, RESULTS, check_numbers, main
+from experiments.comparison import PAGES, RESULTS, check_numbers, main
 from experiments.methods import Comparison
 from experiments.results import gather, read_results, write_results
 from experiments.settings import SETTINGS
-from experiments.smallest import SMALLEST, splits
+from experiments.smallest import SMALLEST as WITH_DEEP_TRUNKS
+from experiments.smallest import splits
 from experiments.units import Queue, Unit, ensemble, units_of
+from tests.experiments.test_deep_trunks import GROUPS as DEEP_TRUNKS
+from tests.pages import ROOT
 
 
+# Deep trunks have a test of their own, and take as long as all the rest.
+SMALLEST = replace(
+    WITH_DEEP_TRUNKS, groups=tuple(group for group in WITH_DEEP_TRUNKS.groups if group not in DEEP_TRUNKS)
+)
 APART = replace(SMALLEST, backbones_together=False)
 
 
 @pytest.mark.slow
-def test_all_methods_are_compared(tmp_path, monkeypatch, capsys):
+def test_all_methods_are_compared(tmp_path, monkeypatch):
     """Every claim about a whole comparison, in one test: it takes half a minute to run.
 
     Two workers do all units of one seed: one makes models, the other reads and evaluates them.
@@ -49,18 +53,14 @@ def test_all_methods_are_compared(tmp_path, monkeypatch, capsys):
         tables_show_the_numbers_of_the_results(results, methods, patch)
     with monkeypatch.context() as patch:
         what_is_done_is_not_done_again(runs, patch)
-    capsys.readouterr()
-    with monkeypatch.context() as patch:
-        recipes_of_members_are_compared_on_validation_images_alone(runs, patch, capsys)
 
 
 def every_method_of_the_tables_is_judged(methods):
     shown = {*tables.COMPARED, *tables.ZERO_SHOT, *tables.MEMBERS, *tables.FUSION, *tables.DIVERSITY}
-    shown |= {*tables.by_budget(SMALLEST), *tables.by_extraction_set(SMALLEST)}
-    rows = (own.quality_rows(SMALLEST), own.member_rows(SMALLEST), own.sharing_rows(), own.candidates(SMALLEST))
-    shown |= {name for each in rows for name in (*each, *own.with_temperatures(each))}
+    shown |= {*tables.by_budget(SMALLEST), *own.member_rows(), *own.candidates(SMALLEST)}
+    shown |= {*own.quality_rows({"0": methods}, SMALLEST)}
     # five fine-tunings are more than the three that were trained
-    assert {name for name in shown if not name.endswith(("-of-5", "-of-5-temperature"))} <= set(methods)
+    assert {name for name in shown if not name.endswith("-of-5")} <= set(methods)
 
 
 def each_is_judged_with_its_own_number_of_members(methods):
@@ -97,8 +97,7 @@ def every_score_is_there(methods):
 def the_circuits_are_kept_with_the_results(results):
     circuits = results[SMALLEST.name]["circuits"]["0"]
     lengths = {name: len(circuit["ranking"]) for name, circuit in circuits.items()}
-    behind_trunk = dict.fromkeys(("trunk-acc", "trunk-ood", "trunk-avg", "frozen-avg"), 1)
-    assert lengths == {"acc": 2, "avg": 5, "ood": 2, "altered-avg": 2, "altered-ood": 2} | behind_trunk
+    assert lengths == {"acc": 2, "avg": 5, "ood": 2}
 
 
 def what_is_done_is_not_done_again(runs, monkeypatch):
@@ -124,7 +123,7 @@ def tables_show_the_numbers_of_the_results(results, methods, monkeypatch):
 
 def layers_merged_at_the_front_are_judged(methods):
     """All of a trunk's weights are the members' mean: the members of such a Hydra differ behind it alone."""
-    assert own.trunk_depths({"0": methods}, "whole") == own.trunk_depths({"0": methods}, "zero-shot") == [1]
+    assert own.trunk_depths({"0": methods}) == [1]
     assert methods["tunings-whole-trunk-1"]["id"] != methods["tunings-whole"]["id"]
 
 
@@ -137,35 +136,6 @@ def results_stay_where_nothing_was_judged(results, tmp_path):
     write_results(content, path)
     write_results({"seeds": {}}, path)
     assert read_results(folder) == {"setting": json.loads(json.dumps(content))}
-
-
-def recipes_of_members_are_compared_on_validation_images_alone(runs, monkeypatch, capsys):
-    choices = (recipes.Choice("mild", 1e-2, 1), recipes.Choice("strong", 1e-3, 2))
-    monkeypatch.setattr(recipes, "SETTING", SMALLEST)
-    monkeypatch.setattr(recipes, "CHOICES", choices)
-    judged = []
-    monkeypatch.setattr(
-        Comparison,
-        "judge",
-        lambda self, *given, judge=Comparison.judge: (judged.append(self.splits), judge(self, *given)),
-    )
-    monkeypatch.setattr(recipes, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
-    page = runs / "recipes.md"
-    options = ["--data", "data", "--runs", str(runs), "--seeds", "1", "--device", "cpu", "--results", str(page)]
-    monkeypatch.setattr("sys.argv", ["cifar10_member_recipes.py", *options])
-    recipes.main()
-    data = splits()
-    for seen in judged:
-        assert torch.equal(seen.test.tensors["pixel_values"], data.validation.tensors["pixel_values"])
-        assert [*seen.ood] == ["circuits"]
-        assert torch.equal(
-            seen.ood["circuits"]["objects"].tensors["pixel_values"], data.circuit_ood.tensors["pixel_values"]
-        )
-    rows = [line.split(" | ") for line in page.read_text().splitlines()[4:]]
-    assert {row[0].removeprefix("| ") for row in rows} == set(recipes.METHODS.values()) and len(rows) == 5
-    assert capsys.readouterr().out.strip().endswith(page.read_text().strip())
-    averages = [float(row[4]) for row in rows]
-    assert averages == sorted(averages, reverse=True)
 
 
 # The order of work
@@ -229,13 +199,6 @@ def test_a_folder_is_for_one_number_of_seeds_and_backbones(tmp_path):
         check_numbers(tmp_path, numbers | {"backbones": 9})
 
 
-def test_a_circuit_that_is_not_finished_is_left_out_of_the_tables():
-    finished = {"dense_score": 0.5, "scores": [0.6, 0.7], "ranking": []}
-    circuits = {"0": {"acc": finished, "ood": finished | {"scores": [0.6]}}}
-    shown = tables.circuits_table(circuits, replace(SMALLEST, heads_to_prune=2, budgets=(1,)))
-    assert "| accuracy | 50.0 | 60.0 | 70.0 |" in shown and "OOD" not in shown
-
-
 # Tables
 
 
@@ -264,18 +227,33 @@ def test_the_overview_has_every_setting_side_by_side_and_costs_against_one_model
     assert set(overview.LOOKS) == in_table | set(overview.ONLY_DRAWN)
 
 
-def test_the_first_table_has_five_methods_with_cost_time_and_both_scores():
+def test_the_first_table_has_five_methods_with_cost_time_and_detection():
     found = tables.pretrained_only(read_results(RESULTS), SETTINGS)
-    for name, times in overview.TIMES.items():
-        lines = overview.first_table(SETTINGS[name], found[name]["seeds"], times).splitlines()
+    for name, family in overview.FAMILIES.items():
+        lines = overview.first_table(SETTINGS[name], found[name]["seeds"], family).splitlines()
         assert len(lines) == 2 + 5 and {line.count("|") for line in lines} == {7}
         merged = [each.strip() for each in lines[5].strip("|").split("|")]
-        assert merged[1] == "1.29" and merged[2] == times[3]
-        by_energy = [run["tunings-whole-trunk-9"]["ood"]["energy"] for run in found[name]["seeds"].values()]
+        assert merged[1] == "1.29"
+        assert merged[2] == " / ".join(overview.times(family, "Hydra 3, three quarters merged", (4, 256)))
+        by_confidence = [run["tunings-whole-trunk-9"]["ood"]["msp"] for run in found[name]["seeds"].values()]
         values = [
-            mean(mean(each["auroc"] for each in sets.values()) for sets in groups.values()) for groups in by_energy
+            mean(mean(each["auroc"] for each in sets.values()) for sets in groups.values()) for groups in by_confidence
         ]
-        assert merged[5].endswith(f"({100 * mean(values):.1f})")
+        assert merged[5] == f"{100 * mean(values):.1f} %"
+
+
+def test_times_are_those_of_the_benchmark():
+    rows = json.loads((overview.BENCHMARKS / overview.TIMES[0]).read_text())["rows"]
+    [row] = [
+        row
+        for row in rows
+        if (row["family"], row["method"], row["batch"], row["mode"]) == ("vit", "Hydra 3, nothing merged", 32, "eager")
+    ]
+    assert overview.times("vit", "Hydra 3, nothing merged", (32, 5)) == [f"{row['ratio']:.2f}", "-"]
+    assert (
+        f"| ViT-B/16: **Hydra of the three**, nothing merged | {overview.times('vit', 'Hydra 3, nothing merged', (1,))[0]} |"
+        in (overview.table_of_times())
+    )
 
 
 def test_the_overview_draws_a_method_unless_it_is_far_behind_or_far_more_expensive():
@@ -336,32 +314,28 @@ def test_the_pages_show_the_results_files():
         assert tables.with_tables(page.read_text(), rendered) == page.read_text(), page.name
 
 
-def test_the_six_backbones_of_two_runs_differ_as_the_page_says():
-    earlier = read_results(RESULTS / "earlier")["cifar10-vit"]["seeds"]
-    now = read_results(RESULTS)["cifar10-vit"]["seeds"]
-    page = (DOCS / "results" / "cifar10-vit.md").read_text()
-    for other in ("single", "deep-ensembles", "hydra-circ-zero-shot-8"):
-        differences = [
-            100
-            * (
-                tables.ood_mean("auroc")(methods["hydra-altered-zero-shot-8"])
-                - tables.ood_mean("auroc")(methods[other])
-            )
-            for methods in (*earlier.values(), *now.values())
-        ]
-        shown = [f"{difference:.1f}".replace("-0.0", "0.0") for difference in (*differences, mean(differences))]
-        assert f"by {', '.join(shown[:-1])}: {shown[-1]} on average" in page
+def test_the_page_of_other_tasks_shows_promises_and_leaves_dashes_where_nothing_was_judged():
+    def run(metrics, **ood):
+        return {"metrics": metrics, "ood": ood}
+
+    numbers = {"interval_coverage": 0.91, "rmse": 0.5, "aurc": math.nan}
+    content = {"machine": "M", "versions": "V", "date": "D", "tasks": {"numbers": {}}}
+    content["tasks"]["numbers"]["0"] = {"One model": run(numbers, forums={"interval_coverage": 0.7, "auroc": 0.6})}
+    content["tasks"]["rewards"] = {"0": {"Hydra, min": run({"pair_accuracy": 0.8, "best_of": {"1": 0.25}})}}
+    rendered = tables.render({"tasks": content})
+    assert rendered["tasks/machine"] == "M, V, D, 1 seeds."
+    assert "| numbers: at least 90 % in their interval | 91.0 |" in rendered["tasks/promises"]
+    assert "| … forums, where nothing is promised | 70.0 |" in rendered["tasks/promises"]
+    assert "| One model | 0.500 | - | - | - | - |" in rendered["tasks/numbers"]
+    assert "| Hydra, min | 80.0 % | - | 0.25 | - |" in rendered["tasks/rewards"]
 
 
-# Recipes
-
-
-def test_recipes_need_backbones(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["cifar10_member_recipes.py", "--data", "data", "--runs", str(tmp_path)])
-    with pytest.raises(SystemExit):
-        recipes.main()
-    assert "backbone-0, run python -m experiments first" in capsys.readouterr().err
-    sys.argv += ["--seeds", "0"]
-    with pytest.raises(SystemExit):
-        recipes.main()
-    assert "--seeds, --workers and --threads are at least 1" in capsys.readouterr().err
+def test_every_results_file_is_named_with_its_command_and_commit():
+    there = {path for folder in ("benchmarks", "experiments") for path in (ROOT / folder / "results").rglob("*.json")}
+    named = {ROOT / figure.file for figure in figures.FIGURES}
+    assert there == named, "experiments/figures.py names every results file, and none that is gone"
+    added = {"soups": {"commit": "1234567890"}, "trunk": {"commit": "abcdefghij"}, "tuned": {"commit": "abcdefghij"}}
+    assert figures.commits({"commit": "0", "added": added}) == ["abcdefg"]
+    assert figures.commits({"commit": "0", "added": added}, "python -m experiments --groups soups") == ["1234567"]
+    assert figures.commits({"machine": {"commit": "1 with changes"}}) == ["1 with changes"]
+    assert figures.commits({"runs": [{"machine": {"commit": "a"}}, {"machine": {"commit": "b"}}]}) == ["a", "b"]

@@ -205,8 +205,8 @@ def test_the_hydra_and_the_score_are_chosen_on_validation_rows_alone():
     assert tables.chosen_score(seeds, "tunings-24-heads") == "msp"
     judged["tunings"] = run(0.7, 0.7, 0.8, held_out=0.6, energy=0.9)
     assert tables.chosen_score(seeds, "tunings") == "energy"
-    shown = tables.choice_table(seeds, SETTING)
-    assert "**24 heads pruned, fine-tuned**" in shown and shown.count("**") == 2
+    judged["tunings"] = run(0.7, 0.7, 0.8, held_out=0.6)
+    assert "**…** 24 heads pruned, fine-tuned" in tables.quality_rows(seeds, SETTING).values()
 
 
 def test_near_and_far_count_the_same():

@@ -24,7 +24,6 @@ from transformers import (
 )
 
 from experiments import augmentation, from_scratch, hub_sets, settings, train_vit_cifar10
-from experiments.altered_sets import altered_images, close_ups, cut_to_lengths
 from experiments.from_scratch import Schedule, train_from_scratch
 from experiments.local_files import read_images, read_texts
 from experiments.methods import Comparison
@@ -124,36 +123,10 @@ def test_a_crop_shows_the_image_moved_or_mirrored():
         assert int(centre) // 8 in (3, 4, 5) and int(centre) % 8 in (3, 4, 5)
 
 
-# Altered sets
-
-
-def test_an_altered_set_holds_images_shapes_and_close_ups():
-    rows = images(9, 0, labelled=False)
-    before = rows.tensors["pixel_values"].clone()
-    altered = altered_images(rows, seed=0).tensors["pixel_values"]
-    assert torch.equal(rows.tensors["pixel_values"], before)
-    assert torch.equal(altered[0::3], before[0::3])
-    assert set(altered[1::3].unique().tolist()) == {0, 255}
-    assert altered.dtype == torch.uint8 and not torch.equal(altered[2::3], before[2::3])
-    assert torch.equal(altered, altered_images(rows, seed=0).tensors["pixel_values"])
-
-
-def test_a_close_up_shows_a_part_of_the_image():
-    ramp = torch.arange(16).repeat(16, 1).expand(1, 3, 16, 16).to(torch.uint8)
-    [close] = close_ups(ramp, torch.Generator().manual_seed(0))
-    assert close.shape == (3, 16, 16) and 2 <= int(close.max()) - int(close.min()) <= 5
-
-
-def test_texts_are_cut_to_the_lengths_of_others():
-    cut = cut_to_lengths(texts([9, 4, 12]), texts([5, 8, 3]), last_token=2).tensors
-    assert cut["attention_mask"].sum(1).tolist() == [5, 4, 3]
-    for ids, length in zip(cut["input_ids"], (5, 4, 3), strict=True):
-        assert ids[length - 1] == 2 and not ids[length:].any() and ids[: length - 1].all()
-
-
 # Training from new weights
 
 
+@pytest.mark.slow
 def test_training_goes_on_to_the_weights_of_an_unbroken_run(tmp_path, monkeypatch):
     data, write = splits(), from_scratch._checkpoint
 
@@ -179,6 +152,7 @@ def test_training_goes_on_to_the_weights_of_an_unbroken_run(tmp_path, monkeypatc
     assert not torch.equal(whole[0].classifier.weight, whole[1].classifier.weight)
 
 
+@pytest.mark.slow
 def test_models_side_by_side_train_as_each_would_alone():
     schedule, rows = Schedule(epochs=1, batch_size=8, weight_decay=0.1, max_grad_norm=0.5), images(64, 0)
     torch.manual_seed(0)
@@ -276,6 +250,7 @@ def test_steps_of_muon_are_those_of_pytorch(shape):
     assert not torch.allclose(part.numbers.view(shape), model.weight, atol=0.05)
 
 
+@pytest.mark.slow
 def test_new_attention_matches_tokens_with_themselves_and_their_neighbours():
     torch.manual_seed(0)
     model = settings.new_cifar10_vit().eval()
@@ -290,6 +265,7 @@ def test_new_attention_matches_tokens_with_themselves_and_their_neighbours():
     assert -0.5 < (output @ values).diagonal().mean() < -0.3
 
 
+@pytest.mark.slow
 def test_what_was_cut_off_while_it_was_saved_is_saved_with_its_trained_weights(tmp_path, monkeypatch):
     data, schedule, write = splits(), Schedule(epochs=1, batch_size=32), from_scratch.written_whole
     folders = [tmp_path / str(n) for n in range(2)]

@@ -5,10 +5,9 @@ import json
 import pytest
 import torch
 
-from experiments import fine_tuning_tables, hub_sets, shift_tables
+from experiments import hub_sets, shift_tables
 from experiments.methods import Comparison
 from experiments.rows import TensorRows, as_it_is
-from experiments.settings import SETTINGS
 from experiments.shifted_sets import (
     IMAGE_CORRUPTIONS,
     METRICS,
@@ -74,30 +73,21 @@ SHIFT = {
 }
 
 
-def test_tables_have_means_as_the_paper_and_a_dash_where_nothing_was_judged():
+def test_the_table_has_means_as_the_paper_and_a_dash_where_nothing_was_judged():
     assert shift_tables.shifted("nll")(run(0.9, shift=SHIFT)) == pytest.approx(0.4)
     assert shift_tables.shifted("nll", severity=1)(run(0.9, shift=SHIFT)) == pytest.approx(0.6)
-    assert shift_tables.shifted("nll", corruption="contrast")(run(0.9, shift=SHIFT)) == pytest.approx(0.4)
-    seeds = {"0": {"a": run(0.9, shift=SHIFT), "b": run(0.8)}, "1": {"a": run(0.9, shift=SHIFT), "b": run(0.8)}}
-    found = shift_tables.tables(seeds, {"a": "A", "b": "B"}, {})
-    lines = found["shift-accuracy"].splitlines()
-    assert lines[0] == "| | Acc ↑, clean | severity 1 | severity 5 | average |"
-    assert lines[2:] == ["| A | 90.00 | 60.00 | 20.00 | 40.00 |", "| B | 80.00 | - | - | - |"]
-    assert found["shift-corruptions"].splitlines()[2:] == ["| A | 40.0 | 40.0 |", "| B | - | - |"]
+    of_seed = {"a": run(0.9, shift=SHIFT, tempered=run(0.9, shift=SHIFT)), "b": run(0.8)}
+    lines = shift_tables.shift_table({"0": of_seed, "1": of_seed}, {"a": "A", "b": "B"}).splitlines()
+    assert lines[0].startswith("| | Acc ↑, clean | severity 1 | severity 5 | average | ECE ↓ |")
+    assert lines[2:] == [
+        "| A | 90.00 | 60.00 | 20.00 | 40.00 | 0.400 | 0.400 | 40.0 |",
+        "| B | 80.00 | - | - | - | - | - | - |",
+    ]
     assert table({"0": {"a": {}}}, {"a": "A"}, [("x", lambda run: None, ".1f")]).endswith("| A | - |")
 
 
-def test_where_nothing_was_judged_the_page_says_so_in_place_of_every_table():
-    judged = shift_tables.tables({"0": {"a": run(0.9, shift=SHIFT)}}, {"a": "A"}, {})
-    found = shift_tables.tables({"0": {"a": run(0.9)}}, {"a": "A"}, {})
-    assert found == dict.fromkeys(judged, "Not judged yet.")
-
-
-def test_all_methods_are_rows_of_the_tables_under_shift():
-    setting = SETTINGS["sst2-gte"]
-    seeds = {"0": {"tunings-whole-trunk-6": {}}}
-    rows = fine_tuning_tables.shift_rows(seeds, setting)
-    assert fine_tuning_tables.quality_rows(setting).items() <= rows.items() and "tunings-whole-trunk-6" in rows
+def test_where_nothing_was_judged_the_page_says_so_in_place_of_the_table():
+    assert shift_tables.shift_table({"0": {"a": run(0.9)}}, {"a": "A"}) == "Not judged yet."
 
 
 def test_settings_from_the_hub_read_the_standard_corrupted_set(tmp_path, monkeypatch):

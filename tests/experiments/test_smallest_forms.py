@@ -1,13 +1,12 @@
 """Every experiment runs in its smallest form."""
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from experiments import cifar10_member_recipes, comparison, train_vit_cifar10, units
+from experiments import comparison, train_vit_cifar10, units
 from experiments.smallest import SMALLEST
 from experiments.units import Unit, missing_packages, units_of
 
@@ -80,19 +79,3 @@ def test_a_comparison_that_cannot_fine_tune_is_refused_at_once(monkeypatch, caps
     with pytest.raises(SystemExit):
         comparison.main()
     assert "fine-tuning needs accelerate and peft: pip install accelerate peft" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("can_train", [True, False])
-def test_recipes_are_compared_without_data(can_train, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cifar10_member_recipes, "SMALLEST_CHOICES", cifar10_member_recipes.SMALLEST_CHOICES[:1])
-    monkeypatch.setattr(
-        cifar10_member_recipes, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers)
-    )
-    if not can_train:
-        install_nothing(monkeypatch)
-    call(cifar10_member_recipes, monkeypatch)
-    output = capsys.readouterr().out
-    assert ("| members, fused | mild |" in output) == can_train
-    assert ("needs accelerate: 1 of 1 trials" in output) == (not can_train)
-    assert not list(tmp_path.iterdir())

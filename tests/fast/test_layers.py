@@ -12,7 +12,20 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from hydra_transformers.fast import layers as fast_inference
 from hydra_transformers.models import modeling_hydra
-from tests.families import BERT, CLIP, DINOV2_GATED, VIT, images, vit_backbone
+from tests.families import (
+    ALBERT,
+    BEIT,
+    BERT,
+    CLIP,
+    DINOV2_GATED,
+    DINOV3,
+    HUBERT,
+    VIT,
+    WAV2VEC2,
+    WAVLM,
+    images,
+    vit_backbone,
+)
 
 
 # What does not depend on the family is looked at in one.
@@ -82,6 +95,25 @@ def test_fast_layers_give_the_logits_of_the_modules(family, hydra, fast, rows, c
     assert not fast
     torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
     assert sorted(map(id, fast)) == sorted(id(layer.attention) for layer in layers_with_heads(hydra))
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("heads", ["uniform", "ragged"])
+@pytest.mark.parametrize(
+    ("family", "runs"),
+    [(ALBERT, 2), (WAV2VEC2, 1), (HUBERT, 1), (BEIT, 0), (WAVLM, 0), (DINOV3, 0)],
+    ids=lambda each: getattr(each, "name", each),
+)
+def test_encoders_run_fast_unless_positions_change_the_scores(family, runs, heads, fast, cheapest):
+    """runs: how many times each layer runs fast"""
+    encoder, inputs = family.fused(heads).base_model, family.inputs()
+    fast.clear()
+    with torch.enable_grad():
+        expected = encoder(**inputs).member_last_hidden_state.detach()
+    assert not fast
+    torch.testing.assert_close(encoder(**inputs).member_last_hidden_state, expected, atol=1e-12, rtol=1e-10)
+    assert len(fast) == runs * sum(not layer.attention.has_no_head for layer in encoder.layers)
 
 
 @torch.no_grad()

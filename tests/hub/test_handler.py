@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from transformers import ViTImageProcessorPil
@@ -12,6 +9,7 @@ from transformers import ViTImageProcessorPil
 from hydra_transformers.hub import publishing
 from hydra_transformers.hub.handler import Answerer, EndpointHandler, RequestError
 from hydra_transformers.models.auto import load_trained
+from tests.fresh_process import run_without_package
 from tests.serving.tiny import base64_of, save_image_models
 from tests.tiny_data import pictures
 
@@ -43,7 +41,6 @@ def test_it_answers_as_predict_whatever_an_image_comes_as(folder):
 
 IN_AN_ENDPOINT = """
 import sys
-sys.modules["hydra_transformers"] = None  # it is not installed here
 folder, request = sys.argv[1:]
 sys.path.insert(0, folder)
 import json
@@ -55,10 +52,7 @@ print(json.dumps(EndpointHandler(folder)(json.loads(request))))
 @pytest.mark.slow
 def test_it_needs_nothing_but_the_files_beside_it(folder, tmp_path):
     request = {"inputs": [base64_of(image) for image in PICTURES]}
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment |= {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", IN_AN_ENDPOINT, str(folder), json.dumps(request)]
-    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    result = run_without_package(IN_AN_ENDPOINT, folder, json.dumps(request), folder=tmp_path)
     assert result.returncode == 0, result.stderr
     found, expected = json.loads(result.stdout), EndpointHandler(str(folder))(request)
     assert [(each["label"], each["abstain"]) for each in found] == [

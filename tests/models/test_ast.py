@@ -10,7 +10,7 @@ from transformers import ASTFeatureExtractor, AutoModelForAudioClassification, p
 
 from hydra_transformers import AutoHydra, HydraASTForAudioClassification, export
 from hydra_transformers.models.modeling_hydra import PerMember
-from tests.families import AST, spectrograms
+from tests.families import AST, keep_first_layers, spectrograms
 
 
 NOISE = np.random.default_rng(0).standard_normal(1_600).astype(np.float32)
@@ -76,6 +76,7 @@ def test_other_inputs_are_refused(inputs, sentence):
 @torch.no_grad()
 def test_exported_it_answers_batches_of_any_size(tmp_path):
     hydra = AST.fused().float()
+    keep_first_layers(hydra)
     export(hydra, tmp_path / "exported", to="torch", processor=extractor())
     exported = torch.export.load(tmp_path / "exported" / "model.pt2").module()
     more = spectrograms(7, seed=1).float()

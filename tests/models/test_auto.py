@@ -96,7 +96,7 @@ def test_folders_that_are_no_members_get_a_sentence(tmp_path):
         fuse("vit", "nothing")
     with pytest.raises(ValueError, match=r"bare has no classifier.bias: pass a model that is trained"):
         fuse("vit", "bare")
-    with pytest.raises(ValueError, match=r"gpt2 is a gpt2: pass a hydra_ast, .* hydra_bert, bert,"):
+    with pytest.raises(ValueError, match=r"gpt2 is a gpt2: pass a hydra_albert, .* hydra_bert, bert,"):
         fuse("gpt2", "vit")
     with pytest.raises(ValueError, match=r"members\[1\] has other classes than members\[0\] \(number 3 is None"):
         fuse("vit", "three")
@@ -163,6 +163,20 @@ def test_every_row_of_the_tests_table_is_supported_and_every_supported_classifie
     assert {type(family.backbone()).__name__ for family in FAMILIES} == of_texts
     assert {name.replace("ForToken", "ForSequence") for name in with_heads - of_texts} <= of_texts
     assert with_heads <= set(AutoHydra.supported())
+
+
+def test_supported_models_are_listed_task_by_task():
+    everything = AutoHydra.supported()
+    assert len(everything) == len(HYDRA_CLASSES)
+    tasks = ("audio", "image", "text", "token", "zero-shot-image")
+    parts = [AutoHydra.supported(f"{task}-classification") for task in tasks] + [
+        AutoHydra.supported("feature-extraction")
+    ]
+    assert [name for part in parts for name in part] == list(everything)
+    assert "Wav2Vec2ForSequenceClassification" in parts[0] and "AlbertForTokenClassification" in parts[3]
+    assert parts[-1]["DINOv3ViTModel"] == "HydraDINOv3ViTModel" and list(parts[4]) == ["CLIPModel", "SiglipModel"]
+    with pytest.raises(ValueError, match="task is 'ner': use one of 'audio-classification', 'image-classification'"):
+        AutoHydra.supported("ner")
 
 
 def test_what_is_not_supported_gets_a_sentence():

@@ -62,7 +62,7 @@ def test_without_kept_heads_a_config_is_one_member_with_all_heads(config_class):
         ({"kept_heads": [[0, 1], [1]]}, r"kept_heads\[0\]\[0\] is 0: give a list of head numbers"),
         ({"kept_heads": [[[0]], [["1"]]]}, r"kept_heads\[1\]\[0\] is \['1'\]: give a list of head numbers"),
         ({"kept_heads": [[[0]], 1]}, r"kept_heads\[1\] is 1: give a list of kept heads for each member"),
-        ({"kept_heads": [[[0], [1]]]}, "kept_heads has 1 layers, num_hidden_layers is 2"),
+        ({"kept_heads": [[[0], [1]]]}, "kept_heads has 1 layers, the model has 2"),
         ({"shared": ["mlps"]}, "shared names 'mlps': members can share 'embeddings', 'layernorm', 'mlp'"),
     ],
 )

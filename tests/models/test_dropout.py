@@ -21,7 +21,7 @@ def with_every_dropout(family: Family, **others: float) -> nn.Module:
     towers = [getattr(config, name) for name in ("vision_config", "text_config") if hasattr(config, name)]
     for each in (config, *towers):
         # But for layers that are left out as a whole: then there are fewer dropouts.
-        fields = [name for name in vars(each) if "drop" in name and name not in (*others, "layerdrop")]
+        fields = [name for name in vars(each) if "drop" in name and "layerdrop" not in name and name not in others]
         # A field that BERT reads and others do not, though their configs take any.
         for name in sorted({*fields, "classifier_dropout"}):
             found += 1

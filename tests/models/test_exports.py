@@ -9,9 +9,28 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydra_transformers import export
-from tests.families import FAMILIES, FEW, MODERNBERT, OWN_LAYERS, VARIANTS, VIT, Family, for_families, images
+from hydra_transformers.export import FILES, RUNNERS
+from tests.families import (
+    DEIT,
+    DINOV2_WITH_REGISTERS,
+    DISTILBERT,
+    ELECTRA,
+    FAMILIES,
+    FEW,
+    MODERNBERT,
+    ROBERTA,
+    SIGLIP,
+    VARIANTS,
+    VIT,
+    Family,
+    for_families,
+    images,
+    keep_first_layers,
+)
 
 
+# Families of layers that others have, too, and so without an operation that ONNX could lack: both formats are made of one program.
+COMMON_LAYERS = [DEIT, DINOV2_WITH_REGISTERS, ROBERTA, DISTILBERT, ELECTRA, SIGLIP]
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
 
 
@@ -40,16 +59,17 @@ def model(family):
     return Exportable(family).eval()
 
 
+@pytest.fixture
+def shallow(model):
+    """With one layer, but for a ViT, whose layers are the common ones, and ModernBERT, whose layers are not all alike."""
+    if model.family not in (VIT, MODERNBERT):
+        keep_first_layers(model.hydra)
+    return model
+
+
 def assert_same(found, expected) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(torch.as_tensor(mine), theirs, atol=1e-5, rtol=1e-5)
-
-
-def keep_first_layers(hydra: torch.nn.Module) -> None:
-    """Of each tower one layer, which says as much about a format as three do, in half of the time."""
-    for module in hydra.modules():
-        if isinstance(getattr(module, "layers", None), torch.nn.ModuleList):
-            module.layers = module.layers[:1]
 
 
 class Products(TorchDispatchMode):
@@ -81,58 +101,55 @@ def test_members_without_heads_are_in_no_product(model, gradients):
     [family for family in FAMILIES if not family.reads_audio and family not in VARIANTS]
 )  # sounds: test_ast, test_waveforms
 @pytest.mark.slow
-def test_exported_models_answer_as_the_model_does(model, tmp_path):
-    """One graph for batches of any size and texts of any length. `export` itself runs both formats on inputs of its own, of
-    another size than it recorded, and refuses what answers otherwise."""
-    hydra, inputs = model.hydra, model.inputs
-    if model.family not in (VIT, MODERNBERT):  # whose layers are the common ones, and not all alike
-        keep_first_layers(hydra)
-    formats = ["onnx", "torch"] if model.family in OWN_LAYERS else ["onnx"]  # both are made of one program
-    folder = export(hydra, tmp_path / "exported", formats)
-    session = onnxruntime.InferenceSession(folder / "model.onnx")
+def test_exported_models_answer_as_the_model_does(shallow, tmp_path):
+    """One graph for batches of any size and texts of any length. `export` itself runs what it wrote on inputs of another size
+    than it recorded, and refuses what answers otherwise."""
+    hydra, inputs = shallow.hydra, shallow.inputs
+    to = "torch" if shallow.family in COMMON_LAYERS else "onnx"
+    run = RUNNERS[to](export(hydra, tmp_path / "exported", to) / FILES[to])
     twice = {name: torch.cat([tensor, tensor.flip(0)]) for name, tensor in inputs.items()}
     for batch in ({name: tensor[:1] for name, tensor in inputs.items()}, twice):
         outputs = hydra(**batch)
-        expected = {"logits": model.family.ensemble_logits(outputs), "member_logits": outputs.member_logits}
-        found = session.run(list(expected), {name: each.numpy() for name, each in batch.items()})
-        assert_same(found, expected.values())
+        found = run(batch)
+        expected = shallow.family.ensemble_logits(outputs), outputs.member_logits
+        assert_same([found["logits"], found["member_logits"]], expected)
 
 
 @for_families(FEW)
 @pytest.mark.slow
-def test_the_older_exporter_gives_the_same_logits(model, tmp_path):
+def test_the_older_exporter_gives_the_same_logits(shallow, tmp_path):
     """By tracing, which fixes the size of batches in embeddings that are Transformers' own; not in those of a ViT."""
-    names, tensors, sizes = list(model.inputs), model.example, {}
-    if model.family is VIT:
+    names, tensors, sizes = list(shallow.inputs), shallow.example, {}
+    if shallow.family is VIT:
         sizes = {"dynamic_axes": {"pixel_values": {0: "batch"}}}
         tensors = (images(7).float(),)
-    torch.onnx.export(model, model.example, tmp_path / "model.onnx", dynamo=False, input_names=names, **sizes)
+    torch.onnx.export(shallow, shallow.example, tmp_path / "model.onnx", dynamo=False, input_names=names, **sizes)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     found = session.run(None, {name: each.numpy() for name, each in zip(names, tensors, strict=True)})
-    assert_same(found, model(*tensors))
+    assert_same(found, shallow(*tensors))
 
 
 @for_families(FEW)
 @pytest.mark.slow
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "inference"])
-def test_traces_for_batches_of_any_size(model, gradients):
+def test_traces_for_batches_of_any_size(shallow, gradients):
     with torch.set_grad_enabled(gradients):
-        traced = torch.jit.trace(model, model.example, check_trace=False)
-    assert_same(traced(*model.example), model(*model.example))
-    twice = tuple(torch.cat([tensor, tensor.flip(0)]) for tensor in model.example)
-    assert_same(traced(*twice), model(*twice))
+        traced = torch.jit.trace(shallow, shallow.example, check_trace=False)
+    assert_same(traced(*shallow.example), shallow(*shallow.example))
+    twice = tuple(torch.cat([tensor, tensor.flip(0)]) for tensor in shallow.example)
+    assert_same(traced(*twice), shallow(*twice))
 
 
 @for_families(FEW)
 @pytest.mark.slow
-def test_traces_without_a_wrapper(model):
+def test_traces_without_a_wrapper(shallow):
     """Plain Transformers models do, where they return no outputs within outputs."""
-    hydra, inputs = model.hydra, model.inputs
-    if model.family.has_towers:
+    hydra, inputs = shallow.hydra, shallow.inputs
+    if shallow.family.has_towers:
         hydra.config.return_dict = False
     traced = torch.jit.trace(hydra, example_kwarg_inputs=inputs, strict=False, check_trace=False)
     found, expected = traced(**inputs), hydra(**inputs)
-    if model.family.has_towers:
+    if shallow.family.has_towers:
         assert_same(found[:3], expected[:3])
     else:
         assert_same([found["logits"], found["member_logits"]], [expected.logits, expected.member_logits])

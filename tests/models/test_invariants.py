@@ -75,12 +75,14 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
 
     def part(name: str) -> str | None:
         lowered = name.lower()
-        is_first_norm = "encoder.layer_norm." in lowered and not averaged[0].config.do_stable_layer_norm
+        is_first_norm = "encoder.layer_norm." in lowered and not getattr(
+            averaged[0].config, "do_stable_layer_norm", True
+        )
         if "relative_attention_bias" in lowered or "encoder.layernorm." in lowered or is_first_norm:
             return "embeddings"
         if any(each in lowered for each in (".rel_pos_", "layoutlmv3.norm.", "layoutlmv3.layernorm.")):
             return "embeddings"
-        if ".feature_" in lowered or "rel_attn_embed" in lowered:
+        if ".feature_" in lowered or "encoder.conv" in lowered or "rel_attn_embed" in lowered:
             return "embeddings"
         if ".head." in lowered or ".q_norm." in lowered or ".k_norm." in lowered:
             return None  # which each member has for itself
@@ -92,7 +94,8 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
             return "layernorm"
         if (
             ".mlp." in lowered
-            or ".ffn." in lowered
+            or ".fc" in lowered
+            or ".ffn" in lowered
             or ".feed_forward." in lowered
             or ".intermediate." in lowered
             or (".output.dense" in lowered and "attention" not in lowered)

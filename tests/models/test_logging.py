@@ -1,13 +1,11 @@
 """The models speak through Transformers' logger: its verbosity counts, and the command line turns it into notes."""
 
-import subprocess
-import sys
-
 import pytest
 from transformers.utils import logging
 
 from hydra_transformers.cli import quiet_libraries
 from tests.families import VIT, vit_backbone
+from tests.fresh_process import run_fresh
 
 
 FUSE_STRANGERS = """
@@ -23,8 +21,9 @@ VIT.hydra.from_pruned_members([vit_backbone(0), vit_backbone(1)])
 
 
 @pytest.mark.slow
-def test_transformers_verbosity_silences_the_models():
-    result = subprocess.run([sys.executable, "-c", FUSE_STRANGERS], capture_output=True, text=True, check=True)
+def test_transformers_verbosity_silences_the_models(tmp_path):
+    result = run_fresh(FUSE_STRANGERS, folder=tmp_path)
+    assert result.returncode == 0, result.stderr
     silenced, usual = result.stderr.split("as usual:")
     assert "little in common" not in silenced and "little in common" in usual, result.stderr
 

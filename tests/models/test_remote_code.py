@@ -1,9 +1,5 @@
 """Hydras whose classes came with their repository (`trust_remote_code`), side by side with those of the package."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from peft import get_peft_model
@@ -13,6 +9,7 @@ from hydra_transformers.cost import count_multiply_adds
 from hydra_transformers.pruning import extract_circuit, prune_heads, taylor_scores
 from hydra_transformers.training import PostPruningCallback, lora_config
 from tests.families import FEW, VIT, for_families, images
+from tests.fresh_process import run_fresh
 
 
 @pytest.fixture
@@ -87,7 +84,5 @@ with torch.no_grad():
 def test_a_hydra_loaded_before_the_package_is_imported(tmp_path):
     for seed, name in enumerate("ab"):
         VIT.hydra.from_backbone(VIT.backbone(seed).float()).save_pretrained(tmp_path / name)
-    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", LOADED_BEFORE_THE_PACKAGE, str(tmp_path)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    result = run_fresh(LOADED_BEFORE_THE_PACKAGE, tmp_path, folder=tmp_path)
     assert result.returncode == 0, result.stderr

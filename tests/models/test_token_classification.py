@@ -12,6 +12,7 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.cost import count_multiply_adds
 from hydra_transformers.fusion import slots, to_transformers
 from tests.families import (
+    ALBERT,
     BERT,
     CAMEMBERT,
     DEBERTA,
@@ -41,7 +42,21 @@ def with_token_head(family: Family) -> Family:
 
 
 BERT_TOKENS = with_token_head(BERT)
-OTHERS = (ROBERTA, XLM_ROBERTA, CAMEMBERT, DEBERTA, DISTILBERT, ELECTRA, MPNET, MODERNBERT, LLAMA, QWEN2, QWEN3, GEMMA)
+OTHERS = (
+    ROBERTA,
+    XLM_ROBERTA,
+    CAMEMBERT,
+    DEBERTA,
+    DISTILBERT,
+    ELECTRA,
+    MPNET,
+    MODERNBERT,
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    GEMMA,
+    ALBERT,
+)
 every_family = pytest.mark.parametrize(
     "family",
     [

@@ -8,7 +8,7 @@ from transformers import Wav2Vec2FeatureExtractor
 
 from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.data.batches import batches, collate
-from hydra_transformers.export import export
+from hydra_transformers.export import export, inputs_of
 from tests.families import HUBERT, WAV2VEC2, WAVLM, for_families, padded_sounds
 
 
@@ -122,6 +122,13 @@ def test_sounds_of_all_lengths_are_loaded_padded_and_answered():
     answers = hydra.predict(waves(), extractor(), batch_size=2)
     for answer, probabilities in zip(answers, expected, strict=True):
         assert answer["score"] == pytest.approx(probabilities.max().item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_exports_have_a_mask_of_the_samples_where_the_feature_extractor_makes_one(masks):
+    found = inputs_of(WAV2VEC2.fused(), Wav2Vec2FeatureExtractor(return_attention_mask=masks), 2, 0.5)
+    assert set(found) == {"input_values", *(["attention_mask"] if masks else [])}
+    assert len({tensor.shape for tensor in found.values()}) == 1
 
 
 @pytest.mark.slow

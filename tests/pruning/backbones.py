@@ -131,11 +131,8 @@ def other(family: Family, dtype: torch.dtype, samples: int):
         return model, {"pixel_values": images(samples, 16, dtype=dtype)}, ood
     if family.reads_audio:
         rows, ood = family.sounds(samples, 16), family.sounds(samples - 4, 17)
-        return (
-            model,
-            rows | {"input_values": rows["input_values"].to(dtype)},
-            ood | {"input_values": 0.5 * ood["input_values"].to(dtype)},
-        )
+        name = family.audio_name
+        return model, rows | {name: rows[name].to(dtype)}, ood | {name: 0.5 * ood[name].to(dtype)}
     return model, texts(samples, 18), texts(samples - 4, 19)
 
 

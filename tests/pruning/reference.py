@@ -20,7 +20,7 @@ def output_projections(model) -> dict[tuple, torch.nn.Linear]:
     family = families_by_class()[type(model)]
     for tower in family.outputs:
         config = config_of_tower(model, tower)
-        for layer in range(config.num_hidden_layers):
+        for layer in range(getattr(config, "num_hidden_groups", config.num_hidden_layers)):
             found[(tower, layer) if tower else (layer,)] = family.output_projection(model, tower, layer)
     return found
 

@@ -23,16 +23,17 @@ from tests.families import (
     MODERNBERT,
     VIT,
     WAVLM,
+    WHISPER,
     Family,
 )
 
 
 PRUNED = {0: [1], 1: [0, 1, 2, 3], 2: [0, 3]}
 PRUNED_BY_TRANSFORMERS_4 = [
-    family for family in FAMILIES if family not in (BEIT, DEBERTA, DEBERTA_V2, MODERNBERT, WAVLM, *DECODERS)
+    family for family in FAMILIES if family not in (BEIT, DEBERTA, DEBERTA_V2, MODERNBERT, WAVLM, WHISPER, *DECODERS)
 ]
 # As the files name a layer's four projections; output projections lose columns, the others rows.
-OUTPUTS = r"(attention\.output\.dense|out_proj|out_lin|attn\.o)\.weight"
+OUTPUTS = r"(attention\.output\.dense|attention\.dense|out_proj|out_lin|attn\.o)\.weight"
 INPUTS = r"(attention|self|self_attn|attn)\.(query|key|value|[qkv]_proj|[qkv]_lin|[qkv])\.(weight|bias)"
 
 
@@ -44,7 +45,7 @@ def save_as_transformers_4(model, folder: Path, pruned: dict) -> None:
     sliced = 0
     for name, tensor in tensors.items():
         tower = next((each for each in by_tower if name.startswith(each)), None)
-        layer = re.search(r"layers?\.(\d+)\.", name)
+        layer = re.search(r"layer(?:s|_groups)?\.(\d+)\.", name)
         gone = [] if tower is None or layer is None else by_tower[tower].get(int(layer[1]), [])
         left = [row for row in range(4 * HEAD_DIM) if row // HEAD_DIM not in gone]
         if gone and re.search(f"{OUTPUTS}$", name):

@@ -73,26 +73,27 @@ def test_a_killed_process_leaves_a_checkpoint_that_another_finishes(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_end_with_the_circuit_and_the_analyses_of_one(tmp_path):
-    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
-    workers = [start(log, worker.join, tmp_path, rank) for rank, log in enumerate(logs)]
-    assert [exit_code(each) for each in workers] == [0, 0], "\n".join(log.read_text() for log in logs)
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_end_with_the_circuit_and_the_analyses_of_one(processes, tmp_path):
+    logs = [tmp_path / f"{rank}.log" for rank in range(processes)]
+    workers = [start(log, worker.join, tmp_path, rank, processes) for rank, log in enumerate(logs)]
+    assert [exit_code(each) for each in workers] == [0] * processes, "\n".join(log.read_text() for log in logs)
     for name in ("vit", "clip"):
-        model, id_batches, ood_batches, prompts = family(name)
+        model, id_batches, ood_batches, prompts = family(name, batch=worker.BATCH)
         expected = extract(model, id_batches, ood_batches, budget=3, class_prompts=prompts)
-        assert [Circuit.load(tmp_path / f"{name}-{rank}.json") for rank in range(2)] == [expected] * 2
+        assert [Circuit.load(tmp_path / f"{name}-{rank}.json") for rank in range(processes)] == [expected] * processes
         checkpoint = json.loads((tmp_path / f"{name}-checkpoint.json").read_text())
         assert Circuit.from_dict(checkpoint["circuit"]) == expected
     model, id_batches, ood_batches, _ = family("vit")
     expected = json.loads(json.dumps(worker.analyses(model, id_batches, ood_batches)))
-    for rank in range(2):
+    for rank in range(processes):
         assert json.loads((tmp_path / f"analyses-{rank}.json").read_text()) == expected
         assert "data has no labels" in (tmp_path / f"refusal-{rank}.txt").read_text()
         assert "shuffle" in (tmp_path / f"shuffled-{rank}.txt").read_text()
         assert "its sampler is a SubsetRandomSampler" in (tmp_path / f"subset-{rank}.txt").read_text()
         assert "already split between the processes" in (tmp_path / f"split-{rank}.txt").read_text()
     # Only the first process shows a progress bar.
-    assert ["circuit (avg)" in log.read_text() for log in logs] == [True, False]
+    assert ["circuit (avg)" in log.read_text() for log in logs] == [True] + [False] * (processes - 1)
 
 
 def test_a_finished_checkpoint_gives_shorter_and_longer_circuits(tmp_path):

@@ -27,7 +27,8 @@ def projections(model, layer) -> list[torch.nn.Linear]:
     block = next(
         module
         for name, module in model.named_modules()
-        if re.fullmatch(rf".*layers?\.{layer[-1]}", name) and any(each is output for each in module.modules())
+        if re.fullmatch(rf".*layer(s|_groups)?\.{layer[-1]}", name)
+        and any(each is output for each in module.modules())
     )
     found = [(name.rpartition(".")[2], module) for name, module in block.named_modules()]
     return next([dict(found)[name] for name in names] for names in NAMES if all(name in dict(found) for name in names))

@@ -1,4 +1,4 @@
-"""What runs in a process of its own: `kill` dies in an evaluation, `join` is one of two processes."""
+"""What runs in a process of its own: `kill` dies in an evaluation, `join` is one of several processes."""
 
 import json
 import os
@@ -14,6 +14,9 @@ from hydra_transformers.analysis import head_separation, pruning_under_noise
 from hydra_transformers.pruning import extract_circuit
 from hydra_transformers.pruning.extraction import GreedySearch
 from tests.pruning.backbones import family
+
+
+BATCH = 5  # enough batches for four processes
 
 
 def kill(path: Path, number: int) -> None:
@@ -36,12 +39,12 @@ def analyses(model, id_batches: list[dict], ood_batches: list[dict]) -> list[dic
     return [noise.to_dict(), head_separation(model, id_batches, ood_batches).to_dict()]
 
 
-def join(folder: Path, rank: int) -> None:
+def join(folder: Path, rank: int, world_size: int) -> None:
     sys.stderr.isatty = lambda: True
     progress.SECONDS_BEFORE_A_BAR = 0.0
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
     for name in ("vit", "clip"):
-        model, id_batches, ood_batches, prompts = family(name)
+        model, id_batches, ood_batches, prompts = family(name, batch=BATCH)
         circuit = extract_circuit(
             model,
             id_batches,

@@ -1,10 +1,7 @@
-"""The process that test_hydrate.py kills: `python -m tests.search.child FOLDER MODEL MODEL`."""
+"""The process that test_hydrate.py kills."""
 
 import os
 import signal
-import sys
-
-import torch
 
 from hydra_transformers import hydrate
 from hydra_transformers.pruning.extraction import GreedySearch
@@ -22,8 +19,3 @@ def main(folder: str, *models: str) -> None:
 
     GreedySearch.remove_one = deadly
     hydrate(list(models), device="cpu", output_dir=folder, **everything())
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(*sys.argv[1:])

@@ -3,8 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from transformers import AutoModelForImageClassification, AutoModelForSequenceCl
 
 import hydra_transformers
 from hydra_transformers import AutoHydra, hydrate
-from hydra_transformers.baselines import soup
+from hydra_transformers.baselines import average_members, soup
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.search import hydration, model_builder, results, strategy
@@ -24,7 +22,10 @@ from hydra_transformers.training import finetune
 from hydra_transformers.uncertainty import calibrate
 from tests.families import clip_backbone
 from tests.pages import run_python_blocks
+from tests.processes import exit_code, start
+from tests.search import child
 from tests.search.tiny import FAST, TRAINING, everything, fine_tunings, id_rows, near_and_far, ood_rows
+from tests.training.test_finetune_members import assert_same_weights
 from tests.training.tiny import tiny_dataset
 
 
@@ -56,7 +57,9 @@ def test_several_fine_tunings_are_fused_pruned_and_tuned_and_compared_with_what_
     designs = [each.design for each in finished.table]
     assert {each.trunk_layers for each in designs if not each.budget} == {0, 1}
     assert {(each.trunk_layers, each.budget) for each in designs if each.budget} >= {(1, 1)}
-    assert [each.tuned for each in designs].count(True) == 1
+    assert sorted(bool(each.pruned_by) for each in designs if each.tuned) == [False, True], (
+        "as a whole, and after pruning"
+    )
     single, soup = (next(each for each in finished.table if each.name == name) for name in ("one model", "soup"))
     assert single.time == single.memory == single.parameters == 1
     assert soup.parameters == pytest.approx(1) and finished.chosen.is_hydra
@@ -93,6 +96,7 @@ def test_the_folder_holds_the_calibrated_hydra_and_all_that_is_known_of_it(finis
     assert record["chosen"] == finished.chosen.name and len(record["candidates"]) == len(finished.table)
 
 
+@pytest.mark.slow
 def test_what_is_chosen_answers_as_its_row_of_the_table_says(finished, two):
     """Whole and with everything shared, made by hand: the same numbers as the search found."""
     [row] = [each for each in finished.table if each.name == "Hydra of 2, first layer common"]
@@ -122,20 +126,47 @@ def test_copies_of_one_model(name, tmp_path):
 
 @pytest.mark.slow
 def test_a_pre_trained_model_is_fine_tuned_first_and_its_data_divided(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(strategy, "NEAR", -100)  # nothing is tuned, which takes its time
+    found_builder = None
+    search_of = Search.__post_init__
+
+    def keep_builder(self):
+        nonlocal found_builder
+        found_builder = self.builder
+        search_of(self)
+
+    monkeypatch.setattr(Search, "__post_init__", keep_builder)
+    monkeypatch.setattr(Search, "try_tuned", lambda self: None)  # after pruning, which takes its time
     monkeypatch.setattr(strategy, "budgets_of", lambda config, trunk_layers: [1])
     encoder = fine_tunings("bert", 1)[0].base_model
     settings = {"num_members": 2, "class_names": ["a", "b", "c"], "training_arguments": TRAINING, **FAST}
+    settings["trainings"] = 4
     found = hydrate(encoder, tiny_dataset("bert", 300), output_dir=tmp_path / "hydra", **settings | {"progress": True})
     said = capsys.readouterr().out
     assert "There was no data beside train_data: 60 of its rows were held out" in said
     assert "20 rows of data are for the search" in said and "There are only 20 rows for evaluation" in said
-    assert "Tried in turn: the 2 models fused, with 1, 0 of 2 layers common" in said
+    assert "Tried in turn: the 4 models averaged into 2 members and fused; the 2 models fused, with 1, 0 of 2" in said
     assert "1. one model: 1.00 times one model's time" in said and found.choice in said
     hydra = AutoModelForSequenceClassification.from_pretrained(found.folder)
     assert hydra.config.id2label == {0: "a", 1: "b", 2: "c"} and hydra.num_members == 2
     assert "Deep Ensemble of 2" in {each.name for each in found.table}
-    assert len(list((tmp_path / "hydra-steps" / "finetuned").glob("member-*/finished.json"))) == 2
+    folders = [tmp_path / "hydra-steps" / "finetuned" / f"member-{index}" for index in range(4)]
+    four = [AutoModelForSequenceClassification.from_pretrained(folder) for folder in folders]
+    # The rows of the table are what their names say: means of two, merged, and tuned with the same unmerged as teacher.
+    rows = {each.name: each.design for each in found.table}
+    averaged = "Hydra of 2, each the mean of 2 fine-tunings"
+    assert set(rows) >= {averaged, f"{averaged}, first layer common", "Hydra of 2", "Hydra of 2, first layer common"}
+    members = average_members(four, into=2)
+    made = found_builder.model_of(rows[f"{averaged}, first layer common"])
+    assert_same_weights(made, AutoHydra.from_pruned_members(members, trunk_layers=1))
+    [tuned] = [design for name, design in rows.items() if name.endswith("tuned as a whole")]
+    taught = []
+    monkeypatch.setattr(
+        model_builder, "tune_jointly", lambda *models, teacher, **_: taught.extend([*models[:1], teacher])
+    )
+    found_builder.model_of(tuned)
+    models = members if tuned.averaged == 2 else four[:2]
+    for model, depth in zip(taught, (1, 0), strict=True):
+        assert_same_weights(model, AutoHydra.from_pruned_members(models, trunk_layers=depth))
 
 
 def test_the_budget_of_trainings_reaches_the_fine_tuning_and_fits_the_time_limit(tmp_path, monkeypatch, two):
@@ -163,6 +194,7 @@ def test_the_budget_of_trainings_reaches_the_fine_tuning_and_fits_the_time_limit
         hydrate(two, output_dir=tmp_path / "other", **everything() | {"trainings": 1.5})
 
 
+@pytest.mark.slow
 def test_plots_and_names_of_folders(finished, two, tmp_path):
     [path] = finished.plot(tmp_path / "plots")
     assert path.name == "quality_against_cost.png" and path.stat().st_size > 10_000
@@ -208,6 +240,7 @@ STEPS = {
     "evaluate_uncertainty": strategy,
     "fusion_report": strategy,
     "extract_circuit": model_builder,
+    "tune_jointly": model_builder,
     "finetune_members": model_builder,
     "write_results": hydration,
 }
@@ -222,8 +255,11 @@ def test_a_hydration_that_was_stopped_at_every_step_ends_as_if_it_had_not_been(f
     (steps / "fusion.json").unlink()
     shutil.rmtree(steps / "circuits" / "trunk-1")
     next((steps / "candidates").glob("hydra_trunk-1*circuits-1.json")).unlink()
-    shutil.rmtree(next((steps / "tuned").iterdir()) / "member-1")
-    next((steps / "candidates").glob("*tuned.json")).unlink()
+    tuned = {"circuits" in folder.name: folder for folder in (steps / "tuned").iterdir()}
+    shutil.rmtree(tuned[True] / "member-1")
+    shutil.rmtree(tuned[False] / "member-0")  # of a joint tuning there is no other
+    for path in (steps / "candidates").glob("*tuned.json"):
+        path.unlink()
     for step, place in STEPS.items():
         with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(place, step, stopped_at(getattr(place, step)))
@@ -257,9 +293,8 @@ def test_a_process_that_was_killed_in_an_extraction_leaves_what_it_had_removed(f
         path.unlink()
     for place, model in enumerate(two):
         model.save_pretrained(tmp_path / f"model-{place}")
-    words = [sys.executable, "-m", "tests.search.child", folder, tmp_path / "model-0", tmp_path / "model-1"]
-    killed = subprocess.run(words, capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    killed = start(tmp_path / "log", child.main, *map(str, (folder, tmp_path / "model-0", tmp_path / "model-1")))
+    assert exit_code(killed) == -signal.SIGKILL, (tmp_path / "log").read_text()
     left = steps / "circuits" / "trunk-0" / "circuit-0.json"
     assert len(json.loads(left.read_text())["circuit"]["ranking"]) == 1 and not folder.exists()
     found = hydrate(two, output_dir=folder, **everything())
@@ -268,6 +303,7 @@ def test_a_process_that_was_killed_in_an_extraction_leaves_what_it_had_removed(f
     assert len(found.table) >= len(finished.table) - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -284,6 +320,7 @@ def test_steps_of_other_data_or_settings_are_not_taken(change, sentence, finishe
         hydrate(two, output_dir=folder, **everything() | change)
 
 
+@pytest.mark.slow
 def test_other_models_and_foreign_folders_are_refused(finished, two, tmp_path):
     folder = copied(finished, tmp_path)
     with torch.no_grad():
@@ -325,6 +362,7 @@ def test_times_of_another_machine_are_measured_again(finished, two, tmp_path, mo
 # What can still win
 
 
+@pytest.mark.slow
 def test_a_cost_target_extracts_no_circuits_for_what_would_be_too_slow(finished, two, tmp_path, monkeypatch):
     folder = copied(finished, tmp_path)
     shutil.rmtree(folder)
@@ -365,6 +403,7 @@ def test_without_a_trunk_nothing_is_pruned_where_a_trunk_loses_nothing(finished,
     assert any("without common layers, which are no more than 100 points better" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_only_what_is_near_the_front_is_tuned(finished, two, tmp_path, monkeypatch):
     folder = copied(finished, tmp_path)
     monkeypatch.setattr(strategy, "NEAR", -100)

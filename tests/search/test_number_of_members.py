@@ -64,6 +64,7 @@ def test_everything_is_on_the_device_and_costs_are_measured_there(found):
     assert all(each.milliseconds > 0 and each.megabytes > 0 and each.time > 0 for each in found.table)
 
 
+@pytest.mark.slow
 def test_circuits_belong_to_the_members_that_are_there(found):
     design = next(
         each.design for each in found.table if each.design.pruned_by == "circuits" and each.design.members == 3

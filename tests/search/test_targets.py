@@ -214,7 +214,8 @@ def test_data_that_nothing_can_be_chosen_by(data, ood_data, sentence):
 
 
 def test_what_is_tried_follows_from_layers_and_heads():
-    assert trunk_depths(12) == [0, 3, 6, 9] and trunk_depths(12, equal=6) == [6, 9] and trunk_depths(2) == [0, 1]
+    assert trunk_depths(12) == [9, 6, 3, 0, 11] and trunk_depths(12, equal=6) == [9, 6, 11]
+    assert trunk_depths(12, equal=12) == [12] and trunk_depths(2) == [1, 0]
     config = vit_backbone(num_hidden_layers=12).config
     assert budgets_of(config, 0) == [4, 8, 16] and budgets_of(config, 9) == [1, 2, 4]
     assert [in_words(seconds) for seconds in (0.2, 40, 200, 9000)] == ["1 s", "40 s", "3 min", "2.5 h"]

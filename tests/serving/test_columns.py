@@ -90,9 +90,14 @@ def test_a_row_that_fails_in_the_model_does_not_fail_the_others(folders, monkeyp
         return answer(inputs, parameters)
 
     monkeypatch.setattr(texts, "answer", fails)
-    assert texts({"text": ["good", "bad", "film"]})["error"] == [None, "no such word", None]
     with pytest.raises(RuntimeError, match="no such"):  # all rows fail: the model is to blame
         texts({"text": ["bad", "bad"]})
+    assert texts({"text": ["good", "bad", "film"]})["error"] == [None, "no such word", None]
+    # Now it is known to answer: the rows are to blame, until it does not answer those of before, either.
+    assert texts({"text": ["bad", "bad"]})["error"] == ["no such word"] * 2
+    monkeypatch.setattr(texts, "answer", lambda inputs, parameters: {}["lost"])
+    with pytest.raises(KeyError, match="lost"):
+        texts({"text": ["good", "film"]})
 
 
 def test_one_batch_of_images_at_a_time_is_decoded(folders, monkeypatch):

@@ -3,7 +3,10 @@
 import asyncio
 import base64
 import io
+import json
 import math
+import random
+import re
 import threading
 
 import pytest
@@ -21,7 +24,7 @@ from hydra_transformers.hub.handler import (
     read_image,
 )
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.serving import create_app
+from hydra_transformers.serving import HydraPredictor, create_app
 from hydra_transformers.serving.page_inputs import read_image as read_file
 from tests.serving.tiny import base64_of
 from tests.tiny_data import save_clip
@@ -167,3 +170,57 @@ def test_nobody_gets_the_answer_of_another():
         response = client.post("/predict", json={"inputs": ["lost", "a"]})
         assert response.status_code == 500 and list(response.json()) == ["error"]
         assert client.post("/predict", json={"inputs": "a"}).json()["label"] == "a"
+
+
+ODD = [None, True, 0, -1, 2, 3.5, 10**400, "", "a", "\ud800", "\0", "{}", [], {}, [[]], [None], ["a", "b"], ["a"] * 17]
+ODD += [
+    {"text": "a", "text_pair": None},
+    {"b64": 1},
+    {"name": []},
+    [{"name": "label"}],
+    "data:image/png;base64,AAAA",
+    ["a", "a"],
+]
+FIELDS = {
+    "/predict": ("inputs", "parameters"),
+    "/classify": ("input", "model"),
+    "/score": ("text_1", "text_2"),
+    "/rerank": ("query", "documents", "top_n"),
+    "/v1/models/{}:predict": ("instances", "parameters"),
+    "/v2/models/{}/infer": ("inputs", "outputs", "id", "parameters"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["texts", "images", "clip"])
+def test_every_wrong_body_gets_a_sentence_in_every_protocol(kind, folders):
+    """Drawn at random; thousands of others were tried by hand."""
+    draw, predictor = random.Random(0), HydraPredictor(folders[kind], device="cpu")
+    usual = {
+        "text_1": "a",
+        "text_2": "b",
+        "query": "a",
+        "documents": ["b"],
+        "parameters": {"candidate_labels": ["a", "b"]},
+    }
+    with TestClient(create_app(predictor), raise_server_exceptions=False) as client:
+        for path, fields in FIELDS.items():
+            for _ in range(30):
+                body = {
+                    field: usual[field] if field in usual and draw.random() < 0.5 else draw.choice(ODD)
+                    for field in fields
+                }
+                if path.endswith("infer") and draw.random() < 0.8:
+                    names = ("name", "shape", "datatype", "data")
+                    right = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+                    body["inputs"] = [
+                        right | {draw.choice(names): draw.choice(ODD)} for _ in range(draw.choice((1, 1, 2)))
+                    ]
+                content, headers = json.dumps(body), {"content-type": "application/json"}
+                response = client.post(path.format(predictor.name), content=content, headers=headers)
+                assert response.status_code in (200, 400, 404, 422), body
+                assert response.status_code == 200 or re.fullmatch(r'\{"error":".{10,400}"\}', response.text), (
+                    response.text
+                )
+        assert client.get("/health").json() == {"status": "ok", "requests": 0}
+        assert client.get("/metrics").status_code == 200

@@ -1,9 +1,5 @@
 """Answers of models of several labels: pipelines, columns, a process without the package, ONNX."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
@@ -12,6 +8,7 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.serving import HydraPredictor
 from hydra_transformers.serving.answer_columns import arrow_schema
 from hydra_transformers.uncertainty import decompose
+from tests.fresh_process import run_without_package
 from tests.tiny_data import SIZES, WORDS, names_of, save_bert
 
 
@@ -31,7 +28,7 @@ def batch_for(hydra, tokenizer, count=60):
     return {**inputs, "labels": ((logits > logits.mean(dim=0)) ^ flipped).float()}
 
 
-def saved(folder, **calibration):
+def saved(folder, layers=2, **calibration):
     """A Hydra of several labels with its tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(save_bert(folder))
     config = BertConfig(
@@ -40,7 +37,7 @@ def saved(folder, **calibration):
         initializer_range=0.5,
         problem_type="multi_label_classification",
         **names_of(FEELINGS),
-        **SIZES,
+        **{**SIZES, "num_hidden_layers": layers},
     )
     torch.manual_seed(0)
     hydra = AutoHydra.from_pruned_members([BertForSequenceClassification(config) for _ in range(3)], shared=()).eval()
@@ -114,21 +111,17 @@ def test_columns_hold_all_that_answers_have(tmp_path):
 def test_a_process_without_the_package_decides_alike(tmp_path):
     hydra, tokenizer = saved(tmp_path / "hydra", alpha=0.3, target={"coverage": 0.5})
     outputs = outputs_of(hydra, tokenizer)
-    program = """if True:
-    import sys, torch
-    sys.modules["hydra_transformers"] = None
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
-    folder, texts = sys.argv[1], sys.argv[2:]
-    model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
-    with torch.no_grad():
-        outputs = model(**AutoTokenizer.from_pretrained(folder, trust_remote_code=True)(texts, padding=True, return_tensors="pt"))
-    answers = pipeline("hydra-text-classification", folder, trust_remote_code=True)(texts)
-    print([outputs.prediction_set.tolist(), outputs.abstain.tolist(), [sorted(each["labels"]) for each in answers]])
+    program = """
+import sys, torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+folder, texts = sys.argv[1], sys.argv[2:]
+model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
+with torch.no_grad():
+    outputs = model(**AutoTokenizer.from_pretrained(folder, trust_remote_code=True)(texts, padding=True, return_tensors="pt"))
+answers = pipeline("hydra-text-classification", folder, trust_remote_code=True)(texts)
+print([outputs.prediction_set.tolist(), outputs.abstain.tolist(), [sorted(each["labels"]) for each in answers]])
 """
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment |= {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", program, str(tmp_path / "hydra"), *TEXTS]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    result = run_without_package(program, tmp_path / "hydra", *TEXTS, folder=tmp_path)
     assert result.returncode == 0, result.stderr
     labels = [sorted(answer["labels"]) for answer in hydra.predict(TEXTS, tokenizer)]
     expected = [outputs.prediction_set.tolist(), outputs.abstain.tolist(), labels]
@@ -141,7 +134,7 @@ def test_an_exported_model_decides_alike(tmp_path):
 
     from hydra_transformers.export import export
 
-    hydra, tokenizer = saved(tmp_path / "hydra", alpha=0.3, target={"label_risk": 0.3})
+    hydra, tokenizer = saved(tmp_path / "hydra", layers=1, alpha=0.3, target={"label_risk": 0.3})
     folder = export(hydra, tmp_path / "onnx", processor=tokenizer)
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     inputs = tokenizer(TEXTS, padding=True, return_tensors="np")

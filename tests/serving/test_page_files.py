@@ -8,8 +8,13 @@ from pathlib import Path
 import gradio
 import httpx
 import pytest
+from transformers import Wav2Vec2FeatureExtractor
 
-from hydra_transformers.serving.page import ONLY_WHAT_WAS_SENT, launch_page
+from hydra_transformers.serving.page import ONLY_WHAT_WAS_SENT, _respond, launch_page
+from hydra_transformers.serving.page_inputs import Limits, read_examples
+from hydra_transformers.serving.predictor import HydraPredictor
+from tests.data.test_sounds import RATE, tone, wav
+from tests.families import WAV2VEC2
 from tests.serving.tiny import asked
 from tests.tiny_data import pictures
 
@@ -136,3 +141,44 @@ def test_a_page_of_texts_opens_and_fetches_nothing(folders, picture):
             )
     finally:
         page.close(verbose=False)
+
+
+def test_sounds_are_sent_clicked_on_and_answered(tmp_path):
+    model = HydraPredictor(WAV2VEC2.fused().float(), Wav2Vec2FeatureExtractor(), name="tones")
+    private, sent = tmp_path / "mine" / "low.wav", tmp_path / "high.wav"
+    private.parent.mkdir()
+    private.write_bytes(wav(tone(0.05)))
+    sent.write_bytes(wav(tone(1.0)))
+    examples = read_examples(private.parent, "sounds")
+    page = launch_page(model, model, examples)
+    try:
+        server = page.local_url.rstrip("/")
+        path = uploaded(server, sent)
+        shown = answer_to(server, [{"path": path, "orig_name": "high.wav"} | METAS[-1]])
+        assert shown["data"][0].count('class="hydra-card"') == 2 and model.class_names[0] in shown["data"][0]
+        for meta in METAS:
+            assert_refused(answer_to(server, [{"path": str(private)} | meta]))
+        clicked = answer_to(server, [0], "click")["data"][0]["path"]
+        assert clicked != str(private) and Path(clicked).read_bytes() == private.read_bytes()
+        assert "hydra-card" in answer_to(server, [{"path": clicked} | METAS[-1]])["data"][0]
+    finally:
+        page.close(verbose=False)
+
+
+def test_sounds_that_cannot_be_read_get_a_sentence(tmp_path):
+    model = HydraPredictor(WAV2VEC2.fused().float(), Wav2Vec2FeatureExtractor(), name="tones")
+    contents = {
+        b"no sound": "a.wav is no WAV file that can be read",
+        wav(tone(1.0), RATE // 2): "a.wav has 16 bits and 8,000 samples per second: send 16 bits and 16,000",
+        wav(tone(1.0, samples=90_000)): "a.wav has more than 0.1 MB",
+    }
+    (tmp_path / "a.wav").write_bytes(b"")
+    for content, sentence in contents.items():
+        (tmp_path / "a.wav").write_bytes(content)
+        assert sentence in _respond([model], Limits(megabytes=0.1), (str(tmp_path / "a.wav"), "a.wav"))
+    assert "Send a WAV file first" in _respond([model], Limits(), None)
+    with pytest.raises(ValueError, match=r"an example of .* cannot be shown: a.wav has 16 bits and 16,000"):
+        read_examples(tmp_path, "sounds", rate=8_000)
+    slower = HydraPredictor(model.model, Wav2Vec2FeatureExtractor(sampling_rate=8_000), name="slow")
+    with pytest.raises(ValueError, match="slow reads 8,000 samples per second, tones 16,000"):
+        launch_page(model, slower)

@@ -11,12 +11,15 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from accelerate.state import PartialState
 from safetensors.torch import load_file, save_file
 from transformers import EvalPrediction, ViTForImageClassification
 
 from hydra_transformers import HydraViTForImageClassification
 from hydra_transformers._io.folder_lock import only_writer
+from hydra_transformers._io.processes import apart
 from hydra_transformers.training import DivergedError, compute_accuracy, finetune_members, recipe
+from hydra_transformers.training.finetune import _FineTuning
 from hydra_transformers.training.run_folders import last_checkpoint
 from tests.training.tiny import (
     FAMILIES,
@@ -519,3 +522,21 @@ def test_a_learning_rate_of_its_own_resumes_and_changes_the_classifier(members, 
         train(5.0, "broken", Interrupting(data[0], 16))
     assert torch.equal(train(5.0, "broken", data[0]), whole)
     assert not torch.equal(train(1.0, "plain", data[0]), whole)
+
+
+def test_a_process_that_trains_its_own_members_takes_its_own_gpu_and_no_other(tmp_path, monkeypatch):
+    own, chosen = torch.device("cuda:1"), []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with apart(own):
+        process = _FineTuning(SHORT, [0.1], {}, [], False, own).process(tmp_path, {"per_device_train_batch_size": 4})
+        assert (process.device, process.n_gpu, process.world_size, process.train_batch_size) == (own, 1, 1, 4)
+        assert PartialState().device == chosen[-1] == own
+    assert os.environ["WORLD_SIZE"] == "2" and "ACCELERATE_TORCH_DEVICE" not in os.environ
+
+
+def test_what_processes_divide_is_members_or_batches(members, data, tmp_path):
+    with pytest.raises(ValueError, match="divide is 'rows': pass 'members' or 'batches'"):
+        finetune_members(members, SHORT, *data, output_dir=tmp_path, divide="rows", **ARGUMENTS)

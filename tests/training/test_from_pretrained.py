@@ -9,9 +9,16 @@ import torch
 from transformers import BertForMaskedLM
 
 from hydra_transformers import AutoHydra
+from hydra_transformers.baselines import average_members
 from hydra_transformers.data.fingerprints import fingerprint_of_weights
 from hydra_transformers.pruning import draw_members, extract_circuit
-from hydra_transformers.training import finetune_from_pretrained, finetune_members, recipe
+from hydra_transformers.training import (
+    finetune_from_pretrained,
+    finetune_members,
+    hydra_from_pretrained,
+    recipe,
+    tune_jointly,
+)
 from hydra_transformers.training.from_pretrained import shortened, shortened_arguments, with_new_classifiers
 from tests.families import GEMMA
 from tests.training.test_finetune_members import Interrupting, assert_same_weights
@@ -52,6 +59,26 @@ def test_only_the_classifier_is_new_and_each_member_has_its_own(name, has_head, 
     for member, loaded in zip(members, with_new_classifiers(tmp_path, 2, ["a", "b", "c", "d"], seed=3), strict=True):
         assert_same_weights(member, loaded)
     assert_same_weights(members[1], with_new_classifiers(pretrained, 1, ["a", "b", "c", "d"], seed=4)[0])
+
+
+def test_neighbours_may_begin_with_the_same_classifier():
+    pretrained = tiny_model("vit", "backbone")
+    four, own = with_new_classifiers(pretrained, 4, classifiers=2), with_new_classifiers(pretrained, 2)
+    for place, member in enumerate(four):
+        assert_same_weights(member, own[place // 2])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"classifiers": 0}, "classifiers is 0: pass a number from 1 to 3, of fine-tunings"),
+        ({"classifiers": 7, "trainings": 6}, "classifiers is 7: pass a number from 1 to 6, of fine-tunings"),
+        ({"classifiers": 3, "trainings": 1.5}, "classifiers is 3: pass 1, for restarts of one run have one"),
+    ],
+)
+def test_more_classifiers_than_fine_tunings_are_refused(wrong, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        finetune_from_pretrained(tiny_model("vit", "backbone"), 3, **wrong)
 
 
 def test_drawing_classifiers_leaves_no_trace_in_the_random_numbers():
@@ -191,7 +218,7 @@ def test_what_a_model_computes_from_its_config_is_not_rounded_with_its_weights(t
         (
             lambda: tiny_model("vit", "member"),
             {},
-            "is a hydra_vit: pass a pre-trained model, one of audio-spectrogram-transformer, beit, bert",
+            "is a hydra_vit: pass a pre-trained model, one of albert, audio-spectrogram-transformer, beit",
         ),
         (lambda: tiny_model("vit", "backbone"), {"num_members": 0}, "num_members is 0"),
         (lambda: tiny_model("vit", "backbone"), {"class_names": ["a", "a"]}, "class_names is .*different names"),
@@ -255,6 +282,45 @@ def test_members_of_one_run_go_on_from_its_half_and_take_what_is_left_of_the_tra
         members, finetune_from_pretrained(pretrained, 3, eight, *data, **arguments), strict=True
     ):
         assert_same_weights(member, loaded)
+
+
+@pytest.mark.slow
+def test_twice_the_trainings_make_better_members_and_one_call_the_whole_hydra(data, tmp_path):
+    pretrained, arguments = tiny_model("vit", "backbone"), {"seed": 5, **ARGUMENTS}
+    short = dataclasses.replace(recipe("tune-images"), epochs=1)
+    four = finetune_from_pretrained(pretrained, 4, SHORT, *data, tmp_path / "four", NAMES, **arguments)
+    budget = {"trainings": 4, "class_names": NAMES, "tuning_recipe": short, "trunk_layers": 0.5}
+    hydra = hydra_from_pretrained(pretrained, 2, SHORT, *data, tmp_path / "one call", **budget, **arguments)
+    members = finetune_from_pretrained(
+        pretrained, 2, SHORT, *data, tmp_path / "one call" / "finetuned", NAMES, trainings=4, **arguments
+    )
+    for member, expected in zip(members, average_members(four, into=2), strict=True):
+        assert_same_weights(member, expected)
+    merged, teacher = (AutoHydra.from_pruned_members(members, trunk_layers=depth) for depth in (1, 0))
+    expected = tune_jointly(merged, short, *data, tmp_path / "by hand", teacher, **arguments)
+    assert hydra.num_members == 2 and hydra.config.trunk_layers == 1
+    assert_same_weights(hydra, expected)
+    again = hydra_from_pretrained(pretrained, 2, SHORT, *data, tmp_path / "one call", **budget, **arguments)
+    assert_same_weights(again, hydra)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"output_dir": None}, "output_dir is None"),
+        ({"num_members": 1}, "num_members is 1"),
+        ({"trunk_layers": 9}, "trunk_layers is 9, of 3 layers"),
+        ({"trunk_layers": 0}, "trunk_layers is 0, of 3 layers"),
+        ({"tuning_recipe": "long"}, "there is no recipe 'long'"),
+        ({"problem_type": "regression"}, "a teacher is for one class per row"),
+        ({"trainings": 4}, "trainings is 4: pass .* a multiple of it such as 6"),
+    ],
+)
+def test_what_one_call_cannot_do_is_refused_before_any_training(wrong, sentence, data, tmp_path):
+    given = {"num_members": 3, "output_dir": tmp_path} | wrong
+    with pytest.raises(ValueError, match=sentence):
+        hydra_from_pretrained(tiny_model("vit", "backbone"), train_data=data[0], validation_data=data[1], **given)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("trainings", "members"), [(0.5, 3), (3, 3), (2.0, 2)])

@@ -79,6 +79,15 @@ def test_a_teacher_answers_with_the_mean_of_its_members_whatever_it_is(hydra_and
     torch.testing.assert_close(Teacher(plain).probabilities(batch), (predict(plain, batch)[:, 0] / 2).softmax(-1))
 
 
+def test_a_teacher_on_the_cpu_is_moved_to_the_training_and_back(hydra_and_teacher, monkeypatch):
+    _, model = hydra_and_teacher
+    places = []
+    monkeypatch.setattr(model, "to", places.append)
+    with pytest.raises(KeyboardInterrupt), Teacher(model).moved_to("cuda:1"):
+        raise KeyboardInterrupt
+    assert places == ["cuda:1", "cpu"]
+
+
 @pytest.mark.slow
 def test_a_hydra_comes_closer_to_its_teacher_and_both_given_stay_as_they_were(hydra_and_teacher, data, tmp_path):
     hydra, teacher = hydra_and_teacher

@@ -11,11 +11,11 @@ from tests.training.tiny import FAMILIES, FORMS, tiny_model
 
 # By hand: the last names of a parameter's path, without numbers, and the part they belong to.
 EXPECTED = {
-    "embeddings": """conv.weight conv.bias weight.original0 weight.original1 conv_layers.layer_norm.weight conv_layers.layer_norm.bias
+    "embeddings": """conv.weight conv.bias conv1.weight conv1.bias conv2.weight conv2.bias embed_positions.weight weight.original0 weight.original1 conv_layers.layer_norm.weight conv_layers.layer_norm.bias
         feature_projection.layer_norm.weight feature_projection.layer_norm.bias masked_spec_embed embeddings.layer_norm.weight
         embeddings.layer_norm.bias wav2vec2.encoder.layer_norm.weight wav2vec2.encoder.layer_norm.bias wavlm.encoder.layer_norm.weight wavlm.encoder.layer_norm.bias
         rel_attn_embed.weight distillation_token mask_token register_tokens cls_token position_embeddings projection.weight projection.bias word_embeddings.weight
-        embeddings_project.weight embeddings_project.bias position_embeddings.weight token_type_embeddings.weight embeddings.LayerNorm.weight embeddings.LayerNorm.bias
+        embeddings_project.weight embeddings_project.bias embedding_hidden_mapping_in.weight embedding_hidden_mapping_in.bias position_embeddings.weight token_type_embeddings.weight embeddings.LayerNorm.weight embeddings.LayerNorm.bias
         token_embedding.weight position_embedding.weight class_embedding patch_embedding.weight patch_embedding.bias
         tok_embeddings.weight embeddings.norm.weight embed_tokens.weight relative_attention_bias.weight
         embed_proj.weight rel_embeddings.weight encoder.LayerNorm.weight encoder.LayerNorm.bias distance_embeddings.weight rel_pos_bias.weight rel_pos_x_bias.weight rel_pos_y_bias.weight relative_attention_bias.order.weight
@@ -30,18 +30,18 @@ EXPECTED = {
         o_proj.bias out_proj.weight out_proj.bias self.query.weight self.query.bias self.key.weight self.key.bias
         self.value.weight self.value.bias attn.q.weight attn.q.bias attn.k.weight attn.k.bias attn.v.weight attn.v.bias
         attn.o.weight attn.o.bias q_norm.weight k_norm.weight query_norm.weight key_norm.weight
-        attention.output.dense.weight attention.output.dense.bias attn.Wqkv.weight attn.Wo.weight
+        attention.output.dense.weight attention.output.dense.bias attention.dense.weight attention.dense.bias attn.Wqkv.weight attn.Wo.weight
         gru_rel_pos_const gru_rel_pos_linear.weight gru_rel_pos_linear.bias bias_gate.weight maps.weight maps.bias
         query_proj.weight query_proj.bias key_proj.weight key_proj.bias value_proj.weight value_proj.bias pos_key_proj.weight
         pos_key_proj.bias pos_query_proj.weight pos_query_proj.bias position_key_proj.weight position_key_proj.bias
         position_query_proj.weight position_query_proj.bias lambda_1 distance_bias.weight relative_position_bias_table""",
     "mlp": """intermediate_dense.weight intermediate_dense.bias output_dense.weight output_dense.bias
         layer_scale2.lambda1 lambda_2 weights_in.weight weights_in.bias weights_out.weight weights_out.bias
-        lin1.weight lin1.bias lin2.weight lin2.bias gate_proj.weight gate_proj.bias
+        lin1.weight lin1.bias lin2.weight lin2.bias ffn.weight ffn.bias ffn_output.weight ffn_output.bias gate_proj.weight gate_proj.bias
         up_proj.weight up_proj.bias down_proj.weight down_proj.bias fc1.weight fc1.bias fc2.weight fc2.bias intermediate.dense.weight intermediate.dense.bias
         layer.output.dense.weight layer.output.dense.bias mlp.Wi.weight mlp.Wo.weight""",
-    "layernorm": """layers.layer_norm.weight layers.layer_norm.bias encoder.layer_norm.weight encoder.layer_norm.bias
-        final_norm.bias layernorm_before.weight layernorm_before.bias layernorm_after.weight layernorm_after.bias
+    "layernorm": """self_attn_layer_norm.weight self_attn_layer_norm.bias layers.layer_norm.weight layers.layer_norm.bias encoder.layer_norm.weight encoder.layer_norm.bias
+        full_layer_layer_norm.weight full_layer_layer_norm.bias final_norm.bias layernorm_before.weight layernorm_before.bias layernorm_after.weight layernorm_after.bias
         layernorm.weight layernorm.bias attention_norm.weight attention_norm.bias mlp_norm.weight mlp_norm.bias
         norm1.weight norm1.bias norm2.weight norm2.bias sa_layer_norm.weight sa_layer_norm.bias
         output_layer_norm.weight output_layer_norm.bias output.LayerNorm.weight output.LayerNorm.bias
@@ -51,7 +51,7 @@ EXPECTED = {
         pre_layernorm.bias post_layernorm.weight post_layernorm.bias final_layer_norm.weight final_layer_norm.bias
         attn_norm.weight final_norm.weight input_layernorm.weight post_attention_layernorm.weight norm.weight
         pre_feedforward_layernorm.weight post_feedforward_layernorm.weight attention_branch_norm.weight mlp_branch_norm.weight""",
-    "classifier": """projector.weight projector.bias layer_weights classifier.weight classifier.bias pooler.dense.weight pooler.dense.bias logit_scale
+    "classifier": """projector.weight projector.bias layer_weights classifier.weight classifier.bias pooler.weight pooler.bias pooler.dense.weight pooler.dense.bias logit_scale
         visual_projection.weight text_projection.weight classifier.dense.weight classifier.dense.bias
         classifier.out_proj.weight classifier.out_proj.bias classifier.layernorm.weight classifier.layernorm.bias
         pre_classifier.weight pre_classifier.bias head.dense.weight head.norm.weight score.weight

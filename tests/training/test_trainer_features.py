@@ -37,6 +37,7 @@ def trained(name, form, output_dir, resume=None, **overrides):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "form"), [("vit", "fused"), ("bert", "member"), ("clip", "fused")])
 def test_resuming_from_a_checkpoint_gives_the_weights_of_an_unbroken_run(name, form, tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 2}
@@ -48,6 +49,7 @@ def test_resuming_from_a_checkpoint_gives_the_weights_of_an_unbroken_run(name, f
         assert torch.equal(expected, found), parameter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["member", "fused"])
 @pytest.mark.parametrize("name", ["vit", "bert"])
 def test_gradient_checkpointing_changes_nothing(name, form, tmp_path):
@@ -57,6 +59,7 @@ def test_gradient_checkpointing_changes_nothing(name, form, tmp_path):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=parameter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "bert"])
 def test_bfloat16_trains_the_same_parameters_close_by(name, tmp_path):
     before = copy_of_weights(tiny_model(name, "fused"))
@@ -88,3 +91,35 @@ def test_accumulated_batches_count_by_their_labels_in_models_that_give_means(tmp
     parts = [{name: tensor[rows] for name, tensor in whole.items()} for rows in (slice(0, 4), slice(4, 6))]
     losses = [trainer.compute_loss(model, dict(part), num_items_in_batch=torch.tensor(6)) for part in parts]
     torch.testing.assert_close(sum(losses), expected)
+
+
+def test_copies_of_a_row_count_once_and_differ_by_dropout(tmp_path):
+    """Three copies without dropout have the gradient of one, also where batches are accumulated; with dropout each is another."""
+    model = tiny_model("bert", "backbone", hidden_dropout_prob=0.1).double()
+    arguments = TrainingArguments(tmp_path, **QUIET)
+    rows = tiny_dataset("bert", 4)
+    batch = {"input_ids": torch.stack([row["input_ids"] for row in rows])}
+    batch["labels"] = torch.tensor([row["labels"] for row in rows])
+    dropouts = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    trainers = {count: FiniteTrainer(model=model, args=arguments, repetitions=count) for count in (1, 3)}
+    found = {}
+    for count, trainer in trainers.items():
+        trainer.create_optimizer()
+        trainer.current_gradient_accumulation_steps = 2
+        for each in dropouts:
+            each.p = 0.0
+        model.zero_grad()
+        trainer.training_step(model, dict(batch), 8)
+        found[count] = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    for one, three in zip(*found.values(), strict=True):
+        torch.testing.assert_close(three, one, rtol=1e-10, atol=1e-12)
+    for each in dropouts:
+        each.p = 0.5
+    seen = []
+    model.classifier.register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
+    trainers[3].training_step(model, dict(batch), 8)
+    assert seen[0].shape == (12, 3) and len({tuple(row) for row in seen[0][:3].tolist()}) == 3
+    with pytest.raises(ValueError, match="the batch has no labels"):
+        trainers[3].training_step(model, {"input_ids": batch["input_ids"]})
+    with pytest.raises(ValueError, match="the model has no dropout"):
+        FiniteTrainer(model=tiny_model("vit", "backbone", hidden_dropout_prob=0.0), args=arguments, repetitions=2)

@@ -54,11 +54,12 @@ def tiny_dataset(name: str, rows: int = 12, seed: int = 1) -> list[dict]:
     tokens[:, 1], tokens[:, -1] = 30 + labels, 39
     if name == "clip":
         return [{"pixel_values": image, "input_ids": text} for image, text in zip(images, tokens, strict=True)]
-    is_raw = FAMILIES[name].reads_audio and FAMILIES[name].inputs()["input_values"].dim() == 2
-    sounds = torch.randn(rows, 40, generator=generator) if is_raw else torch.randn(rows, 10, 7, generator=generator)
+    audio = FAMILIES[name].audio_name
+    shape = (3, 8, 8) if audio is None else FAMILIES[name].inputs()[audio].shape[1:]
+    sounds = torch.randn(rows, *shape, generator=generator)
     sounds[torch.arange(rows), labels] += 1
     inputs = ("pixel_values", images) if FAMILIES[name].reads_images else ("input_ids", tokens)
-    inputs = ("input_values", sounds) if FAMILIES[name].reads_audio else inputs
+    inputs = inputs if audio is None else (audio, sounds)
     return [{inputs[0]: row, "labels": int(label)} for row, label in zip(inputs[1], labels, strict=True)]
 
 

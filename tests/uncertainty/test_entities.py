@@ -1,9 +1,6 @@
 """Entities: how they are read from tags, answered by pipelines, calibrated and judged."""
 
 import json
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 
 import pytest
@@ -16,6 +13,7 @@ from hydra_transformers.models.entities import entities_in, worst_and_mean
 from hydra_transformers.uncertainty import decompose, predict_uncertainty
 from hydra_transformers.uncertainty.tagging import entity_metrics, find_entities
 from tests import tiny_tags
+from tests.fresh_process import run_without_package
 
 
 # As seqeval reads them, with its default mode: https://github.com/chakki-works/seqeval
@@ -237,7 +235,6 @@ def test_labels_that_do_not_fit_are_refused(change, sentence):
 # Answers where the package cannot be imported, with the pipelines that came with the model.
 WITHOUT_THE_PACKAGE = """
 import json, sys
-sys.modules["hydra_transformers"] = None
 import torch, transformers
 folder, text = sys.argv[1:]
 model = transformers.AutoModelForTokenClassification.from_pretrained(folder, trust_remote_code=True)
@@ -256,10 +253,7 @@ def test_a_calibrated_model_answers_alike_where_the_package_is_not_importable(ca
     hydra, _ = calibrated
     hydra.save_pretrained(tmp_path / "hydra")
     tiny_tags.tokenizer().save_pretrained(tmp_path / "hydra")
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment.update(HF_MODULES_CACHE=str(tmp_path / "modules"), HF_HUB_OFFLINE="1")
-    command = [sys.executable, "-c", WITHOUT_THE_PACKAGE, str(tmp_path / "hydra"), TEXT]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    result = run_without_package(WITHOUT_THE_PACKAGE, tmp_path / "hydra", TEXT, folder=tmp_path)
     assert result.returncode == 0, result.stderr
     found = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
     with torch.no_grad():

@@ -1,8 +1,6 @@
 """Pipelines and `predict` that say how sure they are, against plain computations."""
 
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -18,6 +16,7 @@ from hydra_transformers.models.auto import load_trained
 from hydra_transformers.models.pipeline_hydra_text import HydraTextClassificationPipeline
 from hydra_transformers.uncertainty import calibrate, decompose, predict_decisions
 from hydra_transformers.uncertainty.calibration import remember_weights
+from tests.fresh_process import run_without_package
 from tests.tiny_data import CLASSES, picture_rows, pictures, save_bert, save_clip, save_vit
 
 
@@ -312,9 +311,7 @@ def test_a_saved_model_names_its_pipeline_and_takes_it_along(folders, tmp_path):
 
 
 WITHOUT_THE_PACKAGE = """
-import sys
-sys.modules["hydra_transformers"] = None
-import json
+import json, sys
 from unittest import mock
 from PIL import Image
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification, AutoProcessor, AutoTokenizer
@@ -347,10 +344,7 @@ print(json.dumps([answers, others, labels, loading.call_count]))
 @pytest.mark.slow
 def test_a_process_without_the_package_answers_alike(folders, tmp_path):
     IMAGES[0].save(folders / "image.png")
-    environment = {"PATH": "", "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", WITHOUT_THE_PACKAGE, str(folders)]
-    streams = {"capture_output": True, "text": True, "input": "n\n" * 9}
-    result = subprocess.run(command, env=environment, cwd=tmp_path, check=False, **streams)
+    result = run_without_package(WITHOUT_THE_PACKAGE, folders, folder=tmp_path, answers="n\n" * 9)
     assert result.returncode == 0, result.stderr
     assert "is not supported for" not in result.stderr  # as check_model_type would say
     assert "[y/N]" not in result.stdout + result.stderr  # trust is asked for once

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from hydra_transformers.data.batches import collate
 from hydra_transformers.data.prediction import SavedLogits
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.uncertainty import (
@@ -18,8 +19,11 @@ from hydra_transformers.uncertainty import (
     ConformalSets,
     UncertaintyAccumulator,
     classification_metrics,
+    detector_by_name,
     diversity_metrics,
 )
+from tests.families import VIT
+from tests.processes import exit_code, start
 
 
 def ensemble(samples, members=3, classes=5, seed=0):
@@ -106,9 +110,33 @@ def test_another_number_of_members_or_a_short_index_is_refused():
         UncertaintyAccumulator("odin")
 
 
+def fits() -> dict[str, torch.Tensor]:
+    """The tensors of fitted detectors: of rows, of batches of unequal lengths, and of one batch, which leaves a process without."""
+    hydra = VIT.hydra.from_pruned_members(VIT.members(), shared=())
+    pixels = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = [{"pixel_values": each, "labels": row % 5} for row, each in enumerate(pixels)]
+    ragged = [collate(rows[start:end]) for start, end in ((0, 3), (3, 20), (20, 21), (21, 40), (40, 60))]
+    chosen = {"knn": {"k": 3, "bank_size": 20}, "vim": {"sample_size": 20, "principal_dim": 1}, "kl_matching": {}}
+    chosen |= {name: {"shrinkage": 0.1} for name in ("mahalanobis", "relative_mahalanobis")}
+    found = {}
+    for name, own in chosen.items():
+        for data in (rows, ragged, [collate(rows)]):
+            detector = detector_by_name(name, **own).fit(hydra, data, batch_size=7)
+            assert detector.fitted_on["rows"] == 60
+            if name == "vim":  # the space, whose axes may have either sign
+                detector.state["residual_space"] = (
+                    detector.state["residual_space"] @ detector.state["residual_space"].mT
+                )
+            found |= {f"{name} {len(data)} {part}": tensor for part, tensor in detector.state.items()}
+    if dist.is_initialized():
+        del ragged[1]["labels"]  # of the second process
+        with pytest.raises(ValueError, match="data has no labels"):
+            detector_by_name("mahalanobis").fit(hydra, ragged)
+    return found
+
+
 def in_one_of_two_processes(rank, folder):
     """Judge half of the data, and write what this process believes about the whole."""
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     accumulator = UncertaintyAccumulator()
     rows = list(zip(LOGITS, LABELS, range(101), strict=True))
@@ -128,6 +156,7 @@ def in_one_of_two_processes(rank, folder):
         refusal(DataLoader(rows, batch_sampler=[[0, 1], [2]])),
     ]
     (Path(folder) / f"{rank}.json").write_text(json.dumps(results))
+    save_file(fits(), Path(folder) / f"{rank}.safetensors")
     dist.destroy_process_group()
 
 
@@ -151,8 +180,10 @@ def batches_of(logits, labels=None, size=9):
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_bits_of_one(tmp_path):
-    torch.multiprocessing.spawn(in_one_of_two_processes, args=(str(tmp_path),), nprocs=2)
+def test_two_processes_give_the_bits_of_one_and_fit_the_same_detectors(tmp_path):
+    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
+    group = [start(log, in_one_of_two_processes, rank, tmp_path) for rank, log in enumerate(logs)]
+    assert [exit_code(each) for each in group] == [0, 0], "\n".join(log.read_text() for log in logs)
     alone = evaluate_uncertainty(
         SavedLogits(), batches_of(LOGITS, LABELS), {"far": {"one batch": batches_of(-LOGITS[:9])}}, **DECISIONS
     )
@@ -170,3 +201,9 @@ def test_two_processes_give_the_bits_of_one(tmp_path):
         assert "data is already split between the processes" in split
         assert "data may be shuffled (its sampler is a RandomSampler), so 2 processes cannot share it" in shuffled
         assert "its sampler is a Shuffled" in unknown and "its sampler is a list" in by_list
+    alone = fits()
+    for rank in range(2):
+        found = load_file(tmp_path / f"{rank}.safetensors")
+        assert set(found) == set(alone)
+        for name, tensor in alone.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-10, atol=1e-10, msg=name)

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..fusion import check_can_be_fused, tower_configs
-from ..fusion.blending import cosines
-from ..fusion.checks import LITTLE_IN_COMMON
 from ..models.auto import HYDRA_CLASSES, check_has_no_adapters
-from ..uncertainty.inputs import widened
+from . import check_can_be_fused, tower_configs
+from .blending import cosines
+from .building import mean_of
+from .checks import LITTLE_IN_COMMON
 
 
 class StrangersError(ValueError):
@@ -35,7 +35,7 @@ def soup(models: Sequence[PreTrainedModel]) -> PreTrainedModel:
     states = [model.state_dict() for model in models]
     for name, tensor in result.state_dict().items():
         if tensor.is_floating_point():
-            tensor.copy_(sum(widened(state[name]).to(tensor.device) for state in states) / len(states))
+            tensor.copy_(mean_of([state[name] for state in states], tensor.device))
     return result.eval()
 
 

@@ -1,0 +1,124 @@
+"""Where every published figure comes from: the command, the results file, and the commit that the file names."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+ROOT = Path(__file__).parents[1]
+
+
+class Figure(NamedTuple):
+    """
+    shown: the pages that show it, as links of docs/figures.md
+    command: what makes the results file
+    file: the results file, from the repository's root
+    """
+
+    shown: str
+    command: str
+    file: str
+
+
+def _compared(setting: str, options: str = "") -> tuple[str, str]:
+    return f"python -m experiments --settings {setting}{options}", f"experiments/results/{setting}.json"
+
+
+def _analysed(setting: str) -> tuple[str, str]:
+    file = f"experiments/results/analysis/{setting}/results.json"
+    return f"python -m experiments.analysis --setting {setting} --results OUT", file
+
+
+def _measured(command: str, name: str) -> tuple[str, str]:
+    return f"python {command}", f"benchmarks/results/{name}.json"
+
+
+TIMES = "benchmarks/inference_cost.py --families vit bert --dtypes bfloat16"
+FIGURES = (
+    Figure(
+        "[README](../README.md), [Results](results.md), [Tiny ImageNet](results/tinyimagenet-dinov2.md), [shift](results/shift.md)",
+        *_compared("tinyimagenet-dinov2"),
+    ),
+    Figure(
+        "[Deeper trunks](results/tinyimagenet-dinov2.md#deeper-trunks-better-members-fewer-trainings)",
+        *_compared("tinyimagenet-dinov2", " --groups soups joint-tuning one-run --backbones 18"),
+    ),
+    Figure(
+        "[Results](results.md), [SST-2](results/sst2-gte.md), [shift](results/shift.md)",
+        *_compared("sst2-gte"),
+    ),
+    Figure(
+        "[Deeper trunks](results/sst2-gte.md#deeper-trunks-better-members-fewer-trainings), texts",
+        *_compared("sst2-gte", " --groups soups joint-tuning one-run --backbones 18"),
+    ),
+    Figure(
+        "[Other tasks](results/tasks.md)",
+        "python -m experiments.tasks --data DIR --start GTE_SMALL --output OUT",
+        "experiments/results/tasks.json",
+    ),
+    Figure("[One backbone](results/one-backbone.md), texts", *_compared("sst2-minilm", " --backbones 4 --data DIR")),
+    Figure("[One backbone](results/one-backbone.md), images", *_compared("cifar10-vit", " --backbones 4 --data DIR")),
+    Figure(
+        "[CLIP](results/clip-tinyimagenet.md)",
+        "python -m experiments.zero_shot --data DIR --start DINOV2",
+        "experiments/results/clip-tinyimagenet.json",
+    ),
+    Figure("[What heads do](analysis.md), images", *_analysed("tinyimagenet-dinov2")),
+    Figure("[What heads do](analysis.md), texts", *_analysed("sst2-gte")),
+    Figure(
+        "[README](../README.md), [How long it takes](results.md#how-long-it-takes)", *_measured(TIMES, "trunk_h200")
+    ),
+    Figure("three models in sequence, on the same pages", *_measured(TIMES, "inference_cost_again_h200")),
+    Figure(
+        "[What it takes](which-do-i-need.md#what-it-takes), on a CPU",
+        *_measured("benchmarks/inference_cost.py --device cpu --families vit --dtypes float32", "inference_cost_cpu"),
+    ),
+    Figure(
+        "[Circuits' times](which-do-i-need.md#what-it-takes)",
+        *_measured("benchmarks/circuit_extraction.py --preset vit-b16", "circuit_extraction_h200"),
+    ),
+    Figure("the same on a CPU", *_measured("benchmarks/circuit_extraction.py --preset cpu", "circuit_extraction_cpu")),
+    Figure("[A million rows](scaling.md)", *_measured("benchmarks/cost_per_million.py", "cost_per_million_h200")),
+    Figure(
+        "the same on a CPU",
+        *_measured("benchmarks/cost_per_million.py --device cpu --batch 2", "cost_per_million_cpu"),
+    ),
+    Figure("[Short lists](pruning.md)", *_measured("-m benchmarks.circuit_shortlist", "circuit_shortlist_h200")),
+    Figure("[Scores of heads](head-pruning.md)", *_measured("-m benchmarks.head_scores", "head_scores_h200")),
+    Figure("[Detectors](uncertainty.md)", *_measured("benchmarks/detectors.py --rounds 15", "detectors_h200")),
+    Figure("[Exports](export.md)", *_measured("benchmarks/export_speed.py", "export_speed_cpu")),
+    Figure("[Quantised weights](publishing.md)", *_measured("benchmarks/quantised.py", "quantised_cpu")),
+    Figure(
+        "[Quantised activations](publishing.md)",
+        *_measured("benchmarks/quantised.py --images 250", "quantised_activations_cpu"),
+    ),
+    Figure(
+        "[Language models](how-it-works.md#classifiers-on-language-models), counted",
+        *_measured("benchmarks/llm_classifiers.py", "llm_classifiers"),
+    ),
+    Figure(
+        "[Language models](how-it-works.md#classifiers-on-language-models), run",
+        *_measured("benchmarks/llm_classifiers.py --preset medium", "llm_classifiers_medium"),
+    ),
+)
+
+
+def table_of_figures() -> str:
+    lines = ["| where | command | results file | commit |", "|---|---|---|---|"]
+    for shown, command, file in FIGURES:
+        link = f"[{Path(file).name if 'analysis' not in file else '/'.join(Path(file).parts[2:])}](../{file})"
+        found = commits(json.loads((ROOT / file).read_text()), command)
+        lines.append(f"| {shown} | `{command}` | {link} | {', '.join(found) or 'not recorded'} |")
+    return "\n".join(lines)
+
+
+def commits(content: Any, command: str = "") -> list[str]:
+    """The commits that a results file names. Groups that were added to a comparison have their own: of these, those that the
+    command names, or else all others."""
+    added = content.get("added", {})
+    named = [group for group in added if group in command.split()]
+    elsewhere = [group for group in added if not any(group in each.command.split() for each in FIGURES)]
+    places = [added[group] for group in (named or elsewhere)] or [content, content.get("machine")]
+    places += [run.get("machine") for run in content.get("runs", [])]
+    found = [place["commit"] for place in places if isinstance(place, dict) and "commit" in place]
+    return list(dict.fromkeys(each if " " in each else each[:7] for each in found))

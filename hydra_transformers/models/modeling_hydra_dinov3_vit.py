@@ -1,0 +1,104 @@
+"""HydraDINOv3ViT: M head-pruned DINOv3 encoders as one network.
+
+Queries and keys of patches are turned by their places in the image, those of the [CLS] token and of registers are not. The
+factors on the two branches (LayerScale) are part of the output projection and of the MLP's second map, as for DINOv2.
+Transformers has no classifier of DINOv3.
+"""
+
+import math
+
+import torch
+from torch import nn
+from transformers import DINOv3ViTModel
+from transformers.models.dinov3_vit.modeling_dinov3_vit import (
+    DINOv3ViTEmbeddings,
+    DINOv3ViTPreTrainedModel,
+    DINOv3ViTRopePositionEmbedding,
+    augment_patches_center_coordinates,
+    get_patches_center_coordinates,
+)
+
+from .configuration_hydra_dinov3_vit import HydraDINOv3ViTConfig
+from .images import HydraImageEncoderMixin, as_patch_projection
+from .modeling_hydra import FixedDtype, RotaryTables, hydra_layers, shared_or_per_member
+from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
+
+
+LAYER = "model.layer.*."
+
+
+class HydraDINOv3ViTPreTrainedModel(HydraModelMixin, DINOv3ViTPreTrainedModel):
+    config_class = HydraDINOv3ViTConfig
+    config: HydraDINOv3ViTConfig
+    base_model_prefix = "dinov3_vit"
+    architecture = "DINOv3"
+    _no_split_modules = ["HydraDINOv3ViTEmbeddings", "HydraLayer"]
+    backbone_types = ("dinov3_vit",)
+    backbone_rules = (
+        *attention_rules(f"{LAYER}attention.{{}}_proj", "qkvo", scale=f"{LAYER}layer_scale1.lambda1"),
+        Rule("layers.*.attention_norm.*", f"{LAYER}norm1.*"),
+        Rule("layers.*.mlp_norm.*", f"{LAYER}norm2.*"),
+        Rule(
+            "layers.*.mlp.fc1.*", (f"{LAYER}mlp.gate_proj.*", f"{LAYER}mlp.up_proj.*"), lambda *maps: torch.cat(maps)
+        ),
+        Rule("layers.*.mlp.fc1.*", f"{LAYER}mlp.up_proj.*"),
+        Rule("layers.*.mlp.fc2.*", (f"{LAYER}mlp.down_proj.*", f"{LAYER}layer_scale2.lambda1"), scaled),
+    )
+
+
+class HydraDINOv3ViTEmbeddings(DINOv3ViTEmbeddings):
+    """DINOv3's embeddings with the patches embedded by a product."""
+
+    def __init__(self, config: HydraDINOv3ViTConfig):
+        super().__init__(config)
+        self.patch_embeddings = as_patch_projection(self.patch_embeddings)
+
+
+class PatchRotations(FixedDtype, DINOv3ViTRopePositionEmbedding):
+    """The angles by which places in the image turn queries and keys."""
+
+    def forward(self, pixel_values: torch.Tensor, hidden_states: torch.Tensor) -> RotaryTables:
+        """pixel_values: (batch, channels, height, width); hidden_states: (members or 1, batch, tokens, hidden)
+
+        Returns (1, tokens, head_dim) each. The first tokens, which are no patches, have angles of zero.
+        """
+        config, size = self.config, self.config.patch_size
+        sides = zip(pixel_values.shape[2:], (size, size) if isinstance(size, int) else size, strict=True)
+        rows, columns = (side // patch for side, patch in sides)
+        places = get_patches_center_coordinates(rows, columns, dtype=torch.float32, device=pixel_values.device)
+        if self.training:
+            places = augment_patches_center_coordinates(
+                places, config.pos_embed_shift, config.pos_embed_jitter, config.pos_embed_rescale
+            )
+        frequencies = self.inv_freq.to(torch.promote_types(hidden_states.dtype, torch.float32))
+        angles = (2 * math.pi * places[:, :, None] * frequencies).flatten(1).tile(2)  # (patches, head_dim)
+        angles = nn.functional.pad(angles, (0, 0, hidden_states.shape[2] - rows * columns, 0)).unsqueeze(0)
+        return angles.cos().to(hidden_states.dtype), angles.sin().to(hidden_states.dtype)
+
+
+class HydraDINOv3ViTModel(HydraImageEncoderMixin, HydraDINOv3ViTPreTrainedModel):
+    """The fused encoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (DINOv3ViTModel,)
+    last_norm = "norm"
+
+    def __init__(self, config: HydraDINOv3ViTConfig):
+        super().__init__(config)
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraDINOv3ViTEmbeddings(config))
+        self.rope_embeddings = PatchRotations(config)
+        self.layers = hydra_layers(config)
+        self.norm = shared_or_per_member(
+            config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        )
+        self.post_init()
+
+    def embed_inputs(self, pixel_values: torch.Tensor | None = None, **inputs):
+        hidden_states, mask, layer_kwargs = super().embed_inputs(pixel_values, **inputs)
+        tables = self.rope_embeddings(pixel_values, hidden_states)
+        return hidden_states, mask, layer_kwargs | {"position_embeddings": tables}
+
+    def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:
+        return hidden_states[:, :, 0]
+
+
+__all__ = ["HydraDINOv3ViTModel", "HydraDINOv3ViTPreTrainedModel"]

@@ -1,0 +1,153 @@
+"""ALBERT: a layer that runs several times has its weights once, and a head that is cut out is missing each time."""
+
+from collections import Counter
+
+import pytest
+import torch
+from transformers import AlbertForTokenClassification
+
+from hydra_transformers import AutoHydra, HydraAlbertForSequenceClassification, HydraAlbertModel
+from hydra_transformers.cost import count_multiply_adds, count_parameters, inputs_for
+from hydra_transformers.fusion import to_transformers
+from hydra_transformers.hub import create_model_card
+from hydra_transformers.pruning import head_scores, prune_neurons
+from hydra_transformers.pruning.ablation import ablation_of
+from tests.families import ALBERT, HEAD_DIM, padded_texts, randomise
+
+
+pytestmark = pytest.mark.slow  # families other than ViT, BERT, CLIP and Llama
+
+ONE_LAYER = {"num_hidden_layers": 3, "num_hidden_groups": 1}  # as all published models
+HEADS = ({0: [1]}, {0: [0, 3]}, {0: [2, 3]})
+SIDES = {"right": padded_texts(), "left": {name: tensor.flip(1) for name, tensor in padded_texts().items()}}
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padding", SIDES)
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("groups", [1, 2, 5], ids="{} groups in five layers".format)
+def test_every_number_of_groups_is_itself(groups, backend, padding):
+    backbone, texts = ALBERT.backbone(num_hidden_layers=5, num_hidden_groups=groups), SIDES[padding]
+    ablated = ALBERT.ablate(backbone, HEADS[0])
+    hydra, pruned = (HydraAlbertForSequenceClassification.from_backbone(backbone, heads) for heads in ({}, HEADS[0]))
+    for model in (backbone, ablated, hydra, pruned):
+        model.set_attn_implementation(backend)
+    asked = {"output_hidden_states": True, "output_attentions": backend == "eager"}
+    expected, found = backbone(**texts, **asked), hydra(**texts, **asked)
+    assert_close(found.member_logits[:, 0], expected.logits)
+    assert len(found.hidden_states) == 6 and len(hydra.albert.layers) == groups
+    for ours, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
+        assert_close(ours[:, 0], theirs)
+    for ours, theirs in zip(found.attentions or (), expected.attentions or (), strict=True):
+        assert_close(ours, theirs)
+    assert_close(pruned(**texts).member_logits[:, 0], ablated(**texts).logits)
+    runs = Counter(int(run / (5 / groups)) for run in range(5))
+    assert hydra.config.layer_runs == [runs[group] for group in range(groups)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shared", [(), ("embeddings", "layernorm", "mlp")], ids=str)
+def test_members_of_one_layer_are_fused_and_taken_apart(shared):
+    backbones = [ALBERT.backbone(0 if shared else seed, **ONE_LAYER) for seed in range(3)]
+    members = [AutoHydra.from_backbone(*each) for each in zip(backbones, HEADS, strict=True)]
+    hydra = AutoHydra.from_pruned_members(members, shared)
+    assert hydra.config.kept_heads == [[[0, 2, 3], [1, 2], [0, 1]]]
+    references = [ALBERT.ablate(*each) for each in zip(backbones, HEADS, strict=True)]
+    expected = [model(**padded_texts()).logits for model in references]
+    for index, logits in enumerate(expected):
+        assert_close(hydra(**padded_texts()).member_logits[:, index], logits)
+        assert_close(hydra.member(index)(**padded_texts()).logits.softmax(-1), logits.softmax(-1))
+    mean = torch.stack([logits.softmax(-1) for logits in expected]).mean(0)
+    assert_close(hydra(**padded_texts()).logits.softmax(-1), mean)
+
+
+@torch.no_grad()
+def test_the_engine_turns_a_head_off_each_time_that_its_layer_runs():
+    for fields, layers in ((ONE_LAYER, 1), ({}, 3)):
+        backbone = ALBERT.backbone(**fields)
+        engine = ablation_of(AutoHydra.from_backbone(backbone))
+        heads = [(layer, head) for layer in range(layers) for head in range(4)]
+        found = torch.cat(list(engine.over(heads)(padded_texts())))
+        for logits, (layer, head) in zip(found, heads, strict=False):
+            assert_close(logits, ALBERT.ablate(backbone, {layer: [head]})(**padded_texts()).logits)
+        engine.remove((0, 2))
+        left = torch.cat(list(engine.over([(0, 1)])(padded_texts())))
+        assert_close(left[0], ALBERT.ablate(backbone, {0: [1, 2]})(**padded_texts()).logits)
+
+
+def test_scores_are_about_all_the_times_that_a_layer_runs():
+    backbone, batch = ALBERT.backbone(**ONE_LAYER), padded_texts() | {"labels": torch.tensor([0, 1, 2, 0])}
+    michel = head_scores(backbone, [batch], "michel")
+    # One factor on the head's slice of the output projection is its gate in all runs.
+    output, step = ALBERT.output_projection(backbone, "", 0).weight.data, 1e-6
+    changes = []
+    with torch.no_grad():
+        for row in range(4):
+            sample, losses = {name: tensor[row : row + 1] for name, tensor in batch.items()}, []
+            for factor in (1 + step, (1 - step) / (1 + step)):
+                output[:, HEAD_DIM : 2 * HEAD_DIM] *= factor
+                losses.append(backbone(**sample).loss)
+            output[:, HEAD_DIM : 2 * HEAD_DIM] /= 1 - step
+            changes.append(abs(float(losses[0] - losses[1])) / (2 * step))
+    assert michel[0, 1] == pytest.approx(sum(changes) / 4, rel=1e-6)
+    backbone.set_attn_implementation("eager")
+    with torch.no_grad():
+        attentions = backbone(**padded_texts(), output_attentions=True).attentions
+    is_text = padded_texts()["attention_mask"].bool()
+    largest = torch.stack([weights.amax(dim=-1)[:, 1][is_text].mean() for weights in attentions])
+    assert head_scores(backbone, [batch], "confidence")[0, 1] == pytest.approx(float(largest.mean()), rel=1e-10)
+
+
+@torch.no_grad()
+def test_tokens_neurons_and_the_way_back():
+    fields = ALBERT.backbone(**ONE_LAYER).config.to_dict()
+    backbone = randomise(AlbertForTokenClassification(ALBERT.backbone().config_class(**fields)).double(), 0)
+    hydra = AutoHydra.from_backbone(backbone)
+    assert_close(hydra(**padded_texts()).member_logits[:, 0], backbone(**padded_texts()).logits)
+    smaller = prune_neurons(backbone, {0: range(8, 40)})
+    plain = to_transformers(smaller)
+    assert plain.config.intermediate_size == 8 and plain.config.num_hidden_layers == 3
+    assert_close(plain(**padded_texts()).logits, smaller(**padded_texts()).member_logits[:, 0])
+    encoder = HydraAlbertModel.from_backbone(ALBERT.backbone(**ONE_LAYER))
+    expected = ALBERT.backbone(**ONE_LAYER).albert(**padded_texts())
+    assert_close(encoder(**padded_texts()).last_hidden_state, expected.last_hidden_state)
+    assert_close(encoder(**padded_texts()).pooler_output, expected.pooler_output)
+
+
+def test_weights_count_once_and_multiply_adds_each_time():
+    short, long = (ALBERT.backbone(num_hidden_layers=runs, num_hidden_groups=1) for runs in (3, 6))
+    hydras = [AutoHydra.from_backbone(model) for model in (short, long)]
+    assert count_parameters(hydras[0]) == count_parameters(hydras[1]) == count_parameters(short)
+    tokens, hidden = inputs_for(long, 1)["input_ids"].shape[1], 32
+    of_a_head = 4 * tokens * hidden * HEAD_DIM + 2 * tokens**2 * HEAD_DIM
+    of_first_token = (
+        2 * (tokens + 1) * hidden * HEAD_DIM + 2 * tokens * HEAD_DIM
+    )  # all that the last run has to compute
+    saved = count_multiply_adds(hydras[1]) - count_multiply_adds(AutoHydra.from_backbone(long, {0: [1]}))
+    assert saved == 5 * of_a_head + of_first_token
+    mlp = 2 * tokens * hidden * 40
+    assert count_multiply_adds(hydras[1]) - count_multiply_adds(hydras[0]) == 3 * (4 * of_a_head + mlp)
+
+
+def test_the_card_says_that_a_head_is_missing_each_time():
+    hydra = AutoHydra.from_backbone(ALBERT.backbone(**ONE_LAYER), HEADS[0])
+    assert "keeps 3 of the backbone's 4, in a layer that runs 3 times" in str(create_model_card(hydra))
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"inner_group_num": 2}, "inner_group_num is 2"),
+        ({"num_hidden_groups": 7}, "num_hidden_groups is 7 and num_hidden_layers 6"),
+        ({"num_hidden_groups": 1, "kept_heads": [[[0]], [[0]]]}, "kept_heads has 2 layers, the model has 1"),
+    ],
+    ids=str,
+)
+def test_other_layers_are_refused(fields, message):
+    config = HydraAlbertModel.config_class
+    with pytest.raises(ValueError, match=message):
+        config(**{**ALBERT.backbone().config.to_dict(), **fields, "model_type": "hydra_albert"})

@@ -1,0 +1,93 @@
+"""DINOv3's encoder: positions in two directions, which turn the queries and keys of patches alone."""
+
+import pytest
+import torch
+from transformers import AutoModel, DINOv3ViTModel
+
+from hydra_transformers import AutoHydra, HydraDINOv3ViTModel
+from hydra_transformers.cost import count_multiply_adds
+from hydra_transformers.fusion import to_transformers
+from hydra_transformers.models.auto import load_trained
+from tests.families import DINOV3, RAGGED, images, randomise
+
+
+pytestmark = pytest.mark.slow  # families other than ViT, BERT, CLIP and Llama
+
+CONFIGS = {
+    "registers": {},
+    "no registers": {"num_register_tokens": 0},
+    "gated, no biases": {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False, "value_bias": False}
+    | {"proj_bias": False, "mlp_bias": False},
+    "key biases": {"key_bias": True},
+}
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_kind_of_dinov3_is_itself(name):
+    backbone = DINOV3.backbone(**CONFIGS[name])
+    ablated = DINOV3.ablate(backbone, RAGGED[0])
+    hydra, pruned = (AutoHydra.from_backbone(backbone, heads) for heads in ({}, RAGGED[0]))
+    plain = to_transformers(pruned, fill_up=True).double()  # its frequencies, too
+    wide = torch.cat([images(), images(seed=1)], dim=3)  # of another shape than the config's
+    for backend in ("eager", "sdpa"):
+        for model in (backbone, ablated, hydra, pruned):
+            model.set_attn_implementation(backend)
+        for pixels in (images(), wide):
+            expected, found = (model(pixels, output_hidden_states=True) for model in (backbone, hydra))
+            assert_close(found.last_hidden_state, expected.last_hidden_state)
+            assert_close(found.pooler_output, expected.pooler_output)
+            for ours, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
+                assert_close(ours[:, 0], theirs)
+            for model in (pruned, plain):
+                assert_close(model(pixels).pooler_output, ablated(pixels).pooler_output)
+
+
+@pytest.mark.parametrize("shared", [(), ("embeddings", "layernorm", "mlp")], ids=str)
+def test_members_are_side_by_side_and_never_mix(shared):
+    backbones = [DINOV3.backbone(0 if shared else seed) for seed in range(3)]
+    members = [AutoHydra.from_backbone(*each) for each in zip(backbones, RAGGED, strict=True)]
+    hydra = AutoHydra.from_pruned_members(members, shared)
+    outputs = hydra(images())
+    expected = [DINOV3.ablate(*each)(images()).pooler_output for each in zip(backbones, RAGGED, strict=True)]
+    for index, pooled in enumerate(expected):
+        assert_close(outputs.member_pooler_output[:, index], pooled)
+    assert_close(outputs.pooler_output, torch.stack(expected).mean(0))
+    if not shared:
+        outputs.member_pooler_output[:, 1].sum().backward()
+        output = hydra.layers[0].attention.o_proj
+        first, second, third = (rows.abs().max() for rows in output.weight.grad.split(output.widths))
+        assert first == third == 0 and second > 0
+
+
+def test_a_saved_encoder_is_loaded_and_trained_key_biases_come_back(tmp_path):
+    hydra = AutoHydra.from_backbone(DINOV3.backbone())
+    hydra.train()(images()).pooler_output.square().sum().backward()
+    qkv = hydra.layers[0].attention.qkv_proj.bias
+    assert qkv.detach()[32:64].abs().max() == 0 and qkv.grad[32:64].abs().max() > 0  # positions turn it
+    randomise(hydra, 5)
+    with torch.no_grad():
+        expected = hydra(images()).pooler_output
+        plain = to_transformers(hydra).double()
+        assert type(plain) is DINOv3ViTModel and plain.config.key_bias
+        assert_close(plain(images()).pooler_output, expected)
+        hydra.save_pretrained(tmp_path)
+        loaded = AutoModel.from_pretrained(tmp_path, dtype=torch.float64)
+        assert type(loaded) is HydraDINOv3ViTModel
+        assert torch.equal(loaded(images()).pooler_output, expected)
+        halves = [model.to(torch.bfloat16)(images().bfloat16()).pooler_output for model in (hydra, loaded)]
+        assert torch.equal(*halves) and hydra.rope_embeddings.inv_freq.dtype == torch.float32
+
+
+def test_fewer_heads_cost_less_and_there_is_no_classifier(tmp_path):
+    whole, pruned = (AutoHydra.from_backbone(DINOV3.backbone(), heads) for heads in ({}, {0: [1]}))
+    assert count_multiply_adds(whole) - count_multiply_adds(pruned) == 4 * 7 * 32 * 8 + 2 * 7**2 * 8
+    DINOV3.backbone().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is a dinov3_vit: pass a"):
+        load_trained(tmp_path)
+    with pytest.raises(ValueError, match="query_bias is False and value_bias True"):
+        AutoHydra.from_backbone(DINOV3.backbone(query_bias=False))

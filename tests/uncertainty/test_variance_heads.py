@@ -1,0 +1,223 @@
+"""Heads that predict a variance: noise of the data beside the members' disagreement."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hydra_transformers import AutoHydra, evaluate_uncertainty
+from hydra_transformers.baselines import DeepEnsemble
+from hydra_transformers.fusion.plain_models import to_transformers
+from hydra_transformers.hub import create_model_card
+from hydra_transformers.models.configuration_hydra_bert import HydraBertConfig
+from hydra_transformers.pruning import extract_circuit, taylor_scores
+from hydra_transformers.training import Recipe, finetune_from_pretrained, with_variance
+from hydra_transformers.uncertainty import predict_uncertainty
+from tests.families import BERT, FAMILIES, bert_backbone, for_families, padded_texts
+
+
+OUTPUTS = 2
+
+
+def backbones(count=3, outputs=OUTPUTS):
+    return [bert_backbone(seed, num_labels=outputs, problem_type="regression").double() for seed in range(count)]
+
+
+@torch.no_grad()
+def members_of(models):
+    """With variances that depend on the text."""
+    members = [with_variance(model) for model in models]
+    for seed, member in enumerate(members):
+        rows = member.classifier.weight[member.config.num_labels :]
+        rows.copy_(torch.randn(rows.shape, generator=torch.Generator().manual_seed(seed)) / 10)
+        member.classifier.bias[member.config.num_labels :] = -0.5 * seed
+    return members
+
+
+@torch.no_grad()
+def apart(models, members, inputs):
+    """Plain Transformers code: means and variances (batch, members, outputs)."""
+    means = torch.stack([model(**inputs).logits for model in models], dim=1)
+    pooled = [model.bert(**inputs).pooler_output for model in models]
+    heads = [member.classifier for member in members]
+    logs = [F.linear(p, h.weight[OUTPUTS:], h.bias[OUTPUTS:]) for p, h in zip(pooled, heads, strict=True)]
+    return means, torch.stack(logs, dim=1).exp()
+
+
+def labelled(hydra, count=60, seed=0):
+    inputs = padded_texts(count, seed=seed)
+    with torch.no_grad():
+        logits = hydra(**inputs).logits
+    noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(seed)).to(logits)
+    return [{**inputs, "labels": logits + 0.3 * noise}]
+
+
+@torch.no_grad()
+def test_a_fused_model_splits_variance_as_its_members_apart_do():
+    models, inputs = backbones(), padded_texts()
+    members = members_of(models)
+    means, variances = apart(models, members, inputs)
+    hydra = AutoHydra.from_pruned_members(members, shared=()).eval()
+    outputs = hydra(**inputs)
+    exact = {"rtol": 0, "atol": 1e-10}
+    torch.testing.assert_close(outputs.member_logits, means, **exact)
+    torch.testing.assert_close(outputs.member_variances, variances, **exact)
+    torch.testing.assert_close(outputs.logits, means.mean(dim=1), **exact)
+    for model in (hydra, DeepEnsemble(members)):
+        found = predict_uncertainty(model.eval(), [inputs])
+        torch.testing.assert_close(found.aleatoric, variances.mean(dim=1), **exact)
+        torch.testing.assert_close(found.epistemic, means.var(dim=1, correction=0), **exact)
+        torch.testing.assert_close(found.variance, found.aleatoric + found.epistemic, **exact)
+    torch.testing.assert_close(hydra.member(1)(**inputs).member_variances[:, 0], variances[:, 1], **exact)
+    torch.testing.assert_close(with_variance(models[0])(**inputs).logits, means[:, 0], **exact)
+
+
+@pytest.mark.parametrize("kind", ["members", "ensemble"])
+def test_the_loss_is_the_gaussian_likelihood_of_each_member_or_of_their_mixture(kind):
+    models, inputs = backbones(), padded_texts()
+    members = members_of(models)
+    means, variances = apart(models, members, inputs)
+    hydra = AutoHydra.from_pruned_members(members, shared=())
+    hydra.config.ensemble_loss = kind
+    labels = torch.randn(len(means), OUTPUTS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    if kind == "members":
+        own = zip(means.unbind(1), variances.unbind(1), strict=True)
+        expected = sum(F.gaussian_nll_loss(mean, labels, variance) for mean, variance in own) / 3
+    else:
+        total = variances.mean(dim=1) + means.var(dim=1, correction=0)
+        expected = F.gaussian_nll_loss(means.mean(dim=1), labels, total)
+    torch.testing.assert_close(hydra.eval()(**inputs, labels=labels).loss, expected, rtol=0, atol=1e-10)
+    halved = hydra(**inputs, labels=labels, num_items_in_batch=2 * labels.numel()).loss
+    torch.testing.assert_close(halved, expected / 2, rtol=0, atol=1e-10)
+
+
+def test_gradients_of_one_members_variance_stay_with_it():
+    hydra = AutoHydra.from_pruned_members(members_of(backbones()), shared=())
+    hydra.eval()(**padded_texts()).member_variances[:, 0].sum().backward()
+    own, *others = hydra.classifier.weight.grad.split(2 * OUTPUTS)
+    assert own[OUTPUTS:].any() and not own[:OUTPUTS].any() and not any(each.any() for each in others)
+
+
+def test_intervals_are_scaled_by_the_whole_spread_and_saved(tmp_path):
+    hydra = AutoHydra.from_pruned_members(members_of(backbones()), shared=()).eval()
+    [batch] = labelled(hydra)
+    sentences = hydra.calibrate([batch], alpha=0.2, target={"coverage": 0.8}).sentences
+    assert "80 %" in " ".join(sentences)
+    labels = batch.pop("labels")
+    outputs, settings = hydra(**batch), hydra.config.decision
+    parts = predict_uncertainty(hydra, [batch])
+    half = torch.tensor(settings["factors"]) * (parts.variance.sqrt() + torch.tensor(settings["floors"]))
+    expected = torch.stack([parts.mean - half, parts.mean + half], dim=-1)
+    torch.testing.assert_close(outputs.interval, expected, rtol=1e-5, atol=1e-5)
+    assert outputs.abstain.any() and not outputs.abstain.all() and outputs.member_logits.shape[1] == 3
+    assert "the noise that each member expects" in str(create_model_card(hydra, repo_id="me/numbers"))
+    hydra.save_pretrained(tmp_path)
+    loaded = type(hydra).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    again = loaded(**batch)
+    assert torch.equal(again.interval, outputs.interval) and torch.equal(
+        again.member_variances, outputs.member_variances
+    )
+    [result] = evaluate_uncertainty({"Hydra": hydra}, [{**batch, "labels": labels}]).models.values()
+    assert result.num_members == 3 and result.metrics["spread"] == pytest.approx(parts.variance.sqrt().mean().item())
+
+
+def test_one_member_alone_may_abstain():
+    [member] = members_of(backbones(1))
+    member.eval().calibrate(labelled(member), alpha=0.2, target={"coverage": 0.5})
+    [batch] = labelled(member, seed=1)
+    batch.pop("labels")
+    answers = member(**batch)
+    assert answers.abstain.any() and not answers.abstain.all()
+
+
+def test_circuits_and_taylor_scores_go_by_the_likelihood():
+    [member] = members_of(backbones(1))
+    data = labelled(member)
+    circuit = extract_circuit(member, data, budget=1, progress=False)
+    with torch.no_grad():
+        assert circuit.dense_score == pytest.approx(-member.eval()(**data[0]).loss.item(), abs=1e-9)
+    assert all(score > 0 for score in taylor_scores(member, data).values())
+
+
+@pytest.mark.slow
+@for_families([family for family in FAMILIES if hasattr(family.hydra, "classify")])
+@torch.no_grad()
+def test_every_family_has_such_a_head(family):
+    """In float64."""
+    models = [family.backbone(seed) for seed in range(2)]
+    for model in models:
+        model.config.problem_type = "regression"
+    hydra = family.hydra.from_pruned_members([with_variance(model) for model in models], shared=()).eval()
+    outputs = hydra(**family.inputs())
+    means = torch.stack([model(**family.inputs()).logits for model in models], dim=1)
+    torch.testing.assert_close(outputs.member_logits, means, rtol=0, atol=1e-10)
+    assert outputs.member_variances.shape == means.shape and (outputs.member_variances == 1).all()
+
+
+@pytest.mark.slow
+def test_fine_tuning_learns_the_noise_of_the_labels(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    tokens, labels = torch.randint(1, 30, (80, 4), generator=generator), 0.3 * torch.randn(80, generator=generator)
+    rows = [{"input_ids": one, "labels": label} for one, label in zip(tokens, labels, strict=True)]
+    recipe = Recipe("short", "adamw", 1e-2, epochs=4, trainable=("classifier",))
+    settings = {"problem_type": "regression", "predicts_variance": True, "progress": False, "report_to": "none"}
+    members = finetune_from_pretrained(BERT.backbone().float(), 2, recipe, rows, rows[:8], tmp_path, **settings)
+    found = predict_uncertainty(AutoHydra.from_pruned_members(members).eval(), [{"input_ids": tokens}])
+    assert found.aleatoric.mean() < 0.6, "it began with 1, and is 0.09"
+    assert not found.epistemic.isnan().any()
+
+
+@pytest.mark.slow
+def test_a_process_without_the_package_and_an_exported_model_answer_alike(tmp_path):
+    import onnxruntime
+
+    from hydra_transformers.export import export
+
+    hydra = AutoHydra.from_pruned_members(members_of(backbones()), shared=()).float().eval()
+    hydra.calibrate(labelled(hydra), alpha=0.2)
+    hydra.save_pretrained(tmp_path / "hydra")
+    inputs = {"input_ids": torch.arange(1, 13).view(2, 6), "attention_mask": torch.ones(2, 6, dtype=torch.long)}
+    with torch.no_grad():
+        outputs = hydra(**inputs)
+    program = """if True:
+    import sys, torch
+    sys.modules["hydra_transformers"] = None
+    from transformers import AutoModelForSequenceClassification
+    model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+    with torch.no_grad():
+        outputs = model(input_ids=torch.arange(1, 13).view(2, 6), attention_mask=torch.ones(2, 6, dtype=torch.long))
+    torch.save([outputs.member_variances, outputs.interval], sys.argv[2])
+"""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", program, str(tmp_path / "hydra"), str(tmp_path / "answers.pt")]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    for found, expected in zip(
+        torch.load(tmp_path / "answers.pt"), (outputs.member_variances, outputs.interval), strict=True
+    ):
+        assert torch.equal(found, expected)
+    session = onnxruntime.InferenceSession(export(hydra, tmp_path / "onnx") / "model.onnx")
+    named = {
+        each.name: inputs.get(each.name, torch.zeros(2, 6, dtype=torch.long)).numpy() for each in session.get_inputs()
+    }
+    variances, interval = session.run(["member_variances", "interval"], named)
+    torch.testing.assert_close(torch.as_tensor(variances), outputs.member_variances, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.as_tensor(interval), outputs.interval, rtol=1e-4, atol=1e-4)
+
+
+def test_what_has_no_variance_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="predicts_variance is for regression without an aggregate"):
+        HydraBertConfig(num_labels=3, predicts_variance=True)
+    with pytest.raises(ValueError, match="predicts_variance is for regression without an aggregate"):
+        HydraBertConfig(num_labels=1, predicts_variance=True, aggregate="min")
+    with pytest.raises(ValueError, match="pass one member made for regression"):
+        with_variance(bert_backbone(0, num_labels=3))
+    with pytest.raises(ValueError, match="predicts_variance is for problem_type='regression'"):
+        finetune_from_pretrained(bert_backbone(0), 2, None, [], [], tmp_path, predicts_variance=True)
+    [member] = members_of(backbones(1))
+    with pytest.raises(ValueError, match="Transformers has no head"):
+        to_transformers(member)
