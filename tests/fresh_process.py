@@ -50,6 +50,7 @@ def _serve() -> None:
     from transformers import AutoModelForImageClassification, AutoTokenizer, Trainer, pipeline  # noqa: F401
 
     torch.set_num_threads(1)
+    sys.path.append(str(Path(__file__).parents[1]))  # for code that imports what tests share
     for line in sys.stdin:
         child = os.fork()
         if not child:
