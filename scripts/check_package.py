@@ -1,7 +1,7 @@
 """Looks into a built sdist and wheel: everything that runs is in them, and nothing else.
 
 python -m build && python scripts/check_package.py dist/*
-python scripts/check_package.py --tag v0.1.0 dist/*      # the tag names the version that was built
+python scripts/check_package.py --tag v0.2.0 dist/*      # the tag names the version that was built
 """
 
 import argparse
@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = "hydra_transformers"
 IGNORED = {"__pycache__"}
+BESIDE_IT = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md"}
+BESIDE_IT |= {"pyproject.toml", "setup.cfg", "setup.py"}
 
 
 def expected_files() -> set[str]:
@@ -26,29 +28,27 @@ def expected_files() -> set[str]:
 
 
 def files_in(archive: Path) -> set[str]:
-    """Names in a wheel or an sdist, as they are in the repository."""
+    """Names of the files in a wheel or an sdist, as they are in the repository."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
-            return set(wheel.namelist())
+            return {name for name in wheel.namelist() if not name.endswith("/")}
     with tarfile.open(archive) as source:
-        return {name.partition("/")[2] for name in source.getnames()}
+        return {member.name.partition("/")[2] for member in source.getmembers() if member.isfile()}
 
 
 def version_of(archive: Path) -> str:
-    """hydra_transformers-0.1.0-py3-none-any.whl, hydra_transformers-0.1.0.tar.gz"""
+    """hydra_transformers-0.2.0-py3-none-any.whl, hydra_transformers-0.2.0.tar.gz"""
     return archive.name.removeprefix(f"{PACKAGE}-").partition(".tar.gz")[0].partition("-")[0]
 
 
 def problems(archive: Path, tag: str | None = None) -> list[str]:
     """What is wrong with an archive, a sentence each."""
     found, expected = files_in(archive), expected_files()
-    of_package = {name for name in found if name.startswith(f"{PACKAGE}/") and not name.endswith("/")}
+    is_wheel = archive.suffix == ".whl"
+    metadata, expected = (".dist-info/", expected) if is_wheel else (".egg-info/", expected | BESIDE_IT)
+    others = {name for name in found - expected if metadata not in name}
     told = [f"{archive.name} lacks {name}" for name in sorted(expected - found)]
-    if archive.suffix == ".whl":
-        others = {name for name in found - of_package if ".dist-info/" not in name}
-        told += [
-            f"{archive.name} has {name}, which is no part of it" for name in sorted(others | of_package - expected)
-        ]
+    told += [f"{archive.name} has {name}, which is no part of it" for name in sorted(others)]
     if tag is not None and tag != f"v{version_of(archive)}":
         told.append(f"{archive.name} has another version than the tag {tag}: set __version__ in {PACKAGE}/_version.py")
     return told
@@ -57,7 +57,7 @@ def problems(archive: Path, tag: str | None = None) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("archives", nargs="+", type=Path, metavar="FILE", help="an sdist or a wheel")
-    parser.add_argument("--tag", help="refuse archives of another version: v0.1.0")
+    parser.add_argument("--tag", help="refuse archives of another version: v0.2.0")
     arguments = parser.parse_args()
     told = [each for archive in arguments.archives for each in problems(archive, arguments.tag)]
     print("\n".join(told) or f"{len(arguments.archives)} archives are complete")

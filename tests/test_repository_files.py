@@ -1,6 +1,11 @@
 """What surrounds the code is true: workflows, constraints, templates, citation, versions, what a package is built of."""
 
+import email
+import email.policy
+import os
 import re
+import shutil
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -31,19 +36,30 @@ def test_workflows_run_the_checks_on_every_python_and_both_ends_of_the_versions(
     assert "CONSTRAINTS ?= constraints.txt" in (ROOT / "Makefile").read_text()
 
 
-def test_releases_need_no_token():
-    publish = read_yaml(GITHUB / "workflows" / "release.yml")["jobs"]["publish"]
-    assert publish["permissions"] == {"id-token": "write"} and publish["needs"] == "build"
-    assert "secrets." not in (GITHUB / "workflows" / "release.yml").read_text()
+def steps_of(workflow):
+    return [step for job in read_yaml(workflow)["jobs"].values() for step in job.get("steps", [])]
+
+
+def test_releases_need_no_token_and_publish_what_was_tested():
+    release = GITHUB / "workflows" / "release.yml"
+    jobs = read_yaml(release)["jobs"]
+    assert jobs["publish"]["permissions"] == {"id-token": "write"} and "secrets." not in release.read_text()
+    assert jobs["tests"] == {"uses": "./.github/workflows/tests.yml"} and jobs["publish"]["needs"] == "tests"
+    package = read_yaml(GITHUB / "workflows" / "tests.yml")["jobs"]["package"]["steps"]
+    runs = [step["run"] for step in package if "run" in step]
+    order = [" ".join(runs).index(part) for part in ("-m build", "twine check", "--tag", "check_installed.py")]
+    assert order == sorted(order)
+    (kept,) = [step["with"]["name"] for step in package if step.get("uses", "").startswith("actions/upload-artifact")]
+    (taken,) = [step["with"]["name"] for step in jobs["publish"]["steps"] if "with" in step]
+    assert kept == taken
 
 
 def test_scripts_that_workflows_call_exist():
     for path in (GITHUB / "workflows").glob("*.yml"):
-        for job in read_yaml(path)["jobs"].values():
-            for step in job["steps"]:
-                words = step.get("run", "").split()
-                scripts = [word for word in words if word.startswith(("scripts/", ".ci/"))]
-                assert all((ROOT / script).is_file() for script in scripts), step
+        for step in steps_of(path):
+            words = step.get("run", "").split()
+            scripts = [word for word in words if word.startswith(("scripts/", ".ci/"))]
+            assert all((ROOT / script).is_file() for script in scripts), step
 
 
 @pytest.mark.parametrize("name", ["bug", "family", "idea"])
@@ -75,27 +91,94 @@ def test_the_citation_names_the_paper():
     assert paper["url"].endswith("/2510.18358") and paper["identifiers"][0]["value"] == "arXiv:2510.18358"
 
 
-def test_the_changelog_tells_of_this_version():
-    assert __version__ in (ROOT / "CHANGELOG.md").read_text()
+def test_the_changelog_and_the_citation_tell_of_this_version():
+    versions = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert versions[0] == __version__
+    assert read_yaml(ROOT / "CITATION.cff")["version"] == __version__
 
 
 def test_a_package_is_refused_that_lacks_a_file_or_has_another_version(tmp_path):
     files = sorted(check_package.expected_files())
-    assert "hydra_transformers/hub/model_card.md" in files and not any("__pycache__" in name for name in files)
+    assert not any("__pycache__" in name for name in files)
     wheel = tmp_path / "hydra_transformers-0.9.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name in (*files[1:], "tests/test_it.py", "hydra_transformers-0.9.0.dist-info/METADATA"):
             archive.writestr(name, "")
-    assert check_package.problems(wheel, tag="v0.1.0") == [
+    assert check_package.problems(wheel, tag="v0.8.0") == [
         f"{wheel.name} lacks {files[0]}",
         f"{wheel.name} has tests/test_it.py, which is no part of it",
-        f"{wheel.name} has another version than the tag v0.1.0: set __version__ in hydra_transformers/_version.py",
+        f"{wheel.name} has another version than the tag v0.8.0: set __version__ in hydra_transformers/_version.py",
     ]
     source = tmp_path / "hydra_transformers-0.9.0.tar.gz"
     with tarfile.open(source, "w:gz") as archive:
-        for name in files:
+        for name in (*files, *check_package.BESIDE_IT - {"LICENSE"}, "docs/images/overview.png"):
             archive.addfile(tarfile.TarInfo(f"hydra_transformers-0.9.0/{name}"))
-    assert check_package.problems(source, tag="v0.9.0") == []
+    assert check_package.problems(source, tag="v0.9.0") == [
+        f"{source.name} lacks LICENSE",
+        f"{source.name} has docs/images/overview.png, which is no part of it",
+    ]
+
+
+# Build like `python -m build`, offline: an sdist of the repository, a wheel of the sdist.
+BUILD = """
+import os, shutil, sys
+from setuptools import build_meta
+repository, dist, unpacked = sys.argv[1:]
+os.chdir(repository)
+name = build_meta.build_sdist(dist)
+shutil.unpack_archive(os.path.join(dist, name), unpacked)
+os.chdir(os.path.join(unpacked, name.removesuffix(".tar.gz")))
+build_meta.build_wheel(dist)
+"""
+NOT_OURS = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "site", "runs", "demo-output")
+
+
+def built(tmp_path, **environment):
+    """The wheel and the sdist of this repository."""
+    shutil.copytree(ROOT, tmp_path / "repository", ignore=NOT_OURS)
+    folders = [tmp_path / name for name in ("repository", "dist", "unpacked")]
+    environment = {name: value for name, value in os.environ.items() if name != "REPOSITORY_URL"} | environment
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, *folders], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,), (source,) = folders[1].glob("*.whl"), folders[1].glob("*.tar.gz")
+    return wheel, source
+
+
+def metadata_of(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name), policy=email.policy.default)
+
+
+@pytest.mark.slow
+def test_wheel_and_sdist_hold_the_package_and_nothing_else(tmp_path):
+    archives = built(tmp_path)
+    for archive in archives:
+        assert check_package.problems(archive, tag=f"v{__version__}") == []
+        files = {name.removeprefix("hydra_transformers/") for name in check_package.files_in(archive)}
+        needed = ("py.typed", "hub/model_card.md", "hub/baseline_card.md", "serving/page.css")
+        assert files >= {*needed, "demo/trained/config.json", "demo/trained/model.safetensors"}
+        assert not any(name.startswith(("tests", "docs", "experiments", "benchmarks")) for name in files)
+    metadata = metadata_of(archives[0])
+    assert (metadata["Name"], metadata["Version"]) == ("hydra-transformers", __version__)
+    assert metadata["Project-URL"] is None and "](docs/" not in metadata.get_content()
+
+
+@pytest.mark.slow
+def test_the_description_on_pypi_links_to_the_files_of_its_tag(tmp_path):
+    wheel, _ = built(tmp_path, REPOSITORY_URL="https://example.org/us/hydra")
+    metadata = metadata_of(wheel)
+    assert metadata.get_all("Project-URL")[0] == "Repository, https://example.org/us/hydra"
+    page = metadata.get_content()
+    targets = re.findall(r"\]\((.+?)\)", page)
+    assert all(target.startswith("https://") for target in targets)
+    ours = "https://example.org/us/hydra/"
+    assert f"({ours}raw/v{__version__}/docs/images/overview.png)" in page
+    files = [target.removeprefix(f"{ours}blob/v{__version__}/") for target in targets if target.startswith(f"{ours}b")]
+    assert len(files) >= 20 and all((ROOT / name.partition("#")[0]).exists() for name in files)
+    assert 'pip install "hydra-transformers[demo]"' in page and "Clone this repository" not in page
 
 
 def test_the_picture_of_the_readme_can_be_drawn_again(tmp_path, monkeypatch):
