@@ -11,6 +11,7 @@ from .detection import DETECTORS, is_number
 
 ROUNDING = 1e-6  # of scores and sums of probabilities; in doubt a class is in the set
 SET_METHODS = ("lac", "aps", "raps")
+AGAIN = "calibrate the model again (to load a Hydra without its decision, pass decision=None)"
 
 
 def check_settings(settings: Any, num_parameters: float) -> None:
@@ -116,12 +117,12 @@ def _are_texts(value: Any) -> bool:
 
 def check_field(name: str, value: Any, suits: bool, wanted: str) -> None:
     if not suits:
-        raise ValueError(f"decision.{name} is {str(value)[:100]!r}: it must be {wanted}; calibrate the model again")
+        raise ValueError(f"decision.{name} is {str(value)[:100]!r}: it must be {wanted}; {AGAIN}")
 
 
 def check_fields(name: str, value: Any, fields: Iterable[str], optional: Iterable[str] = ()) -> None:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name} is a {type(value).__name__}: it must be a dict; calibrate the model again")
+        raise ValueError(f"{name} is a {type(value).__name__}: it must be a dict; {AGAIN}")
     for field in set(fields) ^ (set(value) - set(optional)):
         found = "is missing" if field in fields else "is unknown"
-        raise ValueError(f"{name}.{field} {found}: calibrate the model again")
+        raise ValueError(f"{name}.{field} {found}: {AGAIN}")

@@ -441,6 +441,19 @@ def test_a_saved_decision_is_checked_and_refused_by_the_name_of_the_field(field,
         CalibratedClassifier.load(backbone, tmp_path)
 
 
+def test_a_hydra_with_a_decision_of_another_version_says_how_to_load_it_without(knn_hydra, tmp_path):
+    knn_hydra.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["decision"]["of_later"] = 1
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"decision.of_later is unknown: calibrate .* pass decision=None"):
+        AutoModelForImageClassification.from_pretrained(tmp_path)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path, decision=None)
+    assert not loaded.is_calibrated
+    loaded.calibrate(rows_for("vit"), target={"risk": 0.9})
+    assert loaded.is_calibrated
+
+
 def test_a_file_of_an_earlier_version_or_of_anything_else_is_no_decision(knn_hydra, tmp_path):
     backbone = backbone_of("vit")
     assert not CalibratedClassifier.is_saved_in(tmp_path)
