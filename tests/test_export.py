@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoTokenizer, ViTImageProcessorPil
 
 from hydra_transformers import AutoHydra, export
@@ -19,6 +20,7 @@ from hydra_transformers.models.auto import load_trained
 from hydra_transformers.models.configuration_hydra import OUTPUTS_OF_HYDRAS
 from tests.families import CLIP, DINOV2, VIT, images
 from tests.pages import run_python_blocks
+from tests.serving.tiny import save_image_models
 from tests.tiny_data import save_bert
 
 
@@ -219,13 +221,13 @@ def test_a_format_that_answers_otherwise_is_not_written(wrong_by, tmp_path, monk
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
+def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = run_python_blocks("docs/export.md", at_least=2)
-    assert set(names["found"]) == {"logits", *OUTPUTS_OF_HYDRAS} - {
-        "interval",
-        "member_variances",
-    }  # those of regression
-    printed = capsys.readouterr().out
-    assert printed.count("LABEL") + printed.count("I don't know") == 5
+    save_image_models(tmp_path)[0].rename("my-calibrated-hydra")
+    for name, image in (("one.jpg", Image.radial_gradient("L")), ("two.jpg", Image.linear_gradient("L"))):
+        image.convert("RGB").save(name)
+    names = run_python_blocks("docs/export.md")
+    assert names["logits"].shape[0] == 2 and names["abstain"].shape == (2,)
+    outputs = {output.name for output in onnxruntime.InferenceSession("my-onnx/model.onnx").get_outputs()}
+    assert outputs == {"logits", *OUTPUTS_OF_HYDRAS} - {"interval", "member_variances"}  # those of regression
     assert (tmp_path / "my-onnx" / "preprocessor_config.json").exists()

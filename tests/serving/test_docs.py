@@ -1,37 +1,72 @@
 """The examples of docs/serving.md, docs/scaling.md and docs/app.md run, and what the pages say is so."""
 
 import re
+import shutil
 
 import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
 
 from hydra_transformers.cli import main
 from hydra_transformers.hub.handler import FORMATS, MOST_PIXELS
-from hydra_transformers.serving import page_inputs
+from hydra_transformers.serving import HydraPredictor, create_app, page_inputs
 from hydra_transformers.serving.page_inputs import SECONDS_TO_READ, Limits
 from hydra_transformers.serving.server import SECONDS_FOR_BODY, SECONDS_TO_CLOSE
 from tests.pages import ROOT, run_python_blocks
+from tests.serving.tiny import base64_of
 
 
+JSON = {"Content-Type": "application/json"}
+PHOTOS = {
+    "photo.jpg": Image.radial_gradient("L"),
+    "one.jpg": Image.radial_gradient("L"),
+    "two.jpg": Image.linear_gradient("L"),
+}
 FLAGS = re.compile(r"--[a-z]+(?:-[a-z]+)*\b")  # not torchrun's, which have underscores
 
 
-def test_the_example_of_the_server_runs(capsys):
-    names = run_python_blocks("docs/serving.md")
-    assert names["answer"]["abstain"] is None and names["refused"].status_code == 422
-    assert "inputs[0] is no base64" in capsys.readouterr().out
-
-
-def test_the_example_of_the_predictor_runs(tmp_path, monkeypatch):
+@pytest.fixture
+def readers_folder(folders, tmp_path, monkeypatch):
+    """What the pages suppose to be there: a calibrated Hydra, its backbone, and photos."""
     monkeypatch.chdir(tmp_path)
-    assert run_python_blocks("docs/scaling.md")["answers"]["abstain"] == [None, None]
+    shutil.copytree(folders["images"], "my-calibrated-hydra")
+    shutil.copytree(folders["single"], "my-backbone")
+    for name, image in PHOTOS.items():
+        image.convert("RGB").save(name)
+    return tmp_path
+
+
+def test_the_example_of_the_server_runs(readers_folder):
+    with TestClient(run_python_blocks("docs/serving.md")["app"]) as client:
+        answer = client.post("/predict", json={"inputs": base64_of(PHOTOS["photo.jpg"].convert("RGB"))}).json()
+        refused = client.post("/predict", json={"inputs": "/etc/passwd"})
+        assert client.get("/").json()["limits"]["max_batch"] == 8
+    assert answer["abstain"] in (True, False) and refused.status_code == 422
+    assert "inputs[0] is no base64" in refused.json()["error"]
+
+
+def test_the_requests_of_the_page_are_answered(folders):
+    """Those to other protocols; the tiny model has two classes, as /score and /rerank need."""
+    page = (ROOT / "docs/serving.md").read_text()
+    requests = re.findall(r"^(/\S+) +(\{.*\})$", page, flags=re.MULTILINE)
+    with TestClient(create_app(HydraPredictor(folders["texts"], device="cpu", name="my-hydra"))) as client:
+        answers = {
+            path: client.post(path.replace("NAME", "my-hydra"), content=body, headers=JSON) for path, body in requests
+        }
+    assert len(answers) == 5 and {answer.status_code for answer in answers.values()} == {200}
+    assert len(answers["/classify"].json()["data"]) == 1 and len(answers["/score"].json()["data"]) == 2
+
+
+def test_the_example_of_the_predictor_runs(readers_folder):
+    answers = run_python_blocks("docs/scaling.md")["answers"]
+    assert len(answers["label"]) == 2 and set(answers["abstain"]) <= {True, False}
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_page_run_in_order(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names = run_python_blocks("docs/app.md", at_least=3)
+def test_the_example_of_the_page_runs(readers_folder, capsys):
+    names = run_python_blocks("docs/app.md")
     assert "http://127.0.0.1:" in capsys.readouterr().out and len(names["answer"]["members"]) == 3
-    assert (tmp_path / "my-space" / "app.py").exists()
+    assert (readers_folder / "my-space" / "app.py").exists()
 
 
 @pytest.mark.parametrize(
