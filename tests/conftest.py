@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -36,6 +37,18 @@ def pytest_collection_finish() -> None:
     spend half a second on torch, Transformers and scikit-learn."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    """What a test sets for the threads of torch ends with it: another number sums in another order, and two workers with two
+    threads each wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture

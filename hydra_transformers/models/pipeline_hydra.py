@@ -4,7 +4,6 @@ import base64
 import binascii
 import io
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -86,8 +85,6 @@ class AnswersMixin:
     interval: [lowest, highest] of each output; None where it was not calibrated for that
     """
 
-    every_score: dict[str, Any] = {}  # how Transformers' own pipeline is asked for all of them
-
     @staticmethod
     def check_parameters(parameters: dict[str, Any]) -> None:
         """Refuses parameters of `predict` that are missing, before anything is loaded."""
@@ -109,26 +106,28 @@ class AnswersMixin:
     def outputs(self, model_inputs: Any) -> Any:
         return super()._forward(model_inputs)
 
-    def postprocess(self, model_outputs: dict, top_k: int | None = 5, **parameters) -> dict[str, Any]:
+    def postprocess(self, model_outputs: dict, top_k: int | None = 5, function_to_apply: Any = None) -> dict[str, Any]:
         logits, notes = model_outputs["logits"][0], model_outputs.pop("notes") or {}
-        names = model_outputs.get("candidate_labels") or self.model.config.id2label
+        candidates, config = model_outputs.get("candidate_labels"), self.model.config
+        names, problem_type = candidates or config.id2label, getattr(config, "problem_type", None)
         truncated = {"truncated": notes["truncated"]} if "truncated" in notes else {}
-        problem_type = getattr(self.model.config, "problem_type", None)
         # A single output of a plain model may have no problem type, and be calibrated for numbers.
         if model_outputs.get("interval") is not None or problem_type == "regression":
             decided = self.decided(model_outputs, notes.get("empty"))
             return number_answer(model_outputs, names) | decided | truncated
-        scores = super().postprocess(model_outputs, **self.every_score, **parameters)
         member_logits, chosen = (model_outputs.get(name) for name in ("member_logits", "prediction_set"))
         has_labels = problem_type == "multi_label_classification"
-        is_multi_label = has_labels or hasattr(self.model, "logit_bias")  # two towers that say yes or no to each text
+        # Two towers with a bias say yes or no to each text.
+        is_multi_label = has_labels or hasattr(self.model, "logit_bias") or (not candidates and len(logits) == 1)
+        # Ranked here: Transformers' own pipelines read the config for every class, which takes a third of the time of an image.
         order = logits.argsort(descending=True, stable=True).tolist()
+        values = probabilities(logits, function_to_apply or ("sigmoid" if is_multi_label else "softmax"))
+        scores = [{"label": names[place], "score": values[place]} for place in order[: None if has_labels else top_k]]
         labels = label_answer(model_outputs, names, scores, self.settings(model_outputs)) if has_labels else {}
         return {
-            **scores[0],
-            **entropies(
-                logits[None] if member_logits is None else member_logits[0], is_multi_label or len(order) == 1
-            ),
+            "label": names[order[0]],
+            "score": values[order[0]],
+            **entropies(logits[None] if member_logits is None else member_logits[0], is_multi_label),
             **self.decided(model_outputs, notes.get("empty")),
             "prediction_set": None if chosen is None else [names[index] for index in order if chosen[0, index]],
             **labels,
@@ -215,7 +214,14 @@ def number_answer(outputs: dict, names: Any) -> dict[str, Any]:
     }
 
 
-def entropies(member_logits: Tensor, is_multi_label: bool = False) -> dict[str, float]:
+def probabilities(logits: Tensor, function_to_apply: Any) -> list[float]:
+    """Of logits (classes,), by a function that Transformers' pipelines know: "softmax", "sigmoid" or "none"."""
+    name = getattr(function_to_apply, "value", function_to_apply)
+    logits = logits.double()
+    return {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid(), "none": logits}[name].tolist()
+
+
+def entropies(member_logits: Tensor, is_multi_label: bool) -> dict[str, float]:
     """The parts of the uncertainty, of logits (members, classes)."""
     answers = answers_of(member_logits[None].double(), multi_label=is_multi_label)
     parts = entropy_split(answers.log_probabilities)
@@ -241,7 +247,7 @@ class ImagesMixin:
 
 
 class HydraImageClassificationPipeline(ImagesMixin, AnswersMixin, ImageClassificationPipeline):
-    every_score = {"top_k": sys.maxsize}
+    pass
 
 
 READERS = {

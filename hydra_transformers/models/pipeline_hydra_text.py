@@ -11,8 +11,6 @@ from .pipeline_hydra import AnswersMixin
 
 
 class HydraTextClassificationPipeline(AnswersMixin, TextClassificationPipeline):
-    every_score = {"top_k": None, "_legacy": False}
-
     @cached_property
     def most_tokens(self) -> int:
         return min(self.tokenizer.model_max_length, most_tokens(self.model))
