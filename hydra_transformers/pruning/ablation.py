@@ -120,15 +120,18 @@ class Tower:
         mask, bias = repeated_mask(mask, candidates), layer_kwargs.get("position_bias")
         if bias is not None and bias.shape[1] > 1:  # one for each row
             layer_kwargs = layer_kwargs | {"position_bias": bias.repeat(1, candidates, 1, 1, 1)}
+        norm = nn.Identity() if self.encoder.last_norm is None else getattr(self.encoder, self.encoder.last_norm)
         if self.weighted_sum is not None:
             found = [each.repeat(1, candidates, 1, 1) for each in before] + [states]
             for layer in layers:
                 found.append(run_layers([layer], found[-1].contiguous(), mask, **layer_kwargs))
+            if self.encoder.last_hidden_state_is_normed:
+                found[-1] = norm(found[-1])
             states = self.weighted_sum(found)
-        elif layers:
-            states = run_layers(layers, states.contiguous(), mask, self.first_token_only, **layer_kwargs)
-        if self.encoder.last_norm is not None and self.weighted_sum is None:
-            states = getattr(self.encoder, self.encoder.last_norm)(states)
+        else:
+            if layers:
+                states = run_layers(layers, states.contiguous(), mask, self.first_token_only, **layer_kwargs)
+            states = norm(states)
         to_pool = {name: repeated_mask(inputs[name], candidates) for name in self.names_to_pool if name in inputs}
         return self.read(states, self.encoder.pool(states, **to_pool))[0].unflatten(0, (candidates, -1))
 

@@ -1,5 +1,7 @@
 """Whisper's encoder: spectrograms of one length, positions that are not trained, heads that read one layer or all."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from transformers import AutoModelForAudioClassification, WhisperFeatureExtracto
 from hydra_transformers import AutoHydra, HydraWhisperConfig, HydraWhisperModel, export
 from hydra_transformers.cost import compare_costs, unpruned_backbone
 from hydra_transformers.fusion import to_transformers
-from hydra_transformers.pruning import prune_neurons
+from hydra_transformers.pruning import prune_heads, prune_neurons
+from hydra_transformers.pruning.ablation import ablation_of
 from hydra_transformers.training import PostPruningCallback
 from hydra_transformers.training.parameter_groups import PARTS
 from tests.families import WHISPER, log_mel
@@ -37,6 +40,18 @@ def test_states_and_logits_are_those_of_whisper(all_layers):
     fused = AutoHydra.from_pruned_members(backbones, shared=())(**WHISPER.inputs()).member_logits
     apart = torch.stack([backbone(**WHISPER.inputs()).logits for backbone in backbones], dim=1)
     torch.testing.assert_close(fused, apart, **EXACT)
+
+
+@pytest.mark.parametrize("all_layers", [False, True], ids=["last layer", "all layers"])
+@torch.no_grad()
+def test_heads_that_a_circuit_turns_off_are_as_good_as_gone(all_layers):
+    hydra = AutoHydra.from_backbone(WHISPER.backbone(use_weighted_layer_sum=all_layers))
+    engine = ablation_of(copy.deepcopy(hydra))
+    *ablated, whole = torch.cat(list(engine.over(engine.heads)(WHISPER.inputs())))
+    torch.testing.assert_close(whole, hydra(**WHISPER.inputs()).member_logits[:, 0], **EXACT)
+    for (layer, head), found in zip(engine.heads, ablated, strict=True):
+        expected = prune_heads(hydra, {layer: [head]})(**WHISPER.inputs()).member_logits[:, 0]
+        torch.testing.assert_close(found, expected, **EXACT)
 
 
 @torch.no_grad()
