@@ -63,13 +63,21 @@ def member_logits_of(output: Any, source: str = "the model", per_token: bool = F
 
 
 def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
-    """The output of an ensemble of models like `model`, from its members' logits (batch, members, classes)."""
+    """The output of an ensemble of models like `model`, from what `member_logits_of` its members gave."""
     problem_type = problem_type_of_answers(model)
     if problem_type is None and getattr(config_of(model), "num_labels", None) == 1:
         problem_type = "regression"  # as in Transformers' loss
-    aggregate = getattr(config_of(model), "aggregate", None)
+    aggregate, variances = getattr(config_of(model), "aggregate", None), None
+    if getattr(config_of(model), "predicts_variance", False):
+        member_logits, variances = means_and_variances(member_logits)
     logits = ensemble_logits(member_logits, problem_type, aggregate)
-    return HydraClassifierOutput(logits=logits, member_logits=member_logits)
+    return HydraClassifierOutput(logits=logits, member_logits=member_logits, member_variances=variances)
+
+
+def means_and_variances(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Undoes `two_points`: (batch, 2 * members, outputs) -> (batch, members, outputs) each"""
+    below, above = points.unflatten(1, (-1, 2)).unbind(dim=2)
+    return (below + above) / 2, ((above - below) / 2).square()
 
 
 def collect_member_logits(

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batches import batches
-from ..data.prediction import classifies_tokens, config_of, device_of, predict, problem_type_of_answers
+from ..data.prediction import (
+    classifies_tokens,
+    config_of,
+    device_of,
+    means_and_variances,
+    predict,
+    problem_type_of_answers,
+)
 from ..data.tags import NO_TAG, collect_words
 from ..models.detection import differing_pairs, entropy_split, log_mean
 from ..models.modeling_hydra import spread
@@ -148,8 +155,7 @@ def predict_numbers(model: nn.Module, data: Any, batch_size: int = 32) -> Number
         raise ValueError("data has no batches: pass at least one sample")
     outputs, aleatoric = torch.cat(parts), None
     if getattr(config_of(model), "predicts_variance", False):
-        below, above = outputs.unflatten(1, (-1, 2)).unbind(dim=2)  # see `two_points`
-        aleatoric = ((above - below) / 2).square().mean(dim=1)
+        aleatoric = means_and_variances(outputs)[1].mean(dim=1)
     return NumberPrediction(outputs.mean(dim=1), spread(outputs).square(), aleatoric)
 
 

@@ -13,9 +13,10 @@ from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.fusion.plain_models import to_transformers
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.models.configuration_hydra_bert import HydraBertConfig
+from hydra_transformers.models.pipeline_hydra import number_answer
 from hydra_transformers.pruning import extract_circuit, taylor_scores
 from hydra_transformers.training import Recipe, finetune_from_pretrained, with_variance
-from hydra_transformers.uncertainty import predict_uncertainty
+from hydra_transformers.uncertainty import calibrate, predict_uncertainty
 from tests.families import BERT, FAMILIES, bert_backbone, for_families, padded_texts
 
 
@@ -73,6 +74,21 @@ def test_a_fused_model_splits_variance_as_its_members_apart_do():
         torch.testing.assert_close(found.variance, found.aleatoric + found.epistemic, **exact)
     torch.testing.assert_close(hydra.member(1)(**inputs).member_variances[:, 0], variances[:, 1], **exact)
     torch.testing.assert_close(with_variance(models[0])(**inputs).logits, means[:, 0], **exact)
+
+
+def test_ensembles_of_such_models_and_calibrated_ones_tell_the_parts_apart():
+    members = members_of(backbones())
+    hydra = AutoHydra.from_pruned_members(members, shared=()).eval()
+    ensemble = DeepEnsemble(members).eval()
+    calibrated = calibrate(ensemble, labelled(hydra), alpha=0.2).model.eval()
+    expected = hydra(**padded_texts())
+    for model in (ensemble, calibrated):
+        outputs = model(**padded_texts())
+        for name in ("logits", "member_logits", "member_variances"):
+            torch.testing.assert_close(outputs[name], expected[name], rtol=0, atol=1e-10)
+    answer = number_answer(outputs, hydra.config.id2label)
+    assert answer["epistemic"] == pytest.approx(expected.member_logits[0].var(dim=0, correction=0).mean().item())
+    assert answer["uncertainty"] == pytest.approx(answer["epistemic"] + expected.member_variances[0].mean().item())
 
 
 @pytest.mark.parametrize("kind", ["members", "ensemble"])
