@@ -113,7 +113,8 @@ class AnswersMixin:
         truncated = {"truncated": notes["truncated"]} if "truncated" in notes else {}
         # A single output of a plain model may have no problem type, and be calibrated for numbers.
         if model_outputs.get("interval") is not None or problem_type == "regression":
-            decided = self.decided(model_outputs, notes.get("empty"))
+            no_number = None if logits.isfinite().all() else NO_NUMBER
+            decided = self.decided(model_outputs, notes.get("empty") or no_number)
             return number_answer(model_outputs, names) | decided | truncated
         member_logits, chosen = (model_outputs.get(name) for name in ("member_logits", "prediction_set"))
         has_labels = problem_type == "multi_label_classification"
@@ -156,7 +157,7 @@ class AnswersMixin:
             abstain = None if threshold is None else outputs["abstain"][0].all().item()
         reason = empty
         if reason is None and outputs["logits"][0].isnan().any():
-            reason = "The answer is not a number."
+            reason = NO_NUMBER
         if reason is None and abstain and detector == "low score":
             reason = f"The score is {-detector_score:.3g}, below the threshold {-float(threshold):.3g}."
         if reason is None and abstain and outputs["abstain"].dim() > 1:
@@ -174,6 +175,7 @@ class AnswersMixin:
 
 KEPT_OUTPUTS = ("logits", *OUTPUTS_OF_HYDRAS, "candidate_labels")
 PARTS_OF_UNCERTAINTY = ("uncertainty", "aleatoric", "epistemic")
+NO_NUMBER = "The answer is not a number."
 
 
 def label_answer(outputs: dict, names: Any, scores: list[dict], settings: dict[str, Any] | None) -> dict[str, Any]:

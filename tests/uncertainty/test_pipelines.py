@@ -291,6 +291,15 @@ def test_answers_that_are_no_numbers_abstain(kind, folders):
         assert sorted(answer["prediction_set"]) == sorted(CLASSES)
 
 
+def test_a_number_beyond_all_numbers_abstains(folders):
+    hydra = load_trained(folders / "images")
+    hydra.config.problem_type = "regression"
+    with torch.no_grad():
+        hydra.classifier.bias[0] = torch.inf  # as beyond 65,504 in float16
+    [answer] = hydra.predict(IMAGES[:1], processor_for(folders / "images"))
+    assert answer["abstain"] is True and answer["reason"] == "The answer is not a number."
+
+
 def test_a_multi_label_model_has_the_uncertainty_of_all_its_labels(folders):
     hydra = load_trained(folders / "images")
     hydra.config.problem_type = "multi_label_classification"
