@@ -191,8 +191,8 @@ class HydraPredictor(Answerer):
         return found
 
     def _answers_of_batch(self, inputs: list[Any]) -> list[dict[str, Any] | BadRow]:
-        """If a batch fails, its rows are tried alone. Where all of several fail, the model is to blame, unless it still
-        answers a row that it has answered before."""
+        """If a batch fails, its rows are tried alone. A row that fails is bad, unless the model no longer answers a row that it
+        has answered before; where it has answered none yet, the model is to blame if all of several fail."""
         try:
             answers = self.answer(inputs, self.parameters)
             self._answered = inputs[-1]
@@ -203,12 +203,12 @@ class HydraPredictor(Answerer):
             if self.strict:
                 raise
             if len(inputs) == 1:
+                if self._answered is not None:
+                    self.answer([self._answered], self.parameters)
                 return [BadRow(in_one_line(error))]
             alone = [self._answers_of_batch([each])[0] for each in inputs]
-            if all(isinstance(each, BadRow) for each in alone):
-                if self._answered is None:
-                    raise
-                self.answer([self._answered], self.parameters)
+            if self._answered is None:
+                raise
             return alone
 
     def _read(self, value: Any) -> Any:
