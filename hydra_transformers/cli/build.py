@@ -22,7 +22,7 @@ from ..training.from_pretrained import check_classifiers, check_trainings, fine_
 from ..training.recipes import recipe_for
 from . import flags
 from .finetune import RecipeName, change_by, check_trainable, check_training, check_trunk, name_classes
-from .folders import FUSE_SETTINGS, claim, digest_of_names, load_config, models_named, read_settings
+from .folders import FUSE_SETTINGS, claim, digest_of_names, load_config, members_in, models_named, read_settings
 from .options import (
     argument,
     check_named_once,
@@ -218,6 +218,7 @@ def build(
         if options.trunk_layers is None:
             print(f"{MERGED_SHARE:.0%} of the layers will be merged: for none, pass --trunk-layers 0.")
     steps = steps_of(pretrained, options)
+    on_one_process(lambda: _check_order(steps, options.output))
     print(f"{len(steps)} steps, which can be run one by one, too; stop when you like, the same command continues:")
     for words in steps:
         print(f"  hydra-transformers {shlex.join(words)}")
@@ -286,6 +287,26 @@ def _is_done(output: Path, words: list[str]) -> bool:
         return (output / "evaluation" / "report.json").exists()
     is_fused = words[0] == "fuse" and (Path(words[-1]) / FUSE_SETTINGS).exists()
     return is_fused or (output / FUSE_SETTINGS).exists()
+
+
+def _check_order(steps: list[list[str]], output: Path) -> None:
+    """Refuses what a step has made of models that were removed since: it would be taken for made of those that replace them."""
+    if (output / FUSE_SETTINGS).exists():
+        return
+    folders, missing = [Path(words[words.index("--output") + 1]) for words in steps if "--output" in words], None
+    for folder in folders[:-1]:
+        if missing is not None and folder.exists():
+            raise ValueError(f"{folder} was made of models that are no longer in {missing}: remove it, too")
+        missing = missing or (None if _is_finished(folder) else folder)
+
+
+def _is_finished(folder: Path) -> bool:
+    if (folder / FUSE_SETTINGS).exists():
+        return True
+    try:
+        return bool(members_in(folder))
+    except ValueError:
+        return False
 
 
 # Checks before the first step
@@ -381,7 +402,8 @@ def _check_data(pretrained: str, options: BuildOptions, config: PreTrainedConfig
     if is_own_split and overlap(options.split or "train", options.test_split):
         raise ValueError(f"--test-split {options.test_split} has rows that are trained on: pass another")
     processor = load_processor(options.processor or pretrained, config)
-    if options.tune_jointly and name_classes(copy.deepcopy(config), options, "training")[1] is not None:
+    is_joint = options.tune_jointly
+    if is_joint and name_classes(copy.deepcopy(config), options, "training", options.regression)[1] is not None:
         raise ValueError(
             f"--tune-jointly learns from a teacher, which is for one class per row, and {options.data} has other labels: leave it out"
         )

@@ -56,6 +56,7 @@ def hydra_from_pretrained(
     output_dir: str | os.PathLike | None = None,
     *,
     trainings: float | None = None,
+    classifiers: int | None = None,
     trunk_layers: int | float = 0.75,
     tuning_recipe: Recipe | str | None = None,
     class_names: Sequence[str] | None = None,
@@ -66,7 +67,7 @@ def hydra_from_pretrained(
     layers merged, and tune the Hydra as a whole with its own members unmerged as teacher.
 
     Args:
-        pretrained, num_members, recipe, class_names, seed: as for `finetune_from_pretrained`.
+        pretrained, num_members, recipe, class_names, classifiers, seed: as for `finetune_from_pretrained`.
         trainings: as there. 6 for 3 members was best: each is the mean of two fine-tunings. None: one for each member.
         trunk_layers: how many layers are merged, or which share, as for `AutoHydra.from_pruned_members`. 11 of 12 layers were as
             good as 9, and cheaper to run than one model.
@@ -85,9 +86,7 @@ def hydra_from_pretrained(
     config = pretrained.config if isinstance(pretrained, PreTrainedModel) else config_of(pretrained)
     layers = min(map(number_of_layers, saved_tower_configs(config).values()))
     if not 0 < trunk_depth(trunk_layers, layers) <= layers:
-        raise ValueError(
-            f"trunk_layers is {trunk_layers}, of {layers} layers: pass 1 to {layers}, or a share such as 0.75"
-        )
+        raise ValueError(f"trunk_layers is {trunk_layers}, of {layers} layers: pass a whole number from 1 to {layers}")
     tuning_recipe = recipe_named(tuning_recipe) if isinstance(tuning_recipe, str) else tuning_recipe
     given = {"train_data": train_data, "validation_data": validation_data, "seed": seed, **arguments}
     folder = Path(output_dir)
@@ -98,6 +97,7 @@ def hydra_from_pretrained(
         output_dir=folder / "finetuned",
         class_names=class_names,
         trainings=trainings,
+        classifiers=classifiers,
         **given,
     )
     hydra, teacher = (AutoHydra.from_pruned_members(members, trunk_layers=depth) for depth in (trunk_layers, 0))

@@ -417,6 +417,30 @@ def test_a_build_that_was_cut_off_anywhere_continues(workplace, tmp_path, monkey
 
 
 @pytest.mark.slow
+def test_what_was_made_of_models_that_are_gone_is_not_taken_for_made_of_new_ones(
+    workplace, tmp_path, monkeypatch, fails
+):
+    """As after a change of the data, for which `finetune` says to remove its folder."""
+    command = build_words(workplace, tmp_path / "hydra", "--members", 2, "--tune-jointly")
+    run_step = build_command.run_step
+
+    def stopped(parts):
+        if "--teacher" in parts:
+            raise KeyboardInterrupt
+        run_step(parts)
+
+    monkeypatch.setattr(build_command, "run_step", stopped)
+    assert main(command) == 1
+    steps = tmp_path / "hydra-steps"
+    shutil.rmtree(steps / "finetuned" / "member-1")
+    assert f"fused was made of models that are no longer in {steps / 'finetuned'}: remove it" in fails(*command)
+    for folder in ("fused", "teacher"):
+        shutil.rmtree(steps / folder)
+    monkeypatch.undo()
+    run(*command)
+
+
+@pytest.mark.slow
 def test_a_hydra_of_other_members_is_not_taken_for_that_of_a_build(workplace, finetuned, tmp_path, fails):
     command = build_words(workplace, tmp_path / "hydra", "--members", 2)
     run("fuse", finetuned / "member-0", finetuned / "member-1", "--output", tmp_path / "hydra")
@@ -526,6 +550,9 @@ def test_what_build_cannot_average_or_tune_jointly_is_refused_at_once(workplace,
     texts = {"pretrained": "pretrained-bert", "data": tmp_path / "scores"}
     sentence = "is for one class per row, and"
     assert sentence in fails(*build_words(workplace, tmp_path / "other", "--tune-jointly", **texts))
+    datasets.Dataset.from_dict({"text": ["a", "b"] * 20, "label": [1, 2] * 20}).save_to_disk(tmp_path / "ratings")
+    texts["data"] = tmp_path / "ratings"
+    assert sentence in fails(*build_words(workplace, tmp_path / "other", "--tune-jointly", "--regression", **texts))
     for more, sentence in (
         (["--tune-jointly", "--trunk-layers", 0], "--tune-jointly is for a Hydra with merged layers"),
         (["--tune-jointly", "--objective", "acc"], "--tune-jointly is for a Hydra with merged layers"),

@@ -288,12 +288,12 @@ def test_members_of_one_run_go_on_from_its_half_and_take_what_is_left_of_the_tra
 def test_twice_the_trainings_make_better_members_and_one_call_the_whole_hydra(data, tmp_path):
     pretrained, arguments = tiny_model("vit", "backbone"), {"seed": 5, **ARGUMENTS}
     short = dataclasses.replace(recipe("tune-images"), epochs=1)
-    four = finetune_from_pretrained(pretrained, 4, SHORT, *data, tmp_path / "four", NAMES, **arguments)
-    budget = {"trainings": 4, "class_names": NAMES, "tuning_recipe": short, "trunk_layers": 0.5}
+    heads = {"class_names": NAMES, "classifiers": 2}
+    four = finetune_from_pretrained(pretrained, 4, SHORT, *data, tmp_path / "four", **heads, **arguments)
+    budget = {"trainings": 4, "tuning_recipe": short, "trunk_layers": 0.5, **heads}
     hydra = hydra_from_pretrained(pretrained, 2, SHORT, *data, tmp_path / "one call", **budget, **arguments)
-    members = finetune_from_pretrained(
-        pretrained, 2, SHORT, *data, tmp_path / "one call" / "finetuned", NAMES, trainings=4, **arguments
-    )
+    finetuned = tmp_path / "one call" / "finetuned"
+    members = finetune_from_pretrained(pretrained, 2, SHORT, *data, finetuned, trainings=4, **heads, **arguments)
     for member, expected in zip(members, average_members(four, into=2), strict=True):
         assert_same_weights(member, expected)
     merged, teacher = (AutoHydra.from_pruned_members(members, trunk_layers=depth) for depth in (1, 0))
@@ -311,6 +311,8 @@ def test_twice_the_trainings_make_better_members_and_one_call_the_whole_hydra(da
         ({"num_members": 1}, "num_members is 1"),
         ({"trunk_layers": 9}, "trunk_layers is 9, of 3 layers"),
         ({"trunk_layers": 0}, "trunk_layers is 0, of 3 layers"),
+        ({"trunk_layers": 0.25}, "trunk_layers is 0.25, of 3 layers: pass a whole number from 1 to 3"),
+        ({"classifiers": 4}, "classifiers is 4: pass a number from 1 to 3"),
         ({"tuning_recipe": "long"}, "there is no recipe 'long'"),
         ({"problem_type": "regression"}, "a teacher is for one class per row"),
         ({"trainings": 4}, "trainings is 4: pass .* a multiple of it such as 6"),
