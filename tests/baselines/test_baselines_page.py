@@ -3,10 +3,25 @@
 import pytest
 
 from hydra_transformers import baselines
+from hydra_transformers.cost import compare_costs
+from hydra_transformers.uncertainty import evaluate_uncertainty
 from tests.pages import ROOT, run_python_blocks
 
 
 PAGE = "docs/baselines.md"
+MEMBERS = {
+    "calibrated": 1,
+    "mc_dropout": 10,
+    "laplace": 1,
+    "averaged": 1,
+    "heads": 3,
+    "batch_ensemble": 3,
+    "packed": 4,
+    "mimo": 2,
+    "lora_ensemble": 3,
+    "of_classifier": 1,
+    "shifted": 2,
+}
 
 
 @pytest.mark.slow
@@ -16,6 +31,10 @@ def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch, capsy
     assert names["output"].member_logits.shape == (4, 2, 3)
     printed = capsys.readouterr().out
     assert all(f"| {name} |" in printed for name in names["models"])
+    models = {name: names[name] for name in MEMBERS}
+    report = evaluate_uncertainty(models, names["validation"])
+    assert {name: result.num_members for name, result in report.models.items()} == MEMBERS
+    assert all(cost.multiply_adds > 0 for cost in compare_costs(models, batch_sizes=[8], seconds=0).values())
 
 
 def test_the_page_shows_every_public_name():
