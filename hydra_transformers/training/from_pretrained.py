@@ -55,12 +55,13 @@ def finetune_from_pretrained(
         seed: the classifier of member i is drawn with `seed + i`, and it trains with that seed.
         classifiers: how many different new classifiers the fine-tunings begin with; None for one each. With 1 they stay closer
             to each other: what members share, trunks and averages then cost less accuracy, and members disagree less. Better
-            for classes of tokens; docs/fine-tunings.md has figures.
+            for classes of tokens (docs/results/tasks.md).
         trainings: the steps of all members together, in trainings; None for a whole one each. A multiple of `num_members`, such
             as 6 for 3, makes as many fine-tunings and averages them in their order into the members (`average_members`):
-            better, and no slower to run. With less than one each, one training runs up to its half, and each member goes on from there: a short training of its own with a new rise of the learning
-            rate (StarSSE, Sadrtdinov et al., 2023). So 3 members of `trainings=1.5` take a third of a training each. They
-            are cheaper and worse than whole fine-tunings: docs/fine-tunings.md has figures.
+            better, and no slower to run. With less than one each, one training runs up to its half, and each member goes on from
+            there: a short training of its own with a new rise of the learning rate (StarSSE, Sadrtdinov et al., 2023). So 3
+            members of `trainings=1.5` take a third of a training each. They are cheaper and worse than whole fine-tunings:
+            docs/fine-tuning.md has figures.
         problem_type: as in the model's config: "multi_label_classification" for rows with several labels each,
             "regression" for numbers (one, or one for each of class_names); or "token_classification" for a class for each
             token, its names the tags of words; by default one class per row.

@@ -13,7 +13,7 @@ from ..models.auto import AutoHydra, config_of
 from .finetune import finetune_members
 from .from_pretrained import finetune_from_pretrained
 from .losses import Teacher
-from .recipes import Recipe, base_recipe
+from .recipes import Recipe
 from .recipes import recipe as recipe_named
 
 
@@ -35,14 +35,14 @@ def tune_jointly(
         teacher: what every member learns beside the labels: the mean probability of another model for the same classes. The
             same members without a trunk, `from_pruned_members(members)`, taught best; any classifier will do, a
             `DeepEnsemble` too. A `Teacher` has a temperature and a share of the labels of its own. None: labels alone.
-        recipe: as for `finetune_members`; by default "tune-images" or "tune-texts" as it is: 3 epochs, or 1.
+        recipe: as for `finetune_members`; by default "tune-images" or "tune-texts", with epochs by the number of rows (3 or 1
+            for about 50,000) and early stopping.
         train_data, validation_data, output_dir, arguments: as for `finetune_members`. The same call resumes.
     """
     if not isinstance(hydra, PreTrainedModel) or getattr(hydra, "num_members", 1) < 2:
         raise TypeError(
             f"hydra is a {type(hydra).__name__} of one member: pass a fused Hydra, or call finetune_members for single models"
         )
-    recipe = base_recipe(hydra.config, is_pretrained=False) if recipe is None else recipe
     [tuned] = finetune_members([hydra], recipe, train_data, validation_data, output_dir, teacher=teacher, **arguments)
     return tuned
 

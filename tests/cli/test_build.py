@@ -498,7 +498,7 @@ def test_build_tests_on_rows_that_nothing_was_trained_or_chosen_by(workplace, tm
 def test_build_averages_merges_and_tunes_jointly_and_continues_after_every_step(
     workplace, tmp_path, monkeypatch, capsys
 ):
-    """The best of docs/fine-tunings.md in one command; half of two layers merged by default."""
+    """The best of docs/fine-tuning.md in one command; half of two layers merged by default."""
     more = ["--members", 2, "--fine-tunings", 4, "--tune-jointly"]
     command = build_words(workplace, tmp_path / "hydra", *more)
     everything = ["finetune", "fuse", "fuse", "finetune", "fuse", "evaluate"]

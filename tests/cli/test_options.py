@@ -6,14 +6,21 @@ import shutil
 import datasets
 import pytest
 import torch
-from transformers import BertConfig, BertModel, BertTokenizer, RobertaConfig
+from transformers import (
+    BertConfig,
+    BertModel,
+    BertTokenizer,
+    RobertaConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+)
 
-from hydra_transformers import load_data
+from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.cli import finetune, main
 from hydra_transformers.cli.build import BuildOptions, steps_of
 from hydra_transformers.data.batches import batches
 from hydra_transformers.pruning import Circuit
-from hydra_transformers.training import RECIPES
+from hydra_transformers.training import RECIPES, default_recipe
 from hydra_transformers.training.recipes import epochs_for, recipe_for
 from tests.command_line import call, options_of
 from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_vit
@@ -76,6 +83,20 @@ def test_epochs_reports_and_the_length_of_texts_are_passed_on(workplace, monkeyp
     assert len(given["train"][0]["input_ids"]) == 6
     # Every later command, and predict, cuts texts as the training did.
     assert BertTokenizer.from_pretrained(tmp_path / "out" / "member-0").model_max_length == 6
+
+
+def test_a_joint_tuning_is_as_long_as_in_python(workplace, monkeypatch, tmp_path):
+    backbone, hydra = ViTForImageClassification.from_pretrained(workplace / "vit"), tmp_path / "hydra"
+    AutoHydra.from_pruned_members([AutoHydra.from_backbone(backbone, {0: [m]}) for m in range(2)]).save_pretrained(
+        hydra
+    )
+    ViTImageProcessorPil.from_pretrained(workplace / "vit").save_pretrained(hydra)
+    given = []
+    monkeypatch.setattr(finetune, "tune_jointly", lambda *arguments, **_: given.extend(arguments))
+    data = ["--data", workplace / "pictures", "--output", tmp_path / "out"]
+    assert call("finetune", hydra, "--teacher", hydra, *data) == 0
+    model, recipe, train = given[:3]
+    assert recipe == default_recipe(model.config, train) and recipe.epochs == epochs_for(36, 3)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.prediction import predict
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
-from hydra_transformers.training import Teacher, finetune_members, recipe, tune_jointly
+from hydra_transformers.training import Teacher, default_recipe, finetune_members, recipe, tune_jointly
 from hydra_transformers.training.losses import EnsembleLoss, TeacherLoss
 from tests.training.test_finetune_members import Interrupting, assert_same_weights
 from tests.training.tiny import FAMILIES, QUIET, tiny_dataset, tiny_members, tiny_model
@@ -129,6 +129,16 @@ def test_an_interrupted_tuning_goes_on_to_the_same_weights_and_another_teacher_i
         with pytest.raises(ValueError, match="another fine-tuning \\(other teacher\\)"):
             tune_jointly(hydra, TUNE, *data, teacher=other, **folder)
     assert_same_weights(tune_jointly(hydra, TUNE, *data, teacher=teacher, **folder), unbroken)
+
+
+def test_without_a_recipe_the_rows_decide_how_long_it_is(hydra_and_teacher, data, tmp_path, capsys):
+    """As on the command line: `finetune HYDRA --teacher TEACHER` takes the same recipe."""
+    (hydra, teacher), (train, validation) = hydra_and_teacher, data
+    with pytest.raises(KeyboardInterrupt):
+        tune_jointly(hydra, None, Interrupting(train, 1), validation, tmp_path, teacher, **ARGUMENTS)
+    expected = default_recipe(hydra.config, train)
+    line = f"recipe default tune-images: {expected.summary(expected.training_arguments(tmp_path, **ARGUMENTS))}"
+    assert line in capsys.readouterr().out.splitlines() and "at most 30 epochs" in line
 
 
 def test_what_cannot_be_taught_gets_one_sentence(hydra_and_teacher, data, tmp_path):

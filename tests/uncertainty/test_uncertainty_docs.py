@@ -36,9 +36,9 @@ def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_page_on_fine_tunings_tells_what_its_example_prints(capsys):
-    names = run_python_blocks("docs/fine-tunings.md", at_least=3)
+def test_the_page_on_fusing_tells_what_its_example_prints(capsys):
+    names = run_python_blocks("docs/fusing.md", at_least=2)
     verdicts = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
-    quoted = re.findall(r"^> (\w[\w ]+):", (ROOT / "docs/fine-tunings.md").read_text(), flags=re.MULTILINE)
+    quoted = re.findall(r"^> (\w[\w ]+):", (ROOT / "docs/fusing.md").read_text(), flags=re.MULTILINE)
     assert verdicts == quoted == ["Fuse", "Do not fuse"]
     assert names["hydra"].num_members == 3
