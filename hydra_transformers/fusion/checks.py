@@ -38,9 +38,15 @@ NOT_COMPARED = {
 UNUSED = ("pooler", "mask_token")
 # Config fields in which members may differ: they say how a member was made or trains, not what it computes.
 OWN_FIELDS = {*HydraConfigMixin.__annotations__, "use_cache", "tie_word_embeddings", "encoder_stride"}
+OWN_FIELDS -= {"predicts_variance"}
 OWN_KINDS = ("dropout", "drop_path", "initializer", "_init_value", "layerscale_value", "_out_", "reshape_hidden")
 # "is_causal" is no field of any class, but Transformers reads it from every config that has it.
 COMMON_FIELDS = ("is_causal", "num_labels", "id2label", "problem_type")
+# What to do about members that differ in a field; else they are of different backbones.
+CHOICES = {
+    "problem_type": "set it alike in their configs",
+    "predicts_variance": "call with_variance for all of them, or for none",
+}
 # Networks trained apart have a cosine near 0, fine-tunings of one model near 1.
 LITTLE_IN_COMMON = 0.5
 
@@ -243,8 +249,7 @@ def _check_fields(
     for field in architecture_fields(type(config)):
         mine, theirs = getattr(config, field, None), getattr(expected, field, None)
         if mine != theirs:
-            is_choice = field == "problem_type"
-            instead = "set it alike in their configs" if is_choice else "all members must come from one backbone"
+            instead = CHOICES.get(field, "all members must come from one backbone")
             raise ValueError(
                 f"{member.name} has {prefix}{field} = {_short(mine)}, {first.name} has {_short(theirs)}: {instead}"
             )

@@ -237,3 +237,5 @@ def test_what_has_no_variance_is_refused(tmp_path):
     [member] = members_of(backbones(1))
     with pytest.raises(ValueError, match="Transformers has no head"):
         to_transformers(member)
+    with pytest.raises(ValueError, match=r"members\[1\] has predicts_variance = False, .*call with_variance for all"):
+        AutoHydra.from_pruned_members([member, bert_backbone(1, num_labels=OUTPUTS, problem_type="regression")])
