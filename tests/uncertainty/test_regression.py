@@ -78,6 +78,17 @@ def test_intervals_hold_what_was_promised():
     assert not found.abstain.any() and "With probability 0.8 or more each number" in str(calibration)
 
 
+def test_no_label_that_many_rows_have_is_rounded_out_of_its_interval():
+    """Whole-number labels, and a model that says the same of all rows: most errors are equal, to the last digit in float64 only."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        labels, answer = torch.randint(1, 6, (100, 1), generator=generator), 4 * torch.rand((), generator=generator)
+        rows = [{"numbers": (1 + answer).expand(100, 2, 1), "labels": labels.float()}]
+        model = calibrate(SavedNumbers(), rows, alpha=0.1).model
+        low, high = model(numbers=rows[0]["numbers"]).interval.unbind(-1)
+        assert ((low <= labels) & (labels <= high)).float().mean() >= 0.85
+
+
 def test_the_factor_is_the_conformal_quantile():
     """Written out plainly, in float64: the k-th smallest of |y - mean| / (spread + floor), k = ceil((n + 1)(1 - alpha))."""
     model = hydra_of().double()
