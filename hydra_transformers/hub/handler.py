@@ -64,6 +64,7 @@ class Answerer:
 
     def __init__(self, model: Any, processor: Any, kind: str, most_inputs: int = MOST_INPUTS):
         self.model, self.processor, self.kind, self.most_inputs = model, processor, kind, most_inputs
+        self.config = getattr(model, "config", None)
         # Most tokenizers add tokens around a text; those of decoders may not.
         self.takes_empty = kind == "text" and processor is not None and len(processor("")["input_ids"]) > 0
         # Tokenizers are not thread-safe, and requests are read while others are answered.
@@ -94,8 +95,12 @@ class Answerer:
         if self.kind == "audio":
             sounds: list[np.ndarray] = []
             for place, each in enumerate(inputs):
-                taken = sum(map(len, sounds))
+                taken, least = sum(map(len, sounds)), least_samples(self.config)
                 sounds.append(read_sound(each, f"inputs[{place}]", self.processor.sampling_rate, taken))
+                if len(sounds[-1]) < least:
+                    raise RequestError(
+                        f"inputs[{place}] has {len(sounds[-1])} samples, too few for this model: send at least {least}"
+                    )
             return sounds, parameters
         images, pixels = [], 0
         for place, each in enumerate(inputs):
@@ -147,12 +152,15 @@ class Answerer:
         return self.model.predict(inputs, self.processor, batch_size=self.together(inputs), **parameters)
 
     def together(self, inputs: list[Any]) -> int:
-        """How many inputs share a pass. Without a mask, the answer to a raw sound would depend on longer ones beside it."""
+        """How many inputs share a pass. The answer to a raw sound would depend on longer ones beside it without a mask, and also
+        where a norm of the convolutions goes over all samples, padding too."""
         # Spectrograms have one length.
         is_raw = self.kind == "audio" and not any(
             hasattr(self.processor, name) for name in ("num_mel_bins", "chunk_length")
         )
-        return 1 if is_raw and not getattr(self.processor, "return_attention_mask", False) else len(inputs)
+        has_masks = getattr(self.processor, "return_attention_mask", False)
+        has_masks = has_masks and getattr(self.config, "feat_extract_norm", None) != "group"
+        return 1 if is_raw and not has_masks else len(inputs)
 
 
 class EndpointHandler(Answerer):
@@ -296,6 +304,14 @@ def read_sound(value: Any, name: str, rate: int, taken: int = 0) -> np.ndarray:
         before = " with the sounds before it" if taken else ""
         raise RequestError(f"{name} has {len(samples):,} samples, too many{before}: send at most {MOST_SAMPLES:,}")
     return samples.mean(axis=1, dtype=np.float32) / 2**15
+
+
+def least_samples(config: Any) -> int:
+    """The length of the shortest sound that a model reads: of raw sounds, what its convolutions make one frame of."""
+    least, convolutions = 1, zip(getattr(config, "conv_kernel", ()), getattr(config, "conv_stride", ()), strict=True)
+    for kernel, stride in reversed(list(convolutions)):
+        least = (least - 1) * stride + kernel
+    return least
 
 
 def _decoded(text: str) -> bytes:

@@ -97,10 +97,11 @@ class HydraPredictor(Answerer):
             model, processor = load_with_decision(folder, processor, device)
         elif device is not None:
             model = model.to(device)
-        self.config = config_of(model)
-        self.name = name or self.config.name_or_path or type(model).__name__
-        zero_shot, kind = zero_shot_in(model), kind_of(self.config, self.name)
+        config = config_of(model)
+        self.name = name or config.name_or_path or type(model).__name__
+        zero_shot, kind = zero_shot_in(model), kind_of(config, self.name)
         super().__init__(model.eval(), processor, kind if zero_shot is None else "image")
+        self.config = config  # of the model inside, where one holds another
         self.class_names: list[str] | None = None
         if zero_shot is not None:
             self.class_names = list(zero_shot.class_names)

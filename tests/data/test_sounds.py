@@ -32,7 +32,7 @@ from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.serving import create_app
 from hydra_transformers.serving.predictor import HydraPredictor
 from hydra_transformers.training.recipes import default_recipe
-from tests.families import AST, AUDIO_SIZES, SIZES, WAV2VEC2, WHISPER
+from tests.families import AST, AUDIO_SIZES, HUBERT, SIZES, WAV2VEC2, WHISPER, for_families
 
 
 RATE = 16_000
@@ -205,6 +205,26 @@ def test_raw_sounds_without_masks_are_answered_one_by_one():
         answerer = Answerer(None, Wav2Vec2FeatureExtractor(return_attention_mask=masks), "audio")
         assert answerer.together(sounds) == together
     assert Answerer(None, extractor(), "audio").together(sounds) == 3
+
+
+@pytest.mark.slow
+@for_families([WAV2VEC2, HUBERT])
+def test_sounds_share_a_pass_only_where_no_norm_goes_over_the_zeros_behind_shorter_ones(family):
+    """The first of these models has one, as Wav2Vec2-base; the second has none."""
+    hydra, masks = family.fused().float(), Wav2Vec2FeatureExtractor(return_attention_mask=True)
+    predictor = HydraPredictor(DeepEnsemble([hydra]), masks, name="sounds")
+    sounds = [tone(1.0, samples=samples) for samples in (200, 2_000)]
+    assert predictor.together(sounds) == (1 if family is WAV2VEC2 else 2)
+    for answer, sound in zip(predictor.answer(sounds, {}), sounds, strict=True):
+        assert answer["score"] == pytest.approx(predictor.answer([sound], {})[0]["score"], abs=1e-6)
+
+
+def test_a_sound_too_short_for_a_frame_is_refused_with_a_sentence():
+    answerer = Answerer(WAV2VEC2.fused(), Wav2Vec2FeatureExtractor(), "audio")
+    shortest, shorter = ({"inputs": base64.b64encode(wav(np.zeros(count))).decode()} for count in (10, 9))
+    answerer.answer(*answerer.read(shortest))
+    with pytest.raises(RequestError, match=r"inputs\[0\] has 9 samples, too few for this model: send at least 10"):
+        answerer.read(shorter)
 
 
 # The command line
