@@ -70,8 +70,8 @@ def _heading(name: str, kind: str, help: str) -> list[str]:
 
 
 def _cause_of_refusal(answer: dict[str, Any]) -> str:
-    """ "detector": a score is above the threshold, so the input is foreign or too hard; otherwise the input is empty."""
+    """ "detector": a score is on the wrong side of its threshold, so the input is foreign or too hard; else it is empty."""
     reason = answer.get("reason") or ""
     if "not a number" in reason:
         return "not_a_number"
-    return "detector" if "above the threshold" in reason else "empty"
+    return "detector" if "threshold" in reason else "empty"

@@ -250,11 +250,12 @@ def test_metrics_count_requests_inputs_and_refusals(folders):
 def test_refusals_are_counted_by_their_cause():
     metrics = Metrics("m")
     reasons = ["msp is 0.6, above the threshold 0.2.", "msp of 'Rome' is 0.6, above the threshold 0.2."]
+    reasons += ["The score is 0.1, below the threshold 0.2.", "Every label is too close to its threshold."]
     reasons += ["The text is empty.", "The answer is not a number.", "The image has one colour only."]
     metrics.count_answers([{"abstain": True, "reason": reason, "epistemic": None} for reason in reasons])
     metrics.count_answers([{"abstain": False, "reason": None, "epistemic": 0.5}])
-    assert metrics.refused == {"detector": 2, "empty": 2, "not_a_number": 1}
-    assert metrics.inputs == 6 and metrics.epistemic == 0.5
+    assert metrics.refused == {"detector": 4, "empty": 2, "not_a_number": 1}
+    assert metrics.inputs == 8 and metrics.epistemic == 0.5
 
 
 def test_entities_are_asked_for_elsewhere():
