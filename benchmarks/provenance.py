@@ -1,5 +1,6 @@
-"""Where and from what a figure comes: machine, versions, date and commit, for every results file."""
+"""Where and from what a figure comes: machine, versions, date, commit and package, for every results file."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -14,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def where_it_ran(device: str) -> dict[str, str]:
-    """{"machine", "versions", "date", "commit"}; `device`: "cuda" or "cpu"."""
+    """{"machine", "versions", "date", "commit", "package"}; `device`: "cuda" or "cpu"."""
     if torch.device(device).type == "cuda":
         machine = torch.cuda.get_device_name(device)
     else:
@@ -26,7 +27,16 @@ def where_it_ran(device: str) -> dict[str, str]:
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "date": date.today().isoformat(),
         "commit": commit(),
+        "package": package(),
     }
+
+
+def package(root: Path = ROOT) -> str:
+    """A hash of the package's code: two figures of one state have the same, whatever else was committed between them."""
+    found = hashlib.sha256()
+    for path in sorted((root / "hydra_transformers").rglob("*.py")):
+        found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:8]
 
 
 def commit(root: Path = ROOT) -> str:

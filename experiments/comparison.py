@@ -29,6 +29,7 @@ import torch
 
 from hydra_transformers._io.files import write_atomically
 
+from .figures import of_other_states
 from .methods import Comparison
 from .results import gather, results_file, write_results
 from .settings import SETTINGS, Setting
@@ -228,3 +229,5 @@ def main() -> None:
         write_tables(args.results, args.pages, pictures=DOCS / "images" if args.pages == PAGES else None)
     except ValueError as error:
         sys.exit(f"{error}; pass --pages without any to print the tables of {args.results}")
+    for command in of_other_states() if args.pages == PAGES else ():
+        print(f"made by another state of the package: {command}", file=sys.stderr)

@@ -1,8 +1,11 @@
-"""Where every published figure comes from: the command, the results file, and the commit that the file names."""
+"""Where every published figure comes from: the command, the results file, and the commit and the state of the
+package that the file names."""
 
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from benchmarks.provenance import package
 
 
 ROOT = Path(__file__).parents[1]
@@ -104,21 +107,28 @@ FIGURES = (
 
 
 def table_of_figures() -> str:
-    lines = ["| where | command | results file | commit |", "|---|---|---|---|"]
+    lines = ["| where | command | results file | commit | package |", "|---|---|---|---|---|"]
     for shown, command, file in FIGURES:
         link = f"[{Path(file).name if 'analysis' not in file else '/'.join(Path(file).parts[2:])}](../{file})"
-        found = commits(json.loads((ROOT / file).read_text()), command)
-        lines.append(f"| {shown} | `{command}` | {link} | {', '.join(found) or 'not recorded'} |")
+        content = json.loads((ROOT / file).read_text())
+        found = (", ".join(recorded(key, content, command)) or "not recorded" for key in ("commit", "package"))
+        lines.append(f"| {shown} | `{command}` | {link} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 
-def commits(content: Any, command: str = "") -> list[str]:
-    """The commits that a results file names. Groups that were added to a comparison have their own: of these, those that the
-    command names, or else all others."""
+def of_other_states() -> list[str]:
+    """The commands whose results were not made by the package as it is now."""
+    found = {command: json.loads((ROOT / file).read_text()) for _, command, file in FIGURES}
+    return [command for command, content in found.items() if recorded("package", content, command) != [package()]]
+
+
+def recorded(key: str, content: Any, command: str = "") -> list[str]:
+    """The commits, or the states of the package, that a results file names. Groups that were added to a comparison have their
+    own: of these, those that the command names, or else all others."""
     added = content.get("added", {})
     named = [group for group in added if group in command.split()]
     elsewhere = [group for group in added if not any(group in each.command.split() for each in FIGURES)]
     places = [added[group] for group in (named or elsewhere)] or [content, content.get("machine")]
     places += [run.get("machine") for run in content.get("runs", [])]
-    found = [place["commit"] for place in places if isinstance(place, dict) and "commit" in place]
-    return list(dict.fromkeys(each if " " in each else each[:7] for each in found))
+    found = [place[key] for place in places if isinstance(place, dict) and key in place]
+    return list(dict.fromkeys(each if " " in each else each[:8] for each in found))

@@ -7,6 +7,7 @@ from statistics import mean
 
 import pytest
 
+from benchmarks.provenance import package
 from experiments import figures, overview, tables
 from experiments import fine_tuning_tables as own
 from experiments.comparison import PAGES, RESULTS, check_numbers, main
@@ -330,12 +331,30 @@ def test_the_page_of_other_tasks_shows_promises_and_leaves_dashes_where_nothing_
     assert "| Hydra, min | 80.0 % | - | 0.25 | - |" in rendered["tasks/rewards"]
 
 
-def test_every_results_file_is_named_with_its_command_and_commit():
+def test_every_results_file_is_named_with_its_command_and_commit(monkeypatch):
     there = {path for folder in ("benchmarks", "experiments") for path in (ROOT / folder / "results").rglob("*.json")}
     named = {ROOT / figure.file for figure in figures.FIGURES}
     assert there == named, "experiments/figures.py names every results file, and none that is gone"
     added = {"soups": {"commit": "1234567890"}, "trunk": {"commit": "abcdefghij"}, "tuned": {"commit": "abcdefghij"}}
-    assert figures.commits({"commit": "0", "added": added}) == ["abcdefg"]
-    assert figures.commits({"commit": "0", "added": added}, "python -m experiments --groups soups") == ["1234567"]
-    assert figures.commits({"machine": {"commit": "1 with changes"}}) == ["1 with changes"]
-    assert figures.commits({"runs": [{"machine": {"commit": "a"}}, {"machine": {"commit": "b"}}]}) == ["a", "b"]
+    assert figures.recorded("commit", {"commit": "0", "added": added}) == ["abcdefgh"]
+    assert figures.recorded("commit", {"commit": "0", "added": added}, "python -m experiments --groups soups") == [
+        "12345678"
+    ]
+    assert figures.recorded("commit", {"machine": {"commit": "1 with changes"}}) == ["1 with changes"]
+    assert figures.recorded("commit", {"runs": [{"machine": {"commit": "a"}}, {"machine": {"commit": "b"}}]}) == [
+        "a",
+        "b",
+    ]
+    monkeypatch.setattr(figures, "package", lambda: "another")
+    assert figures.of_other_states() == list(dict.fromkeys(figure.command for figure in figures.FIGURES))
+
+
+def test_the_state_of_a_package_is_its_code(tmp_path):
+    (tmp_path / "hydra_transformers").mkdir()
+    file = tmp_path / "hydra_transformers" / "a.py"
+    file.write_text("1")
+    before = package(tmp_path)
+    (tmp_path / "README.md").write_text("2")
+    assert package(tmp_path) == before != package()
+    file.write_text("2")
+    assert package(tmp_path) != before

@@ -55,4 +55,4 @@ def test_the_benchmark_finds_the_ranking_of_the_naive_loop(tmp_path, monkeypatch
     assert result["ranking_check"]["agree"]
     assert all(state["exact"]["same_choice_as_naive"] for state in result["states"])
     assert (tmp_path / "result.md").read_text() in capsys.readouterr().out
-    assert set(result["machine"]) == {"machine", "versions", "date", "commit"}
+    assert set(result["machine"]) == {"machine", "versions", "date", "commit", "package"}
