@@ -52,6 +52,7 @@ class Shipped:
     class_names: of the data, if known
     started_from: what was fine-tuned, in words
     start: the same on the Hub, if it is there unchanged
+    license: of what was fine-tuned, which holds for the weights made of it; None if that is not on the Hub unchanged
     """
 
     setting: str
@@ -64,6 +65,7 @@ class Shipped:
     foreign: str
     started_from: str
     start: str | None = None
+    license: str | None = None
     class_names: tuple[str, ...] = ()
 
 
@@ -116,6 +118,7 @@ SHIPPED = {
         "with their words mixed",
         "gte-small (a BERT, its weights rounded to 8 bits, with a new pooler)",
         "thenlper/gte-small",
+        "mit",
         ("negative", "positive"),
     ),
 }
@@ -208,6 +211,7 @@ def card_of(name: str, model: PreTrainedModel, results: Mapping[str, Any]) -> Mo
         repo_id=f"me/{name}",
         base_model=SHIPPED[name].start,
         dataset=SHIPPED[name].dataset,
+        license=SHIPPED[name].license,
         fine_tunings=True,
         fine_tuning=fine_tuning_sentences(name, results),
         report_model=HYDRA,

@@ -70,7 +70,8 @@ def create_model_card(
         repo_id: the model's repository, "me/my-hydra"; the code in the card loads it from there.
         base_model: the id on the Hub of the backbone, or of the pre-trained model that the members are fine-tunings of.
         dataset: the in-distribution data's id on the Hub ("cifar100"); needed with a report.
-        license: a license id of the Hub ("apache-2.0"); an unknown one gives a warning.
+        license: of the weights, usually that of `base_model`: a license id of the Hub ("apache-2.0"). An unknown one gives
+            a warning; without one the card names none.
         circuits: for Hydras: one per member, in their order, or a single one that all members were sampled from.
         fine_tunings: whether each member is a fine-tuning of its own, not a copy of one backbone; by default True where
             circuits come from different weights or members have all heads.

@@ -33,6 +33,9 @@ def test_the_cards_leave_nothing_open_and_invent_nothing(name):
     card = ModelCard.load(ROOT / "model_cards" / f"{name}.md")
     judged = script.measured(script.SHIPPED[name].setting)["seeds"]["0"][script.METHOD]
     assert TO_FILL_IN not in card.text and "Not trained" not in card.text
+    shipped = script.SHIPPED[name]
+    assert (card.data.base_model, card.data.license) == (shipped.start, shipped.license)
+    assert (shipped.license is None) == (shipped.start is None)  # inherited, never chosen
     found = {result.metric_name: result.metric_value for result in card.data.eval_results}
     assert found["Accuracy"] == judged["id"]["accuracy"]
     assert f"| This model | {judged['parameters']:,} | {judged['multiply_adds'] / 1e9:.2f} G |" in card.text
