@@ -181,7 +181,7 @@ class HydraModelMixin:
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        loaded = super().from_pretrained(*args, **kwargs)
+        loaded = super().from_pretrained(*args, **{"use_safetensors": True} | kwargs)  # nothing else is ever saved
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         if model.config.problem_type is not None:
             set_problem_type(model.config)  # again: arguments of this call change the config after it was checked

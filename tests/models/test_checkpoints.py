@@ -10,7 +10,9 @@ import transformers
 from huggingface_hub import CommitOperationAdd
 from safetensors.torch import load_file, save_file
 
+from hydra_transformers import AutoHydra
 from hydra_transformers.models import pretrained
+from hydra_transformers.models.auto import load_trained
 from tests.families import BERT, FEW, VIT, for_families, randomise
 from tests.models.test_hub import auto_class_of, run_second_process
 
@@ -38,6 +40,15 @@ def test_heads_that_were_swapped_between_members_are_refused(family, tmp_path):
         getattr(transformers, auto_class_of(hydra)).from_pretrained(tmp_path, output_loading_info=True)
     with pytest.raises(ValueError, match=sentence):
         family.hydra(family.hydra.config_class.from_pretrained(tmp_path)).load_state_dict(hydra.state_dict())
+
+
+def test_pickled_weights_are_refused(tmp_path):
+    VIT.fused().save_pretrained(tmp_path)
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    for load in (VIT.hydra.from_pretrained, AutoHydra.from_pretrained, load_trained):
+        with pytest.raises(OSError, match=r"no file named model\.safetensors"):
+            load(tmp_path)
 
 
 @pytest.mark.slow
