@@ -20,7 +20,7 @@ help:
 	@echo "make demo         fine-tune three times, fuse, judge, save and reload on this machine"
 	@echo "make docs         build the site into site/: the pages, and the reference from the docstrings"
 	@echo "make notebooks    run the notebooks and check that they succeed"
-	@echo "make quality      check formatting and lint; make style repairs both"
+	@echo "make quality      check formatting, lint, floors and types; make style repairs the first two"
 	@echo "make coverage     tests with a coverage report"
 	@echo "make hf-tests     the common model tests of a Transformers checkout: CHECKOUT=path"
 
@@ -90,6 +90,7 @@ quality: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check $(SOURCES)
 	$(VENV)/bin/ruff check $(SOURCES)
 	PYTHONPATH=. $(VENV)/bin/lint-imports
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 clean:
 	rm -rf $(VENV) $(VENV_OLDEST) build dist site *.egg-info .pytest_cache .ruff_cache demo-output

@@ -17,7 +17,6 @@ from .uncertainty import calibrate, decompose, predict_uncertainty
 
 
 __all__ = [
-    *models.__all__,
     "Hydrated",
     "__version__",
     "calibrate",
@@ -30,3 +29,4 @@ __all__ = [
     "predict_uncertainty",
     "prune_heads",
 ]
+__all__ += models.__all__

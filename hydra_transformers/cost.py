@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +79,7 @@ def count_multiply_adds(model: nn.Module) -> int:
     return multiply_adds_of(without_weights(type(model), model.config), **inputs_for(model, 1, "meta"))
 
 
-def multiply_adds_of(forward: Callable, **inputs) -> int:
+def multiply_adds_of(forward: Callable, **inputs: Any) -> int:
     """Multiply-adds of one call."""
     # With gradients on, models take their plain path: kernels of their own would not be counted.
     with FlopCounterMode(display=False) as counter, torch.enable_grad():

@@ -20,7 +20,7 @@ class HeadScores:
 
     scores: Mapping[Head, float]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.scores, Mapping) or not self.scores:
             raise TypeError(f"scores is a {type(self.scores).__name__}: pass {{head: score}}, at least one")
         lengths = {len(head) if isinstance(head, tuple) else 0 for head in self.scores}

@@ -49,7 +49,7 @@ class Baseline(nn.Module):
     usage: str | None = None
     classes: ClassVar[dict[str, type["Baseline"]]] = {}  # by name
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         Baseline.classes[cls.__name__] = cls
 

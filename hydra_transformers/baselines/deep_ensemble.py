@@ -1,6 +1,7 @@
 """Deep Ensembles (Lakshminarayanan et al., 2017): models trained apart, run one after the other."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ class DeepEnsemble(nn.Module):
     def count_multiply_adds(self) -> int:
         return sum(map(count_multiply_adds, self.models))
 
-    def forward(self, **inputs) -> HydraClassifierOutput:
+    def forward(self, **inputs: Any) -> HydraClassifierOutput:
         outputs = [(model(**accepted_inputs(model, inputs)), type(model).__name__) for model in self.models]
         per_token = classifies_tokens(self.models[0])
         members = [member_logits_of(*each, per_token) for each in outputs]

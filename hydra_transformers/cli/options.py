@@ -74,7 +74,7 @@ def named(text: str) -> tuple[str, str]:
 # Declarations
 
 
-def option(kind: Any, help: str, metavar: str | None = None, panel: str | None = None, **settings) -> Any:
+def option(kind: Any, help: str, metavar: str | None = None, panel: str | None = None, **settings: Any) -> Any:
     """The annotation of a parameter that becomes --its-name."""
     return Annotated[kind, typer.Option(help=help, metavar=metavar, rich_help_panel=panel, **settings)]
 

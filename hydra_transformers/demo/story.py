@@ -77,7 +77,7 @@ FAST = Pace(finetuning_steps=6, choosing=48, budget=1, rows=32, seconds=0.0)
 class Narrator:
     """Prints numbered steps, and sentences below them."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.step, self.start = 0, time.perf_counter()
 
     def begin(self, title: str, sentence: str) -> None:

@@ -66,7 +66,11 @@ def layer_norm(norm: nn.LayerNorm, states: torch.Tensor, before: torch.Tensor | 
 
 
 def _normed_in_one_pass(
-    norm: nn.LayerNorm, states: torch.Tensor, residual=None, before=None, after=None
+    norm: nn.LayerNorm,
+    states: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    before: torch.Tensor | None = None,
+    after: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What `add_and_layer_norm` returns, its first part written over `states`; None for the second where the kernel cannot
     do it. Without a residual, nothing is written over `states`."""

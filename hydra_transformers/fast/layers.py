@@ -51,7 +51,9 @@ KNOWN = {"is_causal", "num_items_in_batch", "output_attentions", "output_hidden_
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
 
 
-def can_run_fast(layers: Sequence[nn.Module], states: torch.Tensor, attention_mask, kwargs: Mapping[str, Any]) -> bool:
+def can_run_fast(
+    layers: Sequence[nn.Module], states: torch.Tensor, attention_mask: Any, kwargs: Mapping[str, Any]
+) -> bool:
     """Whether layers may run fast on these states: no gradients, autocast, compilation, export, tracing, function
     transforms, global hooks, nor modes that change or count operations."""
     config = layers[0].attention.config if layers and isinstance(layers[0], HydraLayer) else None
@@ -219,7 +221,7 @@ class Batch(NamedTuple):
 
 
 def fast_layers(
-    layers: Sequence[nn.Module], hidden_states: torch.Tensor, attention_mask, first_token_only: bool, kwargs: dict
+    layers: Sequence[nn.Module], hidden_states: torch.Tensor, attention_mask: Any, first_token_only: bool, kwargs: dict
 ) -> torch.Tensor | None:
     """What `run_layers` returns, or None where it has to call the layers."""
     if not can_run_fast(layers, hidden_states, attention_mask, kwargs):
@@ -324,7 +326,15 @@ def _heads(
     return output.reshape(members, batch.size * tokens, -1)
 
 
-def _scaled_dot_product(query, key, value, mask, is_causal: bool, scaling: float, batch: Batch) -> torch.Tensor:
+def _scaled_dot_product(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scaling: float,
+    batch: Batch,
+) -> torch.Tensor:
     """(rows, tokens, heads, head_dim) each -> (rows, query tokens, heads, head_dim)"""
     quick = quickly_launched_attention() if batch.is_launch_bound and query.is_cuda and mask is None else None
     if quick is not None and query.shape[3] % 8 == 0:
@@ -348,7 +358,9 @@ def quickly_launched_attention() -> Callable | None:
     return None if EFFICIENT_ATTENTION is None else efficient_attention
 
 
-def efficient_attention(query, key, value, is_causal: bool, scaling: float) -> torch.Tensor:
+def efficient_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, scaling: float
+) -> torch.Tensor:
     # No bias, one length for all, no dropout; a causal mask is number 1; no log-sum-exp.
     given = (None, None, None, None, None, 0.0, int(is_causal), False)
     return EFFICIENT_ATTENTION(query, key, value, *given, scale=scaling)[0]

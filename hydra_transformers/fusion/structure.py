@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -103,7 +104,7 @@ def hydra_config(
     config: PreTrainedConfig,
     towers: Mapping[str, dict] | None = None,
     shared: Sequence[str] = SHARED_PARTS,
-    **others,
+    **others: Any,
 ) -> PreTrainedConfig:
     """A backbone's or a Hydra's config as a `config_class`.
 
@@ -192,7 +193,7 @@ def slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
             yield name, Slot(name)
 
 
-def without_weights(model_class: type, config: PreTrainedConfig, **options) -> PreTrainedModel:
+def without_weights(model_class: type, config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
     """A model on the meta device: it has names, shapes and counts, and no numbers."""
     with torch.device("meta"), no_init_weights():
         # In one dtype: towers are made in the dtype of their configs, what lies between them is not.
@@ -202,7 +203,7 @@ def without_weights(model_class: type, config: PreTrainedConfig, **options) -> P
 _outlines: dict[tuple, PreTrainedModel] = {}
 
 
-def outline(model_class: type, config: PreTrainedConfig, **options) -> PreTrainedModel:
+def outline(model_class: type, config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
     """`without_weights`, cached: read it, never change it."""
     key = model_class, config.to_json_string(use_diff=False), *options.items()
     found = _outlines.get(key)

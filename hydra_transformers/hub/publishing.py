@@ -26,6 +26,7 @@ from transformers.utils import logging
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
 from ..reports.report import UncertaintyReport
+from ..reports.task_report import TaskReport
 from ..uncertainty import CalibratedClassifier, TemperatureScaling
 from .card import create_model_card, split_decision, task_of
 from .card_sections import EditedCardError, renewed, replaced
@@ -58,7 +59,7 @@ def push_hydra_to_hub(
     model: PreTrainedModel | Baseline | CalibratedClassifier,
     repo_id: str,
     processor: Any = None,
-    report: UncertaintyReport | None = None,
+    report: UncertaintyReport | TaskReport | None = None,
     *,
     temperature: TemperatureScaling | None = None,
     card: ModelCard | None = None,
@@ -66,7 +67,7 @@ def push_hydra_to_hub(
     token: str | None = None,
     commit_message: str | None = None,
     overwrite_card: bool = False,
-    **card_arguments,
+    **card_arguments: Any,
 ) -> CommitInfo:
     """Publishes a Hydra in one commit: weights, config, code, processor, card and report. With a processor also
     `handler.py`, with which an Inference Endpoint of the Hub answers with uncertainty and abstention.
@@ -178,7 +179,7 @@ def _stage(
     folder: Path,
     model: PreTrainedModel | Baseline | CalibratedClassifier,
     processor: Any,
-    report: UncertaintyReport | None,
+    report: UncertaintyReport | TaskReport | None,
     temperature: TemperatureScaling | None,
 ) -> dict[str, str]:
     """Writes everything but the card, and returns the card's plots: title -> path."""
@@ -197,6 +198,8 @@ def _stage(
         return {}
     (folder / REPORT_FOLDER).mkdir()
     report.to_json(folder / REPORT_FOLDER / "report.json")
+    if isinstance(report, TaskReport):
+        return {}  # it has tables only
     if importlib.util.find_spec("matplotlib") is None:
         logger.warning("matplotlib is not installed: the report is published without plots")
         return {}

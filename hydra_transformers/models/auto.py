@@ -9,6 +9,7 @@ import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from huggingface_hub import HfApi, is_offline_mode, try_to_load_from_cache
@@ -140,6 +141,15 @@ HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "
 SECONDS_TO_FIND = 10.0  # until the Hub has said whether it has a model
 
 
+if TYPE_CHECKING:
+    from .pretrained import HydraModelMixin
+
+    class HydraModel(HydraModelMixin, PreTrainedModel):
+        """Any Hydra, for type checkers: a model of Transformers with `calibrate`, `predict` and `member`."""
+
+        num_members: int
+
+
 class AutoHydra:
     """Hydras of any supported model, without naming their class."""
 
@@ -147,7 +157,7 @@ class AutoHydra:
         raise TypeError("AutoHydra is not a model: call its from_pretrained, from_backbone or from_pruned_members")
 
     @staticmethod
-    def from_pretrained(name: str | os.PathLike, **kwargs) -> PreTrainedModel:
+    def from_pretrained(name: str | os.PathLike, **kwargs: Any) -> "HydraModel":
         """The Hydra in a folder or on the Hub, of the class that it was saved as; `kwargs` as in Transformers."""
         check_model_exists(name)
         of_the_hub = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
@@ -155,14 +165,12 @@ class AutoHydra:
         return _saved_class(config, str(name)).from_pretrained(name, **kwargs)
 
     @staticmethod
-    def from_config(config: PreTrainedConfig, **kwargs) -> PreTrainedModel:
+    def from_config(config: PreTrainedConfig, **kwargs: Any) -> "HydraModel":
         """A Hydra with fresh weights, of the class that its config was saved with, or else with a head."""
         return _saved_class(config, "config")._from_config(config, **kwargs)
 
     @staticmethod
-    def from_backbone(
-        model: PreTrainedModel, heads_to_prune: dict | None = None, check: bool = True
-    ) -> PreTrainedModel:
+    def from_backbone(model: PreTrainedModel, heads_to_prune: dict | None = None, check: bool = True) -> "HydraModel":
         """A one-member Hydra of `model` with `heads_to_prune` cut out; `model` is left as it is.
 
         model: a supported model of Transformers, or a one-member Hydra to prune further
@@ -178,7 +186,7 @@ class AutoHydra:
         trunk_layers: TrunkLayers = None,
         allow_equal: bool = False,
         check: bool = True,
-    ) -> PreTrainedModel:
+    ) -> "HydraModel":
         """One Hydra of `members`, fine-tuned from one pre-trained model for example; they are left as they are.
 
         members: one-member Hydras, Hydras (their members are taken apart), or supported models of Transformers, whole or

@@ -4,13 +4,14 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import HfApi
-from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
@@ -20,9 +21,9 @@ from .modeling_hydra import Grouped, HydraAttention, mask_of
 from .task_decisions import decision_of
 
 
-# A checkpoint is one of them; where both lie in a folder, Transformers loads the first.
-WHOLE, INDEX_OF_SHARDS = "model.safetensors", "model.safetensors.index.json"
-SHARDS = "model-*-of-*.safetensors"
+# A checkpoint is one of the first two; where both lie in a folder, Transformers loads the first.
+WHOLE, INDEX_OF_SHARDS, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
+Model = TypeVar("Model", bound="HydraModelMixin")
 
 
 @dataclass(frozen=True)
@@ -105,28 +106,28 @@ class HydraModelMixin:
 
     @classmethod
     def from_backbone(
-        cls, model: PreTrainedModel, heads_to_prune: dict | None = None, check: bool = True
-    ) -> PreTrainedModel:
+        cls: type[Model], model: PreTrainedModel, heads_to_prune: dict | None = None, check: bool = True
+    ) -> Model:
         """A one-member Hydra of this class from a Transformers model: see `AutoHydra.from_backbone`."""
         return package("fusion").from_backbone(cls, model, heads_to_prune, check)
 
     @classmethod
     def from_pruned_members(
-        cls,
+        cls: type[Model],
         members: Sequence[PreTrainedModel],
         shared: Sequence[str] = SHARED_PARTS,
         trunk_layers: TrunkLayers = None,
         allow_equal: bool = False,
         check: bool = True,
-    ) -> PreTrainedModel:
+    ) -> Model:
         """Fuses members into one Hydra of this class: see `AutoHydra.from_pruned_members`."""
         return package("fusion").from_pruned_members(cls, members, shared, trunk_layers, allow_equal, check)
 
-    def member(self, index: int) -> PreTrainedModel:
+    def member(self: Model, index: int) -> Model:
         """Member `index` as a one-member Hydra of its own; shared parts are copied into it."""
         return package("fusion").member(self, index)
 
-    def post_init(self):
+    def post_init(self) -> None:
         self.num_members: int = self.config.num_members
         settings = None if self.is_base_model else getattr(self.config, "decision", None)
         self.decision: Decision | None = None
@@ -145,19 +146,19 @@ class HydraModelMixin:
     def _has_its_weights(self) -> bool:
         return self.decision.is_current(self)
 
-    def calibrate(self, data, ood_data=None, **options):
+    def calibrate(self, data: Any, ood_data: Any = None, **options: Any) -> Any:
         """Fits a temperature, a detector with its threshold, and prediction sets, which become part of the model: saved,
         loaded and pushed with it, and applied to its answers. See `hydra_transformers.uncertainty.calibrate`."""
         return package("uncertainty.calibration").calibrate(self, data, ood_data, **options)
 
-    def predict(self, inputs, processor=None, batch_size: int = 1, **parameters) -> list[dict]:
+    def predict(self, inputs: Any, processor: Any = None, batch_size: int = 1, **parameters: Any) -> list[dict]:
         """A dict for each of several texts, images (of PIL, or their paths) or sounds: label, score, how uncertain and why,
         whether to abstain, and which classes it may be. See `pipeline_hydra.predict`."""
         from .pipeline_hydra import predict  # not above: that would import all pipelines with every model
 
         return predict(self, self.pipeline_class(), inputs, processor, batch_size, **parameters)
 
-    def uncalibrated(self):
+    def uncalibrated(self) -> AbstractContextManager[None]:
         """`with hydra.uncalibrated():` it answers as before its calibration."""
         return uncalibrated(self)
 
@@ -166,7 +167,7 @@ class HydraModelMixin:
         return self.config.initializer_range
 
     @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
+    def _init_weights(self, module: torch.nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, Grouped):
             init.normal_(module.weight, mean=0.0, std=self.initial_std(module))
@@ -180,7 +181,7 @@ class HydraModelMixin:
             init.copy_(module.kept_heads_mask, mask.to(module.kept_heads_mask.device))
 
     @classmethod
-    def from_pretrained(cls, *args, **kwargs):
+    def from_pretrained(cls: type[Model], *args: Any, **kwargs: Any) -> Model:
         loaded = super().from_pretrained(*args, **{"use_safetensors": True} | kwargs)  # nothing else is ever saved
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         if model.config.problem_type is not None:
@@ -194,15 +195,14 @@ class HydraModelMixin:
             model.decision.compare(model)
         return loaded
 
-    def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
         # Every Auto class that can load the folder; Transformers by itself would only add the one of this class.
         self.config.auto_map = dict(self.config.auto_classes)
         if self.decision is not None:
             self.decision.compare(self)  # says so where the decision is about other weights
         saved = super().save_pretrained(save_directory, *args, **kwargs)
         whole, index = Path(save_directory, WHOLE), Path(save_directory, INDEX_OF_SHARDS)
-        if whole.exists() and index.exists():
-            # One of them is of an earlier save, and may be loaded in place of this one.
+        if whole.exists() and index.exists():  # one is of an earlier save, and may be loaded in place of this one
             min(whole, index, key=lambda path: path.stat().st_mtime_ns).unlink()
         return saved
 

@@ -9,6 +9,7 @@ the classifier reads no other. Removed heads are cut out of the engine's own cop
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -112,7 +113,16 @@ class Tower:
         finally:
             handle.remove()
 
-    def _features(self, layers, before, states: Tensor, mask, layer_kwargs: dict, candidates: int, inputs) -> Tensor:
+    def _features(
+        self,
+        layers: Any,
+        before: Any,
+        states: Tensor,
+        mask: Any,
+        layer_kwargs: dict,
+        candidates: int,
+        inputs: Any,
+    ) -> Tensor:
         """(1, candidates * rows, tokens, hidden), through `layers` -> (candidates, rows, features)
 
         before: the states of the embeddings and of all layers before these, (1, rows, tokens, hidden) each

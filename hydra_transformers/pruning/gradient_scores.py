@@ -1,7 +1,7 @@
 """Scores from gradients of the calibration loss: Taylor (D.1.1) and Michel et al. (2019)."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -208,8 +208,8 @@ def gates_on(layers: Mapping[Layer, UnitLayer], is_common: bool = False) -> Iter
     """By layer, gates of 1, created by the forward pass inside: (rows, units), or (1, units) where all rows share them."""
     gates: dict[Layer, Tensor] = {}
 
-    def multiply_by_gates(place: Layer, width: int):
-        def multiply(_, given: tuple[Tensor]) -> Tensor:
+    def multiply_by_gates(place: Layer, width: int) -> Callable:
+        def multiply(_: nn.Module, given: tuple[Tensor]) -> Tensor:
             units = given[0].unflatten(-1, (-1, width))  # (..., rows, tokens, units, width)
             rows = 1 if is_common else units.shape[-4]
             if place not in gates:  # one for all the times that the layer runs

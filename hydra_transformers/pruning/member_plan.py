@@ -60,7 +60,7 @@ class MemberPlan:
     seed: int = 0
     allow_equal: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         models, members = self.num_models, self.num_members
         if models > 1 and members not in (None, models):
             raise ValueError(f"num_members is {members}, and {models} models make one each: leave it out")

@@ -6,6 +6,7 @@ smaller shapes, then Transformers itself loads the weights, because it knows the
 
 import os
 from pathlib import Path
+from typing import Any
 
 import transformers
 from torch import nn
@@ -117,7 +118,7 @@ def _class_of(config: PreTrainedConfig, name: str | os.PathLike) -> type[PreTrai
 def sliced_class(model_class: type[PreTrainedModel], kept: dict[str, list[list[int]]]) -> type[PreTrainedModel]:
     """A class whose models have only the heads in `kept`."""
 
-    def make(self, config: PreTrainedConfig, *given, **options):
+    def make(self: PreTrainedModel, config: PreTrainedConfig, *given: Any, **options: Any) -> None:
         model_class.__init__(self, config, *given, **options)
         _slice_projections(self, kept)
 

@@ -157,7 +157,7 @@ class FusionReport:
     trunk_layers: int = field(init=False)
     trunk_sentence: str = field(init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         found = (*(verdict := decide(self)), *safe_trunk(self, verdict[0]))
         for name, value in zip(
             ("verdict", "sentence", "shared", "trunk_layers", "trunk_sentence"), found, strict=True

@@ -86,7 +86,7 @@ def peak_bytes(model: nn.Module, inputs: Mapping[str, Tensor]) -> int:
 class _LivingTensors(TorchDispatchMode):
     """Counts the bytes of tensors from operations while they are alive."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.living: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0

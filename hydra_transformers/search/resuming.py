@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .._io.files import parse_json, remove_leftovers, write_atomically
 
@@ -42,7 +42,9 @@ class Deadline(TrainerCallback):
         if self.spent > self.seconds:
             raise OutOfTime
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.check()
 
 

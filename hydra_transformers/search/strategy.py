@@ -69,7 +69,7 @@ class Search:
     results: dict[str, ModelResult | TaskResult] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.builder.check_time = self.check_time
         self.data, self.steps = self.builder.data, self.builder.steps
         self.has_ood_data = self.data.ood_search is not None

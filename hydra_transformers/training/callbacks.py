@@ -4,10 +4,11 @@ import math
 import re
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
 from .._io.progress import progress_bar
@@ -40,7 +41,9 @@ class EndAfter(TrainerCallback):
             raise ValueError(f"share is {share}: pass more than 0 and at most 1")
         self.share = share
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if state.global_step >= self.share * state.max_steps:
             control.should_training_stop = True
 
@@ -111,7 +114,14 @@ class PostPruningCallback(TrainerCallback):
         is_behind_trunk = place.layers_before >= (trunk or -math.inf)
         return place.part in self.trainable and is_deep_enough and is_behind_trunk
 
-    def on_init_end(self, args, state, control, model: nn.Module | None = None, **kwargs):
+    def on_init_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
         if self.trunk_layers:
             self._check_trunk(model)
         for name, trains in self.trains(model).items():
@@ -133,7 +143,15 @@ class PostPruningCallback(TrainerCallback):
         if self.trunk_layers > layers:
             raise ValueError(f"trunk_layers is {self.trunk_layers}: {type(model).__name__} has {layers} layers")
 
-    def on_train_begin(self, args, state, control, model: nn.Module | None = None, optimizer=None, **kwargs):
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        optimizer: Any = None,
+        **kwargs: Any,
+    ) -> None:
         model = getattr(model, "module", model)  # FSDP hands over its wrapper
         if self._prepared is None:
             raise RuntimeError(
@@ -218,10 +236,17 @@ class KeepZerosCallback(TrainerCallback):
     biases: those of new models are zero and shall train.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._zeros: list[tuple[nn.Parameter, Tensor]] = []
 
-    def on_train_begin(self, args, state, control, model: nn.Module | None = None, **kwargs):
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
         if args.fsdp or args.deepspeed:
             raise ValueError(
                 "KeepZerosCallback needs whole weights on every process: train without FSDP and DeepSpeed"
@@ -235,7 +260,9 @@ class KeepZerosCallback(TrainerCallback):
         self._zeros = [(weight, weight.detach() == 0) for weight in weights if weight.requires_grad]
 
     @torch.no_grad()
-    def on_optimizer_step(self, args, state, control, **kwargs):
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         for weight, zeros in self._zeros:
             weight.masked_fill_(zeros, 0)
 
@@ -247,15 +274,26 @@ class TrainingBar(TrainerCallback):
         self.name, self.enabled = name, enabled
         self.bar = None
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if state.is_world_process_zero:
             self.bar = progress_bar(state.max_steps, self.name, "step", self.enabled, initial=state.global_step)
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if self.bar is not None:
             self.bar.update(state.global_step - self.bar.n)
 
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if self.bar is None:
             return
         chosen_by = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
@@ -263,7 +301,9 @@ class TrainingBar(TrainerCallback):
         values = ", ".join(f"{name.removeprefix('eval_')} {metrics[name]:.4f}" for name in shown)
         self.bar.write(f"{self.name}: step {state.global_step:,} of {state.max_steps:,}, validation {values}")
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if self.bar is not None:
             self.bar.close()
             self.bar = None

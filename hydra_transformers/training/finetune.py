@@ -78,7 +78,7 @@ def finetune_members(
     progress: bool = True,
     teacher: nn.Module | Teacher | None = None,
     divide: str = "members",
-    **training_arguments,
+    **training_arguments: Any,
 ) -> list[PreTrainedModel]:
     """Fine-tunes each member by itself (paper, 4.3) and returns the fine-tuned members; those passed in stay as they are.
 

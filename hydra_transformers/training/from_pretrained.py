@@ -39,7 +39,7 @@ def finetune_from_pretrained(
     problem_type: str | None = None,
     classifiers: int | None = None,
     predicts_variance: bool = False,
-    **arguments,
+    **arguments: Any,
 ) -> list[PreTrainedModel]:
     """Fine-tunes one pre-trained model several times; the results differ by their initial classifiers and orders of the data.
 
@@ -148,7 +148,7 @@ def fine_tunings_within(trainings: float | None, num_members: int) -> int:
     return num_members if trainings is None else int(trainings) if trainings >= num_members else 0
 
 
-def start_of_one_run(model: PreTrainedModel, recipe: Recipe, **arguments) -> PreTrainedModel:
+def start_of_one_run(model: PreTrainedModel, recipe: Recipe, **arguments: Any) -> PreTrainedModel:
     """The model after the first half of a training, whose learning rate is still high; arguments of `finetune_members`."""
     recipe = replace(recipe, early_stopping_patience=None, keep_best=False)
     arguments["callbacks"] = [*arguments.get("callbacks", ()), EndAfter(BEFORE_RESTARTS)]

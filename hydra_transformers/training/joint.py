@@ -24,7 +24,7 @@ def tune_jointly(
     validation_data: Any = None,
     output_dir: str | os.PathLike | None = None,
     teacher: nn.Module | Teacher | None = None,
-    **arguments,
+    **arguments: Any,
 ) -> PreTrainedModel:
     """Fine-tunes a fused Hydra for a few epochs and returns the result; the one passed in stays as it is.
 
@@ -61,7 +61,7 @@ def hydra_from_pretrained(
     tuning_recipe: Recipe | str | None = None,
     class_names: Sequence[str] | None = None,
     seed: int = 0,
-    **arguments,
+    **arguments: Any,
 ) -> PreTrainedModel:
     """From a pre-trained model to a Hydra in one call, the way that was best on images: fine-tune several times, fuse with most
     layers merged, and tune the Hydra as a whole with its own members unmerged as teacher.

@@ -19,7 +19,7 @@ CLASSIFIERS = ("classifier", "score", "pre_classifier", "head", "projector")
 
 
 def lora_config(
-    model: nn.Module, r: int = 8, targets: Sequence[str] | None = None, lora_alpha: float | None = None, **options
+    model: nn.Module, r: int = 8, targets: Sequence[str] | None = None, lora_alpha: float | None = None, **options: Any
 ) -> "LoraConfig":
     """A `LoraConfig` for the attention of `model`: `peft.get_peft_model(model, lora_config(model))`.
 

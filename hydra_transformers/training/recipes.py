@@ -27,7 +27,7 @@ def check_learning_rate(name: str, rate: float) -> float:
     return float(rate)
 
 
-def _setting(help_text: str, **default) -> Any:
+def _setting(help_text: str, **default: Any) -> Any:
     return field(metadata={"help": help_text}, **default)
 
 
@@ -87,7 +87,7 @@ class Recipe:
         default=(),
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, known in {"optimizer": ("sgd", "adamw"), "schedule": ("cosine", "linear")}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f'{name} is {getattr(self, name)!r}: pass "{known[0]}" or "{known[1]}"')
@@ -125,7 +125,7 @@ class Recipe:
     def greater_is_better(self) -> bool:
         return not self.metric.endswith("loss")
 
-    def training_arguments(self, output_dir: str | os.PathLike, **overrides) -> TrainingArguments:
+    def training_arguments(self, output_dir: str | os.PathLike, **overrides: Any) -> TrainingArguments:
         """The recipe as `TrainingArguments`; `overrides` are arguments of that class and win.
 
         The paper names no batch sizes: pass `per_device_train_batch_size`, it is 8 otherwise. Validation and

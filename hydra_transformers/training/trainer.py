@@ -32,7 +32,14 @@ class FiniteTrainer(Trainer):
     name: the training's name, for a line after each validation and a bar (unless `disable_tqdm`); None for neither
     """
 
-    def __init__(self, *args, classifier_factor: float = 1.0, repetitions: int = 1, name: str | None = None, **kwargs):
+    def __init__(
+        self,
+        *args: Any,
+        classifier_factor: float = 1.0,
+        repetitions: int = 1,
+        name: str | None = None,
+        **kwargs: Any,
+    ):
         self.classifier_factor, self.repetitions = classifier_factor, repetitions
         super().__init__(*args, **kwargs)
         if repetitions > 1 and not any(isinstance(each, nn.Dropout) and each.p for each in self.model.modules()):
@@ -46,7 +53,7 @@ class FiniteTrainer(Trainer):
         if name is not None:
             self.add_callback(TrainingBar(name, enabled=not self.args.disable_tqdm))
 
-    def create_optimizer(self, *args, **kwargs) -> torch.optim.Optimizer:
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(*args, **kwargs)
         if self.classifier_factor != 1.0 and is_new:
@@ -90,7 +97,7 @@ class FiniteTrainer(Trainer):
         model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         return isinstance(model, PreTrainedModel) and not hasattr(type(model), "backbone_rules")
 
-    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         metrics = super().evaluate(*args, **kwargs)
         for name, value in metrics.items():
             if name.endswith("_loss") and not math.isfinite(value):

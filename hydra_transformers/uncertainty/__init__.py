@@ -3,7 +3,7 @@ conformal prediction sets. Reports on them are in `hydra_transformers.reports`.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .abstention import Abstention
 from .calibrated_classifier import CalibratedClassifier
@@ -20,6 +20,15 @@ from .rewards import best_of_n, preference_metrics
 from .streaming import StreamingComputeMetrics, UncertaintyAccumulator, compute_metrics
 from .task_calibration import TaskCalibration
 from .temperature import TemperatureScaling
+
+
+if TYPE_CHECKING:
+    from ..reports import FusionReport as FusionReport
+    from ..reports import ModelResult as ModelResult
+    from ..reports import TaskReport as TaskReport
+    from ..reports import UncertaintyReport as UncertaintyReport
+    from ..reports import evaluate_uncertainty as evaluate_uncertainty
+    from ..reports import fusion_report as fusion_report
 
 
 __all__ = [

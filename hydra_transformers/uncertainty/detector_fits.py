@@ -27,7 +27,7 @@ LEAST_VARIANCE = 1e-10
 class TemplateFit:
     """Mean probability where each class was predicted; takes members x classes² numbers."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.counts, self.sums = 0, 0
 
     def update(self, answers: Answers, labels: Tensor | None) -> None:
@@ -52,7 +52,7 @@ class TemplateFit:
 class PatternFit:
     """Each member's mean feature of each class, over the rows it gets right."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.counts, self.sums = 0, 0
 
     def update(self, answers: Answers, labels: Tensor | None) -> None:
@@ -148,7 +148,7 @@ class BankFit:
 class Moments:
     """Counts, sums and outer products of features (batch, members, dim), of all rows and by class."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.shift, self.rows = None, 0
         self.sum, self.outer, self.class_counts, self.class_sums = 0, 0, 0, 0
 

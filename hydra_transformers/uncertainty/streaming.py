@@ -158,7 +158,7 @@ class StreamingComputeMetrics:
     dropped when the next one begins.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._accumulator = UncertaintyAccumulator()
         self._evaluation: Any = None
 

@@ -14,7 +14,8 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIs
 from transformers import ViTImageProcessorPil
 
 from hydra_transformers.hub import HubError, create_model_card, publishing, push_hydra_to_hub
-from hydra_transformers.uncertainty import TemperatureScaling
+from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty
+from tests.families import VIT
 from tests.hub.fake_hub import FakeResponse, commits
 from tests.pages import run_python_blocks
 
@@ -58,6 +59,18 @@ def test_without_matplotlib_the_report_goes_without_plots(hydra, report, hub, wi
     push_hydra_to_hub(hydra, "me/tiny", report=report, dataset="d", report_model="Hydra")
     assert [name for name in hub.files if name.startswith("evaluation/")] == ["evaluation/report.json"]
     assert b"![" not in hub.files["README.md"]
+
+
+def test_the_report_of_a_model_of_numbers_goes_with_it(hub):
+    backbone = VIT.backbone(num_labels=1, problem_type="regression").float()
+    members = [VIT.hydra.from_backbone(backbone, {0: [head]}) for head in range(2)]
+    hydra = VIT.hydra.from_pruned_members(members).eval()
+    size = hydra.config.image_size
+    images = torch.randn(6, 3, size, size)
+    report = evaluate_uncertainty(hydra, [{"pixel_values": images, "labels": torch.arange(6.0)}])
+    push_hydra_to_hub(hydra, "me/numbers", report=report, dataset="d")
+    assert b"| RMSE |" in hub.files["README.md"]
+    assert [name for name in hub.files if name.startswith("evaluation/")] == ["evaluation/report.json"]
 
 
 def test_an_edited_card_survives_a_push(hydra, report, hub, without_matplotlib):
