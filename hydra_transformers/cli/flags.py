@@ -46,8 +46,8 @@ Divide = option(
 )
 Classifiers = option(
     int | None,
-    "different new classifiers that fine-tunings begin with (default: one each); with 1, merging and averaging cost less accuracy, "
-    "and members disagree less: better for classes of tokens",
+    "different new classifiers that fine-tunings begin with (default: one each; for numbers, several labels and tokens the same for "
+    "all); with 1, merging and averaging cost less accuracy, and members disagree less",
     "N",
     min=1,
 )

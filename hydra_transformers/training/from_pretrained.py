@@ -53,9 +53,9 @@ def finetune_from_pretrained(
             these, with epochs by the data's size and early stopping.
         class_names: the names of the labels 0, 1, ...; by default those in the model's config.
         seed: the classifier of member i is drawn with `seed + i`, and it trains with that seed.
-        classifiers: how many different new classifiers the fine-tunings begin with; None for one each. With 1 they stay closer
-            to each other: what members share, trunks and averages then cost less accuracy, and members disagree less. Better
-            for classes of tokens (docs/results/tasks.md).
+        classifiers: how many different new classifiers the fine-tunings begin with; None for one each where they choose one
+            class, otherwise for the same (docs/results/tasks.md). With 1 they stay closer to each other: what members share, trunks
+            and averages then cost less accuracy, and members disagree less.
         trainings: the steps of all members together, in trainings; None for a whole one each. A multiple of `num_members`, such
             as 6 for 3, makes as many fine-tunings and averages them in their order into the members (`average_members`):
             better, and no slower to run. With less than one each, one training runs up to its half, and each member goes on from
@@ -185,7 +185,7 @@ def with_new_classifiers(
     classifiers: int | None = None,
 ) -> list[PreTrainedModel]:
     """Copies of a pre-trained model, each with a new classifier: its own, drawn with `seed + i`, or one of so many different ones,
-    the same for neighbours."""
+    the same for neighbours. None: one each where they choose one class, otherwise the same for all."""
     if num_members < 1:
         raise ValueError(f"num_members is {num_members}: pass at least 1")
     if isinstance(pretrained, PreTrainedModel):
@@ -201,7 +201,8 @@ def with_new_classifiers(
     missing = min((name for name in is_new if where[name].part != "classifier"), default=None)
     if missing is not None:
         raise ValueError(f"{called} has no {missing} of the right shape: pass a model that is pre-trained")
-    different = num_members if classifiers is None else classifiers
+    chooses_a_class = problem_type in (None, "single_label_classification")
+    different = classifiers or (num_members if chooses_a_class else 1)
     seeds = [seed + place * different // num_members for place in range(num_members)]
     return [_with_classifier_of(model, is_new, each) for each in seeds]
 

@@ -68,6 +68,15 @@ def test_neighbours_may_begin_with_the_same_classifier():
         assert_same_weights(member, own[place // 2])
 
 
+@pytest.mark.parametrize("problem_type", ["regression", "multi_label_classification", "token_classification"])
+def test_only_members_that_choose_one_class_begin_with_classifiers_of_their_own(problem_type):
+    pretrained = tiny_model("bert", "backbone")
+    first, second = with_new_classifiers(pretrained, 2, ["a", "b"], problem_type=problem_type)
+    assert_same_weights(first, second)
+    own = with_new_classifiers(pretrained, 2, ["a", "b"], problem_type=problem_type, classifiers=2)[1]
+    assert not torch.equal(first.classifier.weight, own.classifier.weight)
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
