@@ -240,7 +240,7 @@ def of_problem(task: Task, config: Any) -> Task:
     aggregate = getattr(config, "aggregate", None)
     noise = ""
     if getattr(config, "predicts_variance", False):
-        noise = "\n- `member_variances`: the noise that each member expects in the data; their mean is `aleatoric` in answers."
+        noise = "\n- `member_variances`: the noise that each member expects in the data; their mean is `aleatoric` in answers, and part of `uncertainty`."
     return replace(
         task,
         subject=f"Numbers for {kind} (regression), those in `config.id2label`"

@@ -295,7 +295,10 @@ def model_digest(predictor: HydraPredictor) -> str:
     _, decision = without_decision(predictor.model)
     config = {name: value for name, value in predictor.config.to_dict().items() if name != "_name_or_path"}
     processor = predictor.processor
-    prepared = processor.get_vocab() if hasattr(processor, "get_vocab") else {}
+    tokenizer = getattr(processor, "tokenizer", processor)
+    prepared = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    if hasattr(tokenizer, "backend_tokenizer"):  # its rules, too, such as whether it ignores case
+        prepared = tokenizer.backend_tokenizer.to_str()
     described = [sorted(state), config, None if decision is None else decision.settings, str(processor), prepared]
     tensors = [state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor)]
     return _digest([digest_of(tensors), *described])

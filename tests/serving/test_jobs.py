@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -242,6 +243,18 @@ def test_a_stopped_job_refuses_other_data_another_model_and_other_settings(folde
     reviews.write_text(reviews.read_text().replace("joy", "bad"))
     with pytest.raises(ValueError, match="its data changed since"):
         predict_data(folders["texts"], reviews, output, device="cpu")
+
+
+def test_a_stopped_job_refuses_a_tokenizer_that_reads_words_differently(folders, reviews, tmp_path, monkeypatch):
+    model, output = shutil.copytree(folders["texts"], tmp_path / "model"), tmp_path / "answers.jsonl"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 1)
+        with pytest.raises(KeyboardInterrupt):
+            predict_data(model, reviews, output, device="cpu")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(settings | {"do_lower_case": False}))
+    with pytest.raises(ValueError, match="its model changed since"):
+        predict_data(model, reviews, output, device="cpu")
 
 
 def test_a_stopped_job_refuses_images_that_changed_although_the_table_of_their_paths_did_not(
