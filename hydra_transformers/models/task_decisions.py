@@ -114,8 +114,6 @@ class RegressionDecision(TaskDecision):
         member_logits = at_least_float32(member_logits)
         mean, half = member_logits.mean(dim=1), self.numbers("factors", member_logits)
         half = half * (spread(member_logits) + self.numbers("floors", member_logits))
-        rounding = 8 * torch.finfo(mean.dtype).eps  # factors are fitted in float64; in doubt a number is inside
-        half = half + rounding * (mean.abs() + half)
         width = (2 * half).mean(dim=-1)
         interval = torch.stack([mean - half, mean + half], dim=-1)
         return Decided(member_logits, width, self.above_threshold(width), interval=interval)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..models.decision import Decided
-from ..models.modeling_hydra import spread
+from ..models.modeling_hydra import at_least_float32, spread
 from ..models.task_decisions import RegressionDecision
 from .abstention import Abstention, check_target
 from .conformal import conformal_quantile
@@ -196,7 +196,10 @@ def fit_intervals(rows: HeldOutRows) -> Fitted:
         for part in (rows.first, rows.second)
     )
     floors = _likeliest_floors(*first)
-    ratios = (second[1] - second[0].mean(dim=1)).abs() / (spread(second[0]) + floors)
+    mean, rounding = second[0].mean(dim=1), 8 * torch.finfo(at_least_float32(rows.second.answers).dtype).eps
+    # With what the model rounds away, or a label that many rows have would fall out of their intervals.
+    errors = (second[1] - mean).abs() + rounding * (second[1].abs() + mean.abs())
+    ratios = errors / (spread(second[0]) + floors)
     factors = torch.tensor([conformal_quantile(each, rows.alpha) for each in ratios.unbind(dim=1)], dtype=ratios.dtype)
     if factors.isinf().any():
         raise ValueError(
