@@ -18,16 +18,37 @@ from hydra_transformers import (
     prune_heads,
 )
 from hydra_transformers.baselines import DeepEnsemble, average_members, soup
-from hydra_transformers.hub import create_model_card, push_hydra_to_hub
-from hydra_transformers.pruning import extract_circuit, head_scores
-from hydra_transformers.serving import HydraPredictor, predict_data
-from hydra_transformers.training import finetune_from_pretrained, hydra_from_pretrained, tune_jointly
+from hydra_transformers.cost import count_multiply_adds, count_parameters
+from hydra_transformers.hub import create_model_card, push_hydra_to_hub, push_space_to_hub, write_space
+from hydra_transformers.pruning import (
+    ablated,
+    draw_members,
+    extract_circuit,
+    head_scores,
+    lowest_heads,
+    to_transformers,
+)
+from hydra_transformers.serving import HydraPredictor, Limits, create_app, launch_page, predict_data, run
+from hydra_transformers.shift import corrupted_sets
+from hydra_transformers.training import (
+    finetune_from_pretrained,
+    finetune_members,
+    hydra_from_pretrained,
+    lora_config,
+    recipe,
+    tune_jointly,
+)
 from hydra_transformers.uncertainty import (
+    Abstention,
+    ConformalSets,
     Detector,
     TemperatureScaling,
+    classification_metrics,
     decompose,
     detector_by_name,
     evaluate_uncertainty,
+    ood_metrics,
+    ood_score,
 )
 
 
@@ -71,31 +92,43 @@ def evaluate_and_share(backbone: PreTrainedModel, hydra: PreTrainedModel, rows: 
     push_hydra_to_hub(hydra, "me/my-hydra", report=report, report_model="hydra", dataset="cifar100")
 
 
-def train(rows: Batches) -> HydraViTForImageClassification:
+def train(rows: Batches, images: list[Image]) -> HydraViTForImageClassification:
     fine_tunings = finetune_from_pretrained("facebook/dinov2-small", 6, train_data=rows, output_dir="fine-tuned")
-    hydra = AutoHydra.from_pruned_members(average_members(fine_tunings, into=3))
-    tune_jointly(hydra, train_data=rows, teacher=DeepEnsemble(fine_tunings))
-    hydra_from_pretrained(ViTForImageClassification(ViTConfig()), train_data=rows, trainings=6)
+    again = finetune_members(fine_tunings, recipe("finetune-images"), rows, num_train_epochs=1)
+    hydra = AutoHydra.from_pruned_members(average_members(again, into=3))
+    tune_jointly(hydra, train_data=rows, teacher=DeepEnsemble(fine_tunings)).calibrate(rows)
+    hydra_from_pretrained(ViTForImageClassification(ViTConfig()), train_data=rows, trainings=6).calibrate(rows)
     chosen = hydrate(fine_tunings, data=rows, target={"cost": 1.3}, output_dir="my-hydra")
-    print(chosen, soup(fine_tunings))
+    print(chosen, chosen.hydra.predict(images), soup(fine_tunings), lora_config(hydra))
     return HydraViTForImageClassification.from_pretrained("my-hydra")
 
 
 def prune(model: ViTForImageClassification, rows: Batches) -> PreTrainedModel:
     scores = head_scores(model, rows, "taylor")
-    print(min(scores.values()), extract_circuit(model, rows, budget=4).ranking)
-    return prune_heads(model, {0: [1]})
+    circuit = extract_circuit(model, rows, budget=4)
+    print(circuit.ranking, draw_members(model, circuit=circuit, budget=2))
+    with ablated(model, {0: [1]}) as without:
+        print(without(pixel_values=rows[0]["pixel_values"]).logits)
+    pruned = prune_heads(model, lowest_heads(scores, budget=4))
+    print(pruned.num_members, count_multiply_adds(pruned), count_parameters(pruned))
+    return to_transformers(pruned)
 
 
 def detect(model: PreTrainedModel, rows: Batches, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     prepared = load_data("cifar100", model, part="test", limit=100)
     print(len(prepared), predict_uncertainty(model, rows), TemperatureScaling.fit(logits, labels).temperature)
     detector: Detector = detector_by_name("mahalanobis").fit(model, rows)
-    print(detector.name)
-    return decompose(logits).total
+    print(detector.name, ood_metrics(ood_score(logits), ood_score(logits, "energy"))["auroc"])
+    print(Abstention.fit(ood_score(logits), coverage=0.9), ConformalSets.fit(logits, labels, alpha=0.1))
+    evaluate_uncertainty(model, rows, corruptions=corrupted_sets(rows, "all", severities=[1, 3]), score=detector)
+    best: float = classification_metrics(logits, labels)["accuracy"]
+    return decompose(logits).total * best
 
 
 def use_elsewhere(model: PreTrainedModel) -> Path:
     predictor = HydraPredictor("my-hydra")
     print(predictor({"text": ["one", "two"]}), predict_data("my-hydra", "rows.csv", "answers.parquet"))
+    run(create_app(predictor, max_batch=32), port=8000)
+    launch_page(predictor, limits=Limits(megabytes=5)).close()
+    push_space_to_hub(write_space("page", "me/my-hydra"), "me/my-page")
     return export(model, "exported", to=["onnx", "torch"])

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -16,12 +17,16 @@ from ..fusion import attention_names, encoder_config, tower_configs, trunk_depth
 from ..models.auto import AutoHydra, hydra_class
 
 
+if TYPE_CHECKING:
+    from ..models.auto import HydraModel
+
+
 Head = tuple[int, int] | tuple[str, int, int]
 Towers = Sequence[str]  # some of "vision" and "text"
 Prompts = Mapping[str, Tensor]  # the tokenizer's output with one row per class, for CLIP and SigLIP
 
 
-def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> PreTrainedModel:
+def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> "HydraModel":
     """A one-member Hydra of `model` without `heads_to_prune`; `model` stays as it is.
 
     model: a model of Transformers (`AutoHydra.supported()` lists them), or a one-member Hydra to prune further
@@ -30,7 +35,7 @@ def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> P
     return AutoHydra.from_backbone(model, heads_to_prune)
 
 
-def prune_neurons(model: PreTrainedModel, neurons_to_prune: dict) -> PreTrainedModel:
+def prune_neurons(model: PreTrainedModel, neurons_to_prune: dict) -> "HydraModel":
     """A one-member Hydra of `model` without some neurons of its MLPs; `model` stays as it is.
 
     model: as for `prune_heads`, which can come before or after

@@ -6,7 +6,7 @@ smaller shapes, then Transformers itself loads the weights, because it knows the
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from torch import nn
@@ -27,7 +27,11 @@ from ..fusion import (
 from ..models.auto import HEADS, HYDRA_CLASSES, AutoHydra, config_of
 
 
-def load_pruned(name: str | os.PathLike) -> PreTrainedModel:
+if TYPE_CHECKING:
+    from ..models.auto import HydraModel
+
+
+def load_pruned(name: str | os.PathLike) -> "HydraModel":
     """A one-member Hydra of a model that `prune_heads` of Transformers 4 made, equal to what was saved.
 
     name: a folder or Hub name whose config.json has `pruned_heads`, with weights in safetensors

@@ -6,9 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from .._io.files import write_atomically
@@ -20,6 +19,10 @@ from ..reports.report_tables import COLUMNS, group_title
 from ..reports.table import NO_VALUE, Cell, Table
 from ..reports.task_report import TaskReport
 from .candidates import DEEP_ENSEMBLE, HYDRA, ONE_MODEL, SOUP, Candidate
+
+
+if TYPE_CHECKING:
+    from ..models.auto import HydraModel
 
 
 logger = logging.get_logger(f"transformers.{__name__}")
@@ -50,7 +53,7 @@ class Hydrated:
         folder: where everything is.
     """
 
-    hydra: PreTrainedModel
+    hydra: "HydraModel"
     chosen: Candidate
     table: list[Candidate]
     gains: dict[str, Gain]

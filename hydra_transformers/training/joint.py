@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -17,6 +17,10 @@ from .recipes import Recipe
 from .recipes import recipe as recipe_named
 
 
+if TYPE_CHECKING:
+    from ..models.auto import HydraModel
+
+
 def tune_jointly(
     hydra: PreTrainedModel,
     recipe: Recipe | str | None = None,
@@ -25,7 +29,7 @@ def tune_jointly(
     output_dir: str | os.PathLike | None = None,
     teacher: nn.Module | Teacher | None = None,
     **arguments: Any,
-) -> PreTrainedModel:
+) -> "HydraModel":
     """Fine-tunes a fused Hydra for a few epochs and returns the result; the one passed in stays as it is.
 
     All members train at once. Each has a loss of its own, and what they share gets the gradients of all.
@@ -62,7 +66,7 @@ def hydra_from_pretrained(
     class_names: Sequence[str] | None = None,
     seed: int = 0,
     **arguments: Any,
-) -> PreTrainedModel:
+) -> "HydraModel":
     """From a pre-trained model to a Hydra in one call, the way that was best on images: fine-tune several times, fuse with most
     layers merged, and tune the Hydra as a whole with its own members unmerged as teacher.
 
