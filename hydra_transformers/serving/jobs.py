@@ -305,24 +305,25 @@ def model_digest(predictor: HydraPredictor) -> str:
 
 
 def _stamps(reader: PartReader) -> Any:
-    """What changes with the data: the content of a file, and size and time of the files that it names; name, size and time of
-    each file of a folder; the Hub's revision."""
-    path = Path(reader.source.name)
+    """What changes with the data: the content of a file; name, size and time of each file of a folder; the Hub's revision; and
+    size and time of all files that the rows name."""
+    path, named = Path(reader.source.name), hashlib.sha256()
+    for start in range(0, len(reader.rows) if reader.holds_paths else 0, ROWS_PER_PART):
+        for file in map(reader.path_of, reader.rows[start : start + ROWS_PER_PART][reader.columns[0]]):
+            found = os.stat(file) if file is not None and os.path.exists(file) else None
+            named.update(str(found and (found.st_size, found.st_mtime_ns)).encode())
     if path.is_file():
         digest = hashlib.sha256()
         with path.open("rb") as file:
             while block := file.read(2**20):
                 digest.update(block)
-        for start in range(0, len(reader.rows) if reader.holds_paths else 0, ROWS_PER_PART):
-            for named in map(reader.path_of, reader.rows[start : start + ROWS_PER_PART][reader.columns[0]]):
-                found = os.stat(named) if named is not None and os.path.exists(named) else None
-                digest.update(str(found and (found.st_size, found.st_mtime_ns)).encode())
-        return [digest.hexdigest(), reader.source.split]
-    if path.is_dir():
+        data = digest.hexdigest()
+    elif path.is_dir():
         files = sorted(each for each in path.rglob("*") if each.is_file() and each.name != LOCK)
-        stamps = [(str(each.relative_to(path)), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
-        return [stamps, reader.source.split]
-    return reader.rows._fingerprint
+        data = [(str(each.relative_to(path)), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+    else:
+        data = reader.rows._fingerprint
+    return [data, named.hexdigest(), reader.source.split]
 
 
 def _digest(value: Any) -> str:

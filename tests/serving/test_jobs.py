@@ -257,19 +257,21 @@ def test_a_stopped_job_refuses_a_tokenizer_that_reads_words_differently(folders,
         predict_data(model, reviews, output, device="cpu")
 
 
+@pytest.mark.parametrize("data", ["paths.jsonl", "."], ids=["table", "folder of tables"])
 def test_a_stopped_job_refuses_images_that_changed_although_the_table_of_their_paths_did_not(
-    folders, tmp_path, monkeypatch
+    data, folders, tmp_path, monkeypatch
 ):
-    table, output = tmp_path / "paths.jsonl", tmp_path / "answers.jsonl"
-    pictures([0], seed=4)[0].save(tmp_path / "0.png")
-    table.write_text(json.dumps({"file": "0.png"}) + "\n")
+    tables, image, output = tmp_path / "tables", tmp_path / "0.png", tmp_path / "answers.jsonl"
+    tables.mkdir()
+    pictures([0], seed=4)[0].save(image)
+    (tables / "paths.jsonl").write_text(json.dumps({"file": "../0.png"}) + "\n")
     with monkeypatch.context() as patch:
         stop_at(patch, 0)
         with pytest.raises(KeyboardInterrupt):
-            predict_data(folders["images"], table, output, image="file", device="cpu")
-    pictures([2], seed=5)[0].resize((9, 9)).save(tmp_path / "0.png")
+            predict_data(folders["images"], tables / data, output, image="file", device="cpu")
+    pictures([2], seed=5)[0].resize((9, 9)).save(image)
     with pytest.raises(ValueError, match="its data changed since"):
-        predict_data(folders["images"], table, output, image="file", device="cpu")
+        predict_data(folders["images"], tables / data, output, image="file", device="cpu")
 
 
 def test_a_part_is_written_before_the_next_one_is_read(folders, reviews, tmp_path, monkeypatch):
