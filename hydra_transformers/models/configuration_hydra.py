@@ -166,12 +166,12 @@ class HydraConfigMixin(ShippedPipelines):
 
     def __post_init__(self, **kwargs):
         num_members = kwargs.pop("num_members", None)
-        super().__post_init__(**kwargs)
-        if getattr(self, "is_decoder", False) or getattr(self, "add_cross_attention", False):
-            raise ValueError(f"{type(self).__name__} is an encoder's: set is_decoder and add_cross_attention to False")
         for field in ("num_hidden_layers", "num_attention_heads"):
             if not 1 <= getattr(self, field) <= MOST:
                 raise ValueError(f"{field} is {getattr(self, field)}: a Hydra has 1 to {MOST:,}")
+        super().__post_init__(**kwargs)  # in some families with a list of all layers
+        if getattr(self, "is_decoder", False) or getattr(self, "add_cross_attention", False):
+            raise ValueError(f"{type(self).__name__} is an encoder's: set is_decoder and add_cross_attention to False")
         if self.kept_heads is None:
             self.kept_heads = [[list(range(self.num_attention_heads))] for _ in self.layer_runs]
         check_kept_heads(self.kept_heads, len(self.layer_runs), self.num_attention_heads)

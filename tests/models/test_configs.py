@@ -15,12 +15,15 @@ from hydra_transformers import (
     HydraViTConfig,
     HydraViTForImageClassification,
 )
+from hydra_transformers.models import auto
+from hydra_transformers.models.configuration_hydra import HydraConfigMixin
 from tests.families import BERT, DISTILBERT, FEW, OWN_LAYERS, SIGLIP_CLASSIFIER, VIT, for_families
 
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
 RAGGED = [[[0, 1], [3]], [[], [1, 2]]]
 CONFIGS = [HydraViTConfig, HydraBertConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig]
+OF_LAYERS = [each for each in vars(auto).values() if isinstance(each, type) and issubclass(each, HydraConfigMixin)]
 
 
 @for_families(OWN_LAYERS)
@@ -87,6 +90,17 @@ def test_a_config_of_absurd_size_is_refused_before_it_takes_memory(config_class,
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 50 * 2**20
+
+
+@pytest.mark.parametrize("config_class", OF_LAYERS)
+def test_no_family_makes_a_list_of_absurdly_many_layers(config_class):
+    name = config_class.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="a Hydra has 1 to 1,000"):
+        config_class(**{name: 10**6})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5 * 2**20
 
 
 @pytest.mark.parametrize("config_class", [*CONFIGS, HydraCLIPConfig])
