@@ -6,7 +6,7 @@ import io
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -113,8 +113,7 @@ class AnswersMixin:
         truncated = {"truncated": notes["truncated"]} if "truncated" in notes else {}
         # A single output of a plain model may have no problem type, and be calibrated for numbers.
         if model_outputs.get("interval") is not None or problem_type == "regression":
-            no_number = None if logits.isfinite().all() else NO_NUMBER
-            decided = self.decided(model_outputs, notes.get("empty") or no_number)
+            decided = self.decided(model_outputs, notes.get("empty"), is_number=torch.isfinite)
             return number_answer(model_outputs, names) | decided | truncated
         member_logits, chosen = (model_outputs.get(name) for name in ("member_logits", "prediction_set"))
         has_labels = problem_type == "multi_label_classification"
@@ -143,39 +142,34 @@ class AnswersMixin:
         # By name: the model may have come with its repository, and this pipeline with the package.
         return next(each.settings for each in self.model.modules() if type(each).__name__.endswith("Decision"))
 
-    def decided(self, outputs: dict, empty: str | None) -> dict[str, Any]:
+    def decided(
+        self, outputs: dict, empty: str | None, is_number: Callable = lambda logits: ~logits.isnan()
+    ) -> dict[str, Any]:
         """Whether to abstain, by what, and why.
 
-        empty: what is wrong with an input that holds nothing
+        empty: what is wrong with an input that holds nothing; is_number: of logits, whether each is one
         """
         detector = detector_score = threshold = abstain = None
-        settings = self.settings(outputs)
+        settings, reason = self.settings(outputs), empty
         if settings is not None:
             detector, threshold = settings["detector"]["name"], settings["threshold"]
             # Of several labels, one of them may be enough for an answer.
             detector_score = outputs["detector_score"][0].min().item()
             abstain = None if threshold is None else outputs["abstain"][0].all().item()
-        reason = empty
-        if reason is None and outputs["logits"][0].isnan().any():
-            reason = NO_NUMBER
+        if reason is None and not is_number(outputs["logits"][0]).all():
+            reason = "The answer is not a number."
         if reason is None and abstain and detector == "low score":
             reason = f"The score is {-detector_score:.3g}, below the threshold {-float(threshold):.3g}."
         if reason is None and abstain and outputs["abstain"].dim() > 1:
             reason = "Every label is too close to its threshold."
         if reason is None and abstain:
             reason = f"{detector} is {detector_score:.3g}, above the threshold {float(threshold):.3g}."
-        return {
-            "abstain": abstain if reason is None else True,
-            "detector": detector,
-            "detector_score": detector_score,
-            "threshold": threshold,
-            "reason": reason,
-        }
+        by_what = {"detector": detector, "detector_score": detector_score, "threshold": threshold, "reason": reason}
+        return {"abstain": abstain if reason is None else True} | by_what
 
 
 KEPT_OUTPUTS = ("logits", *OUTPUTS_OF_HYDRAS, "candidate_labels")
 PARTS_OF_UNCERTAINTY = ("uncertainty", "aleatoric", "epistemic")
-NO_NUMBER = "The answer is not a number."
 
 
 def label_answer(outputs: dict, names: Any, scores: list[dict], settings: dict[str, Any] | None) -> dict[str, Any]:
@@ -199,11 +193,10 @@ def label_answer(outputs: dict, names: Any, scores: list[dict], settings: dict[s
 
 def number_answer(outputs: dict, names: Any) -> dict[str, Any]:
     """The answer of a regression model to one row."""
-    numbers, members, interval = (outputs.get(name) for name in ("logits", "member_logits", "interval"))
+    numbers, members, own, interval = map(outputs.get, ("logits", "member_logits", "member_variances", "interval"))
     scores = [{"label": names[place], "score": number} for place, number in enumerate(numbers[0].tolist())]
     # One row is (members, outputs); a plain model is one member.
     variance = 0.0 if members is None else members[0].double().var(dim=0, correction=0).mean().item()
-    own = outputs.get("member_variances")
     aleatoric = None if own is None else own[0].double().mean().item()
     return {
         **scores[0],
@@ -218,8 +211,7 @@ def number_answer(outputs: dict, names: Any) -> dict[str, Any]:
 
 def probabilities(logits: Tensor, function_to_apply: Any) -> list[float]:
     """Of logits (classes,), by a function that Transformers' pipelines know: "softmax", "sigmoid" or "none"."""
-    name = getattr(function_to_apply, "value", function_to_apply)
-    logits = logits.double()
+    name, logits = getattr(function_to_apply, "value", function_to_apply), logits.double()
     return {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid(), "none": logits}[name].tolist()
 
 
