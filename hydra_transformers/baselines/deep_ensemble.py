@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cost import count_multiply_adds
-from ..data.prediction import accepted_inputs, answer_of, classifies_tokens, device_of, member_logits_of
+from ..data.prediction import accepted_inputs, answer_of, classifies_tokens, config_of, device_of, member_logits_of
 from ..models.modeling_hydra import HydraClassifierOutput
 
 
@@ -29,6 +29,12 @@ class DeepEnsemble(nn.Module):
             if not isinstance(model, nn.Module):
                 raise TypeError(f"models[{index}] is a {type(model).__name__}: pass classifiers that are loaded")
         _check_class_names(models)
+        with_variance = [getattr(config_of(model), "predicts_variance", False) for model in models]
+        if len(set(with_variance)) > 1:
+            index = with_variance.index(not with_variance[0])
+            raise ValueError(
+                f"one of models[{index}] and models[0] predicts a variance and the other does not: pass models of one kind"
+            )
         self.models = nn.ModuleList(models)
 
     @property

@@ -216,7 +216,7 @@ def build(
     if options.circuit_objective is None:
         print("Nothing will be pruned: for that, pass --ood-data or --objective acc, without --budget 0.")
         if options.trunk_layers is None:
-            print(f"{MERGED_SHARE:.0%} of the layers will be merged: for none, pass --trunk-layers 0.")
+            print(f"Up to {MERGED_SHARE:.0%} of the layers will be merged: for none, pass --trunk-layers 0.")
     steps = steps_of(pretrained, options)
     on_one_process(lambda: _check_order(steps, options.output))
     print(f"{len(steps)} steps, which can be run one by one, too; stop when you like, the same command continues:")

@@ -76,6 +76,12 @@ def test_a_fused_model_splits_variance_as_its_members_apart_do():
     torch.testing.assert_close(with_variance(models[0])(**inputs).logits, means[:, 0], **exact)
 
 
+def test_a_deep_ensemble_is_of_one_kind():
+    models = backbones()
+    with pytest.raises(ValueError, match=r"one of models\[1\] and models\[0\] predicts a variance"):
+        DeepEnsemble([with_variance(models[0]), models[1]])
+
+
 def test_ensembles_of_such_models_and_calibrated_ones_tell_the_parts_apart():
     members = members_of(backbones())
     hydra = AutoHydra.from_pruned_members(members, shared=()).eval()
