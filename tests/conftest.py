@@ -40,15 +40,16 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def same_threads() -> Iterator[None]:
-    """What a test sets for the threads of torch ends with it: another number sums in another order, and two workers with two
-    threads each wait for each other."""
+def same_arithmetic() -> Iterator[None]:
+    """What a test changes in how torch computes ends with it: the number of threads, by which sums have another order, and oneDNN,
+    which torch turns off for good where a product fails in it, as some do on ARM."""
     import torch
 
-    threads = torch.get_num_threads()
+    threads, has_onednn = torch.get_num_threads(), torch._C._get_mkldnn_enabled()
     yield
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
+    torch._C._set_mkldnn_enabled(has_onednn)
 
 
 @pytest.fixture
