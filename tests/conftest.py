@@ -35,21 +35,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Hides the modules imported so far from the garbage collector: each training asks for a full collection, which would
     spend half a second on torch, Transformers and scikit-learn."""
+    from tests.processes import fix_arithmetic
+
+    fix_arithmetic()
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
-def same_arithmetic() -> Iterator[None]:
-    """What a test changes in how torch computes ends with it: the number of threads, by which sums have another order, and oneDNN,
-    which torch turns off for good where a product fails in it, as some do on ARM."""
+def same_threads() -> Iterator[None]:
+    """What a test sets for the threads of torch ends with it: another number sums in another order, and two workers with two
+    threads each wait for each other."""
     import torch
 
-    threads, has_onednn = torch.get_num_threads(), torch._C._get_mkldnn_enabled()
+    threads = torch.get_num_threads()
     yield
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
-    torch._C._set_mkldnn_enabled(has_onednn)
 
 
 @pytest.fixture

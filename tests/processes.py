@@ -26,6 +26,13 @@ def start(
     return process
 
 
+def fix_arithmetic() -> None:
+    """The same work gives the same bits in every process: sums of one thread have one order. On ARM some products fail in oneDNN,
+    and torch then turns it off for the rest of the process: here it is off from the beginning."""
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.set_flags(_enabled=False)
+
+
 def exit_code(process: BaseProcess, seconds: float = 300) -> int:
     """Waits for the end of a process: -9 where it was killed."""
     process.join(seconds)
@@ -39,6 +46,6 @@ def _run(log: Path, environment: dict[str, str], function: Callable[..., None], 
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
             os.dup2(file.fileno(), stream.fileno())
-    torch.set_num_threads(1)
+    fix_arithmetic()
     function(*arguments)
     sys.stdout.flush()

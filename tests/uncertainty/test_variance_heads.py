@@ -221,7 +221,8 @@ def test_a_process_without_the_package_and_an_exported_model_answer_alike(tmp_pa
     for found, expected in zip(
         torch.load(tmp_path / "answers.pt"), (outputs.member_variances, outputs.interval), strict=True
     ):
-        assert torch.equal(found, expected)
+        # The other process computes by oneDNN, which rounds differently.
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     session = onnxruntime.InferenceSession(export(hydra, tmp_path / "onnx") / "model.onnx")
     named = {
         each.name: inputs.get(each.name, torch.zeros(2, 6, dtype=torch.long)).numpy() for each in session.get_inputs()
