@@ -4,7 +4,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
 
 from .configuration_hydra import HydraConfigMixin, LayerSpec
-from .configuration_hydra_towers import HydraTowersConfigMixin, tower_layer_spec
+from .configuration_hydra_towers import HydraTowersConfigMixin, tower_layer_spec, tower_specs
 
 
 @strict
@@ -54,7 +54,7 @@ class HydraCLIPConfig(HydraTowersConfigMixin, CLIPConfig):
     model_type = "hydra_clip"
     keys_to_ignore_at_inference = ["member_logits", "similarity", "text_model_output", "vision_model_output"]
     towers = {"text_config": HydraCLIPTextConfig, "vision_config": HydraCLIPVisionConfig}
-    sub_configs_defaults = towers.copy()
+    sub_configs_defaults = tower_specs(CLIPConfig, towers)
     sub_configs = towers.copy()  # the name that transformers < 5.19 reads
 
     # The class first: validation prints the value for every type before the right one, and printing a config is slow.
