@@ -231,7 +231,7 @@ def tasks(data: Path) -> dict[str, Task]:
         "several labels": Task(
             partial(sequence_start, **several),
             emotion_rows,
-            Training(epochs=3, rows_per_batch=128),
+            Training(epochs=4, rows_per_batch=128, rate=1e-4),
             {"text": "text"},
             {"target": {"coverage": 0.9}},
         ),
@@ -409,16 +409,16 @@ def main() -> None:
     parser.add_argument("--start", required=True, help="the folder of the pre-trained model")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--tasks", nargs="+", default=["several labels", "numbers", "tokens", "rewards"])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rows", type=int, help="at most so many rows of each set, to see whether it runs")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds, after which no seed is begun")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     logging.set_verbosity_error()
     began, results = time.monotonic(), where_it_ran(options.device) | {"tasks": {}}
-    known, options.output = tasks(options.data), options.output
+    known = tasks(options.data)
     options.output.mkdir(parents=True, exist_ok=True)
-    for seed in range(options.seeds):  # all tasks have a seed before any has two
+    for seed in options.seeds:  # all tasks have a seed before any has two
         for name in options.tasks:
             if time.monotonic() - began > options.stop_after:
                 return

@@ -4,7 +4,7 @@
     python scripts/gpu_check.py --device cpu                # the same on a CPU, which skips what needs CUDA
     python scripts/gpu_check.py --only "bert, compiled"     # the parts whose name holds these words
 
-Runs all of tests/models and every test that asks for CUDA, every benchmark in its smallest form, and for each model family,
+Runs every test that asks for CUDA, every benchmark in its smallest form, and for each model family,
 eager and compiled, on the device and with it as torch's default device: fuse, fine-tune, save, load, extract a circuit, each
 held against the CPU. Prints a line for each, with the end of the error where one failed; what cannot run because a package
 is missing is a line of its own. Exits with 1 if anything failed.
@@ -104,10 +104,10 @@ def missing_packages() -> list[str]:
 
 
 def test_parts(folder: Path, device: str) -> Iterator[Part]:
-    """tests/models and all other files with a test for CUDA, a process for each: there may be no pytest-xdist."""
-    files = sorted((ROOT / "tests" / "models").glob("test_*.py"), key=lambda file: -file.stat().st_size)
-    elsewhere = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if file not in files]
-    for file in files + [file for file in elsewhere if "cuda.is_available" in file.read_text()]:
+    """The files with tests that need CUDA, a process for each: there may be no pytest-xdist. All others compute on the CPU."""
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        if file.name == "test_gpu_check.py" or NEEDS_CUDA not in file.read_text():
+            continue
         name, report = str(file.relative_to(ROOT)), folder / f"{file.parent.name}-{file.stem}.xml"
         command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", name]
         yield Part(name, command, lambda finished, report=report: test_lines(finished, report, device))

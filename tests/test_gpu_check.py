@@ -21,10 +21,9 @@ def read_report(tmp_path: Path, cases: str, device: str = "cuda", returncode: in
     return gpu_check.test_lines(Finished(PART, returncode, "output", 2.0), report, device)
 
 
-def test_all_model_tests_all_benchmarks_and_all_families_take_part(tmp_path):
-    names = [part.name for part in gpu_check.test_parts(tmp_path, "cuda")]
-    files = [str(file.relative_to(ROOT)) for file in (ROOT / "tests" / "models").glob("test_*.py")]
-    assert set(files) <= set(names)
+def test_all_tests_that_need_cuda_all_benchmarks_and_all_families_take_part(tmp_path):
+    names = {part.name for part in gpu_check.test_parts(tmp_path, "cuda")}
+    assert names == {"tests/fast/test_kernels.py", "tests/shift/test_corruptions.py"}
     scripts = {part.name for part in gpu_check.benchmark_parts("cuda")}
     expected = ("benchmarks/inference_cost.py", "-m experiments", "-m experiments.train_vit_cifar10")
     assert {f"{what} --smallest" for what in expected} <= scripts
