@@ -99,11 +99,15 @@ def check_is_new(folder: Path) -> None:
 
 
 def claim(folder: Path, file: str, settings: dict[str, Any]) -> None:
-    """Records a step's settings in its folder; refuses a folder that a step with other settings has filled."""
+    """Records a step's settings in its folder; refuses a folder that a step with other settings has filled.
+
+    Records alone, of steps that refused their arguments, fill no folder.
+    """
     settings = json.loads(json.dumps(settings, default=str))
-    record = folder / file
+    record, records = folder / file, (file, PRUNE_SETTINGS, FINETUNE_SETTINGS)
     remove_leftovers(folder)
-    if record.exists() and any(path != record for path in folder.iterdir()):
+    others = [path for path in folder.rglob("*") if path.name not in records]
+    if record.exists() and any(path.is_symlink() or not path.is_dir() for path in others):
         found = read_settings(record)
         for name, value in settings.items():
             if found.get(name) != value:

@@ -218,6 +218,12 @@ def test_a_folder_takes_the_right_call_after_a_refusal_and_no_other_pruning_afte
     assert "was made with budget 1, which now is 2" in fails(*prune(workplace, tmp_path, "--budget", 2))
 
 
+def test_a_build_that_refused_its_data_takes_other_arguments(fails, tmp_path, workplace):
+    command = ["build", workplace / "vit", "--data", workplace / "pictures", "--output", tmp_path / "out"]
+    assert "no column 'x'" in fails(*command, "--label-column", "x")
+    assert "no column 'y'" in fails(*command, "--label-column", "y", "--members", 2)
+
+
 def test_a_folder_takes_the_right_fine_tuning_after_a_refusal_and_no_other_after_that(
     fails, tmp_path, workplace, pruned
 ):
