@@ -11,8 +11,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from .._io.access import access_to
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
-from ..data.prediction import ZeroShotClassifier
+from ..data.prediction import ZeroShotClassifier, config_of
 from ..data.processors import class_prompts, load_processor
+from ..data.tasks import REGRESSION, task_of_model
 from ..models.auto import HEADS, check_model_exists, load_trained
 from ..uncertainty import CalibratedClassifier
 
@@ -59,6 +60,8 @@ def load_with_decision(name: str, processor: Any = None, device: str | None = No
         if classes is not None:
             model = ZeroShotClassifier(model, class_prompts(config, processor, classes), classes)
         model = CalibratedClassifier.load(model, name).eval()
+        if task_of_model(model) == REGRESSION:  # the config of a model with one output may not say so
+            config_of(model).problem_type = "regression"
     return model, processor
 
 

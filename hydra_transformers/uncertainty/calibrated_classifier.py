@@ -83,6 +83,8 @@ class CalibratedClassifier(nn.Module):
     def classes_saved_in(folder: str | os.PathLike) -> list[str] | None:
         """The class names of a saved decision; None if they are the model's own."""
         _, settings = _read(folder)
+        if "task" in settings:  # it chooses no class, and `load` checks it
+            return None
         check_settings(settings, math.inf)
         return settings.get("classes")
 

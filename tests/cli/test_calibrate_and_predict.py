@@ -7,7 +7,13 @@ import shutil
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForImageClassification, AutoTokenizer, CLIPProcessor, ViTImageProcessorPil
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    CLIPProcessor,
+    ViTImageProcessorPil,
+)
 from transformers.utils import logging
 
 from hydra_transformers.cli import main
@@ -94,6 +100,27 @@ def test_a_plain_classifier_is_saved_with_its_decision_beside_it(kind, workplace
     run("evaluate", tmp_path / "decided", *data[:2], *order, "--output", tmp_path / "evaluation")
     result = UncertaintyReport.from_json(tmp_path / "evaluation" / "report.json").models["decided"]
     assert "coverage" in result.abstaining and result.sets["alpha"] == 0.2
+
+
+@pytest.mark.parametrize("problem_type", [None, "regression", "multi_label_classification"])
+def test_a_plain_model_that_chooses_no_class_is_asked_with_its_decision(problem_type, tmp_path, capsys):
+    is_number = problem_type != "multi_label_classification"
+    model = AutoModelForSequenceClassification.from_pretrained(
+        save_bert(tmp_path / "bert"),
+        num_labels=1 if is_number else 2,
+        problem_type=problem_type,
+        ignore_mismatched_sizes=True,
+    )
+    model.save_pretrained(tmp_path / "bert")
+    texts = ["a good film", "a bad film", "of joy"] * 20
+    labels = [0.1 * (row % 7) if is_number else [row % 2] for row in range(len(texts))]
+    rows = [json.dumps({"text": text, "label": label}) for text, label in zip(texts, labels, strict=True)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    run("calibrate", tmp_path / "bert", "--data", tmp_path / "rows.jsonl", "--output", tmp_path / "decided")
+    run("predict", tmp_path / "decided", tmp_path / "rows.jsonl", "--output", tmp_path / "answers.jsonl")
+    [first, *others] = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
+    assert first["interval" if is_number else "prediction_set"] is not None and len(others) == 59
+    assert "not calibrated" not in capsys.readouterr().err
 
 
 @pytest.mark.slow
