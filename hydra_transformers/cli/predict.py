@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -79,7 +80,8 @@ def predict(
     if only:
         raise ValueError(f"{only[0]} is for a data set: name the file of its answers with --output")
     for each in inputs:
-        if Path(each).is_dir() or (Path(each).suffix in FILE_FORMATS and Path(each).is_file()):
+        # os.path: Path fails on texts that are longer than a file's name may be.
+        if os.path.isdir(each) or (Path(each).suffix in FILE_FORMATS and os.path.isfile(each)):
             raise ValueError(f"{each} is a data set: name the file of its answers with --output")
     predictor = predictor_of(model, device=device, **settings)
     if not as_json:

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import get_logger
 
+
+logger = get_logger(f"transformers.{__name__}")  # follows Transformers' verbosity
 
 FILE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 MEDIA = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".wav", ".flac", ".mp3", ".ogg")
@@ -236,7 +239,26 @@ def _read_local(datasets: Any, path: Path) -> Any:
             return datasets.load_dataset(FILE_FORMATS[path.suffix], data_files=file, **_csv_settings(path))
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
             return datasets.load_from_disk(path.absolute())
-        return datasets.load_dataset(str(path.absolute()), **_csv_settings_of_folder(path))
+        builder = datasets.load_dataset_builder(str(path.absolute()), **_csv_settings_of_folder(path))
+        _warn_of_unread_files(path, builder.config.data_files)
+        builder.download_and_prepare()
+        return builder.as_dataset()
+
+
+def _warn_of_unread_files(folder: Path, files_of_splits: Mapping[Any, Sequence[str]]) -> None:
+    """Names files of data that `datasets` leaves out without a word."""
+    read = {os.path.realpath(file) for files in files_of_splits.values() for file in files}
+    there = [file for file in folder.rglob("*") if file.suffix.lower() in (*FILE_FORMATS, *MEDIA)]
+    there = [
+        file for file in there if not any(part.startswith((".", "__")) for part in file.relative_to(folder).parts)
+    ]
+    unread = sorted(file for file in there if os.path.realpath(file) not in read)
+    if unread:
+        logger.warning_once(
+            f"{len(unread):,} of the {len(there):,} files in {folder} are not read, such as {unread[0].relative_to(folder)}: files "
+            "of one format are read, and where some have train, test or another split in their names only these; rename or "
+            "convert the others"
+        )
 
 
 def _csv_settings_of_folder(folder: Path) -> dict[str, str]:
