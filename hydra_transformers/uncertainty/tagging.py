@@ -155,7 +155,7 @@ def fit_entities(rows: HeldOutRows) -> Fitted:
         raise ValueError(
             "alpha is for sets and intervals, and this model classifies tokens: leave it out, a target says which entities to answer"
         )
-    scaling = fit_temperature(*rows_of_words(*rows.first))
+    scaling = fit_temperature(*rows_of_words(*rows.first), pooled=False)  # the decision divides members' logits
     [temperature] = scaling.temperature
     settings = {"detector": {"name": "msp"}, "threshold": None, "alpha": None, "temperature": temperature}
     counts = [int((part.labels != NO_TAG).sum()) for part in (rows.first, rows.second)]

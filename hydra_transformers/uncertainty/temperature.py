@@ -136,12 +136,12 @@ class TemperatureScaling:
             raise ValueError(f'{path} is not a temperature file: expected {{"temperature": [1.5]}}') from error
 
 
-def fit_temperature(logits: Tensor, labels: Tensor) -> TemperatureScaling:
-    """The best temperature for these rows; 1 if all answers are right. The best is then the lowest, at which every answer is
-    sure and all scores are equal."""
+def fit_temperature(logits: Tensor, labels: Tensor, pooled: bool | None = None) -> TemperatureScaling:
+    """The best temperature for these rows, see `TemperatureScaling.fit`; 1 if all answers are right. The best is then the
+    lowest, at which every answer is sure and all scores are equal."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        scaling = TemperatureScaling.fit(logits, labels)
+        scaling = TemperatureScaling.fit(logits, labels, pooled=pooled)
     [value] = scaling.temperature
     if math.isclose(value, math.exp(LOG_RANGE[0])):
         warnings.warn(

@@ -9,6 +9,7 @@ from transformers import AutoModelForTokenClassification, pipeline
 
 import hydra_transformers.uncertainty
 from hydra_transformers.data import load_data
+from hydra_transformers.data.tags import collect_words, rows_of_words
 from hydra_transformers.models.entities import entities_in, worst_and_mean
 from hydra_transformers.uncertainty import decompose, predict_uncertainty
 from hydra_transformers.uncertainty.tagging import entity_metrics, find_entities
@@ -149,6 +150,22 @@ def test_entities_below_the_threshold_keep_the_promised_risk(calibrated):
     assert metrics["answered_risk"] <= 0.3 < 1 - metrics["precision"]
     assert 0 < metrics["answered"] < 1 and metrics["entity_aurc"] < 1 - metrics["precision"] and metrics["ece"] < 0.1
     assert "Entity F1" in str(report)
+
+
+def test_the_temperature_is_the_best_for_logits_that_it_divides():
+    hydra = tiny_tags.fused()
+    hydra.classifier.weight.data *= 4
+    rows = sampled_rows(hydra, 200, 3)
+    words, tags = collect_words(hydra, rows, 32)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(0))[:100]
+    words, tags = rows_of_words(words[order].double(), tags[order])
+
+    def nll(temperature: float) -> float:
+        mean = (words / temperature).softmax(-1).mean(1)
+        return -mean.gather(1, tags[:, None]).log().mean().item()
+
+    found = hydra.calibrate(rows).settings["temperature"]
+    assert nll(found) < min(nll(found * 0.99), nll(found * 1.01))
 
 
 def test_forward_marks_tokens_and_an_entity_is_marked_with_any_of_its_words(calibrated, tmp_path):
