@@ -101,7 +101,11 @@ def _check_has_pixels(row: Mapping[str, Any]) -> None:
 def _with_changed_texts(data: Any, change: Callable[[str], str]) -> Any:
     if isinstance(data, Subset):
         return Subset(_with_changed_texts(data.dataset, change), data.indices)
-    return replace(data, change=change)
+    return replace(data, change=change if data.change is None else partial(_in_turn, data.change, change))
+
+
+def _in_turn(first: Callable[[str], str], second: Callable[[str], str], text: str) -> str:
+    return second(first(text))
 
 
 def _processor_of(data: Any) -> Any:

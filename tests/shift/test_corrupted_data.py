@@ -162,6 +162,9 @@ def test_texts_are_corrupted_before_they_are_tokenized(bert):
     assert [row["labels"] for row in changed] == [row["labels"] for row in data] and texts != list(rows[column])
     some = corrupted(Subset(data, [3, 1]), "word_drops", 5, seed=2)
     assert [row["input_ids"] for row in some] == [changed[row]["input_ids"] for row in (3, 1)]
+    twice = corrupted(changed, "typos", 3)
+    typed = [tokenizer(text)["input_ids"] for text in corrupt(texts, "typos", 3)]
+    assert [row["input_ids"] for row in twice] == typed
     report = evaluate_uncertainty(model, data, corruptions="all")
     assert list(next(iter(report.models.values())).corruptions) == [
         n for n, c in CORRUPTIONS.items() if c.kind == "text"
