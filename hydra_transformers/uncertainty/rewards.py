@@ -109,8 +109,8 @@ def best_of_n(scores: Any, gold: Any, counts: Sequence[int]) -> dict[int, float]
                 f"counts has {n!r}: pass whole numbers from 1 to {answers}, so many answers each prompt has"
             )
         # The answer of rank k is the best of n if the other n - 1 rank below it.
-        chances = torch.tensor([math.comb(answers - 1 - k, n - 1) / math.comb(answers, n) for k in range(answers)])
-        found[n] = float((ordered * chances.double()).sum(dim=1).mean())
+        chances = [math.comb(answers - 1 - k, n - 1) / math.comb(answers, n) for k in range(answers)]
+        found[n] = float((ordered * torch.tensor(chances, dtype=torch.float64)).sum(dim=1).mean())
     return found
 
 

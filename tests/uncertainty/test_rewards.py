@@ -89,7 +89,7 @@ def test_best_of_n_is_the_mean_over_all_choices():
             for row in range(3)
             for some in itertools.combinations(range(6), n)
         ]
-        assert value == pytest.approx(sum(picks) / len(picks), abs=1e-6)
+        assert value == pytest.approx(sum(picks) / len(picks), abs=1e-12)
     with pytest.raises(ValueError, match="counts has 7: pass whole numbers from 1 to 6"):
         best_of_n(scores, gold, [7])
 
