@@ -93,13 +93,20 @@ def regression_metrics(member_outputs: Any, targets: Any, interval: Any = None) 
 
 def _explained(errors: Tensor, targets: Tensor) -> Tensor:
     around = (targets - targets.mean(dim=0)).square().sum(dim=0)
-    return torch.where(around > 0, 1 - errors.square().sum(dim=0) / around, math.nan)
+    return torch.where(_varies(targets), 1 - errors.square().sum(dim=0) / around, math.nan)
+
+
+def _varies(values: Tensor) -> Tensor:
+    """Whether a column has different numbers: (rows, outputs) -> (outputs,). The mean of equal ones may be rounded off them."""
+    return (values != values[:1]).any(dim=0)
 
 
 def correlation(first: Tensor, second: Tensor) -> Tensor:
     """Pearson's, column by column: (rows, outputs) twice -> (outputs,); NaN where a column is constant."""
+    varies = _varies(first) & _varies(second)
     first, second = (each - each.mean(dim=0) for each in (first, second))
-    return (first * second).sum(dim=0) / (first.square().sum(dim=0) * second.square().sum(dim=0)).sqrt()
+    found = (first * second).sum(dim=0) / (first.square().sum(dim=0) * second.square().sum(dim=0)).sqrt()
+    return torch.where(varies, found, math.nan)
 
 
 def ranks(values: Tensor) -> Tensor:
@@ -216,7 +223,8 @@ def fit_intervals(rows: HeldOutRows) -> Fitted:
         "factors": factors.tolist(),
     }
     decision = rows.unfinished(RegressionDecision, settings)
-    decided = decision(second[0])
+    # In the model's dtype: rounded otherwise, rows of equal width would fall on the other side of the threshold.
+    decided = decision(rows.second.answers)
     found = regression_metrics(*second, decided.interval)
     sentences = [
         f"With probability {1 - rows.alpha:g} or more{' each' * (outputs > 1)} number lies in its interval, if new rows are "
@@ -226,7 +234,7 @@ def fit_intervals(rows: HeldOutRows) -> Fitted:
     abstention = None
     if rows.target is not None:
         errors = (second[1] - second[0].mean(dim=1)).abs().mean(dim=1)
-        ood_scores = None if rows.ood is None else decision(widened(rows.ood)).detector_score
+        ood_scores = None if rows.ood is None else decision(rows.ood).detector_score
         abstention = _abstention(decided.detector_score, errors, ood_scores, rows)
         settings["threshold"] = abstention.to_dict()["threshold"]
         sentences.append(_sentence(abstention))

@@ -128,6 +128,22 @@ def test_a_coverage_and_a_risk_are_kept_on_the_fitting_rows():
     assert by_risk.abstention.risk <= aim and errors[answered].mean() == pytest.approx(aim, rel=0.1)
 
 
+def test_rows_of_equal_width_are_answered_where_the_threshold_is_theirs():
+    """In bfloat16 many rows have the same spread, and the model's float32 rounds their width to one side of float64."""
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        labels = 3 + torch.randn(400, 1, generator=generator)
+        numbers = labels[:, None] + 0.05 * torch.randn(400, 3, 1, generator=generator)
+        rows = [{"numbers": numbers.bfloat16(), "labels": labels}]
+        elsewhere = [{"numbers": numbers.bfloat16()}]
+        second = torch.randperm(400, generator=torch.Generator().manual_seed(0))[200:]
+        for target in ({"coverage": 0.8}, {"tpr": 0.8}):
+            ood = elsewhere if "tpr" in target else None
+            model = calibrate(SavedNumbers(), rows, ood, target=target).model
+            abstain = model(numbers=numbers.bfloat16()).abstain.double()
+            assert (abstain.mean() if "tpr" in target else 1 - abstain[second].mean()) >= 0.8 - 1e-9
+
+
 def test_a_decision_is_saved_with_the_model_and_stale_without_its_weights(tmp_path):
     model = hydra_of(2)
     calibrate(model, rows_for(model), target={"coverage": 0.8})
@@ -177,6 +193,16 @@ def test_metrics_are_those_of_scipy():
     assert found["spearman"] == pytest.approx(sum(stats.spearmanr(*pair)[0] for pair in pairs) / 2, abs=1e-10)
     rmse = (mean - targets).square().mean(0).sqrt().mean()
     assert found["rmse"] == pytest.approx(rmse.item(), abs=1e-10)
+
+
+@pytest.mark.parametrize("rows", [3, 1000])  # 0.1 is not the mean of so many of it
+def test_metrics_of_constant_numbers_are_not_a_number(rows):
+    generator, constant = torch.Generator().manual_seed(0), torch.full((rows, 1), 0.1, dtype=torch.float64)
+    numbers = torch.randn(rows, 1, generator=generator, dtype=torch.float64)
+    found = regression_metrics(numbers[:, None], constant)
+    assert all(math.isnan(found[name]) for name in ("r2", "pearson", "spearman"))
+    found = regression_metrics(constant[:, None], numbers)
+    assert math.isnan(found["pearson"]) and math.isnan(found["spearman"]) and math.isfinite(found["r2"])
 
 
 def test_the_report_has_the_metrics_of_the_task_and_reads_back(tmp_path):
