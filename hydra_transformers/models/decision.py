@@ -103,8 +103,9 @@ class Decision(FixedDtype):
     def is_current(self, model: nn.Module) -> bool:
         """Whether the model's weights are those that were calibrated.
 
-        All numbers are compared at the first call, and again after training, a cast or a move, or where an operation wrote
-        to a weight or one was replaced. Writing into `weight.data` leaves no trace, and is noticed only then.
+        All numbers are compared at the first call, and again after training, a cast, a copy or a move, or where an operation
+        wrote to a weight, or a weight or module was replaced. Writing into `weight.data` leaves no trace, and is noticed only
+        then.
         """
         if is_exporting():
             return True  # `export` has compared them
@@ -302,7 +303,7 @@ def weights_of_replica(model: nn.Module) -> list[Tensor]:
 
 
 class SeenWeights:
-    """Weights that were compared, and what tells without reading them that none was replaced or changed since."""
+    """Weights that were compared, and what tells without reading them that none, nor a module, was replaced or changed."""
 
     def __init__(self, model: nn.Module, weights: list[nn.Parameter], are_calibrated: bool):
         self.weights, self.are_calibrated, self.stamp = weights, are_calibrated, _stamp(weights)
@@ -312,10 +313,17 @@ class SeenWeights:
                 if weight is not None:
                     places.setdefault(weight, (module._parameters, name))
         self.owners, self.names = zip(*places.values(), strict=True)
+        self.children = [module._modules for module in model.modules() if module._modules]
+        self.modules = list(map(tuple, map(dict.values, self.children)))
 
     def is_untouched(self) -> bool:
         in_place = all(map(is_, map(dict.get, self.owners, self.names), self.weights))
+        in_place = in_place and list(map(tuple, map(dict.values, self.children))) == self.modules
         return in_place and _stamp(self.weights) == self.stamp
+
+    def __reduce__(self) -> tuple:
+        """A copied or pickled model has none: the versions of its weights start anew."""
+        return type(None), ()
 
 
 def _stamp(weights: list[nn.Parameter]) -> tuple[int, bool]:

@@ -227,7 +227,8 @@ def test_threads_that_share_a_classifier_get_their_own_answers():
 
 
 @pytest.mark.parametrize(
-    "written", ["by an operation", "as another parameter", "by load_state_dict", "by a merged adapter"]
+    "written",
+    ["by an operation", "as another parameter", "as another module", "by load_state_dict", "by a merged adapter"],
 )
 def test_weight_changes_in_a_running_process_are_noticed(written):
     hydra = hydra_of("vit")
@@ -239,12 +240,26 @@ def test_weight_changes_in_a_running_process_are_noticed(written):
             fc1.weight.mul_(2)
     elif written == "as another parameter":
         fc1.weight = torch.nn.Parameter(fc1.weight.detach() * 2)
+    elif written == "as another module":
+        hydra.vit.layers[0] = hydra.vit.layers[1]
     elif written == "by load_state_dict":
         hydra.load_state_dict(hydra.state_dict() | {"vit.layers.0.mlp.fc1.weight": fc1.weight.detach() * 2})
     else:
         settings = peft.LoraConfig(target_modules=["fc1"], r=2, init_lora_weights=False)
         hydra = peft.get_peft_model(hydra, settings).merge_and_unload()
     assert not hydra.is_calibrated
+
+
+def test_weight_changes_in_a_copy_are_noticed():
+    """The versions of its weights start anew, and may reach those of the original again."""
+    hydra = hydra_of("vit")
+    with torch.no_grad():
+        hydra.vit.layers[0].mlp.fc1.weight.mul_(2)
+        hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
+        assert hydra.is_calibrated
+        other = copy.deepcopy(hydra)
+        other.vit.layers[0].mlp.fc1.weight.mul_(2)
+    assert not other.is_calibrated and hydra.is_calibrated
 
 
 @pytest.mark.parametrize("look", ["eval", "save", "cast"])
