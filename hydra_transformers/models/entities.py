@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 
 OUTSIDE = "O"
+SAME_PREFIXES = {"M": "I", "L": "E", "U": "S"}  # of BMES and BILOU
 
 
 class Entity(NamedTuple):
@@ -22,7 +23,7 @@ def have_prefixes(tags: Iterable[str]) -> bool:
 
 def entities_in(tags: Sequence[str | None], by_prefix: bool) -> list[Entity]:
     """The entities of a text, read as seqeval does by default: "B-" and "S-" begin one, "I-" and "E-" go on with one of the same
-    kind or else begin one, "E-" and "S-" end it.
+    kind or else begin one, "E-" and "S-" end it. "M-", "L-" and "U-" are other names of "I-", "E-" and "S-".
 
     tags: of each word, None where a word has none
     by_prefix: `have_prefixes` of all tags that there are; otherwise every word with a tag but "O" is one
@@ -42,6 +43,7 @@ def entities_in(tags: Sequence[str | None], by_prefix: bool) -> list[Entity]:
         prefix, dash, kind = tag.partition("-") if by_prefix else ("S", "-", tag)
         if not dash:
             prefix, kind = "S", tag  # a tag of one word among tags with prefixes
+        prefix = SAME_PREFIXES.get(prefix, prefix)
         if is_open and prefix in ("I", "E") and found[-1].kind == kind:
             found[-1] = found[-1]._replace(last=place)
         else:

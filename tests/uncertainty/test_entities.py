@@ -34,6 +34,13 @@ def test_entities_are_read_from_tags(tags, expected):
     assert entities_in(tags.split(), by_prefix=True) == expected
 
 
+@pytest.mark.parametrize(
+    "tags", ["B-PER I-PER E-PER S-PER S-PER", "B-PER M-PER E-PER S-PER S-PER", "B-PER I-PER L-PER U-PER U-PER"]
+)
+def test_prefixes_of_bmes_and_bilou_mean_those_of_iobes(tags):
+    assert entities_in(tags.split(), by_prefix=True) == [("PER", 0, 2), ("PER", 3, 3), ("PER", 4, 4)]
+
+
 def test_without_prefixes_every_word_is_an_entity():
     assert entities_in(["NOUN", "NOUN", "O"], by_prefix=False) == [("NOUN", 0, 0), ("NOUN", 1, 1)]
     assert entities_in(["B-PER", None, "I-PER"], by_prefix=True) == [("PER", 0, 0), ("PER", 2, 2)]
