@@ -64,7 +64,10 @@ class TaskDecision(Decision):
 
     def has_its_aggregate(self, model: nn.Module) -> bool:
         """Whether the answers are put together as they were when this was fitted."""
-        now, then = getattr(getattr(model, "config", None), "aggregate", None), self.settings.get("aggregate")
+        config = next(
+            (each.config for each in model.modules() if hasattr(each, "config")), None
+        )  # ensembles have none
+        now, then = getattr(config, "aggregate", None), self.settings.get("aggregate")
         if now != then:
             logger.warning_once(
                 f"config.aggregate was {then!r} when this model was calibrated and is {now!r}: its decision is left out, call "

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hydra_transformers import AutoHydra
+from hydra_transformers.baselines import DeepEnsemble, MCDropout
 from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.uncertainty import best_of_n, calibrate, preference_metrics
 from tests.families import bert_backbone
@@ -138,6 +139,17 @@ def test_low_scores_are_not_answered_and_another_aggregate_undoes_that(tmp_path)
     assert torch.equal(loaded(input_ids=TEXTS).abstain, out.abstain)
     loaded.config.aggregate = "mean"
     assert loaded(input_ids=TEXTS).abstain is None
+
+
+def test_ensembles_of_reward_models_abstain_too():
+    """They have no config of their own, and answer as the one inside says."""
+    model = reward_model("min").float()
+    rows = [{"input_ids": TEXTS, "labels": RELEVANT}]
+    for ensemble in (DeepEnsemble([model, model]), MCDropout(model, 2, p=0.1, seed=0)):
+        calibration = calibrate(ensemble.eval(), rows, target={"coverage": 0.8})
+        answer = calibration.model.eval()(input_ids=TEXTS)
+        assert torch.equal(answer.abstain, -answer.logits[:, 0] > calibration.abstention.threshold)
+        assert answer.abstain.any() and not answer.abstain[RELEVANT == 1].all()
 
 
 @pytest.mark.parametrize(
