@@ -113,7 +113,7 @@ def smallest_task(args: argparse.Namespace) -> Task:
     for each in shifted:
         noise = torch.randn(each["pixel_values"].shape, generator=generator)
         each["pixel_values"] = each["pixel_values"] + 0.5 * noise.to(args.device)
-    return task_of(replace(smallest.SMALLEST, title="made-up images"), splits, shifted, args, 16)
+    return task_of(smallest.SMALLEST, splits, shifted, args, 16)
 
 
 def task_of(setting: Setting, splits: Splits, shifted: Batches, args: argparse.Namespace, batch: int) -> Task:

@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from experiments import smallest
 from experiments.local_files import read_images
 from experiments.rows import PrepareImages, TensorRows
-from experiments.settings import CIFAR10_MEAN, CIFAR10_STD
 from hydra_transformers import AutoHydra
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.data.prediction import collect_member_logits
@@ -40,6 +39,7 @@ from provenance import where_it_ran
 
 
 MEMBERS, IMAGES_PER_MEMBER = 3, 100
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 Quantise = Callable[[nn.Module], None]
 
 

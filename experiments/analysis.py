@@ -29,20 +29,19 @@ from hydra_transformers.analysis.head_report import CIRCUITS, REPORT, RESULTS, T
 from hydra_transformers.pruning import extract_circuit, taylor_scores
 
 from .methods import Comparison
+from .pretrained import PRETRAINED
 from .results import in_lines
 from .rows import TensorRows
 from .setting import Setting
 from .settings import SETTINGS
 from .smallest import SMALLEST
-from .splits import LIKE_CIRCUITS
 from .tables import MARKED, with_tables
 
 
 JUDGED_ROWS, FOREIGN_ROWS = 2_000, 500  # of the test rows, and of each OOD set
 NOISE_ROWS = 1_000  # of the test rows, for second derivatives
 BATCH = 250
-BUDGETS = 6  # up to half of the heads, as many steps
-PRETRAINED = ("tinyimagenet-dinov2", "sst2-gte")
+BUDGETS = 6  # up to half of the heads, as many steps; head sets are compared at a third
 
 
 class Clock:
@@ -70,11 +69,6 @@ def drawn(rows: TensorRows, count: int) -> list[dict[str, torch.Tensor]]:
     return (some.sorted_by_length() if "attention_mask" in some.tensors else some).batches(BATCH)
 
 
-def budgets_of(setting: Setting, heads: int) -> list[int]:
-    """Of `BUDGETS` up to half of the heads, and the one that head sets are compared at."""
-    return sorted({max(1, heads * step // (2 * BUDGETS)) for step in range(1, BUDGETS + 1)} | {setting.budgets[0]})
-
-
 def analyse(setting: Setting, args: argparse.Namespace) -> tuple[HeadReport, dict[str, Any]]:
     """The report, and what else a results file has."""
     clock = Clock()
@@ -87,7 +81,8 @@ def analyse(setting: Setting, args: argparse.Namespace) -> tuple[HeadReport, dic
     options = {"mode": setting.circuit_mode, "progress": False}
     if args.device == "cuda":
         options["dtype"] = setting.circuit_dtype
-    budget, others = setting.budgets[0], {}
+    heads = model.config.num_hidden_layers * model.config.num_attention_heads
+    budget, others = heads // 3, {}
     for index in range(1, args.fine_tunings):
         clock.tell(f"fine-tuning {index}, its scores and circuit")
         other = comparison.backbone(index)
@@ -97,20 +92,14 @@ def analyse(setting: Setting, args: argparse.Namespace) -> tuple[HeadReport, dic
             other, *choosing, "avg", budget=budget, **options
         )
     judged = drawn(splits.test, JUDGED_ROWS)
-    foreign = {
-        name: drawn(rows, FOREIGN_ROWS)
-        for group, sets in splits.ood.items()
-        if group != LIKE_CIRCUITS
-        for name, rows in sets.items()
-    }
-    heads = model.config.num_hidden_layers * model.config.num_attention_heads
+    foreign = {name: drawn(rows, FOREIGN_ROWS) for sets in splits.ood.values() for name, rows in sets.items()}
     report = analyse_heads(
         model,
         *choosing,
         judged,
         foreign,
         budget=budget,
-        budgets=budgets_of(setting, heads),
+        budgets=sorted({budget, *(max(1, heads * step // (2 * BUDGETS)) for step in range(1, BUDGETS + 1))}),
         other_head_sets=others,
         seconds=args.seconds,
         noise_rows=NOISE_ROWS,
@@ -128,7 +117,7 @@ def analyse(setting: Setting, args: argparse.Namespace) -> tuple[HeadReport, dic
             orders=orders,
             budgets=args.tuned_budgets,
             finetune=lambda pruned, name: comparison.finetune(
-                pruned, comparison.folder / f"tuned-{name}", setting.member_recipe, setting.member_batch, seed=0
+                pruned, comparison.folder / f"tuned-{name}", setting.member_recipe, setting.batch_size, seed=0
             ),
         )
         tuned = {"tuned": sweep.to_dict(), "tuned_tables": {"tuned": sweep.to_markdown().strip()}}

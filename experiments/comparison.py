@@ -3,7 +3,6 @@
 
     python -m experiments --workers 6                                           # both pre-trained models, from the Hub
     python -m experiments --settings sst2-gte --data DIR --start sst2-gte=FOLDER    # or from files
-    python -m experiments --settings cifar10-vit sst2-minilm --backbones 4 --data DIR    # the small settings
     python -m experiments --settings sst2                                       # the paper's own, from the Hub
     python -m experiments --settings imagenet1k cifar100 --data OPENOOD         # and with OpenOOD's images
     python -m experiments --settings tinyimagenet-dinov2 --groups trunk    # one group more, beside the results that are there
@@ -31,11 +30,12 @@ from hydra_transformers._io.files import write_atomically
 
 from .figures import of_other_states
 from .methods import Comparison
+from .pretrained import PRETRAINED
 from .results import gather, results_file, write_results
 from .settings import SETTINGS, Setting
 from .smallest import SMALLEST
 from .tables import write_tables
-from .units import GROUPS, Queue, Unit, missing_packages, units_of
+from .units import GROUPS, Queue, Unit, units_of
 
 
 HERE = Path(__file__).parent
@@ -51,8 +51,6 @@ PAGES = [
     )
     if "<!-- table: " in page.read_text()
 ]
-PRETRAINED = ("tinyimagenet-dinov2", "sst2-gte")
-SMALL = ("cifar10-vit", "sst2-minilm")
 
 
 def work(name: str, args: argparse.Namespace) -> None:
@@ -130,23 +128,16 @@ def chosen_setting(name: str, args: argparse.Namespace) -> Setting:
 
 
 def units_to_do(setting: Setting, args: argparse.Namespace) -> dict[Unit, list[Unit]]:
-    """All units; of chosen groups those that they need, in the smallest form those for which everything is installed."""
+    """All units; of chosen groups those that they need."""
     units = units_of(setting, args.seeds, args.backbones)
-    if args.groups is not None:
-        needed = {each for unit, needs in units.items() if unit.kind == "judge" for each in (unit, *needs)}
-        return {unit: needs for unit, needs in units.items() if unit in needed}
-    if not args.smallest:
+    if args.groups is None:
         return units
-    return {unit: needs for unit, needs in units.items() if not missing_packages(unit)}
+    needed = {each for unit, needs in units.items() if unit.kind == "judge" for each in (unit, *needs)}
+    return {unit: needs for unit, needs in units.items() if unit in needed}
 
 
 def run_smallest(args: argparse.Namespace) -> None:
     """The whole comparison on a stand-in: nothing outside a temporary folder is read or written, the tables are printed."""
-    units = units_of(SMALLEST, args.seeds, args.backbones)
-    missing = sorted({package for unit in units for package in missing_packages(unit)})
-    if missing:
-        left_out = len(units) - len(units_to_do(SMALLEST, args))
-        print(f"needs {', '.join(missing)}: {left_out} of {len(units)} units", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         args.runs = Path(folder)
         problems = run_workers(args)
@@ -167,7 +158,7 @@ def main() -> None:
         choices=list(GROUPS),
         help="compare only these, and leave what the results files have of others (default: all of a setting)",
     )
-    parser.add_argument("--data", type=Path, help="the small settings' files, or OpenOOD's folder")
+    parser.add_argument("--data", type=Path, help="a folder of plain files, or OpenOOD's folder")
     parser.add_argument("--start", nargs="+", default=[], metavar="SETTING=MODEL", help="what backbones start from")
     parser.add_argument("--seeds", type=int, default=3, help="how many backbones are pruned and compared")
     parser.add_argument("--backbones", type=int, default=9, help="how many are trained; 3 per seed: none is shared")
@@ -210,15 +201,8 @@ def main() -> None:
         return work(args.worker, args)
     if args.smallest:
         return run_smallest(args)
-    unread = [name for name in args.settings if name in SMALL and args.data is None and not args.tables]
-    if unread:
-        parser.error(f"--data is missing: {unread[0]} reads the files of a folder")
     if args.tables and not args.results.exists():
         parser.error(f"--results: there is no {args.results}, run the comparison first")
-    units = units_to_do(chosen_setting(args.settings[0], args), args)
-    missing = sorted({package for unit in units for package in missing_packages(unit)})
-    if missing and not args.tables:
-        parser.error(f"fine-tuning needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if not args.tables:
         problems = run_workers(args)
         for name in args.settings:

@@ -59,8 +59,6 @@ FIGURES = (
         "python -m experiments.tasks --data DIR --start GTE_SMALL --output OUT",
         "experiments/results/tasks.json",
     ),
-    Figure("[One backbone](results/one-backbone.md), texts", *_compared("sst2-minilm", " --backbones 4 --data DIR")),
-    Figure("[One backbone](results/one-backbone.md), images", *_compared("cifar10-vit", " --backbones 4 --data DIR")),
     Figure(
         "[CLIP](results/clip-tinyimagenet.md)",
         "python -m experiments.zero_shot --data DIR --start DINOV2",

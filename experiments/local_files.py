@@ -53,11 +53,6 @@ def _tiles(sheet: Path, side: int) -> Tensor:
     return tiles.permute(0, 2, 4, 1, 3).reshape(-1, 3, side, side).contiguous()
 
 
-def read_texts(folder: Path, name: str, tokenizer: Any, max_length: int = 128) -> TensorRows:
-    """Token ids (rows, max_length), with labels where there are any."""
-    return tokenized(*read_strings(folder, name), tokenizer, max_length)
-
-
 def read_strings(folder: Path, name: str) -> tuple[list[str], list[int | None]]:
     """The texts, and the label of each or None."""
     path = folder / "text" / f"{name}.jsonl.gz"

@@ -5,7 +5,7 @@ A unit of work writes into its own folder or file below the setting's, and resum
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from hydra_transformers.baselines import (
     LoRAEnsemble,
     MCDropout,
     MIMOCollator,
-    PackedEnsemble,
     average_members,
     finetune_lora_ensemble,
     soup,
@@ -40,12 +39,12 @@ from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.training import Recipe, finetune_from_pretrained, finetune_members, tune_jointly
 from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics
 
-from .initial_weights import mimic_trained_attention
 from .rows import LengthBatches, TensorRows
 from .setting import Setting
 from .shifted_sets import Shifted, shift_of
 from .splits import Splits
 from .units import (
+    BASELINES,
     CIRC,
     RESTARTS,
     SAMPLED,
@@ -53,7 +52,6 @@ from .units import (
     TAYLOR,
     TRAININGS,
     Unit,
-    baselines_of,
     budget_of,
     circuit_of,
     ensemble,
@@ -92,8 +90,6 @@ class Comparison:
     def run(self, unit: Unit) -> None:
         if unit.kind == "backbone":
             self.backbone(unit.index)
-        elif unit.kind == "backbones":
-            self.trained_backbones(range(self.backbones))
         elif unit.kind == "circuit":
             self.circuit(unit.index, unit.name)
         elif unit.kind == "member":
@@ -112,18 +108,16 @@ class Comparison:
 
     # Training
 
-    def trained_backbones(self, indices: Sequence[int]) -> list[PreTrainedModel]:
-        """The backbones with these numbers, which are their seeds: for new weights (at least of the classifier) and the order of rows."""
-        models = []
-        for index in indices:
-            torch.manual_seed(index)
-            models.append(self.setting.new_backbone(self.setting.start).to(self.device))
-        folders = [self.folder / f"backbone-{index}" for index in indices]
-        return [model.eval() for model in self.setting.train_backbones(self, models, folders, indices)]
-
     def backbone(self, index: int) -> PreTrainedModel:
-        [model] = self.trained_backbones([index])
-        return model
+        """The backbone with this number, which is its seed: for a new classifier and the order of rows."""
+        setting, folder = self.setting, self.folder / str(Unit("backbone", index))
+        model = self.start(index)
+        return self.finetune(model, folder, setting.backbone_recipe, setting.batch_size, index).eval()
+
+    def start(self, seed: int) -> PreTrainedModel:
+        """The model that backbones start from."""
+        torch.manual_seed(seed)
+        return self.setting.new_backbone(self.setting.start).to(self.device).eval()
 
     def finetune(
         self,
@@ -180,16 +174,16 @@ class Comparison:
         place = next((group.index(unit.name) for group in groups if unit.name in group), 2)
         seed = 100 * unit.index + place
         pruned = self.once(self.pruned_member, unit.index, unit.name)
-        recipe, batch = self.setting.member_recipe, self.setting.member_batch
+        recipe, batch = self.setting.member_recipe, self.setting.batch_size
         recipe = replace(recipe, keep_zeros=True) if unit.name == "oba" else recipe
         return self.finetune(pruned, self.folder / str(unit), recipe, batch, seed + unit.noise, seed + unit.order)
 
     def lora_ensemble(self, seed: int) -> LoRAEnsemble:
-        setting, recipe = self.setting, replace(self.setting.member_recipe, optimizer="adamw")
+        setting = self.setting
+        recipe = replace(setting.member_recipe, optimizer="adamw", classifier_learning_rate=None)
         if setting.lora_from_start:
-            torch.manual_seed(seed)
-            start = setting.new_backbone(setting.start).to(self.device).eval()
-            recipe = replace(recipe, epochs=setting.lora_epochs, classifier_learning_rate=None)
+            start = self.start(seed)
+            recipe = replace(recipe, epochs=setting.lora_epochs)
         else:
             start = self.once(self.backbone, seed)
         return finetune_lora_ensemble(
@@ -197,8 +191,8 @@ class Comparison:
             recipe,
             output_dir=self.folder / str(Unit("lora", seed)),
             seed=100 * seed,
-            learning_rates=[self.setting.lora_learning_rate],
-            **self.training_options(self.setting.member_batch, 100 * seed),
+            learning_rates=[setting.lora_learning_rate],
+            **self.training_options(setting.batch_size, 100 * seed),
         )
 
     # One run, and Hydras as a whole
@@ -208,13 +202,13 @@ class Comparison:
         setting = self.setting
         return self.alone(
             lambda: finetune_from_pretrained(
-                self.once(self.start),
+                self.once(self.start, 0),
                 3,
                 setting.backbone_recipe,
                 output_dir=self.folder / str(Unit("run", seed)),
                 seed=1_000 * (seed + 1),
                 trainings=TRAININGS,
-                **self.training_options(setting.member_batch, seed),
+                **self.training_options(setting.batch_size, seed),
             )
         )
 
@@ -225,7 +219,7 @@ class Comparison:
         if name == "six":
             indices = six(seed, self.seeds, self.backbones)
             return average_members([self.once(self.pruned_member, index, "single") for index in indices], into=3)
-        return [self.once(self.pruned_member, index, "single") for index in self.ensemble(seed)]
+        return self.whole_members(seed)
 
     def tuned_jointly(self, seed: int, source: str) -> PreTrainedModel:
         """A Hydra with the deepest trunk after a joint tuning as members are tuned, taught by the same members without one."""
@@ -237,45 +231,26 @@ class Comparison:
                 output_dir=self.folder / str(Unit("joint", seed, source)),
                 teacher=None if source == "labels" else fused(members, trunk_layers=0),
                 seed=100 * seed,
-                **self.training_options(setting.member_batch, 100 * seed),
+                **self.training_options(setting.batch_size, 100 * seed),
             )
         )
 
     # Baselines
 
     def baseline(self, seed: int, name: str) -> nn.Module:
-        """A baseline of three members. BatchEnsemble and MIMO start from the pre-trained model where there is one, else from a
-        trained backbone, as LoRA ensembles do; classifiers from a trained backbone; a Packed-Ensemble from new weights."""
-        folder, setting = self.folder / str(Unit("baseline", seed, name)), self.setting
-        if name == "packed":
-            return self.packed_ensemble(seed, folder)
-        recipe, options = setting.member_recipe, {}
-        if name == "heads" or not setting.lora_from_start:
-            start = self.once(self.backbone, seed)
+        """A baseline of three members: classifiers on a trained backbone, BatchEnsemble and MIMO from what backbones start from."""
+        folder, setting, options = self.folder / str(Unit("baseline", seed, name)), self.setting, {}
+        if name == "heads":
+            start, recipe = self.once(self.backbone, seed), setting.member_recipe
         else:
-            recipe = setting.backbone_recipe
-            torch.manual_seed(seed)
-            start = setting.new_backbone(setting.start).to(self.device)
+            start, recipe = self.start(seed), setting.backbone_recipe
         if name == "mimo":
             model = MIMO(start, num_members=3, seed=seed)
             recipe = replace(recipe, label_smoothing=0.0)  # only its own loss knows which label lies in which place
             options["data_collator"] = MIMOCollator(3, collator=self.splits.data_collator)
         else:
             model = {"batch-ensemble": BatchEnsemble, "heads": HeadEnsemble}[name](start, num_members=3, seed=seed)
-        return self.finetune(model, folder, recipe, setting.member_batch, 100 * seed, **options)
-
-    def packed_ensemble(self, seed: int, folder: Path) -> PreTrainedModel:
-        """Its members share nothing, so they are trained side by side as backbones are, and then fused."""
-        like, indices = self.setting.new_backbone(self.setting.start), range(3 * seed, 3 * seed + 3)
-        config = PackedEnsemble.narrow_config(like.config, 3, self.setting.packed_alpha)
-        models = []
-        for index in indices:
-            torch.manual_seed(index)
-            models.append(type(like)(config))
-            mimic_trained_attention(models[-1])  # as in the backbones that it is compared with
-        models = [model.to(self.device) for model in models]
-        folders = [folder / f"member-{place}" for place in range(3)]
-        return fused(self.setting.train_backbones(self, models, folders, indices), shared=(), trunk_layers=0)
+        return self.finetune(model, folder, recipe, setting.batch_size, 100 * seed, **options)
 
     def lora_single(self, seed: int) -> LoRAEnsemble:
         """The first adapter of the ensemble by itself."""
@@ -290,13 +265,14 @@ class Comparison:
         return self.batches(self.splits.circuit_id), self.batches(self.splits.circuit_ood)
 
     def circuit(self, seed: int, objective: str) -> Circuit:
-        """A ranking of the heads; the average's is long enough to sample members from."""
+        """A ranking of the heads; the average's is long enough to sample members from, where these are compared."""
         setting = self.setting
+        ranked = setting.heads_to_rank if objective == "avg" else 0
         return extract_circuit(
             self.once(self.backbone, seed),
             *self.once(self.circuit_data),
             objective,
-            budget=setting.heads_to_rank if objective == "avg" else max(setting.heads_to_prune, *setting.budgets),
+            budget=max((setting.heads_to_prune, ranked, *setting.budgets)),
             mode=self.setting.circuit_mode,
             dtype=self.setting.circuit_dtype if self.device == "cuda" else None,
             checkpoint=self.folder / f"{Unit('circuit', seed, objective)}.json",
@@ -343,21 +319,23 @@ class Comparison:
 
     def untuned(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """(name, how to make it) of the methods on the backbone `seed` that train nothing more."""
-        backbone, setting = self.once(self.backbone, seed), self.setting
+        backbone = self.once(self.backbone, seed)
         yield "single", lambda: backbone
         yield "deep-ensembles", lambda: self.deep_ensemble(seed, 3)
-        yield "mc-dropout", lambda: MCDropout(backbone, num_samples=10, p=setting.sampled_dropout, seed=0)
+        yield "mc-dropout", lambda: MCDropout(backbone, num_samples=10, p=self.setting.sampled_dropout, seed=0)
         yield "last-layer-laplace", lambda: self.last_layer_laplace(seed)
-        yield "oba-zero-shot", lambda: self.sparse(seed)
+
+    def zero_shot(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+        """The same for pruned backbones."""
 
         def pruned(name: str) -> PreTrainedModel:
             return self.once(self.pruned_member, seed, name)
 
-        for name in ("taylor-0", *CIRC):
+        for name in ("oba", "taylor-0", *CIRC):
             yield f"{name}-zero-shot", lambda name=name: pruned(name)
         yield "hydra-taylor-zero-shot", lambda: fused(map(pruned, TAYLOR))
         yield "hydra-circ-zero-shot", lambda: fused(map(pruned, CIRC))
-        for budget in setting.budgets:
+        for budget in self.setting.budgets:
             yield f"hydra-circ-zero-shot-{budget}", lambda budget=budget: fused(map(pruned, with_budget(CIRC, budget)))
 
     def deep_ensemble(self, seed: int, members: int) -> DeepEnsemble:
@@ -369,17 +347,23 @@ class Comparison:
 
     def tuned(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for methods that fine-tune."""
-
-        def tuned(name: str) -> PreTrainedModel:
-            return self.once(self.member, Unit("member", seed, name))
-
         yield "lora-ensembles", lambda: self.lora_ensemble(seed)
-        for name in ("single", "taylor-0", "oba", *CIRC):
-            yield f"{name}-tuned", lambda name=name: tuned(name)
-        yield "hydra-taylor", lambda: fused(map(tuned, TAYLOR))
-        yield "hydra-circ", lambda: fused(map(tuned, CIRC))
-        yield "hydra-taylor-not-fused", lambda: fused(map(tuned, TAYLOR), shared=())
-        yield "hydra-circ-not-fused", lambda: fused(map(tuned, CIRC), shared=())
+        yield "oba-tuned", lambda: self.tuned_member(seed, "oba")
+        for kind, names in (("taylor", TAYLOR), ("circ", CIRC)):
+            yield f"hydra-{kind}", lambda names=names: fused(self.tuned_member(seed, name) for name in names)
+
+    def members(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+        """The same for tuned members by themselves, and for Hydras that share nothing."""
+        for name in ("single", "taylor-0", *CIRC):
+            yield f"{name}-tuned", lambda name=name: self.tuned_member(seed, name)
+        for kind, names in (("taylor", TAYLOR), ("circ", CIRC)):
+            yield (
+                f"hydra-{kind}-not-fused",
+                lambda names=names: fused((self.tuned_member(seed, name) for name in names), shared=()),
+            )
+
+    def tuned_member(self, seed: int, name: str) -> PreTrainedModel:
+        return self.once(self.member, Unit("member", seed, name))
 
     def five(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for five members of one backbone."""
@@ -406,62 +390,40 @@ class Comparison:
 
     def baselines(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for trained methods other than Hydras."""
-        for name in baselines_of(self.setting):
+        for name in BASELINES:
             yield name, lambda name=name: self.baseline(seed, name)
         yield "lora-single", lambda: self.lora_single(seed)
 
     def fine_tunings(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-        """The same for members of several fine-tunings: whole, or each pruned by its own circuit, not trained further."""
-        setting = self.setting
-
-        def members(name: str, count: int = 3) -> Iterator[PreTrainedModel]:
-            return (self.once(self.pruned_member, index, name) for index in self.ensemble(seed, count))
-
-        yield "soup", lambda: soup(list(members("single")))
-        yield "tunings-whole", lambda: fused(members("single"))
+        """The same for members of several fine-tunings."""
+        yield "soup", lambda: soup(self.whole_members(seed))
+        yield "tunings-whole", lambda: fused(self.whole_members(seed))
         for count in (2, 5):
             if count <= self.backbones:
                 yield f"deep-ensembles-of-{count}", lambda count=count: self.deep_ensemble(seed, count)
-                yield f"tunings-whole-of-{count}", lambda count=count: fused(members("single", count))
-                yield f"tunings-zero-shot-of-{count}", lambda count=count: fused(members("circ-avg", count))
-        yield "tunings-zero-shot", lambda: fused(members("circ-avg"))
-        yield "tunings-zero-shot-not-fused", lambda: fused(members("circ-avg"), shared=())
-        yield "tunings-taylor-zero-shot", lambda: fused(members("taylor-0"))
-        for budget in setting.budgets:
-            yield f"tunings-zero-shot-{budget}-heads", lambda budget=budget: fused(members(f"circ-avg-{budget}"))
+                yield f"tunings-whole-of-{count}", lambda count=count: fused(self.whole_members(seed, count))
+
+    def whole_members(self, seed: int, count: int = 3) -> list[PreTrainedModel]:
+        """Members of several fine-tunings, with all their heads."""
+        return [self.once(self.pruned_member, index, "single") for index in self.ensemble(seed, count)]
 
     def fine_tunings_tuned(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-        """The same, fine-tuned after pruning."""
-        yield "tunings", lambda: fused(self.tuned_members(seed, "circ-avg"))
-        yield "tunings-not-fused", lambda: fused(self.tuned_members(seed, "circ-avg"), shared=())
-        for count in (2, 5):
-            if count <= self.backbones:
-                yield f"tunings-of-{count}", lambda count=count: fused(self.tuned_members(seed, "circ-avg", count))
-        budget = self.setting.budgets[0]
-        yield f"tunings-{budget}-heads", lambda: fused(self.tuned_members(seed, f"circ-avg-{budget}"))
+        """The same, each pruned by its own circuit and fine-tuned."""
+
+        def members() -> list[PreTrainedModel]:
+            return [self.tuned_member(index, "circ-avg") for index in self.ensemble(seed)]
+
+        yield "tunings", lambda: fused(members())
+        yield "tunings-not-fused", lambda: fused(members(), shared=())
 
     def trunk(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-        """The same, with a quarter, half or three quarters of the layers merged whole: one trunk for all members."""
-        backbones = [self.once(self.backbone, index) for index in self.ensemble(seed)]
-        circuits = [self.once(self.circuit, index, "avg") for index in self.ensemble(seed)]
-        layers = backbones[0].config.num_hidden_layers
+        """The same with a quarter, half or three quarters of the layers merged whole: one trunk for all members."""
+        layers = self.once(self.backbone, seed).config.num_hidden_layers
         for depth in sorted({layers // 4, layers // 2, 3 * layers // 4} - {0}):
-
-            def members(budget: int, depth: int = depth) -> Iterator[PreTrainedModel]:
-                for backbone, circuit in zip(backbones, circuits, strict=True):
-                    pruned = circuit.heads_to_prune(budget)
-                    behind = {layer: heads for layer, heads in pruned.items() if layer >= depth}
-                    yield prune_heads(backbone, behind)
-
-            for name, budget in (("whole", 0), ("zero-shot", self.setting.heads_to_prune)):
-                yield (
-                    f"tunings-{name}-trunk-{depth}",
-                    lambda depth=depth, members=members, budget=budget: fused(members(budget), trunk_layers=depth),
-                )
-
-    def tuned_members(self, seed: int, name: str, count: int = 3) -> list[PreTrainedModel]:
-        """One member of each of several fine-tunings, fine-tuned after pruning."""
-        return [self.once(self.member, Unit("member", index, name)) for index in self.ensemble(seed, count)]
+            yield (
+                f"tunings-whole-trunk-{depth}",
+                lambda depth=depth: fused(self.whole_members(seed), trunk_layers=depth),
+            )
 
     def soups(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module], float]]:
         """The same for three fine-tunings with deep trunks, for six that are averaged into three members, and what they are
@@ -489,7 +451,7 @@ class Comparison:
         one, student, teacher = (
             count_multiply_adds(each)
             for each in (
-                self.once(self.start),
+                self.once(self.start, 0),
                 fused(members, trunk_layers=depth),
                 fused(members, trunk_layers=0),
             )
@@ -503,11 +465,6 @@ class Comparison:
         """The same for restarts of one fine-tuning."""
         yield from self.with_trunks(RESTARTS, lambda: self.members_of(seed, RESTARTS), TRAININGS)
         yield self.jointly(seed, RESTARTS)
-
-    def start(self) -> PreTrainedModel:
-        """The model that backbones start from."""
-        torch.manual_seed(0)
-        return self.setting.new_backbone(self.setting.start).to(self.device).eval()
 
     def judge(self, seed: int, method: str, make: Callable[[], nn.Module], trainings: float | None = None) -> None:
         """Writes metrics in and out of distribution for each score and under shift, the number of members and the costs; and

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from .fine_tuning_tables import ACCURACY, BOTH, ECE, POOLED_ECE, chosen_hydra, trunk_depths
+from .fine_tuning_tables import ACCURACY, BOTH, ECE, POOLED_ECE, trunk_depths
 from .setting import Setting
 from .table import Column, Run, Seeds, cell
 
@@ -16,7 +16,7 @@ PICTURE = "quality-against-cost.png"
 ONE, SEVERAL, HYDRA = "#7F7F7F", "#0072B2", "#D55E00"
 
 
-def methods(seeds: Seeds, setting: Setting) -> dict[str, str]:
+def methods(seeds: Seeds) -> dict[str, str]:
     """{title: method}, with the same titles for every setting."""
     depths = trunk_depths(seeds)
     return {
@@ -31,7 +31,7 @@ def methods(seeds: Seeds, setting: Setting) -> dict[str, str]:
         "**Hydra of the 3 fine-tunings**, nothing pruned": "tunings-whole",
         "**…** the first half of the layers merged": f"tunings-whole-trunk-{depths[len(depths) // 2]}",
         "**…** the first three quarters merged": f"tunings-whole-trunk-{depths[-1]}",
-        "**…** each pruned by its own circuit and tuned": chosen_hydra(seeds, setting),
+        "**…** each pruned by its own circuit and tuned": "tunings",
     }
 
 
@@ -57,12 +57,12 @@ def table_of_all(results: Mapping[str, Any], settings: Mapping[str, Setting]) ->
         f"{column}, {short_name(setting)}" for setting, _ in shown for column in ("work", "Acc ↑", "ECE ↓", "AUROC ↑")
     ]
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
-    for title in methods(shown[0][1], shown[0][0]):
-        if not all(_runs(seeds, methods(seeds, setting)[title]) for setting, seeds in shown):
+    for title in methods(shown[0][1]):
+        if not all(_runs(seeds, methods(seeds)[title]) for _, seeds in shown):
             continue  # judged in one of them, or in none
         cells = []
-        for setting, seeds in shown:
-            method = methods(seeds, setting)[title]
+        for _, seeds in shown:
+            method = methods(seeds)[title]
             tempered = "temperature" if method == "single" else f"{method}-temperature"
 
             def over_seeds(column: Column, name: str, seeds: Seeds = seeds) -> str:
@@ -117,9 +117,9 @@ def table_of_times() -> str:
     return "\n".join(lines)
 
 
-def first_table(setting: Setting, seeds: Seeds, family: str) -> str:
+def first_table(seeds: Seeds, family: str) -> str:
     """Work, time, accuracy, calibration and detection of a few methods, as far as they were judged; means over the seeds."""
-    found, single = methods(seeds, setting), next(iter(seeds.values()))["single"]
+    found, single = methods(seeds), next(iter(seeds.values()))["single"]
 
     def over_seeds(column: Column, method: str) -> str:
         return cell([mean(column[1](run) for run in _runs(seeds, method))], column[2])
@@ -187,7 +187,7 @@ def draw(results: Mapping[str, Any], settings: Mapping[str, Setting], folder: Pa
     for column, name in enumerate(results):
         seeds, setting = results[name]["seeds"], settings[name]
         cost = cost_of(next(iter(seeds.values()))["single"])[1]
-        drawn = methods(seeds, setting) | ONLY_DRAWN
+        drawn = methods(seeds) | ONLY_DRAWN
         found = {title: _runs(seeds, method) for title, method in drawn.items()}
         away = {title for title, runs in found.items() if runs and far_off(runs, found["One model"], cost)}
         panels[0, column].set_title(setting.title, fontsize=10)

@@ -27,12 +27,12 @@ from .augmentation import resized_crop_and_flip
 from .local_files import read_images, read_strings, tokenized
 from .made_up_sets import drawings, mixed_words, noise, spliced
 from .rows import PrepareImages, TensorRows, as_it_is
-from .setting import Setting, finetuned
+from .setting import Setting
 from .shifted_sets import shifted_images, shifted_texts
 from .splits import CIRCUIT_ROWS, Splits
 
 
-GROUPS = ("untuned", "tuned", "budgets", "fine-tunings", "fine-tunings-tuned", "trunk", "baselines")
+GROUPS = ("untuned", "tuned", "fine-tunings", "fine-tunings-tuned", "trunk", "baselines")
 GROUPS += ("soups", "joint-tuning", "one-run")
 QUICK = {"eval_strategy": "no", "save_strategy": "no"}  # a training takes seconds
 
@@ -179,15 +179,12 @@ TINYIMAGENET_DINOV2 = Setting(
     name="tinyimagenet-dinov2",
     title="100 classes of Tiny ImageNet, DINOv2-S (12 layers of 6 heads)",
     new_backbone=new_dinov2,
-    train_backbones=finetuned(recipe("finetune-images"), 256),
     backbone_recipe=recipe("finetune-images"),
     read=read_tiny_imagenet,
     member_recipe=recipe("tune-images"),
     heads_to_prune=12,
     heads_per_layer=5,
-    heads_to_rank=24,
-    budgets=(24,),
-    member_batch=256,
+    batch_size=256,
     lora_learning_rate=1e-3,
     lora_epochs=8,
     groups=GROUPS,
@@ -198,7 +195,6 @@ TINYIMAGENET_DINOV2 = Setting(
     circuit_mode="shortlist",
     lora_from_start=True,
     training_arguments=QUICK,
-    above_single=2.5,
 )
 
 
@@ -225,7 +221,7 @@ def read_strings_of(folder: Path | None, name: str) -> tuple[list[str], list[int
     return list(rows[source.text]), list(labels)
 
 
-def new_gte(start: str | None) -> PreTrainedModel:
+def new_text_classifier(start: str | None) -> PreTrainedModel:
     return AutoModelForSequenceClassification.from_pretrained(start, num_labels=2, dtype=torch.float32)
 
 
@@ -268,16 +264,13 @@ def read_sst2(folder: Path | None, start: str | None) -> Splits:
 SST2_GTE = Setting(
     name="sst2-gte",
     title="SST-2, gte-small (BERT, 12 layers of 12 heads)",
-    new_backbone=new_gte,
-    train_backbones=finetuned(recipe("finetune-texts"), 128),
+    new_backbone=new_text_classifier,
     backbone_recipe=recipe("finetune-texts"),
     read=read_sst2,
     member_recipe=recipe("tune-texts"),
     heads_to_prune=24,
     heads_per_layer=10,
-    heads_to_rank=48,
-    budgets=(48,),
-    member_batch=128,
+    batch_size=128,
     lora_learning_rate=5e-4,
     lora_epochs=2,
     groups=GROUPS,
@@ -288,5 +281,6 @@ SST2_GTE = Setting(
     circuit_mode="shortlist",
     lora_from_start=True,
     training_arguments=QUICK,
-    above_single=1.0,
 )
+
+PRETRAINED = (TINYIMAGENET_DINOV2.name, SST2_GTE.name)

@@ -1,23 +1,19 @@
 """The smallest setting: made-up images, a ViT of two layers. It shows that a benchmark runs, in seconds, and nothing else."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification
+from transformers import ViTConfig, ViTForImageClassification
 
-from .from_scratch import Schedule, train_from_scratch
+from hydra_transformers.training import recipe
+
+from .pretrained import QUICK
 from .rows import PrepareImages, TensorRows, as_it_is
-from .setting import ALL_PARTS
-from .settings import CIFAR10_MEMBER, SETTINGS
+from .setting import Setting
 from .shifted_sets import shifted_images
-from .splits import LIKE_CIRCUITS, Splits
+from .splits import Splits
 from .units import GROUPS
-
-
-SCHEDULE = Schedule(epochs=2, batch_size=16)
 
 
 def images(count: int, seed: int, labelled: bool = True) -> TensorRows:
@@ -36,7 +32,7 @@ def splits() -> Splits:
         circuit_id=images(32, 2),
         circuit_ood=images(32, 3, labelled=False),
         test=images(48, 4),
-        ood={"far": {"noise": images(32, 5, labelled=False)}, LIKE_CIRCUITS: {"more": images(32, 6, labelled=False)}},
+        ood={"near": {"more": images(32, 6, labelled=False)}, "far": {"noise": images(32, 5, labelled=False)}},
         data_collator=as_it_is,
         validation_ood=images(32, 7, labelled=False),
         shift=partial(shifted_images, corruptions=("contrast",), severities=(5,)),
@@ -56,27 +52,20 @@ def new_backbone(start: str | None = None) -> ViTForImageClassification:
     return model
 
 
-def train_backbones(
-    comparison, models: Sequence[PreTrainedModel], folders: Sequence[Path], seeds: Sequence[int]
-) -> list[PreTrainedModel]:
-    data = comparison.splits
-    return train_from_scratch(models, data.train, data.validation, SCHEDULE, folders, seeds[0])
-
-
-# In place of the CIFAR-10 setting, whose name it keeps.
-SMALLEST = replace(
-    SETTINGS["cifar10-vit"],
+SMALLEST = Setting(
+    name="smallest",
+    title="made-up images",
     new_backbone=new_backbone,
-    train_backbones=train_backbones,
+    backbone_recipe=replace(recipe("finetune-images"), epochs=1),
     read=lambda folder, start: splits(),
-    member_recipe=replace(CIFAR10_MEMBER, epochs=1),
+    member_recipe=replace(recipe("tune-images"), epochs=1),
     heads_to_prune=2,
     heads_per_layer=3,
+    batch_size=16,
+    lora_learning_rate=1e-3,
+    groups=tuple(GROUPS),
+    training_arguments=QUICK,
     heads_to_rank=5,
     budgets=(1,),
-    member_batch=16,
-    packed_alpha=1.5,  # 2 of 4 heads for each of three members
-    groups=tuple(GROUPS),
-    backbone_recipe=replace(CIFAR10_MEMBER, epochs=1, trainable=ALL_PARTS),
     deep_trunks=(1,),
 )

@@ -10,7 +10,6 @@ from .rows import TensorRows
 
 
 CIRCUIT_ROWS = 1_000  # in distribution, and as many out of it
-LIKE_CIRCUITS = "like the circuits' own"  # a group of data sets that counts in no average
 
 
 @dataclass(frozen=True)
@@ -20,8 +19,7 @@ class Splits:
     train, validation: for training; the validation set also chooses checkpoints and fits temperatures
     circuit_id, circuit_ood: for circuits and Taylor scores; never judged on
     validation_ood: out of distribution, for choices between methods; none of it is judged on
-    test, ood: what methods are judged on, `ood` as {"near": {name: rows}, "far": {name: rows}}; a further group holds
-        more of the kind of `circuit_ood`, to see what carries over
+    test, ood: what methods are judged on, `ood` as {"near": {name: rows}, "far": {name: rows}}
     shift: makes {corruption: {severity: rows}} of the test rows, on their device; judged on as well
     data_collator: what makes batches of the rows of `train` and `validation`
     """

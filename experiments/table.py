@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from .splits import LIKE_CIRCUITS
-
 
 Run = dict[str, Any]  # what one method reached with one seed
 Seeds = Mapping[str, Mapping[str, Run]]
@@ -41,7 +39,7 @@ def set_columns(seeds: Seeds) -> list[Column]:
     example = next(iter(next(iter(seeds.values())).values()))
     return [
         (
-            "more of the circuits' own" if group == LIKE_CIRCUITS else f"{name} ({group})",
+            f"{name} ({group})",
             lambda run, group=group, name=name: 100 * run["ood"]["msp"][group][name]["auroc"],
             ".1f",
         )

@@ -10,11 +10,11 @@ from hydra_transformers._io.files import write_atomically
 
 from . import fine_tuning_tables, overview, task_tables, zero_shot_tables
 from .figures import table_of_figures
+from .pretrained import PRETRAINED
 from .results import read_results
 from .setting import Setting
 from .settings import SETTINGS
-from .splits import LIKE_CIRCUITS
-from .table import Column, Run, cell, set_columns, table
+from .table import Column, Run, set_columns, table
 
 
 COMPARED = {
@@ -25,11 +25,6 @@ COMPARED = {
     "deep-ensembles-temperature": "Deep Ensembles, temperature",
     "mc-dropout": "MC Dropout",
     "lora-ensembles": "LoRA Ensembles",
-    "lora-single": "LoRA, one adapter",
-    "batch-ensemble": "BatchEnsemble",
-    "mimo": "MIMO",
-    "heads": "Classifiers on one backbone",
-    "packed": "Packed-Ensembles",
     "last-layer-laplace": "Laplace, last layer",
     "oba-tuned": "OBA",
     "taylor-0-tuned": "Taylor",
@@ -65,10 +60,6 @@ FUSION = {
 DIVERSITY = {
     "deep-ensembles": "Deep Ensembles",
     "lora-ensembles": "LoRA Ensembles",
-    "batch-ensemble": "BatchEnsemble",
-    "mimo": "MIMO",
-    "heads": "Classifiers on one backbone",
-    "packed": "Packed-Ensembles",
     "hydra-taylor": "Hydra (Taylor)",
     "hydra-circ": "Hydra (Circ)",
     "varied-heads": "one circuit: heads",
@@ -80,14 +71,8 @@ DIVERSITY = {
 }
 
 
-def judged_sets(run: Run, score: str = "msp") -> list[dict[str, float]]:
-    return [
-        metrics for group, sets in run["ood"][score].items() if group != LIKE_CIRCUITS for metrics in sets.values()
-    ]
-
-
-def ood_mean(name: str, score: str = "msp") -> Callable[[Run], float]:
-    return lambda run: mean(metrics[name] for metrics in judged_sets(run, score))
+def ood_mean(name: str) -> Callable[[Run], float]:
+    return lambda run: mean(of_set[name] for sets in run["ood"]["msp"].values() for of_set in sets.values())
 
 
 QUALITY: tuple[Column, ...] = (
@@ -119,54 +104,6 @@ def by_budget(setting: Setting) -> dict[str, str]:
     return rows | {"hydra-circ": f"{setting.heads_to_prune} heads pruned"}
 
 
-def aims_table(seeds: dict[str, dict[str, Run]], setting: Setting) -> str:
-    """What Hydra (Circ) was to reach, near the paper's own figures, and whether its mean did: fine-tuned, and with the fewest
-    heads pruned and not fine-tuned."""
-    accuracy, ece, auroc = QUALITY[0], QUALITY[3], QUALITY[5]
-    information, disagreement = DIVERSITY_COLUMNS[2:]
-    aims: list[tuple[str, Column, str, Callable[[float, float], bool]]] = [
-        ("ECE at most that of", ece, "single", lambda hydra, other: hydra <= other),
-        ("accuracy at most 1.3 points below", accuracy, "deep-ensembles", lambda hydra, other: hydra >= other - 1.3),
-        ("OOD MI at least 3/4 of", information, "deep-ensembles", lambda hydra, other: hydra >= 0.75 * other),
-        (
-            "OOD disagreement at least 3/4 of",
-            disagreement,
-            "deep-ensembles",
-            lambda hydra, other: hydra >= 0.75 * other,
-        ),
-        ("OOD AUROC at least that of", auroc, "deep-ensembles", lambda hydra, other: hydra >= other),
-        ("OOD AUROC at least 2 points above", auroc, "single", lambda hydra, other: hydra >= other + 2),
-    ]
-    hydras = {
-        "hydra-circ": f"{setting.heads_to_prune} heads pruned, fine-tuned",
-        f"hydra-circ-zero-shot-{setting.fewest_heads}": f"{setting.fewest_heads} heads pruned, not fine-tuned",
-    }
-    titles = " | | ".join(hydras.values())
-    lines = [f"| aim of Hydra (Circ) | the other's | {titles} | |", "|---|--:|--:|---|--:|---|"]
-    for aim, (_, value, form), other, is_reached in aims:
-        complete = [methods for methods in seeds.values() if {*hydras, other} <= set(methods)]
-        if not complete:
-            continue
-        others = [value(methods[other]) for methods in complete]
-        cells = [cell(others, form)]
-        for hydra in hydras:
-            own = [value(methods[hydra]) for methods in complete]
-            cells += [cell(own, form), "held" if is_reached(mean(own), mean(others)) else "did not hold"]
-        lines.append(f"| {aim} {COMPARED[other]} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def in_short(setting: Setting) -> dict[str, str]:
-    """What to look at first."""
-    heads, fewer = setting.heads_to_prune, setting.fewest_heads
-    shown = ("single", "temperature", "deep-ensembles", "deep-ensembles-temperature", "mc-dropout", "lora-ensembles")
-    return {name: COMPARED[name] for name in shown} | {
-        "hydra-circ": f"**Hydra (Circ)**, {heads} heads pruned, fine-tuned",
-        f"hydra-circ-zero-shot-{fewer}": f"**Hydra (Circ)**, {fewer} heads pruned, not fine-tuned",
-        f"hydra-circ-zero-shot-{fewer}-temperature": "**Hydra (Circ)**, the same, temperature",
-    }
-
-
 def render(results: dict[str, Any], settings: Mapping[str, Setting] = SETTINGS) -> dict[str, str]:
     """All tables by name, `setting/table`."""
     tables = task_tables.render(results.get("tasks", task_tables.NOT_RUN)) if settings is SETTINGS else {}
@@ -181,35 +118,32 @@ def render(results: dict[str, Any], settings: Mapping[str, Setting] = SETTINGS) 
             tables |= zero_shot_tables.render(name, content)
             continue
         setting = settings[name]
-        if setting.above_single is not None:
-            tables |= fine_tuning_tables.render(name, content, setting, setting.above_single)
+        if name in PRETRAINED:
+            tables |= fine_tuning_tables.render(name, content, setting)
             continue
-        summary = (COST, QUALITY[0], QUALITY[3], QUALITY[2], QUALITY[5], DIVERSITY_COLUMNS[2])
         trade_offs = (QUALITY[0], QUALITY[3], QUALITY[5], *set_columns(seeds), *DIVERSITY_COLUMNS[2:])
-        tables[f"{name}/aims"] = aims_table(seeds, settings[name])
         for label, methods, columns in (
-            ("summary", in_short(settings[name]), summary),
             ("quality", COMPARED, QUALITY),
             ("zero-shot", ZERO_SHOT, QUALITY),
             ("diversity", DIVERSITY, (*DIVERSITY_COLUMNS, QUALITY[0], QUALITY[5])),
             ("members", MEMBERS, (*QUALITY, COST)),
             ("fusion", FUSION, (*QUALITY, *DIVERSITY_COLUMNS[2:])),
-            ("budgets", by_budget(settings[name]), trade_offs),
+            ("budgets", by_budget(setting), trade_offs),
         ):
             tables[f"{name}/{label}"] = table(seeds, methods, columns)
-    if of_fine_tunings := pretrained_only(results, settings):
+    if of_fine_tunings := pretrained_only(results):
         tables["overview"] = overview.table_of_all(of_fine_tunings, settings)
         tables["times"] = overview.table_of_times()
         tables["figures"] = table_of_figures()
         for name in overview.FAMILIES.keys() & of_fine_tunings.keys():
             seeds, family = of_fine_tunings[name]["seeds"], overview.FAMILIES[name]
-            tables[f"{name}/first"] = overview.first_table(settings[name], seeds, family)
+            tables[f"{name}/first"] = overview.first_table(seeds, family)
     return tables
 
 
-def pretrained_only(results: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """The results of settings with several fine-tunings, in the order of the settings."""
-    return {name: results[name] for name in settings if name in results and settings[name].above_single is not None}
+def pretrained_only(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of the settings with several fine-tunings, in their order."""
+    return {name: results[name] for name in PRETRAINED if name in results}
 
 
 MARKED = re.compile(r"<!-- table: (?P<name>[^ ]+) -->\n(?P<text>.*?)\n?<!-- end -->", re.DOTALL)
@@ -232,7 +166,7 @@ def write_tables(
     """Renews the tables of the pages, or prints all of them where there are none; draws the picture into a folder."""
     found = read_results(results)
     tables = render(found, settings)
-    if pictures and (of_fine_tunings := pretrained_only(found, settings)):
+    if pictures and (of_fine_tunings := pretrained_only(found)):
         overview.draw(of_fine_tunings, settings, pictures)
     if not pages:
         print("\n\n".join(f"{name}\n{text}" for name, text in tables.items()))

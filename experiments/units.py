@@ -1,6 +1,5 @@
 """The work of a comparison in units, and the queue from which workers take them."""
 
-import importlib.util
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +10,11 @@ from pathlib import Path
 from .setting import Setting
 
 
-BACKBONES = ("backbone", "backbones")
 OBJECTIVES = ("acc", "ood", "avg")
 CIRC = tuple(f"circ-{objective}" for objective in OBJECTIVES)
 TAYLOR = tuple(f"taylor-{index}" for index in range(3))
 SAMPLED = tuple(f"sampled-{index}" for index in range(3))
+BASELINES = ("batch-ensemble", "mimo", "heads")
 CIRCUIT_MEMBER = re.compile(r"circ-(?P<circuit>acc|ood|avg)(-(?P<budget>\d+))?")
 # What varies between members drawn from one circuit, in the order of the paper's table 9: heads, batch order, noise.
 SOURCES = (
@@ -35,17 +34,19 @@ RESTARTS, TRAININGS = "restarts", 1.5
 # What is compared, and judged at a time; a setting names those it takes part in.
 GROUPS = {
     "untuned": "methods on one backbone that train nothing more, and Deep Ensembles",
-    "fine-tunings": "members of several fine-tunings, each with its own circuit or none, not trained further",
-    "fine-tunings-tuned": "the same, fine-tuned after pruning",
-    "trunk": "the same, with whole layers merged at the front",
+    "zero-shot": "the same for pruned backbones",
+    "fine-tunings": "members of several fine-tunings",
+    "fine-tunings-tuned": "the same, each pruned by its own circuit and fine-tuned",
+    "trunk": "members of several fine-tunings, with whole layers merged at the front",
     "tuned": "the paper's methods with their fine-tuning, and LoRA ensembles",
+    "members": "tuned members by themselves, and their Hydras not fused",
     "five": "five members of one backbone",
     "sources": "what makes members of one circuit differ (tables 8 and 9)",
     "budgets": "members of one backbone that lose other numbers of heads",
     "soups": "three fine-tunings, and six averaged two by two into three members, with deep trunks",
     "joint-tuning": "the same, tuned as a whole with the unmerged Hydra as teacher",
     "one-run": "members that are restarts of one fine-tuning, and these tuned as a whole",
-    "baselines": "BatchEnsemble, MIMO, classifiers on one backbone, a Packed-Ensemble of new weights, a single LoRA adapter",
+    "baselines": "BatchEnsemble, MIMO, classifiers on one backbone, a single LoRA adapter",
 }
 
 
@@ -53,8 +54,8 @@ GROUPS = {
 class Unit:
     """What one process does at a time.
 
-    kind: "backbone", "backbones" (all of them, side by side), "circuit", "lora", "member", "baseline", "run" (one fine-tuning
-        and its restarts), "joint" (a Hydra tuned as a whole) or "judge"
+    kind: "backbone", "circuit", "lora", "member", "baseline", "run" (one fine-tuning and its restarts), "joint" (a Hydra tuned
+        as a whole) or "judge"
     index: of the backbone; of what is judged, of LoRA ensembles, baselines, runs and all that comes of these, the seed
     name: the circuit (its objective), the member, the baseline, the members of a joint tuning, or one of `GROUPS`
     order, noise: of a member, shifts of the seeds of the batches' order and of all else that is random in training
@@ -71,21 +72,17 @@ class Unit:
         return "-".join(part for part in (self.kind, str(self.index), self.name, *varied) if part)
 
 
-ALL_BACKBONES = Unit("backbones", 0)
-
-
 def units_of(setting: Setting, seeds: int, backbones: int) -> dict[Unit, list[Unit]]:
     """All of a setting's units, and what each needs; what others wait for, and what matters most, comes first. LoRA ensembles
     and baselines come right behind the backbones: they train longest, and no worker should be left alone with one at the end."""
 
-    together = setting.backbones_together
-    units = [ALL_BACKBONES] if together else [Unit("backbone", index) for index in range(backbones)]
+    units = [Unit("backbone", index) for index in range(backbones)]
     for group in sorted(setting.groups, key=list(GROUPS).index):
         for seed in range(seeds):
             judged = Unit("judge", seed, group)
             units += [unit for unit in needs(judged, setting, seeds, backbones) if unit not in units]
         units += [Unit("judge", seed, group) for seed in range(seeds)]
-    first = ("run", *BACKBONES, "lora", "baseline")
+    first = ("run", "backbone", "lora", "baseline")
     units.sort(key=lambda unit: first.index(unit.kind) if unit.kind in first else len(first))
     return {unit: needs(unit, setting, seeds, backbones) for unit in units}
 
@@ -125,11 +122,8 @@ def further_members(seed: int) -> list[Unit]:
 
 def needs(unit: Unit, setting: Setting, seeds: int, backbones: int) -> list[Unit]:
     """The units that must be done before this one, each after what it needs itself."""
-
-    def backbone(index: int) -> Unit:
-        return ALL_BACKBONES if setting.backbones_together else Unit("backbone", index)
-
-    if unit.kind in (*BACKBONES, "run"):
+    backbone = partial(Unit, "backbone")
+    if unit.kind in ("backbone", "run"):
         return []
     if unit.kind == "joint":
         if unit.name == RESTARTS:
@@ -138,7 +132,7 @@ def needs(unit: Unit, setting: Setting, seeds: int, backbones: int) -> list[Unit
         return list(dict.fromkeys(map(backbone, indices)))
     if unit.kind == "lora" and setting.lora_from_start:
         return []
-    if unit.kind == "baseline" and unit.name != "heads" and setting.lora_from_start:
+    if unit.kind == "baseline" and unit.name != "heads":
         return []
     if unit.kind != "judge":
         circuit = circuit_of(unit.name) if unit.kind == "member" else None
@@ -157,27 +151,23 @@ def needs(unit: Unit, setting: Setting, seeds: int, backbones: int) -> list[Unit
 def judged_units(group: str, seed: int, setting: Setting, seeds: int, backbones: int) -> Iterator[Unit]:
     """The circuits, members and adapters that a group compares with one seed."""
     own = partial(Unit, "member", seed)
-    all_indices = ensemble(seed, seeds, backbones, members_of(group, backbones))
-    if group == "untuned":
+    if group == "zero-shot":
         yield from (Unit("circuit", seed, objective) for objective in ("avg", "ood", "acc"))
     elif group == "tuned":
-        yield from (own(name) for name in (*CIRC, *TAYLOR, "single", "oba"))
+        yield from (own(name) for name in (*CIRC, *TAYLOR, "oba"))
         yield Unit("lora", seed)
+    elif group == "members":
+        yield from (own(name) for name in (*CIRC, *TAYLOR, "single"))
     elif group == "five":
         yield from (*(own(name) for name in CIRC), *further_members(seed))
     elif group == "sources":
         yield from (unit for sources in SOURCES for unit in varied_members(seed, sources))
     elif group == "budgets":
         yield from (own(name) for budget in setting.budgets for name in with_budget(CIRC, budget))
-    elif group in ("fine-tunings", "trunk"):
-        yield from (Unit("circuit", index, "avg") for index in all_indices)
     elif group == "fine-tunings-tuned":
-        yield from (Unit("member", index, "circ-avg") for index in all_indices)
-        three = ensemble(seed, seeds, backbones, 3)
-        names = with_budget(["circ-avg"], setting.budgets[0])
-        yield from (Unit("member", index, name) for name in names for index in three)
+        yield from (Unit("member", index, "circ-avg") for index in ensemble(seed, seeds, backbones))
     elif group == "baselines":
-        yield from (Unit("baseline", seed, name) for name in baselines_of(setting))
+        yield from (Unit("baseline", seed, name) for name in BASELINES)
         yield Unit("lora", seed)
     elif group == "joint-tuning":
         yield from (Unit("joint", seed, members) for members in ("three", "six", "labels"))
@@ -185,16 +175,11 @@ def judged_units(group: str, seed: int, setting: Setting, seeds: int, backbones:
         yield from (Unit("run", seed), Unit("joint", seed, RESTARTS))
 
 
-def baselines_of(setting: Setting) -> list[str]:
-    """The baselines that are trained for a setting."""
-    return ["batch-ensemble", "mimo", "heads", *(["packed"] if setting.packed_alpha is not None else [])]
-
-
 def members_of(group: str, backbones: int) -> int:
     """How many fine-tunings the largest ensemble of a group has."""
     if group == "baselines":
         return 1
-    return min(5, backbones) if group in ("fine-tunings", "fine-tunings-tuned") else 3
+    return min(5, backbones) if group == "fine-tunings" else 3
 
 
 def ensemble(seed: int, seeds: int, backbones: int, members: int = 3) -> list[int]:
@@ -214,17 +199,6 @@ def six(seed: int, seeds: int, backbones: int) -> list[int]:
     if backbones >= 6 * seeds:
         return three + [3 * (seeds + seed) + step for step in range(3)]
     return [(seed + step) % backbones for step in range(6)]
-
-
-def missing_packages(unit: Unit) -> list[str]:
-    """The packages that a unit needs and that are not installed: accelerate for Trainer, peft for LoRA."""
-    packages = []
-    is_judged_untrained = unit.kind == "judge" and unit.name in ("untuned", "fine-tunings", "trunk")
-    if unit.kind not in (*BACKBONES, "circuit", "judge") or (unit.kind == "judge" and not is_judged_untrained):
-        packages.append("accelerate")
-    if unit.kind == "lora" or (unit.kind == "judge" and unit.name in ("tuned", "baselines")):
-        packages.append("peft")
-    return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
 class Queue:

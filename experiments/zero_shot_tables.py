@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
-from .splits import LIKE_CIRCUITS
 from .table import Column, Run, cell, table
 
 
@@ -38,8 +37,7 @@ QUALITY: tuple[Column, ...] = (
 
 def detection(run: Run) -> list[Column]:
     """AUROC of each group."""
-    groups = [group for group in run["ood"]["msp"] if group != LIKE_CIRCUITS]
-    return [(f"{group} AUROC ↑", group_mean(group, "auroc"), ".1f") for group in groups]
+    return [(f"{group} AUROC ↑", group_mean(group, "auroc"), ".1f") for group in run["ood"]["msp"]]
 
 
 FAILURE_METHODS = {name: METHODS[name] for name in ("single", "temperature", "bayesvlm")} | {
@@ -55,7 +53,6 @@ FAILURES: tuple[Column, ...] = (
 
 
 def failure_columns(run: Run) -> list[Column]:
-    groups = [group for group in run["ood"] if group != LIKE_CIRCUITS]
     return [
         *FAILURES,
         *(
@@ -64,7 +61,7 @@ def failure_columns(run: Run) -> list[Column]:
                 lambda run, group=group: 100 * mean(of_set["auroc"] for of_set in run["ood"][group].values()),
                 ".1f",
             )
-            for group in groups
+            for group in run["ood"]
         ),
     ]
 

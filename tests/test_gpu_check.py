@@ -25,7 +25,7 @@ def test_all_tests_that_need_cuda_all_benchmarks_and_all_families_take_part(tmp_
     names = {part.name for part in gpu_check.test_parts(tmp_path, "cuda")}
     assert names == {"tests/fast/test_kernels.py", "tests/shift/test_corruptions.py"}
     scripts = {part.name for part in gpu_check.benchmark_parts("cuda")}
-    expected = ("benchmarks/inference_cost.py", "-m experiments", "-m experiments.train_vit_cifar10")
+    expected = ("benchmarks/inference_cost.py", "-m experiments", "-m experiments.zero_shot")
     assert {f"{what} --smallest" for what in expected} <= scripts
     assert not any("provenance" in name for name in scripts)
     # eager, compiled without the variants, and the first compiled under a default device

@@ -42,7 +42,7 @@ def test_every_method_is_judged_with_its_trainings_and_its_trunk(tmp_path):
     assert (
         "| one fine-tuning | 1.00 | 1.00 |" in text and "| one run, three restarts, 1 layers merged | 1.50 |" in text
     )
-    start, restarts = comparison.once(comparison.start), comparison.once(comparison.restarts, 0)
+    start, restarts = comparison.once(comparison.start, 0), comparison.once(comparison.restarts, 0)
     weights = [model.vit.layers[0].mlp.fc1.weight for model in (start, *restarts)]
     assert all(not torch.equal(weights[0], each) for each in weights[1:])
     assert not torch.equal(weights[1], weights[2])

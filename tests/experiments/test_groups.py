@@ -2,12 +2,15 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
 from experiments.comparison import main
+from experiments.pretrained import PRETRAINED
 from experiments.results import write_results
 from experiments.settings import SETTINGS
+from experiments.units import ensemble, units_of
 
 
 def test_one_group_more_leaves_the_results_that_are_there(tmp_path):
@@ -25,10 +28,7 @@ def test_one_group_more_leaves_the_results_that_are_there(tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (
-            ["--groups", "trunk", "--settings", "cifar10-vit"],
-            "cifar10-vit has no trunk, pass some of untuned",
-        ),
+        (["--groups", "trunk", "--settings", "sst2"], "sst2 has no trunk, pass some of untuned"),
         (["--groups", "untuned", "--smallest"], "--smallest runs all of them"),
     ],
 )
@@ -37,4 +37,11 @@ def test_groups_that_a_setting_does_not_have_are_refused(words, sentence, monkey
     with pytest.raises(SystemExit):
         main()
     assert sentence in capsys.readouterr().err
-    assert "trunk" not in SETTINGS["cifar10-vit"].groups
+
+
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_of_pruned_fine_tunings_three_members_a_seed_are_trained(name):
+    units = units_of(replace(SETTINGS[name], groups=("fine-tunings-tuned",)), seeds=3, backbones=9)
+    members = sorted((unit.index, unit.name) for unit in units if unit.kind == "member")
+    assert members == sorted((index, "circ-avg") for seed in range(3) for index in ensemble(seed, 3, 9))
+    assert all(unit.kind != "circuit" for unit in units_of(replace(SETTINGS[name], groups=("trunk",)), 3, 9))
