@@ -183,12 +183,17 @@ def _part_of(splits: Splits, source: DataSource) -> tuple[Any, str, str]:
 def _has_labels(rows: Any, source: DataSource) -> bool:
     """Test splits on the Hub may have no labels, or only -1."""
     from .columns import find_label_column
+    from .tags import NO_TAG, find_tag_column, find_word_column, has_words
 
     try:
-        values = rows[find_label_column(rows, source, None)]
+        if has_words(rows, source):
+            tags = rows[find_tag_column(rows, source, find_word_column(rows, source), None)]
+            values = [tag for tags_of_row in tags for tag in tags_of_row or ()]
+        else:
+            values = rows[find_label_column(rows, source, None)]
     except ValueError:
         return False
-    return any(value not in (None, -1) for value in values)
+    return any(value not in (None, -1, NO_TAG) for value in values)
 
 
 def _cut(rows: Any, source: DataSource, parts: Sequence[str]) -> Any:

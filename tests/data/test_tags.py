@@ -82,3 +82,23 @@ def test_batches_are_padded_with_tokens_that_no_loss_counts():
 def test_tags_that_do_not_fit_are_refused(rows, sentence):
     with pytest.raises(ValueError, match=sentence):
         load(rows, labelled=True)
+
+
+def test_parts_are_the_splits_that_have_tags():
+    """Also where a set has several columns of tags, as CoNLL 2003."""
+    features = datasets.Features(
+        {
+            "tokens": datasets.Sequence(datasets.Value("string")),
+            "pos_tags": datasets.Sequence(datasets.ClassLabel(names=["NN", "VB"])),
+            "ner_tags": datasets.Sequence(datasets.ClassLabel(names=tiny_tags.TAGS)),
+        }
+    )
+
+    def rows(count, tags=TAGS):
+        columns = {"tokens": [WORDS] * count, "pos_tags": [[0, 0, 0]] * count, "ner_tags": [tags] * count}
+        return datasets.Dataset.from_dict(columns, features=features)
+
+    splits = datasets.DatasetDict({"train": rows(40), "validation": rows(5), "test": rows(7)})
+    assert [len(load(splits, part=part)) for part in ("training", "validation", "test")] == [40, 5, 7]
+    splits["test"] = rows(7, [-1, -1, -1])  # without tags it tests nothing
+    assert [len(load(splits, part=part)) for part in ("training", "test")] == [36, 4]
