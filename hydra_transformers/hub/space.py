@@ -49,7 +49,7 @@ def write_space(
     """Writes a Space into a folder: README.md, app.py, requirements.txt, this package, and the examples.
 
     Args:
-        folder: replaced if it exists.
+        folder: a new one, or a Space that was written before, which is replaced.
         repo_id: the model on the Hub, which the Space loads when it starts.
         single: another model on the Hub, whose answers are shown beside.
         examples: a folder, or for texts a file: see `hydra_transformers.serving.read_examples`.
@@ -59,6 +59,10 @@ def write_space(
     if single is not None and Path(single).exists():
         raise ValueError(f"single is the folder {single}, and a Space loads its models from the Hub: pass a Hub name")
     check_names(repo_id=repo_id, single=single)
+    folder = Path(folder)
+    is_space = (folder / "app.py").is_file() and (folder / PACKAGE.name).is_dir()
+    if folder.exists() and not is_space and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} holds something other than a Space: pass another folder, or remove it")
     words = ["app", repo_id, "--host", "0.0.0.0", "--port", "7860"]
     words += [] if single is None else ["--single", single]
     sdk = _version("gradio", "push --space needs Gradio, to try the page first: pip install 'gradio>=6'")
@@ -72,7 +76,7 @@ def write_space(
         )
         (unfinished / "requirements.txt").write_text("\n".join(needed) + "\n", encoding="utf-8")
         _readme(repo_id, single, sdk).save(unfinished / "README.md")
-    return Path(folder)
+    return folder
 
 
 def _readme(repo_id: str, single: str | None, sdk_version: str) -> RepoCard:

@@ -90,6 +90,16 @@ def test_what_a_space_cannot_have_is_refused_before_anything_is_written(tmp_path
     assert not (tmp_path / "space").exists()
 
 
+def test_a_folder_with_anything_but_a_space_stays_as_it_is(tmp_path):
+    (tmp_path / "my-hydra").mkdir()
+    (tmp_path / "my-hydra" / "model.safetensors").write_text("weights")
+    with pytest.raises(ValueError, match="my-hydra holds something other than a Space: pass another folder"):
+        write_space(tmp_path / "my-hydra", "me/my-hydra")
+    assert [path.name for path in (tmp_path / "my-hydra").iterdir()] == ["model.safetensors"]
+    again = [write_space(tmp_path / "space", "me/my-hydra") / "README.md" for _ in range(2)]
+    assert again[1].exists()
+
+
 def test_a_space_goes_in_one_commit_and_old_code_goes(tmp_path, hub):
     folder = write_space(tmp_path / "space", "me/my-hydra")
     hub.files = {"hydra_transformers/old.py": b"", "examples/old.png": b"", "notes.md": b"mine"}
