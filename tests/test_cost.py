@@ -17,7 +17,17 @@ from hydra_transformers.cost import (
 )
 from hydra_transformers.fusion import example_inputs
 from hydra_transformers.reports import cost_table
-from tests.families import CLIP, ROBERTA, bert_backbone, clip_backbone, vit_backbone
+from tests.families import (
+    BERT,
+    CLIP,
+    DEBERTA,
+    LLAMA,
+    ROBERTA,
+    bert_backbone,
+    clip_backbone,
+    for_families,
+    vit_backbone,
+)
 
 
 HEADS_GONE = [{0: [0], 1: [1, 2]}, {0: [2, 3]}, {2: [0, 1]}]
@@ -73,6 +83,12 @@ def test_the_unpruned_backbone_of_a_hydra_is_the_model_it_was_made_from(hydra_cl
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.to("meta")(**example_inputs(model.config, 1, "meta"))
     assert count_multiply_adds(rebuilt) == counter.get_total_flops() // 2
+
+
+@for_families([BERT, DEBERTA, LLAMA])
+def test_texts_are_counted_for_the_hydra_and_its_backbone(family):
+    hydra = family.fused("all")
+    assert 0 < count_multiply_adds(unpruned_backbone(hydra)) < count_multiply_adds(hydra)
 
 
 @pytest.mark.slow
