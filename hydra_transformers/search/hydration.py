@@ -208,12 +208,14 @@ def hydrate(
             say(note)
         if source.pretrained is not None:
             count = fine_tunings_within(trainings, source.num_members)
+            # Padded with the token that these models go by.
+            validation = [batch | accepted_inputs(source.models[0], split_labels(batch)[0]) for batch in rows.search]
             fine_tunings = finetune_from_pretrained(
                 source.pretrained,
                 count or source.num_members,
                 recipes[0],
                 train_data,
-                list(rows_of(rows.search)),
+                list(rows_of(validation)),
                 folder / "finetuned",
                 class_names=class_names,
                 problem_type=problem_type,
@@ -281,13 +283,14 @@ def _shortened(
     """Training arguments by which all fine-tunings should end within half of the time limit, and a note on it. A resumed
     search keeps the arguments that it began with."""
     arguments = recipe.training_arguments(steps.folder / "unused", **settings)
-    epoch = math.ceil(len(train_data) / arguments.train_batch_size)
+    together = arguments.gradient_accumulation_steps  # batches that make one step
+    epoch = math.ceil(math.ceil(len(train_data) / arguments.train_batch_size) / together)
     planned = arguments.max_steps if arguments.max_steps > 0 else math.ceil(arguments.num_train_epochs * epoch)
     known = steps.read("fine_tuning")
     if known is None:
         fit = math.inf
         if deadline.is_set:
-            step = _seconds_of_a_step(source.models[0], train_data, arguments.train_batch_size)
+            step = together * _seconds_of_a_step(source.models[0], train_data, arguments.train_batch_size)
             fit = SHARE_FOR_FINE_TUNING * deadline.seconds / ((trainings or source.num_members) * step)
         known = {"max_steps": int(max(1, min(planned, fit)))}
         steps.write(known, "fine_tuning")

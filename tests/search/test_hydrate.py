@@ -26,7 +26,7 @@ from tests.processes import exit_code, start
 from tests.search import child
 from tests.search.tiny import FAST, TRAINING, everything, fine_tunings, id_rows, near_and_far, ood_rows
 from tests.training.test_finetune_members import assert_same_weights
-from tests.training.tiny import tiny_dataset
+from tests.training.tiny import tiny_dataset, tiny_model
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -192,6 +192,25 @@ def test_the_budget_of_trainings_reaches_the_fine_tuning_and_fits_the_time_limit
         hydrate(encoder, tiny_dataset("bert", 300), output_dir=tmp_path / "other", trainings=4, **settings)
     with pytest.raises(ValueError, match="nothing is fine-tuned here: leave it out"):
         hydrate(two, output_dir=tmp_path / "other", **everything() | {"trainings": 1.5})
+
+
+def test_texts_to_validate_with_end_with_the_padding_that_a_plain_decoder_goes_by(tmp_path, monkeypatch):
+    """It would read its answer at the padding otherwise."""
+    asked = []
+
+    def take(*arguments, **_):
+        asked.extend(arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hydration, "finetune_from_pretrained", take)
+    pretrained = tiny_model("llama", "backbone", pad_token_id=2).base_model
+    rows = [{"input_ids": [5] * (3 + row % 4), "labels": row % 3} for row in range(300)]
+    with pytest.raises(KeyboardInterrupt):
+        hydrate(pretrained, rows, output_dir=tmp_path / "hydra", class_names=["a", "b", "c"], **FAST)
+    validation = asked[4]
+    assert {len(row["input_ids"]) for row in validation} == {6}
+    for row in validation:
+        assert torch.equal(row["input_ids"] == 2, row["attention_mask"] == 0)
 
 
 @pytest.mark.slow

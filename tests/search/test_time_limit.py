@@ -1,5 +1,6 @@
 """A search that is out of time ends with the best so far, says what was cut off, and goes on when it is called again."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,11 +8,12 @@ from transformers import AutoModelForImageClassification
 
 from hydra_transformers import hydrate
 from hydra_transformers.search import hydration, model_builder, results, strategy
-from hydra_transformers.search.resuming import Deadline, OutOfTime
+from hydra_transformers.search.resuming import Deadline, OutOfTime, StepsFolder
+from hydra_transformers.search.sources import Source
 from hydra_transformers.search.strategy import Search
-from hydra_transformers.training import finetune
+from hydra_transformers.training import finetune, recipe
 from tests.search.tiny import FAST, TRAINING, fine_tunings, id_rows, ood_rows
-from tests.training.tiny import tiny_dataset
+from tests.training.tiny import QUIET, tiny_dataset
 
 
 AT_ONCE = 1e-9  # minutes
@@ -92,6 +94,23 @@ def test_fine_tunings_are_shortened_to_half_of_the_limit_and_stay_so(tmp_path, m
         monkeypatch.setattr(finetune._FineTuning, "_trained", lambda *_: pytest.fail("trained again"))
     runs = list((tmp_path / "hydra-steps" / "finetuned").glob("member-*/run.json"))
     assert [json.loads(path.read_text())["arguments"]["max_steps"] for path in runs] == [3, 3]
+
+
+def test_batches_that_make_one_step_count_once_when_a_training_is_shortened(tmp_path, monkeypatch):
+    """Each of the steps has four batches: five of them in an epoch of 40 rows."""
+    source = Source(fine_tunings("vit", 1), "pretrained", 2)
+    monkeypatch.setattr(hydration, "_seconds_of_a_step", lambda *_: 60.0)
+    settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, **QUIET}
+    for limit, steps in {48.0: 3, 240.0: None}.items():
+        found, _ = hydration._shortened(
+            source,
+            dataclasses.replace(recipe("finetune-images"), epochs=1),
+            tiny_dataset("vit", 40),
+            settings,
+            Deadline(limit),
+            StepsFolder(tmp_path / f"{limit}", {}),
+        )
+        assert found.get("max_steps") == steps
 
 
 class StopSearch(Exception):
