@@ -159,7 +159,9 @@ def start_of_one_run(model: PreTrainedModel, recipe: Recipe, **arguments: Any) -
 def shortened(recipe: Recipe, share: float) -> Recipe:
     """The recipe for a share of its steps, without early stopping; the warm-up keeps its share."""
     steps = None if recipe.max_steps is None else max(1, round(share * recipe.max_steps))
-    warmup = recipe.warmup_steps if recipe.warmup_steps < 1 or steps is None else share * recipe.warmup_steps
+    warmup = recipe.warmup_steps
+    if warmup >= 1:  # less than one step would be read as a share of all steps
+        warmup = share * warmup if share * warmup >= 1 else 0
     epochs = None if recipe.epochs is None else share * recipe.epochs
     return replace(recipe, max_steps=steps, epochs=epochs, warmup_steps=warmup, early_stopping_patience=None)
 

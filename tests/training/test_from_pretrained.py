@@ -347,5 +347,9 @@ def test_a_restart_keeps_the_share_of_its_warm_up_and_the_length_that_arguments_
     assert (steps.max_steps, round(steps.warmup_steps)) == (3_333, 167)
     epochs = shortened(recipe("sst2"), 0.5)
     assert (epochs.epochs, epochs.warmup_steps, epochs.early_stopping_patience) == (3.5, 0.1, None)
+    counted = dataclasses.replace(recipe("sst2"), warmup_steps=100)
+    assert shortened(counted, 0.5).warmup_steps == 50
+    # Less than one step would be read as a share of all steps.
+    assert shortened(dataclasses.replace(counted, warmup_steps=1), 0.5).warmup_steps == 0
     found = shortened_arguments({"max_steps": 30, "num_train_epochs": 4, "warmup_steps": 9, "seed": 3}, 1 / 3)
     assert found == {"max_steps": 10, "num_train_epochs": 4 / 3, "warmup_steps": 3, "seed": 3}
