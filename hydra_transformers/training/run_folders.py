@@ -34,6 +34,8 @@ COSMETIC_ARGUMENTS = {
     *("dataloader_num_workers", "dataloader_pin_memory", "disable_tqdm", "log_level", "logging_first_step"),
     *("logging_steps", "logging_strategy", "report_to", "run_name", "save_total_limit"),
 }
+# Settings of SpecAugment, by which Wav2Vec2 and others mask parts of sounds in training.
+SOUND_MASKS = ("apply_spec_augment", "mask_time_", "mask_feature_")
 
 
 # Processes that train together
@@ -131,12 +133,12 @@ def identity_of(
 
 
 def _training_config(config: Any) -> dict[str, Any]:
-    """The settings that change how a model learns: dropouts, its loss, and the names of its classes."""
+    """The settings that change how a model learns: dropouts, masks over sounds, its loss, and the names of its classes."""
     found = {
         f"{tower}.{name}" if tower else name: value
         for tower, part in ({"": config} | tower_configs(config)).items()
         for name, value in part.to_dict().items()
-        if "drop" in name or name == "ensemble_loss"
+        if "drop" in name or name.startswith(SOUND_MASKS) or name == "ensemble_loss"
     }
     return found | {"id2label": config.id2label}
 

@@ -306,6 +306,16 @@ def test_a_folder_with_another_run_is_refused(change, different, members, data, 
         finetune_members(**same | change)
 
 
+def test_a_run_that_masks_sounds_in_another_way_is_another(tmp_path):
+    member, rows = tiny_model("wav2vec2", "backbone"), tiny_dataset("wav2vec2")
+    arguments = {"recipe": SHORT, "validation_data": rows, "output_dir": tmp_path, **ARGUMENTS}
+    with pytest.raises(KeyboardInterrupt):
+        finetune_members([member], train_data=Interrupting(rows, 0), **arguments)
+    member.config.mask_time_prob = 0.5
+    with pytest.raises(ValueError, match=r"member-0 holds another fine-tuning \(other member\)"):
+        finetune_members([member], train_data=rows, **arguments)
+
+
 @pytest.mark.parametrize("name", ["members.json", "member-0/run.json"])
 def test_a_broken_record_is_named(name, members, data, tmp_path):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
