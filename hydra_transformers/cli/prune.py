@@ -135,5 +135,5 @@ def prune(
     print(f"{len(pruned)} members with {kept} of {num_heads(config)} heads are in {output}.")
     print(f"Next: hydra-transformers finetune {output} --data ... --output ...")
     print(
-        "(Or, with a tenth to a sixth of the heads gone, hydra-transformers fuse: few lost heads may need no training.)"
+        "(Or hydra-transformers fuse at once, if hydra-transformers evaluate shows that the members need no training.)"
     )

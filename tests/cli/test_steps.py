@@ -152,7 +152,7 @@ def test_without_other_data_members_are_sampled_from_one_circuit(workplace, tmp_
     run("prune", workplace / "vit", *data, "--budget", 2, "--out-of", 6, "--output", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out" / "circuits").iterdir()] == ["acc.json"]
     said = capsys.readouterr().out
-    assert "Next: hydra-transformers finetune" in said and "few lost heads may need no training" in said
+    assert "Next: hydra-transformers finetune" in said and "fuse at once, if hydra-transformers evaluate" in said
     kept = [
         json.loads((tmp_path / "out" / f"member-{index}" / "config.json").read_text())["kept_heads"]
         for index in range(2)
