@@ -13,7 +13,7 @@ from ..data.rows import FILE_FORMATS
 from ..hub.handler import as_json as without_nan
 from ..models.auto import auto_class_of
 from ..serving.jobs import ENGINES, FORMATS, predict_data
-from ..serving.predictor import NAMED, BadRow
+from ..serving.predictor import NAMED, BadRow, kind_of
 from ..uncertainty import CalibratedClassifier
 from . import flags
 from .folders import load_config
@@ -83,6 +83,10 @@ def predict(
         # os.path: Path fails on texts that are longer than a file's name may be.
         if os.path.isdir(each) or (Path(each).suffix in FILE_FORMATS and os.path.isfile(each)):
             raise ValueError(f"{each} is a data set: name the file of its answers with --output")
+        if kind_of(config, model) in ("text", "tokens") and os.path.isfile(each):
+            raise ValueError(
+                f"{each} is a file, and {model} reads texts: pass the text itself, or - to read lines from stdin"
+            )
     predictor = predictor_of(model, device=device, **settings)
     if not as_json:
         print(_row("input", "answer", "score", "total", "epistemic", "may be", "why"))

@@ -246,6 +246,7 @@ REFUSED = {
         ("vit 0.png --labels red", "--labels is for CLIP and SigLIP, vit has its own classes"),
         ("bare 0.png", "bare has no ImageProcessor saved with it"),
         ("vit pictures", "pictures is a data set: name the file of its answers with --output"),
+        ("bert file", "file is a file, and bert reads texts: pass the text itself, or - to read lines from stdin"),
         ("vit 0.png --strict", "--strict is for a data set: name the file of its answers with --output"),
         ("vit 0.png 0.png --output a.csv", "--output is for one data set, and there are 2 inputs"),
         ("vit pictures --output a.xls", "--output is a.xls: pass a file that ends in .parquet, .jsonl, .csv"),
