@@ -124,7 +124,8 @@ def _predict_data(
         print(UNCALIBRATED, file=sys.stderr)
     named = "" if finished.bad_rows_file is None else f"; why not the others is in {finished.bad_rows_file}"
     answered = finished.rows - finished.bad_rows
-    print(f"{output}: answers to {answered:,} of {finished.rows:,} rows{named}.")
+    of_split = "" if finished.split is None or os.path.isfile(data) else f" of the split {finished.split}"
+    print(f"{output}: answers to {answered:,} of {finished.rows:,} rows{of_split}{named}.")
 
 
 def _candidate_labels(model: str, labels: list[str] | None, task: str) -> dict[str, list[str]]:

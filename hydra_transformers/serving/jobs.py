@@ -46,6 +46,7 @@ class Finished:
     output: the file of answers, with a column `row` that counts from 0
     bad_rows_file: row, input and reason of each bad row; None if there is none
     is_calibrated: whether the model abstains and has sets
+    split: of the data, whose rows these are; None without splits
     """
 
     rows: int
@@ -53,6 +54,7 @@ class Finished:
     output: Path
     bad_rows_file: Path | None
     is_calibrated: bool
+    split: str | None = None
 
 
 def predict_data(
@@ -201,7 +203,7 @@ class PartReader:
         kind = kind_of(load_config(model), model)
         kind = "image" if kind == "zero-shot" else kind
         with access_to(source.name, "data set"):
-            rows, _, self.note = load_rows(source)
+            rows, self.split, _ = load_rows(source)
         self.columns, self.folder = _columns_to_read(rows, kind, source), None
         self.predictor = HydraPredictor(model, **{**settings, "strict": False})
         path = Path(source.name)
@@ -433,7 +435,8 @@ class PartWriter:
         if named is not None:
             _put(not_answered, named)
         _put(unfinished, self.output)
-        return Finished(len(self.reader.rows), bad_rows, self.output, named, self.reader.predictor.is_calibrated)
+        rows, is_calibrated = len(self.reader.rows), self.reader.predictor.is_calibrated
+        return Finished(rows, bad_rows, self.output, named, is_calibrated, self.reader.split)
 
 
 def _put(file: Path, place: Path) -> None:

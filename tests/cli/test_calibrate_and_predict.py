@@ -245,7 +245,7 @@ def test_files_of_a_folder_that_are_not_read_are_told(workplace, tmp_path, capsy
         shutil.copy(workplace / "0.png", tmp_path / name)
     run("predict", workplace / "vit", tmp_path, "--output", workplace / "answers.csv")
     captured = capsys.readouterr()
-    assert "answers to 1 of 1 rows" in captured.out
+    assert "answers to 1 of 1 rows of the split test." in captured.out
     assert f"note: 2 of the 3 files in {tmp_path} are not read, such as one.png" in captured.err
 
 
