@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -313,12 +314,18 @@ class SeenWeights:
                 if weight is not None:
                     places.setdefault(weight, (module._parameters, name))
         self.owners, self.names = zip(*places.values(), strict=True)
-        self.children = [module._modules for module in model.modules() if module._modules]
-        self.modules = list(map(tuple, map(dict.values, self.children)))
+        self.model = ref(model)  # which holds this: in a cycle, its memory would be freed late
+        self.inside = [module._modules for module in model.modules() if module._modules and module is not model]
+        self.modules = self.modules_in(model)
+
+    def modules_in(self, model: nn.Module) -> list[list[nn.Module | None]]:
+        top = [module for module in model._modules.values() if not isinstance(module, Decision)]
+        return [top, *map(list, map(dict.values, self.inside))]
 
     def is_untouched(self) -> bool:
         in_place = all(map(is_, map(dict.get, self.owners, self.names), self.weights))
-        in_place = in_place and list(map(tuple, map(dict.values, self.children))) == self.modules
+        model = self.model()
+        in_place = in_place and model is not None and self.modules_in(model) == self.modules
         return in_place and _stamp(self.weights) == self.stamp
 
     def __reduce__(self) -> tuple:

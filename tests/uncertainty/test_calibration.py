@@ -1,10 +1,12 @@
 """A decision is part of the model: fitted once, saved, loaded and applied with it, and stale once the weights change."""
 
 import copy
+import gc
 import json
 import logging
 import math
 import os
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -248,6 +250,20 @@ def test_weight_changes_in_a_running_process_are_noticed(written):
         settings = peft.LoraConfig(target_modules=["fc1"], r=2, init_lora_weights=False)
         hydra = peft.get_peft_model(hydra, settings).merge_and_unload()
     assert not hydra.is_calibrated
+
+
+def test_a_calibrated_model_is_freed_with_its_last_name():
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
+    gc.collect()
+    assert hydra.is_calibrated
+    layer = weakref.ref(hydra.vit.layers[0])
+    gc.disable()
+    try:
+        del hydra
+        assert layer() is None
+    finally:
+        gc.enable()
 
 
 def test_weight_changes_in_a_copy_are_noticed():
