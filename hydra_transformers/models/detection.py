@@ -75,6 +75,14 @@ def differing_pairs(log_probabilities: Tensor) -> Tensor:
     return differing.to(log_probabilities.dtype) / max(1, members * (members - 1))
 
 
+def _product(equation: str, first: Tensor, second: Tensor) -> Tensor:
+    """An einsum of all digits: autocast would round both to 16 bits, and most distances would be equal."""
+    if first.is_meta or not torch.is_autocast_enabled(first.device.type):
+        return torch.einsum(equation, first, second)
+    with torch.autocast(first.device.type, enabled=False):
+        return torch.einsum(equation, first, second)
+
+
 # Of the logits. Each function gives (batch, members), or (batch, 1) where it compares members.
 
 
@@ -129,7 +137,7 @@ def kl_matching(answers: Answers) -> Tensor:
     """min_k KL(p ‖ d_k), d_k the mean probability where k was predicted (Hendrycks et al., 2022)."""
     probabilities = answers.log_probabilities.exp()
     templates = answers.state["log_templates"].to(probabilities)  # (members, templates, classes)
-    cross_entropies = -torch.einsum("bmc,mkc->bmk", probabilities, templates)
+    cross_entropies = -_product("bmc,mkc->bmk", probabilities, templates)
     return (cross_entropies.amin(dim=-1) - entropy(answers)).clamp(min=0)
 
 
@@ -147,7 +155,7 @@ def she(answers: Answers) -> Tensor:
 def knn(answers: Answers, k: int = 50) -> Tensor:
     """Distance of the unit feature to the k-th nearest of a bank of training features (Sun et al., 2022)."""
     bank = answers.state["bank"].to(answers.features)  # (members, rows, dim), of length 1
-    cosines = torch.einsum("bmd,mnd->bmn", nn.functional.normalize(answers.features, dim=-1), bank)
+    cosines = _product("bmd,mnd->bmn", nn.functional.normalize(answers.features, dim=-1), bank)
     return (2 - 2 * cosines.topk(k, dim=-1).values[..., -1]).clamp(min=0).sqrt()
 
 
@@ -165,7 +173,7 @@ def relative_mahalanobis(answers: Answers) -> Tensor:
 def _to_nearest_class(answers: Answers) -> Tensor:
     features = _whitened(answers, "whitening")
     means = answers.state["class_means"].to(features)  # (members, classes, dim), centred and whitened as well
-    products = torch.einsum("bmd,mcd->bmc", features, means)
+    products = _product("bmd,mcd->bmc", features, means)
     nearest = (means.square().sum(dim=-1) - 2 * products).argmin(dim=-1)
     # Not |f|² + |μ|² - 2 fμ: far from the centre, that is a small difference of large numbers.
     of_nearest = means[torch.arange(len(means), device=means.device), nearest]
@@ -177,13 +185,13 @@ def _whitened(answers: Answers, whitening: str) -> Tensor:
     batches of different sizes."""
     features = answers.features if answers.features.device.type == "mps" else answers.features.double()
     centred = features - answers.state["center"].to(features)
-    return torch.einsum("bmd,mde->bme", centred, answers.state[whitening].to(centred))
+    return _product("bmd,mde->bme", centred, answers.state[whitening].to(centred))
 
 
 def vim(answers: Answers) -> Tensor:
     """α ‖residual of f outside the principal space‖ - log Σ exp z_c (Wang et al., 2022)."""
     centred = answers.features - answers.state["origin"].to(answers.features)
-    residual = torch.einsum("bmd,mdr->bmr", centred, answers.state["residual_space"].to(centred)).norm(dim=-1)
+    residual = _product("bmd,mdr->bmr", centred, answers.state["residual_space"].to(centred)).norm(dim=-1)
     return answers.state["alpha"].to(centred) * residual + energy(answers)
 
 

@@ -16,7 +16,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from hydra_transformers.baselines import DeepEnsemble, MCDropout
 from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier, predict
-from hydra_transformers.models.detection import DETECTORS
+from hydra_transformers.models.detection import DETECTORS, answers_of, score
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.uncertainty import (
     Detector,
@@ -319,6 +319,16 @@ def test_float32_features_give_the_scores_of_float64(name):
     assert {tensor.dtype for tensor in low.state.values()} == {torch.float32}
     scores = low(TEST[0].float(), TEST[1].float())
     torch.testing.assert_close(scores, fitted(name)(*TEST[:2]), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_autocast_rounds_no_score(name):
+    detector = fitted(name)
+    state = {each: tensor.float() for each, tensor in detector.state.items()}
+    given = answers_of(*(each.float() for each in TEST[:2]), state)
+    expected = score(name, given, **detector.score_settings)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(score(name, given, **detector.score_settings), expected)
 
 
 @pytest.mark.parametrize("name", ["mahalanobis", "relative_mahalanobis"])
