@@ -252,17 +252,14 @@ def _read_local(datasets: Any, path: Path) -> Any:
 
 def _warn_of_unread_files(folder: Path, files_of_splits: Mapping[Any, Sequence[str]]) -> None:
     """Names files of data that `datasets` leaves out without a word."""
-    read = {os.path.realpath(file) for files in files_of_splits.values() for file in files}
-    there = [file for file in folder.rglob("*") if file.suffix.lower() in (*FILE_FORMATS, *MEDIA)]
-    there = [
-        file for file in there if not any(part.startswith((".", "__")) for part in file.relative_to(folder).parts)
-    ]
-    unread = sorted(file for file in there if os.path.realpath(file) not in read)
+    base, read = os.path.realpath(folder), {file for files in files_of_splits.values() for file in files}
+    there = [file.relative_to(folder) for file in folder.rglob("*") if file.suffix.lower() in (*FILE_FORMATS, *MEDIA)]
+    there = [file for file in there if not any(part.startswith((".", "__")) for part in file.parts)]
+    unread = sorted(file for file in there if os.path.join(base, file) not in read)
     if unread:
         logger.warning_once(
-            f"{len(unread):,} of the {len(there):,} files in {folder} are not read, such as {unread[0].relative_to(folder)}: files "
-            "of one format are read, and where some have train, test or another split in their names only these; rename or "
-            "convert the others"
+            f"{len(unread):,} of the {len(there):,} files in {folder} are not read, such as {unread[0]}: files of one format are "
+            "read, and where some have train, test or another split in their names only these; rename or convert the others"
         )
 
 
