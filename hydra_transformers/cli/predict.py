@@ -17,7 +17,7 @@ from ..serving.predictor import NAMED, BadRow, kind_of
 from ..uncertainty import CalibratedClassifier
 from . import flags
 from .folders import load_config
-from .options import argument, choice, device_named, option, switch
+from .options import argument, check_named_once, choice, device_named, option, switch
 from .serve import UNCALIBRATED, predictor_of
 
 
@@ -62,6 +62,7 @@ def predict(
     device: flags.Device = None,
 ) -> None:
     """Answer texts, images or sounds, or all rows of a data set, with the uncertainty of each answer."""
+    check_named_once(labels or [], "--labels")
     config = load_config(model)
     settings = {"top_k": top_k, **_candidate_labels(model, labels or None, auto_class_of(config))}
     settings |= {"processor": processor, "batch_size": batch_size}

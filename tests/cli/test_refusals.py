@@ -243,6 +243,7 @@ REFUSED = {
     "predict": [
         ("./nowhere text", "there is no folder ./nowhere"),
         ("clip 0.png", "clip chooses among classes that you name: pass --labels"),
+        ("clip 0.png --labels cat dog cat", "--labels has cat twice: name each once"),
         ("vit 0.png --labels red", "--labels is for CLIP and SigLIP, vit has its own classes"),
         ("bare 0.png", "bare has no ImageProcessor saved with it"),
         ("vit pictures", "pictures is a data set: name the file of its answers with --output"),
