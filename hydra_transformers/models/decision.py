@@ -71,7 +71,7 @@ class Decision(FixedDtype):
         self.check(settings, num_parameters)
         self.settings = dict(settings)
         for name, shape in settings["state"].items():
-            self.register_buffer(name, torch.full(shape, math.nan))
+            self.register_buffer(name, torch.full(shape, math.nan, dtype=torch.float32))
         self.is_on = True
         self.seen: SeenWeights | None = None
 

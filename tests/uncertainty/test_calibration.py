@@ -188,6 +188,15 @@ def test_half_precision_keeps_what_was_fitted(tmp_path, warned):
     assert not cast.float().is_calibrated  # its weights are not what they were
 
 
+def test_a_model_of_float64_is_loaded_with_its_decision(tmp_path):
+    hydra = hydra_of("vit").double()
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}, detector="mahalanobis")
+    hydra.save_pretrained(tmp_path)
+    loaded = type(hydra).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert loaded.dtype == torch.float64 and loaded.is_calibrated
+    assert torch.equal(loaded.decision.center, hydra.decision.center)
+
+
 def test_what_is_refused_of_equal_scores_is_refused_by_the_model_too():
     """Scores are float32, in which a threshold just below one of them must not be that score."""
     hydra = hydra_of("vit")
