@@ -32,6 +32,8 @@ def soup(models: Sequence[PreTrainedModel]) -> PreTrainedModel:
         raise ValueError("models has no models: pass a list of fine-tunings")
     _check_can_be_averaged(models)
     result = copy.deepcopy(models[0])
+    if getattr(result, "decision", None) is not None:
+        result.decision = result.config.decision = None  # fitted for the weights of one model
     states = [model.state_dict() for model in models]
     for name, tensor in result.state_dict().items():
         if tensor.is_floating_point():

@@ -9,7 +9,7 @@ from transformers import SwinConfig, SwinForImageClassification
 from hydra_transformers.baselines import average_members, soup
 from hydra_transformers.data.prediction import predict
 from hydra_transformers.models.auto import AutoHydra
-from tests.families import BERT, VIT, vit_backbone
+from tests.families import BERT, VIT, images, vit_backbone
 
 
 def fine_tunings(model, count: int = 3) -> list:
@@ -55,6 +55,16 @@ def test_members_with_the_same_heads_have_the_soup_of_their_models():
     ragged = [VIT.hydra.from_backbone(model, {0: [place]}) for place, model in enumerate(models)]
     with pytest.raises(ValueError, match="models keep different heads, so their attention has no mean"):
         soup(ragged)
+
+
+def test_the_soup_of_calibrated_members_is_not_calibrated(tmp_path):
+    members = [AutoHydra.from_backbone(model.float()) for model in fine_tunings(vit_backbone(), 2)]
+    labels = torch.arange(32) % 5
+    for member in members:
+        member.calibrate([{"pixel_values": images(32).float(), "labels": labels}], detector="mahalanobis")
+    soup(members).save_pretrained(tmp_path)
+    loaded = VIT.hydra.from_pretrained(tmp_path)
+    assert loaded.decision is None and all(member.is_calibrated for member in members)
 
 
 def test_what_has_no_mean_is_refused():
