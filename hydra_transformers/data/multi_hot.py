@@ -14,9 +14,20 @@ SEPARATORS = ("|", ";", ",")  # in cells of csv files; the first that any cell h
 
 
 def has_lists(rows: Any, column: str) -> bool:
-    """Whether a column of labels holds a list in each row."""
+    """Whether a column of labels holds a list in each row, in csv files as JSON or as "joy|surprise"."""
     value = rows[0][column]
-    return not isinstance(value, (str, bytes)) and hasattr(value, "__len__")
+    if not isinstance(value, (str, type(None))) or not hasattr(rows, "features"):
+        return not isinstance(value, (str, bytes)) and hasattr(value, "__len__")
+    cells = [cell for cell in rows[column] if isinstance(cell, str)]
+    # Other separators may be part of a name: "tench, Tinca tinca".
+    return any("|" in cell for cell in cells) or (bool(cells) and all(map(_is_list_in_json, cells)))
+
+
+def _is_list_in_json(cell: str) -> bool:
+    try:
+        return isinstance(json.loads(cell.replace("'", '"')), list)
+    except ValueError:
+        return False
 
 
 class LabelLists(Labels):

@@ -7,6 +7,8 @@ import pytest
 from transformers import AutoTokenizer, BertConfig
 
 from hydra_transformers import load_data
+from hydra_transformers.data.loading import classes_in
+from hydra_transformers.data.rows import DataSource
 from tests.tiny_data import names_of, save_bert
 
 
@@ -64,6 +66,21 @@ def test_cells_of_csv_files_list_their_labels(cells, tokenizer, tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text("text,labels\n" + "".join(f"a film,{cell}\n" for cell in cells))
     assert labels_of(file, tokenizer) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["joy|surprise", "", "anger"], (FEELINGS, "multi_label_classification")),
+        (["", "joy|surprise", "anger"], (FEELINGS, "multi_label_classification")),
+        (['"[""joy"", ""surprise""]"', "[]", '"[""anger""]"'], (FEELINGS, "multi_label_classification")),
+        (['"tench, Tinca tinca"', "[perch]"], (["[perch]", "tench, Tinca tinca"], None)),  # names
+    ],
+)
+def test_a_new_model_is_made_for_the_labels_that_cells_list(cells, expected, tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("text,labels\n" + "".join(f"a film,{cell}\n" for cell in cells))
+    assert classes_in(DataSource(str(file))) == expected
 
 
 def test_a_sequence_of_class_labels_is_found_and_matched_by_name(tokenizer):
