@@ -254,8 +254,9 @@ class KeepZerosCallback(TrainerCallback):
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
         weights = [
             module.weight
-            for module in model.modules()
-            if isinstance(module, kinds) or is_a(module, GroupedLinear) or is_a(module, GroupedOutput)
+            for name, module in model.named_modules()
+            if (isinstance(module, kinds) or is_a(module, GroupedLinear) or is_a(module, GroupedOutput))
+            and ".lora_" not in name  # half of an adapter begins with zeros
         ]
         self._zeros = [(weight, weight.detach() == 0) for weight in weights if weight.requires_grad]
 
