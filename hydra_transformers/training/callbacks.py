@@ -63,7 +63,8 @@ class PostPruningCallback(TrainerCallback):
             behind the last layer count as part of it.
         trunk_layers: do not train the first n layers (of each tower), or this share of them, nor anything before them.
             Members of one model then share them, and run them once when they are fused.
-        reset_classifier: set the classifier's weight and bias to zero before training; the pooler stays.
+        reset_classifier: set the weight and bias of the classifier's last layer to zero before training; layers before it, and
+            the pooler, stay.
         dropout: the probability of the dropouts inside each layer, on the outputs of attention and MLP, in this
             training; the config, and with it a saved model, keeps its own.
         classifier_factor: the classifier's learning rate, as a multiple of the others'. The trainer of `finetune_members` sets
@@ -211,13 +212,21 @@ def _fewest_layers(model: nn.Module) -> int:
 
 @torch.no_grad()
 def _set_to_zero(model: nn.Module) -> None:
+    """Zeroes the classifier's last layer: with zeros in all of several layers, their weights would never get a gradient."""
     # PEFT trains a copy of the classifier, and leaves the backbone's as it is.
-    pattern = r"(^|\.)classifier\.modules_to_save\." if hasattr(model, "peft_config") else r"^(model\.)?classifier\."
-    parameters = [parameter for name, parameter in model.named_parameters() if re.search(pattern, name)]
-    if not parameters:
+    is_adapted = hasattr(model, "peft_config")
+    pattern = r"(.*\.)?classifier\.modules_to_save\.[^.]+\." if is_adapted else r"(model\.)?classifier\."
+    heads: dict[str, list[str]] = {}
+    for name, _ in model.named_parameters():
+        if found := re.match(pattern, name):
+            heads.setdefault(found[0], []).append(name)
+    if not heads:
         raise ValueError(f"{type(model).__name__} has no classifier to reset: leave reset_classifier out")
-    for parameter in parameters:
-        parameter.zero_()
+    for names in heads.values():
+        last_layer = names[-1].rpartition(".")[0]
+        for name in names:
+            if name.rpartition(".")[0] == last_layer:
+                model.get_parameter(name).zero_()
 
 
 def _set_dropout(model: nn.Module, probability: float) -> None:

@@ -120,6 +120,22 @@ def test_resetting_zeroes_the_classifier_and_not_the_pooler(tmp_path):
     assert not model.classifier.weight.any() and not model.classifier.bias.any()
 
 
+@pytest.mark.parametrize("form", ["backbone", "fused"])
+@pytest.mark.parametrize("name", ["vit", "roberta", "ast"])
+def test_a_classifier_of_several_layers_that_was_reset_trains(name, form, tmp_path):
+    """With zeros in all of them, their weights would never get a gradient."""
+    model = tiny_model(name, form)
+    arguments = TrainingArguments(tmp_path, max_steps=3, learning_rate=0.05, save_strategy="no", **QUIET)
+    trainer = tiny_trainer(name, model, arguments, callbacks=[PostPruningCallback(PARTS, reset_classifier=True)])
+    with torch.no_grad():
+        batch = trainer.data_collator([trainer.train_dataset[row] for row in range(4)])
+        logits = model(**{key: value for key, value in batch.items() if key != "labels"}).logits
+    assert torch.equal(logits, logits[:, :1].expand_as(logits)), "the answers are equal before the training"
+    before = copy_of_weights(model)
+    trainer.train()
+    assert changed(before, model) >= {each for each in before if "classifier" in each}
+
+
 def test_resuming_does_not_reset_the_classifier_again(tmp_path):
     arguments = {"save_steps": 1, "learning_rate": 0.1, "lr_scheduler_type": "constant", **QUIET}
 
