@@ -36,7 +36,7 @@ def _measured(command: str, name: str) -> tuple[str, str]:
     return f"python {command}", f"benchmarks/results/{name}.json"
 
 
-TIMES = "benchmarks/inference_cost.py --families vit bert --dtypes bfloat16"
+TIMES = "benchmarks/inference_cost.py --families vit bert --dtypes bfloat16 --modes eager compiled --no-masks"
 FIGURES = (
     Figure(
         "[README](../README.md), [Results](results.md), [Tiny ImageNet](results/tinyimagenet-dinov2.md), [shift](results/shift.md)",
@@ -67,9 +67,9 @@ FIGURES = (
     Figure("[What heads do](analysis.md), images", *_analysed("tinyimagenet-dinov2")),
     Figure("[What heads do](analysis.md), texts", *_analysed("sst2-gte")),
     Figure(
-        "[README](../README.md), [How long it takes](results.md#how-long-it-takes)", *_measured(TIMES, "trunk_h200")
+        "[README](../README.md), [How long it takes](results.md#how-long-it-takes)",
+        *_measured(TIMES, "inference_cost_h200"),
     ),
-    Figure("three models in sequence, on the same pages", *_measured(TIMES, "inference_cost_again_h200")),
     Figure(
         "[What it takes](which-do-i-need.md#what-it-takes), on a CPU",
         *_measured("benchmarks/inference_cost.py --device cpu --families vit --dtypes float32", "inference_cost_cpu"),
@@ -79,6 +79,7 @@ FIGURES = (
         *_measured("benchmarks/circuit_extraction.py --preset vit-b16", "circuit_extraction_h200"),
     ),
     Figure("the same on a CPU", *_measured("benchmarks/circuit_extraction.py --preset cpu", "circuit_extraction_cpu")),
+    Figure("[Many GPUs](scaling.md#how-far-it-goes)", *_measured("benchmarks/scaling.py", "scaling_h200")),
     Figure("[A million rows](scaling.md)", *_measured("benchmarks/cost_per_million.py", "cost_per_million_h200")),
     Figure(
         "the same on a CPU",
@@ -88,11 +89,6 @@ FIGURES = (
     Figure("[Scores of heads](head-pruning.md)", *_measured("-m benchmarks.head_scores", "head_scores_h200")),
     Figure("[Detectors](uncertainty.md)", *_measured("benchmarks/detectors.py --rounds 15", "detectors_h200")),
     Figure("[Exports](export.md)", *_measured("benchmarks/export_speed.py", "export_speed_cpu")),
-    Figure("[Quantised weights](publishing.md)", *_measured("benchmarks/quantised.py", "quantised_cpu")),
-    Figure(
-        "[Quantised activations](publishing.md)",
-        *_measured("benchmarks/quantised.py --images 250", "quantised_activations_cpu"),
-    ),
     Figure(
         "[Language models](how-it-works.md#classifiers-on-language-models), counted",
         *_measured("benchmarks/llm_classifiers.py", "llm_classifiers"),

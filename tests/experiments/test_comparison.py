@@ -234,29 +234,34 @@ def test_the_first_table_has_five_methods_with_cost_time_and_detection():
     found = tables.pretrained_only(read_results(RESULTS))
     for name, family in overview.FAMILIES.items():
         lines = overview.first_table(found[name]["seeds"], family).splitlines()
-        assert len(lines) == 2 + 5 and {line.count("|") for line in lines} == {7}
+        assert len(lines) == 2 + 5 and {line.count("|") for line in lines} == {8}
         merged = [each.strip() for each in lines[5].strip("|").split("|")]
         assert merged[1] == "1.29"
-        assert merged[2] == " / ".join(overview.times(family, "Hydra 3, three quarters merged", (4, 256)))
+        for place, mode in ((2, "eager"), (3, "compiled")):
+            assert merged[place] == " / ".join(
+                overview.times(family, "Hydra 3, three quarters merged", mode, (4, 256))
+            )
         by_confidence = [run["tunings-whole-trunk-9"]["ood"]["msp"] for run in found[name]["seeds"].values()]
         values = [
             mean(mean(each["auroc"] for each in sets.values()) for sets in groups.values()) for groups in by_confidence
         ]
-        assert merged[5] == f"{100 * mean(values):.1f} %"
+        assert merged[6] == f"{100 * mean(values):.1f} %"
 
 
-def test_times_are_those_of_the_benchmark():
-    rows = json.loads((overview.BENCHMARKS / overview.TIMES[0]).read_text())["rows"]
-    [row] = [
-        row
-        for row in rows
-        if (row["family"], row["method"], row["batch"], row["mode"]) == ("vit", "Hydra 3, nothing merged", 32, "eager")
+@pytest.mark.parametrize("mode", overview.MODES)
+def test_times_are_those_of_the_benchmark(mode):
+    method = "Hydra 3, nothing merged"
+    rows = json.loads((overview.BENCHMARKS / overview.TIMES).read_text())["rows"]
+    wanted = ("vit", method, 32, mode)
+    [row] = [row for row in rows if (row["family"], row["method"], row["batch"], row["mode"]) == wanted]
+    assert overview.times("vit", method, mode, (32, 5)) == [f"{row['ratio']:.2f}", "-"]
+    [line] = [
+        line
+        for line in overview.table_of_times().splitlines()
+        if line.startswith("| ViT-B/16: **Hydra of the three**, nothing")
     ]
-    assert overview.times("vit", "Hydra 3, nothing merged", (32, 5)) == [f"{row['ratio']:.2f}", "-"]
-    assert (
-        f"| ViT-B/16: **Hydra of the three**, nothing merged | {overview.times('vit', 'Hydra 3, nothing merged', (1,))[0]} |"
-        in (overview.table_of_times())
-    )
+    shown = [each.strip() for each in line.strip("|").split("|")][1:]
+    assert shown == [each for one in overview.MODES for each in overview.times("vit", method, one, overview.BATCHES)]
 
 
 def test_the_overview_draws_a_method_unless_it_is_far_behind_or_far_more_expensive():

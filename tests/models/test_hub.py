@@ -162,7 +162,7 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     VIT.hydra.from_backbone(VIT.backbone()).save_pretrained(tmp_path)
     lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")}
     assert len(lines) <= 11, lines
-    assert sum(lines.values()) <= 3_300, lines
+    assert sum(lines.values()) <= 3_330, lines
 
 
 @for_families(FEW)
