@@ -49,6 +49,7 @@ OPTIONAL = {
     "accelerate": "accelerate",
     "datasets": "datasets",
     "evaluate": "evaluate",
+    "fastapi": "fastapi",
     "hypothesis": "hypothesis",
     "matplotlib": "matplotlib",
     "peft": "peft",
@@ -182,14 +183,18 @@ def benchmark_parts(device: str) -> Iterator[Part]:
 
 
 def is_run(script: Path) -> bool:
-    return 'if __name__ == "__main__"' in script.read_text()
+    """Whether a file is a script with a smallest form; `experiments.tasks` has none, as it takes a pre-trained model."""
+    text = script.read_text()
+    return 'if __name__ == "__main__"' in text and '"--smallest"' in text
 
 
 def benchmark_lines(finished: Finished) -> list[Line]:
-    """A script says itself what it leaves out: "needs PACKAGE: what"."""
+    """A script says itself what it leaves out, "needs PACKAGE: what", or fails where it needs one for all it does."""
+    name, package = finished.part.name, needed_package(finished.output)
+    if finished.returncode and package:
+        return [Line(f"needs {package}", name, finished.seconds)]
     if finished.returncode:
         return [finished.failed()]
-    name = finished.part.name
     left_out = re.findall(r"^(needs [^:\n]+): (.*)$", finished.output, re.MULTILINE)
     return [
         Line("ok", name, finished.seconds),

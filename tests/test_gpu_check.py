@@ -50,6 +50,15 @@ def test_tests_that_wait_for_a_package_are_counted(tmp_path, monkeypatch):
     assert gpu_check.needed_package("E   assert 'accelerate' == 'peft'") is None
 
 
+def test_a_benchmark_that_needs_a_missing_package_has_not_failed(monkeypatch):
+    monkeypatch.setattr(gpu_check, "missing_packages", lambda: ["fastapi"])
+    output = "ModuleNotFoundError: No module named 'fastapi'"
+    [line] = gpu_check.benchmark_lines(Finished(PART, 1, output, 1.0))
+    assert line.status == "needs fastapi"
+    monkeypatch.setattr(gpu_check, "missing_packages", list)
+    assert gpu_check.benchmark_lines(Finished(PART, 1, output, 1.0))[0].status == "failed"
+
+
 def test_a_package_that_is_there_excuses_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "missing_packages", list)
     error = "<error message='collection failure'>E   ModuleNotFoundError: No module named 'PIL'</error>"
