@@ -85,6 +85,7 @@ FIGURES = (
         "the same on a CPU",
         *_measured("benchmarks/cost_per_million.py --device cpu --batch 2", "cost_per_million_cpu"),
     ),
+    Figure("[Workers](scaling.md)", *_measured("benchmarks/predict_workers.py --rows 480", "predict_workers_cpu")),
     Figure("[Short lists](pruning.md)", *_measured("-m benchmarks.circuit_shortlist", "circuit_shortlist_h200")),
     Figure("[Scores of heads](head-pruning.md)", *_measured("-m benchmarks.head_scores", "head_scores_h200")),
     Figure("[Detectors](uncertainty.md)", *_measured("benchmarks/detectors.py --rounds 15", "detectors_h200")),
