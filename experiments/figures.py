@@ -72,7 +72,10 @@ FIGURES = (
     ),
     Figure(
         "[What it takes](which-do-i-need.md#what-it-takes), on a CPU",
-        *_measured("benchmarks/inference_cost.py --device cpu --families vit --dtypes float32", "inference_cost_cpu"),
+        *_measured(
+            "benchmarks/inference_cost.py --device cpu --families vit --dtypes float32 --batches 4",
+            "inference_cost_cpu",
+        ),
     ),
     Figure(
         "[Circuits' times](which-do-i-need.md#what-it-takes)",
@@ -89,7 +92,9 @@ FIGURES = (
     Figure("[Short lists](pruning.md)", *_measured("-m benchmarks.circuit_shortlist", "circuit_shortlist_h200")),
     Figure("[Scores of heads](head-pruning.md)", *_measured("-m benchmarks.head_scores", "head_scores_h200")),
     Figure("[Detectors](uncertainty.md)", *_measured("benchmarks/detectors.py --rounds 15", "detectors_h200")),
-    Figure("[Exports](export.md)", *_measured("benchmarks/export_speed.py", "export_speed_cpu")),
+    Figure(
+        "[Exports](export.md)", *_measured("benchmarks/export_speed.py --batches 1 --rounds 3", "export_speed_cpu")
+    ),
     Figure(
         "[Language models](how-it-works.md#classifiers-on-language-models), counted",
         *_measured("benchmarks/llm_classifiers.py", "llm_classifiers"),
