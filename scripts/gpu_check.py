@@ -73,7 +73,8 @@ class Line:
 
     def __str__(self) -> str:
         remark = f" ({self.remark})" if self.remark else ""
-        tail = [f"        {line}" for line in self.error.strip().splitlines()[-TAIL:]]
+        error = self.error.replace(f"{ROOT}/", "")  # the same on every machine
+        tail = [f"        {line}" for line in error.strip().splitlines()[-TAIL:]]
         return "\n".join([f"{self.status:18} {self.seconds:6.1f} s  {self.name}{remark}", *tail])
 
 

@@ -39,6 +39,11 @@ def test_a_failed_test_is_shown_with_the_end_of_its_error(tmp_path):
     assert of_test.name == f"{PART.name}::b" and str(of_test).endswith("E assert 1 == 2")
 
 
+def test_errors_name_files_without_the_folder_that_they_lie_in():
+    line = Line("failed", "a", 1.0, error=f'File "{ROOT}/tests/families.py", line 1')
+    assert str(line).endswith('File "tests/families.py", line 1')
+
+
 def test_tests_that_wait_for_a_package_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "missing_packages", lambda: ["PIL", "accelerate"])
     error = "<error message='collection failure'>E   ModuleNotFoundError: No module named 'PIL'</error>"
