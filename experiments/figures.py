@@ -71,7 +71,7 @@ FIGURES = (
         *_measured(TIMES, "inference_cost_h200"),
     ),
     Figure(
-        "[What it takes](which-do-i-need.md#what-it-takes), on a CPU",
+        "[How long it takes](results.md#how-long-it-takes), on a CPU",
         *_measured(
             "benchmarks/inference_cost.py --device cpu --families vit --dtypes float32 --batches 4",
             "inference_cost_cpu",
@@ -88,7 +88,10 @@ FIGURES = (
         "the same on a CPU",
         *_measured("benchmarks/cost_per_million.py --device cpu --batch 2", "cost_per_million_cpu"),
     ),
-    Figure("[Workers](scaling.md)", *_measured("benchmarks/predict_workers.py --rows 480", "predict_workers_cpu")),
+    Figure(
+        "[Workers](scaling.md)",
+        *_measured("benchmarks/predict_workers.py --rows 480 --rounds 1", "predict_workers_cpu"),
+    ),
     Figure("[Short lists](pruning.md)", *_measured("-m benchmarks.circuit_shortlist", "circuit_shortlist_h200")),
     Figure("[Scores of heads](head-pruning.md)", *_measured("-m benchmarks.head_scores", "head_scores_h200")),
     Figure("[Detectors](uncertainty.md)", *_measured("benchmarks/detectors.py --rounds 15", "detectors_h200")),
