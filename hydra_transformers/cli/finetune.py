@@ -232,14 +232,14 @@ def name_classes(
         print(
             f"The labels are whole numbers, taken as {len(classes)} classes: pass --regression if they are numbers to predict."
         )
-    config.problem_type = problem_type
+    config.problem_type = None if problem_type == TOKEN_CLASSIFICATION else problem_type
     if problem_type == TOKEN_CLASSIFICATION:
         if config.model_type not in TOKEN_CLASSIFIERS:
             raise ValueError(
                 f"{data.data} has tags for words, and a {config.model_type} has no classifier of tokens: pass one of "
                 f"{', '.join(TOKEN_CLASSIFIERS)}"
             )
-        config.architectures, config.problem_type = [TOKEN_CLASSIFIERS[config.model_type].__name__], None
+        config.architectures = [TOKEN_CLASSIFIERS[config.model_type].__name__]
     config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
     return classes, problem_type
 

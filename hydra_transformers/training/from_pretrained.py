@@ -15,7 +15,7 @@ from ..data.tags import TOKEN_CLASSIFICATION
 from ..fusion.checks import check_is_in_memory
 from ..fusion.soup import average_members
 from ..models.auto import CLASSIFIERS, HYDRA_CLASSES, TOKEN_CLASSIFIERS, AutoHydra, config_of, head_of
-from ..models.configuration_hydra import set_problem_type
+from ..models.configuration_hydra import PROBLEM_TYPES, set_problem_type
 from .callbacks import EndAfter
 from .finetune import finetune_members
 from .parameter_groups import places
@@ -223,6 +223,8 @@ def _prepare(
     heads = TOKEN_CLASSIFIERS if problem_type == TOKEN_CLASSIFICATION else CLASSIFIERS
     config.architectures = [heads[config.model_type].__name__]
     problem_type = None if problem_type == TOKEN_CLASSIFICATION else problem_type
+    if problem_type is not None and problem_type not in PROBLEM_TYPES:
+        raise ValueError(f"problem_type is {problem_type!r}: pass one of {', '.join(map(repr, PROBLEM_TYPES))}")
     if class_names is not None:
         least = 1 if problem_type in ("multi_label_classification", "regression") else 2
         if isinstance(class_names, str) or len(class_names) < least or len(set(class_names)) < len(class_names):
@@ -234,7 +236,7 @@ def _prepare(
         config.num_labels = 1
     config.problem_type = problem_type
     if problem_type is not None:
-        set_problem_type(config)  # refuses one that is unknown
+        set_problem_type(config)  # refuses one that does not go with the number of classes
 
 
 def _with_head(
