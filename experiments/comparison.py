@@ -70,10 +70,17 @@ def work(name: str, args: argparse.Namespace) -> None:
         start = time.time()
         try:
             comparison.run(unit)
+        except torch.cuda.OutOfMemoryError as error:  # others hold the memory now: later
+            print(f"{unit}: {error}", flush=True)
+            queue.give_back(unit)
+            torch.cuda.empty_cache()
+            time.sleep(5)
+            continue
         except Exception:
             traceback.print_exc()
             queue.mark(unit, "failed")
             continue
+        torch.cuda.empty_cache()  # for the other workers
         queue.mark(unit, "done")
         print(f"{time.strftime('%H:%M:%S')} {unit}: {time.time() - start:.0f} s", flush=True)
 

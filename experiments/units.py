@@ -243,6 +243,9 @@ class Queue:
                 return unit
         return None
 
+    def give_back(self, unit: Unit) -> None:
+        (self.folder / f"{unit}.taken").unlink()
+
     def start_again(self) -> None:
         """Gives back units that an earlier start left unfinished, and all evaluations: finished ones are not repeated, but there
         may be new methods."""
