@@ -36,8 +36,10 @@ endef
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 	$(call install,$(VENV),$(CONSTRAINTS))
 
+# The oldest transformers does not load image processors without torchvision.
 $(VENV_OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	$(call install,$(VENV_OLDEST),constraints-oldest.txt)
+	$(VENV_OLDEST)/bin/python -m pip install --quiet --no-compile --constraint constraints-oldest.txt torchvision
 
 install: $(VENV)/.installed
 

@@ -39,7 +39,7 @@ def workplace(tmp_path_factory):
     grey_rows(20).save_to_disk(folder / "grey")
     grey_rows(10).save_to_disk(folder / "fewer-grey")
     data = ["--data", folder / "fewer-pictures", "--ood-data", folder / "fewer-grey"]
-    run("prune", folder / "vit", *data, "--budget", 3, "--output", folder / "pruned")
+    run("prune", folder / "vit", *data, "--budget", 4, "--output", folder / "pruned")
     run("fuse", folder / "pruned", "--output", folder / "hydra")
     for number, image in enumerate(pictures([0, 1, 2], seed=4)):
         image.save(folder / f"{number}.png")

@@ -61,7 +61,7 @@ class Trained:
         self.data = [pictures(100, 10**6 + batch) for batch in range(4)]
         self.pretrained = trained(fresh(0), 9, steps=60, rate=2e-3)
         self.fine_tunings = [trained(copy.deepcopy(self.pretrained), seed, 10, 2e-4) for seed in (1, 2, 3)]
-        self.strangers = [trained(fresh(seed), seed, steps=60, rate=2e-3) for seed in (4, 5)]
+        self.strangers = [trained(fresh(seed), seed, steps=60, rate=2e-3) for seed in (4, 5, 6)]
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ def test_fine_tuning_brings_the_accuracy_of_pruned_members_back(backbone, digits
         HydraViTForImageClassification.from_backbone(backbone, {0: [1, 2, 3], 1: [0, 2, 3]}),
     ]
     settings = dataclasses.replace(
-        recipe("imagenet1k"), learning_rate=0.03, max_steps=150, warmup_steps=15, dropout=None
+        recipe("imagenet1k"), learning_rate=0.03, max_steps=300, warmup_steps=15, dropout=None
     )
     tuned = finetune_members(
         members,
