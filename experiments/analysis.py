@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument(
         "--tuned-budgets", type=int, nargs="*", default=[], help="numbers of heads to fine-tune without"
     )
-    parser.add_argument("--seconds", type=float, default=0.1, help="to measure the time of each pruned model")
+    parser.add_argument("--seconds", type=float, default=0.0, help="to measure the time of each pruned model")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--page", type=Path, help="only renew the tables of this page, from the results")
     parser.add_argument("--smallest", action="store_true", help="a tiny model on made-up data: the report is printed")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from statistics import mean
 
 from .setting import Setting
-from .table import Column, Run, Seeds, table
+from .table import POOLED_ECE, Column, Run, Seeds, table
 
 
 def rows(setting: Setting) -> dict[str, str]:
@@ -29,7 +29,7 @@ def rows(setting: Setting) -> dict[str, str]:
 
 
 def deep_trunk_table(seeds: Seeds, setting: Setting) -> str:
-    """Work is multiply-adds, one fine-tuning's being 1. ECE is that with one temperature for the members' mean. AUROC is
+    """Work is multiply-adds, one fine-tuning's being 1. ECE is that with a temperature. AUROC is
     the mean of the groups by the maximum probability. The last column is what variants are chosen by: the mean of accuracy and AUROC on validation rows."""
     judged = {
         seed: {name: run | _beside(methods, name) for name, run in methods.items() if "trainings" in run}
@@ -47,7 +47,7 @@ def deep_trunk_table(seeds: Seeds, setting: Setting) -> str:
         ("trainings", lambda run: run["trainings"], ".2f"),
         ("work", lambda run: run["work"], ".2f"),
         ("Acc ↑", lambda run: 100 * run["id"]["accuracy"], ".2f"),
-        ("ECE, temperature ↓", lambda run: run["pooled"]["ece"], ".3f"),
+        ("ECE, temperature ↓", lambda run: run["tempered"] and POOLED_ECE[1](run["tempered"]), ".3f"),
         ("AUROC ↑", lambda run: mean(auroc("msp", group)(run) for group in groups), ".1f"),
         ("AUROC by energy ↑", lambda run: mean(auroc("energy", group)(run) for group in groups), ".1f"),
         ("validation", on_validation, ".2f"),
@@ -65,4 +65,4 @@ def on_validation(run: Run) -> float | None:
 def _beside(methods: dict[str, Run], name: str) -> Run:
     """What the columns need beside a method's own results."""
     work = methods[name]["multiply_adds"] / methods["three-single"]["multiply_adds"]
-    return {"work": work, "pooled": methods.get(f"{name}-temperature", {}).get("pooled", {"ece": None})}
+    return {"work": work, "tempered": methods.get(f"{name}-temperature")}

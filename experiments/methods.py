@@ -31,13 +31,12 @@ from hydra_transformers.baselines import (
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import SavedLogits, collect_member_logits
 from hydra_transformers.models.auto import AutoHydra
-from hydra_transformers.models.modeling_hydra import log_mean_probability
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, oba_prune, prune_heads
 from hydra_transformers.pruning.members import sample_heads
 from hydra_transformers.pruning.oba import ranked_weights
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.training import Recipe, finetune_from_pretrained, finetune_members, tune_jointly
-from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics
+from hydra_transformers.uncertainty import TemperatureScaling
 
 from .rows import LengthBatches, TensorRows
 from .setting import Setting
@@ -468,7 +467,7 @@ class Comparison:
 
     def judge(self, seed: int, method: str, make: Callable[[], nn.Module], trainings: float | None = None) -> None:
         """Writes metrics in and out of distribution for each score and under shift, the number of members and the costs; and
-        the same with a temperature fitted on the validation rows, on each member's logits and on the members' mean.
+        the same with a temperature, fitted on the validation rows for the members' mean.
 
         trainings: how much training went into it; such a method is not judged under shift
         """
@@ -493,7 +492,6 @@ class Comparison:
             results = metrics_of(test, ood, scaling, shifted)
             content = costs | {"temperature": scaling.temperature[0]} | results
             content |= {} if trainings is None else {"trainings": trainings}
-            content |= {"pooled": pooled_metrics(test, validation)} if scaling is fitted else {}
             if held_out:
                 content["validation"] = metrics_of(validation, held_out, scaling)
             write_atomically(path, json.dumps(content, indent=1) + "\n")
@@ -552,13 +550,6 @@ def metrics_of(
             score: result.ood if score == "msp" else detection_of(result.ood) for score, result in results.items()
         },
     }
-
-
-def pooled_metrics(test: dict[str, torch.Tensor], validation: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Metrics where members are averaged first, and one temperature is fitted for their mean."""
-    pooled, own = (log_mean_probability(each["member_logits"]).unsqueeze(1) for each in (test, validation))
-    scaling = TemperatureScaling.fit(own, validation["labels"])
-    return {"temperature": scaling.temperature[0], **classification_metrics(scaling(pooled), test["labels"])}
 
 
 def detection_of(ood: Mapping[str, Mapping[str, dict[str, float]]]) -> dict[str, dict[str, dict[str, float]]]:

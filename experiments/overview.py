@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from .fine_tuning_tables import ACCURACY, BOTH, ECE, POOLED_ECE, trunk_depths
+from .fine_tuning_tables import ACCURACY, BOTH, ECE, trunk_depths
 from .setting import Setting
-from .table import Column, Run, Seeds, cell
+from .table import POOLED_ECE, Column, Run, Seeds, cell
 
 
 PICTURE = "quality-against-cost.png"

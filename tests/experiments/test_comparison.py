@@ -339,6 +339,9 @@ def test_every_results_file_is_named_with_its_command_and_commit(monkeypatch):
         "b",
     ]
     monkeypatch.setattr(figures, "package", lambda: "another")
+    alike = figures.of_other_states()
+    monkeypatch.setattr(figures, "ALIKE", {})
+    assert set(alike) < set(figures.of_other_states())
     assert figures.of_other_states() == list(dict.fromkeys(figure.command for figure in figures.FIGURES))
 
 
