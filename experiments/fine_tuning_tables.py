@@ -47,7 +47,7 @@ DISAGREEMENT: Column = (
     ".3f",
 )
 COST: Column = ("work", lambda run: run["multiply_adds"] / run["single"]["multiply_adds"], ".2f")
-TEMPERED_ECE: Column = ("… with a temperature", lambda run: run["tempered"] and POOLED_ECE[1](run["tempered"]), ".3f")
+TEMPERED_ECE: Column = ("ECE, temperature ↓", lambda run: run["tempered"] and POOLED_ECE[1](run["tempered"]), ".3f")
 BY_ENERGY: Column = ("AUROC by energy ↑", auroc("energy"), ".1f")
 QUALITY = (COST, ACCURACY, ECE, TEMPERED_ECE, NEAR, FAR, BY_ENERGY, DISAGREEMENT)
 
@@ -62,6 +62,7 @@ def quality_rows(seeds: Seeds, setting: Setting) -> dict[str, str]:
         "tunings-whole": "**Hydra of the three fine-tunings**",
         **{f"tunings-whole-trunk-{n}": f"**…** {n} layers merged" for n in trunk_depths(seeds)},
         "tunings": f"**…** {heads}",
+        "tunings-not-fused": f"**…** {heads}, nothing shared",
     }
 
 

@@ -102,7 +102,7 @@ def answer(panel: Axes, x: float, y: float, name: str, agreement: str, says: str
 
 TITLES = (
     (1.66, "1. Three fine-tunings\nof one model"),
-    (5.0, "2. Each loses other\nattention heads"),
+    (5.0, "2. Optional: different\nheads are cut out"),
     (9.1, "3. Fused:\none model, one pass"),
     (14.0, "4. An answer,\nor “I don't know”"),
 )
