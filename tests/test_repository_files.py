@@ -75,14 +75,17 @@ def test_issue_templates_ask_something(name):
 
 
 def test_constraints_pin_the_same_packages():
-    """But for those of the site and of notebooks, which Python 3.10 and the oldest versions do without."""
+    """But for those of the site and of notebooks, which Python 3.10 and the oldest versions do without, and for torchvision,
+    which only the oldest Transformers needs."""
     pins = {
         name: dict(line.split("==") for line in (ROOT / name).read_text().split() if "==" in line) for name in PINNED
     }
     assert pins["constraints-oldest.txt"]["torch"] < pins["constraints.txt"]["torch"]
     for name in PINNED:
         assert (
-            {"torch", "transformers", "pytest", "ruff", "numpy"} <= set(pins[name]) <= set(pins["constraints.txt"])
+            {"torch", "transformers", "pytest", "ruff", "numpy"}
+            <= set(pins[name])
+            <= set(pins["constraints.txt"]) | {"torchvision"}
         ), name
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from PIL import Image, ImageOps
-from transformers import AutoTokenizer, BertForSequenceClassification, ViTImageProcessorPil
+from transformers import AutoImageProcessor, AutoTokenizer, BertForSequenceClassification
 
 from hydra_transformers import export, load_data
 from hydra_transformers.models.auto import auto_class_of, load_trained, pipeline_class
@@ -141,7 +141,7 @@ def test_every_way_to_ask_gives_the_same_answers(kind, folders, tmp_path):
             [Image.open(io.BytesIO(file)) for file in files],
             [base64.b64encode(file).decode() for file in files],
         )
-        reader, processor = "image_processor", ViTImageProcessorPil.from_pretrained(folder)
+        reader, processor = "image_processor", AutoImageProcessor.from_pretrained(folder)
         upright = [ImageOps.exif_transpose(image).convert("RGB") for image in rows]
         prepared = dict(processor(upright, return_tensors="pt"))
     with torch.no_grad():

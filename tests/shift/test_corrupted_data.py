@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Subset
 from transformers import (
+    AutoImageProcessor,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     ViTForImageClassification,
-    ViTImageProcessorPil,
 )
 
 from hydra_transformers import load_data
@@ -38,7 +38,7 @@ def workplace(tmp_path_factory):
 @pytest.fixture(scope="module")
 def vit(workplace):
     folder = workplace / "vit"
-    return ViTForImageClassification.from_pretrained(folder).eval(), ViTImageProcessorPil.from_pretrained(folder)
+    return ViTForImageClassification.from_pretrained(folder).eval(), AutoImageProcessor.from_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
