@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +43,7 @@ from .units import GROUPS, Queue, Unit, units_of
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 DOCS = HERE.parent / "docs"
+TRIES = 3  # of each worker at a unit for which there is no memory
 PAGES = [
     page
     for page in (
@@ -62,27 +65,34 @@ def work(name: str, args: argparse.Namespace) -> None:
     queue = Queue(folder, units_to_do(setting, args))
     splits = setting.read(args.data, setting.start).to(args.device)
     comparison = Comparison(setting, splits, folder, args.device, args.seeds, args.backbones)
+    do_units(queue, comparison.run)
+
+
+def do_units(queue: Queue, run: Callable[[Unit], None], pause: float = 5.0) -> None:
+    """Runs units until none is left. One that finds no memory on the GPU, because other workers hold it, is tried again after
+    `pause` seconds."""
+    tries: Counter[Unit] = Counter()
     while queue.left():
         unit = queue.take()
         if unit is None:
             time.sleep(1)
             continue
-        start = time.time()
+        start, has_no_memory = time.time(), False
         try:
-            comparison.run(unit)
-        except torch.cuda.OutOfMemoryError as error:  # others hold the memory now: later
-            print(f"{unit}: {error}", flush=True)
-            queue.give_back(unit)
-            torch.cuda.empty_cache()
-            time.sleep(5)
-            continue
-        except Exception:
+            run(unit)
+        except Exception as error:
             traceback.print_exc()
-            queue.mark(unit, "failed")
-            continue
+            tries[unit] += 1
+            has_no_memory = isinstance(error, torch.cuda.OutOfMemoryError) and tries[unit] < TRIES
+            if not has_no_memory:
+                queue.mark(unit, "failed")
+        else:
+            queue.mark(unit, "done")
+            print(f"{time.strftime('%H:%M:%S')} {unit}: {time.time() - start:.0f} s", flush=True)
         torch.cuda.empty_cache()  # for the other workers
-        queue.mark(unit, "done")
-        print(f"{time.strftime('%H:%M:%S')} {unit}: {time.time() - start:.0f} s", flush=True)
+        if has_no_memory:
+            queue.give_back(unit)
+            time.sleep(pause)
 
 
 def run_workers(args: argparse.Namespace) -> list[str]:

@@ -1,10 +1,10 @@
 """Hydras with deep trunks, better members and fewer trainings, as a markdown table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import mean
 
 from .setting import Setting
-from .table import POOLED_ECE, Column, Run, Seeds, table
+from .table import TEMPERED_ECE, Column, Run, Seeds, table
 
 
 def rows(setting: Setting) -> dict[str, str]:
@@ -29,10 +29,13 @@ def rows(setting: Setting) -> dict[str, str]:
 
 
 def deep_trunk_table(seeds: Seeds, setting: Setting) -> str:
-    """Work is multiply-adds, one fine-tuning's being 1. ECE is that with a temperature. AUROC is
-    the mean of the groups by the maximum probability. The last column is what variants are chosen by: the mean of accuracy and AUROC on validation rows."""
+    """Work is multiply-adds, one fine-tuning's being 1. AUROC is the mean of the groups by the maximum probability. The last
+    column is what variants are chosen by: the mean of accuracy and AUROC on validation rows.
+
+    seeds: the runs with what `fine_tuning_tables.with_beside` adds
+    """
     judged = {
-        seed: {name: run | _beside(methods, name) for name, run in methods.items() if "trainings" in run}
+        seed: {name: run | {"work": work_of(methods, run)} for name, run in methods.items() if "trainings" in run}
         for seed, methods in seeds.items()
         if "three-single" in methods
     }
@@ -47,7 +50,7 @@ def deep_trunk_table(seeds: Seeds, setting: Setting) -> str:
         ("trainings", lambda run: run["trainings"], ".2f"),
         ("work", lambda run: run["work"], ".2f"),
         ("Acc ↑", lambda run: 100 * run["id"]["accuracy"], ".2f"),
-        ("ECE, temperature ↓", lambda run: run["tempered"] and POOLED_ECE[1](run["tempered"]), ".3f"),
+        TEMPERED_ECE,
         ("AUROC ↑", lambda run: mean(auroc("msp", group)(run) for group in groups), ".1f"),
         ("AUROC by energy ↑", lambda run: mean(auroc("energy", group)(run) for group in groups), ".1f"),
         ("validation", on_validation, ".2f"),
@@ -62,7 +65,5 @@ def on_validation(run: Run) -> float | None:
     return mean([100 * run["validation"]["id"]["accuracy"], 100 * auroc])
 
 
-def _beside(methods: dict[str, Run], name: str) -> Run:
-    """What the columns need beside a method's own results."""
-    work = methods[name]["multiply_adds"] / methods["three-single"]["multiply_adds"]
-    return {"work": work, "tempered": methods.get(f"{name}-temperature")}
+def work_of(methods: Mapping[str, Run], run: Run) -> float:
+    return run["multiply_adds"] / methods["three-single"]["multiply_adds"]

@@ -8,7 +8,7 @@ from typing import Any
 from .deep_trunk_tables import deep_trunk_table
 from .setting import Setting
 from .shift_tables import shift_table
-from .table import POOLED_ECE, Column, Run, Seeds, table
+from .table import TEMPERED_ECE, Column, Run, Seeds, table
 
 
 BASELINES = {
@@ -47,7 +47,6 @@ DISAGREEMENT: Column = (
     ".3f",
 )
 COST: Column = ("work", lambda run: run["multiply_adds"] / run["single"]["multiply_adds"], ".2f")
-TEMPERED_ECE: Column = ("ECE, temperature ↓", lambda run: run["tempered"] and POOLED_ECE[1](run["tempered"]), ".3f")
 BY_ENERGY: Column = ("AUROC by energy ↑", auroc("energy"), ".1f")
 QUALITY = (COST, ACCURACY, ECE, TEMPERED_ECE, NEAR, FAR, BY_ENERGY, DISAGREEMENT)
 

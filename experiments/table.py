@@ -11,6 +11,7 @@ Column = tuple[str, Callable[[Run], float | None], str]  # heading, value (None:
 NOT_JUDGED = "-"
 # Of a run with a temperature: results of an earlier state have that of the members' mean, as `calibrate` fits it, apart.
 POOLED_ECE: Column = ("ECE ↓", lambda run: run.get("pooled", run["id"])["ece"], ".3f")
+TEMPERED_ECE: Column = ("ECE, temperature ↓", lambda run: run["tempered"] and POOLED_ECE[1](run["tempered"]), ".3f")
 
 
 def table(seeds: Seeds, methods: Mapping[str, str], columns: Sequence[Column]) -> str:

@@ -244,6 +244,7 @@ class Queue:
         return None
 
     def give_back(self, unit: Unit) -> None:
+        """Leaves a unit that was taken to whoever takes it next."""
         (self.folder / f"{unit}.taken").unlink()
 
     def start_again(self) -> None:

@@ -149,7 +149,7 @@ def report_of(results: Mapping[str, Any]) -> UncertaintyReport:
         f"Deep Ensemble of the {MEMBERS} fine-tunings": "deep-ensembles",
         "Their soup": "soup",
         HYDRA: METHOD,
-        f"This Hydra, its answer at temperature {temperature:.2f}": f"{METHOD}-temperature",
+        f"This Hydra with temperature {temperature:.2f}": f"{METHOD}-temperature",
     }
     missing = [method for method in names.values() if method not in methods]
     if missing:

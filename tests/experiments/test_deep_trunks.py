@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from experiments.deep_trunk_tables import deep_trunk_table, rows
+from experiments.fine_tuning_tables import with_beside
 from experiments.methods import Comparison
 from experiments.pretrained import SST2_GTE, TINYIMAGENET_DINOV2
 from experiments.results import gather
@@ -29,7 +30,10 @@ def test_every_method_is_judged_with_its_trainings_and_its_trunk(tmp_path):
     for name in ("three-trunk-1", "six-trunk-1", "joint-three-trunk-1", "restarts-trunk-1"):
         assert methods[name]["num_members"] == 3 and made[name]().config.trunk_layers == 1
         assert methods[name]["multiply_adds"] == methods["three-trunk-1"]["multiply_adds"]
-        assert methods[f"{name}-temperature"]["temperature"] > 0 and methods[name]["temperature"] == 1
+        tempered = methods[f"{name}-temperature"]
+        assert (
+            tempered["temperature"] > 0 and methods[name]["temperature"] == 1 and {"ece", "nll"} <= set(tempered["id"])
+        )
     trainings = {name: run["trainings"] for name, run in methods.items()}
     assert trainings["three-single"] == 1 and trainings["three-trunk-0"] == 3 and trainings["six-trunk-0"] == 6
     assert trainings["restarts-trunk-1"] == TRAININGS == 1.5
@@ -37,7 +41,7 @@ def test_every_method_is_judged_with_its_trainings_and_its_trunk(tmp_path):
     one, own, teacher = (methods[name]["multiply_adds"] for name in ("three-single", "three-trunk-1", "three-trunk-0"))
     assert trainings["joint-three-trunk-1"] == pytest.approx(3 + (own + teacher / 3) / one, rel=1e-5)
     assert trainings["joint-labels-trunk-1"] == pytest.approx(3 + own / one, rel=1e-5)
-    text = deep_trunk_table({"0": methods}, SETTING)
+    text = deep_trunk_table(with_beside({"0": methods}), SETTING)
     assert set(rows(SETTING)) == set(made) and len(text.splitlines()) == 2 + len(made), "a row for every method"
     assert (
         "| one fine-tuning | 1.00 | 1.00 |" in text and "| one run, three restarts, 1 layers merged | 1.50 |" in text
