@@ -3,10 +3,11 @@
     python benchmarks/serving_load.py --output benchmarks/results
     python benchmarks/serving_load.py --smallest            # does it run? tiny models, a few requests
 
-The same server answers with one Transformers model, with three of them in sequence (a Deep Ensemble), and with a Hydra of 3; random
-weights, ViT-S/14 of 112 pixels, a sixth of the heads of each member cut out. Clients send one image at a time and wait for the answer;
+The same server answers with one Transformers model, with three of them in sequence (a Deep Ensemble), with a Hydra of 3, a sixth of the
+heads of each member cut out, and with a Hydra of 3 whose first three quarters of the layers are merged; random weights, ViT-S/14 of 112
+pixels. Clients send one image at a time and wait for the answer;
 the servers are measured in turns. CPU time is that of the server's process per request, which other programs on the machine change
-little. Then the Hydra's server gets broken requests, and is killed while clients wait.
+little. Then the last Hydra's server gets broken requests, and is killed while clients wait.
 """
 
 import argparse
@@ -46,10 +47,11 @@ from hydra_transformers.reports.table import Table
 from provenance import where_it_ran
 
 
-SINGLE, IN_SEQUENCE, HYDRA = "one model", "three models in sequence", "Hydra of 3"
+SINGLE, IN_SEQUENCE, HYDRA = "one model", "three models in sequence", "Hydra of 3, a sixth of the heads cut out"
+MERGED = "Hydra of 3, three quarters of the layers merged"
 SIZES = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 6}
 LARGE = ViTConfig(num_labels=100, image_size=112, patch_size=14, **SIZES)
-TINY = {"hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 6}
+TINY = {"hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 6}
 SMALLEST = ViTConfig(num_labels=5, image_size=16, patch_size=8, **TINY)
 ROUNDS = 4  # in each, every server gets its share of the requests
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -72,7 +74,7 @@ class Row:
 
 
 def save_models(config: ViTConfig, folder: Path) -> None:
-    """Three fine-tunings, as far as their weights go, and the Hydra of them."""
+    """Three fine-tunings, as far as their weights go, and the two Hydras of them, which decide."""
     processor = ViTImageProcessorPil(size={"height": config.image_size, "width": config.image_size})
     members = []
     for number in range(3):
@@ -81,12 +83,15 @@ def save_models(config: ViTConfig, folder: Path) -> None:
         model.save_pretrained(folder / str(number))
         heads = {layer: [(layer + number) % config.num_attention_heads] for layer in range(config.num_hidden_layers)}
         members.append(AutoHydra.from_backbone(model, heads))
-    hydra = AutoHydra.from_pruned_members(members, allow_equal=True)
+    cut = AutoHydra.from_pruned_members(members, allow_equal=True)
+    merged = AutoHydra.from_pruned_members([model] * 3, allow_equal=True, trunk_layers=0.75)
     images = [picture(config.image_size, seed) for seed in range(100)]
     pixel_values = processor(images, return_tensors="pt")["pixel_values"]
     labels = torch.arange(100) % config.num_labels
-    hydra.calibrate([{"pixel_values": pixel_values, "labels": labels}], target={"coverage": 0.8}, temperature=False)
-    hydra.save_pretrained(folder / "hydra")
+    for name, hydra in (("hydra", cut), ("merged", merged)):
+        rows = [{"pixel_values": pixel_values, "labels": labels}]
+        hydra.calibrate(rows, target={"coverage": 0.8}, temperature=False)
+        hydra.save_pretrained(folder / name)
     processor.save_pretrained(folder)
 
 
@@ -95,10 +100,8 @@ def serve(what: str, folder: Path, port: int) -> None:
     from hydra_transformers.serving import HydraPredictor, create_app, run
 
     torch.set_num_threads(1)
-    if what == HYDRA:
-        model = load_trained(folder / "hydra")
-    elif what == SINGLE:
-        model = load_trained(folder / "0")
+    if what != IN_SEQUENCE:
+        model = load_trained(folder / {SINGLE: "0", HYDRA: "hydra", MERGED: "merged"}[what])
     else:
         model = DeepEnsemble([load_trained(folder / str(number)) for number in range(3)]).eval()
     processor = ViTImageProcessorPil.from_pretrained(folder)
@@ -314,7 +317,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200, help="to each server")
     parser.add_argument("--broken", type=int, default=1000, help="broken requests")
     parser.add_argument("--clients", type=int, default=8, help="at a time")
-    parser.add_argument("--output", type=Path, help="folder for serving_load.md and serving_load.json")
+    parser.add_argument("--output", type=Path, help="folder for serving_load_cpu.md and .json")
     parser.add_argument("--smallest", action="store_true", help="tiny models: shows that it runs")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -326,16 +329,16 @@ def main() -> None:
     CONTEXT.set_forkserver_preload(["hydra_transformers.serving", "hydra_transformers.cli"])
     with tempfile.TemporaryDirectory() as temporary:
         save_models(config, Path(temporary))
-        servers = [Server(what, Path(temporary)) for what in (SINGLE, IN_SEQUENCE, HYDRA)]
+        servers = [Server(what, Path(temporary)) for what in (SINGLE, IN_SEQUENCE, HYDRA, MERGED)]
         rows = measure(servers, images, args.clients)
         statuses = survive_broken(servers[-1], images[0], args.broken, args.clients)
         kill = survive_kill(servers[-1], images[: 8 * args.clients], args.clients)
         for server in servers:
             server.end(signal.SIGTERM)
     if args.output:
-        write_atomically(args.output / "serving_load.md", to_markdown(rows, statuses, kill, machine))
+        write_atomically(args.output / "serving_load_cpu.md", to_markdown(rows, statuses, kill, machine))
         report = {"machine": machine, "rows": [asdict(row) for row in rows], "broken": statuses, "kill": kill}
-        write_atomically(args.output / "serving_load.json", json.dumps(report, indent=1))
+        write_atomically(args.output / "serving_load_cpu.json", json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

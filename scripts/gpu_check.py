@@ -56,6 +56,7 @@ OPTIONAL = {
     "PIL": "pillow",
     "scipy": "scipy",
     "torchvision": "torchvision",
+    "uvicorn": "uvicorn",
 }
 MODES = ("compiled", "eager")
 TAIL = 15  # lines of an error that are shown

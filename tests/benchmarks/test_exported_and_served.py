@@ -30,13 +30,14 @@ def test_every_format_is_measured_and_answers_alike(tmp_path, monkeypatch):
 def test_the_server_is_measured_with_every_model_and_survives(tmp_path, monkeypatch):
     options = ["--requests", "16", "--broken", "24", "--clients", "2", "--output", str(tmp_path)]
     call(serving_load, monkeypatch, *options)
-    report = json.loads((tmp_path / "serving_load.json").read_text())
+    report = json.loads((tmp_path / "serving_load_cpu.json").read_text())
     assert [row["what"] for row in report["rows"]] == [
         serving_load.SINGLE,
         serving_load.IN_SEQUENCE,
         serving_load.HYDRA,
+        serving_load.MERGED,
     ]
     assert sum(report["broken"].values()) == 24 and not {"200", "500"} & set(report["broken"])
     assert report["kill"]["same answers in the end"] == 16 and report["kill"]["lost in flight"] <= 2
-    page = (tmp_path / "serving_load.md").read_text()
+    page = (tmp_path / "serving_load_cpu.md").read_text()
     assert all(f"{key}: {report['machine'][key]}" in page for key in ("machine", "versions", "date", "commit"))
