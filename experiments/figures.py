@@ -27,8 +27,8 @@ class Figure(NamedTuple):
     file: str
 
 
-def _compared(setting: str, options: str = "") -> tuple[str, str]:
-    return f"python -m experiments --settings {setting}{options}", f"experiments/results/{setting}.json"
+def _compared(setting: str) -> tuple[str, str]:
+    return f"python -m experiments --settings {setting} --backbones 18", f"experiments/results/{setting}.json"
 
 
 def _analysed(setting: str) -> tuple[str, str]:
@@ -44,16 +44,9 @@ TIMES = "benchmarks/inference_cost.py --families vit bert --dtypes bfloat16 --mo
 FIGURES = (
     Figure(
         "[README](../README.md), [Results](results.md), [Tiny ImageNet](results/tinyimagenet-dinov2.md), [shift](results/shift.md)",
-        *_compared("tinyimagenet-dinov2", " --backbones 18"),
+        *_compared("tinyimagenet-dinov2"),
     ),
-    Figure(
-        "[Results](results.md), [SST-2](results/sst2-gte.md), [shift](results/shift.md)",
-        *_compared("sst2-gte"),
-    ),
-    Figure(
-        "[Deeper trunks](results/sst2-gte.md#deeper-trunks-better-members-fewer-trainings), texts",
-        *_compared("sst2-gte", " --groups soups joint-tuning one-run --backbones 18"),
-    ),
+    Figure("[Results](results.md), [SST-2](results/sst2-gte.md), [shift](results/shift.md)", *_compared("sst2-gte")),
     Figure(
         "[Other tasks](results/tasks.md)",
         "python -m experiments.tasks --data DIR --start GTE_SMALL --output OUT",
@@ -92,6 +85,7 @@ FIGURES = (
         "[Workers](scaling.md)",
         *_measured("benchmarks/predict_workers.py --rows 480 --rounds 1", "predict_workers_cpu"),
     ),
+    Figure("[The server](serving.md#under-load)", *_measured("benchmarks/serving_load.py", "serving_load_cpu")),
     Figure("[Short lists](pruning.md)", *_measured("-m benchmarks.circuit_shortlist", "circuit_shortlist_h200")),
     Figure("[Scores of heads](head-pruning.md)", *_measured("-m benchmarks.head_scores", "head_scores_h200")),
     Figure("[Detectors](uncertainty.md)", *_measured("benchmarks/detectors.py --rounds 15", "detectors_h200")),
@@ -114,7 +108,7 @@ def table_of_figures() -> str:
     for shown, command, file in FIGURES:
         link = f"[{Path(file).name if 'analysis' not in file else '/'.join(Path(file).parts[2:])}](../{file})"
         content = json.loads((ROOT / file).read_text())
-        found = (", ".join(recorded(key, content, command)) or "not recorded" for key in ("commit", "package"))
+        found = (", ".join(recorded(key, content)) or "not recorded" for key in ("commit", "package"))
         lines.append(f"| {shown} | `{command}` | {link} | {' | '.join(found)} |")
     lines += [
         f"\nFigures of {state} hold for {package()}. Changed since: {change}." for state, change in ALIKE.items()
@@ -124,18 +118,14 @@ def table_of_figures() -> str:
 
 def of_other_states() -> list[str]:
     """The commands whose results were made neither by the package as it is now nor by one that is alike."""
-    found = {command: json.loads((ROOT / file).read_text()) for _, command, file in FIGURES}
-    states = {command: set(recorded("package", content, command)) for command, content in found.items()}
+    states = {command: set(recorded("package", json.loads((ROOT / file).read_text()))) for _, command, file in FIGURES}
     return [command for command, made in states.items() if not made or made - {package(), *ALIKE}]
 
 
-def recorded(key: str, content: Any, command: str = "") -> list[str]:
-    """The commits, or the states of the package, that a results file names. Groups that were added to a comparison have their
-    own: of these, those that the command names, or else all others."""
-    added = content.get("added", {})
-    named = [group for group in added if group in command.split()]
-    elsewhere = [group for group in added if not any(group in each.command.split() for each in FIGURES)]
-    places = [added[group] for group in (named or elsewhere)] or [content, content.get("machine")]
+def recorded(key: str, content: Any) -> list[str]:
+    """The commits, or the states of the package, that a results file names; groups that were added to a comparison have
+    their own."""
+    places = [content, content.get("machine"), *content.get("added", {}).values()]
     places += [run.get("machine") for run in content.get("runs", [])]
     found = [place[key] for place in places if isinstance(place, dict) and key in place]
     return list(dict.fromkeys(each if " " in each else each[:8] for each in found))

@@ -8,7 +8,7 @@ from typing import Any
 from .deep_trunk_tables import deep_trunk_table
 from .setting import Setting
 from .shift_tables import shift_table
-from .table import TEMPERED_ECE, Column, Run, Seeds, table
+from .table import ECE, TEMPERED_ECE, Column, Run, Seeds, table
 
 
 BASELINES = {
@@ -37,7 +37,6 @@ def auroc(score: str = "msp", group: str | None = None) -> Callable[[Run], float
 
 
 ACCURACY: Column = ("Acc ↑", lambda run: 100 * run["id"]["accuracy"], ".2f")
-ECE: Column = ("ECE ↓", lambda run: run["id"]["ece"], ".3f")
 NEAR: Column = ("near AUROC ↑", auroc(group="near"), ".1f")
 FAR: Column = ("far AUROC ↑", auroc(group="far"), ".1f")
 BOTH: Column = ("AUROC ↑", auroc(), ".1f")

@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from .fine_tuning_tables import ACCURACY, BOTH, ECE, trunk_depths
+from .fine_tuning_tables import ACCURACY, BOTH, trunk_depths
 from .setting import Setting
-from .table import POOLED_ECE, Column, Run, Seeds, cell
+from .table import ECE, Column, Run, Seeds, cell
 
 
 PICTURE = "quality-against-cost.png"
@@ -70,7 +70,7 @@ def table_of_all(results: Mapping[str, Any], settings: Mapping[str, Setting]) ->
                 return cell([mean(found)], column[2])
 
             single = next(iter(seeds.values()))["single"]
-            ece = f"{over_seeds(ECE, method)} ({over_seeds(POOLED_ECE, tempered)})"
+            ece = f"{over_seeds(ECE, method)} ({over_seeds(ECE, tempered)})"
             cells += [over_seeds(cost_of(single), method), over_seeds(ACCURACY, method), ece, over_seeds(BOTH, method)]
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -140,7 +140,7 @@ def first_table(seeds: Seeds, family: str) -> str:
             over_seeds(cost_of(single), method),
             *(" / ".join(times(family, timed, mode, (1, 256))) for mode in MODES),
             f"{over_seeds(ACCURACY, method)} %",
-            over_seeds(POOLED_ECE, tempered),
+            over_seeds(ECE, tempered),
             f"{over_seeds(BOTH, method)} %",
         ]
         lines.append(f"| {title} | " + " | ".join(cells) + " |")

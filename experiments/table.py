@@ -9,9 +9,8 @@ Run = dict[str, Any]  # what one method reached with one seed
 Seeds = Mapping[str, Mapping[str, Run]]
 Column = tuple[str, Callable[[Run], float | None], str]  # heading, value (None: not judged), format
 NOT_JUDGED = "-"
-# Of a run with a temperature: results of an earlier state have that of the members' mean, as `calibrate` fits it, apart.
-POOLED_ECE: Column = ("ECE ↓", lambda run: run.get("pooled", run["id"])["ece"], ".3f")
-TEMPERED_ECE: Column = ("ECE, temperature ↓", lambda run: run["tempered"] and POOLED_ECE[1](run["tempered"]), ".3f")
+ECE: Column = ("ECE ↓", lambda run: run["id"]["ece"], ".3f")
+TEMPERED_ECE: Column = ("ECE, temperature ↓", lambda run: run["tempered"] and ECE[1](run["tempered"]), ".3f")
 
 
 def table(seeds: Seeds, methods: Mapping[str, str], columns: Sequence[Column]) -> str:

@@ -348,10 +348,7 @@ def test_every_results_file_is_named_with_its_command_and_commit(monkeypatch):
     named = {ROOT / figure.file for figure in figures.FIGURES}
     assert there == named, "experiments/figures.py names every results file, and none that is gone"
     added = {"soups": {"commit": "1234567890"}, "trunk": {"commit": "abcdefghij"}, "tuned": {"commit": "abcdefghij"}}
-    assert figures.recorded("commit", {"commit": "0", "added": added}) == ["abcdefgh"]
-    assert figures.recorded("commit", {"commit": "0", "added": added}, "python -m experiments --groups soups") == [
-        "12345678"
-    ]
+    assert figures.recorded("commit", {"commit": "0", "added": added}) == ["0", "12345678", "abcdefgh"]
     assert figures.recorded("commit", {"machine": {"commit": "1 with changes"}}) == ["1 with changes"]
     assert figures.recorded("commit", {"runs": [{"machine": {"commit": "a"}}, {"machine": {"commit": "b"}}]}) == [
         "a",
