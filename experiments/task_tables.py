@@ -92,7 +92,7 @@ def promises_table(tasks: Mapping[str, Seeds]) -> str:
     """A row per promise, a column per method: the share that shows whether it was kept, in %."""
     promised = {task: seeds for task, seeds in tasks.items() if task != "rewards"}
     methods = list(dict.fromkeys(title for seeds in promised.values() for run in seeds.values() for title in run))
-    lines = [f"| promised | {' | '.join(methods)} |", "|---|" + "--:|" * len(methods)]
+    lines = [f"| asked for | {' | '.join(methods)} |", "|---|" + "--:|" * len(methods)]
     for words, task, metric, elsewhere in PROMISES:
         cells = []
         for method in methods:
