@@ -5,9 +5,9 @@
 
 The same server answers with one Transformers model, with three of them in sequence (a Deep Ensemble), with a Hydra of 3, a sixth of the
 heads of each member cut out, and with a Hydra of 3 whose first three quarters of the layers are merged; random weights, ViT-S/14 of 112
-pixels. Clients send one image at a time and wait for the answer;
-the servers are measured in turns. CPU time is that of the server's process per request, which other programs on the machine change
-little. Then the last Hydra's server gets broken requests, and is killed while clients wait.
+pixels. Clients send one image at a time and wait for the answer; the servers are measured in turns. CPU time is that of the server's
+process per request, which other programs on the machine change little. Then the last server gets broken requests, and is killed while
+clients wait. It starts from a process that has imported everything, so that a new start takes seconds longer elsewhere.
 """
 
 import argparse
@@ -47,7 +47,7 @@ from hydra_transformers.reports.table import Table
 from provenance import where_it_ran
 
 
-SINGLE, IN_SEQUENCE, HYDRA = "one model", "three models in sequence", "Hydra of 3, a sixth of the heads cut out"
+SINGLE, IN_SEQUENCE, PRUNED = "one model", "three models in sequence", "Hydra of 3, a sixth of the heads cut out"
 MERGED = "Hydra of 3, three quarters of the layers merged"
 SIZES = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 6}
 LARGE = ViTConfig(num_labels=100, image_size=112, patch_size=14, **SIZES)
@@ -74,7 +74,8 @@ class Row:
 
 
 def save_models(config: ViTConfig, folder: Path) -> None:
-    """Three fine-tunings, as far as their weights go, and the two Hydras of them, which decide."""
+    """Three models, the Hydra of them with heads cut out, and one of three times the last model with merged layers; both Hydras
+    decide."""
     processor = ViTImageProcessorPil(size={"height": config.image_size, "width": config.image_size})
     members = []
     for number in range(3):
@@ -83,13 +84,12 @@ def save_models(config: ViTConfig, folder: Path) -> None:
         model.save_pretrained(folder / str(number))
         heads = {layer: [(layer + number) % config.num_attention_heads] for layer in range(config.num_hidden_layers)}
         members.append(AutoHydra.from_backbone(model, heads))
-    cut = AutoHydra.from_pruned_members(members, allow_equal=True)
+    pruned = AutoHydra.from_pruned_members(members, allow_equal=True)
     merged = AutoHydra.from_pruned_members([model] * 3, allow_equal=True, trunk_layers=0.75)
     images = [picture(config.image_size, seed) for seed in range(100)]
     pixel_values = processor(images, return_tensors="pt")["pixel_values"]
-    labels = torch.arange(100) % config.num_labels
-    for name, hydra in (("hydra", cut), ("merged", merged)):
-        rows = [{"pixel_values": pixel_values, "labels": labels}]
+    rows = [{"pixel_values": pixel_values, "labels": torch.arange(100) % config.num_labels}]
+    for name, hydra in (("hydra", pruned), ("merged", merged)):
         hydra.calibrate(rows, target={"coverage": 0.8}, temperature=False)
         hydra.save_pretrained(folder / name)
     processor.save_pretrained(folder)
@@ -101,7 +101,7 @@ def serve(what: str, folder: Path, port: int) -> None:
 
     torch.set_num_threads(1)
     if what != IN_SEQUENCE:
-        model = load_trained(folder / {SINGLE: "0", HYDRA: "hydra", MERGED: "merged"}[what])
+        model = load_trained(folder / {SINGLE: "0", PRUNED: "hydra", MERGED: "merged"}[what])
     else:
         model = DeepEnsemble([load_trained(folder / str(number)) for number in range(3)]).eval()
     processor = ViTImageProcessorPil.from_pretrained(folder)
@@ -329,7 +329,7 @@ def main() -> None:
     CONTEXT.set_forkserver_preload(["hydra_transformers.serving", "hydra_transformers.cli"])
     with tempfile.TemporaryDirectory() as temporary:
         save_models(config, Path(temporary))
-        servers = [Server(what, Path(temporary)) for what in (SINGLE, IN_SEQUENCE, HYDRA, MERGED)]
+        servers = [Server(what, Path(temporary)) for what in (SINGLE, IN_SEQUENCE, PRUNED, MERGED)]
         rows = measure(servers, images, args.clients)
         statuses = survive_broken(servers[-1], images[0], args.broken, args.clients)
         kill = survive_kill(servers[-1], images[: 8 * args.clients], args.clients)

@@ -1,10 +1,9 @@
 """Hydras with deep trunks, better members and fewer trainings, as a markdown table."""
 
-from collections.abc import Callable, Mapping
 from statistics import mean
 
 from .setting import Setting
-from .table import TEMPERED_ECE, Column, Run, Seeds, table
+from .table import ACCURACY, BOTH, BY_ENERGY, TEMPERED_ECE, Column, Run, Seeds, cost_of, table
 
 
 def rows(setting: Setting) -> dict[str, str]:
@@ -35,24 +34,19 @@ def deep_trunk_table(seeds: Seeds, setting: Setting) -> str:
     seeds: the runs with what `fine_tuning_tables.with_beside` adds
     """
     judged = {
-        seed: {name: run | {"work": work_of(methods, run)} for name, run in methods.items() if "trainings" in run}
+        seed: {name: run for name, run in methods.items() if "trainings" in run}
         for seed, methods in seeds.items()
         if "three-single" in methods
     }
     if not judged:
         return "Not judged yet."
-
-    def auroc(score: str, group: str) -> Callable[[Run], float]:
-        return lambda run: 100 * mean(each["auroc"] for each in run["ood"][score][group].values())
-
-    groups = [group for group in ("near", "far") if group in next(iter(judged.values()))["three-single"]["ood"]["msp"]]
     columns: list[Column] = [
         ("trainings", lambda run: run["trainings"], ".2f"),
-        ("work", lambda run: run["work"], ".2f"),
-        ("Acc ↑", lambda run: 100 * run["id"]["accuracy"], ".2f"),
+        cost_of(next(iter(judged.values()))["three-single"]),
+        ACCURACY,
         TEMPERED_ECE,
-        ("AUROC ↑", lambda run: mean(auroc("msp", group)(run) for group in groups), ".1f"),
-        ("AUROC by energy ↑", lambda run: mean(auroc("energy", group)(run) for group in groups), ".1f"),
+        BOTH,
+        BY_ENERGY,
         ("validation", on_validation, ".2f"),
     ]
     return table(judged, rows(setting), columns)
@@ -63,7 +57,3 @@ def on_validation(run: Run) -> float | None:
         return None
     auroc = run["validation"]["ood"]["msp"][""][""]["auroc"]
     return mean([100 * run["validation"]["id"]["accuracy"], 100 * auroc])
-
-
-def work_of(methods: Mapping[str, Run], run: Run) -> float:
-    return run["multiply_adds"] / methods["three-single"]["multiply_adds"]

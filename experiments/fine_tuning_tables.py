@@ -1,14 +1,14 @@
 """The results of fine-tunings of pre-trained models as markdown tables."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
 from .deep_trunk_tables import deep_trunk_table
 from .setting import Setting
 from .shift_tables import shift_table
-from .table import ECE, TEMPERED_ECE, Column, Run, Seeds, table
+from .table import ACCURACY, BOTH, BY_ENERGY, ECE, TEMPERED_ECE, Column, Run, Seeds, auroc, table
 
 
 BASELINES = {
@@ -26,27 +26,14 @@ BASELINES = {
 }
 
 
-def auroc(score: str = "msp", group: str | None = None) -> Callable[[Run], float]:
-    """The AUROC of a group of sets in percent, by default the mean of near and far."""
-
-    def value(run: Run) -> float:
-        groups = [group] if group else ["near", "far"]
-        return 100 * mean(mean(each["auroc"] for each in run["ood"][score][name].values()) for name in groups)
-
-    return value
-
-
-ACCURACY: Column = ("Acc ↑", lambda run: 100 * run["id"]["accuracy"], ".2f")
 NEAR: Column = ("near AUROC ↑", auroc(group="near"), ".1f")
 FAR: Column = ("far AUROC ↑", auroc(group="far"), ".1f")
-BOTH: Column = ("AUROC ↑", auroc(), ".1f")
 DISAGREEMENT: Column = (
     "disagreement",
     lambda run: mean(each["disagreement"] for each in run["ood"]["msp"]["near"].values()),
     ".3f",
 )
 COST: Column = ("work", lambda run: run["multiply_adds"] / run["single"]["multiply_adds"], ".2f")
-BY_ENERGY: Column = ("AUROC by energy ↑", auroc("energy"), ".1f")
 QUALITY = (COST, ACCURACY, ECE, TEMPERED_ECE, NEAR, FAR, BY_ENERGY, DISAGREEMENT)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from .fine_tuning_tables import ACCURACY, BOTH, trunk_depths
+from .fine_tuning_tables import trunk_depths
 from .setting import Setting
-from .table import ECE, Column, Run, Seeds, cell
+from .table import ACCURACY, BOTH, ECE, Column, Run, Seeds, cell, cost_of
 
 
 PICTURE = "quality-against-cost.png"
@@ -43,11 +43,6 @@ ONLY_DRAWN = {
     "Classifiers on one backbone, 3": "heads",
     "OBA, fine-tuned": "oba-tuned",
 }
-
-
-def cost_of(single: Run) -> Column:
-    """Multiply-adds, one model's being 1."""
-    return ("work", lambda run: run["multiply_adds"] / single["multiply_adds"], ".2f")
 
 
 def table_of_all(results: Mapping[str, Any], settings: Mapping[str, Setting]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from statistics import mean
 
-from .table import Column, Run, Seeds, table
+from .table import ACCURACY, Column, Run, Seeds, table
 
 
 def shifted(metric: str, severity: int | None = None) -> Callable[[Run], float | None]:
@@ -32,7 +32,7 @@ def shift_table(seeds: Seeds, rows: Mapping[str, str]) -> str:
     judged = [run["shift"] for methods in seeds.values() for run in methods.values() if "shift" in run]
     if not judged:
         return "Not judged yet."
-    columns: list[Column] = [("Acc ↑, clean", lambda run: 100 * run["id"]["accuracy"], ".2f")]
+    columns: list[Column] = [("Acc ↑, clean", *ACCURACY[1:])]
     columns += [(f"severity {each}", in_percent(shifted("accuracy", each)), ".2f") for each in judged[0]["severities"]]
     columns += [
         ("average", in_percent(shifted("accuracy")), ".2f"),

@@ -9,8 +9,29 @@ Run = dict[str, Any]  # what one method reached with one seed
 Seeds = Mapping[str, Mapping[str, Run]]
 Column = tuple[str, Callable[[Run], float | None], str]  # heading, value (None: not judged), format
 NOT_JUDGED = "-"
+
+
+def auroc(score: str = "msp", group: str | None = None) -> Callable[[Run], float]:
+    """The AUROC of a group of sets in percent, by default the mean of near and far, or of the one that was judged."""
+
+    def value(run: Run) -> float:
+        found = run["ood"][score]
+        groups = [group] if group else [name for name in ("near", "far") if name in found]
+        return 100 * mean(mean(each["auroc"] for each in found[name].values()) for name in groups)
+
+    return value
+
+
+def cost_of(single: Run) -> Column:
+    """Multiply-adds, one model's being 1."""
+    return ("work", lambda run: run["multiply_adds"] / single["multiply_adds"], ".2f")
+
+
+ACCURACY: Column = ("Acc ↑", lambda run: 100 * run["id"]["accuracy"], ".2f")
 ECE: Column = ("ECE ↓", lambda run: run["id"]["ece"], ".3f")
 TEMPERED_ECE: Column = ("ECE, temperature ↓", lambda run: run["tempered"] and ECE[1](run["tempered"]), ".3f")
+BOTH: Column = ("AUROC ↑", auroc(), ".1f")
+BY_ENERGY: Column = ("AUROC by energy ↑", auroc("energy"), ".1f")
 
 
 def table(seeds: Seeds, methods: Mapping[str, str], columns: Sequence[Column]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
-from .table import ECE, Column, Run, cell, table
+from .table import ACCURACY, ECE, Column, Run, cell, table
 
 
 METHODS = {
@@ -30,7 +30,7 @@ def group_mean(group: str, metric: str) -> Any:
 
 QUALITY: tuple[Column, ...] = (
     ("Multiply-adds", lambda run: run["multiply_adds"] / 1e9, ".2f G"),
-    ("Acc ↑", lambda run: 100 * run["id"]["accuracy"], ".2f"),
+    ACCURACY,
     ECE,
 )
 

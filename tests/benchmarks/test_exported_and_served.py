@@ -34,7 +34,7 @@ def test_the_server_is_measured_with_every_model_and_survives(tmp_path, monkeypa
     assert [row["what"] for row in report["rows"]] == [
         serving_load.SINGLE,
         serving_load.IN_SEQUENCE,
-        serving_load.HYDRA,
+        serving_load.PRUNED,
         serving_load.MERGED,
     ]
     assert sum(report["broken"].values()) == 24 and not {"200", "500"} & set(report["broken"])
