@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from benchmarks.provenance import where_it_ran
+from experiments.heads import HeadReport, analyse_heads, sweep_budgets
+from experiments.heads.head_report import CIRCUITS, REPORT, RESULTS, TAYLOR
 from hydra_transformers._io.files import parse_json, write_atomically
-from hydra_transformers.analysis import HeadReport, analyse_heads, sweep_budgets
-from hydra_transformers.analysis.head_report import CIRCUITS, REPORT, RESULTS, TAYLOR
 from hydra_transformers.pruning import extract_circuit, taylor_scores
 
 from .methods import Comparison

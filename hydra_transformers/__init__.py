@@ -12,19 +12,16 @@ from .export import export
 from .models import *  # noqa: F403
 from .pruning import prune_heads
 from .reports import evaluate_uncertainty, fusion_report
-from .search import Hydrated, hydrate
 from .uncertainty import calibrate, decompose, predict_uncertainty
 
 
 __all__ = [
-    "Hydrated",
     "__version__",
     "calibrate",
     "decompose",
     "evaluate_uncertainty",
     "export",
     "fusion_report",
-    "hydrate",
     "load_data",
     "predict_uncertainty",
     "prune_heads",

@@ -13,12 +13,10 @@ from hydra_transformers.baselines import BayesVLM, DeepEnsemble, ViLU, temperatu
 from hydra_transformers.cli import main
 from hydra_transformers.cost import compare_costs, count_multiply_adds, count_parameters, unpruned_backbone
 from hydra_transformers.data.prediction import ZeroShotClassifier
-from hydra_transformers.fusion import encoder_config
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.pruning import prune_heads
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.search.candidates import budgets_of, stand_in
 from hydra_transformers.training.from_pretrained import with_new_classifiers
 from hydra_transformers.training.parameter_groups import without_effect
 from hydra_transformers.uncertainty import calibrate, decompose, predict_uncertainty
@@ -243,12 +241,3 @@ def test_a_classifier_of_one_tower_is_calibrated_and_its_encoder_is_not(family, 
     loaded = load_trained(tmp_path)
     assert loaded.is_calibrated and loaded.vision_model.decision is None
     assert torch.equal(loaded(images().float()).abstain, hydra(images().float()).abstain)
-
-
-@CLASSIFIERS
-def test_hydrate_counts_the_layers_and_heads_of_the_tower(family):
-    backbone = family.backbone()
-    assert budgets_of(encoder_config(backbone), 1) == budgets_of(backbone.config.vision_config, 1)
-    hydra = stand_in(backbone, members=2, trunk_layers=1, budget=3)
-    assert hydra.num_members == 2 and hydra.config.trunk_layers == 1
-    assert sum(len(layer[0]) for layer in hydra.config.kept_heads) == 12 - 3

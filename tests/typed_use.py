@@ -12,7 +12,6 @@ from hydra_transformers import (
     calibrate,
     export,
     fusion_report,
-    hydrate,
     load_data,
     predict_uncertainty,
     prune_heads,
@@ -98,8 +97,8 @@ def train(rows: Batches, images: list[Image]) -> HydraViTForImageClassification:
     hydra = AutoHydra.from_pruned_members(average_members(again, into=3))
     tune_jointly(hydra, train_data=rows, teacher=DeepEnsemble(fine_tunings)).calibrate(rows)
     hydra_from_pretrained(ViTForImageClassification(ViTConfig()), train_data=rows, trainings=6).calibrate(rows)
-    chosen = hydrate(fine_tunings, data=rows, target={"cost": 1.3}, output_dir="my-hydra")
-    print(chosen, chosen.hydra.predict(images), soup(fine_tunings), lora_config(hydra))
+
+    print(hydra.predict(images), soup(fine_tunings), lora_config(hydra))
     return HydraViTForImageClassification.from_pretrained("my-hydra")
 
 

@@ -13,12 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from .._version import __version__
+from . import app as page
 from . import (
-    analyse,
-    benchmark,
-    build,
     calibrate,
-    card,
     demo,
     evaluate,
     export,
@@ -30,7 +27,6 @@ from . import (
     push,
     serve,
 )
-from . import app as page
 from .errors import MISTAKES, sentence_of
 from .options import command, repeat_flags
 
@@ -38,12 +34,11 @@ from .options import command, repeat_flags
 NAME = "hydra-transformers"
 INTERRUPTED = 130  # typer returns it for a KeyboardInterrupt
 # The commands that several processes run together (torchrun, accelerate launch).
-FOR_SEVERAL_PROCESSES = ("build", "finetune", "prune", "evaluate")
+FOR_SEVERAL_PROCESSES = ("finetune", "prune", "evaluate")
 # The commands by panel of the help, each with an example.
 COMMANDS = {
     "Try it": [(demo.demo, ""), (page.app, "my-calibrated-hydra --single finetuned/member-0 --examples pictures")],
     "Make a Hydra": [
-        (build.build, "facebook/dinov2-small --data cifar100 --fine-tunings 6 --tune-jointly --output my-hydra"),
         (finetune.finetune, "facebook/dinov2-small --members 3 --data cifar100 --part training --output finetuned"),
         (prune.prune, "finetuned --data cifar100 --part validation --ood-data svhn:cropped_digits --output pruned"),
         (fuse.fuse, "pruned --output my-hydra"),
@@ -57,9 +52,7 @@ COMMANDS = {
             evaluate.evaluate,
             "my-hydra --data cifar100 --near tin=zh-plus/tiny-imagenet --far svhn=svhn:cropped_digits",
         ),
-        (benchmark.benchmark, "my-hydra --batch-sizes 1 8 64"),
         (info.info, "my-hydra"),
-        (analyse.analyse, "finetuned/member-0 --data cifar100 --ood svhn=svhn:cropped_digits --output heads"),
     ],
     "Use a model": [
         (predict.predict, "my-calibrated-hydra one.jpg two.jpg --json"),
@@ -67,7 +60,6 @@ COMMANDS = {
         (export.export, "my-calibrated-hydra --to onnx --output my-onnx"),
     ],
     "Publish": [
-        (card.card, "my-hydra --repo me/my-hydra --dataset cifar100 --license apache-2.0"),
         (push.push, "my-hydra me/my-hydra"),
     ],
 }
@@ -78,7 +70,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=False,
     help="Fine-tune a transformer several times, prune each, fuse them into one model that knows when it does not know.",
-    epilog="The way: finetune, prune, fuse, evaluate (or build, which does all four), calibrate, card, push. Each step's "
+    epilog="The way: finetune, prune, fuse, evaluate, calibrate, push. Each step's "
     "output folder is the next step's input.",
 )
 for panel, commands in COMMANDS.items():

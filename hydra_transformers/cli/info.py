@@ -5,11 +5,10 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedConfig
 
-from ..cost import compare_costs, count_parameters, unpruned_backbone
+from ..cost import compare_costs, count_parameters, inputs_for, unpruned_backbone
 from ..fusion import without_weights
 from ..models.auto import head_of, is_zero_shot
 from ..reports import cost_table
-from .benchmark import deep_ensemble_of, sample_size
 from .folders import check_is_hydra, is_baseline, load_config, load_model, member_folders
 from .options import argument
 
@@ -55,3 +54,27 @@ def _describe_hydra(config: PreTrainedConfig, name: str) -> None:
 def _print_costs(model: nn.Module, others: dict[str, nn.Module]) -> None:
     costs = compare_costs({"This model": model, **others})
     print(f"{cost_table(costs).markdown()}\n({sample_size(model)} per sample)")
+
+
+def deep_ensemble_of(hydra: nn.Module, device: str = "meta") -> dict[str, nn.Module]:
+    """As many unpruned backbones as a Hydra has members, with their name; nothing for a single member."""
+    from ..baselines import DeepEnsemble
+
+    members = hydra.config.num_members
+    backbones = [unpruned_backbone(hydra, device) for _ in range(members)]
+    return {f"Deep Ensemble of {members}": DeepEnsemble(backbones)} if members > 1 else {}
+
+
+def sample_size(model: nn.Module) -> str:
+    """The size of one input, in words."""
+    inputs = inputs_for(model, 1, "meta")
+    parts = ["{} x {} pixels".format(*inputs["pixel_values"].shape[2:])] if "pixel_values" in inputs else []
+    if "input_values" in inputs:
+        is_raw = inputs["input_values"].dim() == 2
+        words = "{:,} samples" if is_raw else "{} frames of {} mel bins"
+        parts.append(words.format(*inputs["input_values"].shape[1:]))
+    if "input_features" in inputs:
+        parts.append("{1} frames of {0} mel bins".format(*inputs["input_features"].shape[1:]))
+    if "input_ids" in inputs:
+        parts.append(f"{inputs['input_ids'].shape[1]} tokens")
+    return " and ".join(parts)

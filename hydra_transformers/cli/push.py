@@ -1,20 +1,80 @@
 """`push`: publishes a model, its code, processor and card, and a page to try it on."""
 
 import sys
+from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import ModelCard
+from torch import nn
 from transformers import PreTrainedConfig
 
 from ..data.processors import load_processor
+from ..hub.member_heads import load_circuits
+from ..reports.report import UncertaintyReport
+from ..reports.task_report import TaskReport, read_report
 from ..uncertainty import CalibratedClassifier
-from .card import CardOptions, load_to_publish
-from .folders import check_is_hydra, is_baseline, load_config
+from .folders import are_fine_tunings, check_is_hydra, is_baseline, load_config, load_model, made_by
 from .options import argument, option, switch
 
 
 SPACE, SPACE_FOLDER = "A page to try it on", "space"
+CARD = "The card"
+
+
+@dataclass(kw_only=True)
+class CardOptions:
+    """Contents of the card."""
+
+    report: option(Path | None, "report.json of `evaluate` (default: DIR/evaluation/report.json)", "FILE", CARD) = None
+    report_model: option(str | None, "the name of this model, if --report has several", "NAME", CARD) = None
+    dataset: option(str | None, "the report's in-distribution data on the Hub", "NAME", CARD) = None
+    base_model: option(str | None, "the backbone on the Hub", "NAME", CARD) = None
+    license: option(str | None, 'for example "apache-2.0"', "ID", CARD) = None
+    fine_tuning: option(str | None, "how the members were fine-tuned", "SENTENCE", CARD) = None
+
+    def arguments(
+        self, folder: Path, repo: str | None, config: PreTrainedConfig
+    ) -> tuple[UncertaintyReport | TaskReport | None, dict[str, Any]]:
+        """The report, if there is one, and the other arguments of `create_model_card`."""
+        from ..hub.card import check_names
+
+        check_names(repo_id=repo, base_model=self.base_model, dataset=self.dataset)
+        path = self.report or folder / "evaluation" / "report.json"
+        if self.report is not None and not path.exists():
+            raise ValueError(f"there is no report {path}: pass the report.json of `hydra-transformers evaluate`")
+        report = read_report(path) if path.exists() else None
+        arguments = {
+            "dataset": self.dataset,
+            "base_model": self.base_model,
+            "license": self.license,
+            "fine_tuning": self.fine_tuning or _how_made(folder),
+            "circuits": load_circuits(folder, [config]),
+            "fine_tunings": are_fine_tunings(folder) or None,
+        }
+        if report is None:
+            if self.report_model is not None:
+                raise ValueError("--report-model is a name in a report, and there is none: pass --report")
+            return None, arguments
+        if self.dataset is None:
+            raise ValueError(f"name the data set that {path} was made with: pass --dataset")
+        names = list(report.models)
+        if self.report_model is None and len(names) > 1 and self.report is not None:
+            raise ValueError(f"{path} has the models {', '.join(names)}: name this one with --report-model")
+        if self.report_model not in (None, *names):
+            raise ValueError(f"{path} has no model {self.report_model}: it has {', '.join(names)}")
+        # A model comes first in the report of its own evaluation.
+        return report, {**arguments, "report_model": self.report_model or names[0]}
+
+
+def _how_made(folder: Path) -> str | None:
+    """What `fuse --average-into` and `finetune --teacher` did."""
+    found = made_by(folder)
+    averaged, taught = found.get("averaged"), found.get("taught")
+    sentences = [f"Each member is the mean of {averaged} fine-tunings."] if averaged else []
+    sentences += ["Fused, they were tuned together, each with the labels and a teacher."] if taught else []
+    return " ".join(sentences) or None
 
 
 def push(
@@ -97,3 +157,10 @@ def _space(
     write_space(place, repo, single=single, examples=examples)
     print(f"The page's files are in {place}.", flush=True)
     return place
+
+
+def load_to_publish(folder: Path) -> nn.Module:
+    """The model in a folder; a baseline with its decision, which lies beside it."""
+    model = load_model(str(folder))
+    has_decision = is_baseline(str(folder)) and CalibratedClassifier.is_saved_in(folder)
+    return CalibratedClassifier.load(model, folder) if has_decision else model

@@ -19,8 +19,8 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
+from experiments.heads.noise import with_noise
 from hydra_transformers import AutoHydra, load_data
-from hydra_transformers.analysis.noise import with_noise
 from hydra_transformers.baselines import MIMO, DeepEnsemble
 from hydra_transformers.cli import main
 from hydra_transformers.data.batches import collate

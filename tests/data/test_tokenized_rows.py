@@ -10,7 +10,6 @@ from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.baselines import temperature_scaled
 from hydra_transformers.pruning import draw_members, extract_circuit, taylor_scores
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.search.sources import held_out
 from hydra_transformers.training import finetune_members
 from hydra_transformers.uncertainty import calibrate, detector_by_name, predict_uncertainty
 from tests.tiny_data import save_bert
@@ -62,7 +61,6 @@ READERS = {
         each.config.kept_heads
         for each in draw_members(model, data=data, heads_per_layer=2, num_members=2, allow_equal=True)
     ],
-    "hydrate": lambda model, data: held_out(data, data, 2, 32, 0).fingerprints,
 }
 
 

@@ -5,7 +5,7 @@ from functools import wraps
 import pytest
 import torch
 
-from hydra_transformers.analysis.separation import head_vectors
+from experiments.heads.separation import head_vectors
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.batches import batches, collate
 from hydra_transformers.data.evaluation_data import read_data

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
+from experiments.heads import head_separation, pruning_under_noise
 from hydra_transformers._io import progress
-from hydra_transformers.analysis import head_separation, pruning_under_noise
 from hydra_transformers.pruning import extract_circuit
 from hydra_transformers.pruning.extraction import GreedySearch
 from tests.pruning.backbones import family

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from experiments import analysis as experiment
-from hydra_transformers import analysis
+from experiments import heads as analysis
+from experiments.heads import analyse_heads, head_plots, with_noise
+from experiments.heads.head_report import TaylorByLayer
 from hydra_transformers._io.files import write_atomically
-from hydra_transformers.analysis import analyse_heads, head_plots, with_noise
-from hydra_transformers.analysis.head_report import TaylorByLayer
 from hydra_transformers.pruning import taylor_prune
 from hydra_transformers.pruning.heads import as_heads
 from tests.pages import ROOT, run_python_blocks

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .._io.processes import gather_batches
-from ..data.evaluation_data import read_data
-from ..fusion.structure import is_a
-from ..models.decoders import HydraDecoderMixin, last_token
-from ..pruning import prune_heads
-from ..pruning.head_maps import HeadMap
-from ..pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, head_at, heads_of
-from ..pruning.objectives import auroc_of_confidence
-from ..reports.table import Table
+from hydra_transformers._io.processes import gather_batches
+from hydra_transformers.data.evaluation_data import read_data
+from hydra_transformers.fusion.structure import is_a
+from hydra_transformers.models.decoders import HydraDecoderMixin, last_token
+from hydra_transformers.pruning import prune_heads
+from hydra_transformers.pruning.head_maps import HeadMap
+from hydra_transformers.pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, head_at, heads_of
+from hydra_transformers.pruning.objectives import auroc_of_confidence
+from hydra_transformers.reports.table import Table
+
 from .arguments import as_head_set, as_order, check_are_named, foreign_sets
 from .head_outputs import one_member, watched_heads
 from .sweep import DENSE

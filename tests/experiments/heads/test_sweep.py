@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hydra_transformers.analysis import BudgetSweep, HeadScores, random_order, sweep_budgets
-from hydra_transformers.analysis.sweep import SweepPoint
+from experiments.heads import BudgetSweep, HeadScores, random_order, sweep_budgets
+from experiments.heads.sweep import SweepPoint
 from hydra_transformers.pruning import Circuit, prune_heads, taylor_prune, taylor_scores
 from hydra_transformers.pruning.heads import as_heads_to_prune
 from hydra_transformers.reports.evaluation import evaluate_uncertainty

@@ -17,14 +17,15 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from .._io.processes import gather, gather_batches
-from ..data.evaluation_data import EvaluationData, read_data
-from ..data.prediction import check_chooses_one_class, classes_of
-from ..pruning.ablation import Ablation, ablation_of
-from ..pruning.heads import Head, heads_of, tower_and_place
-from ..reports.table import Table
-from ..uncertainty.metrics import exact_mean
-from ..uncertainty.paired import NORMAL_95
+from hydra_transformers._io.processes import gather, gather_batches
+from hydra_transformers.data.evaluation_data import EvaluationData, read_data
+from hydra_transformers.data.prediction import check_chooses_one_class, classes_of
+from hydra_transformers.pruning.ablation import Ablation, ablation_of
+from hydra_transformers.pruning.heads import Head, heads_of, tower_and_place
+from hydra_transformers.reports.table import Table
+from hydra_transformers.uncertainty.metrics import exact_mean
+from hydra_transformers.uncertainty.paired import NORMAL_95
+
 from .arguments import as_head_sets
 from .head_outputs import one_member, watched_heads
 

@@ -10,19 +10,20 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..cost import median_milliseconds
-from ..data.batches import batches, split_labels
-from ..data.prediction import (
+from hydra_transformers.cost import median_milliseconds
+from hydra_transformers.data.batches import batches, split_labels
+from hydra_transformers.data.prediction import (
     ZeroShotClassifier,
     accepted_inputs,
     check_chooses_one_class,
     check_class_prompts,
     device_of,
 )
-from ..pruning import prune_heads
-from ..pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, heads_of
-from ..reports.evaluation import evaluate_uncertainty
-from ..reports.table import Table
+from hydra_transformers.pruning import prune_heads
+from hydra_transformers.pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, heads_of
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.reports.table import Table
+
 from .arguments import as_head_set, as_order, check_are_named, foreign_sets
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
-from hydra_transformers.analysis import head_separation
-from hydra_transformers.analysis.head_outputs import one_member
-from hydra_transformers.analysis.separation import (
+from experiments.heads import head_separation
+from experiments.heads.head_outputs import one_member
+from experiments.heads.separation import (
     DENSE,
     _read,
     _separations,

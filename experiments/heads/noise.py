@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.batches import SOUNDS, batches
+from hydra_transformers.data.batches import SOUNDS, batches
 
 
 PIXEL_NOISE = 0.5  # standard deviation, in the model's units

@@ -7,8 +7,18 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from .._io.pictures import COLOURS, MARKERS, NEUTRAL, Figure, drawable, finish_panel, legend_below, write_png
-from ..pruning.heads import Head
+from hydra_transformers._io.pictures import (
+    COLOURS,
+    MARKERS,
+    NEUTRAL,
+    Figure,
+    drawable,
+    finish_panel,
+    legend_below,
+    write_png,
+)
+from hydra_transformers.pruning.heads import Head
+
 from .sweep import PERCENT, TITLES
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..pruning import HeadMap
-from ..pruning.heads import Head, tower_and_place
-from ..reports.table import Table
+from hydra_transformers.pruning import HeadMap
+from hydra_transformers.pruning.heads import Head, tower_and_place
+from hydra_transformers.reports.table import Table
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..fusion import attention_names
-from ..pruning import prune_heads
+from hydra_transformers.fusion import attention_names
+from hydra_transformers.pruning import prune_heads
 
 
 # (tower, layer, outputs) -> new outputs, or None to leave them. The tower is "" if there is one; outputs are (rows, tokens,

@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..data.loading import ood_groups
-from ..pruning import Circuit, TaylorPruning, prune_heads
-from ..pruning.heads import Head, as_heads, heads_of
+from hydra_transformers.data.loading import ood_groups
+from hydra_transformers.pruning import Circuit, TaylorPruning, prune_heads
+from hydra_transformers.pruning.heads import Head, as_heads, heads_of
 
 
 def check_are_named(given: Any, argument: str, form: str) -> None:

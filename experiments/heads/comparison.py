@@ -12,9 +12,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..pruning import HeadMap, head_divergence, layer_divergence, overlap, prune_heads
-from ..pruning.heads import Head, as_heads_to_prune, heads_of
-from ..reports.table import Table
+from hydra_transformers.pruning import HeadMap, head_divergence, layer_divergence, overlap, prune_heads
+from hydra_transformers.pruning.heads import Head, as_heads_to_prune, heads_of
+from hydra_transformers.reports.table import Table
+
 from .arguments import as_head_sets
 
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hydra_transformers.analysis import compare_head_sets, head_plots, random_order
+from experiments.heads import compare_head_sets, head_plots, random_order
 from hydra_transformers.pruning import Circuit, HeadMap, head_divergence, layer_divergence, overlap
 from hydra_transformers.pruning.heads import as_heads_to_prune
 from tests.pruning.backbones import clip, vit

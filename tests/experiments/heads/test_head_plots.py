@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hydra_transformers.analysis import BudgetSweep, HeadSetComparison, PruningUnderNoise, head_plots
-from hydra_transformers.analysis.proposition import Estimate, LossChange
-from hydra_transformers.analysis.sweep import SweepPoint
+from experiments.heads import BudgetSweep, HeadSetComparison, PruningUnderNoise, head_plots
+from experiments.heads.proposition import Estimate, LossChange
+from experiments.heads.sweep import SweepPoint
 
 
 @pytest.fixture

@@ -11,11 +11,19 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .._io.files import write_atomically
-from ..data.batches import batches, split_labels
-from ..data.evaluation_data import check_label_range
-from ..pruning import Circuit, TaylorPruning, extract_circuit, prune_heads, taylor_prune, taylor_scores
-from ..pruning.heads import Head, as_heads, check_count, has_two_towers, heads_of
+from hydra_transformers._io.files import write_atomically
+from hydra_transformers.data.batches import batches, split_labels
+from hydra_transformers.data.evaluation_data import check_label_range
+from hydra_transformers.pruning import (
+    Circuit,
+    TaylorPruning,
+    extract_circuit,
+    prune_heads,
+    taylor_prune,
+    taylor_scores,
+)
+from hydra_transformers.pruning.heads import Head, as_heads, check_count, has_two_towers, heads_of
+
 from .arguments import as_head_sets, foreign_sets, random_order
 from .comparison import HeadSetComparison, compare_head_sets
 from .head_scores import HeadScores

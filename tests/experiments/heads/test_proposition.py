@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hydra_transformers.analysis import PruningUnderNoise, pruning_under_noise
-from hydra_transformers.analysis.proposition import FAILS, HOLDS, NOT_REFUTED, UNCLEAR, Estimate
+from experiments.heads import PruningUnderNoise, pruning_under_noise
+from experiments.heads.proposition import FAILS, HOLDS, NOT_REFUTED, UNCLEAR, Estimate
 from hydra_transformers.pruning import prune_heads, taylor_prune
 from hydra_transformers.pruning.heads import as_heads_to_prune, attention_of, tower_and_place
 from tests.families import HEAD_DIM, VIT
