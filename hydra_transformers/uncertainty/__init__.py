@@ -18,7 +18,9 @@ from .raw_inputs import predict_decisions
 from .regression import regression_metrics
 from .rewards import best_of_n, preference_metrics
 from .streaming import StreamingComputeMetrics, UncertaintyAccumulator, compute_metrics
+from .task import Task
 from .task_calibration import TaskCalibration
+from .tasks import task_of
 from .temperature import TemperatureScaling
 
 
@@ -43,6 +45,7 @@ __all__ = [
     "LabelSets",
     "NumberPrediction",
     "StreamingComputeMetrics",
+    "Task",
     "TaskCalibration",
     "TemperatureScaling",
     "UncertaintyAccumulator",
@@ -61,6 +64,7 @@ __all__ = [
     "predict_uncertainty",
     "preference_metrics",
     "regression_metrics",
+    "task_of",
 ]
 
 # Public names of this package that are defined in `reports`, one floor up.

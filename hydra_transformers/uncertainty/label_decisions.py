@@ -10,6 +10,7 @@ from .decomposition import decompose
 from .inputs import as_multi_hot
 from .metrics import exact_mean
 from .multi_label import LabelSets, best_thresholds, log_odds, missed_shares, summarize_labels
+from .task import CLASS_COLUMNS, Task
 from .task_calibration import Fitted, HeldOutRows, Rows
 from .temperature import fit_temperature
 
@@ -163,3 +164,24 @@ def measure_labels(answers: Tensor, labels: Tensor | None, decided: DecidedLabel
 def label_scores(answers: Tensor) -> Tensor:
     """How uncertain each row is, the sum of its labels' entropies: (rows, members, labels) -> (rows,)"""
     return decompose(answers, "multi_label_classification").total.sum(dim=1)
+
+
+class MultiLabelTask(Task):
+    name = "multi_label_classification"
+    title = "multi-label classification"
+    metrics = LABEL_COLUMNS
+    columns = CLASS_COLUMNS | {"labels": "strings", "scores": "label scores"}
+
+    def check_target(self, target: Mapping[str, float]) -> None:
+        check_label_target(target)
+
+    def fit(self, rows: HeldOutRows) -> Fitted:
+        return fit_labels(rows)
+
+    def measure(
+        self, answers: Tensor, labels: Tensor | None, decision_output: DecidedLabels | None = None
+    ) -> dict[str, float]:
+        return measure_labels(answers, labels, decision_output)
+
+    def scores(self, answers: Tensor) -> Tensor:
+        return label_scores(answers)

@@ -15,6 +15,7 @@ from .abstention import Abstention, check_target
 from .conformal import conformal_quantile
 from .inputs import as_tensor, widened
 from .metrics import error_coverage_curve, exact_mean
+from .task import CLASS_COLUMNS, Task
 from .task_calibration import Fitted, HeldOutRows
 
 
@@ -297,3 +298,24 @@ def _sentence(abstention: Abstention) -> str:
         f"{100 * abstention.coverage:.3g} % are answered{after} (all of them: {abstention.risk_without:.3g}){refused}. "
         f"{abstention.guarantee}"
     )
+
+
+class RegressionTask(Task):
+    name = "regression"
+    title = "regression"
+    metrics = NUMBER_COLUMNS
+    columns = CLASS_COLUMNS | {"interval": "intervals"}
+
+    def check_target(self, target: Mapping[str, float]) -> None:
+        check_number_target(target)
+
+    def fit(self, rows: HeldOutRows) -> Fitted:
+        return fit_intervals(rows)
+
+    def measure(
+        self, answers: Tensor, labels: Tensor | None, decision_output: Decided | None = None
+    ) -> dict[str, float]:
+        return measure_numbers(answers, labels, decision_output)
+
+    def scores(self, answers: Tensor) -> Tensor:
+        return number_scores(answers)

@@ -1,18 +1,22 @@
 """Reward models and rerankers: metrics of preferences, best of n, and a score below which nothing is relevant."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..data.loading import load_data, load_if_named
 from ..data.prediction import config_of
+from ..models.decision import Decided, Decision
 from ..models.modeling_hydra import aggregated, spread
 from .abstention import Abstention
 from .features import collect_answers
 from .inputs import as_tensor, widened
 from .metrics import ood_metrics
+from .task import CLASS_COLUMNS, Task
 from .task_calibration import Fitted, HeldOutRows
 
 
@@ -173,3 +177,43 @@ def _percent(those: Tensor) -> str:
 
 def aggregate_of(model: nn.Module) -> str:
     return getattr(config_of(model), "aggregate", None) or "mean"
+
+
+class RewardTask(Task):
+    name = "reward"
+    title = "rewards and reranking"
+    metrics = PAIR_COLUMNS
+    columns = CLASS_COLUMNS | {"interval": "intervals"}
+
+    def load(self, data: Any, model: nn.Module) -> Any:
+        """{"chosen": data, "rejected": data}, also of a set with two columns of texts of these names."""
+        is_named = isinstance(data, (str, os.PathLike))
+        has_texts = hasattr(data, "__getitem__") and not isinstance(data, Mapping) and len(data) > 0
+        if is_named or (has_texts and isinstance(data[0], Mapping) and isinstance(data[0].get("chosen"), str)):
+            return {name: load_data(data, model, text=name, labelled=False) for name in ("chosen", "rejected")}
+        return load_if_named(data, model, labelled=False)
+
+    def collect(self, model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor | None]:
+        """The members' scores (rows, members, 1) and labels; of {"chosen": data, "rejected": data} those of pairs
+        (pairs, members, 2), the chosen first."""
+        if isinstance(data, Mapping):
+            return collect_pairs(model, data, batch_size)
+        return super().collect(model, data, batch_size)
+
+    def fit(self, rows: HeldOutRows) -> Fitted:
+        return fit_relevance(rows)
+
+    def decide(self, decision: Decision, answers: Tensor) -> Decided:
+        return decision(answers[..., :1])  # of pairs those of the chosen
+
+    def measure(
+        self, answers: Tensor, labels: Tensor | None, decision_output: Decided | None = None
+    ) -> dict[str, float]:
+        """answers: of pairs"""
+        metrics = preference_metrics(*answers.unbind(dim=-1), self.aggregate or "mean")
+        if decision_output is not None:
+            metrics["answered"] = float((~decision_output.abstain).double().mean())
+        return metrics
+
+    def scores(self, answers: Tensor) -> Tensor:
+        return -aggregated(answers[..., :1], self.aggregate).squeeze(1)

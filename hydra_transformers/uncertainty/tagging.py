@@ -4,12 +4,12 @@ Answers are those of words, as `collect_words` gives them.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..data.tags import NO_TAG, rows_of_words
+from ..data.tags import NO_TAG, collect_words, rows_of_words
 from ..models.decision import Decided
 from ..models.detection import entropy_split
 from ..models.entities import Entity, entities_in, have_prefixes, worst_and_mean
@@ -18,6 +18,7 @@ from ..models.tokens import TokensDecision
 from .abstention import Abstention, what_it_buys
 from .inputs import wide_log_softmax, widened
 from .metrics import classification_metrics, error_coverage_curve, exact_mean
+from .task import Task
 from .task_calibration import Fitted, HeldOutRows, Rows
 from .temperature import fit_temperature
 
@@ -230,3 +231,38 @@ def _sentence(abstention: Abstention) -> str:
         f"{start} With {100 * abstention.confidence:g} % confidence {promise}, counting one of each text as these do, if new texts are "
         f"independent and of the same distribution. {shift}"
     )
+
+
+ENTITY_COLUMNS = {
+    "entities": "entities",
+    "uncertainty": "double",
+    "aleatoric": "double",
+    "epistemic": "double",
+    "abstain": "bool",
+    "detector": "string",
+    "threshold": "double",
+    "reason": "string",
+    "truncated": "bool",
+}
+
+
+class TokenTask(Task):
+    name = "token_classification"
+    title = "token classification"
+    metrics = TAG_COLUMNS
+    columns = ENTITY_COLUMNS
+
+    def collect(self, model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor | None]:
+        """The members' logits for words (texts, members, words, classes), and their tags (texts, words)."""
+        return collect_words(model, data, batch_size)
+
+    def fit(self, rows: HeldOutRows) -> Fitted:
+        return fit_entities(rows)
+
+    def measure(
+        self, answers: Tensor, labels: Tensor | None, decision_output: Decided | None = None
+    ) -> dict[str, float]:
+        return measure_tags(answers, labels, decision_output, self.classes)
+
+    def scores(self, answers: Tensor) -> Tensor:
+        return text_scores(answers)
