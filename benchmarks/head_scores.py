@@ -47,7 +47,7 @@ BATCH = 250
 SHARES = (12, 6, 3)  # of the heads, one in so many goes
 SEVERITY = 3
 RANDOM_SEEDS = (0, 1, 2)
-NORMALIZED = ("michel", "taylor", "oba", "magnitude")
+NORMALIZED = ("michel", "taylor", "oba")
 
 Batches = list[dict[str, Tensor]]
 

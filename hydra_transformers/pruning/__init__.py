@@ -5,19 +5,17 @@ from .circuits import Circuit
 from .extraction import extract_circuit
 from .gradient_scores import taylor_scores
 from .head_maps import HeadMap
-from .heads import head_divergence, layer_divergence, overlap, prune_heads, prune_neurons
+from .heads import head_divergence, layer_divergence, overlap, prune_heads
 from .masking import ablated
 from .member_plan import MemberPlan
 from .members import draw_members
 from .oba import oba_prune, oba_scores
-from .old_checkpoints import load_pruned
-from .scores import HEAD_SCORES, NEURON_SCORES, head_scores, lowest_heads, lowest_neurons, neuron_scores
+from .scores import HEAD_SCORES, head_scores, lowest_heads
 from .taylor import TaylorPruning, taylor_prune
 
 
 __all__ = [
     "HEAD_SCORES",
-    "NEURON_SCORES",
     "Circuit",
     "HeadMap",
     "MemberPlan",
@@ -28,15 +26,11 @@ __all__ = [
     "head_divergence",
     "head_scores",
     "layer_divergence",
-    "load_pruned",
     "lowest_heads",
-    "lowest_neurons",
-    "neuron_scores",
     "oba_prune",
     "oba_scores",
     "overlap",
     "prune_heads",
-    "prune_neurons",
     "taylor_prune",
     "taylor_scores",
     "to_transformers",

@@ -13,8 +13,8 @@ from ..data.batches import batches, split_labels
 from ..data.evaluation_data import check_label_range
 from ..data.prediction import accepted_inputs, check_class_prompts, classes_of, classifies_tokens, logits_of_cosines
 from ..data.tags import NO_TAG
-from .heads import Prompts, Towers, has_two_towers
-from .units import Layer, Unit, UnitLayer, UnitsOf, by_unit, head_layers, units_to_score
+from .head_weights import Layer, by_head, heads_to_score, rows_by_head
+from .heads import Head, Prompts, Towers, has_two_towers
 
 
 def taylor_scores(
@@ -23,10 +23,9 @@ def taylor_scores(
     *,
     class_prompts: Prompts | None = None,
     towers: Towers | None = None,
-    units_of: UnitsOf = head_layers,
-) -> dict[Unit, float]:
+) -> dict[Head, float]:
     """The Taylor score of every head: the mean of |W · G| over its rows of q, k and v, averaged over the three.
-    (Of a neuron: over its rows of the MLP's first map.) Keys and values that several heads read count for each of them.
+    Keys and values that several heads read count for each of them.
 
     G is the gradient of the mean loss over all of `data`, whatever the batch size. The loss is the model's own; for CLIP, the
     cross-entropy of zero-shot classification. `model` stays as it is.
@@ -40,8 +39,8 @@ def taylor_scores(
 
     Returns `{(layer, head): score}`, for CLIP `{(tower, layer, head): score}`.
     """
-    hydra, units, layers = units_to_score(model, towers, units_of)
-    return by_unit(units, weight_times_gradient(hydra, Calibration(hydra, data, class_prompts), layers))
+    hydra, heads, attentions = heads_to_score(model, towers)
+    return by_head(heads, weight_times_gradient(hydra, Calibration(hydra, data, class_prompts), attentions))
 
 
 def michel_scores(
@@ -50,15 +49,14 @@ def michel_scores(
     *,
     class_prompts: Prompts | None = None,
     towers: Towers | None = None,
-    units_of: UnitsOf = head_layers,
-) -> dict[Unit, float]:
-    """The mean over the samples of |∂L(x) / ∂ξ|, where ξ = 1 multiplies the output of the head, or of the neuron.
+) -> dict[Head, float]:
+    """The mean over the samples of |∂L(x) / ∂ξ|, where ξ = 1 multiplies the head's output.
 
     Each sample has its own gradient, so the batch size does not matter (`run_bertology.py` took the gradient of a batch).
     Arguments as for `taylor_scores`.
     """
-    hydra, units, layers = units_to_score(model, towers, units_of)
-    return by_unit(units, mean_gate_gradients(hydra, Calibration(hydra, data, class_prompts), layers))
+    hydra, heads, attentions = heads_to_score(model, towers)
+    return by_head(heads, mean_gate_gradients(hydra, Calibration(hydra, data, class_prompts), attentions))
 
 
 def _labels_in(labels: Tensor) -> int:
@@ -148,78 +146,82 @@ def only_gradients_of(model: nn.Module, parameters: Sequence[nn.Parameter]) -> I
 
 
 def weight_times_gradient(
-    hydra: PreTrainedModel, calibration: Calibration, layers: Mapping[Layer, UnitLayer]
+    hydra: PreTrainedModel, calibration: Calibration, attentions: Mapping[Layer, nn.Module]
 ) -> dict[Layer, Tensor]:
-    """By layer, the mean |W · G| of each unit, (units,)."""
-    weights = {place: layer.before.weight for place, layer in layers.items()}
+    """By layer, the mean |W · G| of each head, (heads,)."""
+    weights = {layer: attention.qkv_proj.weight for layer, attention in attentions.items()}
     gradients = calibration.gradients(hydra, list(weights.values()))
     return {
-        place: layers[place].rows((weight.detach() * gradient).abs()).mean(dim=(0, 2))
-        for (place, weight), gradient in zip(weights.items(), gradients, strict=True)
+        layer: rows_by_head((weight.detach() * gradient).abs(), attentions[layer]).mean(dim=(0, 2))
+        for (layer, weight), gradient in zip(weights.items(), gradients, strict=True)
     }
 
 
 def mean_gate_gradients(
-    hydra: PreTrainedModel, calibration: Calibration, layers: Mapping[Layer, UnitLayer]
+    hydra: PreTrainedModel, calibration: Calibration, attentions: Mapping[Layer, nn.Module]
 ) -> dict[Layer, Tensor]:
-    """By layer, the mean over the samples of the absolute gradient in each unit's gate, (units,)."""
+    """By layer, the mean over the samples of the absolute gradient in each head's gate, (heads,)."""
     gradients = _zero_shot_gradients if calibration.prompts is not None else _classifier_gradients
     sums: dict[Layer, Tensor] = {}
     with only_gradients_of(hydra, []), torch.enable_grad():
-        for of_batch in gradients(hydra, calibration, layers):
+        for of_batch in gradients(hydra, calibration, attentions):
             for layer, gradient in of_batch.items():
                 sums[layer] = sums.get(layer, 0) + gradient.abs().sum(dim=0)
     return {layer: total / calibration.rows for layer, total in sums.items()}
 
 
 def _classifier_gradients(
-    hydra: PreTrainedModel, calibration: Calibration, layers: Mapping[Layer, UnitLayer]
+    hydra: PreTrainedModel, calibration: Calibration, attentions: Mapping[Layer, nn.Module]
 ) -> Iterator[dict[Layer, Tensor]]:
-    """By layer, the gradient (rows, units) of each sample's loss in its own gates, batch by batch."""
+    """By layer, the gradient (rows, heads) of each sample's loss in its own gates, batch by batch."""
     for inputs, labels in calibration.batches:
-        with gates_on(layers) as gates:
+        with gates_on(attentions) as gates:
             loss = hydra(**inputs, labels=labels).loss
         # A sample's loss depends on its own row of the gates only, so the gradient of the sum has them all.
         yield dict(zip(gates, torch.autograd.grad(loss * _labels_in(labels), list(gates.values())), strict=True))
 
 
 def _zero_shot_gradients(
-    hydra: PreTrainedModel, calibration: Calibration, layers: Mapping[Layer, UnitLayer]
+    hydra: PreTrainedModel, calibration: Calibration, attentions: Mapping[Layer, nn.Module]
 ) -> Iterator[dict[Layer, Tensor]]:
     """The same for zero-shot classification. All samples read the same prompts, so a gate of the text tower is one for all:
     the prompts pass the tower once, and each sample's gradient in their features is passed back through it."""
-    with gates_on({place: layers[place] for place in layers if place[0] == "text"}, is_common=True) as text_gates:
+    with gates_on(_of_tower(attentions, "text"), is_common=True) as text_gates:
         texts = calibration.text_features(hydra)
     for inputs, labels in calibration.batches:
         own_texts = texts.detach().repeat(len(labels), 1, 1).requires_grad_()  # (rows, classes, features)
-        with gates_on({place: layers[place] for place in layers if place[0] == "vision"}) as gates:
+        with gates_on(_of_tower(attentions, "vision")) as gates:
             logits = zero_shot_logits(hydra, inputs, own_texts)
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
         in_texts, *in_gates = torch.autograd.grad(loss, [own_texts, *gates.values()])
         found = dict(zip(gates, in_gates, strict=True))
         if text_gates:
             rows = [torch.autograd.grad(texts, list(text_gates.values()), row, retain_graph=True) for row in in_texts]
-            found |= {place: torch.cat(parts) for place, *parts in zip(text_gates, *rows, strict=True)}
+            found |= {layer: torch.cat(parts) for layer, *parts in zip(text_gates, *rows, strict=True)}
         yield found
 
 
+def _of_tower(attentions: Mapping[Layer, nn.Module], tower: str) -> dict[Layer, nn.Module]:
+    return {layer: attention for layer, attention in attentions.items() if layer[0] == tower}
+
+
 @contextmanager
-def gates_on(layers: Mapping[Layer, UnitLayer], is_common: bool = False) -> Iterator[dict[Layer, Tensor]]:
-    """By layer, gates of 1, created by the forward pass inside: (rows, units), or (1, units) where all rows share them."""
+def gates_on(attentions: Mapping[Layer, nn.Module], is_common: bool = False) -> Iterator[dict[Layer, Tensor]]:
+    """By layer, gates of 1, created by the forward pass inside: (rows, heads), or (1, heads) where all rows share them."""
     gates: dict[Layer, Tensor] = {}
 
-    def multiply_by_gates(place: Layer, width: int) -> Callable:
-        def multiply(_: nn.Module, given: tuple[Tensor]) -> Tensor:
-            units = given[0].unflatten(-1, (-1, width))  # (..., rows, tokens, units, width)
-            rows = 1 if is_common else units.shape[-4]
-            if place not in gates:  # one for all the times that the layer runs
-                gates[place] = units.new_ones(rows, units.shape[-2], requires_grad=True)
-            return (units * gates[place][:, None, :, None]).flatten(-2)
+    def multiply_by_gates(layer: Layer, width: int) -> Callable:
+        def multiply(_: nn.Module, args: tuple[Tensor]) -> Tensor:
+            heads = args[0].unflatten(-1, (-1, width))  # (..., rows, tokens, heads, width)
+            rows = 1 if is_common else heads.shape[-4]
+            if layer not in gates:  # one for all the times that the layer runs
+                gates[layer] = heads.new_ones(rows, heads.shape[-2], requires_grad=True)
+            return (heads * gates[layer][:, None, :, None]).flatten(-2)
 
         return multiply
 
     with ExitStack() as hooks:
-        for place, layer in layers.items():
-            handle = layer.after.register_forward_pre_hook(multiply_by_gates(place, layer.width))
+        for layer, attention in attentions.items():
+            handle = attention.o_proj.register_forward_pre_hook(multiply_by_gates(layer, attention.head_dim))
             hooks.callback(handle.remove)
         yield gates

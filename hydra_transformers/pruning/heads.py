@@ -1,7 +1,7 @@
 """Attention heads by number: cutting them out of a model, writing sets of them, comparing two sets.
 
-A head is `(layer, head)`, for CLIP `(tower, layer, head)`, numbered as in the backbone; a neuron of an MLP likewise. Heads are
-ordered by tower ("vision" before "text"), then layer, then head. Ties go to the first in this order.
+A head is `(layer, head)`, for CLIP `(tower, layer, head)`, numbered as in the backbone. Heads are ordered by tower
+("vision" before "text"), then layer, then head. Ties go to the first in this order.
 """
 
 import math
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..fusion import attention_names, encoder_config, tower_configs, trunk_depth, without_neurons
-from ..models.auto import AutoHydra, hydra_class
+from ..fusion import attention_names, encoder_config, tower_configs, trunk_depth
+from ..models.auto import AutoHydra
 
 
 if TYPE_CHECKING:
@@ -33,18 +33,6 @@ def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> "
     heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
     """
     return AutoHydra.from_backbone(model, heads_to_prune)
-
-
-def prune_neurons(model: PreTrainedModel, neurons_to_prune: dict) -> "HydraModel":
-    """A one-member Hydra of `model` without some neurons of its MLPs; `model` stays as it is.
-
-    model: as for `prune_heads`, which can come before or after
-    neurons_to_prune: `{layer: [neurons]}`, leaving at least one in each layer; for CLIP `{"vision": {layer: [neurons]},
-        "text": {layer: [neurons]}}`
-
-    Members that keep different neurons cannot share their MLPs: fuse them with a `shared` without "mlp".
-    """
-    return without_neurons(hydra_class(model), model, neurons_to_prune)
 
 
 def check_count(number: int, name: str, least: int, most: int, why: str) -> None:

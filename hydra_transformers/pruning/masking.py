@@ -125,7 +125,7 @@ def _of_layers(model: PreTrainedModel, encoder: nn.Module | None, config: PreTra
         if width != heads * head_dim:
             raise ValueError(
                 f"{refusal}, the output projection of layer {layer} reads {width} numbers and the config names {heads} "
-                f"heads of {head_dim}: pass the model as Transformers made it, or what prune_heads or load_pruned returned"
+                f"heads of {head_dim}: pass the model as Transformers made it, or what prune_heads returned"
             )
     return [HeadOutput(projection, list(range(heads)), head_dim) for projection in stacks[0]]
 

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from ..data.prediction import evaluation_mode
 from ..models.auto import check_has_no_adapters
 from .gradient_scores import Calibration, only_gradients_of
+from .head_weights import by_head, columns_by_head, heads_to_score, rows_by_head
 from .heads import Head, Prompts, Towers
-from .units import by_unit, head_layers, units_to_score
 
 
 SCORES = ("plain", "reference")
@@ -33,23 +33,23 @@ def oba_scores(
     Arguments and result are those of `taylor_scores`. Each batch takes a backward pass through a backward pass, and about three
     times the memory. The OBA paper scores single weights, not heads: see `oba_prune`.
     """
-    hydra, heads, layers = units_to_score(model, towers, head_layers)
+    hydra, heads, attentions = heads_to_score(model, towers)
     calibration = Calibration(hydra, data, class_prompts)
     parts = [
-        (place, reshape, parameter)
-        for place, layer in layers.items()
+        (layer, reshape, parameter)
+        for layer, attention in attentions.items()
         for reshape, parameter in (
-            (layer.rows, layer.before.weight),
-            (layer.rows, layer.before.bias),
-            (layer.columns, layer.after.weight),
+            (rows_by_head, attention.qkv_proj.weight),
+            (rows_by_head, attention.qkv_proj.bias),
+            (columns_by_head, attention.o_proj.weight),
         )
         if parameter is not None
     ]
     changes = second_order_changes(hydra, calibration, [parameter for *_, parameter in parts])
     sums: dict[tuple, Tensor] = {}
-    for (place, reshape, _), change in zip(parts, changes, strict=True):
-        sums[place] = sums.get(place, 0) + reshape(change).sum(dim=(0, 2))
-    return by_unit(heads, {place: total.abs() for place, total in sums.items()})
+    for (layer, reshape, _), change in zip(parts, changes, strict=True):
+        sums[layer] = sums.get(layer, 0) + reshape(change, attentions[layer]).sum(dim=(0, 2))
+    return by_head(heads, {layer: total.abs() for layer, total in sums.items()})
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from .._io.files import parse_json, write_atomically
 from .gradient_scores import Calibration, weight_times_gradient
+from .head_weights import attentions_of, by_head, by_layer, scored_towers, working_copy
 from .heads import Head, Prompts, Towers, as_heads, as_heads_to_prune, check_count, heads_of, prune_heads
-from .units import by_layer, by_unit, layers_of_heads, scored_towers, working_copy
 
 
 SCOPES = ("layer", "global")
@@ -85,7 +85,7 @@ def taylor_prune(
     calibration = Calibration(hydra, data, class_prompts)
     pruned, scores = [], {}
     for group in [heads] if scope == "global" else layers:
-        new = by_unit(group, weight_times_gradient(hydra, calibration, layers_of_heads(hydra, group)))
+        new = by_head(group, weight_times_gradient(hydra, calibration, attentions_of(hydra, group)))
         surplus = sum(max(0, len(layer) - heads_per_layer) for layer in by_layer(group).values())
         lowest = sorted(new, key=new.__getitem__)[:surplus]
         hydra = prune_heads(hydra, as_heads_to_prune(lowest))

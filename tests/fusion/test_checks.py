@@ -12,7 +12,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
 from hydra_transformers import HydraBertModel, HydraViTModel
 from hydra_transformers.fusion import probe
-from hydra_transformers.pruning import ablated, extract_circuit, head_scores, prune_heads, prune_neurons
+from hydra_transformers.pruning import ablated, extract_circuit, head_scores, prune_heads
 from tests.families import BERT, CLIP, LLAMA, ROBERTA, VIT, bert_backbone, images, vit_backbone
 from tests.models.test_constructors import slice_attention
 
@@ -117,9 +117,8 @@ def test_what_computes_something_else_is_refused(change):
     for use in (
         lambda: VIT.hydra.from_backbone(backbone, {0: [1]}),
         lambda: VIT.hydra.from_pruned_members([vit_backbone(1), backbone]),
-        lambda: head_scores(backbone, batches, "magnitude"),
+        lambda: head_scores(backbone, batches),
         lambda: extract_circuit(backbone, batches, budget=1, progress=False),
-        lambda: prune_neurons(backbone, {0: [1]}),
     ):
         with pytest.raises(ValueError, match=CHANGES[change]):
             use()

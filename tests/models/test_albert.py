@@ -10,7 +10,7 @@ from hydra_transformers import AutoHydra, HydraAlbertForSequenceClassification, 
 from hydra_transformers.cost import count_multiply_adds, count_parameters, inputs_for
 from hydra_transformers.fusion import to_transformers
 from hydra_transformers.hub import create_model_card
-from hydra_transformers.pruning import head_scores, prune_neurons
+from hydra_transformers.pruning import head_scores
 from hydra_transformers.pruning.ablation import ablation_of
 from tests.families import ALBERT, HEAD_DIM, padded_texts, randomise
 
@@ -94,24 +94,15 @@ def test_scores_are_about_all_the_times_that_a_layer_runs():
             output[:, HEAD_DIM : 2 * HEAD_DIM] /= 1 - step
             changes.append(abs(float(losses[0] - losses[1])) / (2 * step))
     assert michel[0, 1] == pytest.approx(sum(changes) / 4, rel=1e-6)
-    backbone.set_attn_implementation("eager")
-    with torch.no_grad():
-        attentions = backbone(**padded_texts(), output_attentions=True).attentions
-    is_text = padded_texts()["attention_mask"].bool()
-    largest = torch.stack([weights.amax(dim=-1)[:, 1][is_text].mean() for weights in attentions])
-    assert head_scores(backbone, [batch], "confidence")[0, 1] == pytest.approx(float(largest.mean()), rel=1e-10)
 
 
 @torch.no_grad()
-def test_tokens_neurons_and_the_way_back():
+def test_tokens_and_the_way_back():
     fields = ALBERT.backbone(**ONE_LAYER).config.to_dict()
     backbone = randomise(AlbertForTokenClassification(ALBERT.backbone().config_class(**fields)).double(), 0)
     hydra = AutoHydra.from_backbone(backbone)
     assert_close(hydra(**padded_texts()).member_logits[:, 0], backbone(**padded_texts()).logits)
-    smaller = prune_neurons(backbone, {0: range(8, 40)})
-    plain = to_transformers(smaller)
-    assert plain.config.intermediate_size == 8 and plain.config.num_hidden_layers == 3
-    assert_close(plain(**padded_texts()).logits, smaller(**padded_texts()).member_logits[:, 0])
+    assert_close(to_transformers(hydra)(**padded_texts()).logits, backbone(**padded_texts()).logits)
     encoder = HydraAlbertModel.from_backbone(ALBERT.backbone(**ONE_LAYER))
     expected = ALBERT.backbone(**ONE_LAYER).albert(**padded_texts())
     assert_close(encoder(**padded_texts()).last_hidden_state, expected.last_hidden_state)

@@ -7,7 +7,6 @@ from transformers import PreTrainedModel
 from hydra_transformers.fast.layers import fast_layer
 from hydra_transformers.fusion import to_transformers
 from hydra_transformers.pruning import prune_heads
-from hydra_transformers.pruning.scores import magnitude_scores
 from tests.families import DECODERS, GEMMA, GEMMA3, HEAD_DIM, LLAMA, QWEN2, QWEN3, Family, for_families, padded_texts
 
 
@@ -201,19 +200,6 @@ def test_a_plain_model_has_as_many_heads_for_every_key_or_zeros():
     same({0: [0, 2, 4], 1: list(range(8)), 2: [7]}, 8, 2, fill_up=True)
     with pytest.raises(ValueError, match="1 or 3 heads are left to read a key and value, and in a plain"):
         to_transformers(prune_heads(backbone, {layer: [0, 4, 5, 6] for layer in range(3)}))
-
-
-def test_a_key_counts_for_every_head_that_reads_it():
-    backbone = QWEN2.backbone()
-    attention = backbone.model.layers[1].self_attn
-    rows = [
-        each.weight.unflatten(0, (-1, HEAD_DIM)) for each in (attention.q_proj, attention.k_proj, attention.v_proj)
-    ]
-    output = attention.o_proj.weight.t().unflatten(0, (-1, HEAD_DIM))
-    for head in range(4):
-        own = (rows[0][head], rows[1][head // 2], rows[2][head // 2], output[head])
-        expected = sum(part.square().sum() for part in own).sqrt().item()
-        assert magnitude_scores(backbone)[1, head] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from transformers import AutoModelForAudioClassification, WhisperFeatureExtracto
 
 from hydra_transformers import AutoHydra, HydraWhisperConfig, HydraWhisperModel, export
 from hydra_transformers.cost import compare_costs, unpruned_backbone
-from hydra_transformers.fusion import to_transformers
-from hydra_transformers.pruning import prune_heads, prune_neurons
+from hydra_transformers.pruning import prune_heads
 from hydra_transformers.pruning.ablation import ablation_of
 from hydra_transformers.training import PostPruningCallback
 from hydra_transformers.training.parameter_groups import PARTS
@@ -101,16 +100,6 @@ def test_positions_are_waves_and_stay():
 def test_other_inputs_are_refused(inputs, sentence):
     with pytest.raises(ValueError, match=sentence):
         AutoHydra.from_backbone(WHISPER.backbone())(**inputs)
-
-
-@torch.no_grad()
-def test_with_fewer_neurons_it_becomes_a_smaller_plain_model():
-    pruned = prune_neurons(WHISPER.backbone(), {layer: [0, 5, 39] for layer in range(3)})
-    plain = to_transformers(pruned)
-    assert plain.config.encoder_ffn_dim == 37 and plain.config.is_encoder_decoder
-    torch.testing.assert_close(
-        plain(**WHISPER.inputs()).logits, pruned(**WHISPER.inputs()).member_logits[:, 0], **EXACT
-    )
 
 
 def test_the_cost_is_that_of_the_layers():

@@ -15,14 +15,12 @@ from hydra_transformers.pruning import (
     extract_circuit,
     head_scores,
     lowest_heads,
-    lowest_neurons,
     prune_heads,
     taylor_scores,
 )
-from tests.families import LLAMA, MODERNBERT, bert_backbone, padded_texts
+from tests.families import bert_backbone, padded_texts
 from tests.pruning.backbones import family, rows_in_batches
 from tests.pruning.reference import logits_of, output_projections, restore_slice, zero_slice
-from tests.pruning.test_taylor import projections
 
 
 def losses_of(model, batches, prompts) -> torch.Tensor:
@@ -61,64 +59,6 @@ def test_michel_does_not_depend_on_the_batches():
     rows = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
     expected = head_scores(model, batches)
     assert head_scores(model, rows_in_batches(rows, 6)) == pytest.approx(expected, rel=1e-9)
-
-
-def test_magnitude_is_the_norm_of_all_weights_of_a_head():
-    model, _, _, _ = family("bert")
-    scores = head_scores(model, method="magnitude")
-    assert len(scores) == 9
-    for layer, head in ((0, 0), (1, 2)):
-        rows = slice(8 * head, 8 * head + 8)
-        parts = [each.weight[rows] for each in projections(model, (layer,))]
-        parts.append(output_projections(model)[(layer,)].weight[:, rows])
-        expected = torch.cat([part.flatten() for part in parts]).norm().item()
-        assert scores[(layer, head)] == pytest.approx(expected, rel=1e-9)
-
-
-def attentions_of(model, batches) -> list[list[torch.Tensor]]:
-    """Of each text by itself, without padding: by layer (heads, tokens, tokens)."""
-    model = copy.deepcopy(model)
-    model.set_attn_implementation("eager")
-    found = []
-    for batch in batches:
-        for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True):
-            with torch.no_grad():
-                output = model(row[mask.bool()].unsqueeze(0), output_attentions=True)
-            found.append([weights[0] for weights in output.attentions])
-    return found
-
-
-@pytest.mark.parametrize("of_family", [LLAMA, MODERNBERT], ids=lambda each: each.name)
-def test_rows_and_tokens_that_see_only_padding_have_no_part_in_the_entropy(of_family):
-    """In float64, where the mask of these families is cast to float32 before the softmax."""
-    texts = padded_texts()
-    expected = head_scores(of_family.backbone(), [{name: value[:1] for name, value in texts.items()}], "entropy")
-    texts["attention_mask"][1:] = 0
-    assert head_scores(of_family.backbone(), [texts], "entropy") == pytest.approx(expected, rel=1e-9)
-    left = {name: value.flip(-1) for name, value in padded_texts().items()}  # the first tokens of a causal model
-    assert all(map(math.isfinite, head_scores(of_family.backbone(), [left], "entropy").values()))
-
-
-def test_entropy_and_confidence_are_means_over_the_tokens_of_texts_without_padding():
-    model, batches, _, _ = family("bert")
-    entropy, confidence = (head_scores(model, batches, method) for method in ("entropy", "confidence"))
-    texts = attentions_of(model, batches)
-    for layer, head in ((0, 1), (2, 0)):
-        of_queries = [query for text in texts for query in text[layer][head]]
-        entropies = [-(query * query.log()).sum().item() for query in of_queries]
-        largest = [query.max().item() for query in of_queries]
-        assert entropy[(layer, head)] == pytest.approx(-sum(entropies) / len(entropies), rel=1e-9)
-        assert confidence[(layer, head)] == pytest.approx(sum(largest) / len(largest), rel=1e-9)
-
-
-def test_sharpness_needs_no_labels_and_leaves_the_backend_alone():
-    model, batches, _, prompts = family("clip")
-    unlabelled = [{"pixel_values": batch["pixel_values"]} for batch in batches]
-    scores = head_scores(model, unlabelled, "entropy", class_prompts=prompts, towers=("vision", "text"))
-    assert set(scores) == {(tower, layer, head) for tower in ("vision", "text") for layer in (0, 1) for head in (0, 1)}
-    assert model.config._attn_implementation == "sdpa"
-    # A text attends to what came before it: the first token to itself alone, so confidence is above one over the length.
-    assert min(head_scores(model, unlabelled, "confidence").values()) > 1 / 5
 
 
 @pytest.mark.parametrize("name", ["vit", "clip"])
@@ -184,7 +124,7 @@ def test_a_pruned_model_has_scores_for_the_heads_it_has():
     model, batches, _, _ = family("bert")
     pruned = prune_heads(model, {0: [0], 1: [0, 1, 2]})
     heads = [(0, 1), (0, 2), (2, 0), (2, 1), (2, 2)]
-    for method in ("michel", "magnitude", "entropy", "leave_one_out"):
+    for method in ("michel", "oba", "leave_one_out"):
         assert list(head_scores(pruned, batches, method)) == heads
 
 
@@ -209,9 +149,8 @@ def test_the_lowest_heads_are_chosen_over_all_layers_or_in_each():
             lowest_heads(scores, **wrong)
     with pytest.raises(ValueError, match="budget is 5: 4 heads can go"):
         lowest_heads(scores, 5)
-    for lowest in (lowest_heads, lowest_neurons):
-        with pytest.raises(ValueError, match=r"the score of \(1, 1\) is nan"):
-            lowest(scores | {(1, 1): math.nan}, 1)
+    with pytest.raises(ValueError, match=r"the score of \(1, 1\) is nan"):
+        lowest_heads(scores | {(1, 1): math.nan}, 1)
 
 
 def test_wrong_arguments_are_refused():
@@ -221,10 +160,8 @@ def test_wrong_arguments_are_refused():
     for arguments, problem in (
         ({"method": "gradient"}, "method is 'gradient': pass one of 'michel', 'taylor'"),
         ({"method": "michel"}, "data is missing: 'michel' is computed on data"),
-        ({"method": "random", "metric": max}, "metric is no option of 'random': it takes seed"),
-        ({"method": "magnitude", "seed": 1}, "seed is no option of 'magnitude': leave it out"),
-        ({"method": "magnitude", "data": [], "towers": ("text",)}, "only CLIP and SigLIP have towers"),
-        ({"method": "entropy", "data": []}, "data has no samples"),
+        ({"method": "random", "towers": ("text",)}, "only CLIP and SigLIP have towers"),
+        ({"method": "michel", "data": []}, "data has no samples"),
         ({"method": "leave_one_out", "model": bert_backbone(), "data": text}, "data has the label -100"),
         (
             {"method": "leave_one_out", "model": bert_backbone(), "data": floats},
