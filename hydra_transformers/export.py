@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,12 +22,8 @@ from .fusion import example_inputs
 from .models.configuration_hydra import OUTPUTS_OF_HYDRAS
 
 
-FILES = {"onnx": "model.onnx", "torch": "model.pt2", "triton": "1/model.onnx"}
+FILES = {"onnx": "model.onnx", "torch": "model.pt2"}
 ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
-PACKAGES = {"onnx": ONNX_PACKAGES, "torch": (), "triton": ONNX_PACKAGES}
-TRITON_CONFIG = "config.pbtxt"
-MOST_IN_TRITON_BATCH = 64  # of requests that the server puts together; raise it in config.pbtxt
-TRITON_TYPES = {"float": "FP32", "double": "FP64", "float16": "FP16", "int64": "INT64", "bool": "BOOL"}
 TALKATIVE = ("torch.onnx", "onnxscript", "onnx_ir")  # they log every operation that they leave as it is
 # The graph is recorded with the first sizes, and checked with the second: batch, and share of the longest text.
 RECORDED, CHECKED = (2, 0.5), (3, 0.75)
@@ -48,8 +43,7 @@ def export(
     Args:
         model: a Hydra with a head, or a Hydra of CLIP or SigLIP; it is left as it is.
         path: a new folder. It gets `model.onnx` or `model.pt2`, config.json, and the processor's files.
-        to: "onnx", "torch" (for `torch.export.load`), "triton" (`1/model.onnx` and `config.pbtxt`: the folder is a model in a
-            repository of NVIDIA's Triton server), or a list of these.
+        to: "onnx", "torch" (for `torch.export.load`), or a list of both.
         processor: the model's processor: written beside it, and asked for the names and sizes of its inputs.
 
     The inputs have the names of the model's own. The outputs are `logits` (batch, classes) and `member_logits` (batch,
@@ -86,11 +80,11 @@ def _check(model: PreTrainedModel, path: Path, formats: list[str]) -> None:
         raise TypeError(
             f"model is a {type(model).__name__}: pass a Hydra that classifies, or a Hydra of CLIP or SigLIP"
         )
-    if not {"onnx", "triton"}.isdisjoint(formats) and model.dtype == torch.bfloat16:
+    if "onnx" in formats and model.dtype == torch.bfloat16:
         raise ValueError("model is in bfloat16, which ONNX Runtime does not compute with on a CPU: pass model.float()")
-    for package in (package for each in formats for package in PACKAGES[each]):
-        if find_spec(package) is None:
-            raise ImportError(f"to={formats} needs {package}: pip install {' '.join(ONNX_PACKAGES)}")
+    missing = [package for package in ONNX_PACKAGES if "onnx" in formats and find_spec(package) is None]
+    if missing:
+        raise ImportError(f"to={formats} needs {missing[0]}: pip install {' '.join(ONNX_PACKAGES)}")
     remove_leftovers(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(f"{path} exists already: pass another path, or remove it")
@@ -128,20 +122,13 @@ class Exportable(nn.Module):
         logits = outputs["logits" if "logits" in outputs else "logits_per_image"]
         return {"logits": logits} | {name: outputs[name] for name in OUTPUTS_OF_HYDRAS if name in outputs}
 
-    @property
-    def has_towers(self) -> bool:
-        return hasattr(self.model.config, "vision_config")
-
     def example(self, batch: int, length: float) -> dict[str, Tensor]:
         """Inputs for `forward`; `length` is the share of the longest text."""
         return inputs_of(self.model, self.processor, batch, length)
 
     def program(self) -> ExportedProgram:
         inputs = self.example(*RECORDED)
-        sizes = {
-            name: dict.fromkeys(axes_of(name, tensor.dim(), self.has_towers), Dim.DYNAMIC)
-            for name, tensor in inputs.items()
-        }
+        sizes = {name: dict.fromkeys(free_axes(name, each.dim()), Dim.DYNAMIC) for name, each in inputs.items()}
         try:
             return torch.export.export(self, (), inputs, dynamic_shapes=sizes)
         except Exception as error:  # of any kind
@@ -199,13 +186,10 @@ def _shape_of_images(processor: Any, expected: Tensor) -> torch.Size:
     return torch.Size([batch, *reader(images=image, return_tensors="pt")["pixel_values"].shape[1:]])
 
 
-def axes_of(name: str, dims: int, has_towers: bool) -> dict[int, str]:
-    """The axes of an input with so many that may have any size, and their names."""
-    if name == "pixel_values":
-        return {0: "images" if has_towers else "batch"}
-    if name in SOUNDS and dims == 3:
-        return {0: "batch"}  # spectrograms have as many frames as there are positions
-    return {0: "texts" if has_towers else "batch", 1: "length"}
+def free_axes(name: str, dims: int) -> tuple[int, ...]:
+    """The axes of an input with `dims` of them that may have any size."""
+    is_spectrogram = name in SOUNDS and dims == 3  # which has as many frames as there are positions
+    return (0,) if name == "pixel_values" or is_spectrogram else (0, 1)
 
 
 # Formats: writing a program, and running the file
@@ -224,24 +208,9 @@ def _write_onnx(program: ExportedProgram, path: Path, exportable: Exportable) ->
     outputs = list(exportable(**exportable.example(*RECORDED)))
     try:
         written = torch.onnx.export(program, dynamo=True, verbose=False, output_names=outputs)
-        _name_axes(written.model.graph, exportable)
         written.save(path)
     except Exception as error:  # of any kind
         raise ExportError(f"ONNX cannot hold this model: {_first_line(error)}") from error
-
-
-def _name_axes(graph: Any, exportable: Exportable) -> None:
-    """Names the axes of free size, which the exporter calls s0, s1, ..."""
-    names = {}
-    for value in graph.inputs:
-        for axis, name in axes_of(value.name, len(value.shape), exportable.has_towers).items():
-            names[str(value.shape[axis])] = name
-    symbol = re.compile("|".join(rf"\b{name}\b" for name in names))
-    inner = (output for node in graph.all_nodes() for output in node.outputs)
-    for value in (*graph.inputs, *inner):
-        for axis, size in enumerate(value.shape or ()):
-            if not isinstance(size, int) and size.value is not None:
-                value.shape[axis] = symbol.sub(lambda found: names[found.group()], size.value)
 
 
 def _run_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
@@ -262,45 +231,8 @@ def _run_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     return run
 
 
-def _write_triton(program: ExportedProgram, path: Path, exportable: Exportable) -> None:
-    """The ONNX file of version 1, and beside its folder the config."""
-    import onnxruntime
-
-    path.parent.mkdir()
-    _write_onnx(program, path, exportable)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    config = triton_config(
-        session.get_inputs(), session.get_outputs(), 0 if exportable.has_towers else MOST_IN_TRITON_BATCH
-    )
-    (path.parent.parent / TRITON_CONFIG).write_text(config, encoding="utf-8")
-
-
-def triton_config(inputs: Sequence[Any], outputs: Sequence[Any], max_batch: int) -> str:
-    """Triton's `config.pbtxt`: names, types and shapes, without the batch's axis where requests are put together.
-
-    inputs, outputs: as ONNX Runtime describes them
-    max_batch: 0 for two towers, whose inputs have different first axes
-    """
-
-    def tensor(value: Any) -> str:
-        sizes = [size if isinstance(size, int) else -1 for size in value.shape][1 if max_batch else 0 :]
-        kind = TRITON_TYPES[value.type.removeprefix("tensor(").removesuffix(")")]
-        # Triton has no tensors without an axis beside the batch's: a number per row has one of length 1.
-        dims = f"dims: {sizes or [1]}" + ("" if sizes else " reshape { shape: [] }")
-        return f'  {{ name: "{value.name}" data_type: TYPE_{kind} {dims} }}'
-
-    lines = [
-        "# The name of the model is that of this folder.",
-        'backend: "onnxruntime"',
-        f"max_batch_size: {max_batch}",
-    ]
-    for name, values in (("input", inputs), ("output", outputs)):
-        lines += [f"{name} [", ",\n".join(map(tensor, values)), "]"]
-    return "\n".join([*lines, *(["dynamic_batching { }"] if max_batch else [])]) + "\n"
-
-
-WRITERS = {"onnx": _write_onnx, "torch": _write_torch, "triton": _write_triton}
-RUNNERS = {"onnx": _run_onnx, "torch": _run_torch, "triton": _run_onnx}
+WRITERS = {"onnx": _write_onnx, "torch": _write_torch}
+RUNNERS = {"onnx": _run_onnx, "torch": _run_torch}
 
 
 def _check_answers(exportable: Exportable, run: Callable, name: str) -> None:

@@ -1,11 +1,8 @@
 """`export`: what is inside, what is beside it, and what is refused. That every family answers alike is in models/test_exports."""
 
 import json
-import re
-import shutil
 import sys
 import warnings
-from types import SimpleNamespace
 
 import onnxruntime
 import pytest
@@ -60,88 +57,6 @@ def test_the_calibration_is_inside(exported):
         assert set(by_format) == set(names)
         for name in names:
             torch.testing.assert_close(torch.as_tensor(by_format[name]), expected[name], atol=1e-5, rtol=1e-5)
-
-
-def parsed(text: str) -> dict:
-    """A message in protobuf's text form: field -> list of values."""
-    words = re.findall(r'"[^"]*"|[\w.-]+|[][{}:,]', re.sub(r"#.*", "", text))
-
-    def message() -> dict:
-        fields: dict[str, list] = {}
-        while words and words[0] != "}":
-            name = words.pop(0)
-            if words[0] == ":":
-                words.pop(0)
-            fields.setdefault(name, []).extend(values())
-        return fields
-
-    def values() -> list:
-        word = words.pop(0)
-        if word == "{":
-            found = message()
-            assert words.pop(0) == "}"
-            return [found]
-        if word != "[":
-            return [word.strip('"') if word.startswith('"') else int(word) if word.lstrip("-").isdigit() else word]
-        found = []
-        while words[0] != "]":
-            found += values()
-            assert words[0] in (",", "]")
-            if words[0] == ",":
-                words.pop(0)
-        words.pop(0)
-        return found
-
-    found = message()
-    assert not words
-    return found
-
-
-@pytest.mark.slow
-def test_a_model_of_triton_has_a_config_that_fits_its_file(exported, tmp_path, monkeypatch):
-    """The ONNX file was written for the test above; serving/test_conformance.py writes one for Triton."""
-    hydra, has_file = exported
-    monkeypatch.setattr(formats.Exportable, "program", lambda self: None)
-    monkeypatch.setattr(formats, "_write_onnx", lambda _, path, __: shutil.copy(has_file / "model.onnx", path))
-    folder = export(hydra, tmp_path / "hydra", "triton")
-    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
-        "1/model.onnx",
-        "config.json",
-        "config.pbtxt",
-    }
-    config = parsed((folder / "config.pbtxt").read_text())
-    assert config["backend"] == ["onnxruntime"] and config["max_batch_size"] == [64] and "name" not in config
-    assert config["dynamic_batching"] == [{}]
-    size = hydra.config.image_size
-    assert config["input"] == [{"name": ["pixel_values"], "data_type": ["TYPE_FP32"], "dims": [3, size, size]}]
-    session = onnxruntime.InferenceSession(folder / "1" / "model.onnx")
-    names = [output.name for output in session.get_outputs()]
-    assert [each["name"] for each in config["output"]] == [[name] for name in names] and len(names) == 5
-    inputs = images(4, seed=1).float()
-    expected = hydra(pixel_values=inputs)
-    types = {"TYPE_FP32": torch.float32, "TYPE_BOOL": torch.bool}
-    for each, array in zip(config["output"], session.run(names, {"pixel_values": inputs.numpy()}), strict=True):
-        found, [name] = torch.as_tensor(array), each["name"]
-        assert found.dtype == types[each["data_type"][0]]
-        # What a client gets: the batch's axis, then `dims`; `reshape` tells Triton of the axis that the file does not have.
-        has_axis = found.dim() > 1
-        assert (found if has_axis else found[:, None]).shape == (4, *each["dims"])
-        assert ("reshape" in each) is not has_axis and each.get("reshape", [{"shape": []}]) == [{"shape": []}]
-        torch.testing.assert_close(found, expected[name], atol=1e-5, rtol=1e-5)
-
-
-def test_two_towers_are_not_batched_by_triton():
-    images, texts = ("pixel_values", "float", ["images", 3, 8, 8]), ("input_ids", "int64", ["texts", "length"])
-    outputs = [("logits", "float", ["images", "texts"]), ("member_logits", "float", ["images", 2, "texts"])]
-    values = [
-        SimpleNamespace(name=name, type=f"tensor({kind})", shape=shape)
-        for name, kind, shape in (images, texts, *outputs)
-    ]
-    config = parsed(formats.triton_config(values[:2], values[2:], 0))
-    assert config["max_batch_size"] == [0] and "dynamic_batching" not in config
-    assert [each["dims"] for each in config["input"]] == [[-1, 3, 8, 8], [-1, -1]]
-    assert [each["dims"] for each in config["output"]] == [[-1, -1], [-1, 2, -1]]
-    assert config["input"][1]["data_type"] == ["TYPE_INT64"]
 
 
 @pytest.mark.slow

@@ -17,8 +17,7 @@ def export(
     output: option(Path, "a new folder: gets the exported model, config.json and the processor", "DIR"),
     to: option(
         list[str],
-        "onnx (model.onnx), torch (model.pt2, for torch.export.load), triton (1/model.onnx and config.pbtxt, a model of NVIDIA's "
-        "Triton server), or several of them",
+        "onnx (model.onnx), torch (model.pt2, for torch.export.load), or both",
         "FORMAT...",
         parser=one_of(FILES),
     ) = ("onnx",),

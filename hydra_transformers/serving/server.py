@@ -3,22 +3,21 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from .._io.files import parse_json
-from .._version import __version__
 from ..hub.handler import Answerer, RequestError, as_json
 from .batcher import Batcher
-from .prometheus import CONTENT_TYPE, Metrics
-from .protocols import Forms, Protocol, protocols_of
+from .metrics import Metrics
 
 
 logger = logging.getLogger(__name__)
@@ -58,21 +57,21 @@ def create_app(
     max_body: int = 10_000_000,
     docs: bool = True,
 ) -> FastAPI:
-    """The app with POST /predict, GET /health, GET /metrics, GET / and GET /docs, and with the routes of vLLM's and KServe's
-    clients.
+    """The app with POST /predict, GET /health, GET /metrics, GET / and GET /docs.
 
     Args:
-        answerer: a `Predictor`.
+        answerer: a `HydraPredictor`.
         max_batch: inputs per pass of the model, and per request.
         max_wait_ms: how long a request waits for others to share its pass.
-        max_queue: requests at a time, read, waiting or being answered; another one gets 503 and a time to retry.
-        max_body: bytes of a request; a larger one gets 413.
+        max_queue: requests at a time that wait or are being answered; another one gets 503 and a time to retry.
+        max_body: bytes of a request; a larger one gets 413. Requests that are still arriving may hold `max_queue` times as many.
         docs: whether to have /docs, FastAPI's page to read and try the API. Its scripts come from a public server.
     """
     answerer.most_inputs = max_batch
     about = getattr(answerer, "about", {})
     batcher = Batcher(answerer.answer, max_batch, max_wait_ms / 1000)
     limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue, "max_body": max_body}
+    arriving = Arriving(max_body, max_queue)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -80,11 +79,11 @@ def create_app(
         yield
         await batcher.close()
 
-    openapi_url = "/openapi.json" if docs else None
     name = about.get("model", "hydra_transformers")
-    app = FastAPI(title=name, lifespan=lifespan, openapi_url=openapi_url, redoc_url=None)
+    app = FastAPI(title=name, lifespan=lifespan, openapi_url="/openapi.json" if docs else None, redoc_url=None)
     app.state.requests = 0
     metrics = Metrics(name)
+    metrics.in_flight.set_function(lambda: app.state.requests)
 
     @app.exception_handler(HTTPException)
     async def one_sentence(request: Request, error: HTTPException) -> JSONResponse:
@@ -102,144 +101,106 @@ def create_app(
         return JSONResponse(status, 200 if batcher.is_running else 503)
 
     @app.get("/metrics")
-    async def prometheus() -> PlainTextResponse:
-        """Requests, latencies and refusals, for Prometheus."""
-        return PlainTextResponse(metrics.text(app.state.requests), media_type=CONTENT_TYPE)
+    async def prometheus() -> Response:
+        """Requests, latencies and abstentions, for Prometheus."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    async def respond(request: Request, path: str, read: Callable, write: Callable) -> JSONResponse:
-        """Answers a request of any protocol. read: (request) -> inputs, parameters; write: (answers, request) -> response"""
-        start, status = time.perf_counter(), 500
-        try:
-            if app.state.requests >= max_queue:
-                raise HTTPException(503, f"{max_queue} requests wait already: try again", {"Retry-After": RETRY_AFTER})
-            app.state.requests += 1
-            try:
-                data, (inputs, parameters) = await asyncio.to_thread(_read, await _body_of(request, max_body), read)
-                answers = as_json(await batcher.submit(inputs, parameters))
-                metrics.count_answers(answers)
-                status = 200
-                return JSONResponse(write(answers, data))
-            except HTTPException:
-                raise
-            except Exception as error:
-                logger.exception("a request was not answered")
-                raise HTTPException(500, "the model failed on this request: the server's log tells why") from error
-            finally:
-                app.state.requests -= 1
-        except HTTPException as error:
-            status = error.status_code
-            raise
-        finally:
-            metrics.count_request(path, status, time.perf_counter() - start)
+    def response(answers: list[dict[str, Any]], is_list: bool) -> JSONResponse:
+        answers = as_json(answers)
+        metrics.count_answers(answers)
+        return JSONResponse(answers if is_list else answers[0])
+
+    async def answer(body: bytes) -> JSONResponse:
+        # Large requests and responses are decoded and written outside of the event loop, which others wait for.
+        is_list, inputs, parameters = await asyncio.to_thread(_read, body, answerer)
+        return await asyncio.to_thread(response, await batcher.submit(inputs, parameters), is_list)
 
     request_body = {"required": True, "content": {"application/json": {"schema": REQUEST}}}
 
     @app.post("/predict", responses=RESPONSES, openapi_extra={"requestBody": request_body})
     async def predict(request: Request) -> JSONResponse:
-        """Answers texts, images or sounds, and says how sure it is."""
-        return await respond(
-            request,
-            "/predict",
-            answerer.read,
-            lambda answers, data: answers if isinstance(data["inputs"], list) else answers[0],
-        )
+        """Predicts for texts, images or audio, with the uncertainty."""
+        start, status = time.perf_counter(), 500
+        try:
+            async with arriving.body_of(request) as body:
+                if app.state.requests >= max_queue:
+                    raise too_busy(max_queue)
+                app.state.requests += 1
+                try:
+                    found = await answer(body)
+                finally:
+                    app.state.requests -= 1
+            status = 200
+            return found
+        except HTTPException as error:
+            status = error.status_code
+            raise
+        except Exception as error:
+            logger.exception("a request was not answered")
+            raise HTTPException(500, "the model failed on this request: the server's log tells why") from error
+        finally:
+            metrics.count_request(status, time.perf_counter() - start)
 
-    if answerer.kind != "tokens":  # clients of these protocols know no lists of entities
-        _add_protocols(app, answerer, name, respond, lambda: batcher.is_running)
     return app
 
 
-def _add_protocols(
-    app: FastAPI, answerer: Answerer, name: str, respond: Callable, is_ready: Callable[[], bool]
-) -> None:
-    """The routes of other servers' clients. respond: of `create_app`"""
+class Arriving:
+    """Reads the bodies of requests. Slow clients hold bytes, not places in the queue, so they keep nobody out."""
 
-    def check_name(asked: Any) -> None:
-        if isinstance(asked, str) and asked.removesuffix("/versions/1") != name:
-            raise HTTPException(404, f"there is no model {asked[:100]!r} here: its name is {name}")
+    def __init__(self, max_body: int, max_queue: int):
+        self.max_body, self.max_queue, self.held = max_body, max_queue, 0
 
-    def route(protocol: Protocol) -> Callable:
-        def read(data: Any) -> tuple[list[Any], dict[str, Any]]:
-            if not isinstance(data, dict):
-                raise RequestError("the request is not an object")
-            check_name(data.get("model"))
-            return answerer.read(protocol.read(data))
-
-        async def answer(request: Request) -> JSONResponse:
-            check_name(request.path_params.get("name"))
-            return await respond(request, protocol.paths[0], read, protocol.write)
-
-        return answer
-
-    for protocol in protocols_of(answerer, name):
-        for path in protocol.paths:
-            app.add_api_route(path, route(protocol), methods=["POST"], summary=protocol.summary, responses=RESPONSES)
-    forms = Forms.of(answerer, name)
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        """The model, as KServe v1 and as OpenAI's clients list it."""
-        return {"models": [name], "object": "list", "data": [{"id": name, "object": "model", "owned_by": "local"}]}
-
-    @app.get("/v1/models/{asked:path}")
-    async def model_v1(asked: str) -> JSONResponse:
-        check_name(asked)
-        return JSONResponse({"name": name, "ready": is_ready()}, 200 if is_ready() else 503)
-
-    @app.get("/v2")
-    async def server_v2() -> dict[str, Any]:
-        return {"name": "hydra_transformers", "version": __version__, "extensions": []}
-
-    @app.get("/v2/health/live")
-    @app.get("/v2/health/ready")
-    async def health_v2() -> JSONResponse:
-        return JSONResponse({"live": True, "ready": is_ready()}, 200 if is_ready() else 503)
-
-    @app.get("/v2/models/{asked:path}/ready")
-    async def ready_v2(asked: str) -> JSONResponse:
-        check_name(asked)
-        return JSONResponse({"name": name, "ready": is_ready()}, 200 if is_ready() else 503)
-
-    @app.get("/v2/models/{asked:path}")
-    async def model_v2(asked: str) -> dict[str, Any]:
-        check_name(asked)
-        return forms.metadata()
-
-
-async def _body_of(request: Request, most: int) -> bytes:
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise HTTPException(415, "the request is not JSON: send it with Content-Type: application/json")
-    too_large = HTTPException(413, f"the request is larger than {most:,} bytes: send less at once, or smaller files")
-    length = request.headers.get("content-length", "0")
-    if len(length) > 18 or not length.isdecimal() or int(length) > most:
-        raise too_large
-
-    async def read() -> bytes:
+    @asynccontextmanager
+    async def body_of(self, request: Request) -> AsyncIterator[bytes]:
+        """The body, whose bytes count as held until the block ends."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise HTTPException(415, "the request is not JSON: send it with Content-Type: application/json")
+        length = request.headers.get("content-length", "0")
+        self._check_size(int(length) if length.isdecimal() and len(length) <= 18 else self.max_body + 1)
         body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > most:
-                raise too_large
-        return bytes(body)
+        try:
+            await self._read(request, body)
+            yield bytes(body)
+        finally:
+            self.held -= len(body)
 
-    try:
-        return await asyncio.wait_for(read(), SECONDS_FOR_BODY)
-    except ClientDisconnect as error:
-        raise HTTPException(400, "the request ended before all of it had arrived") from error
-    except asyncio.TimeoutError as error:  # another class before Python 3.11
-        raise HTTPException(408, f"the request did not arrive within {SECONDS_FOR_BODY:.0f} seconds") from error
+    async def _read(self, request: Request, body: bytearray) -> None:
+        async def read() -> None:
+            async for part in request.stream():
+                body.extend(part)
+                self.held += len(part)
+                self._check_size(len(body))
+
+        try:
+            await asyncio.wait_for(read(), SECONDS_FOR_BODY)
+        except ClientDisconnect as error:
+            raise HTTPException(400, "the request ended before all of it had arrived") from error
+        except asyncio.TimeoutError as error:  # another class before Python 3.11
+            raise HTTPException(408, f"the request did not arrive within {SECONDS_FOR_BODY:.0f} seconds") from error
+
+    def _check_size(self, size: int) -> None:
+        if size > self.max_body:
+            sentence = f"the request is larger than {self.max_body:,} bytes: send less at once, or smaller files"
+            raise HTTPException(413, sentence)
+        if self.held > self.max_queue * self.max_body:
+            raise too_busy(self.max_queue)
 
 
-def _read(body: bytes, read: Callable) -> tuple[Any, tuple[list[Any], dict[str, Any]]]:
-    """The request, and its inputs and parameters."""
+def too_busy(max_queue: int) -> HTTPException:
+    return HTTPException(503, f"{max_queue} requests wait already: try again", {"Retry-After": RETRY_AFTER})
+
+
+def _read(body: bytes, answerer: Answerer) -> tuple[bool, list[Any], dict[str, Any]]:
+    """Whether the request has a list of inputs, and its inputs and parameters."""
     try:
         data = parse_json(body)
     except ValueError as error:
         raise HTTPException(400, "the request is not valid JSON") from error
     try:
-        return data, read(data)
+        inputs, parameters = answerer.read(data)
     except RequestError as error:
         raise HTTPException(422, str(error)) from error
+    return isinstance(data["inputs"], list), inputs, parameters
 
 
 def run(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:

@@ -1,4 +1,4 @@
-"""The same rows by every way to ask a model: forward, pipeline, predictor, HTTP in each protocol, ONNX, torch.export, Triton's file.
+"""The same rows by every way to ask a model: forward, pipeline, predictor, HTTP, ONNX, torch.export.
 
 Ray gets the same rows in test_ray.py.
 """
@@ -6,7 +6,6 @@ Ray gets the same rows in test_ray.py.
 import base64
 import io
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -95,29 +94,6 @@ class Answers:
             assert not differs[~is_on_the_edge].any(), name
 
 
-def by_http(client: TestClient, inputs: list[str], kind: str, names: list[str]) -> Iterator[tuple[str, Answers]]:
-    model = client.get("/v1/models").json()["models"][0]
-    every = {"top_k": len(names)}
-
-    def posted(path: str, body: dict) -> dict:
-        response = client.post(path, json=body)
-        assert response.status_code == 200, response.text
-        return response.json()
-
-    yield "/predict", Answers.of_dicts(posted("/predict", {"inputs": inputs, "parameters": every}), names)
-    body = {"instances": inputs, "parameters": every}
-    yield "v1", Answers.of_dicts(posted(f"/v1/models/{model}:predict", body)["predictions"], names)
-    items = posted("/classify", {"model": model, "input": inputs})["data"]
-    rest = ([item[name] for item in items] for name in ("uncertainty", "epistemic", "abstain"))
-    chosen = [[name in item["prediction_set"] for name in names] for item in items]
-    yield "/classify", Answers([item["probs"] for item in items], *rest, chosen)
-    tensor = {"name": kind, "shape": [len(inputs)], "datatype": "BYTES", "data": inputs}
-    outputs = posted(f"/v2/models/{model}/infer", {"inputs": [tensor]})["outputs"]
-    found = {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in outputs}
-    tensors = ("probabilities", "uncertainty", "epistemic", "abstain", "prediction_set")
-    yield "v2", Answers(*(found[name] for name in tensors))
-
-
 def by_onnx(path: Path, inputs: dict) -> Answers:
     session = onnxruntime.InferenceSession(path)
     names = [output.name for output in session.get_outputs()]
@@ -160,12 +136,12 @@ def test_every_way_to_ask_gives_the_same_answers(kind, folders, tmp_path):
         [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)], names
     )
     with TestClient(create_app(predictor, max_batch=ROWS)) as client:
-        found |= dict(by_http(client, sent, kind, names))
-    # One kind as plain ONNX, the other as Triton's folder, to write each file once.
-    file = export(hydra, tmp_path / "exported", ["onnx" if kind == "text" else "triton", "torch"], processor)
-    found["onnx"] = by_onnx(file / ("model.onnx" if kind == "text" else "1/model.onnx"), prepared)
+        body = {"inputs": sent, "parameters": {"top_k": len(names)}}
+        found["/predict"] = Answers.of_dicts(client.post("/predict", json=body).json(), names)
+    file = export(hydra, tmp_path / "exported", ["onnx", "torch"], processor)
+    found["onnx"] = by_onnx(file / "model.onnx", prepared)
     found["torch.export"] = Answers.of_outputs(torch.export.load(file / "model.pt2").module()(**prepared))
-    assert len(found) == 8
+    assert len(found) == 5
     for way, each in found.items():
         try:
             each.agrees_with(expected, is_on_the_edge)

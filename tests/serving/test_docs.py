@@ -9,14 +9,13 @@ from PIL import Image
 
 from hydra_transformers.cli import main
 from hydra_transformers.hub.handler import FORMATS, MOST_PIXELS
-from hydra_transformers.serving import HydraPredictor, create_app, page_inputs
+from hydra_transformers.serving import page_inputs
 from hydra_transformers.serving.page_inputs import SECONDS_TO_READ, Limits
 from hydra_transformers.serving.server import SECONDS_FOR_BODY, SECONDS_TO_CLOSE
 from tests.pages import ROOT, run_python_blocks
 from tests.serving.tiny import base64_of
 
 
-JSON = {"Content-Type": "application/json"}
 PHOTOS = {
     "photo.jpg": Image.radial_gradient("L"),
     "one.jpg": Image.radial_gradient("L"),
@@ -43,18 +42,6 @@ def test_the_example_of_the_server_runs(readers_folder):
         assert client.get("/").json()["limits"]["max_batch"] == 8
     assert answer["abstain"] in (True, False) and refused.status_code == 422
     assert "inputs[0] is no base64" in refused.json()["error"]
-
-
-def test_the_requests_of_the_page_are_answered(folders):
-    """Those to other protocols; the tiny model has two classes, as /score and /rerank need."""
-    page = (ROOT / "docs/serving.md").read_text()
-    requests = re.findall(r"^(/\S+) +(\{.*\})$", page, flags=re.MULTILINE)
-    with TestClient(create_app(HydraPredictor(folders["texts"], device="cpu", name="my-hydra"))) as client:
-        answers = {
-            path: client.post(path.replace("NAME", "my-hydra"), content=body, headers=JSON) for path, body in requests
-        }
-    assert len(answers) == 5 and {answer.status_code for answer in answers.values()} == {200}
-    assert len(answers["/classify"].json()["data"]) == 1 and len(answers["/score"].json()["data"]) == 2
 
 
 def test_the_example_of_the_predictor_runs(readers_folder):

@@ -173,54 +173,22 @@ def test_nobody_gets_the_answer_of_another():
 
 
 ODD = [None, True, 0, -1, 2, 3.5, 10**400, "", "a", "\ud800", "\0", "{}", [], {}, [[]], [None], ["a", "b"], ["a"] * 17]
-ODD += [
-    {"text": "a", "text_pair": None},
-    {"b64": 1},
-    {"name": []},
-    [{"name": "label"}],
-    "data:image/png;base64,AAAA",
-    ["a", "a"],
-]
-FIELDS = {
-    "/predict": ("inputs", "parameters"),
-    "/classify": ("input", "model"),
-    "/score": ("text_1", "text_2"),
-    "/rerank": ("query", "documents", "top_n"),
-    "/v1/models/{}:predict": ("instances", "parameters"),
-    "/v2/models/{}/infer": ("inputs", "outputs", "id", "parameters"),
-}
+ODD += [{"text": "a", "text_pair": None}, {"b64": 1}, {"name": []}, "data:image/png;base64,AAAA", {"top_k": 1}]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["texts", "images", "clip"])
-def test_every_wrong_body_gets_a_sentence_in_every_protocol(kind, folders):
+def test_every_wrong_body_gets_a_sentence(kind, folders):
     """Drawn at random; thousands of others were tried by hand."""
     draw, predictor = random.Random(0), HydraPredictor(folders[kind], device="cpu")
-    usual = {
-        "text_1": "a",
-        "text_2": "b",
-        "query": "a",
-        "documents": ["b"],
-        "parameters": {"candidate_labels": ["a", "b"]},
-    }
+    usual = {"candidate_labels": ["a", "b"]}
     with TestClient(create_app(predictor), raise_server_exceptions=False) as client:
-        for path, fields in FIELDS.items():
-            for _ in range(30):
-                body = {
-                    field: usual[field] if field in usual and draw.random() < 0.5 else draw.choice(ODD)
-                    for field in fields
-                }
-                if path.endswith("infer") and draw.random() < 0.8:
-                    names = ("name", "shape", "datatype", "data")
-                    right = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
-                    body["inputs"] = [
-                        right | {draw.choice(names): draw.choice(ODD)} for _ in range(draw.choice((1, 1, 2)))
-                    ]
-                content, headers = json.dumps(body), {"content-type": "application/json"}
-                response = client.post(path.format(predictor.name), content=content, headers=headers)
-                assert response.status_code in (200, 400, 404, 422), body
-                assert response.status_code == 200 or re.fullmatch(r'\{"error":".{10,400}"\}', response.text), (
-                    response.text
-                )
+        for _ in range(150):
+            body = {"inputs": draw.choice(ODD), "parameters": usual if draw.random() < 0.5 else draw.choice(ODD)}
+            response = client.post("/predict", content=json.dumps(body), headers={"content-type": "application/json"})
+            assert response.status_code in (200, 400, 422), body
+            assert response.status_code == 200 or re.fullmatch(r'\{"error":".{10,400}"\}', response.text), (
+                response.text
+            )
         assert client.get("/health").json() == {"status": "ok", "requests": 0}
         assert client.get("/metrics").status_code == 200

@@ -1,5 +1,6 @@
 """The server: answers as `predict`, limits, and requests that it refuses."""
 
+import asyncio
 import base64
 import json
 import threading
@@ -15,7 +16,8 @@ from hydra_transformers.cli import main
 from hydra_transformers.cli.serve import predictor_of
 from hydra_transformers.hub.handler import MOST_LABELS, MOST_PIXELS, Answerer
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.serving import create_app
+from hydra_transformers.serving import create_app, server
+from hydra_transformers.serving.metrics import CAUSES, Metrics
 from tests.serving.tiny import base64_of
 from tests.tiny_data import CLASSES, pictures
 
@@ -34,27 +36,7 @@ FIELDS = {
     "prediction_set",
     "scores",
 }
-PATHS = {
-    "/",
-    "/health",
-    "/metrics",
-    "/predict",
-    "/classify",
-    "/score",
-    "/v1/score",
-    "/rerank",
-    "/v1/rerank",
-    "/v2/rerank",
-}
-PATHS |= {
-    "/v1/models",
-    "/v1/models/{asked}",
-    "/v1/models/{name}:predict",
-    "/v2",
-    "/v2/health/live",
-    "/v2/health/ready",
-}
-PATHS |= {"/v2/models/{asked}", "/v2/models/{asked}/ready", "/v2/models/{name}/infer"}
+PATHS = {"/", "/health", "/metrics", "/predict"}
 PICTURES = pictures([0, 1, 2], seed=4)
 
 
@@ -307,3 +289,108 @@ def test_the_command_refuses_what_it_cannot_serve(folders, capsys):
     assert main(["serve", str(folders["texts"]), "--port", "70000"]) == 2
     assert "Invalid value for '--port'" in capsys.readouterr().err
     assert torch.is_grad_enabled()
+
+
+# Metrics
+
+
+def number(text: str, name: str, **labels) -> float:
+    for line in text.splitlines():
+        if line.startswith(f"{name}{{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
+            return float(line.rpartition(" ")[2])
+    raise AssertionError(f"no {name} with {labels}")
+
+
+def test_metrics_count_requests_inputs_and_refusals(folders):
+    with TestClient(app_of(folders["images"])) as client:
+        answers = asked(client, [base64_of(image) for image in PICTURES])
+        assert client.post("/predict", json={"inputs": "no image"}).status_code == 422
+        answers.append(asked(client, base64_of(PICTURES[0].resize((1, 1)).resize((8, 8)))))
+        text = client.get("/metrics").text
+    assert number(text, "hydra_requests_total", status=200, model="tiny-hydra") == 2
+    assert number(text, "hydra_requests_total", status=422) == 1
+    assert number(text, "hydra_inputs_total") == 4
+    assert number(text, "hydra_epistemic_nats_total") == pytest.approx(sum(each["epistemic"] for each in answers))
+    refused = {cause: number(text, "hydra_refused_total", cause=cause) for cause in CAUSES}
+    assert sum(refused.values()) == sum(answer["abstain"] for answer in answers) and refused["empty"] == 1
+    assert number(text, "hydra_request_seconds_count") == number(text, "hydra_request_seconds_bucket", le="+Inf") == 3
+    assert number(text, "hydra_requests_in_flight") == 0
+
+
+def test_refusals_are_counted_by_their_cause():
+    metrics = Metrics("m")
+    reasons = ["msp is 0.6, above the threshold 0.2.", "msp of 'Rome' is 0.6, above the threshold 0.2."]
+    reasons += ["The score is 0.1, below the threshold 0.2.", "Every label is too close to its threshold."]
+    reasons += ["The text is empty.", "The answer is not a number.", "The image has one colour only."]
+    metrics.count_answers([{"abstain": True, "reason": reason, "epistemic": None} for reason in reasons])
+    metrics.count_answers([{"abstain": False, "reason": None, "epistemic": 0.5}])
+    text = metrics.text().decode()
+    assert [number(text, "hydra_refused_total", cause=cause) for cause in CAUSES] == [4, 2, 1]
+    assert number(text, "hydra_inputs_total") == 8 and number(text, "hydra_epistemic_nats_total") == 0.5
+
+
+# Bodies
+
+
+async def posted(app, parts: list[bytes], forever: bool = False) -> list[dict]:
+    """The messages of the app to a client that sends these parts of a body, and then either ends or says nothing more."""
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/predict", "headers": headers, "query_string": b""}
+    messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    messages += [] if forever else [{"type": "http.request", "body": b"", "more_body": False}]
+    sent = []
+
+    async def receive():
+        if messages:
+            return messages.pop(0)
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent
+
+
+def test_clients_with_slow_bodies_keep_nobody_out(monkeypatch):
+    monkeypatch.setattr(server, "SECONDS_FOR_BODY", 0.5)
+    held = Held()
+    held.may_answer.set()
+    app = create_app(held, max_queue=2)
+
+    async def talk():
+        async with app.router.lifespan_context(app):
+            slow = [asyncio.create_task(posted(app, [b"{"], forever=True)) for _ in range(70)]
+            await asyncio.sleep(0)
+            quick = await posted(app, [b'{"inputs": ', b'"a"}'])
+            assert not any(task.done() for task in slow)
+            return quick, await asyncio.gather(*slow)
+
+    quick, slow = asyncio.run(talk())
+    assert quick[0]["status"] == 200 and {sent[0]["status"] for sent in slow} == {408}
+    assert app.state.requests == 0
+
+
+def test_bodies_that_arrive_hold_a_limited_memory(monkeypatch):
+    monkeypatch.setattr(server, "SECONDS_FOR_BODY", 0.5)
+    app = create_app(Held(), max_queue=2, max_body=100)
+
+    async def talk():
+        return await asyncio.gather(*(posted(app, [b"{" * 90], forever=True) for _ in range(3)))
+
+    assert [sent[0]["status"] for sent in asyncio.run(talk())] == [408, 408, 503]
+
+
+def test_large_responses_are_written_outside_of_the_event_loop(monkeypatch):
+    threads = []
+    monkeypatch.setattr(server, "as_json", lambda answers: threads.append(threading.current_thread()) or answers)
+    held = Held()
+    held.may_answer.set()
+    app = create_app(held)
+
+    async def talk():
+        async with app.router.lifespan_context(app):
+            await posted(app, [b'{"inputs": "a"}'])
+            return threading.current_thread()
+
+    assert asyncio.run(talk()) not in threads and len(threads) == 1
