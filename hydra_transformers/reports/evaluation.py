@@ -3,7 +3,7 @@
 import inspect
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -42,18 +42,13 @@ ENERGY = (
 )
 
 
-def corrupt_by_name(data: Any, names: str | Sequence[str]) -> Mapping[str, Mapping[Any, Any]]:
-    """Corruption -> severity -> data. `hydra_transformers.shift`, one floor up, replaces this by its `corrupted_sets`."""
-    raise RuntimeError("corruptions by name need hydra_transformers.shift: import it first")
-
-
 def evaluate_uncertainty(
     models: nn.Module | Mapping[str, nn.Module],
     data: Any,
     ood_data: Any = None,
     *,
     score: str | Detector | Mapping[str, Detector] = "msp",
-    corruptions: str | Sequence[str] | Mapping[str, Mapping[Any, Any]] | None = None,
+    corruptions: Mapping[str, Mapping[Any, Any]] | None = None,
     class_prompts: Mapping[str, Tensor] | None = None,
     temperature: TemperatureScaling | Mapping[str, TemperatureScaling] | None = None,
     abstention: Abstention | Mapping[str, Abstention] | None = None,
@@ -72,9 +67,8 @@ def evaluate_uncertainty(
         ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set; labels are not read.
         score: the OOD score: a name, see `ood_score` (the paper's is `"msp"`), or a `Detector`. A fitted detector belongs
             to one model: for several pass `{name: detector}`, the same detector fitted on each.
-        corruptions: one or several names of `hydra_transformers.shift.CORRUPTIONS` or of their groups, or "all": `data` is
-            corrupted at severities 1 to 5. For other choices, and `data` whose image processor is not known, pass the
-            result of `corrupted_sets`; or other labelled data, such as ImageNet-C, as `{corruption: {severity: data}}`.
+        corruptions: `{corruption: {severity: data}}`, as `hydra_transformers.shift.corrupted_sets` and `load_standard_set`
+            give it.
         class_prompts: for CLIP and SigLIP, the tokenizer's output with one prompt per class: makes it a zero-shot classifier.
         temperature: applied to the member logits; one for all models, or `{name: temperature}` for some of them. Fit a
             detector that reads logits on `temperature.wrap(model)`, and pass that as the model.
@@ -120,14 +114,13 @@ def evaluate_uncertainty(
     data = load_if_named(data, first, labelled=True)
     ood_data = load_if_named(ood_data, first, labelled=False)
     groups = {} if isinstance(ood_data, Mapping) and not ood_data else ood_groups(ood_data)
-    by_name = corruptions is not None and not isinstance(corruptions, Mapping)
-    sweeps = _sweeps(corrupt_by_name(data, corruptions) if by_name else corruptions or {})
+    sweeps = _sweeps(corruptions or {})
     everything = {"data": data}
     everything |= {place_of(group, name): each for group, sets in groups.items() for name, each in sets.items()}
     everything |= {_place(*at): each for at, each in sweeps.items()}
     for place, each in everything.items():
         each = each.data if isinstance(each, ChangedBatches) else each
-        if (len(models) > 1 or by_name) and hasattr(each, "__next__"):
+        if (len(models) > 1 or sweeps) and hasattr(each, "__next__"):
             raise TypeError(f"{place} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
         check_can_be_shared(each, place)
     scalings = _by_model(temperature, "temperature", TemperatureScaling, models)
@@ -346,9 +339,9 @@ def _place(corruption: str, severity: str) -> str:
 
 def _sweeps(corruptions: Mapping[str, Mapping[Any, Any]]) -> dict[tuple[str, str], Any]:
     """(corruption, severity) -> data."""
+    if not isinstance(corruptions, Mapping) or not all(isinstance(each, Mapping) for each in corruptions.values()):
+        raise TypeError("corruptions must be a dict of dicts, {corruption: {severity: data}}: pass corrupted_sets(data, names)")
     for corruption, sweep in corruptions.items():
-        if not isinstance(sweep, Mapping):
-            raise TypeError("corruptions must be a dict of dicts: pass {corruption: {severity: data}}, or names")
         if not sweep:
             raise ValueError(f"corruptions[{corruption!r}] is empty: pass at least one data set, or leave it out")
     return {(name, str(severity)): data for name, sweep in corruptions.items() for severity, data in sweep.items()}

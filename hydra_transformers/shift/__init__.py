@@ -1,12 +1,9 @@
 """Shifted data: images and texts corrupted by name in five severities, and the standard corrupted sets."""
 
-from ..reports import evaluation
 from .corrupted_data import corrupted, corrupted_sets
 from .corruptions import CORRUPTIONS, GROUPS, SEVERITIES, Corruption, corrupt, corruption_table
 from .standard_sets import STANDARD_SETS, load_standard_set
 
-
-evaluation.corrupt_by_name = corrupted_sets
 
 __all__ = [
     "CORRUPTIONS",

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Subset
 
-from ..data.batches import SOUNDS, ChangedBatches, check_is_data
-from .corruptions import SEVERITIES, checked_severities, checked_severity, corrupt, corruption_named, names_of
+from ..data.batches import ChangedBatches, check_is_data
+from .corruptions import SEVERITIES, checked_severities, corrupt, corruption_named, names_of
 from .pixel_scale import PixelScale
 
 
@@ -36,14 +36,14 @@ def corrupted(
     corrupted before they are tokenized.
     """
     kind = kind_of(data)
-    names_of([corruption_named(name).name], kind)
-    settings = {"name": name, "severity": checked_severity(severity), "seed": seed}
+    name, [severity] = corruption_named(name, kind).name, checked_severities([severity])
     if kind == "text":
-        return _with_changed_texts(data, partial(corrupt, **settings))
+        return _with_changed_texts(data, partial(corrupt, name=name, severity=severity, seed=seed))
     if processor is None and mean is None and std is None:
         processor = _processor_of(data)
     scale = PixelScale.of(processor, mean, std)
-    return ChangedBatches(data, partial(_corrupt_pixels, **settings, mean=scale.mean, std=scale.std))
+    settings = {"name": name, "severity": severity, "seed": seed, "mean": scale.mean, "std": scale.std}
+    return ChangedBatches(data, partial(_corrupt_pixels, **settings))
 
 
 def corrupted_sets(
@@ -74,28 +74,23 @@ def _corrupt_pixels(batch: dict[str, Tensor], **settings: Any) -> dict[str, Tens
 
 
 def kind_of(data: Any) -> str:
-    """Whether a data set holds images ("image") or texts ("text"); refuses tokenized texts."""
+    """Whether a data set holds images ("image") or texts ("text"); raises for tokenized texts and audio."""
     if getattr(data, "kind", None) == "text" or (isinstance(data, Subset) and kind_of(data.dataset) == "text"):
         return "text"
     check_is_data(data)
     rows = getattr(data, "dataset", data)
     first = rows[0] if hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and len(rows) else None
-    if isinstance(first, str):
-        raise TypeError("data is a list of texts: pass load_data(rows, model), or corrupt them by corrupt(texts, ...)")
     if isinstance(first, Mapping):
         _check_has_pixels(first)
     return "image"
 
 
 def _check_has_pixels(row: Mapping[str, Any]) -> None:
-    if "pixel_values" in row:
-        return
-    if any(name in row for name in SOUNDS):
-        raise ValueError("the data are sounds, and there are no corruptions for them: pass noisy sounds of your own")
-    raise ValueError(
-        f"the data has no pixel_values to corrupt, it has {', '.join(row) or 'nothing'}: pass load_data(rows, model); "
-        "texts are corrupted before they are tokenized, so pass these, not a DataLoader"
-    )
+    if "pixel_values" not in row:
+        raise ValueError(
+            f"the data has no pixel_values to corrupt, it has {', '.join(row) or 'nothing'}: pass load_data(rows, model) of "
+            "images or texts; texts are corrupted before they are tokenized, and audio is not corrupted"
+        )
 
 
 def _with_changed_texts(data: Any, change: Callable[[str], str]) -> Any:

@@ -2,19 +2,16 @@
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..models.pipeline_hydra import read_image
-from ..reports.table import Cell, Table
 from . import image_corruptions as on_images
 from . import text_corruptions as on_texts
-from .jpeg import jpeg_compression
 from .pixel_scale import PixelScale
 from .random_numbers import key_of, row_keys
 
@@ -60,7 +57,7 @@ _ROWS = (  # group, strengths, what they are, function
     ("colour", (0.4, 0.3, 0.2, 0.1, 0.05), "share that is left", on_images.contrast),
     ("colour", (1.5, 2, 3, 5, 20), "factor on saturation (HSV)", on_images.saturate),
     ("digital", (0.6, 0.5, 0.4, 0.3, 0.25), "share of the sides", on_images.pixelate),
-    ("digital", (25, 18, 15, 10, 7), "quality", jpeg_compression),
+    ("digital", (25, 18, 15, 10, 7), "quality", on_images.jpeg_compression),
     ("characters", (0.02, 0.05, 0.1, 0.15, 0.25), "share of letters mistyped", on_texts.typos),
     ("characters", (0.05, 0.1, 0.2, 0.3, 0.5), "share of letters moved", on_texts.character_swaps),
     ("characters", (0.02, 0.05, 0.1, 0.15, 0.25), "share of letters dropped", on_texts.character_drops),
@@ -102,41 +99,34 @@ def corrupt(
 
     Returns the same type, device and dtype as `data`.
     """
-    corruption = corruption_named(name)
-    strength = corruption.strengths[SEVERITIES.index(checked_severity(severity))]
-    scale = PixelScale.of(processor, mean, std)
+    [severity], scale = checked_severities([severity]), PixelScale.of(processor, mean, std)
     if isinstance(data, (list, tuple)):
-        return [_corrupted(each, corruption, strength, seed, scale) for each in data]
-    return _corrupted(data, corruption, strength, seed, scale)
+        return [_corrupted(value, name, severity, seed, scale) for value in data]
+    return _corrupted(data, name, severity, seed, scale)
 
 
-def _corrupted(data: Any, corruption: Corruption, strength: float, seed: int, scale: PixelScale) -> Any:
-    is_picture = hasattr(data, "convert") and hasattr(data, "size")
-    if not isinstance(data, (str, Tensor)) and not is_picture:
-        raise TypeError(
-            f"data is a {type(data).__name__}: pass a tensor of images, a PIL image, a text, or a list of texts or PIL images; "
-            "for data sets there is corrupted(data, ...)"
-        )
-    kind = "text" if isinstance(data, str) else "image"
-    if kind != corruption.kind:
-        other = ", ".join(each.name for each in CORRUPTIONS.values() if each.kind == kind)
-        raise TypeError(f"{corruption.name} is for {corruption.kind}s, and data holds {kind}s: pass one of {other}")
+def _corrupted(data: Any, name: str, severity: int, seed: int, scale: PixelScale) -> Any:
+    corruption = corruption_named(name, "text" if isinstance(data, str) else "image")
+    strength = corruption.strengths[severity - 1]
     if isinstance(data, str):
         return corruption.change(data, strength, random.Random(key_of(corruption.name, seed, data)))
     if isinstance(data, Tensor):
         return _corrupted_tensor(data, corruption, strength, seed, scale)
-    return _corrupted_picture(data, corruption, strength, seed)
+    if hasattr(data, "convert") and hasattr(data, "size"):
+        return _corrupted_picture(data, corruption, strength, seed)
+    raise TypeError(
+        f"data is a {type(data).__name__}: pass a tensor of images, a PIL image, a text, or a list of texts or PIL images; "
+        "for data sets there is corrupted(data, ...)"
+    )
 
 
 def _corrupted_tensor(data: Tensor, corruption: Corruption, strength: float, seed: int, scale: PixelScale) -> Tensor:
     batch = data if data.dim() == 4 else data.unsqueeze(0)
-    if batch.dim() != 4 or batch.shape[1] not in (1, 3) or 0 in batch.shape[1:]:
+    if batch.dim() != 4 or batch.shape[1] not in (1, 3) or not (data.is_floating_point() or data.dtype == torch.uint8):
         raise ValueError(
-            f"images has shape {tuple(data.shape)}: pass (rows, channels, height, width) or (channels, height, width), with 1 or "
-            "3 channels"
+            f"images is {data.dtype} of shape {tuple(data.shape)}: pass uint8, or floats in [0, 1], of shape (rows, channels, "
+            "height, width) or (channels, height, width), with 1 or 3 channels"
         )
-    if not (data.is_floating_point() or data.dtype == torch.uint8):
-        raise ValueError(f"images is of type {data.dtype}: pass uint8, or floats in [0, 1]")
     rows = max(1, VALUES_AT_A_TIME // math.prod(batch.shape[1:]))
     changed = [_changed(part, corruption, strength, seed, scale) for part in batch.split(rows)]
     return torch.cat(changed).view(data.shape)
@@ -163,46 +153,29 @@ def _corrupted_picture(picture: Any, corruption: Corruption, strength: float, se
     return Image.fromarray(array if array.shape[2] == 3 else array[..., 0])
 
 
-def corruption_named(name: str) -> Corruption:
-    if isinstance(name, str) and name in CORRUPTIONS:
-        return CORRUPTIONS[name]
-    near = [known for known in CORRUPTIONS if known.startswith(str(name))]
-    near = near or get_close_matches(str(name), CORRUPTIONS, 1)
-    hint = f"did you mean {near[0]}? There are" if near else "there are"
-    raise ValueError(f"no corruption is called {name!r}: {hint} {', '.join(CORRUPTIONS)}")
-
-
-def checked_severity(severity: int) -> int:
-    if severity not in SEVERITIES or isinstance(severity, bool):
-        raise ValueError(f"severity is {severity!r}: pass a whole number from 1 to 5")
-    return int(severity)
-
-
 def checked_severities(severities: Sequence[int]) -> list[int]:
-    if not isinstance(severities, Iterable) or isinstance(severities, str):
-        raise TypeError(f"severities is {severities!r}: pass some of 1 to 5, such as [1, 3, 5]")
-    found = [checked_severity(severity) for severity in severities]
-    if not found:
-        raise ValueError("severities is empty: pass at least one of 1 to 5")
-    return found
+    severities = [severities] if isinstance(severities, (int, str)) else list(severities)
+    if not severities or any(severity not in SEVERITIES or isinstance(severity, bool) for severity in severities):
+        raise ValueError(f"severity is {severities}: pass whole numbers from 1 to 5")
+    return severities
+
+
+def corruption_named(name: str, kind: str) -> Corruption:
+    if name not in CORRUPTIONS:
+        raise ValueError(f"no corruption is called {name!r}: there are {', '.join(CORRUPTIONS)}")
+    if CORRUPTIONS[name].kind != kind:
+        raise ValueError(f"{name} is for {CORRUPTIONS[name].kind}s, and the data are {kind}s: choose others, or all")
+    return CORRUPTIONS[name]
 
 
 def names_of(chosen: str | Sequence[str], kind: str) -> list[str]:
     """Corruptions of a kind ("image", "text") by name, by group, or "all" of them; each once, in the order given."""
-    if not isinstance(chosen, Iterable):
-        raise TypeError(f'corruptions is {chosen!r}: pass a name, several, or "all"')
     names: list[str] = []
-    for each in [chosen] if isinstance(chosen, str) else chosen:
-        if each == "all":
-            found = [name for name, corruption in CORRUPTIONS.items() if corruption.kind == kind]
-        elif each in GROUPS:
-            found = [name for name, corruption in CORRUPTIONS.items() if corruption.group == each]
-        else:
-            found = [corruption_named(each).name]
-        other = CORRUPTIONS[found[0]].kind
-        if other != kind:
-            raise ValueError(f"{found[0]} is for {other}s, and the data are {kind}s: choose others, or all")
-        names += found
+    for name in [chosen] if isinstance(chosen, str) else chosen:
+        group = [
+            each.name for each in CORRUPTIONS.values() if name == each.group or (name == "all" and each.kind == kind)
+        ]
+        names += [corruption_named(each, kind).name for each in group or [name]]
     if not names:
         raise ValueError('corruptions is empty: name at least one, a group of them, or "all"')
     return list(dict.fromkeys(names))
@@ -210,9 +183,7 @@ def names_of(chosen: str | Sequence[str], kind: str) -> list[str]:
 
 def corruption_table() -> str:
     """All corruptions with their strengths at each severity, in markdown."""
-    rows = [
-        [Cell(each.name, "code"), f"{each.kind}s", each.group, each.measure, *map("{:g}".format, each.strengths)]
-        for each in CORRUPTIONS.values()
-    ]
-    header = ["name", "for", "group", "strength", *map(str, SEVERITIES)]
-    return Table(header, rows, "llll" + "r" * len(SEVERITIES)).markdown()
+    rows = [["name", "for", "group", "strength", *map(str, SEVERITIES)], ["---"] * 4 + ["--:"] * len(SEVERITIES)]
+    for each in CORRUPTIONS.values():
+        rows.append([f"`{each.name}`", f"{each.kind}s", each.group, each.measure, *map("{:g}".format, each.strengths)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

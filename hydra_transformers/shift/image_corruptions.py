@@ -5,10 +5,12 @@ images of the same shape, which the caller clamps to [0, 1]. Lengths are shares 
 images are corrupted alike. Sums run pixel by pixel, so that a row's result does not depend on its batch.
 """
 
+import io
 import math
 from collections import defaultdict
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
@@ -130,6 +132,19 @@ def pixelate(images: Tensor, share: float, keys: Tensor) -> Tensor:
         means = sums.diff(dim=3) / edges.diff()
         images = means.repeat_interleave(edges.diff(), dim=3).transpose(dim, 3)
     return images
+
+
+def jpeg_compression(images: Tensor, quality: float, keys: Tensor) -> Tensor:
+    """A JPEG file of this quality, written and read by Pillow."""
+    from PIL import Image
+
+    levels = (images * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()  # (rows, height, width, channels)
+    decoded = np.empty_like(levels)
+    for row, pixels in enumerate(levels):
+        file = io.BytesIO()
+        Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[..., 0]).save(file, "JPEG", quality=int(quality))
+        decoded[row] = np.asarray(Image.open(file)).reshape(pixels.shape)
+    return torch.from_numpy(decoded).to(images.device).permute(0, 3, 1, 2).float() / 255
 
 
 def _weighted(images: Tensor, weights: Mapping[tuple[int, int], float]) -> Tensor:

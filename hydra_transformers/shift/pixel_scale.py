@@ -26,30 +26,27 @@ class PixelScale:
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
     ) -> "PixelScale":
-        """The scale of an image processor (also inside CLIP's processor), or of a mean and a standard deviation; else [0, 1]."""
-        if (mean is None) != (std is None):
-            raise ValueError(f"mean is {mean} and std is {std}: pass both, or the image processor that has them")
+        """The scale of an image processor (also inside CLIP's), or of a mean and a standard deviation; else [0, 1]."""
+        if (mean is None) != (std is None) or (processor is not None and mean is not None):
+            raise ValueError(
+                "the scale of images is a mean and a std, or a processor: pass both of the former, or the latter"
+            )
         if processor is None:
-            scale = cls() if mean is None else cls(_numbers(mean), _numbers(std))
-            if any(value <= 0 for value in scale.std):
-                raise ValueError(f"std is {std}: pass numbers above 0")
-            return scale
-        if mean is not None:
-            raise ValueError("both a processor and mean and std were passed: pass one of them")
+            return cls() if mean is None else cls(_numbers(mean), _numbers(std))
         processor = getattr(processor, "image_processor", processor)
         if not hasattr(processor, "do_normalize"):
             raise TypeError(f"processor is a {type(processor).__name__}: pass the model's image processor")
-        mean, std = (0.0, 1.0) if not processor.do_normalize else (processor.image_mean, processor.image_std)
+        mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
         if getattr(processor, "do_rescale", True):
             rescaled = 255 * processor.rescale_factor
         else:
             # Images were in [0, 1] before, unless the mean is one of levels up to 255.
             rescaled = 255.0 if max(_numbers(mean)) > 1 else 1.0
-        return cls(*(tuple(value / rescaled for value in _numbers(each)) for each in (mean, std)))
+        return cls(*(tuple(value / rescaled for value in _numbers(values)) for values in (mean, std)))
 
     def unscaled(self, pixel_values: Tensor) -> Tensor:
-        """(rows, channels, height, width) -> float32 images in [0, 1]; refuses other values."""
-        mean, std = self._constants(pixel_values)
+        """(rows, channels, height, width) -> float32 images in [0, 1]; raises for values outside."""
+        mean, std = self._constants(pixel_values.device)
         # Two statements, each rounded by itself: fused on a device, they would have other last digits.
         images = pixel_values.float() * std
         images = images + mean
@@ -62,16 +59,11 @@ class PixelScale:
         return images.clamp(0, 1)
 
     def scaled(self, images: Tensor, dtype: torch.dtype) -> Tensor:
-        mean, std = self._constants(images)
+        mean, std = self._constants(images.device)
         return ((images - mean) / std).to(dtype)
 
-    def _constants(self, images: Tensor) -> list[Tensor]:
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) not in (1, images.shape[1]):
-                raise ValueError(
-                    f"{name} has {len(values)} numbers, the images {images.shape[1]} channels: pass one per channel"
-                )
-        return [torch.tensor(values, device=images.device).view(1, -1, 1, 1) for values in (self.mean, self.std)]
+    def _constants(self, device: torch.device) -> list[Tensor]:
+        return [torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (self.mean, self.std)]
 
 
 def _numbers(value: float | Sequence[float] | Tensor) -> tuple[float, ...]:

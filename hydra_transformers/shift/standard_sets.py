@@ -59,13 +59,11 @@ def load_standard_set(
     """
     if name not in STANDARD_SETS:
         raise ValueError(f"no standard set is called {name!r}: there are {', '.join(STANDARD_SETS)}")
-    chosen = STANDARD_SETS[name]
-    corruptions = chosen.corruptions if corruptions is None else corruptions
-    corruptions = [corruptions] if isinstance(corruptions, str) else corruptions
+    chosen, severities = STANDARD_SETS[name], checked_severities(severities)
+    corruptions = [corruptions] if isinstance(corruptions, str) else corruptions or chosen.corruptions
     for corruption in corruptions:
         if corruption not in chosen.corruptions:
             raise ValueError(f"{name} has no {corruption!r}: it has {', '.join(chosen.corruptions)}")
-    severities = checked_severities(severities)
     read = _from_own_repositories if "{" in chosen.repository else _from_columns
     sets: dict[str, dict[int, Any]] = {corruption: {} for corruption in corruptions}
     for (corruption, severity), rows in read(chosen, list(product(corruptions, severities))).items():
@@ -90,9 +88,7 @@ def _from_columns(chosen: StandardSet, pairs: list[tuple[str, int]]) -> dict[tup
     for place, (name, severity) in enumerate(zip(rows["corruption_name"], rows["corruption_level"], strict=True)):
         if (name, int(severity)) in places:
             places[name, int(severity)].append(place)
-    for (name, severity), found in places.items():
-        if not found:
-            raise ValueError(
-                f"{chosen.repository} has no rows of {name!r} at severity {severity}: its columns have changed"
-            )
-    return {pair: rows.select(found) for pair, found in places.items()}
+    missing = [pair for pair, at in places.items() if not at]
+    if missing:
+        raise ValueError(f"{chosen.repository} has no rows of {missing[0]}: its columns have changed")
+    return {pair: rows.select(at) for pair, at in places.items()}

@@ -8,22 +8,13 @@ import random
 import re
 
 
-KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
-
-
-def _neighbours() -> dict[str, str]:
-    """Letter -> the letters around it; each row of keys is half a key to the right of the one above."""
-    keys = {(row, place): letter for row, letters in enumerate(KEYBOARD) for place, letter in enumerate(letters)}
-    around = ((0, -1), (0, 1), (-1, 0), (-1, 1), (1, -1), (1, 0))
-    return {
-        letter: "".join(
-            keys[row + down, place + right] for down, right in around if (row + down, place + right) in keys
-        )
-        for (row, place), letter in keys.items()
-    }
-
-
-NEIGHBOURS = _neighbours()
+# Letter:those around it on a QWERTY keyboard, left, right, above and below.
+KEYS = (
+    "q:wa w:qeas e:wrsd r:etdf t:ryfg y:tugh u:yihj i:uojk o:ipkl p:ol "
+    "a:sqwz s:adwezx d:sferxc f:dgrtcv g:fhtyvb h:gjyubn j:hkuinm k:jliom l:kop "
+    "z:xas x:zcsd c:xvdf v:cbfg b:vngh n:bmhj m:njk"
+)
+NEIGHBOURS = dict(key.split(":") for key in KEYS.split())
 
 
 def typos(text: str, share: float, generator: random.Random) -> str:
