@@ -107,7 +107,6 @@ class Exportable(nn.Module):
         token_type_ids: Tensor | None = None,
         input_values: Tensor | None = None,
         input_features: Tensor | None = None,
-        bbox: Tensor | None = None,
     ) -> dict[str, Tensor]:
         given = {
             "pixel_values": pixel_values,
@@ -116,7 +115,6 @@ class Exportable(nn.Module):
             "token_type_ids": token_type_ids,
             "input_values": input_values,
             "input_features": input_features,
-            "bbox": bbox,
         }
         outputs = self.model(**{name: given[name] for name in self.names})
         logits = outputs["logits" if "logits" in outputs else "logits_per_image"]
@@ -157,7 +155,6 @@ def inputs_of(model: PreTrainedModel, processor: Any, batch: int, length: float)
         inputs[name][0, tokens // 2 :] = getattr(text, "pad_token_id", None) or 0
         made = getattr(getattr(processor, "tokenizer", processor), "model_input_names", ())
         inputs["attention_mask"] = mask
-        inputs["bbox"] = torch.randint(0, 1000, (batch, tokens, 4), generator=generator)  # of words of documents
         if "token_type_ids" in made:
             inputs["token_type_ids"] = torch.zeros_like(mask)
     return {name: tensor.to(model.device) for name, tensor in accepted_inputs(model, inputs).items()}

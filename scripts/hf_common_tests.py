@@ -97,18 +97,7 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
             "HydraRobertaForSequenceClassification",
             "HydraElectraForSequenceClassification",
             "HydraMPNetForSequenceClassification",
-            "HydraLayoutLMv3ForSequenceClassification",
         )
-    ),
-    (
-        "HydraLayoutLMv3Model",
-        "test_inputs_embeds_matches_input_ids",
-        "positions count the tokens that are no padding, which embeddings do not tell, as in LayoutLMv3 itself",
-    ),
-    (
-        "HydraLayoutLMv3For*",
-        "test_training_gradient_checkpointing*",
-        "the tables of distances are not trained, as in LayoutLMv3 itself",
     ),
     *(
         (classes, "test_problem_types", "one class of one has no loss, and is refused")

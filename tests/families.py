@@ -44,8 +44,6 @@ from transformers import (
     GemmaForSequenceClassification,
     HubertConfig,
     HubertForSequenceClassification,
-    LayoutLMv3Config,
-    LayoutLMv3ForSequenceClassification,
     LlamaConfig,
     LlamaForSequenceClassification,
     ModernBertConfig,
@@ -189,12 +187,6 @@ def padded_texts(batch: int = 4, tokens: int = 7, seed: int = 0) -> dict[str, to
         input_ids[row, length:] = 0
         attention_mask[row, length:] = 0
     return {"input_ids": input_ids, "attention_mask": attention_mask}
-
-
-def boxes(batch: int = 4, tokens: int = 7) -> torch.Tensor:
-    """Of words on a page: left, upper, right and lower edge."""
-    drawn = torch.randint(0, 1000, (batch, tokens, 2, 2), generator=torch.Generator().manual_seed(0))
-    return drawn.sort(dim=2).values.flatten(2)
 
 
 def softmax(logits: torch.Tensor) -> torch.Tensor:
@@ -484,27 +476,6 @@ DEBERTA_V2 = Family(
     DEBERTA.outputs,
     7,
 )
-# Words and boxes; tests/models/test_layoutlmv3.py adds the image of the page.
-LAYOUTLMV3 = Family(
-    "layoutlmv3",
-    backbone(
-        LayoutLMv3ForSequenceClassification,
-        LayoutLMv3Config,
-        {
-            **SIZES,
-            **TEXT_SIZES,
-            "coordinate_size": 4,
-            "shape_size": 8,
-            "input_size": 8,
-            "patch_size": 4,
-            "pad_token_id": 0,
-        }
-        | {"rel_pos_bins": 8, "max_rel_pos": 6, "rel_2d_pos_bins": 8, "max_rel_2d_pos": 500},
-    ),
-    lambda: padded_texts() | {"bbox": boxes()},
-    {"": "layoutlmv3.encoder.layer.{}.attention.output.dense"},
-    7,
-)
 AST = Family(
     "ast",
     backbone(ASTForAudioClassification, ASTConfig, {**SIZES, **AUDIO_SIZES}),
@@ -690,7 +661,6 @@ FAMILIES = [
     MPNET,
     DEBERTA,
     DEBERTA_V2,
-    LAYOUTLMV3,
     AST,
     WAV2VEC2,
     HUBERT,
@@ -730,7 +700,6 @@ DECODERS = [LLAMA, QWEN2, GEMMA, QWEN3, GEMMA3]
 VARIANTS = [
     DINOV2_GATED,
     DEBERTA_V2,
-    LAYOUTLMV3,
     XLM_ROBERTA,
     CAMEMBERT,
     QWEN2,

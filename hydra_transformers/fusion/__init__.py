@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ..models.auto import check_classes, hydra_class
 from ..models.configuration_hydra import TrunkLayers, check_shared
-from .building import build, prune_heads, prune_neurons, remaining_heads
+from .building import build, prune_heads, remaining_heads
 from .checks import check_agrees, check_differ, check_finite, warn_of_strangers
 from .linear_per_member import with_linear_layers
 from .packed_heads import heads_at, qkv_by_head, qkv_rows
@@ -44,14 +44,6 @@ def from_backbone(
     pruned = prune_heads(cls, member, heads_to_prune)
     whole = _compared(cls, member, model) if check else None
     return build(cls, [pruned]) if heads_to_prune or whole is None else whole
-
-
-def without_neurons(cls: type, model: PreTrainedModel, neurons_to_prune: dict) -> PreTrainedModel:
-    """A one-member `cls` of `model` with neurons of its MLPs cut out."""
-    member = _only_member(cls, model, "prune_neurons")
-    pruned = prune_neurons(cls, member, neurons_to_prune)
-    _compared(cls, member, model)
-    return build(cls, [pruned])
 
 
 def from_pruned_members(
@@ -153,6 +145,5 @@ __all__ = [
     "tower_configs",
     "trunk_depth",
     "with_linear_layers",
-    "without_neurons",
     "without_weights",
 ]

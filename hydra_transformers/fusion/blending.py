@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..models.configuration_hydra import SHARED_PARTS
-from .structure import attention_names, slots, tower_configs, without_weights
+from .structure import attention_names, slots, without_weights
 
 
 # "classifier" is all that follows the encoder. Fusing leaves it and the attention to each member.
@@ -53,10 +53,8 @@ def has_equal_heads(hydra: PreTrainedModel) -> bool:
 def weights_of(hydra: PreTrainedModel, part: str) -> Weights:
     """The members' weights of one part in a Hydra that shares nothing, as views.
 
-    Empty for the attention of members with different heads; members with different neurons are refused.
+    Empty for the attention of members with different heads.
     """
-    if part == "mlp":
-        _check_equal_neurons(hydra)
     if part == "attention" and not has_equal_heads(hydra):
         return {}
     own = _names_in(hydra, part)
@@ -69,16 +67,6 @@ def weights_of(hydra: PreTrainedModel, part: str) -> Weights:
         elif slot.rows is not None and part == ("attention" if name.startswith(attentions) else "classifier"):
             weights[name] = list(tensor.split(slot.rows))
     return weights
-
-
-def _check_equal_neurons(hydra: PreTrainedModel) -> None:
-    for config in tower_configs(hydra.config).values():
-        for layer, masks in enumerate(config.kept_neurons or []):
-            if len(set(masks)) > 1:
-                raise ValueError(
-                    f"members keep different neurons in layer {layer}, so their MLPs have no mean: pass members that keep the "
-                    "same ones"
-                )
 
 
 def _names_in(hydra: PreTrainedModel, part: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Cuts heads and neurons out of members, and builds the models that hold members."""
+"""Cuts heads out of members, and builds the models that hold members."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ..models.configuration_hydra import SHARED_PARTS, mask_of_neurons, neurons_in
+from ..models.configuration_hydra import SHARED_PARTS
 from ..models.modeling_hydra import HydraAttention
 from .packed_heads import heads_at, qkv_rows
 from .structure import (
@@ -54,44 +54,8 @@ def move_rows_of_heads(
                 tensors[parameter] = heads_at(tensors[parameter], positions, rows)
 
 
-def prune_neurons(cls: type, member: Member, neurons_to_prune: dict) -> Member:
-    """The member with neurons of its MLPs cut out: fc1 loses their rows (the gate's too), fc2 their columns."""
-    tensors, fields, empty = dict(member.tensors), member_fields(member.config), outline(cls, member.config)
-    kept = kept_neurons(member)
-    remaining = remaining_heads(kept, neurons_to_prune, "neuron")
-    for tower, names in attention_names(empty).items():
-        fields[tower]["kept_neurons"] = [[mask_of_neurons(neurons)] for neurons in remaining[tower]]
-        for layer, (name, before, after) in enumerate(zip(names, kept[tower], remaining[tower], strict=True)):
-            if not after:
-                raise ValueError(f"neurons_to_prune[{layer}] names all neurons of the layer: leave at least one")
-            if after != before:
-                mlp, places = f"{name.removesuffix('attention')}mlp", {each: at for at, each in enumerate(before)}
-                move_neurons(tensors, mlp, [places[each] for each in after], empty.get_submodule(mlp).has_gate)
-    return Member(member.name, hydra_config(cls.config_class, member.config, fields), tensors)
-
-
-def kept_neurons(member: Member) -> dict[str, list[list[int]]]:
-    """By tower and layer, the numbers of the neurons that a member keeps."""
-    return {
-        tower: [list(range(each.layer_spec.inner_size))] * len(each.kept_heads)
-        if each.kept_neurons is None
-        else [neurons_in(mask) for [mask] in each.kept_neurons]
-        for tower, each in tower_configs(member.config).items()
-    }
-
-
-def move_neurons(tensors: dict[str, torch.Tensor], mlp: str, positions: list[int | None], has_gate: bool) -> None:
-    """Gives the MLP with this name the neurons at `positions`, in place; None is a neuron of zeros."""
-    for parameter in (f"{mlp}.fc1.weight", f"{mlp}.fc1.bias"):
-        if parameter in tensors:
-            tensors[parameter] = heads_at(tensors[parameter], positions, 1, 2 if has_gate else 1)
-    tensors[f"{mlp}.fc2.weight"] = heads_at(tensors[f"{mlp}.fc2.weight"].t(), positions, 1).t()
-
-
-def remaining_heads(
-    kept: dict[str, list[list[int]]], heads_to_prune: dict | None, what: str = "head"
-) -> dict[str, list[list[int]]]:
-    """The heads (or neurons) that are left per tower and layer.
+def remaining_heads(kept: dict[str, list[list[int]]], heads_to_prune: dict | None) -> dict[str, list[list[int]]]:
+    """The heads that are left per tower and layer.
 
     kept: those before, by tower and layer; `{"": ...}` for a model without towers
     heads_to_prune: `{layer: [heads]}`, for two towers by tower
@@ -100,33 +64,29 @@ def remaining_heads(
     if list(kept) == [""]:
         by_tower = {"": by_tower}
     elif not isinstance(by_tower, dict):
-        raise TypeError(
-            f"{what}s_to_prune is a {type(by_tower).__name__}: pass {{'vision': {{...}}, 'text': {{...}}}}"
-        )
+        raise TypeError(f"heads_to_prune is a {type(by_tower).__name__}: pass {{'vision': {{...}}, 'text': {{...}}}}")
     for tower in by_tower:
         if tower not in kept:
-            raise ValueError(f"{what}s_to_prune names {tower!r}: pass {{'vision': {{...}}, 'text': {{...}}}}")
-    return {tower: _remaining_in_tower(layers, by_tower.get(tower), what) for tower, layers in kept.items()}
+            raise ValueError(f"heads_to_prune names {tower!r}: pass {{'vision': {{...}}, 'text': {{...}}}}")
+    return {tower: _remaining_in_tower(layers, by_tower.get(tower)) for tower, layers in kept.items()}
 
 
-def _remaining_in_tower(kept: list[list[int]], heads_to_prune: dict | None, what: str) -> list[list[int]]:
+def _remaining_in_tower(kept: list[list[int]], heads_to_prune: dict | None) -> list[list[int]]:
     if not isinstance(heads_to_prune, dict | None):
-        raise TypeError(
-            f"{what}s_to_prune is a {type(heads_to_prune).__name__}: pass one member's, {{layer: [{what}s]}}"
-        )
+        raise TypeError(f"heads_to_prune is a {type(heads_to_prune).__name__}: pass one member's, {{layer: [heads]}}")
     pruned: list[set[int]] = [set() for _ in kept]
     for layer, heads in (heads_to_prune or {}).items():
         if not str(layer).lstrip("-").isdigit():
-            raise ValueError(f"{what}s_to_prune names {layer!r}: pass {{layer: [{what}s]}}, layers by their numbers")
+            raise ValueError(f"heads_to_prune names {layer!r}: pass {{layer: [heads]}}, layers by their numbers")
         if isinstance(heads, (int, str)):
-            raise ValueError(f"{what}s_to_prune[{layer}] is {heads!r}: pass a list of {what}s")
+            raise ValueError(f"heads_to_prune[{layer}] is {heads!r}: pass a list of heads")
         if not 0 <= int(layer) < len(kept):
-            raise ValueError(f"{what}s_to_prune names layer {layer}: the model has layers 0 to {len(kept) - 1}")
+            raise ValueError(f"heads_to_prune names layer {layer}: the model has layers 0 to {len(kept) - 1}")
         existing = set(kept[int(layer)])
         for head in heads:
             if not hasattr(head, "__index__") or int(head) not in existing:
                 raise ValueError(
-                    f"{what}s_to_prune[{layer}] names {what} {head!r}: the model has the {what}s "
+                    f"heads_to_prune[{layer}] names head {head!r}: the model has the heads "
                     f"{_shortened(kept[int(layer)])} in this layer"
                 )
             pruned[int(layer)].add(int(head))
@@ -152,9 +112,6 @@ def build(
             "kept_heads": _side_by_side([[heads for [heads] in each.kept_heads] for each in configs]),
             "trunk_layers": (trunks or {}).get(tower, 0),
         }
-        if any(each.kept_neurons is not None for each in configs):
-            kept = [kept_neurons(member)[tower] for member in holders]
-            fields[tower]["kept_neurons"] = _side_by_side([list(map(mask_of_neurons, layers)) for layers in kept])
     reference = next(iter(members[0].tensors.values()))
     config = hydra_config(cls.config_class, members[0].config, fields, shared)
     for part in (config, *tower_configs(config).values()):

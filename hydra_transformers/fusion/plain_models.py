@@ -1,9 +1,8 @@
 """Back from a one-member Hydra to a plain model of Transformers, by the rules that read backbones, inverted."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import signature
-from itertools import product
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -12,13 +11,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..models.modeling_hydra import readers_of
 from ..models.pretrained import with_key_bias_of_zeros
-from .building import kept_neurons, move_neurons, move_rows_of_heads, weights_to_come
+from .building import move_rows_of_heads, weights_to_come
 from .packed_heads import heads_at, keys_of
 from .reading import backbone_source, read_members
 from .structure import Member, attention_names, outline, plain_config, tower_configs
 
 
-Units = list[list[int | None]]  # by layer, the numbers of heads or neurons before pruning; None for one of zeros
+Units = list[list[int | None]]  # by layer, the numbers of heads before pruning; None for one of zeros
 
 
 def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrainedModel:
@@ -27,15 +26,14 @@ def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrained
     Its config has one number of heads for all layers, and in some families (ViT, DeiT, AST, BEiT, DINOv2, causal language models)
     their width. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)` leaves them, and
     equally many for each key and value head that several heads read. In the other families (DINOv3, BERT, RoBERTa, ELECTRA,
-    ALBERT, MPNet, DeBERTa, LayoutLMv3, DistilBERT, ModernBERT, CLIP, SigLIP, Wav2Vec2, HuBERT, WavLM, Whisper) the heads together
+    ALBERT, MPNet, DeBERTa, DistilBERT, ModernBERT, CLIP, SigLIP, Wav2Vec2, HuBERT, WavLM, Whisper) the heads together
     are always as wide as the hidden size, so none may be missing.
-    Neurons of MLPs have to be equally many in each layer, and the config needs an `intermediate_size` (all but DINOv2 and
-    DistilBERT). Other models are refused, or filled up.
+    Other models are refused, or filled up.
 
     Args:
         model: a one-member Hydra; of a fused one pass `model.member(i)`. Its calibration stays behind. A family that is built
             from several (RoBERTa, XLM-RoBERTa, CamemBERT) comes back as the first.
-        fill_up: put heads and neurons of zeros in place of missing ones, which changes no answer. Each layer is then as large
+        fill_up: put heads of zeros in place of missing ones, which changes no answer. Each layer is then as large
             as the largest, or, where the config cannot say so, as before pruning.
     """
     if not hasattr(model, "num_members"):
@@ -59,10 +57,9 @@ def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrained
 
 @dataclass(frozen=True)
 class TowerLayout:
-    """Which heads and neurons stand where in a tower of a plain model."""
+    """Which heads stand where in a tower of a plain model."""
 
     heads: Units
-    neurons: Units
     heads_per_key: int
 
     def keys(self, layer: int, heads_per_key_before: int) -> list[int | None]:
@@ -77,48 +74,38 @@ Layout = dict[str, TowerLayout]
 
 def _smallest_layout(cls: type, member: Member, fill_up: bool) -> Layout:
     """The layout of the smallest plain model that can hold the member; refuses one that needs zeros unless `fill_up`."""
-    towers, neurons, plain_name = tower_configs(member.config), kept_neurons(member), cls.backbone_classes[0].__name__
-    units = {
-        tower: {
-            "heads": ([heads for [heads] in config.kept_heads], config.num_attention_heads),
-            "neurons": (neurons[tower], config.layer_spec.inner_size),
-        }
-        for tower, config in towers.items()
-    }
+    towers, plain_name = tower_configs(member.config), cls.backbone_classes[0].__name__
+    instead = "pass fill_up=True for heads of zeros in place of the missing ones"
+    kept_by_tower = {tower: [heads for [heads] in config.kept_heads] for tower, config in towers.items()}
     layout = {
         tower: TowerLayout(
-            _in_place(*each["heads"]), _in_place(*each["neurons"]), towers[tower].layer_spec.queries_per_key
+            _in_place(kept_by_tower[tower], config.num_attention_heads), config.layer_spec.queries_per_key
         )
-        for tower, each in units.items()
+        for tower, config in towers.items()
     }
-    for tower, what in product(towers, ("heads", "neurons")):
-        kept, total = units[tower][what]
-        instead = f"pass fill_up=True for {what} of zeros in place of the missing ones"
+    for tower, config in towers.items():
+        kept, total, per_key = kept_by_tower[tower], config.num_attention_heads, config.layer_spec.queries_per_key
         counts = [len(layer) for layer in kept]
         if len(set(counts)) > 1 and not fill_up:
             where = f" of the {tower} tower" if tower else ""
             raise ValueError(
-                f"the layers{where} keep {', '.join(map(str, counts))} {what}, and those of a plain {plain_name} equally many: "
-                f"prune with lowest_{what}(scores, {what}_per_layer=...), or {instead}"
+                f"the layers{where} keep {', '.join(map(str, counts))} heads, and those of a plain {plain_name} equally many: "
+                f"prune with lowest_heads(scores, heads_per_layer=...), or {instead}"
             )
-        smaller = replace(layout[tower], **{what: _closed_up(kept, total)})
-        if what == "heads":
-            per_key = towers[tower].layer_spec.queries_per_key
-            readers = {count for heads in kept for count in readers_of(heads, per_key)} or {per_key}
-            if len(readers) > 1 and fill_up:
-                continue  # each head stays beside those that read the same key
-            if len(readers) > 1:
-                raise ValueError(
-                    f"{' or '.join(map(str, sorted(readers)))} heads are left to read a key and value, and in a plain "
-                    f"{plain_name} equally many read each: prune as many heads of every group of {per_key}, or {instead}"
-                )
-            smaller = replace(smaller, heads_per_key=readers.pop())
+        readers = {count for heads in kept for count in readers_of(heads, per_key)} or {per_key}
+        if len(readers) > 1 and fill_up:
+            continue  # each head stays beside those that read the same key
+        if len(readers) > 1:
+            raise ValueError(
+                f"{' or '.join(map(str, sorted(readers)))} heads are left to read a key and value, and in a plain "
+                f"{plain_name} equally many read each: prune as many heads of every group of {per_key}, or {instead}"
+            )
+        smaller = TowerLayout(_closed_up(kept, total), readers.pop())
         if _exists(cls, member, layout | {tower: smaller}):
             layout[tower] = smaller
         elif not fill_up:
-            needed = "head_dim" if what == "heads" else "intermediate_size"
             raise ValueError(
-                f"a plain {plain_name} cannot have {max(counts)} of its {total} {what}: its config has no {needed} that it "
+                f"a plain {plain_name} cannot have {max(counts)} of its {total} heads: its config has no head_dim that it "
                 f"reads; {instead}"
             )
     return layout
@@ -138,7 +125,7 @@ def _closed_up(kept: list[list[int]], total: int) -> Units:
 
 
 def _exists(cls: type, member: Member, layout: Layout) -> bool:
-    """Whether there is a plain model with so many heads of this width, and so many neurons, in every layer."""
+    """Whether there is a plain model with so many heads of this width in every layer."""
     try:
         with weights_to_come(torch.empty(0, device="meta")):
             plain = dict(_new_plain_model(cls, member.config, layout).named_parameters())
@@ -158,14 +145,12 @@ def _exists(cls: type, member: Member, layout: Layout) -> bool:
 def _new_plain_model(cls: type, config: PreTrainedConfig, layout: Layout) -> PreTrainedModel:
     changes: dict[str, dict] = {tower: {} for tower in layout}
     for tower, own in tower_configs(config).items():
-        heads, neurons = len(layout[tower].heads[0]), len(layout[tower].neurons[0])
+        heads = len(layout[tower].heads[0])
         if heads != own.num_attention_heads:
             changes[tower]["head_dim"] = own.layer_spec.head_dim or own.hidden_size // own.num_attention_heads
             changes[tower][own.attribute_map.get("num_attention_heads", "num_attention_heads")] = heads
         if hasattr(own, "num_key_value_heads"):
             changes[tower]["num_key_value_heads"] = len(layout[tower].keys(0, own.layer_spec.queries_per_key))
-        if neurons != own.layer_spec.inner_size:
-            changes[tower][own.attribute_map.get("intermediate_size", "intermediate_size")] = neurons
     plain_class, options = cls.backbone_classes[0], {}
     plain = plain_config(cls, config, changes)
     plain._attn_implementation = config._attn_implementation if plain_class._supports_sdpa else None
@@ -175,11 +160,11 @@ def _new_plain_model(cls: type, config: PreTrainedConfig, layout: Layout) -> Pre
 
 
 def _rearranged(cls: type, member: Member, layout: Layout) -> dict[str, Tensor]:
-    """The member's tensors with its heads and neurons where the layout has them."""
-    tensors, empty, neurons = dict(member.tensors), outline(cls, member.config), kept_neurons(member)
+    """The member's tensors with its heads where the layout has them."""
+    tensors, empty = dict(member.tensors), outline(cls, member.config)
     for tower, names in attention_names(empty).items():
         for layer, name in enumerate(names):
-            attention, mlp = empty.get_submodule(name), f"{name.removesuffix('attention')}mlp"
+            attention = empty.get_submodule(name)
             head_dim, per_key = attention.head_dim, attention.queries_per_key
             [own] = tower_configs(member.config)[tower].kept_heads[layer]
             heads = _positions(own, layout[tower].heads[layer])
@@ -192,8 +177,6 @@ def _rearranged(cls: type, member: Member, layout: Layout) -> dict[str, Tensor]:
                     )
             tensors[f"{name}.o_proj.weight"] = heads_at(tensors[f"{name}.o_proj.weight"], heads, head_dim)
             move_rows_of_heads(tensors, name, heads, attention)
-            places = _positions(neurons[tower][layer], layout[tower].neurons[layer])
-            move_neurons(tensors, mlp, places, empty.get_submodule(mlp).has_gate)
     return tensors
 
 

@@ -117,8 +117,6 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
     inputs = {}
     vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
     size = getattr(vision, "image_size", None)
-    if size is None and getattr(vision, "visual_embed", False):
-        size = vision.input_size  # LayoutLMv3's pages
     if size is not None:
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, height, width, device=device)

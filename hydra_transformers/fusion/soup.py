@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.auto import HYDRA_CLASSES, check_has_no_adapters
-from . import check_can_be_fused, tower_configs
+from . import check_can_be_fused
 from .blending import cosines
 from .building import mean_of
 from .checks import LITTLE_IN_COMMON
@@ -62,10 +62,6 @@ def average_members(models: Sequence[PreTrainedModel], into: int = 3) -> list[Pr
 
 def _check_can_be_averaged(models: Sequence[PreTrainedModel]) -> None:
     first = models[0]
-
-    def kept_neurons(model: PreTrainedModel) -> list:
-        return [getattr(config, "kept_neurons", None) for config in tower_configs(model.config).values()]
-
     for place, model in enumerate(models):
         check_has_no_adapters(model, f"models[{place}]")
         if not isinstance(model, PreTrainedModel) or type(model) is not type(first):
@@ -75,8 +71,6 @@ def _check_can_be_averaged(models: Sequence[PreTrainedModel]) -> None:
             )
         if getattr(model.config, "kept_heads", None) != getattr(first.config, "kept_heads", None):
             raise ValueError("models keep different heads, so their attention has no mean: pass members with the same")
-        if kept_neurons(model) != kept_neurons(first):
-            raise ValueError("models keep different neurons, so their MLPs have no mean: pass members with the same")
         if model.config.id2label != first.config.id2label:
             raise ValueError(
                 f"models[{place}] has other classes than models[0]: pass models fine-tuned on the same labels"

@@ -108,13 +108,13 @@ def hydra_config(
 ) -> PreTrainedConfig:
     """A backbone's or a Hydra's config as a `config_class`.
 
-    towers: by tower `kept_heads`, `kept_neurons` and `trunk_layers`; by default one member that keeps everything
+    towers: by tower `kept_heads` and `trunk_layers`; by default one member that keeps all heads
     others: further fields
     """
     fields = config.to_dict() | others
     for tower in tower_configs(config):
         part = fields[f"{tower}_config"] if tower else fields
-        part.update({"kept_heads": None, "kept_neurons": None, "trunk_layers": 0, "shared": list(shared)})
+        part.update({"kept_heads": None, "trunk_layers": 0, "shared": list(shared)})
         part.update((towers or {}).get(tower, {}))
         for name in ("model_type", "pruned_heads"):
             part.pop(name, None)
@@ -126,13 +126,9 @@ def hydra_config(
 
 
 def member_fields(config: PreTrainedConfig, index: int = 0) -> dict[str, dict]:
-    """By tower, `kept_heads` and `kept_neurons` of one member. A tower that all members share has those of one."""
-
-    def of_member(layers: list[list] | None) -> list[list] | None:
-        return None if layers is None else [[layer[min(index, len(layer) - 1)]] for layer in layers]
-
+    """By tower, the `kept_heads` of one member. A tower that all members share has those of one."""
     return {
-        tower: {"kept_heads": of_member(each.kept_heads), "kept_neurons": of_member(each.kept_neurons)}
+        tower: {"kept_heads": [[layer[min(index, len(layer) - 1)]] for layer in each.kept_heads]}
         for tower, each in tower_configs(config).items()
     }
 

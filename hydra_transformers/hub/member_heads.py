@@ -9,7 +9,6 @@ from transformers import PreTrainedConfig
 
 from .._io.files import written_whole
 from ..fusion import number_of_layers, tower_configs
-from ..models.configuration_hydra import neurons_in
 from ..pruning import Circuit
 from ..pruning.heads import Head, heads_in
 from ..pruning.member_plan import CIRCUITS
@@ -49,11 +48,6 @@ def _map_of_tower(config: PreTrainedConfig) -> str:
     rows = zip(*columns, strict=True)
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines += [_first_layers(config)] if config.trunk_layers else []
-    neurons = getattr(config, "kept_neurons", None)
-    if neurons is not None:
-        counts = [sum(len(neurons_in(masks[member])) for masks in neurons) for member in range(config.num_members)]
-        by_member = ", ".join(f"member {member} {count:,}" for member, count in enumerate(counts))
-        lines.append(f"MLP neurons kept of {config.layer_spec.inner_size * len(neurons):,}: {by_member}")
     return "\n".join(lines)
 
 

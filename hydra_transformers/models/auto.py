@@ -34,7 +34,6 @@ from .configuration_hydra_electra import HydraElectraConfig
 from .configuration_hydra_gemma import HydraGemmaConfig
 from .configuration_hydra_gemma3_text import HydraGemma3TextConfig
 from .configuration_hydra_hubert import HydraHubertConfig
-from .configuration_hydra_layoutlmv3 import HydraLayoutLMv3Config
 from .configuration_hydra_llama import HydraLlamaConfig
 from .configuration_hydra_modernbert import HydraModernBertConfig
 from .configuration_hydra_mpnet import HydraMPNetConfig
@@ -89,11 +88,6 @@ from .modeling_hydra_gemma import (
 )
 from .modeling_hydra_gemma3_text import HydraGemma3TextForSequenceClassification, HydraGemma3TextModel
 from .modeling_hydra_hubert import HydraHubertForSequenceClassification, HydraHubertModel
-from .modeling_hydra_layoutlmv3 import (
-    HydraLayoutLMv3ForSequenceClassification,
-    HydraLayoutLMv3ForTokenClassification,
-    HydraLayoutLMv3Model,
-)
 from .modeling_hydra_llama import (
     HydraLlamaForSequenceClassification,
     HydraLlamaForTokenClassification,
@@ -474,10 +468,6 @@ __all__ = [
     "HydraHubertConfig",
     "HydraHubertForSequenceClassification",
     "HydraHubertModel",
-    "HydraLayoutLMv3Config",
-    "HydraLayoutLMv3ForSequenceClassification",
-    "HydraLayoutLMv3ForTokenClassification",
-    "HydraLayoutLMv3Model",
     "HydraLlamaConfig",
     "HydraLlamaForSequenceClassification",
     "HydraLlamaForTokenClassification",

@@ -1,4 +1,4 @@
-"""The config fields of every Hydra: kept heads and neurons, shared parts, the trunk, and how its layers are built."""
+"""The config fields of every Hydra: kept heads, shared parts, the trunk, and how its layers are built."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
 KeptHeads = list[list[list[int]]]
-KeptNeurons = list[list[str]]  # of each member a hexadecimal number, whose bit n says whether neuron n is kept
 TrunkLayers = int | float | dict[str, int | float] | None  # a count or share of the layers: of all towers, or by tower
 
 # More layers, members or heads than any model has; a config that asks for them is broken, or means harm.
@@ -130,9 +129,6 @@ class HydraConfigMixin(ShippedPipelines):
         kept_heads (`list[list[list[int]]]`, *optional*):
             `kept_heads[layer][member]`: the backbone heads that a member keeps in a layer, in ascending order. By
             default one member that keeps all heads.
-        kept_neurons (`list[list[str]]`, *optional*):
-            `kept_neurons[layer][member]`: the neurons of the MLP's inner layer that a member keeps, as a hexadecimal number
-            whose bit n stands for neuron n (`neurons_in` reads it). By default all of them.
         shared (`list[str]`, *optional*, defaults to `["embeddings", "layernorm", "mlp"]`):
             The parts that exist once for all members. An empty list makes members independent of each other.
         trunk_layers (`int`, *optional*, defaults to 0):
@@ -155,7 +151,6 @@ class HydraConfigMixin(ShippedPipelines):
     keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)  # Trainer gathers logits alone
 
     kept_heads: list | None = None  # KeptHeads; the checks say better than a type what is wrong
-    kept_neurons: list | None = None
     shared: list[str] | tuple[str, ...] = SHARED_PARTS
     trunk_layers: int = 0
     ensemble_loss: str = "members"
@@ -166,6 +161,11 @@ class HydraConfigMixin(ShippedPipelines):
 
     def __post_init__(self, **kwargs):
         num_members = kwargs.pop("num_members", None)
+        if kwargs.pop("kept_neurons", None) is not None:
+            raise ValueError(
+                "kept_neurons names pruned MLP neurons, which Hydras no longer have: load the model by the code it was "
+                "saved with (trust_remote_code=True, without importing hydra_transformers)"
+            )
         for field in ("num_hidden_layers", "num_attention_heads"):
             if not 1 <= getattr(self, field) <= MOST:
                 raise ValueError(f"{field} is {getattr(self, field)}: a Hydra has 1 to {MOST:,}")
@@ -179,7 +179,6 @@ class HydraConfigMixin(ShippedPipelines):
         check_shared(self.shared)
         check_num_members(num_members, self)
         check_trunk(self)
-        check_kept_neurons(self)
         set_problem_type(self)
         check_ensemble_loss(self.ensemble_loss)
         check_aggregate(self)
@@ -211,13 +210,6 @@ class HydraConfigMixin(ShippedPipelines):
         """How many members a layer has weights for: one in the trunk, and all of them behind it."""
         return 1 if layer < self.trunk_layers else self.num_members
 
-    def mlp_sizes(self, layer: int) -> list[int]:
-        """How many neurons the MLPs of a layer have between their two maps, for each member that it has weights for."""
-        members = self.members_in(layer)
-        if self.kept_neurons is None:
-            return [self.layer_spec.inner_size] * members
-        return [int(mask, 16).bit_count() for mask in self.kept_neurons[layer][:members]]
-
 
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:
     """Refuses a `kept_heads[layer][member]` that no model can have."""
@@ -246,43 +238,6 @@ def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> 
                 raise ValueError(f"{where} names a head twice: {heads}")
             if sorted(heads) != heads:
                 raise ValueError(f"{where} is {heads}: give the heads in ascending order")
-
-
-def neurons_in(mask: str) -> list[int]:
-    """The neurons that an entry of `kept_neurons` stands for, in ascending order."""
-    return [neuron for neuron, bit in enumerate(reversed(f"{int(mask, 16):b}")) if bit == "1"]
-
-
-def mask_of_neurons(neurons: list[int]) -> str:
-    """Neurons as an entry of `kept_neurons`."""
-    return f"{sum(1 << neuron for neuron in neurons):x}"
-
-
-def check_kept_neurons(config) -> None:
-    """Refuses a `kept_neurons[layer][member]` that no model can have, or that members who share their MLPs disagree on."""
-    kept, members = config.kept_neurons, config.num_members
-    if kept is None:
-        return
-    if len(kept) != len(config.kept_heads) or any(not isinstance(of, list) or len(of) != members for of in kept):
-        raise ValueError(
-            f"kept_neurons is not a list of {members} for each of {len(config.kept_heads)} layers: give every layer every "
-            "member"
-        )
-    for layer, masks in enumerate(kept):
-        for member, mask in enumerate(masks):
-            if not isinstance(mask, str) or not set(mask) <= set("0123456789abcdef") or not mask.strip("0"):
-                raise ValueError(f"kept_neurons[{layer}][{member}] is {mask!r}: give a hexadecimal number above 0")
-            if int(mask, 16).bit_length() > config.layer_spec.inner_size:
-                raise ValueError(
-                    f"kept_neurons[{layer}][{member}] names neuron {int(mask, 16).bit_length() - 1}: the backbone has neurons "
-                    f"0 to {config.layer_spec.inner_size - 1}"
-                )
-        if len(set(masks)) > 1 and ("mlp" in config.shared or layer < config.trunk_layers):
-            where = "share their MLPs" if "mlp" in config.shared else "run this layer once"
-            raise ValueError(
-                f"members keep different neurons in layer {layer} and {where}: pass shared without 'mlp', and a trunk of at "
-                f"most {layer} layers"
-            )
 
 
 def check_shared(shared: list[str]) -> None:

@@ -16,7 +16,7 @@ class HydraAlbertConfig(HydraConfigMixin, AlbertConfig):
     An [`AlbertConfig`] with the fields of [`HydraConfigMixin`].
 
     ALBERT has one layer for each of `num_hidden_groups`, most often a single one, which runs again and again until
-    `num_hidden_layers` have run. `kept_heads`, `kept_neurons` and `trunk_layers` are about the layers with weights of their
+    `num_hidden_layers` have run. `kept_heads` and `trunk_layers` are about the layers with weights of their
     own: a head that is cut out of a layer is missing each time that the layer runs.
 
     Args:

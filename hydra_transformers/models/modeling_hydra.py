@@ -629,8 +629,9 @@ def mask_of_first_token(attention_mask: torch.Tensor | None) -> torch.Tensor | N
 class HydraMLP(nn.Module):
     """The transformer's two-layer MLP, on any leading axes; with a gate, `fc1` rows are [gate; up]."""
 
-    def __init__(self, hidden_size: int, inner_size: int, spec: LayerSpec):
+    def __init__(self, hidden_size: int, spec: LayerSpec):
         super().__init__()
+        inner_size = spec.inner_size
         self.has_gate = spec.gated_mlp
         self.fc1 = nn.Linear(hidden_size, 2 * inner_size if self.has_gate else inner_size, spec.mlp_bias)
         self.activation_fn = ACT2FN[spec.activation]
@@ -659,12 +660,11 @@ class HydraLayer(GradientCheckpointingLayer):
         self.norm_first, self.layer_drop = spec.norm_first, spec.layer_drop
         self.drop_path = spec.drop_path[layer] if isinstance(spec.drop_path, tuple) else spec.drop_path
         layer_norm = partial(shared_or_per_member, config, "layernorm", partial(norm, config.hidden_size), layer)
-        sizes = iter(config.mlp_sizes(layer))  # members are built in their order
         has_norm = layer > 0 or spec.first_attention_norm
         self.attention_norm = layer_norm() if has_norm else nn.Identity()
         self.attention = HydraAttention(config, layer, norm)
         self.mlp_norm = layer_norm()
-        self.mlp = shared_or_per_member(config, "mlp", lambda: HydraMLP(config.hidden_size, next(sizes), spec), layer)
+        self.mlp = shared_or_per_member(config, "mlp", partial(HydraMLP, config.hidden_size, spec), layer)
         self.attention_branch_norm = layer_norm() if spec.branch_norms else None
         self.mlp_branch_norm = layer_norm() if spec.branch_norms else None
         self.output_dropout = None if spec.output_dropout is None else nn.Dropout(spec.output_dropout)

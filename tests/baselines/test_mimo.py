@@ -12,14 +12,12 @@ from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.batches import collate
 from hydra_transformers.data.prediction import predict
 from hydra_transformers.training import compute_accuracy
-from tests.families import BERT, CLIP, DECODERS, FAMILIES, LAYOUTLMV3, MPNET, ROBERTA, VIT, bert_backbone, vit_backbone
+from tests.families import BERT, CLIP, DECODERS, FAMILIES, MPNET, ROBERTA, VIT, bert_backbone, vit_backbone
 from tests.training.tiny import QUIET, tiny_dataset, tiny_model
 
 
 CLASSIFIERS = [
-    family
-    for family in FAMILIES
-    if not family.has_towers and not family.reads_audio and family not in (LAYOUTLMV3, *DECODERS)
+    family for family in FAMILIES if not family.has_towers and not family.reads_audio and family not in DECODERS
 ]
 LABELS = torch.tensor([0, 1, 2, 0])
 

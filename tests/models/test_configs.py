@@ -180,3 +180,10 @@ def test_auto_classes_build_from_the_config_without_trust():
 
 def test_a_plain_config_stays_plain():
     assert AutoConfig.for_model("vit").__class__ is ViTConfig
+
+
+def test_a_config_from_before_neurons_were_dropped_loads_where_none_was_pruned():
+    saved = VIT.fused().config.to_dict()
+    assert type(VIT.fused().config).from_dict(saved | {"kept_neurons": None}).kept_heads == saved["kept_heads"]
+    with pytest.raises(ValueError, match="kept_neurons names pruned MLP neurons"):
+        type(VIT.fused().config).from_dict(saved | {"kept_neurons": [["1f", "ff", "ff"]] * 3})

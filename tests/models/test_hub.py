@@ -30,7 +30,6 @@ from tests.families import (
     FAMILIES,
     FEW,
     HUBERT,
-    LAYOUTLMV3,
     VIT,
     WAV2VEC2,
     WAVLM,
@@ -151,8 +150,6 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
         modules |= {"tokens.py", "entities.py", "pipeline_hydra_token.py"}
     if family in DECODERS:
         modules.add("decoders.py")
-    if family is LAYOUTLMV3:  # words and an image
-        modules.add("images.py")
     if family in (WAV2VEC2, HUBERT, WAVLM, WHISPER):
         modules.add("waveforms.py")
     assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules

@@ -80,8 +80,6 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
         )
         if "relative_attention_bias" in lowered or "encoder.layernorm." in lowered or is_first_norm:
             return "embeddings"
-        if any(each in lowered for each in (".rel_pos_", "layoutlmv3.norm.", "layoutlmv3.layernorm.")):
-            return "embeddings"
         if ".feature_" in lowered or "encoder.conv" in lowered or "rel_attn_embed" in lowered:
             return "embeddings"
         if ".head." in lowered or ".q_norm." in lowered or ".k_norm." in lowered:

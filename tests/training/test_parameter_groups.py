@@ -18,11 +18,7 @@ EXPECTED = {
         embeddings_project.weight embeddings_project.bias embedding_hidden_mapping_in.weight embedding_hidden_mapping_in.bias position_embeddings.weight token_type_embeddings.weight embeddings.LayerNorm.weight embeddings.LayerNorm.bias
         token_embedding.weight position_embedding.weight class_embedding patch_embedding.weight patch_embedding.bias
         tok_embeddings.weight embeddings.norm.weight embed_tokens.weight relative_attention_bias.weight
-        embed_proj.weight rel_embeddings.weight encoder.LayerNorm.weight encoder.LayerNorm.bias distance_embeddings.weight rel_pos_bias.weight rel_pos_x_bias.weight rel_pos_y_bias.weight relative_attention_bias.order.weight
-        relative_attention_bias.across.weight relative_attention_bias.down.weight x_position_embeddings.weight y_position_embeddings.weight
-        h_position_embeddings.weight w_position_embeddings.weight patch_embed.proj.weight patch_embed.proj.bias pos_embed
-        layoutlmv3.norm.weight layoutlmv3.norm.bias embeddings.norm.bias layoutlmv3.LayerNorm.weight layoutlmv3.LayerNorm.bias
-        joint_norm.weight joint_norm.bias
+        embed_proj.weight rel_embeddings.weight encoder.LayerNorm.weight encoder.LayerNorm.bias distance_embeddings.weight
         distance_embeddings.LayerNorm.weight distance_embeddings.LayerNorm.bias""",
     "attention": """attention.query.weight attention.query.bias attention.key.weight attention.key.bias
         attention.value.weight attention.value.bias qkv_proj.weight qkv_proj.bias layer_scale1.lambda1 q_lin.weight q_lin.bias k_lin.weight
