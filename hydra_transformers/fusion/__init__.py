@@ -3,16 +3,18 @@
 The classes of a saved model call this package by name to build models; to run one they do not need it.
 """
 
+import os
 from collections.abc import Sequence
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.auto import check_classes, hydra_class
+from ..models.auto import check_classes, hydra_class, load_trained
 from ..models.configuration_hydra import TrunkLayers, check_shared
 from .building import build, prune_heads, remaining_heads
 from .checks import check_agrees, check_differ, check_finite, warn_of_strangers
 from .linear_per_member import with_linear_layers
+from .new_classifiers import read_with_new_classifiers
 from .packed_heads import heads_at, qkv_by_head, qkv_rows
 from .plain_models import to_transformers
 from .probe import check_answers_alike, example_inputs, warn_of_close_members
@@ -37,9 +39,36 @@ from .trunk import check_trunk_layers, resolve_trunk, trunk_depth
 
 
 def from_backbone(
-    cls: type, model: PreTrainedModel, heads_to_prune: dict | None, check: bool = True
+    cls: type,
+    model: PreTrainedModel | str | os.PathLike,
+    heads_to_prune: dict | None,
+    check: bool = True,
+    num_members: int = 1,
+    trunk_layers: TrunkLayers = 0.75,
+    num_labels: int | None = None,
+    class_names: Sequence[str] | None = None,
+    problem_type: str | None = None,
+    seed: int = 0,
+    shared: Sequence[str] = ("embeddings",),
 ) -> PreTrainedModel:
-    """`cls.from_backbone`"""
+    """A Hydra of `model`: one member with its classifier, or members with new ones. See `AutoHydra.from_backbone`."""
+    if num_members != 1 or (num_labels, class_names, problem_type) != (None, None, None):
+        check_shared(shared)
+        backbone, first, classifiers = read_with_new_classifiers(
+            cls, model, num_members, num_labels, class_names, problem_type, seed
+        )
+        if check:
+            _compared(cls, first, backbone)
+        pruned = prune_heads(cls, first, heads_to_prune)
+        members = [
+            Member(f"member {index}", pruned.config, pruned.tensors | classifier)
+            for index, classifier in enumerate(classifiers)
+        ]
+        if num_members == 1:
+            return build(cls, members)
+        return build(cls, members, shared, resolve_trunk(cls, members, shared, trunk_layers))
+    if not isinstance(model, nn.Module):
+        model = load_trained(model)
     member = _only_member(cls, model, "from_backbone")
     pruned = prune_heads(cls, member, heads_to_prune)
     whole = _compared(cls, member, model) if check else None

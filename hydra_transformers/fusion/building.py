@@ -141,7 +141,7 @@ def _fill(parameter: torch.Tensor, slot: Slot, members: list[Member]) -> None:
     elif slot.rows is not None:
         for rows, member in zip(parameter.split(slot.rows), members, strict=False):
             rows.copy_(member.tensors[slot.name])
-    elif len(members) == 1:
+    elif all(member.tensors[slot.name] is members[0].tensors[slot.name] for member in members):
         parameter.copy_(members[0].tensors[slot.name])
     else:
         parameter.copy_(mean_of([member.tensors[slot.name] for member in members], parameter.device))

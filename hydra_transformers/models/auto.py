@@ -164,14 +164,72 @@ class AutoHydra:
         return _saved_class(config, "config")._from_config(config, **kwargs)
 
     @staticmethod
-    def from_backbone(model: PreTrainedModel, heads_to_prune: dict | None = None, check: bool = True) -> "HydraModel":
-        """A one-member Hydra of `model` with `heads_to_prune` cut out; `model` is left as it is.
+    def from_backbone(
+        model: PreTrainedModel | str | os.PathLike,
+        heads_to_prune: dict | None = None,
+        check: bool = True,
+        *,
+        num_members: int = 1,
+        trunk_layers: TrunkLayers = 0.75,
+        num_labels: int | None = None,
+        class_names: Sequence[str] | None = None,
+        problem_type: str | None = None,
+        seed: int = 0,
+        shared: Sequence[str] = ("embeddings",),
+    ) -> "HydraModel":
+        """A Hydra of one model of Transformers: the model itself as one member, or several members with new classifiers, to be
+        fine-tuned in one run. `model` is left as it is.
 
-        model: a supported model of Transformers, or a one-member Hydra to prune further
-        heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
-        check: compare the Hydra with the backbone on a random batch, and refuse a backbone that answers otherwise
+        Args:
+            model (`PreTrainedModel`, `str` or `os.PathLike`):
+                A supported model of Transformers, its folder or its Hub name; or a one-member Hydra to prune further.
+            heads_to_prune (`dict`, *optional*):
+                The heads to cut out of every member, `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": ...}`.
+            check (`bool`, defaults to `True`):
+                Compare the Hydra with the backbone on a random batch, and raise where their outputs differ.
+            num_members (`int`, defaults to 1):
+                How many members. With more than one, or with one of the next three arguments, the classifier is new:
+                members share the pre-trained weights, and differ by their classifiers.
+            num_labels (`int`, *optional*), class_names (`list[str]`, *optional*):
+                How many classes, or their names in the order of the labels; by default those in the model's config.
+            problem_type (`str`, *optional*):
+                "single_label_classification" (the default), "multi_label_classification", "regression" or
+                "token_classification".
+            trunk_layers (`int` or `float`, defaults to 0.75):
+                The leading layers that run once for all members: a count, or a share below 1, rounded down.
+            seed (`int`, defaults to 0):
+                The classifier of member i is drawn with `seed + i`.
+            shared (`Sequence[str]`, defaults to `("embeddings",)`):
+                What members share behind the trunk: with "mlp" and "layernorm", too, only attention and classifier are per
+                member.
+
+        Returns:
+            A Hydra in eval mode.
+
+        Example:
+
+        ```py
+        hydra = AutoHydra.from_backbone("facebook/dinov2-small", num_members=3, num_labels=100)
+        HydraTrainer(hydra, HydraTrainingArguments("run"), train_dataset=train, eval_dataset=validation).train()
+        ```
         """
-        return hydra_class(model).from_backbone(model, heads_to_prune, check)
+        is_name = isinstance(model, (str, os.PathLike))
+        if num_members == 1 and (num_labels, class_names, problem_type) == (None, None, None):
+            model = load_trained(model) if is_name else model
+            return hydra_class(model).from_backbone(model, heads_to_prune, check)
+        found = class_with_new_classifier(config_of(model) if is_name else described(model), problem_type)
+        return found.from_backbone(
+            model,
+            heads_to_prune,
+            check,
+            num_members=num_members,
+            trunk_layers=trunk_layers,
+            num_labels=num_labels,
+            class_names=class_names,
+            problem_type=problem_type,
+            seed=seed,
+            shared=shared,
+        )
 
     @staticmethod
     def from_pruned_members(
@@ -368,6 +426,20 @@ def head_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     saved = getattr(config, "architectures", None) or ()
     kinds = {each.__name__: each for each in AUTO_CLASSES if each.config_class.model_type == config.model_type}
     return next((kinds[name] for name in saved if name in kinds), HEADS[config.model_type])
+
+
+def class_with_new_classifier(config: PreTrainedConfig, problem_type: str | None) -> type[PreTrainedModel]:
+    """The Hydra class for a pre-trained model's config and a task; of tokens where the model is a token classifier already."""
+    is_of_tokens = problem_type == "token_classification"
+    if problem_type is None and config.model_type in HEADS:
+        is_of_tokens = "Token" in auto_class_of(config)
+    classes = TOKEN_CLASSIFIERS if is_of_tokens else CLASSIFIERS
+    if config.model_type not in classes:
+        raise ValueError(
+            f"model is a {config.model_type}, which gets no classifier of {'tokens' if is_of_tokens else 'whole inputs'} here: "
+            f"pass a pre-trained model of Transformers, one of {', '.join(classes)}"
+        )
+    return HYDRA_CLASSES[classes[config.model_type]]
 
 
 def auto_class_of(config: PreTrainedConfig) -> str:

@@ -106,10 +106,14 @@ class HydraModelMixin:
 
     @classmethod
     def from_backbone(
-        cls: type[Model], model: PreTrainedModel, heads_to_prune: dict | None = None, check: bool = True
+        cls: type[Model],
+        model: PreTrainedModel | str | os.PathLike,
+        heads_to_prune: dict | None = None,
+        check: bool = True,
+        **options: Any,
     ) -> Model:
-        """A one-member Hydra of this class from a Transformers model: see `AutoHydra.from_backbone`."""
-        return package("fusion").from_backbone(cls, model, heads_to_prune, check)
+        """A Hydra of this class from a Transformers model: see `AutoHydra.from_backbone`, whose options it takes."""
+        return package("fusion").from_backbone(cls, model, heads_to_prune, check, **options)
 
     @classmethod
     def from_pruned_members(
