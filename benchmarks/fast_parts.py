@@ -1,17 +1,16 @@
-"""What each part of fast inference gains by itself: ViT-B/16 in bfloat16, 3 members x 8 heads, on a GPU.
+"""What each part of fast inference gains: ViT-B/16 in bfloat16, a Hydra of three with nine of twelve layers merged, loaded from folders.
 
-    python benchmarks/fast_parts.py --output fast_parts.json                # everything, at most four minutes on an H200
-    python benchmarks/fast_parts.py --only compiled --limit 500             # torch.compile alone, with more time for it
+    python benchmarks/fast_parts.py --output fast_parts.json                # everything, three minutes on an H200
     python benchmarks/fast_parts.py --smallest --device cpu                 # does it run? a tiny model, seconds
 
-Compared, with random weights, in one process and in turns: the Transformers model (= 1); the Hydra through its plain modules;
-through the fast path; through the fast path with one part after the other switched off; and both models compiled. Parts are
-switched off by putting something plain in their place, here and nowhere else.
+Compared in one process and in turns: the Transformers model (= 1); the Hydra through its plain modules; through the fast path;
+through the fast path with one part after the other switched off; and both models compiled.
 """
 
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
@@ -25,7 +24,7 @@ from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 from transformers.models.vit import modeling_vit
 
-from hydra_transformers import HydraViTConfig, HydraViTForImageClassification
+from hydra_transformers import AutoHydra, HydraViTForImageClassification
 from hydra_transformers.fast import kernels as fast_kernels
 from hydra_transformers.fast import layers as fast_inference
 from hydra_transformers.models import modeling_hydra
@@ -39,14 +38,19 @@ SINGLE, PLAIN, FAST = "Transformers", "plain modules", "fast path"
 Patches = list[tuple[object, str, object]]
 
 
-def kept_heads(config: ViTConfig, is_ragged: bool) -> list[list[list[int]]]:
-    """Eight of twelve heads of each layer for each of three members; ragged, five to eleven of them."""
-    counts = [(8, 8, 8), (5, 8, 11), (11, 5, 8), (8, 11, 5)] if is_ragged else [(8, 8, 8)]
-    heads = config.num_attention_heads
-    return [
-        [sorted((4 * member + layer + i) % heads for i in range(count)) for member, count in enumerate(of_members)]
-        for layer, of_members in ((layer, counts[layer % len(counts)]) for layer in range(config.num_hidden_layers))
-    ]
+def loaded_models(config: ViTConfig, folder: Path, args) -> dict[str, nn.Module]:
+    """One Transformers model and a Hydra of three random ones, both as a user has them: saved, then loaded."""
+    members = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        members.append(ViTForImageClassification(config))
+    members[0].save_pretrained(folder / "single")
+    AutoHydra.from_pruned_members(members, trunk_layers=0.75).save_pretrained(folder / "hydra")
+    found = {
+        SINGLE: ViTForImageClassification.from_pretrained(folder / "single", dtype=args.dtype),
+        "Hydra": HydraViTForImageClassification.from_pretrained(folder / "hydra", dtype=args.dtype),
+    }
+    return {name: model.to(args.device).eval() for name, model in found.items()}
 
 
 def added_behind_the_product(layer, norm, heads, residual, batch, after=None):
@@ -82,11 +86,6 @@ SWITCHED_OFF: dict[str, Patches] = {
     "looking at each layer's parts": [(fast_inference, "fast_layer", cache(fast_inference.fast_layer))],
 }
 SLOW = [(modeling_hydra, "fast_layers", None)]
-RAGGED = {
-    "fast path, ragged": [],
-    "fast path, ragged, without filling up": [(fast_inference, "zeros_cost_little", lambda *_: False)],
-    "plain modules, ragged": SLOW,
-}
 
 
 @dataclass
@@ -101,12 +100,6 @@ class Run:
             for where, name, instead in self.patches:
                 stack.enter_context(patch.object(where, name, instead))
             yield
-
-
-def build(model_class: type, config, args) -> nn.Module:
-    with torch.device(args.device):
-        model = model_class(config)
-    return model.to(args.dtype).eval()
 
 
 def synchronise(args) -> None:
@@ -136,11 +129,10 @@ def time_in_turns(runs: dict[str, Run], inputs: list[torch.Tensor], args) -> Non
 
 
 def eager_runs(models: dict[str, nn.Module]) -> dict[str, Run]:
-    single, hydra, ragged = models[SINGLE], models["Hydra"], models["Hydra, ragged"]
+    single, hydra = models[SINGLE], models["Hydra"]
     runs = {SINGLE: Run(single), PLAIN: Run(hydra, SLOW)}
     runs[FAST] = Run(hydra)
-    runs |= {f"without {part}": Run(hydra, patches) for part, patches in SWITCHED_OFF.items()}
-    return runs | {name: Run(ragged, patches) for name, patches in RAGGED.items()}
+    return runs | {f"without {part}": Run(hydra, patches) for part, patches in SWITCHED_OFF.items()}
 
 
 def compiled_runs(models: dict[str, nn.Module], mode: str) -> dict[str, Run]:
@@ -197,11 +189,8 @@ def main() -> None:
     if args.smallest:
         fields, args.batches, args.seconds, args.dtype = {**fields, **TINY}, [2], 0.2, torch.float32
     config = ViTConfig(**fields)
-    models = {SINGLE: build(ViTForImageClassification, config, args)}
-    for name, is_ragged in {"Hydra": False, "Hydra, ragged": True}.items():
-        hydra_config = HydraViTConfig(**fields, kept_heads=kept_heads(config, is_ragged))
-        models[name] = build(HydraViTForImageClassification, hydra_config, args)
-
+    with tempfile.TemporaryDirectory() as folder:
+        models = loaded_models(config, Path(folder), args)
     machine, rows = where_it_ran(args.device), []
 
     def inputs(batch: int) -> list[torch.Tensor]:
@@ -222,7 +211,7 @@ def main() -> None:
             keep(row(batch, "eager", runs))
     if args.only != "eager":
         args.seconds /= 6
-        for mode in ("default", "reduce-overhead"):
+        for mode in ("default",):
             for batch in sorted(args.batches, key=lambda size: (size not in (4, 256), size)):
                 if time.perf_counter() - started > args.limit:
                     print(f"{args.limit:g} seconds are over: {mode}, batch {batch} is left out", flush=True)
