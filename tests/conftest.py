@@ -11,12 +11,12 @@ import pytest
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with an argument `family` runs for every row of the families' table; `for_families` chooses others."""
+    """A test with an argument `family` runs for every row with code of its own; `for_families` chooses others."""
     is_chosen = any("family" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if "family" in metafunc.fixturenames and not is_chosen and not hasattr(metafunc.module, "family"):
-        from tests.families import FAMILIES
+        from tests.families import DISTINCT
 
-        metafunc.parametrize("family", FAMILIES, ids=lambda family: family.name)
+        metafunc.parametrize("family", DISTINCT, ids=lambda family: family.name)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from hydra_transformers import AutoHydra
 from hydra_transformers.models import pretrained
 from hydra_transformers.models.auto import load_trained
-from tests.families import BERT, FEW, VIT, for_families, randomise
+from tests.families import BERT, CLIP, VIT, for_families, randomise
 from tests.models.test_hub import auto_class_of, run_second_process
 
 
@@ -26,7 +26,7 @@ def swap_first_members(folder, family) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-@for_families(FEW)
+@for_families([VIT, CLIP])
 def test_heads_that_were_swapped_between_members_are_refused(family, tmp_path):
     hydra = family.fused()
     hydra.save_pretrained(tmp_path)
@@ -62,7 +62,7 @@ def test_they_are_refused_where_the_package_is_not_importable_too(tmp_path):
         run_second_process(tmp_path / "hydra", "AutoModelForImageClassification", tmp_path / "second")
 
 
-@for_families(FEW)
+@for_families([VIT, CLIP])
 def test_checkpoints_without_the_mask_load_as_before(family, tmp_path):
     hydra = family.fused()
     hydra.save_pretrained(tmp_path)

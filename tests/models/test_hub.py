@@ -1,5 +1,6 @@
 """Saved = loaded: in this process, in another one that does not have the package, through pipelines and the Hub."""
 
+import ast
 import itertools
 import json
 import os
@@ -26,14 +27,9 @@ from transformers.models.clip import CLIPImageProcessorPil
 from tests.families import (
     BERT,
     CLIP,
-    DECODERS,
+    DISTINCT,
     FAMILIES,
-    FEW,
-    HUBERT,
     VIT,
-    WAV2VEC2,
-    WAVLM,
-    WHISPER,
     bert_backbone,
     clip_backbone,
     for_families,
@@ -42,19 +38,6 @@ from tests.families import (
 )
 from tests.fresh_process import run_without_package
 
-
-CODE_FILES = {
-    "configuration_hydra.py",
-    "decision.py",
-    "decision_settings.py",
-    "detection.py",
-    "modeling_hydra.py",
-    "pipeline_hydra.py",
-    "pretrained.py",
-    "task_decisions.py",
-}
-
-PIPELINES = {"text": "texts.py", "audio": "audio.py", "zero_shot": "towers.py"}
 
 # Loads folders with an Auto class where the package cannot be imported, writes logits, tensors, and saves them again.
 SECOND_PROCESS = """
@@ -99,22 +82,16 @@ def assert_same_tensors(left: dict, right: dict) -> None:
 
 def save(family, folder):
     """A ragged Hydra in float32 and its inputs, saved to `folder`."""
-    hydra = family.fused(shared=("embeddings",)).float()
-    inputs = {key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()}
+    hydra, inputs = family.fused(shared=("embeddings",)).float(), family.inputs_in(torch.float32)
     hydra.save_pretrained(folder)
     save_file(inputs, folder / "inputs.safetensors")
     return hydra, inputs, folder
 
 
-@pytest.fixture
-def saved(family, tmp_path):
-    return save(family, tmp_path / "hydra")
-
-
 @pytest.mark.slow
 @torch.no_grad()
 def test_every_family_loads_where_the_package_is_not_importable_and_saves_again(tmp_path):
-    models = {family.name: save(family, tmp_path / "first" / family.name) for family in FAMILIES}
+    models = {family.name: save(family, tmp_path / "first" / family.name) for family in DISTINCT}
     of_models = [
         (folder, auto_class_of(hydra), tmp_path / "second" / name) for name, (hydra, _, folder) in models.items()
     ]
@@ -136,23 +113,32 @@ def test_every_family_loads_where_the_package_is_not_importable_and_saves_again(
     assert_same_tensors({name: of_the_base[name] for name in expected}, expected)
 
 
-def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
-    hydra, _, folder = saved
-    names = {path.name for path in folder.iterdir()} - {"inputs.safetensors"}
-    own = {name for name in names if name.startswith(("configuration_hydra_", "modeling_hydra_"))}
-    kinds = {f"{name.partition('.')[0]}.py" for name in hydra.config.auto_classes.values()}
-    assert len(kinds) == 2 and kinds <= own and len(own) <= 4
-    modules = own | {"images.py" if family.reads_images else "audio.py" if family.reads_audio else "texts.py"}
-    if "configuration_hydra_towers.py" in own:
-        modules |= {"images.py", "texts.py", "towers.py"}
-    modules |= {f"pipeline_hydra_{kind}.py" for kind, file in PIPELINES.items() if file in modules}
-    if "AutoModelForTokenClassification" in hydra.config.auto_classes:
-        modules |= {"tokens.py", "entities.py", "pipeline_hydra_token.py"}
-    if family in DECODERS:
-        modules.add("decoders.py")
-    if family in (WAV2VEC2, HUBERT, WAVLM, WHISPER):
-        modules.add("waveforms.py")
-    assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules
+def imports_of(path) -> set[str]:
+    """The modules that a file imports: "torch", "os", or ".modeling_hydra" for one beside it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            found.add("." * node.level + (node.module if node.level else node.module.split(".")[0]))
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+    return found
+
+
+def test_saving_writes_the_weights_and_the_code_that_the_config_names_and_nothing_else(family, tmp_path):
+    hydra, _, folder = save(family, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    pipelines = [pipeline["impl"] for pipeline in config.get("custom_pipelines", {}).values()]
+    needed = {f".{name.split('.')[0]}" for name in (*hydra.config.auto_classes.values(), *pipelines)}
+    allowed = {"torch", "transformers", "huggingface_hub", "triton", *sys.stdlib_module_names}
+    files = set()
+    while needed:
+        files.add(path := folder / f"{needed.pop().removeprefix('.')}.py")
+        imports = imports_of(path)
+        siblings = {name for name in imports if name.startswith(".")}
+        assert imports - siblings <= allowed, path.name
+        needed |= {name for name in siblings if folder / f"{name.removeprefix('.')}.py" not in files}
+    others = {folder / name for name in ("config.json", "model.safetensors", "inputs.safetensors")}
+    assert set(folder.iterdir()) == files | others
 
 
 def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
@@ -162,9 +148,8 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     assert sum(lines.values()) <= 3_330, lines
 
 
-@for_families(FEW)
-def test_building_without_the_package_gets_a_sentence(family, monkeypatch):
-    hydra = family.hydra.from_backbone(family.backbone())
+def test_building_without_the_package_gets_a_sentence(monkeypatch):
+    hydra = VIT.hydra.from_backbone(VIT.backbone())
     sentence = "needs the package hydra_transformers, .*: pip install --upgrade hydra_transformers"
     monkeypatch.setitem(sys.modules, "hydra_transformers.fusion", None)
     for build in (lambda: hydra.member(0), lambda: type(hydra).from_backbone(hydra)):
@@ -185,41 +170,23 @@ def test_what_else_is_missing_is_named(monkeypatch):
         hydra.member(0)
 
 
-def test_shipped_code_imports_torch_transformers_the_standard_library_and_siblings_only(family, saved):
-    import ast
-
-    _, _, folder = saved
-    allowed = {"torch", "transformers", "huggingface_hub", "triton", *sys.stdlib_module_names}
-    for path in folder.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                assert node.level == 1 and (folder / f"{node.module}.py").exists(), f"{path.name}: {ast.unparse(node)}"
-            elif isinstance(node, ast.ImportFrom):
-                assert node.module.split(".")[0] in allowed, f"{path.name}: {ast.unparse(node)}"
-            elif isinstance(node, ast.Import):
-                assert all(alias.name.split(".")[0] in allowed for alias in node.names), ast.unparse(node)
-
-
-def test_no_trust_is_needed_where_the_package_is_installed(family, saved):
-    hydra, _, folder = saved
-    loaded = getattr(transformers, auto_class_of(hydra)).from_pretrained(folder)
-    assert type(loaded) is family.hydra
+@for_families(FAMILIES)
+@torch.no_grad()
+def test_saved_is_loaded_without_trust_where_the_package_is_installed(family, tmp_path):
+    hydra, inputs, folder = save(family, tmp_path)
+    loaded, info = getattr(transformers, auto_class_of(hydra)).from_pretrained(folder, output_loading_info=True)
+    assert type(loaded) is family.hydra and not any(info.values()), info
     assert_same_tensors(loaded.state_dict(), hydra.state_dict())
+    assert torch.equal(loaded(**inputs).member_logits, hydra(**inputs).member_logits)
     assert type(AutoModel.from_pretrained(folder)).__name__ == hydra.config.auto_classes["AutoModel"].split(".")[1]
 
 
-def test_nothing_is_missing_or_left_over_after_loading(family, saved):
-    _, _, folder = saved
-    _, info = family.hydra.from_pretrained(folder, output_loading_info=True)
-    assert not any(info.values()), info
-
-
-@for_families(FEW)
-def test_sharded_checkpoints_load(family, saved, tmp_path):
-    hydra, _, _ = saved
-    hydra.save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
-    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
-    assert_same_tensors(family.hydra.from_pretrained(tmp_path / "sharded").state_dict(), hydra.state_dict())
+@for_families([VIT, CLIP])
+def test_sharded_checkpoints_load(family, tmp_path):
+    hydra = family.fused()
+    hydra.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert_same_tensors(family.hydra.from_pretrained(tmp_path).state_dict(), hydra.state_dict())
 
 
 # Pipelines
@@ -318,14 +285,14 @@ def test_the_zero_shot_pipeline_returns_mean_probabilities(tmp_path):
     assert scores == pytest.approx(dict(zip(labels, expected.tolist(), strict=True)), abs=1e-4)
 
 
-@for_families(FEW)
+@for_families([VIT, BERT])
 @pytest.mark.skipif(
     not (os.environ.get("HYDRA_TEST_HUB_ENDPOINT") and os.environ.get("HYDRA_TEST_HUB_TOKEN")),
     reason="needs a Hub-compatible server: set HYDRA_TEST_HUB_ENDPOINT and HYDRA_TEST_HUB_TOKEN",
 )
-def test_push_and_pull_through_a_hub(saved, family, tmp_path):
+def test_push_and_pull_through_a_hub(family, tmp_path):
     """In a process of its own: the Hub's address is read when huggingface_hub is imported."""
-    hydra, _, folder = saved
+    hydra, _, folder = save(family, tmp_path / "hydra")
     script = """
 import sys, torch
 from huggingface_hub import HfApi

@@ -7,17 +7,36 @@ import torch
 
 from hydra_transformers.fusion import slots
 from hydra_transformers.models.modeling_hydra import PerMember
-from tests.families import BERT, CLIP, FAMILIES, FEW, VIT, Family, for_families, randomise
+from tests.families import (
+    BERT,
+    CLIP,
+    DISTINCT,
+    FAMILIES,
+    FEW,
+    LLAMA,
+    OWN_LAYERS,
+    SIGLIP,
+    VIT,
+    WAV2VEC2,
+    WAVLM,
+    Family,
+    for_families,
+    images,
+    padded_texts,
+    randomise,
+)
 
 
 ALL_SHARED = ("embeddings", "layernorm", "mlp")
+# Texts and sounds that are padded. SigLIP reads the last token, whatever it is.
+PADDED = [family for family in DISTINCT if "attention_mask" in family.inputs() and family is not SIGLIP]
 
 
 def one_or_all(names: str, cases: list[tuple]) -> pytest.MarkDecorator:
     """The first of these cases for every family, all of them for the few."""
     rows = [
         pytest.param(family, *case, id=f"{family.name}-{case}")
-        for family in FAMILIES
+        for family in DISTINCT
         for case in (cases if family in FEW else cases[:1])
     ]
     return pytest.mark.parametrize(f"family, {names}", rows)
@@ -32,31 +51,22 @@ def ablated_backbones(family: Family):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@one_or_all("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-def test_fused_probabilities_are_the_mean_of_the_members(family, backend, dtype, tolerance):
-    inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in family.inputs().items()}
-    references = [model.to(dtype) for model in ablated_backbones(family)]
-    for reference in references:
-        reference.set_attn_implementation(backend)
-    hydra = family.fused(shared=()).to(dtype)
-    hydra.set_attn_implementation(backend)
-
-    logits = family.ensemble_logits(hydra(**inputs))
-
-    torch.testing.assert_close(
-        family.probabilities(logits),
-        mean_probability(family, references, inputs),
-        atol=tolerance,
-        rtol=0,
-        check_dtype=False,
-    )
+def test_fused_probabilities_are_the_mean_of_the_members(family):
+    references, hydra = ablated_backbones(family), family.fused(shared=())
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        inputs = family.inputs_in(dtype)
+        for backend in ("eager", "sdpa"):
+            for model in (hydra, *references):
+                model.to(dtype).set_attn_implementation(backend)
+            found = family.probabilities(family.ensemble_logits(hydra(**inputs)))
+            expected = mean_probability(family, references, inputs)
+            torch.testing.assert_close(found, expected, atol=tolerance, rtol=0, check_dtype=False)
 
 
-@for_families(FEW)
+@for_families([BERT, LLAMA])
 @torch.no_grad()
 def test_flex_attention_gives_the_probabilities_of_sdpa_or_is_refused(family):
-    inputs = {key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()}
+    inputs = family.inputs_in(torch.float32)
     hydra = family.fused().float().requires_grad_(False)
     if not family.hydra._supports_flex_attn:
         with pytest.raises(ValueError, match="flex_attention"):
@@ -174,6 +184,7 @@ def test_a_pruned_member_gives_the_logits_of_the_ablated_backbone(family):
         )
 
 
+@for_families(FAMILIES)
 @torch.no_grad()
 def test_a_dense_one_member_hydra_is_the_backbone(family):
     inputs = family.inputs()
@@ -185,11 +196,54 @@ def test_a_dense_one_member_hydra_is_the_backbone(family):
     torch.testing.assert_close(found, family.probabilities(expected), atol=1e-10, rtol=0)
 
 
-@for_families(FEW)
+@torch.no_grad()
+def test_a_member_of_a_sharing_hydra_gives_that_members_logits(family):
+    hydra, inputs = family.fused(), family.inputs()
+    member_logits = hydra(**inputs).member_logits
+    for i in (0, 1, -1):
+        torch.testing.assert_close(hydra.member(i)(**inputs).member_logits[:, 0], member_logits[:, i])
+
+
+@torch.no_grad()
+def test_the_loss_is_the_mean_of_the_backbones_losses(family):
+    backbones = [family.backbone(seed) for seed in range(2)]
+    inputs = family.inputs() | {"labels": torch.tensor([0, 2, 1, 1])}
+    if family.has_towers:
+        inputs = {"pixel_values": images(3), **padded_texts(3), "return_loss": True}
+    found = family.hydra.from_pruned_members(backbones, shared=())(**inputs).loss
+    expected = torch.stack([model(**inputs).loss for model in backbones]).mean()
+    torch.testing.assert_close(found, expected, check_dtype=False)  # DeBERTa computes its own in float32
+
+
+@for_families(PADDED)
+@torch.no_grad()
+def test_padding_changes_no_answer(family):
+    # Without a norm over each sound's samples, which sees the padding, too.
+    fields = {"feat_extract_norm": "layer"} if family in (WAV2VEC2, WAVLM) else {}
+    hydra, inputs = family.hydra.from_backbone(family.backbone(**fields), family.heads_to_prune[0]), family.inputs()
+    together = hydra(**inputs).member_logits
+    for row, length in enumerate(inputs["attention_mask"].sum(dim=1).tolist()):
+        alone = {
+            name: value if name == "pixel_values" else value[row : row + 1, :length] for name, value in inputs.items()
+        }
+        expected = together[..., row : row + 1] if family.has_towers else together[row : row + 1]
+        torch.testing.assert_close(hydra(**alone).member_logits, expected, atol=family.gradient_tolerance, rtol=1e-10)
+
+
+@torch.no_grad()
+def test_every_dtype_agrees_with_float64(family):
+    expected = family.fused()(**family.inputs()).member_logits
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.float16, 0.03), (torch.bfloat16, 0.3)):
+        member_logits = family.fused().to(dtype)(**family.inputs_in(dtype)).member_logits
+        assert member_logits.dtype == dtype
+        torch.testing.assert_close(member_logits.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@for_families([BERT, CLIP])
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_logits_stand_for_mean_probabilities_in_float32(family, dtype):
-    inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in family.inputs().items()}
+    inputs = family.inputs_in(dtype)
     outputs = family.fused().to(dtype)(**inputs)
     logits = family.ensemble_logits(outputs)
     assert logits.dtype == torch.float32
@@ -226,17 +280,17 @@ def test_a_clip_that_differs_in_the_vision_tower_only_has_one_text_tower():
 
 @torch.no_grad()
 @for_families([VIT, BERT])
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_computing_the_last_layer_for_the_first_token_alone_changes_nothing(family, backend):
-    hydra = family.fused()
-    hydra.set_attn_implementation(backend)
-    inputs = family.inputs()
-    shortcut = hydra(**inputs).member_logits
-    everything = hydra(**inputs, output_hidden_states=True)
-    assert everything.hidden_states[-1].shape[2] > 1
-    torch.testing.assert_close(shortcut, everything.member_logits, atol=1e-12, rtol=1e-10)
+def test_computing_the_last_layer_for_the_first_token_alone_changes_nothing(family):
+    hydra, inputs = family.fused(), family.inputs()
+    for backend in ("eager", "sdpa"):
+        hydra.set_attn_implementation(backend)
+        everything = hydra(**inputs, output_hidden_states=True)
+        assert everything.hidden_states[-1].shape[2] > 1
+        shortcut = hydra(**inputs).member_logits
+        torch.testing.assert_close(shortcut, everything.member_logits, atol=1e-12, rtol=1e-10)
 
 
+@for_families(OWN_LAYERS)
 def test_parts_that_are_not_shared_exist_once_per_member(family):
     hydra = family.fused(shared=("mlp",))
     layer = next(module for name, module in hydra.named_modules() if name.endswith(".layers.1"))

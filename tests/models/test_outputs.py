@@ -10,8 +10,8 @@ from tests.families import (
     ALBERT,
     BERT,
     CLIP,
-    FEW,
     GEMMA3,
+    LLAMA,
     OWN_LAYERS,
     VIT,
     bert_backbone,
@@ -65,7 +65,7 @@ def test_hidden_states_and_attentions_are_those_of_the_members():
             torch.testing.assert_close(mine[:, 4 * m : 4 * m + 4], theirs, atol=1e-12, rtol=1e-10)
 
 
-@for_families(FEW)
+@for_families([CLIP, LLAMA])
 @pytest.mark.parametrize("heads", ["ragged", "all"])
 def test_hidden_states_and_attentions_have_gradients(family, heads):
     """They are what the next layer reads, not copies of it."""
@@ -79,7 +79,7 @@ def test_hidden_states_and_attentions_have_gradients(family, heads):
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
 
 
-@for_families(FEW)
+@for_families([CLIP, LLAMA])
 def test_asking_for_hidden_states_and_attentions_changes_no_logits(family):
     for heads in ("ragged", "all"):
         hydra = family.fused(heads)
@@ -89,20 +89,15 @@ def test_asking_for_hidden_states_and_attentions_changes_no_logits(family):
         torch.testing.assert_close(outputs.member_logits, hydra(**inputs).member_logits)
 
 
-@for_families(FEW)
-def test_tuples_by_the_config(family):
+@for_families([VIT, CLIP])
+def test_tuples_by_the_config_or_where_asked_for(family):
     hydra = family.fused()
     expected = family.ensemble_logits(hydra(**family.inputs()))
-    hydra.config.return_dict = False
-    torch.testing.assert_close(hydra(**family.inputs())[0], expected)
-
-
-@for_families(FEW)
-def test_tuples_where_asked_for(family):
-    hydra = family.fused()
     as_tuple = hydra(**family.inputs(), return_dict=False)
     assert isinstance(as_tuple, tuple)
-    torch.testing.assert_close(as_tuple[0], family.ensemble_logits(hydra(**family.inputs())))
+    torch.testing.assert_close(as_tuple[0], expected)
+    hydra.config.return_dict = False
+    torch.testing.assert_close(hydra(**family.inputs())[0], expected)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from hydra_transformers.cost import count_multiply_adds
 from hydra_transformers.pruning import extract_circuit, prune_heads, taylor_scores
 from hydra_transformers.training import PostPruningCallback, lora_config
-from tests.families import FEW, VIT, for_families, images
+from tests.families import CLIP, VIT, for_families, images
 from tests.fresh_process import run_fresh
 
 
 @pytest.fixture
-def foreign(family, tmp_path, remote_code):
+def by_remote_code(family, tmp_path, remote_code):
     """Two members, each loaded with the code of a repository of its own, and the same members by the package's."""
     members, loaded = family.members()[:2], []
     for index, member in enumerate(members):
@@ -26,10 +26,10 @@ def foreign(family, tmp_path, remote_code):
 
 
 @pytest.mark.slow
-@for_families(FEW)
+@for_families([VIT, CLIP])
 @torch.no_grad()
-def test_members_of_several_repositories_are_fused(family, foreign):
-    loaded, members = foreign
+def test_members_of_several_repositories_are_fused(family, by_remote_code):
+    loaded, members = by_remote_code
     inputs = family.inputs()
     expected = family.hydra.from_pruned_members(members, shared=())(**inputs).member_logits
     for fuse, parts in (
@@ -45,8 +45,8 @@ def test_members_of_several_repositories_are_fused(family, foreign):
 
 @pytest.mark.slow
 @for_families([VIT])
-def test_the_package_works_on_them_as_on_its_own(family, foreign):
-    loaded, members = foreign
+def test_the_package_works_on_them_as_on_its_own(family, by_remote_code):
+    loaded, members = by_remote_code
     data = [{"pixel_values": images(), "labels": torch.tensor([0, 1, 2, 3])}]
     assert taylor_scores(loaded[0], data) == taylor_scores(members[0], data)
     rankings = [extract_circuit(each, data, budget=2, progress=False).ranking for each in (loaded[0], members[0])]

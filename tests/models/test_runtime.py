@@ -13,7 +13,7 @@ from hydra_transformers.models.modeling_hydra import GroupedLinear, GroupedOutpu
 from tests.families import (
     BERT,
     CLIP,
-    FEW,
+    LLAMA,
     MODERNBERT,
     OWN_LAYERS,
     VIT,
@@ -43,11 +43,10 @@ def test_compiles_as_one_graph(family, heads):
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("encoder", [VIT, BERT], ids=["vit", "bert"])
-def test_compiled_attention_has_no_mask_where_none_was_given(encoder):
+def test_compiled_attention_has_no_mask_where_none_was_given():
     """Some versions of Transformers make one that masks nothing, and flash attention takes none."""
-    hydra = encoder.fused()
-    inputs = {name: tensor for name, tensor in encoder.inputs().items() if name != "attention_mask"}
+    hydra = BERT.fused()
+    inputs = {"input_ids": BERT.inputs()["input_ids"]}
     graphs = []
     torch.compile(hydra, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph.forward)(**inputs)
     torch.compiler.reset()
@@ -56,7 +55,6 @@ def test_compiled_attention_has_no_mask_where_none_was_given(encoder):
     assert calls and all(call.kwargs["attn_mask"] is None for call in calls)
 
 
-@for_families(OWN_LAYERS)
 def test_gradient_checkpointing_gives_the_same_gradients(family):
     hydra = family.fused().train()
     for module in hydra.modules():
@@ -99,19 +97,6 @@ def test_modules_kept_in_float32_are_there():
         assert set(model._keep_in_fp32_modules_strict) <= names
 
 
-@for_families(OWN_LAYERS)
-@torch.no_grad()
-@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 0.3), (torch.float16, 0.03), (torch.float32, 1e-4)])
-def test_every_dtype_agrees_with_float64(family, dtype, tolerance):
-    hydra = family.fused()
-    inputs = family.inputs()
-    expected = hydra(**inputs).member_logits
-    inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()}
-    member_logits = hydra.to(dtype)(**inputs).member_logits
-    assert member_logits.dtype == dtype
-    torch.testing.assert_close(member_logits.double(), expected, atol=tolerance, rtol=tolerance)
-
-
 @torch.no_grad()
 @for_families([VIT, CLIP])
 def test_position_encodings_are_interpolated_for_larger_images(family):
@@ -125,7 +110,7 @@ def test_position_encodings_are_interpolated_for_larger_images(family):
         hydra(**{**inputs, "interpolate_pos_encoding": False})
 
 
-@for_families(FEW)
+@for_families([VIT, CLIP])
 def test_loads_with_dtype_and_device_map(family, tmp_path):
     hydra = family.fused()
     hydra.save_pretrained(tmp_path)
@@ -135,7 +120,7 @@ def test_loads_with_dtype_and_device_map(family, tmp_path):
         assert torch.equal(loaded.get_parameter(name), parameter.to(torch.bfloat16)), name
 
 
-@for_families(FEW)
+@for_families([VIT, CLIP])
 @torch.no_grad()
 def test_runs_with_parts_offloaded_to_disk(family, tmp_path):
     hydra = family.fused().float()
@@ -147,7 +132,7 @@ def test_runs_with_parts_offloaded_to_disk(family, tmp_path):
     del device_map[parent.split(".")[0]]
     device_map.update({f"{parent}.{name}": "cpu" for name, _ in hydra.get_submodule(parent).named_children()})
     device_map[layers] = "disk"
-    inputs = {key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()}
+    inputs = family.inputs_in(torch.float32)
     expected = hydra(**inputs).member_logits
     loaded = family.hydra.from_pretrained(
         tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offload"
@@ -164,11 +149,11 @@ def test_runs_on_the_meta_device(family):
     assert outputs.member_logits.shape[:2] == (4, 3)
 
 
-@for_families(FEW)
+@for_families([VIT, LLAMA])
 @torch.no_grad()
 def test_autocast_is_respected(family):
     hydra = family.fused("all").float()
-    inputs = {key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()}
+    inputs = family.inputs_in(torch.float32)
     expected = hydra(**inputs).member_logits
     with torch.autocast("cpu", dtype=torch.bfloat16):
         member_logits = hydra(**inputs).member_logits
