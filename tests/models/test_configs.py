@@ -128,7 +128,7 @@ REFUSALS = [
     (HydraGemma3TextConfig, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0: .*, set it to None"),
     (
         HydraGemmaConfig,
-        {"use_bidirectional_attention": True},
+        KEYS | {"use_bidirectional_attention": True},
         "use_bidirectional_attention is True: .*, set it to False",
     ),
 ]
