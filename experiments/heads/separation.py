@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from hydra_transformers._io.processes import gather_batches
 from hydra_transformers.data.evaluation_data import read_data
-from hydra_transformers.fusion.structure import is_a
+from hydra_transformers.fusion.structure import isinstance_by_name
 from hydra_transformers.models.decoders import HydraDecoderMixin, last_token
 from hydra_transformers.pruning import prune_heads
 from hydra_transformers.pruning.head_maps import HeadMap
@@ -309,7 +309,7 @@ def _token_to_read(encoder: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Te
     """The token's position, one for all rows or one for each; None to read all tokens."""
     if not encoder.one_token_stands_for_all:
         return None
-    if not is_a(encoder, HydraDecoderMixin):
+    if not isinstance_by_name(encoder, HydraDecoderMixin):
         return 0
     if "input_ids" not in inputs:
         return -1

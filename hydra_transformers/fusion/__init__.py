@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 from ..models.auto import check_classes, hydra_class, load_trained
 from ..models.configuration_hydra import TrunkLayers, check_shared
 from .building import build, prune_heads, remaining_heads
-from .checks import check_agrees, check_differ, check_finite, warn_of_strangers
+from .checks import check_agrees, check_differ, check_finite, warn_if_unrelated
 from .linear_per_member import with_linear_layers
 from .new_classifiers import read_with_new_classifiers
 from .packed_heads import heads_at, qkv_by_head, qkv_rows
 from .plain_models import to_transformers
-from .probe import check_answers_alike, example_inputs, warn_of_close_members
+from .probe import check_same_outputs, example_inputs, warn_if_nearly_equal
 from .reading import backbone_names, dense_outline, projection_names, read_members
 from .structure import (
     Member,
@@ -83,16 +83,16 @@ def from_pruned_members(
     allow_equal: bool = False,
     check: bool = True,
 ) -> PreTrainedModel:
-    """`cls.from_pruned_members`"""
+    """A Hydra of these members, which are averaged in the parts that `shared` names. See `AutoHydra.from_pruned_members`."""
     if isinstance(members, nn.Module):
         raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
     check_shared(shared)
     read: list[Member] = []
     for position, model in enumerate(members):
-        found = read_members(cls, model, f"members[{position}]")
-        if check:
-            _compared(cls, found[0], model)
-        read += found
+        of_model = read_members(cls, model, f"members[{position}]")
+        for index, member in enumerate(of_model) if check else ():
+            _compared(cls, member, model, index)
+        read += of_model
     if not read:
         raise ValueError("members is empty: pass at least one model")
     for member in read:
@@ -101,14 +101,14 @@ def from_pruned_members(
     if not allow_equal:
         check_differ(read)
     hydra = build(cls, read, shared, resolve_trunk(cls, read, shared, trunk_layers))
-    warn_of_strangers(hydra, read)
+    warn_if_unrelated(hydra, read)
     if check and not allow_equal:
-        warn_of_close_members(hydra, [member.name for member in read])
+        warn_if_nearly_equal(hydra, [member.name for member in read])
     return hydra
 
 
 def check_can_be_fused(models: Sequence[PreTrainedModel], name: str, allow_equal: bool = True) -> None:
-    """Refuses models that cannot be fused: of different architectures, classes or dtypes.
+    """Raises for models that cannot be fused: of different architectures, classes or dtypes.
 
     name: what errors call the list
     allow_equal: whether some of them may be the same model
@@ -123,11 +123,11 @@ def check_can_be_fused(models: Sequence[PreTrainedModel], name: str, allow_equal
 
 
 def member(model: PreTrainedModel, index: int) -> PreTrainedModel:
-    """`model.member(index)`"""
+    """Member `index` of a Hydra as a Hydra of its own; a negative index counts from the end."""
     if not -model.num_members <= index < model.num_members:
         raise IndexError(f"member {index} does not exist: this Hydra has members 0 to {model.num_members - 1}")
-    cls = type(model)
-    return build(cls, [read_members(cls, model, cls.__name__)[index]])
+    cls, index = type(model), index % model.num_members
+    return _compared(cls, read_members(cls, model, cls.__name__)[index], model, index)
 
 
 def _only_member(cls: type, model: PreTrainedModel, caller: str) -> Member:
@@ -137,12 +137,14 @@ def _only_member(cls: type, model: PreTrainedModel, caller: str) -> Member:
     return members[0]
 
 
-def _compared(cls: type, member: Member, model: PreTrainedModel) -> PreTrainedModel | None:
-    """The unpruned member as a Hydra, compared with the backbone it was read from; None where that is a Hydra."""
-    if model.config.model_type == cls.config_class.model_type:
-        return None
+def _compared(cls: type, member: Member, model: PreTrainedModel, index: int = 0) -> PreTrainedModel:
+    """The member as a Hydra, which gives the outputs of the model that it was read from.
+
+    index: its number in `model`, where that is a Hydra
+    """
     whole = build(cls, [member])
-    check_answers_alike(whole, without_head(cls, model), member.name)
+    is_hydra = model.config.model_type == cls.config_class.model_type
+    check_same_outputs(whole, without_head(cls, model), member.name, index if is_hydra else None)
     return whole
 
 

@@ -116,7 +116,7 @@ def build(
     config = hydra_config(cls.config_class, members[0].config, fields, shared)
     for part in (config, *tower_configs(config).values()):
         part.dtype = reference.dtype
-    with weights_to_come(reference):
+    with empty_init_like(reference):
         model = cls(config)
     with torch.no_grad():
         for name, slot in slots(model):
@@ -157,9 +157,9 @@ def mean_of(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tens
 
 
 @contextmanager
-def weights_to_come(like: torch.Tensor) -> Iterator[None]:
-    """New models get the dtype and device of `like` and empty weights. Some classes draw weights all the same: the global
-    random state is restored afterwards."""
+def empty_init_like(like: torch.Tensor) -> Iterator[None]:
+    """New models get the dtype and device of `like` and weights that are not initialised. Some classes draw weights all the
+    same: the global random state is restored afterwards."""
     fork = torch.random.fork_rng(devices=[like.device] if like.is_cuda else [])
     with fork, torch.device(like.device), no_init_weights(), default_dtype(like.dtype):
         yield

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ..models.auto import check_has_no_adapters
 from ..models.modeling_hydra import Grouped, GroupedLinear, GroupedOutput, bias_as
 from .checks import check_is_in_memory, check_is_not_quantised, is_plain
-from .structure import is_a
+from .structure import isinstance_by_name
 
 
 # The maps that give the logits stay packed: they are small, and detectors read their inputs and weights.
@@ -26,7 +26,7 @@ def with_linear_layers(hydra: PreTrainedModel) -> PreTrainedModel:
     shapes of the Hydra's, so that it saves the ordinary Hydra; once they are quantised, saving is refused. A calibrated Hydra
     has to be calibrated again, best after quantising.
     """
-    if not any(is_a(module, Grouped) for module in hydra.modules()):
+    if not any(isinstance_by_name(module, Grouped) for module in hydra.modules()):
         raise TypeError(
             f"hydra is a {type(hydra).__name__} without packed layers: pass a Hydra, as it was loaded or fused"
         )
@@ -35,7 +35,7 @@ def with_linear_layers(hydra: PreTrainedModel) -> PreTrainedModel:
     check_is_not_quantised(hydra, "hydra")
     split = copy.deepcopy(hydra)
     for name, module in list(split.named_modules()):
-        kind = next((new for packed, new in SPLIT.items() if is_a(module, packed)), None)
+        kind = next((new for packed, new in SPLIT.items() if isinstance_by_name(module, packed)), None)
         if kind is not None and any(module.widths) and name not in LOGITS:
             split.set_submodule(name, kind(module))
     if split.decision is not None:

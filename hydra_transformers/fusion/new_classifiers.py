@@ -113,9 +113,10 @@ def _with_head(
     for parameter in backbone.parameters():  # not the buffers: rotary positions stay in float32, as after loading
         parameter.data = parameter.data.to(model.dtype)
     prefix = cls.base_model_prefix  # on one of two towers, Transformers' own prefix is another
-    source, untrained = getattr(model, prefix, model).state_dict(), set()
+    encoder, untrained = getattr(backbone, prefix), set()
+    source = next((module for module in model.modules() if isinstance(module, type(encoder))), model).state_dict()
     with torch.no_grad():
-        for name, parameter in getattr(backbone, prefix).named_parameters():
+        for name, parameter in encoder.named_parameters():
             if name in source and source[name].shape == parameter.shape:
                 parameter.copy_(source[name])
             else:

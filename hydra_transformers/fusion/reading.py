@@ -9,7 +9,7 @@ from transformers.utils import logging
 from ..models.auto import check_has_no_adapters
 from ..models.pretrained import Rule
 from .checks import (
-    check_computes_as_its_class,
+    check_has_no_hooks,
     check_is_all_read,
     check_is_in_memory,
     check_is_not_quantised,
@@ -49,11 +49,11 @@ def read_members(cls: type, model: PreTrainedModel, name: str) -> list[Member]:
     check_is_in_memory(model, name)
     check_is_not_quantised(model, name)
     model = without_head(cls, model)
+    check_has_no_hooks(model, name)
     is_hydra = model_type == cls.config_class.model_type
     members = _read_hydra(cls, model, name) if is_hydra else [_read_backbone(cls, model, name)]
     for member in members:
         check_shapes_and_dtypes(cls, member)
-    check_computes_as_its_class(cls, model, name)
     return members
 
 
@@ -96,7 +96,7 @@ def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
     }
     config = hydra_config(cls.config_class, own, fields, **_pooler_field(cls, model))
     if not model._supports_sdpa:
-        config._attn_implementation = None  # nobody chose eager: the backbone has nothing else
+        config._attn_implementation = None  # eager was the only option, not a choice: let the Hydra pick
     return Member(name, config, tensors)
 
 
@@ -112,7 +112,7 @@ def _heads_left(
         heads, remainder = divmod(rows, rows_per_head)
         left = list(range(config.num_attention_heads))
         if remainder or heads > len(left):
-            raise ValueError(f"{name}: {theirs} has {rows} rows, which are no whole heads of {rows_per_head}")
+            raise ValueError(f"{name}: {theirs} has {rows} rows, which are not whole heads of {rows_per_head}")
         if heads < len(left):
             left = [head for head in left if head not in recorded.get(layer, [])]
         if heads != len(left):

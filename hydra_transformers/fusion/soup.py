@@ -9,13 +9,12 @@ from transformers import PreTrainedModel
 
 from ..models.auto import HYDRA_CLASSES, check_has_no_adapters
 from . import check_can_be_fused
-from .blending import cosines
 from .building import mean_of
-from .checks import LITTLE_IN_COMMON
+from .checks import LEAST_COSINE_OF_RELATED, cosine_of
 
 
-class StrangersError(ValueError):
-    """Models that are no fine-tunings of one pre-trained model."""
+class UnrelatedMembersError(ValueError):
+    """The models were not fine-tuned from one pre-trained model."""
 
 
 @torch.no_grad()
@@ -88,9 +87,9 @@ def _check_can_be_averaged(models: Sequence[PreTrainedModel]) -> None:
                 f"models[{place}] has another {differing[0]} than models[0]: pass models of one architecture"
             )
         other = dict(model.base_model.named_parameters())
-        found = cosines({name: [encoder[name], other[name]] for name in matrices}).get("0-1")
-        if found is not None and found < LITTLE_IN_COMMON:
-            raise StrangersError(
-                f"models[{place}] has little in common with models[0] (cosine similarity {found:.2f} of their encoders), so "
+        cosine = cosine_of((encoder[name], other[name]) for name in matrices)
+        if cosine is not None and cosine < LEAST_COSINE_OF_RELATED:
+            raise UnrelatedMembersError(
+                f"models[{place}] has little in common with models[0] (cosine similarity {cosine:.2f} of their encoders), so "
                 "their mean works like neither: pass fine-tunings of one pre-trained model"
             )

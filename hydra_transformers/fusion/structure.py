@@ -63,8 +63,9 @@ def without_head(cls: type, model: PreTrainedModel) -> PreTrainedModel:
     # The base model of an encoder can be a part of it, as for DINOv3.
     if not cls.is_base_model or isinstance(model, cls.backbone_classes):
         return model
-    inside = getattr(model, cls.base_model_prefix, None)  # Whisper's own prefix does not name its classifier's encoder
-    return inside if isinstance(inside, cls.backbone_classes) else model.base_model
+    # The base model of a Whisper with a decoder is not its encoder, nor does Whisper's prefix name it.
+    encoder = next((module for module in model.modules() if isinstance(module, cls.backbone_classes)), None)
+    return model.base_model if encoder is None else encoder
 
 
 def has_decoder(model: PreTrainedModel) -> bool:
@@ -136,7 +137,7 @@ def member_fields(config: PreTrainedConfig, index: int = 0) -> dict[str, dict]:
 # Modules and parameters
 
 
-def is_a(module: nn.Module, kind: type) -> bool:
+def isinstance_by_name(module: nn.Module, kind: type) -> bool:
     """Whether a module is of one of our classes; by name, as each repository loaded with `trust_remote_code` has its own."""
     return any(each.__name__ == kind.__name__ for each in type(module).__mro__)
 
@@ -145,7 +146,7 @@ def attention_names(model: nn.Module) -> dict[str, list[str]]:
     """Names of the fused attentions in the order of the layers, by tower."""
     names = {tower: [] for tower in tower_configs(model.config)}
     for name, module in model.named_modules():
-        if is_a(module, HydraAttention):
+        if isinstance_by_name(module, HydraAttention):
             tower = next(tower for tower, config in tower_configs(model.config).items() if config is module.config)
             names[tower].append(name)
     return names
@@ -173,14 +174,14 @@ class Slot:
 def slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
     """(name, slot) of every parameter of a Hydra."""
     modules = dict(model.named_modules())
-    split_parts = [name for name, module in modules.items() if is_a(module, PerMember)]
+    split_parts = [name for name, module in modules.items() if isinstance_by_name(module, PerMember)]
     for name, _ in model.named_parameters():
         owner, _, parameter = name.rpartition(".")
         part = next((part for part in split_parts if name.startswith(f"{part}.")), None)
         if part is not None:
             index, _, rest = name.removeprefix(f"{part}.").partition(".")
             yield name, Slot(f"{part}.{rest}", member=int(index))
-        elif is_a(modules[owner], Grouped):
+        elif isinstance_by_name(modules[owner], Grouped):
             rows = modules[owner].member_rows(parameter)
             yield name, Slot(name, rows=rows if len(rows) == model.num_members else None)
         elif name in model.per_member_parameters:

@@ -340,7 +340,9 @@ def _place(corruption: str, severity: str) -> str:
 def _sweeps(corruptions: Mapping[str, Mapping[Any, Any]]) -> dict[tuple[str, str], Any]:
     """(corruption, severity) -> data."""
     if not isinstance(corruptions, Mapping) or not all(isinstance(each, Mapping) for each in corruptions.values()):
-        raise TypeError("corruptions must be a dict of dicts, {corruption: {severity: data}}: pass corrupted_sets(data, names)")
+        raise TypeError(
+            "corruptions must be a dict of dicts, {corruption: {severity: data}}: pass corrupted_sets(data, names)"
+        )
     for corruption, sweep in corruptions.items():
         if not sweep:
             raise ValueError(f"corruptions[{corruption!r}] is empty: pass at least one data set, or leave it out")

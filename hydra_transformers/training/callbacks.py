@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from .._io.progress import progress_bar
 from ..fusion import check_trunk_layers, encoder_config, number_of_layers, tower_configs, trunk_depth
-from ..fusion.structure import is_a
+from ..fusion.structure import isinstance_by_name
 from ..models.modeling_hydra import GroupedLinear, GroupedOutput
 from .parameter_groups import (
     PARTS,
@@ -264,7 +264,11 @@ class KeepZerosCallback(TrainerCallback):
         weights = [
             module.weight
             for name, module in model.named_modules()
-            if (isinstance(module, kinds) or is_a(module, GroupedLinear) or is_a(module, GroupedOutput))
+            if (
+                isinstance(module, kinds)
+                or isinstance_by_name(module, GroupedLinear)
+                or isinstance_by_name(module, GroupedOutput)
+            )
             and ".lora_" not in name  # half of an adapter begins with zeros
         ]
         self._zeros = [(weight, weight.detach() == 0) for weight in weights if weight.requires_grad]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..fusion import backbone_names, hydra_class_of, projection_names
-from ..fusion.structure import is_a, outline
+from ..fusion.structure import isinstance_by_name, outline
 from ..models.auto import HYDRA_CLASSES, AutoHydra
 from ..models.modeling_hydra import HydraAttention
 
@@ -129,7 +129,7 @@ def _parts_without_heads(model: nn.Module) -> tuple[str, ...]:
     return tuple(
         f"{name}.{part}." if len(attention.widths) == 1 else f"{name}.{part}.{member}."
         for name, attention in model.named_modules()
-        if is_a(attention, HydraAttention)
+        if isinstance_by_name(attention, HydraAttention)
         for part in ("query_norm", "key_norm", "bias_gate.maps")
         for member, width in enumerate(attention.widths)
         if width == 0
