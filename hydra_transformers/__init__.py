@@ -2,28 +2,64 @@
 
 Several fine-tunings of one pre-trained transformer, or copies of a trained one with different attention heads cut out, run
 fused as a single model that knows when it does not know. Importing this package registers the Hydra models with the Auto
-classes of Transformers. The names a user needs first are here; the rest is in the subpackages.
+classes of Transformers. The names a user needs first are here; the rest is in the subpackages. All of them are imported when
+they are asked for.
 """
 
-from . import fast, models, shift  # noqa: F401  models run fast, evaluate_uncertainty takes corruptions by name
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from . import models
 from ._version import __version__
-from .data import load_data
-from .export import export
-from .models import *  # noqa: F403
-from .pruning import prune_heads
-from .reports import evaluate_uncertainty, fusion_report
-from .uncertainty import calibrate, decompose, predict_uncertainty
+from .models.families import after_import
 
 
-__all__ = [
-    "__version__",
-    "calibrate",
-    "decompose",
-    "evaluate_uncertainty",
-    "export",
-    "fusion_report",
-    "load_data",
-    "predict_uncertainty",
-    "prune_heads",
-]
-__all__ += models.__all__
+# By name, the subpackage that has it. A new name is a line here, and one below for type checkers.
+NAMES = {
+    "calibrate": "uncertainty",
+    "decompose": "uncertainty",
+    "evaluate_uncertainty": "reports",
+    "export": "export",
+    "fusion_report": "reports",
+    "load_data": "data",
+    "predict_uncertainty": "uncertainty",
+    "prune_heads": "pruning",
+}
+if TYPE_CHECKING:
+    from .data import load_data as load_data
+    from .export import export as export
+    from .models import *  # noqa: F403
+    from .pruning import prune_heads as prune_heads
+    from .reports import evaluate_uncertainty as evaluate_uncertainty
+    from .reports import fusion_report as fusion_report
+    from .uncertainty import calibrate as calibrate
+    from .uncertainty import decompose as decompose
+    from .uncertainty import predict_uncertainty as predict_uncertainty
+
+__all__ = ["__version__", *NAMES, *models.__all__]
+
+
+class _Package(ModuleType):
+    """Keeps the module `export` from hiding the function of that name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in NAMES or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+after_import(f"{__name__}.models.modeling_hydra", lambda _: importlib.import_module(".fast", __name__))
+
+
+def __getattr__(name: str) -> Any:
+    if name in NAMES:
+        return getattr(importlib.import_module(f".{NAMES[name]}", __name__), name)
+    if name in models.__all__:
+        return getattr(models, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,13 +1,13 @@
-"""The registry of families, and `AutoHydra`, which finds the class that a model becomes.
+"""`AutoHydra`, which finds the class that a model becomes, and the classes of all families by backbone, task and type.
 
-A new family is imported here; its classes say themselves what they are built from (`backbone_classes`) and how the Auto
-classes of Transformers find them (`auto_classes` of the config). No other file names a family.
+Families are in the table of `families.py`; they are imported when they are needed. Their classes say themselves what they are
+built from (`backbone_classes`) and how the Auto classes of Transformers find them (`auto_classes` of the config).
 """
 
 import copy
-import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,118 +16,9 @@ from huggingface_hub import HfApi, is_offline_mode, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.pipelines import PIPELINE_REGISTRY, Pipeline
 
 from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers, task_of
-from .configuration_hydra_albert import HydraAlbertConfig
-from .configuration_hydra_ast import HydraASTConfig
-from .configuration_hydra_beit import HydraBeitConfig
-from .configuration_hydra_bert import HydraBertConfig
-from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
-from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
-from .configuration_hydra_deit import HydraDeiTConfig
-from .configuration_hydra_dinov2 import HydraDinov2Config
-from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
-from .configuration_hydra_dinov3_vit import HydraDINOv3ViTConfig
-from .configuration_hydra_distilbert import HydraDistilBertConfig
-from .configuration_hydra_electra import HydraElectraConfig
-from .configuration_hydra_gemma import HydraGemmaConfig
-from .configuration_hydra_gemma3_text import HydraGemma3TextConfig
-from .configuration_hydra_hubert import HydraHubertConfig
-from .configuration_hydra_llama import HydraLlamaConfig
-from .configuration_hydra_modernbert import HydraModernBertConfig
-from .configuration_hydra_mpnet import HydraMPNetConfig
-from .configuration_hydra_qwen2 import HydraQwen2Config
-from .configuration_hydra_qwen3 import HydraQwen3Config
-from .configuration_hydra_roberta import HydraRobertaConfig
-from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig, HydraSiglipVisionConfig
-from .configuration_hydra_vit import HydraViTConfig
-from .configuration_hydra_wav2vec2 import HydraWav2Vec2Config
-from .configuration_hydra_wavlm import HydraWavLMConfig
-from .configuration_hydra_whisper import HydraWhisperConfig
-from .modeling_hydra_albert import (
-    HydraAlbertForSequenceClassification,
-    HydraAlbertForTokenClassification,
-    HydraAlbertModel,
-)
-from .modeling_hydra_ast import HydraASTForAudioClassification, HydraASTModel
-from .modeling_hydra_beit import HydraBeitForImageClassification, HydraBeitModel
-from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertForTokenClassification, HydraBertModel
-from .modeling_hydra_clip import (
-    HydraCLIPForImageClassification,
-    HydraCLIPModel,
-    HydraCLIPTextModel,
-    HydraCLIPVisionModel,
-)
-from .modeling_hydra_deberta_v2 import (
-    HydraDebertaV2ForSequenceClassification,
-    HydraDebertaV2ForTokenClassification,
-    HydraDebertaV2Model,
-)
-from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
-from .modeling_hydra_dinov2 import HydraDinov2ForImageClassification, HydraDinov2Model
-from .modeling_hydra_dinov2_with_registers import (
-    HydraDinov2WithRegistersForImageClassification,
-    HydraDinov2WithRegistersModel,
-)
-from .modeling_hydra_dinov3_vit import HydraDINOv3ViTModel
-from .modeling_hydra_distilbert import (
-    HydraDistilBertForSequenceClassification,
-    HydraDistilBertForTokenClassification,
-    HydraDistilBertModel,
-)
-from .modeling_hydra_electra import (
-    HydraElectraForSequenceClassification,
-    HydraElectraForTokenClassification,
-    HydraElectraModel,
-)
-from .modeling_hydra_gemma import (
-    HydraGemmaForSequenceClassification,
-    HydraGemmaForTokenClassification,
-    HydraGemmaModel,
-)
-from .modeling_hydra_gemma3_text import HydraGemma3TextForSequenceClassification, HydraGemma3TextModel
-from .modeling_hydra_hubert import HydraHubertForSequenceClassification, HydraHubertModel
-from .modeling_hydra_llama import (
-    HydraLlamaForSequenceClassification,
-    HydraLlamaForTokenClassification,
-    HydraLlamaModel,
-)
-from .modeling_hydra_modernbert import (
-    HydraModernBertForSequenceClassification,
-    HydraModernBertForTokenClassification,
-    HydraModernBertModel,
-)
-from .modeling_hydra_mpnet import (
-    HydraMPNetForSequenceClassification,
-    HydraMPNetForTokenClassification,
-    HydraMPNetModel,
-)
-from .modeling_hydra_qwen2 import (
-    HydraQwen2ForSequenceClassification,
-    HydraQwen2ForTokenClassification,
-    HydraQwen2Model,
-)
-from .modeling_hydra_qwen3 import (
-    HydraQwen3ForSequenceClassification,
-    HydraQwen3ForTokenClassification,
-    HydraQwen3Model,
-)
-from .modeling_hydra_roberta import (
-    HydraRobertaForSequenceClassification,
-    HydraRobertaForTokenClassification,
-    HydraRobertaModel,
-)
-from .modeling_hydra_siglip import (
-    HydraSiglipForImageClassification,
-    HydraSiglipModel,
-    HydraSiglipTextModel,
-    HydraSiglipVisionModel,
-)
-from .modeling_hydra_vit import HydraViTForImageClassification, HydraViTModel
-from .modeling_hydra_wav2vec2 import HydraWav2Vec2ForSequenceClassification, HydraWav2Vec2Model
-from .modeling_hydra_wavlm import HydraWavLMForSequenceClassification, HydraWavLMModel
-from .modeling_hydra_whisper import HydraWhisperForAudioClassification, HydraWhisperModel
+from .families import FAMILIES, config_class, model_class
 
 
 # Arguments of from_pretrained by which a config is found.
@@ -281,15 +172,12 @@ class AutoHydra:
 
 
 def _saved_class(config: PreTrainedConfig, name: str) -> type[PreTrainedModel]:
-    kinds = [each for each in CONFIG_CLASSES if each.model_type == config.model_type]
-    if not kinds:
+    if config.model_type not in FAMILIES:
         raise ValueError(
-            f"{name} is a {config.model_type}, which is no Hydra: load it with its own class of Transformers, and pass it to "
+            f"{name} is a {config.model_type}, which is not a Hydra: load it with its own class of Transformers, and pass it to "
             "AutoHydra.from_backbone"
         )
-    classes = [
-        _model_class(kinds[0], auto_class) for auto_class in kinds[0].auto_classes if auto_class != "AutoConfig"
-    ]
+    classes = list(classes_of([config.model_type]))
     saved = getattr(config, "architectures", None) or ()
     return next((each for each in classes if each.__name__ in saved), HEADS.get(config.model_type, classes[-1]))
 
@@ -299,7 +187,8 @@ def hydra_class(model: PreTrainedModel, name: str = "model") -> type:
     check_has_no_adapters(model, name)
     if hasattr(type(model), "from_pruned_members"):
         return type(model)
-    for backbone_class, found in HYDRA_CLASSES.items():
+    config = getattr(model, "config", None)
+    for backbone_class, found in backbones_of(families_of(getattr(config, "model_type", ""))).items():
         if isinstance(model, backbone_class):
             return found
     raise TypeError(
@@ -374,57 +263,97 @@ def check_classes(models: Sequence[PreTrainedModel], found: type, name: str) -> 
             )
 
 
-def _model_class(config_class: type, auto_class: str) -> type:
-    return globals()[config_class.auto_classes[auto_class].rpartition(".")[2]]
+def families_of(model_type: str) -> list[str]:
+    """The Hydra types that a backbone's or a Hydra's `model_type` belongs to; all of them where it is not in the table."""
+    found = [kind for kind, family in FAMILIES.items() if model_type in (kind, *family.backbone_types)]
+    return found or list(FAMILIES)
 
 
-CONFIG_CLASSES: tuple[type[PreTrainedConfig], ...] = tuple(
-    value for value in list(globals().values()) if isinstance(value, type) and hasattr(value, "auto_classes")
+def classes_of(kinds: Iterable[str]) -> dict[type[PreTrainedModel], str]:
+    """The model classes of these Hydra types, and the Auto classes that load them; an encoder with two has the last."""
+    configs = map(config_class, kinds)
+    return {
+        model_class(config, auto): auto for config in configs for auto in config.auto_classes if auto != "AutoConfig"
+    }
+
+
+def backbones_of(kinds: Iterable[str]) -> dict[type[PreTrainedModel], type[PreTrainedModel]]:
+    """The Hydra class by class of the backbone, those with a head first: a model without one is part of a model with one."""
+    classes = classes_of(kinds)
+    ordered = sorted(classes, key=lambda hydra: classes[hydra] == "AutoModel")
+    return {backbone: hydra for hydra in ordered for backbone in hydra.backbone_classes}
+
+
+def heads_of(kinds: Iterable[str]) -> dict[type[PreTrainedModel], str]:
+    """Hydras with a head and their backbones, and the name of the Auto class that loads them."""
+    return {
+        each: auto_class
+        for hydra, auto_class in classes_of(kinds).items()
+        if auto_class != "AutoModel"
+        for each in (hydra, *hydra.backbone_classes)
+    }
+
+
+class LazyTable(Mapping):
+    """A dict that is made when it is first read, since that imports every family."""
+
+    def __init__(self, make: Callable[[], dict]):
+        self.make = make
+
+    @cached_property
+    def made(self) -> dict:
+        return self.make()
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.made[key]
+
+    def __iter__(self) -> Iterator:
+        return iter(self.made)
+
+    def __len__(self) -> int:
+        return len(self.made)
+
+
+class HeadsByType(LazyTable):
+    """A class with a head by `model_type`; to find one imports that family alone. Where a type has several, the first."""
+
+    def __init__(self, is_wanted: Callable[[type, str], bool]):
+        super().__init__(lambda: self._among(FAMILIES))
+        self.is_wanted = is_wanted
+
+    def _among(self, kinds: Iterable[str]) -> dict[str, type[PreTrainedModel]]:
+        found: dict[str, type[PreTrainedModel]] = {}
+        for each, auto_class in heads_of(kinds).items():
+            if self.is_wanted(each, auto_class):
+                found.setdefault(each.config_class.model_type, each)
+        return found
+
+    def __getitem__(self, model_type: str) -> type[PreTrainedModel]:
+        return self._among(families_of(model_type))[model_type]
+
+
+def _is_hydra(each: type) -> bool:
+    return hasattr(each, "from_pruned_members")
+
+
+HYDRA_CLASSES: Mapping[type[PreTrainedModel], type[PreTrainedModel]] = LazyTable(lambda: backbones_of(FAMILIES))
+AUTO_CLASSES: Mapping[type[PreTrainedModel], str] = LazyTable(lambda: heads_of(FAMILIES))
+# Of backbones and of Hydras, the class for the task that a user would have the model for.
+HEADS: Mapping[str, type[PreTrainedModel]] = HeadsByType(lambda each, auto_class: True)
+# Of backbones, those with a classifier of whole texts, images or audio, and those with a classifier of tokens.
+CLASSIFIERS: Mapping[str, type[PreTrainedModel]] = HeadsByType(
+    lambda each, auto_class: "ZeroShot" not in auto_class and "Token" not in auto_class and not _is_hydra(each)
 )
-# By class of the backbone, those with a head first: a model without one is part of a model with one.
-HYDRA_CLASSES: dict[type[PreTrainedModel], type[PreTrainedModel]] = {
-    backbone: _model_class(config, auto_class)
-    for of_heads in (True, False)
-    for config in CONFIG_CLASSES
-    for auto_class in config.auto_classes
-    if auto_class != "AutoConfig" and (auto_class != "AutoModel") is of_heads
-    for backbone in _model_class(config, auto_class).backbone_classes
-}
-
-
-# Backbones and Hydras with a head, and the name of the Auto class that loads them.
-AUTO_CLASSES: dict[type[PreTrainedModel], str] = {
-    each: auto_class
-    for config in CONFIG_CLASSES
-    for auto_class in config.auto_classes
-    if auto_class not in ("AutoConfig", "AutoModel")
-    for each in (_model_class(config, auto_class), *_model_class(config, auto_class).backbone_classes)
-}
-# By `model_type`, of backbones and of Hydras, the class for the task that a user would have the model for: where one type has
-# several (two towers, or an image classifier of one of them), the first.
-HEADS: dict[str, type[PreTrainedModel]] = {}
-for _each in AUTO_CLASSES:
-    HEADS.setdefault(_each.config_class.model_type, _each)
-# By `model_type` of a backbone, its class with a classifier of whole texts, images or sounds.
-CLASSIFIERS: dict[str, type[PreTrainedModel]] = {
-    each.config_class.model_type: each
-    for each, auto_class in AUTO_CLASSES.items()
-    if not any(kind in auto_class for kind in ("ZeroShot", "Token")) and not hasattr(each, "from_pruned_members")
-}
-
-
-# By `model_type` of a backbone, its class with a classifier of tokens.
-TOKEN_CLASSIFIERS: dict[str, type[PreTrainedModel]] = {
-    each.config_class.model_type: each
-    for each, auto_class in AUTO_CLASSES.items()
-    if "Token" in auto_class and not hasattr(each, "from_pruned_members")
-}
+TOKEN_CLASSIFIERS: Mapping[str, type[PreTrainedModel]] = HeadsByType(
+    lambda each, auto_class: "Token" in auto_class and not _is_hydra(each)
+)
 
 
 def head_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class with a head that a backbone's or Hydra's config was saved with, or that of `HEADS` where it was none."""
     saved = getattr(config, "architectures", None) or ()
-    kinds = {each.__name__: each for each in AUTO_CLASSES if each.config_class.model_type == config.model_type}
+    heads = heads_of(families_of(config.model_type))
+    kinds = {each.__name__: each for each in heads if each.config_class.model_type == config.model_type}
     return next((kinds[name] for name in saved if name in kinds), HEADS[config.model_type])
 
 
@@ -444,7 +373,7 @@ def class_with_new_classifier(config: PreTrainedConfig, problem_type: str | None
 
 def auto_class_of(config: PreTrainedConfig) -> str:
     """The name of the Auto class that loads the class which `head_of` finds."""
-    return AUTO_CLASSES[head_of(config)]
+    return heads_of(families_of(config.model_type))[head_of(config)]
 
 
 def described(model: PreTrainedModel) -> PreTrainedConfig:
@@ -457,130 +386,3 @@ def described(model: PreTrainedModel) -> PreTrainedConfig:
 def is_zero_shot(config: PreTrainedConfig) -> bool:
     """Whether a backbone's or Hydra's config is that of two towers, which choose among the texts of each call."""
     return "ZeroShot" in auto_class_of(config)
-
-
-def register() -> None:
-    """Lets the Auto classes and `pipeline` find what is installed, and saved models take their code along.
-
-    Both are needed: registered only with the Auto classes, a model that came from the Hub would be saved without code.
-    """
-    for config_class in CONFIG_CLASSES:
-        transformers.AutoConfig.register(config_class.model_type, config_class)
-        config_class.register_for_auto_class()
-        for auto_class in config_class.auto_classes:
-            if auto_class != "AutoConfig":
-                model_class = _model_class(config_class, auto_class)
-                getattr(transformers, auto_class).register(config_class, model_class)
-                model_class.register_for_auto_class(auto_class)
-    for auto_class, pipeline in PIPELINES.items():
-        PIPELINE_REGISTRY.register_pipeline(
-            task_of(pipeline), pipeline_class(auto_class), getattr(transformers, auto_class)
-        )
-
-
-def pipeline_class(auto_class: str) -> type[Pipeline]:
-    """The pipeline that says how sure it is, of models that this Auto class loads."""
-    module, _, name = PIPELINES[auto_class].partition(".")
-    return getattr(importlib.import_module(f".{module}", __package__), name)
-
-
-__all__ = [
-    "AutoHydra",
-    "HydraASTConfig",
-    "HydraASTForAudioClassification",
-    "HydraASTModel",
-    "HydraAlbertConfig",
-    "HydraAlbertForSequenceClassification",
-    "HydraAlbertForTokenClassification",
-    "HydraAlbertModel",
-    "HydraBeitConfig",
-    "HydraBeitForImageClassification",
-    "HydraBeitModel",
-    "HydraBertConfig",
-    "HydraBertForSequenceClassification",
-    "HydraBertForTokenClassification",
-    "HydraBertModel",
-    "HydraCLIPConfig",
-    "HydraCLIPForImageClassification",
-    "HydraCLIPModel",
-    "HydraCLIPTextConfig",
-    "HydraCLIPTextModel",
-    "HydraCLIPVisionConfig",
-    "HydraCLIPVisionModel",
-    "HydraDINOv3ViTConfig",
-    "HydraDINOv3ViTModel",
-    "HydraDebertaV2Config",
-    "HydraDebertaV2ForSequenceClassification",
-    "HydraDebertaV2ForTokenClassification",
-    "HydraDebertaV2Model",
-    "HydraDeiTConfig",
-    "HydraDeiTForImageClassification",
-    "HydraDeiTModel",
-    "HydraDinov2Config",
-    "HydraDinov2ForImageClassification",
-    "HydraDinov2Model",
-    "HydraDinov2WithRegistersConfig",
-    "HydraDinov2WithRegistersForImageClassification",
-    "HydraDinov2WithRegistersModel",
-    "HydraDistilBertConfig",
-    "HydraDistilBertForSequenceClassification",
-    "HydraDistilBertForTokenClassification",
-    "HydraDistilBertModel",
-    "HydraElectraConfig",
-    "HydraElectraForSequenceClassification",
-    "HydraElectraForTokenClassification",
-    "HydraElectraModel",
-    "HydraGemma3TextConfig",
-    "HydraGemma3TextForSequenceClassification",
-    "HydraGemma3TextModel",
-    "HydraGemmaConfig",
-    "HydraGemmaForSequenceClassification",
-    "HydraGemmaForTokenClassification",
-    "HydraGemmaModel",
-    "HydraHubertConfig",
-    "HydraHubertForSequenceClassification",
-    "HydraHubertModel",
-    "HydraLlamaConfig",
-    "HydraLlamaForSequenceClassification",
-    "HydraLlamaForTokenClassification",
-    "HydraLlamaModel",
-    "HydraMPNetConfig",
-    "HydraMPNetForSequenceClassification",
-    "HydraMPNetForTokenClassification",
-    "HydraMPNetModel",
-    "HydraModernBertConfig",
-    "HydraModernBertForSequenceClassification",
-    "HydraModernBertForTokenClassification",
-    "HydraModernBertModel",
-    "HydraQwen2Config",
-    "HydraQwen2ForSequenceClassification",
-    "HydraQwen2ForTokenClassification",
-    "HydraQwen2Model",
-    "HydraQwen3Config",
-    "HydraQwen3ForSequenceClassification",
-    "HydraQwen3ForTokenClassification",
-    "HydraQwen3Model",
-    "HydraRobertaConfig",
-    "HydraRobertaForSequenceClassification",
-    "HydraRobertaForTokenClassification",
-    "HydraRobertaModel",
-    "HydraSiglipConfig",
-    "HydraSiglipForImageClassification",
-    "HydraSiglipModel",
-    "HydraSiglipTextConfig",
-    "HydraSiglipTextModel",
-    "HydraSiglipVisionConfig",
-    "HydraSiglipVisionModel",
-    "HydraViTConfig",
-    "HydraViTForImageClassification",
-    "HydraViTModel",
-    "HydraWav2Vec2Config",
-    "HydraWav2Vec2ForSequenceClassification",
-    "HydraWav2Vec2Model",
-    "HydraWavLMConfig",
-    "HydraWavLMForSequenceClassification",
-    "HydraWavLMModel",
-    "HydraWhisperConfig",
-    "HydraWhisperForAudioClassification",
-    "HydraWhisperModel",
-]

@@ -97,6 +97,8 @@ def task_of(pipeline: str) -> str:
 class ShippedPipelines:
     """A config that names, in config.json, the pipelines that are saved with the model."""
 
+    _auto_class = "AutoConfig"  # so that Transformers saves the code with it
+
     def shipped_pipelines(self) -> dict[str, dict]:
         found = [each for each in PIPELINES if each in self.auto_classes]
         # A family may have several heads. With the pipelines of all of them, Transformers could not choose one by itself.

@@ -104,6 +104,11 @@ class HydraModelMixin:
     _can_record_outputs = {"attentions": HydraAttention}
     _keys_to_ignore_on_load_missing = [r"kept_heads_mask$"]  # of weights that were put together by hand
 
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        by_name = {path.rpartition(".")[2]: auto_class for auto_class, path in cls.config_class.auto_classes.items()}
+        cls._auto_class = by_name.get(cls.__name__, cls._auto_class)  # so that Transformers saves the code with it
+
     @classmethod
     def from_backbone(
         cls: type[Model],

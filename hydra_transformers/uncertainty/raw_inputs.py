@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..data.batches import SOUNDS
 from ..data.prediction import accepted_inputs, classifies_tokens, device_of, zero_shot_in
-from ..models.auto import pipeline_class
+from ..models.families import pipeline_class
 from ..models.pipeline_hydra import predict
 
 

@@ -1,6 +1,9 @@
 """`AutoHydra` finds the class of every supported model, and a family is named where it is defined and nowhere else."""
 
+import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -15,8 +18,11 @@ import hydra_transformers
 from hydra_transformers import AutoHydra
 from hydra_transformers.cli import main
 from hydra_transformers.models import auto
-from hydra_transformers.models.auto import AUTO_CLASSES, CONFIG_CLASSES, HEADS, HYDRA_CLASSES, auto_class_of
+from hydra_transformers.models.auto import AUTO_CLASSES, HEADS, HYDRA_CLASSES, auto_class_of, classes_of
+from hydra_transformers.models.families import FAMILIES as TABLE
+from hydra_transformers.models.families import config_class
 from tests.families import BERT, CLIP, DISTINCT, FAMILIES, FEW, VIT, for_families
+from tests.fresh_process import run_fresh
 
 
 ROOT = Path(hydra_transformers.__file__).parent
@@ -67,9 +73,9 @@ def test_a_saved_hydra_is_loaded_and_built_anew_as_the_class_it_is(family, tmp_p
 
 def test_what_is_no_hydra_is_not_loaded_as_one(tmp_path):
     VIT.backbone().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"is a vit, which is no Hydra: load it .* AutoHydra.from_backbone"):
+    with pytest.raises(ValueError, match=r"is a vit, which is not a Hydra: load it .* AutoHydra.from_backbone"):
         AutoHydra.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="config is a vit, which is no Hydra"):
+    with pytest.raises(ValueError, match="config is a vit, which is not a Hydra"):
         AutoHydra.from_config(VIT.backbone().config)
 
 
@@ -87,7 +93,7 @@ def test_folders_that_are_no_members_get_a_sentence(tmp_path):
         fuse("vit", "nothing")
     with pytest.raises(ValueError, match=r"bare has no classifier.bias: pass a model that is trained"):
         fuse("vit", "bare")
-    with pytest.raises(ValueError, match=r"gpt2 is a gpt2: pass a hydra_albert, .* hydra_bert, bert,"):
+    with pytest.raises(ValueError, match=r"gpt2 is a gpt2: pass a hydra_vit, vit, .* hydra_bert, bert,"):
         fuse("gpt2", "vit")
     with pytest.raises(ValueError, match=r"members\[1\] has other classes than members\[0\] \(number 3 is None"):
         fuse("vit", "three")
@@ -198,19 +204,61 @@ def test_the_auto_classes_of_transformers_know_every_family(tmp_path):
 
 
 def test_no_other_file_names_a_family():
-    """Its two files, the registry, and what is about one model, the demo and two baselines of CLIP, may."""
-    kinds = {
-        name for config in CONFIG_CLASSES for name in (config.model_type, config.model_type.removeprefix("hydra_"))
-    }
+    """Its two files, the table of families, and what is about one model, the demo and two baselines of CLIP, may."""
+    kinds = {name for model_type in TABLE for name in (model_type, model_type.removeprefix("hydra_"))}
     classes = {backbone.__name__ for backbone in HYDRA_CLASSES} | set(hydra_transformers.models.__all__) - {
         "AutoHydra"
     }
     names = re.compile(rf"\b({'|'.join(sorted(classes))})\b|[\"']({'|'.join(sorted(kinds))})[\"']")
     own = re.compile(
-        r"models/(auto|(configuration|modeling)_hydra_\w+)\.py|demo/\w+\.py|baselines/(bayesvlm|vilu)\.py"
+        r"models/(families|(configuration|modeling)_hydra_\w+)\.py|demo/\w+\.py|baselines/(bayesvlm|vilu)\.py"
     )
     for path in ROOT.rglob("*.py"):
         name = path.relative_to(ROOT).as_posix()
         if not own.fullmatch(name):
             code = re.sub(r'"""(?:.|\n)*?"""|#.*', "", path.read_text())  # prose may give examples
             assert not names.search(code), f"{name}: {names.search(code)[0]}"
+
+
+def test_the_table_says_of_every_family_what_its_classes_say():
+    for model_type, family in TABLE.items():
+        config = config_class(model_type)
+        names = {path.rpartition(".")[2] for path in config.auto_classes.values()}
+        assert config.model_type == model_type and {config.__name__, *family.names} == names
+        backbones = {backbone for hydra in classes_of([model_type]) for backbone in hydra.backbone_classes}
+        assert {backbone.config_class.model_type for backbone in backbones} == set(family.backbone_types)
+
+
+def test_importing_the_package_imports_no_library():
+    code = "import sys, hydra_transformers; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "transformers", "pandas", "datasets", "peft", "numpy"} & set(modules)
+    assert not [name for name in modules if name.startswith("hydra_transformers.models.modeling")]
+
+
+def test_auto_classes_and_pipelines_import_the_family_that_they_meet(tmp_path):
+    VIT.fused().save_pretrained(tmp_path / "saved")
+    code = """
+import sys
+import hydra_transformers
+from transformers import AutoModelForImageClassification
+print(AutoModelForImageClassification.from_pretrained(sys.argv[1]).num_members)
+print(*(name.rpartition(".")[2] for name in sys.modules if "modeling_hydra_" in name))
+from transformers.pipelines import check_task
+print(check_task("hydra-image-classification")[1]["impl"]._load_image_processor)
+import hydra_transformers.export
+print(type(hydra_transformers.export).__name__, hydra_transformers.HydraBertConfig().model_type)
+"""
+    result = run_fresh(code, tmp_path / "saved", folder=tmp_path)
+    assert result.stdout.splitlines() == ["3", "modeling_hydra_vit", "True", "function hydra_bert"], result.stderr
+
+
+def test_type_checkers_see_the_names_that_are_imported_when_they_are_asked_for():
+    tree = ast.parse(Path(hydra_transformers.__file__).read_text())
+    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {alias.name: node.module for node in block.body for alias in node.names if alias.name != "*"}
+    assert seen == hydra_transformers.NAMES
+    for name in hydra_transformers.__all__:
+        assert getattr(hydra_transformers, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = hydra_transformers.nothing
