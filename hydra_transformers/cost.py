@@ -16,13 +16,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .data.prediction import (
-    ZeroShotClassifier,
-    accepted_inputs,
-    device_of,
-    evaluation_mode,
-    only_what_is_read,
-)
+from .data.prediction import ZeroShotClassifier, accepted_inputs, device_of, evaluation_mode
+from .data.zero_shot import first_token_kwargs
 from .fusion import example_inputs, plain_config, without_weights
 from .models.pipeline_hydra_text import most_tokens
 
@@ -73,7 +68,7 @@ def count_multiply_adds(model: nn.Module) -> int:
         return model.count_multiply_adds()
     if isinstance(model, ZeroShotClassifier):
         clip = without_weights(type(model.model), model.model.config)
-        images = example_inputs(clip.config.vision_config, 1, "meta") | only_what_is_read(clip)
+        images = example_inputs(clip.config.vision_config, 1, "meta") | first_token_kwargs(clip)
         return multiply_adds_of(clip.get_image_features, **images) + model.text_features.numel()
     if hasattr(model, "input_model"):
         return count_multiply_adds(model.input_model)

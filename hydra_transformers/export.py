@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
 from ._io.files import remove_leftovers, written_whole
-from .data.batches import SOUNDS
+from .data.batches import AUDIO_INPUTS
 from .data.prediction import accepted_inputs, evaluation_mode
 from .fusion import example_inputs
 from .models.configuration_hydra import OUTPUTS_OF_HYDRAS
@@ -185,7 +185,7 @@ def _shape_of_images(processor: Any, expected: Tensor) -> torch.Size:
 
 def free_axes(name: str, dims: int) -> tuple[int, ...]:
     """The axes of an input with `dims` of them that may have any size."""
-    is_spectrogram = name in SOUNDS and dims == 3  # which has as many frames as there are positions
+    is_spectrogram = name in AUDIO_INPUTS and dims == 3  # which has as many frames as there are positions
     return (0,) if name == "pixel_values" or is_spectrogram else (0, 1)
 
 

@@ -14,7 +14,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.beit.modeling_beit import BeitRelativePositionBias
 
-from hydra_transformers.data.batches import SOUNDS
+from hydra_transformers.data.batches import AUDIO_INPUTS
 from hydra_transformers.models.auto import hydra_class
 
 
@@ -179,7 +179,7 @@ class Family:
 
     @property
     def audio_name(self) -> str | None:
-        return next((name for name in SOUNDS if name in self.inputs()), None)
+        return next((name for name in AUDIO_INPUTS if name in self.inputs()), None)
 
     def sounds(self, batch: int = 4, seed: int = 0) -> dict[str, torch.Tensor]:
         """Spectrograms, or raw sounds of different lengths with their masks."""

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hydra_transformers.data.batches import SOUNDS, batches
+from hydra_transformers.data.batches import AUDIO_INPUTS, batches
 
 
 PIXEL_NOISE = 0.5  # standard deviation, in the model's units
@@ -24,7 +24,7 @@ def with_noise(
     """
     generator, noisy = torch.Generator().manual_seed(seed), []
     for batch in batches(data, batch_size):
-        name = next((each for each in ("pixel_values", *SOUNDS, "input_ids") if each in batch), None)
+        name = next((each for each in ("pixel_values", *AUDIO_INPUTS, "input_ids") if each in batch), None)
         if name is None:
             raise ValueError(
                 f"data has no pixel_values, input_values or input_ids (its entries: {', '.join(batch)}): add noise yourself"

@@ -12,13 +12,8 @@ from transformers import PreTrainedModel
 
 from hydra_transformers.cost import median_milliseconds
 from hydra_transformers.data.batches import batches, split_labels
-from hydra_transformers.data.prediction import (
-    ZeroShotClassifier,
-    accepted_inputs,
-    check_chooses_one_class,
-    check_class_prompts,
-    device_of,
-)
+from hydra_transformers.data.prediction import ZeroShotClassifier, accepted_inputs, check_chooses_one_class, device_of
+from hydra_transformers.data.zero_shot import check_class_prompts
 from hydra_transformers.pruning import prune_heads
 from hydra_transformers.pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, heads_of
 from hydra_transformers.reports.evaluation import evaluate_uncertainty

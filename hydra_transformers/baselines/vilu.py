@@ -14,11 +14,11 @@ from ..data.prediction import (
     accepted_inputs,
     answer_of,
     check_chooses_one_class,
-    check_class_prompts,
     device_of,
     evaluation_mode,
     member_logits_of,
 )
+from ..data.zero_shot import check_class_prompts
 from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32
 from ..uncertainty.inputs import as_tensor
 from ..uncertainty.metrics import (

@@ -75,7 +75,7 @@ class DataOptions:
     ) = None
     limit: option(int | None, "read at most N rows of each set, drawn at random", "N", DATA, min=1) = None
     image_column: option(str | None, "default: the only column of images", "NAME", DATA) = None
-    audio_column: option(str | None, "default: the only column of sounds", "NAME", DATA) = None
+    audio_column: option(str | None, "default: the only column of audio", "NAME", DATA) = None
     text_column: option(
         str | None,
         'default: "text", "sentence", ... or the only one; "column.field" for a field, "premise,hypothesis" for pairs of texts',
@@ -90,6 +90,9 @@ class DataOptions:
         min=1,
     ) = None
     label_column: option(str | None, "default: the column whose classes fit the model", "NAME", DATA) = None
+    label_separator: option(
+        str | None, 'between several labels in a cell of a csv file, such as "|"', "TEXT", DATA
+    ) = None
     processor: option(str | None, "default: the one saved with the model", "NAME_OR_FOLDER", DATA) = None
 
     def source(
@@ -105,6 +108,7 @@ class DataOptions:
             text=self.text_column,
             max_length=self.max_length,
             label=self.label_column,
+            label_separator=self.label_separator,
             labels_in_order=getattr(self, "labels_in_order", False),
         )
 

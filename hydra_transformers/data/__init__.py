@@ -1,4 +1,4 @@
-"""From what a user has to batches: files, Hub sets, images, texts, sounds, columns, labels."""
+"""From what a user has to batches: files, Hub sets, images, texts, audio, columns, labels."""
 
 from .loading import PreparedData, load_data
 

@@ -12,14 +12,15 @@ from torch.utils.data import Dataset
 from transformers import default_data_collator
 
 from .labels import match_names
+from .rows import as_rows
 
 
 LABEL_NAMES = ("labels", "label")
 PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "word_starts")
-SOUND = "input_values"  # raw, or a spectrogram
-SOUNDS = (SOUND, "input_features")  # the second are Whisper's spectrograms, (mel bins, frames)
-# A row has one label, one text, one image or one sound; a batch has several.
-DIMS_OF_A_ROW = {"labels": 0, "label": 0, "input_ids": 1, "pixel_values": 3, **dict.fromkeys(SOUNDS, 2)}
+RAW_AUDIO = "input_values"  # samples, or a spectrogram
+AUDIO_INPUTS = (RAW_AUDIO, "input_features")  # the second are Whisper's spectrograms, (mel bins, frames)
+# A row has one label, text, image or audio; a batch has several.
+DIMS_OF_A_ROW = {"labels": 0, "label": 0, "input_ids": 1, "pixel_values": 3, **dict.fromkeys(AUDIO_INPUTS, 2)}
 
 
 class ChangedBatches:
@@ -43,8 +44,8 @@ def batches(
     """Iterate over `data` as dict batches of tensors, each tensor with the rows in its first dimension.
 
     Args:
-        data: a torch `DataLoader`, a list (or any iterable) of dict batches, or a `torch` / `datasets` Dataset or list of dict
-            rows.
+        data: a torch `DataLoader`, a list (or any iterable) of dict batches, or a `torch` / `datasets` Dataset, pandas
+            DataFrame or list of dict rows.
         batch_size: rows per batch; used for rows only.
         device: where the tensors go; `None` leaves them where they are.
         rank, world_size: yield every `world_size`-th batch, starting with batch `rank`, so that processes share the work.
@@ -52,19 +53,19 @@ def batches(
 
     Arrays and lists of numbers become tensors; other entries (texts, file names) are dropped. Labels are called `labels` or
     `label`. Rows of tokens, as `dataset.map(tokenize)` makes them, are padded to the longest of their batch. For rows of raw
-    images, texts or sounds, see `load_data`.
+    images, texts or audio, see `load_data`.
     """
     if isinstance(data, ChangedBatches):
         yield from map(data.change, batches(data.data, batch_size, device, rank, world_size, classes))
         return
+    data = as_rows(data)
     check_is_data(data)
-    if not _holds_rows(data):
-        found = islice(data, rank, None, world_size)
-    elif batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}: pass at least 1")
+    if _holds_rows(data):
+        groups = _row_groups(data, batch_size, rank, world_size)
+        dict_batches = (collate(rows, classes=classes) for rows in groups)
     else:
-        found = (collate(rows, classes=classes) for rows in _row_groups(data, batch_size, rank, world_size))
-    for number, batch in enumerate(found):
+        dict_batches = islice(data, rank, None, world_size)
+    for number, batch in enumerate(dict_batches):
         if not isinstance(batch, Mapping):
             raise TypeError(
                 f"batch {number} of data is a {type(batch).__name__}: each batch must be a dict of tensors "
@@ -72,25 +73,20 @@ def batches(
             )
         batch = _with_class_indices(batch, classes)
         tensors = {name: _tensor(name, value, number) for name, value in batch.items() if _is_column(name, value)}
-        if not tensors.keys() - set(LABEL_NAMES):
+        if not tensors.keys() - set(LABEL_NAMES) or any(tensor.dim() == 0 for tensor in tensors.values()):
             raise TypeError(
-                f"batch {number} of data has no tensors{' but the labels' if tensors else ''} (its entries: "
-                f"{_entries(batch)}): tokenize the texts or run the images through the model's image processor first"
-            )
-        if any(tensor.dim() == 0 for tensor in tensors.values()):
-            raise TypeError(
-                f"batch {number} of data holds single values, so it is a row: pass a Dataset of rows, "
-                "or batches whose first dimension counts the rows"
+                f"batch {number} of data is not a batch of model inputs (its entries: {_entries(batch)}): pass "
+                "load_data(data, model), or batches of tensors whose first dimension counts the rows"
             )
         yield {name: tensor.to(device) if device is not None else tensor for name, tensor in tensors.items()}
 
 
 def check_is_data(data: Any, name: str = "data") -> None:
-    """Refuses what `batches` cannot read, without reading anything."""
+    """Raises for what `batches` cannot read, without reading anything."""
     if isinstance(data, (Mapping, str, bytes, Tensor)) or not (_holds_rows(data) or isinstance(data, Iterable)):
         raise TypeError(
             f"{name} is a {type(data).__name__}: pass a DataLoader, a list of dict batches ([batch] for a single one) "
-            "or a Dataset or list of dict rows"
+            "or a Dataset, DataFrame or list of dict rows"
         )
 
 
@@ -98,20 +94,20 @@ def _holds_rows(data: Any) -> bool:
     if isinstance(data, (list, tuple)):
         first = data[0] if data else None
         is_dict = isinstance(first, Mapping)
-        if is_dict and _dim(first.get(SOUND)) == 1:
-            return True  # a raw sound
-        if is_dict and _are_raw_sounds(first):
+        if is_dict and _dim(first.get(RAW_AUDIO)) == 1:
+            return True
+        if is_dict and _are_raw_audio(first):
             return False
         return is_dict and any(name in first and _dim(first[name]) == dim for name, dim in DIMS_OF_A_ROW.items())
     return isinstance(data, Dataset) or any(cls.__module__.split(".")[0] == "datasets" for cls in type(data).__mro__)
 
 
-def _are_raw_sounds(batch: Mapping[str, Any]) -> bool:
-    """Whether `input_values` with two axes are a batch of raw sounds, and not one spectrogram: each has a label or a mask."""
-    if _dim(batch.get(SOUND)) != 2:
+def _are_raw_audio(batch: Mapping[str, Any]) -> bool:
+    """Whether `input_values` with two axes are a batch of raw audio, and not one spectrogram: each row has a label or a mask."""
+    if _dim(batch.get(RAW_AUDIO)) != 2:
         return False
     labels = next((batch[name] for name in LABEL_NAMES if name in batch), None)
-    has_labels = (_dim(labels) or 0) > 0 and len(labels) == len(batch[SOUND])
+    has_labels = (_dim(labels) or 0) > 0 and len(labels) == len(batch[RAW_AUDIO])
     return has_labels or _dim(batch.get("attention_mask")) == 2
 
 
@@ -132,7 +128,8 @@ def collate(
     rows: list[Mapping[str, Any]], padding: int = 0, classes: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
     """Rows as one batch of tensors. Shorter texts are filled up at the end with the token `padding`, which the attention mask
-    leaves out; shorter raw sounds with zeros, which their mask leaves out if they have one; labels that are names of `classes` become their indices."""
+    leaves out; shorter raw audio with zeros, which its mask leaves out if it has one; labels that are names of `classes` become
+    their indices."""
     if not isinstance(rows[0], Mapping):
         raise TypeError(
             f"a row of data is a {type(rows[0]).__name__}: each row must be a dict "
@@ -146,17 +143,16 @@ def collate(
             names.setdefault("labels", name)
     if not set(names) - set(LABEL_NAMES):
         raise TypeError(
-            f"the rows of data have no numbers{' but the labels' if names else ''} (their entries: {_entries(rows[0])}): "
-            "pass load_data(data, model)"
+            f"the rows of data are not model inputs (their entries: {_entries(rows[0])}): pass load_data(data, model)"
         )
     partial = next((name for name in names.values() for row in rows if _dim(row.get(name)) is None), None)
     if partial is not None:
         raise ValueError(
             f"a row of data has no numbers as its {partial}, others of its batch have: give them to every row, or to none"
         )
+    named = [{name: row[source] for name, source in names.items()} for row in rows]
     try:
-        named = [{name: row[source] for name, source in names.items()} for row in rows]
-        return default_data_collator(_padded_sounds(_padded(named, padding)))
+        return default_data_collator(_padded_audio(_padded(named, padding)))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"the rows of data cannot be stacked ({error}): pad them to one length, or pass a DataLoader that does"
@@ -182,15 +178,15 @@ def _padded(rows: list[dict[str, Any]], padding: int) -> list[dict[str, Any]]:
     return padded
 
 
-def _padded_sounds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of raw sounds at the length of the longest; other rows, and rows of one length, as they are."""
-    lengths = {len(row[SOUND]) for row in rows if _dim(row.get(SOUND)) == 1}
+def _padded_audio(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of raw audio at the length of the longest; other rows, and rows of one length, as they are."""
+    lengths = {len(row[RAW_AUDIO]) for row in rows if _dim(row.get(RAW_AUDIO)) == 1}
     if len(lengths) < 2:
         return rows
     padded = []
     for row in rows:
-        parts = {name: torch.as_tensor(row[name]) for name in (SOUND, "attention_mask") if name in row}
-        missing = max(lengths) - len(row[SOUND])
+        parts = {name: torch.as_tensor(row[name]) for name in (RAW_AUDIO, "attention_mask") if name in row}
+        missing = max(lengths) - len(row[RAW_AUDIO])
         padded.append(row | {name: torch.nn.functional.pad(part, (0, missing)) for name, part in parts.items()})
     return padded
 
@@ -205,8 +201,8 @@ def _with_class_indices(batch: Mapping[str, Any], classes: Sequence[str] | None)
     if not isinstance(labels, Sequence) or not len(labels) or not isinstance(labels[0], str):
         return batch
     names = sorted(set(labels))
-    found = match_names(names, list(classes), set(range(len(names))), "data")
-    indices = [found[names.index(label)] for label in labels]
+    places = match_names(names, list(classes), set(range(len(names))), "data")
+    indices = [places[names.index(label)] for label in labels]
     return {**batch, name: indices[0] if is_row else indices}
 
 
@@ -226,17 +222,13 @@ def _tensor(name: str, value: Any, number: int) -> Tensor:
         return torch.tensor(np.stack(value) if isinstance(first, np.ndarray) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"{name} in batch {number} of data is a {type(value).__name__} that makes no tensor ({error}): pad its rows to "
-            "one length"
+            f"{name} in batch {number} of data is not a tensor ({error}): pad its rows to one length"
         ) from error
 
 
 def _entries(batch: Mapping[str, Any]) -> str:
-    """The names in a batch or row, with the type of what is not a number: "image (PngImageFile), label"."""
-    kinds = {
-        name: "" if isinstance(each, (Tensor, Number)) else f" ({type(each).__name__})" for name, each in batch.items()
-    }
-    return ", ".join(f"{name}{kind}" for name, kind in kinds.items()) or "none"
+    """The names in a batch or row with their types: "image (PngImageFile), label (int)"."""
+    return ", ".join(f"{name} ({type(value).__name__})" for name, value in batch.items()) or "none"
 
 
 def _dim(value: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Matches the labels of a data set with a model's classes: by name, in any order and spelling, or by number."""
+"""Matches the labels of a data set with a model's classes, by name or by number: one for a row, several, or one for a word."""
 
 import math
 import re
@@ -9,14 +9,39 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from .columns import column_kinds
-from .rows import DataSource
+from .source import DataSource
 
 
+NO_TAG = -100  # of tokens that no loss and no metric counts
 GENERIC_NAME = re.compile(r"LABEL_\d+")
 
 
 def model_classes(config: PreTrainedConfig) -> list[str]:
     return [str(config.id2label[index]) for index in range(config.num_labels)]
+
+
+def are_generic(classes: Sequence[str]) -> bool:
+    return all(map(GENERIC_NAME.fullmatch, classes))
+
+
+def match_names(names: Sequence[str], classes: Sequence[str], present: set[int], data_name: str) -> dict[int, int]:
+    """Maps each present index of `names` to the place of the same name among the model's classes."""
+    places: dict[str, int | None] = {}
+    for place, name in enumerate(classes):
+        places[name] = None if name in places else place
+    for label in sorted(present):
+        if names[label] not in places:
+            known = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+            raise ValueError(
+                f"{data_name} has the class {names[label]!r}, which the model does not know (it knows {known}): rename or filter "
+                "it, set id2label in the model's config, pass class indices with labels_in_order=True (--labels-in-order), or "
+                "labelled=False for out-of-distribution data"
+            )
+        if places[names[label]] is None:
+            raise ValueError(
+                f"{data_name} has the class {names[label]!r}, and the model several of this name: rename them"
+            )
+    return {label: places[names[label]] for label in sorted(present)}
 
 
 class Labels:
@@ -33,32 +58,74 @@ class Labels:
             self.values = list(rows[column])
         elif isinstance(rows, (list, tuple)):
             self.values = [row.get(column) for row in rows]
-        kind = column_kinds(rows)[column]
-        self.are_texts = kind == "text"
-        texts = {value for value in self.values or () if isinstance(value, str)}
-        self.names: list[str] | None = rows.features[column].names if kind == "class" else sorted(texts) or None
+        feature = rows.features[column] if getattr(rows, "features", None) else None
+        self.names: list[str] | None = getattr(getattr(feature, "feature", None) or feature, "names", None)
+        self.are_texts = column_kinds(rows)[column] == "text"
+        self.take_names(self.values or ())
 
-    def indices(self) -> list[int]:
-        """The data's own class indices; -1 where a label is missing."""
-        if self.are_texts:
-            places = {name: place for place, name in enumerate(self.names or ())}
-            return [places.get(value, -1) for value in self.values]
-        return list(map(self._index, self.values))
+    def take_names(self, values: Sequence[Any]) -> None:
+        texts = {value for value in values if isinstance(value, str)}
+        self.are_texts = self.are_texts or bool(texts)
+        self.names = sorted(texts) if texts else self.names
+        self.places = {name: place for place, name in enumerate(self.names or ())}
 
-    def _index(self, value: Any) -> int:
+    def index(self, value: Any) -> int:
+        """A label as the data's own class index; -1 where it is missing."""
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return -1
+        if isinstance(value, str) and self.are_texts:
+            return self.places[value]
         value = value.item() if getattr(value, "ndim", None) == 0 else value
         # 1.0 is the class 1: pandas and csv files turn whole numbers into floats where one is missing.
-        if not isinstance(value, Real) or math.isinf(value) or value != int(value):
+        if not isinstance(value, Real) or math.isinf(value) or value != int(value) or self.are_texts:
             raise ValueError(
-                f"the column {self.column!r} of {self.source.name} holds {repr(value)[:40]}, which is no class: labels are "
-                "whole numbers or names, name their column as label= (--label-column)"
+                f"the column {self.column!r} of {self.source.name} holds {repr(value)[:40]}, which is not a class: labels are "
+                "whole numbers, or all of them names; name their column as label= (--label-column)"
             )
         return int(value)
 
+    def to_model(self, labels: Sequence[int], classes: Sequence[str]) -> tuple[dict[int, int], str]:
+        """The model's class index for each of the data's, and a note on how they were matched.
+
+        labels: the data's class indices that occur
+        """
+        present, names, count = set(labels), self.names, len(classes)
+        in_order, note = names is None or self.source.labels_in_order, "class indices taken as they are"
+        if names is not None and (self.are_texts if in_order else are_generic(classes) and not self.are_texts):
+            if len(names) != count:
+                raise ValueError(f"{self.source.name} has {len(names)} classes, the model {count}: they do not fit")
+            in_order, note = True, f"{count} classes taken in order"
+        known = count if in_order else len(names)
+        outside = next((label for label in sorted(present) if not 0 <= label < known), None)
+        if outside is not None:
+            raise ValueError(f"{self.source.name} has the label {outside}, the classes are 0 to {known - 1}")
+        if in_order:
+            return {label: label for label in present}, note
+        matched = match_names(names, classes, present, self.source.name)
+        return matched, f"{len(matched)} of the model's {count} classes, matched by name"
+
+    # One class for each row
+
+    def indices(self) -> list[int]:
+        """The data's own class indices of all rows."""
+        labels = list(map(self.index, self.values))
+        if -1 in labels:
+            raise ValueError(
+                f"{self.source.name} has {labels.count(-1)} rows without a label (-1, or an empty cell, as which csv files also "
+                "count NA and None): remove them, or choose another split"
+            )
+        return labels
+
+    def matched(self, classes: Sequence[str]) -> tuple[list[int], str]:
+        """The labels as indices of the model's `classes`, and a note on how they were matched."""
+        labels = self.indices()
+        places, note = self.to_model(labels, classes)
+        return [places[label] for label in labels], note
+
+    # Regression
+
     def are_numbers(self) -> bool:
-        """Whether the labels are numbers for regression: some are no whole number."""
+        """Whether the labels are numbers for regression: some are not whole."""
         numbers = [value for value in self.values or () if isinstance(value, float) and math.isfinite(value)]
         return not self.are_texts and any(value != int(value) for value in numbers)
 
@@ -66,105 +133,106 @@ class Labels:
         """The labels as numbers for regression: one for each row, or a list of so many."""
         wanted = "a number" if outputs == 1 else f"a list of {outputs} numbers"
         for row, value in enumerate(self.values):
-            each = value if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) else [value]
-            if len(each) != outputs or not all(isinstance(one, Real) and math.isfinite(one) for one in each):
+            parts = value if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) else [value]
+            if len(parts) != outputs or not all(isinstance(part, Real) and math.isfinite(part) for part in parts):
                 raise ValueError(
-                    f"row {row} of {self.source.name} has {repr(value)[:40]} in the column {self.column!r}, and the model is made for "
-                    f"regression: give every row {wanted}, or name another column as label= (--label-column)"
+                    f"row {row} of {self.source.name} has {repr(value)[:40]} in the column {self.column!r}, and the model is made "
+                    f"for regression: give every row {wanted}, or name another column as label= (--label-column)"
                 )
         return self.values
 
-    def matched(self, classes: list[str]) -> tuple[list[int], str]:
-        """The labels as indices of the model's `classes`, and a note on how they were matched."""
-        labels, names, source = self.indices(), self.names, self.source
-        note = "class indices taken as they are"
-        if names is not None and source.labels_in_order:
-            if self.are_texts and len(names) != len(classes):
-                raise ValueError(
-                    f"column {self.column!r} of {source.name} holds {len(names)} names, the model has {len(classes)} classes: "
-                    "names can be taken in order only if all are there, make the column class indices"
-                )
-            note = "class names taken in order" if self.are_texts else note
-        elif names is not None and not self.are_texts and are_generic(classes):
-            if len(names) != len(classes):
-                raise ValueError(f"{source.name} has {len(names)} classes, the model {len(classes)}: they do not fit")
-            note = f"{len(names)} classes taken in order (the model has no names for them)"
-        elif names is not None:
-            matched = match_names(names, classes, {label for label in labels if label >= 0}, source.name)
-            labels = [label if label < 0 else matched[label] for label in labels]
-            note = f"{len(matched)} of the model's {len(classes)} classes, matched by name"
-            moved = next((place for place, target in matched.items() if target != place), None)
-            if moved is not None:
-                note += f" ({names[moved]!r} is {moved} in the data, {matched[moved]} in the model)"
-        return self.checked(labels, len(classes)), note
 
-    def checked(self, labels: list[int], num_classes: int) -> list[int]:
-        missing = labels.count(-1)
-        if missing:
+class LabelLists(Labels):
+    """The column of labels of a data set whose rows have any number of them.
+
+    A row names its labels in a list, by name or number, or has a 0 or 1 for every label. In a cell of text, labels stand between
+    the separator that the source names; an empty cell has none.
+    """
+
+    def __init__(self, rows: Any, column: str, source: DataSource):
+        super().__init__(rows, column, source)
+        if self.values is None:
+            return
+        if self.are_texts:
+            self.are_texts, self.names = False, None
+            self.values = list(map(self._split, self.values))
+        self.values = [self._listed(value, row) for row, value in enumerate(self.values)]
+        self.take_names([label for labels in self.values for label in labels])
+
+    def _split(self, cell: str | None) -> list[Any]:
+        separator = self.source.label_separator
+        if separator is None:
             raise ValueError(
-                f"{self.source.name} has {missing} rows without a label (-1, or an empty cell, as which csv files also count "
-                "NA and None): remove them, or choose another split"
+                f"the column {self.column!r} of {self.source.name} holds {cell!r}, and the model is made for multi-label "
+                'classification: pass lists, or name what stands between labels, such as label_separator="|" (--label-separator)'
             )
-        outside = next((label for label in labels if not 0 <= label < num_classes), None)
-        if outside is not None:
+        labels = [label.strip() for label in (cell or "").split(separator) if label.strip()]
+        return list(map(int, labels)) if all(label.isdecimal() for label in labels) else labels
+
+    def _listed(self, value: Any, row: int) -> list[Any]:
+        value = value.tolist() if hasattr(value, "tolist") else [] if value is None else value
+        if not isinstance(value, (list, tuple)):
             raise ValueError(
-                f"{self.source.name} has the label {outside}, the model has the classes 0 to {num_classes - 1}"
+                f"row {row} of the column {self.column!r} of {self.source.name} is {repr(value)[:40]}: give each row a list of "
+                "labels, [3], or a 0 or 1 for every label"
             )
-        return labels
+        return list(value)
 
-
-def match_names(names: list[str], classes: list[str], present: set[int], data_name: str) -> dict[int, int]:
-    """Maps each present index of `names` to its place among the model's classes; refuses ambiguous names."""
-    candidates = _candidates(names, classes)
-    if are_generic(classes) and not all(candidates[label] for label in present):
-        raise ValueError(
-            f"the labels of {data_name} are names, and the model has no names for its {len(classes)} classes: set id2label in "
-            "its config, or make the labels class indices"
+    def are_vectors(self, num_labels: int) -> bool:
+        """Whether every row has a 0 or 1 for each label, not a list of its labels."""
+        return not self.are_texts and all(
+            len(labels) == num_labels and all(label in (0, 1) for label in labels) for labels in self.values
         )
-    in_order = "pass labels_in_order=True (--labels-in-order) if"
-    for label in sorted(present):
-        name, places = names[label], candidates[label]
-        if not places:
-            known = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+
+    def list_indices(self) -> list[list[int]]:
+        return [[self.index(label) for label in labels] for labels in self.values]
+
+    def classes(self) -> list[str]:
+        """The data's own labels in the order of their numbers; LABEL_0, LABEL_1, ... where they have no names."""
+        if self.names is not None:
+            return list(self.names)
+        widths = {len(labels) for labels in self.values}
+        if len(widths) == 1 and self.are_vectors(min(widths)):
+            return [f"LABEL_{label}" for label in range(min(widths))]
+        count = 1 + max((label for labels in self.list_indices() for label in labels), default=-1)
+        if count < 1:
             raise ValueError(
-                f"{data_name} has the class {name!r}, which the model does not know (it knows {known}): filter the data, or "
-                f"{in_order} only the names differ, or labelled=False for data from elsewhere"
+                f"no row of {self.source.name} has a label in the column {self.column!r}: nothing to learn"
             )
-        first = f"{places[0]} ({classes[places[0]]!r})"
-        if len(places) > 1:
-            raise ValueError(
-                f"{data_name} has the class {name!r}, which may be the model's {first} or {places[1]} "
-                f"({classes[places[1]]!r}): rename it in the data, or {in_order} data and model count their classes alike"
-            )
-        others = [names[other] for other, found in enumerate(candidates) if other != label and found == places]
-        if others:
-            raise ValueError(
-                f"{data_name} has the classes {name!r} and {others[0]!r}, and both may be the model's {first}: rename or "
-                f"filter them, or {in_order} data and model count their classes alike"
-            )
-    return {label: candidates[label][0] for label in sorted(present)}
+        return [f"LABEL_{label}" for label in range(count)]
+
+    def multi_hot(self, classes: Sequence[str]) -> tuple[list[list[float]], str]:
+        """A 0. or 1. for each of the model's `classes`, row by row, and a note on how labels were matched."""
+        count = len(classes)
+        if self.are_vectors(count):
+            vectors = [list(map(float, labels)) for labels in self.values]
+            return vectors, f"a 0 or 1 for each of {count} labels, as they are"
+        lists = self.list_indices()
+        places, note = self.to_model([label for labels in lists for label in labels], classes)
+        rows = [{places[label] for label in labels} for labels in lists]
+        return [[float(label in labels) for label in range(count)] for labels in rows], note
 
 
-def are_generic(classes: Sequence[str]) -> bool:
-    return all(map(GENERIC_NAME.fullmatch, classes))
+class Tags(LabelLists):
+    """The column of tags of a data set: a name or number for each word, -100 where a word has none."""
+
+    def are_vectors(self, num_labels: int) -> bool:
+        return False
+
+    def of_words(self, words: Sequence[Sequence[str]], classes: Sequence[str]) -> tuple[list[list[int]], str]:
+        """The class of each word as the model counts them, and a note on how tags were matched."""
+        for row, (texts, tags) in enumerate(zip(words, self.values, strict=True)):
+            if len(texts) != len(tags):
+                raise ValueError(
+                    f"row {row} of {self.source.name} has {len(texts)} words and {len(tags)} tags: give every word one"
+                )
+        lists = self.list_indices()
+        present = {tag for tags in lists for tag in tags if tag != NO_TAG}
+        places, note = self.to_model(sorted(present), classes)
+        return [[places.get(tag, NO_TAG) for tag in tags] for tags in lists], note
 
 
-def _candidates(names: list[str], classes: list[str]) -> list[list[int]]:
-    """For each name the classes that it may mean: of exactly this name, else in another spelling, else with a synonym in
-    common."""
-    found: list[list[int]] = [[] for _ in names]
-    for keys in (lambda name: [name], lambda name: _spellings(name)[:1], _spellings):
-        places: dict[str, list[int]] = {}
-        for place, name in enumerate(classes):
-            for key in keys(name):
-                places.setdefault(key, []).append(place)
-        for index, name in enumerate(names):
-            if not found[index]:
-                found[index] = sorted({place for key in keys(name) for place in places.get(key, ())})
-    return found
-
-
-def _spellings(name: str) -> list[str]:
-    """A class name in plain spelling: the whole of it, and each of its synonyms ("tench, Tinca tinca")."""
-    plain = " ".join(re.sub(r"[_\-\s]+", " ", name.casefold()).split())
-    return list(dict.fromkeys([plain, *(part.strip() for part in plain.split(","))]))
+def has_lists(rows: Any, column: str, source: DataSource) -> bool:
+    """Whether a column of labels holds several in each row: lists, or cells with the separator that the source names."""
+    value = rows[0][column]
+    return source.label_separator is not None or (not isinstance(value, str) and hasattr(value, "__len__"))

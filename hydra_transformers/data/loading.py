@@ -13,22 +13,23 @@ from ..fusion.structure import without_weights
 from ..models import auto
 from ..models.pipeline_hydra import image_mode, read_image
 from ..models.pipeline_hydra_text import most_tokens
-from .columns import PLURALS, check_none_is_missing, find_columns, find_label_column, without_missing_columns
-from .labels import Labels, match_names, model_classes
-from .multi_hot import LabelLists, has_lists
-from .prediction import config_of
-from .processors import load_processor
-from .rows import FEW_ROWS, DataSource, load_rows
-from .sounds import prepared_sound, undecoded
-from .tags import (
-    TOKEN_CLASSIFICATION,
-    Tags,
-    check_knows_words,
+from .audio import prepared_audio, undecoded
+from .batches import AUDIO_INPUTS
+from .columns import (
+    PLURALS,
+    check_none_is_missing,
+    find_columns,
+    find_label_column,
     find_tag_column,
     find_word_column,
     has_words,
-    tokens_of_words,
+    without_missing_columns,
 )
+from .labels import LabelLists, Labels, Tags, has_lists, match_names, model_classes
+from .prediction import config_of
+from .processors import load_processor
+from .rows import FEW_ROWS, DataSource, as_rows, is_dataframe, load_rows
+from .tags import TOKEN_CLASSIFICATION, tokens_of_words
 from .tasks import TOKENS, task_of_model
 
 
@@ -41,7 +42,7 @@ class PreparedData(torch.utils.data.Dataset):
     kind: "image", "text", "audio", or "words" for texts that are lists of words, with a tag for each
     columns: the one that is read, or two of text pairs
     label: the column of labels; None without labels
-    labels: of all rows, as the model's class indices, or for a model of several labels a 0. or 1. for each; None where they
+    labels: of all rows, as the model's class indices, or for a multi-label model a 0. or 1. for each; None where they
         are read row by row
     class_names: the data's own classes, in order; None where they have no names
     split: the one that was read; None without splits
@@ -72,47 +73,38 @@ class PreparedData(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.rows[index]
         values = [row[column] for column in self.columns]
+        label = None
+        if self.label is not None:
+            label = row[self.label] if self.labels is None else self.labels[index]
         try:
             if self.kind == "words":
-                tags = None if self.labels is None else self.labels[index]
-                return tokens_of_words(self.processor, values[0], tags, **self._length)
-            prepared = self._tokens(values) if self.kind == "text" else self._pixels_or_sound(values[0])
+                return tokens_of_words(self.processor, values[0], label, **self._length)
+            prepared = self._prepared(values)
         except (TypeError, ValueError, AttributeError, OSError) as error:
-            named = {"image": "an image", "audio": "a sound", "text": "a text", "words": "words"}[self.kind]
             raise ValueError(
-                f"row {index} of the data cannot be read as {named} ({error}): pass {PLURALS[self.kind]} in "
+                f"row {index} of the data cannot be read as {self.kind} ({error}): pass {PLURALS[self.kind]} in "
                 f"{self.columns[0]!r}, or name their column as {self.kind}="
             ) from error
-        if self.label is None:
-            return prepared
-        label = row[self.label] if self.labels is None else self.labels[index]
-        return {**prepared, "labels": self._class_index(label, index) if isinstance(label, str) else label}
+        if isinstance(label, str):
+            label = match_names([label], self.model_classes or (), {0}, "data")[0]
+        return prepared if self.label is None else {**prepared, "labels": label}
 
-    def _tokens(self, texts: list[Any]) -> dict[str, list[int]]:
-        for column, text in zip(self.columns, texts, strict=True):
-            if not isinstance(text, str):
-                raise TypeError(f"its {column} is a {type(text).__name__}")
-        texts = texts if self.change is None else list(map(self.change, texts))
-        return dict(self.processor(*texts, truncation=True, **self._length))
+    def _prepared(self, values: list[Any]) -> dict[str, Any]:
+        if self.kind == "audio":
+            return prepared_audio(values[0], self.processor)
+        if self.kind == "text":
+            for column, text in zip(self.columns, values, strict=True):
+                if not isinstance(text, str):
+                    raise TypeError(f"its {column} is a {type(text).__name__}")
+            texts = values if self.change is None else list(map(self.change, values))
+            return dict(self.processor(*texts, truncation=True, **self._length))
+        image = read_image(values[0], "it", self.image_mode) if hasattr(values[0], "mode") else values[0]
+        image = image if self.change is None else self.change(image)
+        return {"pixel_values": self.processor(images=image, return_tensors="pt")["pixel_values"][0]}
 
     @property
     def _length(self) -> dict[str, int]:
         return {} if self.max_length is None else {"max_length": self.max_length}
-
-    def _pixels_or_sound(self, value: Any) -> dict[str, Any]:
-        if self.kind == "audio":
-            return prepared_sound(value, self.processor)
-        image = read_image(value, "it", self.image_mode) if hasattr(value, "mode") else value
-        image = image if self.change is None else self.change(image)
-        return {"pixel_values": self.processor(images=image, return_tensors="pt")["pixel_values"][0]}
-
-    def _class_index(self, name: str, index: int) -> int:
-        if self.model_classes is None:
-            raise ValueError(
-                f"the label of row {index} is {name!r}: pass the model in place of its processor, whose class names are the "
-                "labels, or class indices"
-            )
-        return match_names([name], self.model_classes, {0}, "data")[0]
 
 
 def load_data(
@@ -126,98 +118,100 @@ def load_data(
     text: str | Sequence[str] | None = None,
     audio: str | None = None,
     label: str | None = None,
+    label_separator: str | None = None,
     labelled: bool | None = None,
     labels_in_order: bool = False,
     max_length: int | None = None,
     processor: Any = None,
 ) -> PreparedData:
-    """A data set of images, texts or sounds in the form that everything here takes: fine-tuning, circuits, calibration,
-    reports.
+    """Reads a data set of images, texts or audio for a model: for fine-tuning, circuits, calibration and reports.
 
     Args:
-        data: the name of a data set on the Hub ("cifar100", with a config "glue:sst2"); a folder of images or sounds, of csv,
-            json or parquet files, or written by `save_to_disk`; one such file; or a `datasets` or `torch` Dataset, a
-            DatasetDict, or a list, of dict rows.
+        data: the name of a data set on the Hub ("cifar100", with a config "glue:sst2"); a folder of images or audio, of csv,
+            json or parquet files, or written by `save_to_disk`; one such file; a pandas DataFrame; or a `datasets` or
+            `torch` Dataset, a DatasetDict, or a list, of dict rows.
         model: the model that reads the data, or its folder, Hub name or config; its class names are matched with those of
             the data. Or only its tokenizer, image processor or feature extractor: labels are then taken as they are.
-        split: such as "train", "train[:1000]", "train[:10%]"; of several names the first that exists; by default the first
-            of validation, test and train.
-        part: "training", "validation" or "test": the split with that purpose if it has labels, else a random tenth of the
-            first split, the same each time, cut out before any limit.
-        limit: at most this many rows, drawn at random with seed 0, because many sets are sorted by class.
-        image, audio, text, label: columns; found where not named. "translation.en" is a field of a text column;
-            ("premise", "hypothesis") or "premise,hypothesis" are two columns of pairs. A classifier of tokens reads a column
-            of lists of words as text, and one of lists of tags, a name or number for each word, as label.
-        labelled: True refuses data without labels; False leaves labels out, for out-of-distribution data, whose columns may
-            have other names. By default labels are read where the data has any.
-        labels_in_order: take the data's class indices as they are, whatever the names of the classes.
-        max_length: the tokens that a text, or a pair together, is cut to; by default the tokenizer's own limit, or the
-            model's if it is lower.
-        processor: the tokenizer, image processor, feature extractor or pair; by default the one saved with the model.
+        split (`str` or several, *optional*): such as "train", "train[:1000]", "train[:10%]"; of several names the first that
+            exists; by default the first of validation, test and train.
+        part (`str`, *optional*): "training", "validation" or "test": the split with that purpose if it has labels, else a
+            random tenth of the first split, the same each time, cut out before any limit.
+        limit (`int`, *optional*): at most this many rows, drawn at random with seed 0, because many sets are sorted by class.
+        image, audio, text, label (`str`, *optional*): columns; found where not named. "translation.en" is a field of a text
+            column; ("premise", "hypothesis") or "premise,hypothesis" are two columns of pairs. A classifier of tokens reads a
+            column of lists of words as text, and one of lists of tags, a name or number for each word, as label.
+        label_separator (`str`, *optional*): what stands between the labels of a cell, such as "|", for multi-label data in
+            csv files.
+        labelled (`bool`, *optional*): True raises for data without labels; False leaves labels out, for out-of-distribution
+            data, whose columns may have other names. By default labels are read where the data has any.
+        labels_in_order (`bool`, defaults to `False`): take the data's class indices as they are, whatever the names of the
+            classes.
+        max_length (`int`, *optional*): the tokens that a text, or a pair together, is cut to; by default the tokenizer's own
+            limit, or the model's if it is lower.
+        processor (*optional*): the tokenizer, image processor, feature extractor or pair; by default the one saved with the
+            model.
 
-    Rows are processed when they are read, and texts are padded to the longest of their batch.
+    Returns:
+        `PreparedData`: rows of model inputs, each processed when it is read; texts are padded to the longest of their batch.
 
         >>> data = load_data("glue:mrpc", model, split="validation", text=("sentence1", "sentence2"))
     """
     if isinstance(data, PreparedData):
         return data
-    source = DataSource(data, split, part, limit, image, audio, text, label, labels_in_order, max_length)
+    data = as_rows(data)
+    source = DataSource(
+        data, split, part, limit, image, audio, text, label, label_separator, labels_in_order, max_length
+    )
     config, processor = _config_and_processor(model, processor)
-    _check_is_a_data_set(data)
+    if not isinstance(data, (str, os.PathLike)) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise TypeError(
+            f"data is a {type(data).__name__}: pass the name of a data set, a folder or file, a DataFrame, a Dataset or a list of "
+            "dict rows"
+        )
     rows, split, note = load_rows(source)
     rows = undecoded(rows)
     if labelled is False:
         source = without_missing_columns(source, rows)
     kind = "text" if isinstance(processor, PreTrainedTokenizerBase) else "image"
     kind = "audio" if isinstance(processor, SequenceFeatureExtractor) else kind
-    if kind == "text" and _classifies_tokens(model, config):
-        check_knows_words(processor)
-        kind = "words"
+    kind = "words" if kind == "text" and _classifies_tokens(model, config) else kind
     columns = (find_word_column(rows, source),) if kind == "words" else find_columns(rows, kind, source)
     for column in columns:
         check_none_is_missing(rows, column, kind, source)
     if kind == "image" and hasattr(rows, "features") and not getattr(rows.features[columns[0]], "decode", True):
         rows = rows.cast_column(columns[0], type(rows.features[columns[0]])())
-    found = PreparedData(rows, processor, kind, columns, split=split, notes=[note])
+    prepared = PreparedData(rows, processor, kind, columns, split=split, notes=[note])
     if part in ("validation", "test") and len(rows) < FEW_ROWS:
-        found.notes.append(
+        prepared.notes.append(
             f"only {len(rows)} rows to evaluate on: differences of a few points between models may be chance"
         )
     if labelled is not False:
-        _add_labels(found, source, config, is_required=bool(labelled))
+        _add_labels(prepared, source, config, is_required=bool(labelled))
     if config is not None:
-        found.image_mode = image_mode(config)
+        prepared.image_mode = image_mode(config)
     elif len(getattr(processor, "image_mean", None) or ()) == 1:
-        found.image_mode = "L"
+        prepared.image_mode = "L"
     named = f"column {columns[0]!r}" if len(columns) == 1 else "pairs of the columns {!r} and {!r}".format(*columns)
     if kind in ("text", "words"):
-        found.max_length = _max_length(config, processor, max_length)
-        named += "" if found.max_length is None else f", at most {found.max_length} tokens"
-    found.notes.append(f"{PLURALS[kind]}: {named}")
-    return found
-
-
-def check_has_variety(data: PreparedData, name: str, purpose: str, by_classes: bool = True) -> None:
-    """Refuses a single row, and with `by_classes` rows of one class. purpose: such as "to learn" """
-    if len(data) < 2:
-        raise ValueError(f"{name} gives 1 row, too few {purpose}: read more of it")
-    if by_classes and len(set(map(str, data.labels))) < 2:
-        raise ValueError(
-            f"all {len(data):,} rows of {name} have the same label, so there is nothing {purpose}: where the rows are "
-            "sorted by class, read all of them, or draw some with limit= (--limit)"
-        )
+        prepared.max_length = _max_length(config, processor, max_length)
+        named += "" if prepared.max_length is None else f", at most {prepared.max_length} tokens"
+    prepared.notes.append(f"{PLURALS[kind]}: {named}")
+    return prepared
 
 
 def load_if_named(data: Any, model: Any, **settings: Any) -> Any:
-    """Loads data given by Hub name, folder or file, also in a dict of several; other data is returned as it is."""
+    """Loads data by Hub name, folder or file, and DataFrames, also in a dict of several; other data is returned as it is."""
     if isinstance(data, Mapping):
-        return {name: load_if_named(each, model, **settings) for name, each in data.items()}
-    return load_data(data, model, **settings) if isinstance(data, (str, os.PathLike)) else data
+        return {name: load_if_named(part, model, **settings) for name, part in data.items()}
+    if is_dataframe(data) and {"input_ids", "pixel_values", *AUDIO_INPUTS} & set(data.columns):
+        return as_rows(data)
+    is_raw = isinstance(data, (str, os.PathLike)) or is_dataframe(data)
+    return load_data(data, model, **settings) if is_raw else data
 
 
 def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:
     """Out-of-distribution data as group -> name -> data, from one data set, data sets by name, or groups of these."""
-    if ood_data is None or ood_data == {}:
+    if ood_data is None or (isinstance(ood_data, Mapping) and not ood_data):
         return {}
     if not isinstance(ood_data, Mapping):
         return {"OOD": {"ood_data": ood_data}}
@@ -233,18 +227,16 @@ def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:
     return groups
 
 
-def _check_is_a_data_set(data: Any) -> None:
-    if isinstance(data, (str, os.PathLike)):
-        return
-    if isinstance(data, Mapping):
-        if not data or not all(hasattr(rows, "features") for rows in data.values()):
-            raise TypeError(f"data is a {type(data).__name__}: pass a Dataset or a list of dict rows")
-    elif not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-        raise TypeError(
-            f"data is a {type(data).__name__}: pass the name of a data set, a folder or file, a Dataset or a list of dict rows"
+def check_has_variety(data: PreparedData, name: str, purpose: str, by_classes: bool = True) -> None:
+    """Raises for a single row, and with `by_classes` for rows of one class. purpose: such as "to learn" """
+    if len(data) < 2 or (by_classes and len(set(map(str, data.labels))) < 2):
+        raise ValueError(
+            f"the {len(data):,} rows of {name} are one row, or have one label, so there is nothing {purpose}: where the rows are "
+            "sorted by class, read all of them, or draw some with limit= (--limit)"
         )
-    elif len(data) == 0:
-        raise ValueError("data has no rows: pass at least one")
+
+
+# The model's side
 
 
 def _config_and_processor(model: Any, processor: Any) -> tuple[PreTrainedConfig | None, Any]:
@@ -256,16 +248,12 @@ def _config_and_processor(model: Any, processor: Any) -> tuple[PreTrainedConfig 
         config = config_of(model)
     elif config is None:
         processor = processor or model
-    if processor is None:
-        if config is None:
-            raise ValueError(
-                f"a {type(model).__name__} has no config, so its processor cannot be found: pass processor="
-            )
+    if processor is None and config is not None:
         processor = load_processor(name or config.name_or_path, config)
     if not callable(processor):
         raise TypeError(
-            f"model is a {type(processor).__name__}: pass the model, its name or folder, or its tokenizer, image processor or "
-            "feature extractor"
+            f"model is a {type(model).__name__}: pass the model, its name or folder, or its tokenizer, image processor or feature "
+            "extractor; of a model without a config its processor= besides"
         )
     return config, processor
 
@@ -276,7 +264,7 @@ def _max_length(config: PreTrainedConfig | None, tokenizer: Any, max_length: int
         if most is not None and max_length > most:
             raise ValueError(f"max_length (--max-length) is {max_length}: the model reads at most {most} tokens")
         return max_length
-    lengths = [each for each in (most, tokenizer.model_max_length) if each is not None and each < 10**9]
+    lengths = [length for length in (most, tokenizer.model_max_length) if length is not None and length < 10**9]
     return min(lengths, default=None)
 
 
@@ -293,8 +281,8 @@ def remember_max_length(tokenizer: Any, config: PreTrainedConfig, max_length: in
     max_length: as in `load_data`; if None, the least of `default`, the tokenizer's own limit and the model's
     """
     if isinstance(tokenizer, PreTrainedTokenizerBase):
-        own = _max_length(config, tokenizer, max_length)
-        tokenizer.model_max_length = own if max_length is not None else min(default, own)
+        length = _max_length(config, tokenizer, max_length)
+        tokenizer.model_max_length = length if max_length is not None else min(default, length)
 
 
 def _classifies_tokens(model: Any, config: PreTrainedConfig | None) -> bool:
@@ -303,51 +291,52 @@ def _classifies_tokens(model: Any, config: PreTrainedConfig | None) -> bool:
     return config is not None and config.model_type in auto.HEADS and "Token" in auto.auto_class_of(config)
 
 
-def _add_labels(found: PreparedData, source: DataSource, config: PreTrainedConfig | None, is_required: bool) -> None:
-    num_labels = getattr(config, "num_labels", None)
+# Labels
+
+
+def _add_labels(data: PreparedData, source: DataSource, config: PreTrainedConfig | None, is_required: bool) -> None:
+    num_labels, problem_type = getattr(config, "num_labels", None), getattr(config, "problem_type", None)
     try:
-        if found.kind == "words":
-            column = find_tag_column(found.rows, source, found.columns[0], num_labels)
+        if data.kind == "words":
+            column = find_tag_column(data.rows, source, data.columns[0], num_labels)
         else:
-            column = find_label_column(found.rows, source, num_labels)
+            column = find_label_column(data.rows, source, num_labels)
     except ValueError:
         if is_required or source.label is not None:
             raise
         return
-    if found.kind == "words":
-        tags = Tags(found.rows, column, source)
-        if tags.values is None:
-            raise ValueError(
-                f"{source.name} can only be read row by row: pass a list of rows, or a Dataset of datasets, whose tags are matched"
-            )
-        words = [row[found.columns[0]] for row in found.rows]
-        found.label, found.class_names, found.model_classes = column, tags.names, model_classes(config)
-        found.labels, note = tags.of_words(words, found.model_classes)
-        found.notes.append(f"labels: column {column!r}, {note}; the first token of a word carries its tag")
-        return
-    has_lists = getattr(config, "problem_type", None) == "multi_label_classification"
-    labels = (LabelLists if has_lists else Labels)(found.rows, column, source)
-    found.label, found.class_names = column, labels.names
+    are_lists = problem_type == "multi_label_classification"
+    labels = (Tags if data.kind == "words" else LabelLists if are_lists else Labels)(data.rows, column, source)
     is_zero_shot = config is not None and config.model_type in auto.HEADS and auto.is_zero_shot(config)
-    found.model_classes = None if config is None or is_zero_shot else model_classes(config)
+    data.label, data.class_names = column, labels.names
+    data.model_classes = None if config is None or is_zero_shot else model_classes(config)
     if labels.values is None:
+        if data.kind == "words" or are_lists:
+            raise ValueError(
+                f"{source.name} can only be read row by row: pass a list of rows, or a Dataset of datasets"
+            )
         note = "read row by row"
+    elif data.kind == "words":
+        data.labels, note = labels.of_words([row[data.columns[0]] for row in data.rows], data.model_classes)
+        note += "; the first token of a word carries its tag"
     elif is_zero_shot:
         if labels.names is None:
             raise ValueError(f"column {column!r} of {source.name} has no class names, which the prompts are made of")
-        found.labels = labels.checked(labels.indices(), len(labels.names))
-        note = f"{len(labels.names)} classes named by the data"
-    elif has_lists:
-        found.labels, note = labels.multi_hot(found.model_classes)
-    elif getattr(config, "problem_type", None) == "regression":
-        found.labels, note = labels.numbers(num_labels), "numbers taken as they are"
-    elif config is None or num_labels == 1 or config.problem_type not in (None, "single_label_classification"):
+        data.labels, note = labels.indices(), f"{len(labels.names)} classes named by the data"
+    elif are_lists:
+        data.labels, note = labels.multi_hot(data.model_classes)
+    elif problem_type == "regression":
+        data.labels, note = labels.numbers(num_labels), "numbers taken as they are"
+    elif config is None or num_labels == 1 or problem_type not in (None, "single_label_classification"):
         if labels.are_texts:
-            found._class_index(next(filter(None, labels.values)), 0)  # refuses names without a model
-        found.labels, note = labels.values, "taken as they are"
+            raise ValueError(
+                f"the labels of {source.name} are names: pass the model in place of its processor, whose class names are the "
+                "labels, or class indices"
+            )
+        data.labels, note = labels.values, "taken as they are"
     else:
-        found.labels, note = labels.matched(found.model_classes)
-    found.notes.append(f"labels: column {column!r}, {note}")
+        data.labels, note = labels.matched(data.model_classes)
+    data.notes.append(f"labels: column {column!r}, {note}")
 
 
 def classes_in(source: DataSource, are_numbers: bool = False) -> tuple[list[str], str | None]:
@@ -362,13 +351,11 @@ def classes_in(source: DataSource, are_numbers: bool = False) -> tuple[list[str]
         column = find_tag_column(rows, source, find_word_column(rows, source), None)
         return Tags(rows, column, source).classes(), TOKEN_CLASSIFICATION
     column = find_label_column(rows, source, None)
-    if are_numbers:
-        Labels(rows, column, source).numbers(1)  # refuses what is none
-        return [column], "regression"
-    if has_lists(rows, column):
+    if not are_numbers and has_lists(rows, column, source):
         return LabelLists(rows, column, source).classes(), "multi_label_classification"
     labels = Labels(rows, column, source)
-    if labels.are_numbers():
+    if are_numbers or labels.are_numbers():
+        labels.numbers(1)  # raises for others
         return [column], "regression"
     names = labels.names or [f"LABEL_{index}" for index in range(max(labels.indices()) + 1)]
     if len(names) < 2:

@@ -109,6 +109,6 @@ def _preparation(processor: Any) -> dict[str, Any]:
         settings = {name: getattr(processor, name, None) for name in ("do_lower_case", "padding_side")}
         return {"vocabulary": processor.get_vocab(), "special tokens": processor.special_tokens_map, **settings}
     kinds = ("do_", "image_mean", "image_std", "size", "crop_size", "resample", "rescale_factor")
-    kinds += ("sampling_rate", "num_mel_bins", "max_length", "mean", "std", "return_attention_mask")  # of sounds
+    kinds += ("sampling_rate", "num_mel_bins", "max_length", "mean", "std", "return_attention_mask")  # of audio
     kinds += ("feature_size", "chunk_length", "hop_length", "n_fft")  # of Whisper
     return {name: value for name, value in processor.to_dict().items() if name.startswith(kinds) and value is not None}

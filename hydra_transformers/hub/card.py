@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ..baselines import Baseline
 from ..cost import count_parameters, inputs_for, multiply_adds_of, readable_count, unpruned_backbone
-from ..data.prediction import only_what_is_read
+from ..data.zero_shot import first_token_kwargs
 from ..fusion import slots, tower_configs, without_weights
 from ..models.auto import AUTO_CLASSES
 from ..pruning import Circuit
@@ -365,7 +365,7 @@ def _cost(model: PreTrainedModel | Baseline) -> dict[str, int]:
     parameters = {"Parameters": count_parameters(model)}
     if "pixel_values" in inputs and "input_ids" in inputs:
         towers = model.model if isinstance(model, Baseline) else model  # what it adds is little beside its towers
-        images = {"pixel_values": inputs["pixel_values"], **only_what_is_read(towers)}
+        images = {"pixel_values": inputs["pixel_values"], **first_token_kwargs(towers)}
         per_prompt = multiply_adds_of(towers.get_text_features, input_ids=inputs["input_ids"])
         return parameters | {
             "Multiply-adds per image": multiply_adds_of(towers.get_image_features, **images),

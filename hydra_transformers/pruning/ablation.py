@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..data.prediction import check_class_prompts, logits_of_cosines
+from ..data.zero_shot import check_class_prompts, logits_of_cosines
 from ..fusion import heads_at, qkv_rows, tower_configs
 from ..fusion.structure import isinstance_by_name
 from ..models.decoders import HydraDecoderMixin

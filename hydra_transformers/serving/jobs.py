@@ -19,10 +19,9 @@ from .._io.files import check_takes_files, remove_leftovers, write_atomically
 from .._io.folder_lock import LOCK, only_writer
 from .._io.progress import progress_bar
 from .._version import __version__
-from ..data.columns import column_kinds, find_columns
+from ..data.audio import undecoded
+from ..data.columns import column_kinds, find_columns, find_word_column, has_words
 from ..data.rows import DataSource, load_rows
-from ..data.sounds import undecoded
-from ..data.tags import find_word_column, has_words
 from ..hub.handler import as_json
 from ..models.decision import digest_of
 from ..uncertainty.features import without_decision

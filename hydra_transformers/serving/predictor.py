@@ -16,9 +16,9 @@ from transformers import PreTrainedConfig
 
 from .._io.access import in_one_line
 from .._version import __version__
+from ..data.audio import waveform
 from ..data.prediction import ZeroShotClassifier, accepted_inputs, config_of, member_logits_of, zero_shot_in
 from ..data.processors import class_prompts
-from ..data.sounds import waveform
 from ..data.tasks import REGRESSION, REWARDS, SEVERAL_LABELS, TOKENS, task_of_model
 from ..hub.handler import KINDS, Answerer
 from ..models.auto import auto_class_of
@@ -145,7 +145,7 @@ class HydraPredictor(Answerer):
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """
         batch: columns of equal length, such as {"text": [...]}. An image is one of PIL, an array of 8 bits (height, width, 3),
-            a path, URL or the content of a file; a sound is what `data.sounds.waveform` takes. Other columns are not read
+            a path, URL or the content of a file; a sound is what `data.audio.waveform` takes. Other columns are not read
         returns: a list per field of `predict`'s answers: label, score, uncertainty, aleatoric, epistemic, abstain,
             prediction_set and so on (`columns` names them all)
         """

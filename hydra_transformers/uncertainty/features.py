@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from .._io.threads import copy_sharing_weights
 from ..data.batches import batches, labels_of
-from ..data.prediction import PromptSimilarity, classes_of, config_of, device_of, joined_labels, predict
+from ..data.prediction import classes_of, config_of, device_of, joined_labels, predict
+from ..data.zero_shot import PromptSimilarity
 from ..models.decision import Decision
 from ..models.modeling_hydra import GroupedLinear
 from .temperature import TemperatureScaledClassifier, TemperatureScaling

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..data.batches import SOUNDS
+from ..data.batches import AUDIO_INPUTS
 from ..data.prediction import accepted_inputs, classifies_tokens, device_of, zero_shot_in
 from ..models.families import pipeline_class
 from ..models.pipeline_hydra import predict
@@ -31,7 +31,7 @@ def predict_decisions(
         kind = "ZeroShotImage"
     else:
         of_texts = "Token" if classifies_tokens(model) else "Sequence"
-        kinds = {"pixel_values": "Image"} | dict.fromkeys(SOUNDS, "Audio")
+        kinds = {"pixel_values": "Image"} | dict.fromkeys(AUDIO_INPUTS, "Audio")
         kind = kinds.get(model.main_input_name, of_texts)
     found = pipeline_class(f"AutoModelFor{kind}Classification")
     return predict(model, found, inputs, processor, batch_size, **parameters)

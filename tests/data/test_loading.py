@@ -1,15 +1,19 @@
-"""Data by name, folder or file: splits, columns and labels are found, and what does not fit is refused."""
+"""`load_data`: rows of files, folders, DataFrames and data sets; splits, parts and columns."""
 
 import json
+import sys
 
 import datasets
+import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoTokenizer, BertConfig, ViTConfig, ViTImageProcessorPil
 
 from hydra_transformers import load_data
 from hydra_transformers.data.batches import batches
-from hydra_transformers.data.loading import remember_max_length
+from hydra_transformers.data.loading import load_if_named, remember_max_length
+from hydra_transformers.data.rows import as_rows
 from tests.tiny_data import CLASSES, names_of, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
 
 
@@ -18,10 +22,27 @@ def vit(tmp_path_factory):
     return save_vit(tmp_path_factory.mktemp("vit"))
 
 
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return AutoTokenizer.from_pretrained(save_bert(tmp_path_factory.mktemp("bert")))
+
+
 def prepared(folder, vit, classes=CLASSES, labelled=True, **source):
     config = ViTConfig(image_size=8, patch_size=4, **names_of(classes))
     processor = ViTImageProcessorPil.from_pretrained(vit)
     return load_data(folder, config, processor=processor, labelled=labelled, **source)
+
+
+def bert_config(classes=("negative", "positive"), **settings):
+    return BertConfig(vocab_size=11, max_position_embeddings=16, **names_of(list(classes)), **settings)
+
+
+def prepared_file(name, content, tokenizer, folder, **source):
+    (folder / name).write_text(content)
+    return load_data(folder / name, bert_config(), processor=tokenizer, **{"labelled": True, **source})
+
+
+# Images
 
 
 def test_a_saved_data_set_becomes_rows_that_the_model_takes(vit, tmp_path):
@@ -33,166 +54,15 @@ def test_a_saved_data_set_becomes_rows_that_the_model_takes(vit, tmp_path):
     assert torch.allclose(data[1]["pixel_values"], expected / 255 * 2 - 1, atol=1e-6)
 
 
-def test_classes_are_matched_by_name_whatever_their_order_and_spelling(vit, tmp_path):
-    picture_rows(6, names=["blue", "red", "green"]).save_to_disk(tmp_path)
-    data = prepared(tmp_path, vit, classes=["Red", "GREEN, viridis", "blue"])
-    assert [row["labels"] for row in data] == [2, 0, 1, 2, 0, 1]
-    assert "matched by name ('blue' is 0 in the data, 2 in the model)" in " ".join(data.notes)
-
-
-def labels_of(folder, vit, classes, names, labels, **source):
-    """What becomes of `labels`, class indices among `names`, for a model with `classes`."""
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
-    rows = {"image": pictures([0] * len(labels)), "label": labels}
-    datasets.Dataset.from_dict(rows, features=features).save_to_disk(folder)
-    return prepared(folder, vit, classes=classes, **source).labels
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["maillot", "maillot, tank suit", "cat"],
-        ["maillot, tank suit", "maillot", "cat"],
-        ["Cardigan", "cardigan", "cat"],
-    ],
-)
-def test_classes_that_are_called_alike_in_data_and_model_stay_what_they_are(names, vit, tmp_path):
-    assert labels_of(tmp_path, vit, names, names, [0, 0, 1, 2]) == [0, 0, 1, 2]
-
-
-def test_an_exact_name_comes_before_another_spelling_and_that_before_a_synonym(vit, tmp_path):
-    classes = ["maillot, tank suit", "Maillot", "maillot", "grey cat, tabby"]
-    assert labels_of(tmp_path / "exact", vit, classes, ["maillot", "tabby"], [0, 1]) == [2, 3]
-    assert labels_of(tmp_path / "spelt", vit, classes[:2], ["maillot", "tank-suit"], [0, 1]) == [1, 0]
-
-
-@pytest.mark.parametrize(
-    ("classes", "names", "sentence"),
-    [
-        (["crane, bird", "crane, lift"], ["crane", "other"], "'crane', which may be the model's 0 .* or 1"),
-        (["crane", "crane"], ["crane", "other"], "'crane', which may be the model's 0 .* or 1"),
-        (["Crane", "crane"], ["CRANE", "other"], "'CRANE', which may be the model's 0 .* or 1"),
-        (
-            ["maillot", "cat"],
-            ["maillot", "maillot, tank suit"],
-            "the classes 'maillot' and .* both may be the model's 0",
-        ),
-        (["cat", "tench"], ["Cat", "cat"], "the classes 'Cat' and 'cat', and both may be the model's 0"),
-    ],
-)
-def test_a_name_that_may_mean_two_things_is_refused_unless_names_are_to_be_ignored(
-    classes, names, sentence, vit, tmp_path
-):
-    with pytest.raises(ValueError, match=sentence):
-        labels_of(tmp_path, vit, classes, names, [0, 0])
-    assert prepared(tmp_path, vit, classes=classes, labels_in_order=True).labels == [0, 0]
-
-
-def test_an_ambiguous_name_that_no_row_has_does_no_harm(vit, tmp_path):
-    assert labels_of(tmp_path, vit, ["crane", "crane", "cat"], ["crane", "cat"], [1, 1]) == [2, 2]
-
-
-def test_classes_without_names_in_the_model_are_taken_in_order(vit, tmp_path):
-    picture_rows(6, names=["blue", "red", "green"]).save_to_disk(tmp_path)
-    data = prepared(tmp_path, vit, classes=["LABEL_0", "LABEL_1", "LABEL_2"])
-    assert [row["labels"] for row in data] == [0, 1, 2, 0, 1, 2]
-
-
-def test_a_class_that_the_model_does_not_know_is_refused_unless_names_are_to_be_ignored(vit, tmp_path):
-    picture_rows(6).save_to_disk(tmp_path)
-    with pytest.raises(ValueError, match="the class 'blue', which the model does not know"):
-        prepared(tmp_path, vit, classes=["red", "green", "pink"])
-    assert [row["labels"] for row in prepared(tmp_path, vit, classes=["red", "green", "pink"], labels_in_order=True)][
-        :3
-    ] == [0, 1, 2]
-
-
-def test_a_class_that_no_row_has_does_no_harm(vit, tmp_path):
-    rows = picture_rows(6)
-    rows.filter(lambda row: row["label"] < 2).save_to_disk(tmp_path)
-    assert {row["labels"] for row in prepared(tmp_path, vit, classes=["red", "green", "pink"])} == {0, 1}
-
-
-def test_too_many_classes_for_the_model_are_refused(vit, tmp_path):
-    picture_rows(6).save_to_disk(tmp_path)
-    with pytest.raises(ValueError, match="has 3 classes, the model 2"):
-        prepared(tmp_path, vit, classes=["LABEL_0", "LABEL_1"])
-
-
-def test_rows_without_a_label_are_refused(vit, tmp_path):
-    rows = picture_rows(3)
-    hidden = rows.remove_columns("label").add_column("label", [-1, -1, -1], feature=rows.features["label"])
-    hidden.save_to_disk(tmp_path)
-    with pytest.raises(ValueError, match="rows without a label"):
-        prepared(tmp_path, vit)
-
-
-def test_of_two_label_columns_the_one_with_the_models_number_of_classes_is_taken(vit, tmp_path):
-    coarse = datasets.ClassLabel(names=["warm", "cold"])
-    picture_rows(3).rename_column("label", "fine").add_column("coarse", [0, 1, 1], feature=coarse).save_to_disk(
-        tmp_path
-    )
-    assert [row["labels"] for row in prepared(tmp_path, vit)] == [0, 1, 2]
-
-
-def test_a_folder_of_images_in_folders_of_classes_is_a_data_set(vit, tmp_path):
-    for name, image in zip(CLASSES, pictures([0, 1, 2]), strict=True):
-        (tmp_path / "pictures" / name).mkdir(parents=True)
-        image.save(tmp_path / "pictures" / name / "one.png")
-    data = prepared(tmp_path / "pictures", vit)
-    colours = {row["labels"]: row["pixel_values"].mean(dim=(1, 2)).argmax().item() for row in data}
-    assert colours == {0: 0, 1: 1, 2: 2}
-
-
-def test_splits_are_chosen_by_preference_or_by_name(vit, tmp_path):
-    splits = {"train": picture_rows(9), "test": picture_rows(6)}
-    datasets.DatasetDict(splits).save_to_disk(tmp_path)
-    assert len(prepared(tmp_path, vit)) == 6
-    assert len(prepared(tmp_path, vit, split="train")) == 9
-    with pytest.raises(ValueError, match="has no split 'validation': it has train, test"):
-        prepared(tmp_path, vit, split="validation")
-
-
-def test_a_part_of_a_split_is_read_as_on_the_hub(vit, tmp_path):
-    splits = {"train": picture_rows(9), "test": picture_rows(6)}
-    datasets.DatasetDict(splits).save_to_disk(tmp_path)
-    data = prepared(tmp_path, vit, split="train[:4]")
-    assert len(data) == 4
-    assert data.split == "train[:4]"
-    assert torch.equal(data[3]["pixel_values"], prepared(tmp_path, vit, split="train")[3]["pixel_values"])
-    assert len(prepared(tmp_path, vit, split="test[50%:]")) == 3
-    assert len(prepared(tmp_path, vit, split="train+test[:1]")) == 10
-    for split in ("train[:4", "validation[:4]"):
-        with pytest.raises(ValueError, match=r"it has train, test, of which a part is written as \"train\[:1000\]\""):
-            prepared(tmp_path, vit, split=split)
-    with pytest.raises(ValueError, match="has no rows in the split train"):
-        prepared(tmp_path, vit, split="train[:0]")
-
-
-def test_a_split_of_data_without_splits_is_refused(vit, tmp_path):
-    picture_rows(6).save_to_disk(tmp_path)
-    with pytest.raises(ValueError, match="has no splits: leave out the split 'test'"):
-        prepared(tmp_path, vit, split="test")
-
-
-def test_a_limit_draws_rows_of_all_classes_and_always_the_same(vit, tmp_path):
-    picture_rows(60).sort("label").save_to_disk(tmp_path)
-    labels = [row["labels"] for row in prepared(tmp_path, vit, limit=12)]
-    assert len(labels) == 12
-    assert set(labels) == {0, 1, 2}
-    assert labels == [row["labels"] for row in prepared(tmp_path, vit, limit=12)]
-
-
-def test_a_missing_column_is_named_with_those_that_are_there(vit, tmp_path):
-    picture_rows(3).save_to_disk(tmp_path)
-    with pytest.raises(ValueError, match="has no column 'picture': it has image, label"):
-        prepared(tmp_path, vit, image="picture")
-
-
-def test_a_column_of_another_kind_is_no_column_of_images(vit, tmp_path):
-    picture_rows(3).add_column("path", ["a.png"] * 3).save_to_disk(tmp_path)
-    with pytest.raises(ValueError, match=r"the column 'path' of .* holds texts, no images: name another"):
-        prepared(tmp_path, vit, image="path")
+@pytest.mark.parametrize("mode", ["RGB", "P", "RGBA"])
+def test_images_of_a_list_are_found_and_processed_when_they_are_read(mode):
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
+    colours = [Image.new("RGB", (9, 7), colour) for colour in ("red", "lime", "blue")]
+    rows = [{"picture": image.convert(mode), "labels": index} for index, image in enumerate(colours)]
+    expected = processor(colours, return_tensors="pt")["pixel_values"]
+    for data in (rows, pd.DataFrame(rows)):
+        [batch] = batches(load_data(data, processor))
+        assert torch.allclose(batch["pixel_values"], expected, atol=1e-2) and batch["labels"].tolist() == [0, 1, 2]
 
 
 def test_images_that_the_data_keeps_as_bytes_are_opened(vit, tmp_path):
@@ -202,7 +72,19 @@ def test_images_that_the_data_keeps_as_bytes_are_opened(vit, tmp_path):
     assert torch.equal(opened, as_bytes)
 
 
-def test_other_data_needs_no_labels_and_may_call_its_images_otherwise(vit, tmp_path):
+def test_a_folder_of_images_in_folders_of_classes_is_a_data_set_with_parts(vit, tmp_path):
+    for split, count in (("train", 4), ("validation", 2), ("test", 3)):
+        for name, label in (("red", 0), ("green", 1), ("blue", 2)):
+            (tmp_path / split / name).mkdir(parents=True)
+            for index, image in enumerate(pictures([label] * count)):
+                image.save(tmp_path / split / name / f"{index}.png")
+    parts = {part: prepared(tmp_path, vit, part=part) for part in PARTS}
+    assert {part: len(data) for part, data in parts.items()} == {"training": 12, "validation": 6, "test": 9}
+    colours = {(row["labels"], row["pixel_values"].mean(dim=(1, 2)).argmax().item()) for row in parts["validation"]}
+    assert colours == {(0, 0), (1, 1), (2, 2)}
+
+
+def test_out_of_distribution_data_needs_no_labels_and_may_have_other_columns(vit, tmp_path):
     picture_rows(3).remove_columns("label").rename_column("image", "photo").save_to_disk(tmp_path)
     data = prepared(tmp_path, vit, labelled=False, image="image")
     assert set(data[0]) == {"pixel_values"}
@@ -210,49 +92,131 @@ def test_other_data_needs_no_labels_and_may_call_its_images_otherwise(vit, tmp_p
         prepared(tmp_path, vit)
 
 
-def test_a_missing_image_is_refused_before_any_is_read(vit, tmp_path):
-    features = picture_rows(1).features
-    rows = {"image": [*pictures([0, 1]), None], "label": [0, 1, 2]}
-    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path)
-    with pytest.raises(ValueError, match=r"1 of 3 rows of .* have no image in the column 'image'"):
-        prepared(tmp_path, vit)
+# Splits, limits and parts
 
 
-def test_a_file_that_is_not_there_is_no_name_on_the_hub(vit, tmp_path):
-    with pytest.raises(ValueError, match="there is no folder or file"):
-        prepared(tmp_path / "nothing", vit)
+def test_splits_are_chosen_by_preference_or_by_name_or_as_a_slice(vit, tmp_path):
+    datasets.DatasetDict({"train": picture_rows(9), "test": picture_rows(6)}).save_to_disk(tmp_path)
+    assert len(prepared(tmp_path, vit)) == 6
+    whole, some = prepared(tmp_path, vit, split="train"), prepared(tmp_path, vit, split="train[:4]")
+    assert (len(whole), len(some), some.split) == (9, 4, "train[:4]")
+    assert torch.equal(some[3]["pixel_values"], whole[3]["pixel_values"])
+    assert len(prepared(tmp_path, vit, split="test[50%:]")) == 3
+    assert len(prepared(tmp_path, vit, split="train+test[:1]")) == 10
+    for split in ("validation", "validation[:4]"):
+        with pytest.raises(ValueError, match=r"has no split 'validation.*': it has train, test"):
+            prepared(tmp_path, vit, split=split)
+    with pytest.raises(ValueError, match="has no rows in the split train"):
+        prepared(tmp_path, vit, split="train[:0]")
 
 
-# Texts
+def test_a_limit_draws_rows_of_all_classes_and_always_the_same(vit, tmp_path):
+    picture_rows(60).sort("label").save_to_disk(tmp_path)
+    labels = [row["labels"] for row in prepared(tmp_path, vit, limit=12)]
+    assert len(labels) == 12 and set(labels) == {0, 1, 2}
+    assert labels == [row["labels"] for row in prepared(tmp_path, vit, limit=12)]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return AutoTokenizer.from_pretrained(save_bert(tmp_path_factory.mktemp("bert")))
+PARTS = ("training", "validation", "test")
 
 
-def bert_config(classes=("negative", "positive")):
-    return BertConfig(vocab_size=11, max_position_embeddings=16, **names_of(list(classes)))
+def parts_of(splits, vit, folder):
+    """Per part the number of rows and the notes on them."""
+    datasets.DatasetDict(splits).save_to_disk(folder)
+    data = {part: prepared(folder, vit, part=part) for part in PARTS}
+    return {part: len(rows) for part, rows in data.items()}, {part: rows.notes for part, rows in data.items()}
 
 
-def test_texts_of_a_batch_are_filled_up_to_the_longest(tokenizer, tmp_path):
-    review_rows(4).save_to_disk(tmp_path)
-    data = load_data(tmp_path, bert_config(), processor=tokenizer, labelled=True)
-    assert [row["labels"] for row in data] == [1, 0, 1, 0]
-    [batch] = batches(data)
-    assert batch["input_ids"].shape == (4, 6) and batch["attention_mask"][1].tolist() == [1, 1, 1, 1, 1, 0]
+def test_parts_are_the_splits_that_exist(vit, tmp_path):
+    splits = {"train": picture_rows(60), "validation": picture_rows(12), "test": picture_rows(120)}
+    counts, notes = parts_of(splits, vit, tmp_path)
+    assert counts == {"training": 60, "validation": 12, "test": 120}
+    assert [notes[part][0].partition(": ")[2] for part in PARTS] == [
+        "60 rows of the split train",
+        "12 rows of the split validation",
+        "120 rows of the split test",
+    ]
+    few = "only 12 rows to evaluate on: differences of a few points between models may be chance"
+    assert [few in notes[part] for part in PARTS] == [False, True, False]
+
+
+def test_a_part_without_a_split_is_cut_out_of_the_first(vit, tmp_path):
+    splits = {"train": picture_rows(60), "test": picture_rows(30)}
+    counts, notes = parts_of(splits, vit, tmp_path / "no validation")
+    assert counts == {"training": 54, "validation": 6, "test": 30}
+    assert "54 rows of the split train, all but what is held out for validation" in notes["training"][0]
+    assert "6 rows of the split train, cut out for the part validation" in notes["validation"][0]
+    train, held_out = (
+        {row["pixel_values"].sum().item() for row in prepared(tmp_path / "no validation", vit, part=part)}
+        for part in ("training", "validation")
+    )
+    assert not train & held_out
+    # A split that is named is cut, whatever others there are.
+    assert len(prepared(tmp_path / "no validation", vit, split="train", part="test")) == 6
+
+
+def test_a_test_split_without_labels_is_not_a_test_set(vit, tmp_path):
+    rows = picture_rows(12)
+    hidden = rows.remove_columns("label").add_column("label", [-1] * 12, feature=rows.features["label"])
+    counts, _ = parts_of({"train": picture_rows(60), "dev": picture_rows(12), "test": hidden}, vit, tmp_path)
+    assert counts == {"training": 54, "validation": 12, "test": 6}
+
+
+# Files and DataFrames
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
-def test_a_file_is_a_data_set_and_labels_may_be_names(suffix, tokenizer, tmp_path):
-    rows = [("a film of joy", "Positive"), ("a bad film", "Negative")]
-    separator = "\t" if suffix == ".tsv" else ","
-    lines = [separator.join(row) for row in [("text", "label"), *rows]]
+def test_a_file_is_a_data_set_without_splits(suffix, tokenizer, tmp_path):
+    rows = [("a; film, of joy", "positive"), ("a bad film", "negative")]
+    lines = ["text\tlabel", *("\t".join(row) for row in rows)]
+    if suffix == ".csv":
+        lines = ["text,label", *(f'"{text}",{label}' for text, label in rows)]
     if suffix == ".jsonl":
         lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
-    (tmp_path / f"reviews{suffix}").write_text("\n".join(lines) + "\n")
-    data = load_data(tmp_path / f"reviews{suffix}", bert_config(), processor=tokenizer, labelled=True)
-    assert [row["labels"] for row in data] == [1, 0]
+    data = prepared_file(f"reviews{suffix}", "\n".join(lines) + "\n", tokenizer, tmp_path)
+    assert data.labels == [1, 0] and data.rows["text"][0] == "a; film, of joy"
+    assert data.split is None and data.notes[0].endswith("2 rows")
+    assert len(load_data(tmp_path, bert_config(), processor=tokenizer, split="train")) == 2
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_blank_lines_of_a_csv_file_are_rows(is_folder, tokenizer, tmp_path):
+    """Whoever joins by row number would otherwise get the answers to other texts."""
+    (tmp_path / "texts.csv").write_text("text\na film\n\nbad\n")
+    place = tmp_path if is_folder else tmp_path / "texts.csv"
+    with pytest.raises(ValueError, match=r"1 of 3 rows of .* have no text in the column 'text', the first is row 1"):
+        load_data(place, bert_config(), processor=tokenizer)
+
+
+def test_a_dataframe_is_read_without_its_index(tokenizer):
+    frame = pd.DataFrame({"utterance": ["a film", "bad"], "intent": ["positive", "negative"]}, index=[7, 3])
+    data = load_data(frame, bert_config(), processor=tokenizer, label="intent")
+    assert data.labels == [1, 0] and data.rows.column_names == ["utterance", "intent"]
+    assert data[1]["input_ids"] == tokenizer("bad")["input_ids"]
+    frame["intent"] = frame["intent"].astype("category")
+    assert load_data(frame, bert_config(), processor=tokenizer, label="intent").labels == [1, 0]
+    frame.loc[3, "utterance"] = None
+    with pytest.raises(ValueError, match="1 of 2 rows of data have no text"):
+        load_data(frame, bert_config(), processor=tokenizer, label="intent")
+
+
+def test_a_dataframe_goes_wherever_data_goes(tmp_path):
+    folder = save_bert(tmp_path)
+    frame = pd.DataFrame({"text": ["a film", "bad"], "label": [1, 0]})
+    loaded = load_if_named({"near": frame}, folder)["near"]
+    assert [row["labels"] for row in loaded] == [1, 0]
+    tokenized = pd.DataFrame({"input_ids": [[2, 5, 3], [2, 3]], "label": [1, 0]}, index=[4, 4])
+    for data in (tokenized, load_if_named(tokenized, folder)):
+        [batch] = batches(data)
+        assert batch["input_ids"].tolist() == [[2, 5, 3], [2, 3, 0]] and batch["labels"].tolist() == [1, 0]
+    with pytest.raises(TypeError, match=r"text \(str\), label \(int\)\): pass load_data\(data, model\)"):
+        list(batches(frame))
+
+
+def test_pandas_is_not_imported_for_other_data(monkeypatch):
+    monkeypatch.delitem(sys.modules, "pandas")
+    rows = [{"text": "a"}]
+    assert as_rows(rows) is rows and "pandas" not in sys.modules
 
 
 @pytest.mark.parametrize("builder", ["csv", "json", "text", "parquet", "imagefolder"])
@@ -262,89 +226,66 @@ def test_a_folder_named_like_a_builder_is_read_and_not_what_lies_around_it(build
     for name in ("others.csv", "others.txt"):
         (tmp_path / name).write_text("text,label\na,0\nfilm,0\nof,0\n")
     monkeypatch.chdir(tmp_path)
-    data = load_data(builder, bert_config(), processor=tokenizer, labelled=True)
+    assert load_data(builder, bert_config(), processor=tokenizer, labelled=True).labels == [1, 0]
+    (tmp_path / builder).rename(tmp_path / "other")
+    with pytest.raises(ValueError, match=f"there is no folder {builder} here"):
+        load_data(builder, bert_config(), processor=tokenizer)
+
+
+def test_a_file_name_is_not_a_pattern(tokenizer, tmp_path):
+    (tmp_path / "reviews1.csv").write_text("text,label\na,0\n")
+    data = prepared_file("reviews[1].csv", "text,label\na film of joy,1\nbad,0\n", tokenizer, tmp_path)
     assert data.labels == [1, 0]
 
 
-def test_the_name_of_a_builder_is_no_data_set(tokenizer, tmp_path, monkeypatch):
-    (tmp_path / "others.csv").write_text("text,label\na,0\nfilm,0\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="there is no folder csv here"):
-        load_data("csv", bert_config(), processor=tokenizer, labelled=True)
-
-
-def test_a_file_name_is_no_pattern(tokenizer, tmp_path):
-    (tmp_path / "reviews[1].csv").write_text("text,label\na film of joy,1\nbad,0\n")
-    (tmp_path / "reviews1.csv").write_text("text,label\na,0\n")
-    assert load_data(tmp_path / "reviews[1].csv", bert_config(), processor=tokenizer, labelled=True).labels == [1, 0]
-
-
-def prepared_file(name, content, tokenizer, tmp_path, **source):
-    (tmp_path / name).write_text(content)
-    return load_data(tmp_path / name, bert_config(), processor=tokenizer, labelled=True, **source)
-
-
-def test_whole_numbers_that_came_as_floats_are_classes(tokenizer, tmp_path):
-    assert prepared_file("reviews.csv", "text,label\na,1.0\nbad,0.0\n", tokenizer, tmp_path).labels == [1, 0]
-
-
 @pytest.mark.parametrize(
-    ("name", "content", "sentence"),
+    ("name", "content", "settings", "words"),
     [
-        ("half.csv", "text,label\na,0.5\nbad,1\n", "the column 'label' of .* holds 0.5, which is no class"),
-        ("inf.csv", "text,label\na,inf\nbad,1\n", "holds inf, which is no class"),
-        ("several.jsonl", '{"text": "a", "label": [0, 1]}\n', r"holds \[0, 1\], which is no class"),
-        ("missing.csv", "text,label\na,1\nbad,\n", "has 1 rows without a label"),
-        ("missing_names.csv", "text,label\na,positive\nbad,\n", "has 1 rows without a label"),
-        ("none.csv", "text,label\na,positive\nbad,None\n", "csv files also count NA and None"),
-        ("no_text.csv", "text,label\na,1\n,0\n", "1 of 2 rows of .* have no text in the column 'text'"),
-        ("zero.csv", "", "zero.csv cannot be read: zero.csv is an empty file"),
-        ("zero.json", "", "zero.json cannot be read: zero.json is an empty file"),
-        ("header.csv", "text,label\n", "header.csv has no rows"),
-        ("list.json", "[]", "list.json has no rows"),
-        ("broken.json", '{"text": [', "broken.json cannot be read: JSON parse error"),
-        ("broken.jsonl", '{"text": "a", "label": 1}\n{"text"', "broken.jsonl cannot be read: JSON parse error"),
-        ("broken.parquet", "x", "broken.parquet cannot be read: Parquet"),
-        ("ragged.csv", "text,label\na,film,0\nbad,film,1\n", "have more cells than its first line"),
+        ("half.csv", "text,label\na,0.5\nbad,1\n", {}, "the column 'label' of .* holds 0.5, which is not a class"),
+        ("inf.csv", "text,label\na,inf\nbad,1\n", {}, "holds inf, which is not a class"),
+        ("several.jsonl", '{"text": "a", "label": [0, 1]}\n', {}, r"holds \[0, 1\], which is not a class"),
+        ("missing.csv", "text,label\na,1\nbad,\n", {}, "has 1 rows without a label"),
+        ("missing_names.csv", "text,label\na,positive\nbad,\n", {}, "has 1 rows without a label"),
+        ("none.csv", "text,label\na,positive\nbad,None\n", {}, "csv files also count NA and None"),
+        ("large.csv", "text,label\na film,7\nbad,0\n", {}, "the label 7, the classes are 0 to 1"),
+        ("no_text.csv", "text,label\na,1\n,0\n", {}, "1 of 2 rows of .* have no text in the column 'text'"),
+        (
+            "numbers.csv",
+            "text,label\na,1\nbad,0\n",
+            {"text": "label"},
+            "'label' of .* holds int64, not texts: name another",
+        ),
+        ("zero.csv", "", {}, "zero.csv cannot be read: No columns to parse from file"),
+        ("header.csv", "text,label\n", {}, "header.csv has no rows"),
+        ("broken.json", '{"text": [', {}, "broken.json cannot be read: JSON parse error"),
+        ("broken.parquet", "x", {}, "Parquet file size is 1 bytes"),
+        ("ragged.csv", "text,label\na,film,0\nbad,film,1\n", {}, "have more cells than its first line"),
+        ("reviews.txt", "a", {}, "is not a .csv, .tsv, .json, .jsonl, .parquet file"),
+        ("one.csv", "text,label\na,good\nbad,good\n", {"labels_in_order": True}, "has 1 classes, the model 2"),
+        ("pairs.csv", "premise,hypothesis,label\na,b,1\n", {}, "more than one text column among premise, hypothesis"),
+        ("split.csv", "text,label\na,1\n", {"split": "test"}, "has no split 'test': it has train"),
+        ("few.csv", "text,label\na,1\nb,0\n", {"part": "test"}, "has 2 rows, too few for a part each"),
     ],
 )
-def test_a_broken_file_is_refused_in_one_sentence(name, content, sentence, tokenizer, tmp_path, caplog):
-    with pytest.raises(ValueError, match=sentence) as raised:
-        prepared_file(name, content, tokenizer, tmp_path)
+def test_a_file_that_does_not_fit_raises_in_one_sentence(name, content, settings, words, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=words) as raised:
+        prepared_file(name, content, tokenizer, tmp_path, **settings)
     assert "\n" not in str(raised.value)
-    assert not caplog.records
 
 
-def test_an_empty_file_in_a_folder_is_named(tokenizer, tmp_path):
-    (tmp_path / "zero.csv").write_text("")
-    with pytest.raises(ValueError, match=r"cannot be read: zero\.csv is an empty file"):
-        load_data(tmp_path, bert_config(), processor=tokenizer, labelled=True)
+# Columns
 
 
-def test_names_in_order_must_all_be_there(tokenizer, tmp_path):
-    source = {"tokenizer": tokenizer, "tmp_path": tmp_path, "labels_in_order": True}
-    assert prepared_file("all.csv", "text,label\na,good\nbad,bad\n", **source).labels == [1, 0]
-    with pytest.raises(ValueError, match="holds 1 names, the model has 2 classes"):
-        prepared_file("one.csv", "text,label\na,good\nbad,good\n", **source)
-
-
-def test_label_names_need_a_model_with_names(tokenizer, tmp_path):
-    (tmp_path / "reviews.csv").write_text("text,label\na film,good\nbad,bad\n")
-    with pytest.raises(ValueError, match="are names, and the model has no names for its 2 classes"):
-        load_data(tmp_path / "reviews.csv", bert_config(["LABEL_0", "LABEL_1"]), processor=tokenizer, labelled=True)
-
-
-def test_a_column_of_numbers_is_no_column_of_texts(tokenizer, tmp_path):
-    with pytest.raises(ValueError, match=r"the column 'label' of .* holds int64, no texts: name another"):
-        prepared_file("reviews.csv", "text,label\na,1\nbad,0\n", tokenizer, tmp_path, text="label")
-
-
-def test_two_possible_text_columns_are_for_the_user_to_choose_from(tokenizer, tmp_path):
-    (tmp_path / "pairs.csv").write_text("premise,hypothesis,label\na film,joy,0\nbad,good,1\n")
-    with pytest.raises(ValueError, match="more than one text column among premise, hypothesis, label"):
-        load_data(tmp_path / "pairs.csv", bert_config(), processor=tokenizer, labelled=True)
-    data = load_data(tmp_path / "pairs.csv", bert_config(), processor=tokenizer, text="premise")
-    assert [row["labels"] for row in data] == [0, 1]
+def test_texts_are_found_by_their_usual_name_or_beside_a_named_label(tokenizer):
+    rows = [{"sentence": "a film", "other": "bad", "label": 1}, {"sentence": "joy", "other": "of", "label": 0}]
+    data = load_data(rows, tokenizer)
+    assert data[0]["input_ids"] == tokenizer("a film")["input_ids"] and data[0]["labels"] == 1
+    for others in ({"utterance": "a film", "label": "bad"}, {"utterance": "a film"}, {"label": "a film"}):
+        row = load_data([{**others, "text": "good"}], tokenizer, label="text", labelled=False)[0]
+        assert row["input_ids"] == tokenizer("a film")["input_ids"]
+    pair = load_data(rows, tokenizer, text=("sentence", "other"), max_length=4)[0]
+    expected = tokenizer("a film", "bad", truncation=True, max_length=4)
+    assert pair["input_ids"] == expected["input_ids"] and pair["token_type_ids"] == expected["token_type_ids"]
 
 
 def test_a_text_may_be_a_field_of_a_column(tokenizer, tmp_path):
@@ -354,24 +295,17 @@ def test_a_text_may_be_a_field_of_a_column(tokenizer, tmp_path):
     assert [row["input_ids"] for row in data] == tokenizer(["good film", "bad"])["input_ids"]
 
 
-def test_a_number_that_is_no_class_of_the_model_is_refused(tokenizer, tmp_path):
-    (tmp_path / "reviews.csv").write_text("text,label\na film,7\nbad,0\n")
-    with pytest.raises(ValueError, match="the label 7, the model has the classes 0 to 1"):
-        load_data(tmp_path / "reviews.csv", bert_config(), processor=tokenizer, labelled=True)
+def test_of_two_label_columns_the_one_with_the_models_number_of_classes_is_taken(vit, tmp_path):
+    coarse = datasets.ClassLabel(names=["warm", "cold"])
+    rows = picture_rows(3).rename_column("label", "fine").add_column("coarse", [0, 1, 1], feature=coarse)
+    assert [row["labels"] for row in prepared(rows, vit)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("separator", [";", "\t", "|"])
-@pytest.mark.parametrize("is_folder", [False, True])
-def test_the_separator_of_a_csv_file_is_found(separator, is_folder, tokenizer, tmp_path):
-    lines = [("text", "label"), ('"a film, of joy"', "positive"), ("a bad film", "negative")]
-    (tmp_path / "reviews.csv").write_text("\n".join(map(separator.join, lines)) + "\n")
-    data = load_data(tmp_path if is_folder else tmp_path / "reviews.csv", bert_config(), processor=tokenizer)
-    assert data.labels == [1, 0] and data.rows["text"][0] == "a film, of joy"
-
-
-def test_a_semicolon_in_a_text_is_no_separator(tokenizer, tmp_path):
-    data = prepared_file("reviews.csv", "text,label\na; b; c,1\nbad; film,0\n", tokenizer, tmp_path)
-    assert data.rows["text"][0] == "a; b; c"
+def test_texts_of_a_batch_are_filled_up_to_the_longest(tokenizer):
+    data = load_data(review_rows(4), bert_config(), processor=tokenizer, labelled=True)
+    assert [row["labels"] for row in data] == [1, 0, 1, 0]
+    [batch] = batches(data)
+    assert batch["input_ids"].shape == (4, 6) and batch["attention_mask"][1].tolist() == [1, 1, 1, 1, 1, 0]
 
 
 def test_the_length_of_a_training_is_saved_with_the_tokenizer(tokenizer, tmp_path):
@@ -387,83 +321,72 @@ def test_the_length_of_a_training_is_saved_with_the_tokenizer(tokenizer, tmp_pat
     assert len(load_data(long, config, processor=tokenizer)[0]["input_ids"]) == 16
 
 
-# Parts
-
-
-PARTS = ("training", "validation", "test")
-
-
-def parts_of(splits, vit, folder):
-    """Per part the number of rows and the note on them."""
-    datasets.DatasetDict(splits).save_to_disk(folder)
-    found = {part: prepared(folder, vit, part=part) for part in PARTS}
-    return {part: len(data) for part, data in found.items()}, {part: data.notes for part, data in found.items()}
-
-
-def test_parts_are_the_splits_that_exist(vit, tmp_path):
-    splits = {"train": picture_rows(60), "validation": picture_rows(12), "test": picture_rows(120)}
-    counts, notes = parts_of(splits, vit, tmp_path)
-    assert counts == {"training": 60, "validation": 12, "test": 120}
-    assert [notes[part][0].partition(": ")[2] for part in PARTS] == [
-        "60 rows of the split train",
-        "12 rows of the split validation",
-        "120 rows of the split test",
-    ]
-    few = "only 12 rows to evaluate on: differences of a few points between models may be chance"
-    assert few in notes["validation"] and not any(
-        "rows to evaluate on" in note for note in notes["training"] + notes["test"]
-    )
-
-
-def test_a_part_without_a_split_is_cut_out_of_the_first(vit, tmp_path):
-    splits = {"train": picture_rows(60), "test": picture_rows(30)}
-    counts, notes = parts_of(splits, vit, tmp_path / "no validation")
-    assert counts == {"training": 54, "validation": 6, "test": 30}
-    assert "54 rows of the split train, all but what is held out for validation" in notes["training"][0]
-    assert "6 rows of the split train, cut out for the part validation" in notes["validation"][0]
-    train = {row["pixel_values"].sum().item() for row in prepared(tmp_path / "no validation", vit, part="training")}
-    held = {row["pixel_values"].sum().item() for row in prepared(tmp_path / "no validation", vit, part="validation")}
-    assert not train & held
-    # A split that is named is cut, whatever others there are.
-    assert len(prepared(tmp_path / "no validation", vit, split="train", part="test")) == 6
-
-
-def test_a_test_split_without_labels_judges_nothing(vit, tmp_path):
-    rows = picture_rows(12)
-    hidden = rows.remove_columns("label").add_column("label", [-1] * 12, feature=rows.features["label"])
-    counts, _ = parts_of({"train": picture_rows(60), "dev": picture_rows(12), "test": hidden}, vit, tmp_path)
-    assert counts == {"training": 54, "validation": 12, "test": 6}
-
-
-def test_an_image_folder_has_parts(vit, tmp_path):
-    for split, count in (("train", 4), ("validation", 2), ("test", 3)):
-        for name, label in (("red", 0), ("green", 1), ("blue", 2)):
-            (tmp_path / split / name).mkdir(parents=True)
-            for index, image in enumerate(pictures([label] * count)):
-                image.save(tmp_path / split / name / f"{index}.png")
-    assert {part: len(prepared(tmp_path, vit, part=part)) for part in PARTS} == {
-        "training": 12,
-        "validation": 6,
-        "test": 9,
-    }
-
-
-# CLIP
-
-
-def test_a_missing_name_is_no_class_of_clip(tmp_path):
-    folder = save_clip(tmp_path / "clip")
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
-    rows = {"image": pictures([0, 1, 2]), "label": ["red", None, "blue"]}
-    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "data")
-    with pytest.raises(ValueError, match="has 1 rows without a label"):
-        load_data(tmp_path / "data", folder)
-
-
 def test_clip_takes_its_classes_from_the_data(tmp_path):
     folder = save_clip(tmp_path / "clip")
-    picture_rows(3, names=["blue", "red"]).save_to_disk(tmp_path / "data")
-    data = load_data(tmp_path / "data", folder)
-    assert data.class_names == ["blue", "red"]
-    assert [row["labels"] for row in data] == [0, 1, 0]
+    data = load_data(picture_rows(3, names=["blue", "red"]), folder)
+    assert data.class_names == ["blue", "red"] and [row["labels"] for row in data] == [0, 1, 0]
     assert data[0]["pixel_values"].shape == (3, 8, 8)
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    rows = {"image": pictures([0, 1, 2]), "label": ["red", None, "blue"]}
+    with pytest.raises(ValueError, match="has 1 rows without a label"):
+        load_data(datasets.Dataset.from_dict(rows, features=features), folder)
+
+
+TWO = [{"first": "a", "second": "b"}]
+IMAGES = ViTImageProcessorPil(size={"height": 8, "width": 8})
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "settings", "words"),
+    [
+        (TWO, None, {}, r"more than one text column among first, second: name it as text= \(--text-column\)"),
+        (TWO, IMAGES, {}, r"no image column among first, second: name it as image= \(--image-column\)"),
+        (TWO, None, {"text": "words"}, "data has no column 'words': it has first, second"),
+        (TWO, IMAGES, {"text": "first"}, "'first' does not go with a model of images: name it as image="),
+        (TWO, None, {"text": ("a", "b", "c")}, "name one column, or two of pairs"),
+        (TWO, None, {"text": "first", "label": "c"}, "data has no column 'c': it has first, second"),
+        (TWO, None, {"text": "first", "label": "second"}, "are names: pass the model in place of its processor"),
+        (TWO, None, {"text": "first", "labelled": True}, r"no label column among .* \(--label-column\)"),
+        (TWO, None, {"text": "first", "split": "test"}, "data has no splits: leave out the split 'test'"),
+        (
+            [{"text": "a"}, {"text": None}],
+            None,
+            {},
+            r"row 1 of the data cannot be read as text \(its text is a NoneType\)",
+        ),
+        (
+            [{"text": "a"}, {"text": ["b"]}],
+            None,
+            {},
+            r"row 1 of the data cannot be read as text \(its text is a list\)",
+        ),
+        ([{"image": Image.new("I;16", (8, 8))}], IMAGES, {}, "row 0 of the data .*mode I;16, of more than 256 levels"),
+        ([], None, {}, "data has no rows"),
+        (
+            3,
+            None,
+            {},
+            "data is a int: pass the name of a data set, a folder or file, a DataFrame, a Dataset or a list",
+        ),
+        ({"text": ["a"]}, None, {}, "a row of data is a str: each row must be a dict of columns"),
+        (["a"], None, {}, "a row of data is a str: each row must be a dict of columns"),
+        (TWO, 3, {}, "model is a int: pass the model, its name or folder, or its tokenizer"),
+        (TWO, torch.nn.Identity(), {}, "model is a Identity: .* of a model without a config its processor= besides"),
+        (TWO, BertConfig(), {}, "the model was not loaded from anywhere: pass its Tokenizer as processor="),
+        ("./nowhere.csv", None, {}, r"there is no folder or file \./nowhere\.csv"),
+    ],
+)
+def test_what_cannot_be_loaded_raises_in_one_sentence(data, model, settings, words, tokenizer):
+    with pytest.raises((TypeError, ValueError), match=words) as raised:
+        list(load_data(data, tokenizer if model is None else model, **settings))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_image_raises_before_any_is_read(vit):
+    rows = {"image": [*pictures([0, 1]), None], "label": [0, 1, 2]}
+    with pytest.raises(
+        ValueError, match="1 of 3 rows of data have no image in the column 'image', the first is row 2"
+    ):
+        prepared(datasets.Dataset.from_dict(rows, features=picture_rows(1).features), vit)
+    with pytest.raises(ValueError, match=r"the column 'path' of data holds texts, not images: name another"):
+        prepared(picture_rows(3).add_column("path", ["a.png"] * 3), vit, image="path")

@@ -13,7 +13,7 @@ from transformers import Wav2Vec2FeatureExtractor
 from hydra_transformers.serving.page import ONLY_WHAT_WAS_SENT, _respond, launch_page
 from hydra_transformers.serving.page_inputs import Limits, read_examples
 from hydra_transformers.serving.predictor import HydraPredictor
-from tests.data.test_sounds import RATE, tone, wav
+from tests.data.test_audio import RATE, tone, wav
 from tests.families import WAV2VEC2
 from tests.serving.tiny import asked
 from tests.tiny_data import pictures

@@ -1,4 +1,4 @@
-"""Sounds in data sets and files become what an audio model reads, in Python and on the command line."""
+"""Audio in data sets and files becomes what a model reads, in Python and on the command line."""
 
 import base64
 import io
@@ -23,8 +23,8 @@ from experiments.heads.noise import with_noise
 from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.baselines import MIMO, DeepEnsemble
 from hydra_transformers.cli import main
+from hydra_transformers.data.audio import waveform
 from hydra_transformers.data.batches import collate
-from hydra_transformers.data.sounds import waveform
 from hydra_transformers.fusion import example_inputs
 from hydra_transformers.hub import create_model_card, publishing
 from hydra_transformers.hub.handler import Answerer, RequestError, read_sound
@@ -77,42 +77,49 @@ def save_ast(folder) -> None:
 # Waveforms
 
 
-def test_a_sound_is_the_same_in_every_form_it_comes_in(tmp_path):
+def test_audio_is_the_same_in_every_form_it_comes_in(tmp_path):
     expected = np.round(tone(0.3) * 2**15 - 0.5) / 2**15
     (tmp_path / "tone.wav").write_bytes(wav(tone(0.3)))
     forms = [
         tone(0.3),
         {"array": tone(0.3).tolist(), "sampling_rate": RATE},
         np.stack([tone(0.3), tone(0.3)]),
+        torch.tensor(tone(0.3)),
         wav(tone(0.3)),
         wav(tone(0.3), channels=2),
-        {"bytes": wav(tone(0.3)), "path": "elsewhere.wav"},
+        {"bytes": wav(tone(0.3)), "path": "other.wav"},
         {"bytes": None, "path": str(tmp_path / "tone.wav")},
         tmp_path / "tone.wav",
     ]
     for form in forms:
-        found = waveform(form, RATE)
-        assert found.dtype == np.float32 and found.shape == (1_600,)
-        assert np.abs(found - expected).max() < 1e-4
+        samples = waveform(form, RATE)
+        assert samples.dtype == np.float32 and samples.shape == (1_600,)
+        assert np.abs(samples - expected).max() < 1e-4
+
+
+CUT_OFF = {rate: wav(tone(0.3), rate=rate)[:-200] for rate in (RATE, 8_000)}
 
 
 @pytest.mark.parametrize(
-    ("sound", "sentence"),
+    ("audio", "words"),
     [
         (
             {"array": [0.0], "sampling_rate": 44_100},
             "has 44100 samples per second, the model reads 16000: resample it",
         ),
-        (object(), "a sound is a object: pass numbers"),
+        (object(), "float"),
         (np.zeros((2, 3, 4)), r"has the shape \(2, 3, 4\)"),
         ([], r"has the shape \(0,\)"),
         (np.array([1200, -30000], dtype=np.int16), r"holds whole numbers \(int16\): divide them"),
-        (np.zeros((1600, 2), dtype=np.float32), r"the shape \(1600, 2\), of more channels than samples"),
+        (np.zeros((1600, 2), dtype=np.float32), r"the shape \(1600, 2\): pass \(samples,\), or \(channels, samples\)"),
+        (CUT_OFF[RATE], "the WAV file is cut off"),
+        (CUT_OFF[8_000], "the WAV file is cut off"),  # which ffmpeg would read as far as it goes
+        ({"bytes": CUT_OFF[RATE], "path": None}, "the WAV file is cut off"),
     ],
 )
-def test_what_is_no_sound_is_refused(sound, sentence):
-    with pytest.raises((TypeError, ValueError), match=sentence):
-        waveform(sound, RATE)
+def test_what_is_not_audio_raises(audio, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        waveform(audio, RATE)
 
 
 # Data
@@ -120,31 +127,46 @@ def test_what_is_no_sound_is_refused(sound, sentence):
 
 def test_rows_of_files_are_prepared_without_torchcodec():
     data = load_data(tone_rows(), extractor())
-    expected = extractor()(waveform(wav(tone(1.0, 1)), RATE), sampling_rate=RATE, return_tensors="pt")["input_values"][
-        0
-    ]
+    samples = waveform(wav(tone(1.0, 1)), RATE)
+    expected = extractor()(samples, sampling_rate=RATE, return_tensors="pt")["input_values"][0]
     assert torch.equal(data[1]["input_values"], expected) and data[1]["labels"] == 1
     batch = collate([data[0], data[1]])
     assert batch["input_values"].shape == (2, 10, 7) and batch["labels"].tolist() == [0, 1]
 
 
-def test_wrong_columns_are_refused(tmp_path):
-    rows = [{"sound": {"array": tone(1.0), "sampling_rate": RATE}, "other": tone(0.1), "label": 0}]
+def test_a_wav_file_that_is_cut_off_is_a_bad_row_of_data_and_tables():
+    with pytest.raises(ValueError, match=r"row 0 of the data cannot be read as audio \(the WAV file is cut off"):
+        load_data([{"audio": {"bytes": CUT_OFF[RATE], "path": None}, "label": 0}], extractor())[0]
+    predictor = HydraPredictor(AST.fused().float(), extractor(), name="audio", strict=False)
+    answers = predictor({"audio": [wav(tone(0.3)), CUT_OFF[RATE]]})
+    assert answers["label"][0] is not None and answers["label"][1] is None
+    assert "the WAV file is cut off" in answers["error"][1]
+
+
+def test_wrong_columns_raise():
+    rows = [{"recording": {"array": tone(1.0), "sampling_rate": RATE}, "other": tone(0.1), "label": 0}]
     assert load_data(rows, extractor())[0]["input_values"].shape == (10, 7)
     assert load_data(rows, extractor(), audio="other")[0]["input_values"].shape == (10, 7)
-    with pytest.raises(ValueError, match="'words' does not go with a model of sounds: name it as audio="):
-        load_data(rows, extractor(), text="words")
-    with pytest.raises(ValueError, match="data has no audio column among label"):
-        load_data([{"label": 0}], extractor())
-    with pytest.raises(ValueError, match="row 0 of the data cannot be read as a sound"):
-        load_data([{"sound": "words", "label": 0}], extractor(), audio="sound")[0]
-    with pytest.raises(ValueError, match="'sound' does not go with a model of texts"):
-        load_data(rows, BertTokenizer(vocab={"[UNK]": 0}), audio="sound")
+    calls = (
+        (
+            lambda: load_data(rows, extractor(), text="words"),
+            "'words' does not go with a model of audio: name it as audio=",
+        ),
+        (lambda: load_data([{"label": 0}], extractor()), "data has no audio column among label"),
+        (lambda: load_data([{"audio": "x", "label": 0}], extractor(), audio="audio")[0], "row 0 .* read as audio"),
+        (
+            lambda: load_data(rows, BertTokenizer(vocab={"[UNK]": 0}), audio="other"),
+            "'other' does not go with .* texts",
+        ),
+    )
+    for call, words in calls:
+        with pytest.raises(ValueError, match=words):
+            call()
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:12 samples are fewer")
-def test_what_works_on_images_and_texts_works_on_sounds():
+def test_what_works_on_images_and_texts_works_on_audio():
     members = [AST.backbone(seed, num_labels=2).float() for seed in range(2)]
     data = load_data(tone_rows(), extractor())
     hydra = AutoHydra.from_pruned_members(members, shared=())
@@ -193,13 +215,13 @@ def test_it_is_published_with_a_handler_that_reads_wav_files(tmp_path):
     ],
     ids=["number", "path", "broken", "rate", "empty", "long"],
 )
-def test_a_request_without_a_sound_that_can_be_read_is_refused(sound, sentence):
+def test_a_request_without_audio_that_can_be_read_raises(sound, sentence):
     with pytest.raises(RequestError, match=re.escape(sentence)):
         read_sound(sound, "inputs[0]", RATE)
 
 
-def test_raw_sounds_without_masks_are_answered_one_by_one():
-    """Zeros behind a shorter sound would change its answer."""
+def test_raw_audio_without_masks_are_answered_one_by_one():
+    """Zeros behind shorter audio would change its prediction."""
     sounds = [np.zeros(40, dtype=np.float32)] * 3
     for masks, together in ((False, 1), (True, 3)):
         answerer = Answerer(None, Wav2Vec2FeatureExtractor(return_attention_mask=masks), "audio")
@@ -209,17 +231,17 @@ def test_raw_sounds_without_masks_are_answered_one_by_one():
 
 @pytest.mark.slow
 @for_families([WAV2VEC2, HUBERT])
-def test_sounds_share_a_pass_only_where_no_norm_goes_over_the_zeros_behind_shorter_ones(family):
+def test_audio_shares_a_pass_only_where_no_norm_goes_over_the_zeros_behind_shorter_ones(family):
     """The first of these models has one, as Wav2Vec2-base; the second has none."""
     hydra, masks = family.fused().float(), Wav2Vec2FeatureExtractor(return_attention_mask=True)
-    predictor = HydraPredictor(DeepEnsemble([hydra]), masks, name="sounds")
+    predictor = HydraPredictor(DeepEnsemble([hydra]), masks, name="audio")
     sounds = [tone(1.0, samples=samples) for samples in (200, 2_000)]
     assert predictor.together(sounds) == (1 if family is WAV2VEC2 else 2)
     for answer, sound in zip(predictor.answer(sounds, {}), sounds, strict=True):
         assert answer["score"] == pytest.approx(predictor.answer([sound], {})[0]["score"], abs=1e-6)
 
 
-def test_a_sound_too_short_for_a_frame_is_refused_with_a_sentence():
+def test_audio_too_short_for_a_frame_raises():
     answerer = Answerer(WAV2VEC2.fused(), Wav2Vec2FeatureExtractor(), "audio")
     shortest, shorter = ({"inputs": base64.b64encode(wav(np.zeros(count))).decode()} for count in (10, 9))
     answerer.answer(*answerer.read(shortest))
@@ -238,7 +260,7 @@ def test_prune_fuse_info_and_predict(tmp_path, capsys):
     (tmp_path / "broken.wav").write_bytes(b"no sound")
     prune = ["prune", str(tmp_path / "ast"), "--data", str(tmp_path / "tones"), "--output", str(tmp_path / "members")]
     assert main([*prune, "--objectives", "acc", "--budget", "2", "--members", "2"]) == 0
-    assert "sounds: column 'audio'" in capsys.readouterr().out
+    assert "audio: column 'audio'" in capsys.readouterr().out
     assert main(["fuse", str(tmp_path / "members"), "--output", str(tmp_path / "hydra")]) == 0
     assert main(["info", str(tmp_path / "hydra")]) == 0
     capsys.readouterr()
@@ -250,10 +272,10 @@ def test_prune_fuse_info_and_predict(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_server_answers_each_sound_as_if_it_were_alone():
-    """By a model without masks, whose answer would depend on longer sounds beside it."""
+def test_the_server_answers_each_audio_as_if_it_were_alone():
+    """By a model without masks, whose prediction would depend on longer audio beside it."""
     hydra, contents = WAV2VEC2.fused().float(), [wav(tone(1.0, samples=samples)) for samples in (200, 333)]
-    predictor = HydraPredictor(hydra, Wav2Vec2FeatureExtractor(return_attention_mask=False), name="sounds")
+    predictor = HydraPredictor(hydra, Wav2Vec2FeatureExtractor(return_attention_mask=False), name="audio")
     with TestClient(create_app(predictor)) as client:
         sounds = [base64.b64encode(each).decode() for each in contents]
         found = client.post("/predict", json={"inputs": sounds}).json()
@@ -265,7 +287,7 @@ def test_the_server_answers_each_sound_as_if_it_were_alone():
 
 
 @pytest.mark.slow
-def test_whisper_reads_sounds_of_all_lengths_together_wherever_sounds_are_taken():
+def test_whisper_reads_audio_of_all_lengths_together_wherever_audio_is_taken():
     """In data, by `predict`, by a predictor of tables and by the server, as its feature extractor and it say by hand."""
     whisper = WhisperFeatureExtractor(feature_size=7, chunk_length=1, hop_length=1_600)
     hydra, contents = WHISPER.fused().float(), [wav(tone(1.0, samples=samples)) for samples in (2_000, 17_000)]
@@ -279,7 +301,7 @@ def test_whisper_reads_sounds_of_all_lengths_together_wherever_sounds_are_taken(
     assert noisy["input_features"].sub(batch["input_features"]).std() > 0.3
     with torch.no_grad():
         assert hydra(batch["input_features"]).logits.softmax(-1).amax(-1).tolist() == pytest.approx(scores, abs=1e-5)
-    predictor = HydraPredictor(hydra, whisper, name="sounds")
+    predictor = HydraPredictor(hydra, whisper, name="audio")
     assert Answerer(None, whisper, "audio").together(waves) == 2
     table = predictor({"audio": np.array([*contents, None], dtype=object)[:2]})
     with TestClient(create_app(predictor)) as client:

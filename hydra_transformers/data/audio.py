@@ -1,0 +1,93 @@
+"""Reads audio of data sets and files as waveforms, and as the inputs of a model."""
+
+import io
+import os
+import wave
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from transformers import SequenceFeatureExtractor
+from transformers.pipelines.audio_utils import ffmpeg_read
+
+
+def prepared_audio(audio: Any, extractor: SequenceFeatureExtractor) -> dict[str, Tensor]:
+    """Audio as the model's input: for AST `{"input_values": (frames, mel bins)}`, for models of raw audio `{"input_values":
+    (samples,)}`, and where the extractor makes one an `attention_mask` (samples,)."""
+    rate = extractor.sampling_rate
+    prepared = extractor(waveform(audio, rate), sampling_rate=rate, return_tensors="pt")
+    return {name: tensor[0] for name, tensor in prepared.items()}
+
+
+def waveform(audio: Any, sampling_rate: int) -> np.ndarray:
+    """Audio as float32 numbers (samples,) at this rate, the mean of its channels.
+
+    audio: numbers at this rate; `{"array": ..., "sampling_rate": ...}`; a file's path or content, or `{"path": ...,
+        "bytes": ...}`; or an `AudioDecoder` of torchcodec. All files but 16-bit WAV files at this rate need ffmpeg
+    """
+    if hasattr(audio, "get_all_samples"):
+        samples = audio.get_all_samples()
+        audio = {"array": samples.data, "sampling_rate": samples.sample_rate}
+    if isinstance(audio, Mapping) and audio.get("array") is not None:
+        if audio.get("sampling_rate") != sampling_rate:
+            raise ValueError(
+                f"audio has {audio.get('sampling_rate')} samples per second, the model reads {sampling_rate}: resample it, "
+                f"of a data set with cast_column(name, datasets.Audio(sampling_rate={sampling_rate}))"
+            )
+        audio = audio["array"]
+    elif isinstance(audio, Mapping):
+        audio = audio.get("bytes") or audio.get("path")
+    if isinstance(audio, (str, os.PathLike)):
+        audio = Path(audio).read_bytes()
+    if isinstance(audio, bytes):
+        _check_is_whole(audio)
+        plain = _plain_wav(audio, sampling_rate)
+        return ffmpeg_read(audio, sampling_rate) if plain is None else plain
+    array = np.asarray(audio)
+    samples = array.astype(np.float32)
+    if hasattr(audio, "dtype") and array.dtype.kind != "f" and np.abs(samples).max(initial=0) > 1:
+        raise ValueError(f"audio holds whole numbers ({array.dtype}): divide them by the largest, 32768 of 16 bits")
+    if samples.ndim == 2 and samples.shape[0] <= samples.shape[1]:  # (channels, samples)
+        samples = samples.mean(axis=0)
+    if samples.ndim != 1 or not len(samples):
+        raise ValueError(f"audio has the shape {samples.shape}: pass (samples,), or (channels, samples)")
+    return samples
+
+
+def _check_is_whole(content: bytes) -> None:
+    """Raises for a WAV file that is cut off, of which decoders would return the part that is there."""
+    place = 12
+    while content[:4] == b"RIFF" and place + 8 <= len(content):
+        name, size = content[place : place + 4], int.from_bytes(content[place + 4 : place + 8], "little")
+        place += 8 + size + size % 2
+        if name == b"data" and place - size % 2 > len(content):
+            raise ValueError("the WAV file is cut off, its header says that it has more samples: save it again")
+
+
+def _plain_wav(content: bytes, sampling_rate: int) -> np.ndarray | None:
+    """The samples of a 16-bit WAV file at this rate; None for anything else."""
+    try:
+        with wave.open(io.BytesIO(content)) as file:
+            if (file.getsampwidth(), file.getframerate()) != (2, sampling_rate):
+                return None
+            samples = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2")
+            channels = file.getnchannels()
+    except (wave.Error, EOFError):
+        return None
+    return samples.reshape(-1, channels).mean(axis=1, dtype=np.float32) / 2**15 if len(samples) else None
+
+
+def undecoded(rows: Any) -> Any:
+    """A `datasets` Dataset with audio as files, which needs no torchcodec; other rows as they are."""
+    for name, feature in (getattr(rows, "features", None) or {}).items():
+        if type(feature).__name__ == "Audio" and feature.decode:
+            rows = rows.cast_column(name, type(feature)(decode=False))
+    return rows
+
+
+def is_audio(value: Any) -> bool:
+    """Whether an entry of a row is audio as `datasets` holds it."""
+    is_dict = isinstance(value, Mapping) and ("array" in value or {"bytes", "path"} <= value.keys())
+    return is_dict or hasattr(value, "get_all_samples")

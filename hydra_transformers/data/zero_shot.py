@@ -1,0 +1,130 @@
+"""Two towers with class prompts, as an image classifier."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32, log_mean_probability
+from ..models.pipeline_hydra import evaluation_mode
+
+
+def check_class_prompts(class_prompts: Mapping[str, Tensor] | None, model: nn.Module) -> None:
+    """Raises for class prompts that are missing or not tokenized; warns if SigLIP's are not padded as in its training."""
+    input_ids = None if class_prompts is None else class_prompts.get("input_ids")
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
+        raise ValueError(
+            f"{type(model).__name__} classifies by prompts, and class_prompts has no input_ids of shape (classes, tokens): pass the "
+            'tokenizer\'s output with padding=True and return_tensors="pt", one row per class'
+        )
+    most = getattr(getattr(getattr(model, "config", None), "text_config", None), "max_position_embeddings", None)
+    # SigLIP, which has a bias, reads the last token even if it is padding.
+    if hasattr(model, "logit_bias") and most is not None and input_ids.shape[1] < most:
+        warnings.warn(
+            f"class_prompts have {input_ids.shape[1]} tokens, and {type(model).__name__} reads the last of {most}: tokenize "
+            f'with padding="max_length", max_length={most}, as it was trained',
+            stacklevel=3,
+        )
+
+
+class ZeroShotClassifier(nn.Module):
+    """A model of two towers as an image classifier over fixed class prompts; its batches hold `pixel_values`.
+
+    Args:
+        clip_model: a Hydra of two towers, or a `CLIPModel` or other two-tower model of Transformers.
+        class_prompts: the tokenizer's output for one prompt per class, for example
+            `tokenizer([f"A photo of a {label}." for label in labels], padding=True, return_tensors="pt")`; for SigLIP with
+            `padding="max_length"`, since it reads the last token even if it is padding.
+        class_names: the names of the classes in predictions for raw images, one per prompt.
+
+    Probabilities are a softmax over the classes. SigLIP itself says yes or no to each prompt, by a sigmoid; the softmax of its
+    logits is the probability of each class given that exactly one is right.
+
+    The prompts' features are computed once; call `refresh()` after changing the model's weights.
+    """
+
+    prompts_per_pass = 256  # bounds the memory of the text tower for thousands of classes
+
+    def __init__(
+        self, clip_model: nn.Module, class_prompts: Mapping[str, Tensor], class_names: Sequence[str] | None = None
+    ):
+        super().__init__()
+        check_class_prompts(class_prompts, clip_model)
+        if class_names is not None and len(class_names) != len(class_prompts["input_ids"]):
+            raise ValueError(
+                f"class_names has {len(class_names)} names, class_prompts {len(class_prompts['input_ids'])} prompts: pass one "
+                "name per prompt"
+            )
+        self.class_names = None if class_names is None else list(class_names)
+        prompts = {name: value for name, value in class_prompts.items() if isinstance(value, Tensor)}
+        self.model = clip_model
+        self.class_prompts = prompts
+        self.similarity = PromptSimilarity()
+        self.register_buffer("text_features", torch.empty(0), persistent=False)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Compute the class prompts' features (classes, members, dim) from the model's current weights."""
+        device = next(self.model.parameters()).device
+        rows = len(self.class_prompts["input_ids"])
+        features = []
+        with evaluation_mode(self.model):
+            for start in range(0, rows, self.prompts_per_pass):
+                part = slice(start, start + self.prompts_per_pass)
+                prompts = {name: value[part].to(device) for name, value in self.class_prompts.items()}
+                features.append(_unit_features(self.model.get_text_features(**prompts)))
+        self.text_features = torch.cat(features)
+
+    def forward(self, pixel_values: Tensor) -> HydraClassifierOutput:
+        shortcut = first_token_kwargs(self.model)
+        image_features = _unit_features(self.model.get_image_features(pixel_values=pixel_values, **shortcut))
+        text_features = at_least_float32(self.text_features)  # a buffer: `.to(torch.bfloat16)` casts it
+        scale = at_least_float32(self.model.logit_scale).exp()
+        bias = at_least_float32(self.model.logit_bias) if hasattr(self.model, "logit_bias") else None
+        member_logits = self.similarity(image_features, text_features, scale, bias)
+        return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
+
+
+def first_token_kwargs(model: nn.Module) -> dict[str, bool]:
+    """Arguments of `get_image_features`: a Hydra that pools one token computes only that one in its last layer."""
+    return {"first_token_only": True} if getattr(model, "reads_first_token", False) else {}
+
+
+def logits_of_cosines(model: nn.Module, cosines: Tensor) -> Tensor:
+    """The logits (..., classes) of a plain model of two towers, or of a one-member Hydra."""
+    logits = cosines * model.logit_scale.exp()
+    return logits + model.logit_bias if hasattr(model, "logit_bias") else logits
+
+
+def zero_shot_in(model: nn.Module) -> ZeroShotClassifier | None:
+    """The `ZeroShotClassifier` that the model is or contains."""
+    return next((each for each in model.modules() if isinstance(each, ZeroShotClassifier)), None)
+
+
+class PromptSimilarity(nn.Module):
+    """The classifier of two towers: a linear map whose weights are the prompts' features."""
+
+    def forward(
+        self, image_features: Tensor, text_features: Tensor, scale: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """(images, members, dim), (classes, members, dim), twice (members,) or () -> (images, members, classes)"""
+        image_members, text_members = image_features.shape[1], text_features.shape[1]
+        if image_members != text_members and 1 not in (image_members, text_members):
+            raise ValueError(
+                f"the vision tower has {image_members} members, the text tower {text_members}: "
+                "they must agree, or one of them must have a single member"
+            )
+        # One member per batch entry of the product: (members, images, dim) @ (members, dim, classes).
+        similarity = image_features.transpose(0, 1) @ text_features.permute(1, 2, 0)
+        logits = scale.reshape(-1, 1, 1) * similarity
+        return (logits if bias is None else logits + bias.reshape(-1, 1, 1)).transpose(0, 1)
+
+
+def _unit_features(output: Any) -> Tensor:
+    """A tower's projected features as unit vectors, at least in float32, (rows, members, dim)."""
+    features = output if isinstance(output, Tensor) else output.get("member_pooler_output", output.pooler_output)
+    features = features.unsqueeze(1) if features.dim() == 2 else features
+    return nn.functional.normalize(at_least_float32(features), dim=-1)

@@ -1,0 +1,259 @@
+"""Labels become the model's: by exact name or by number; one for a row, several, a number, or one for each word."""
+
+import json
+
+import datasets
+import pytest
+import torch
+from transformers import AutoTokenizer, BertConfig
+
+from hydra_transformers import load_data
+from hydra_transformers.data.batches import batches
+from hydra_transformers.data.loading import classes_in
+from hydra_transformers.data.rows import DataSource
+from tests import tiny_tags
+from tests.tiny_data import names_of, save_bert
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return AutoTokenizer.from_pretrained(save_bert(tmp_path_factory.mktemp("bert")))
+
+
+def labels_of(labels, tokenizer, classes, names=None, problem_type=None, **source):
+    """What becomes of `labels` for a model with `classes`. names: of the data's classes, whose indices the labels are"""
+    rows = datasets.Dataset.from_dict({"text": ["a film"] * len(labels), "label": labels})
+    if names is not None:
+        rows = rows.cast_column("label", datasets.ClassLabel(names=names))
+    config = BertConfig(problem_type=problem_type, **names_of(classes))
+    data = load_data(rows, config, processor=tokenizer, labelled=True, **source)
+    assert [row["labels"] for row in data] == data.labels
+    return data.labels
+
+
+# One class
+
+
+def test_classes_are_matched_by_exact_name_whatever_their_order(tokenizer):
+    assert labels_of([0, 1, 2, 2], tokenizer, ["a", "b", "c"], ["c", "a", "b"]) == [2, 0, 1, 1]
+    assert labels_of(["c", "a"], tokenizer, ["a", "b", "c"]) == [2, 0]
+    # Other spellings and synonyms are other names.
+    assert labels_of([0, 1], tokenizer, ["maillot", "Maillot", "maillot, tank suit"], ["Maillot", "maillot"]) == [1, 0]
+    for name in ("Red", "red ", "red, rouge", "LABEL_0"):
+        with pytest.raises(ValueError, match=f"data has the class '{name}', which the model does not know"):
+            labels_of([name, "green"], tokenizer, ["red", "green"])
+
+
+def test_a_class_that_no_row_has_does_no_harm(tokenizer):
+    assert labels_of([0, 1], tokenizer, ["red", "green", "pink"], ["red", "green", "blue"]) == [0, 1]
+    assert labels_of([1, 1], tokenizer, ["crane", "crane", "cat"], ["crane", "cat"]) == [2, 2]
+    with pytest.raises(ValueError, match="the class 'crane', and the model several of this name"):
+        labels_of([0, 1], tokenizer, ["crane", "crane", "cat"], ["crane", "cat"])
+
+
+def test_classes_are_taken_in_order_where_the_model_has_no_names_or_on_demand(tokenizer):
+    generic, others = ["LABEL_0", "LABEL_1"], ["yes", "no"]
+    assert labels_of([0, 1], tokenizer, generic, ["b", "a"]) == [0, 1]
+    assert labels_of([0, 1], tokenizer, others, ["b", "a"], labels_in_order=True) == [0, 1]
+    assert labels_of(["b", "a"], tokenizer, others, labels_in_order=True) == [1, 0]
+    assert labels_of([1.0, 0.0], tokenizer, others) == [1, 0]  # as csv files have them
+    with pytest.raises(ValueError, match="has 3 classes, the model 2"):
+        labels_of([0, 1], tokenizer, generic, ["b", "a", "c"])
+    with pytest.raises(ValueError, match=r"has the class 'a', which the model does not know .*set id2label"):
+        labels_of(["b", "a"], tokenizer, generic)
+
+
+class Reviews(torch.utils.data.Dataset):
+    """Rows that can only be read one by one."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return {"text": "a film", "label": ("good", "bad")[index]}
+
+
+@pytest.mark.parametrize("form", ["csv", "list", "torch", "datasets"])
+def test_names_become_indices_in_every_form_of_data(form, tokenizer, tmp_path):
+    config, rows = BertConfig(**names_of(["bad", "good"])), [Reviews()[0], Reviews()[1]]
+    forms = {"list": rows, "torch": Reviews(), "datasets": datasets.Dataset.from_list(rows)}
+    forms["datasets"].to_csv(tmp_path / "rows.csv")
+    data = load_data(forms.get(form, tmp_path / "rows.csv"), config, processor=tokenizer, label="label")
+    assert [row["labels"] for row in data] == [1, 0]
+    with pytest.raises(ValueError, match="the class 'ugly', which the model does not know"):
+        list(load_data([*rows, {"text": "a", "label": "ugly"}], config, processor=tokenizer))
+
+
+# Regression
+
+
+def test_every_number_is_a_label_of_regression(tokenizer):
+    """Also -1, of hidden labels, and -100, which losses of classes leave out."""
+    numbers = [-100.0, 2.5, -1.0, 0.0]
+    rows = [{"text": "a film", "label": number} for number in numbers]
+    config = BertConfig(problem_type="regression", num_labels=1)
+    [batch] = batches(load_data(rows, config, processor=tokenizer))
+    assert batch["labels"].tolist() == numbers
+    with pytest.raises(
+        ValueError, match=r"row 1 of data has nan in the column 'label', .* regression: give every row a number"
+    ):
+        load_data([rows[0], {"text": "a", "label": float("nan")}], config, processor=tokenizer)
+
+
+# Several labels
+
+
+FEELINGS = ["anger", "joy", "surprise"]
+EXPECTED = [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+MULTI = "multi_label_classification"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [["joy", "surprise"], [], ["anger"]],
+        [[1, 2], [], [0]],
+        [[0, 1, 1], [0, 0, 0], [1, 0, 0]],
+        [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]],
+    ],
+)
+def test_lists_of_names_or_numbers_and_vectors_mean_the_same(labels, tokenizer, tmp_path):
+    assert labels_of(labels, tokenizer, FEELINGS, problem_type=MULTI) == EXPECTED
+    config, plain = (
+        BertConfig(problem_type=MULTI, **names_of(FEELINGS)),
+        [{"text": "a", "label": each} for each in labels],
+    )
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in plain))
+    for rows in (plain, tmp_path / "rows.jsonl"):
+        assert load_data(rows, config, processor=tokenizer).labels == EXPECTED
+
+
+@pytest.mark.parametrize("cells", [["joy|surprise", "", "anger"], ["1| 2", "", "0"]])
+def test_cells_list_their_labels_where_a_separator_is_named(cells, tokenizer, tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("text,label\n" + "".join(f"a film,{cell}\n" for cell in cells))
+    config = BertConfig(problem_type=MULTI, **names_of(FEELINGS))
+    assert load_data(file, config, processor=tokenizer, label_separator="|").labels == EXPECTED
+    with pytest.raises(ValueError, match=r'multi-label classification: pass lists, or name .* label_separator="\|"'):
+        load_data(file, config, processor=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("cells", "separator", "expected"),
+    [
+        (["joy|surprise", "", "anger"], "|", (FEELINGS, MULTI)),
+        (['"tench, Tinca tinca"', "[perch]", "a|b"], None, (["[perch]", "a|b", "tench, Tinca tinca"], None)),
+    ],
+)
+def test_a_new_model_is_made_for_the_labels_of_the_data(cells, separator, expected, tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("text,label\n" + "".join(f"a film,{cell}\n" for cell in cells))
+    assert classes_in(DataSource(str(file), label_separator=separator)) == expected
+
+
+def test_a_sequence_of_class_labels_is_found_and_matched_by_name(tokenizer):
+    feature = datasets.Sequence(datasets.ClassLabel(names=["surprise", "joy", "anger"]))
+    features = datasets.Features({"text": datasets.Value("string"), "feelings": feature})
+    rows = datasets.Dataset.from_dict({"text": ["a"] * 3, "feelings": [[1, 0], [], [2]]}, features=features)
+    in_order, generic = [[1.0, 1.0, 0.0], [0.0] * 3, [0.0, 0.0, 1.0]], [f"LABEL_{index}" for index in range(3)]
+    for classes, is_in_order, expected in (
+        (FEELINGS, False, EXPECTED),
+        (FEELINGS, True, in_order),
+        (generic, False, in_order),
+    ):
+        config = BertConfig(problem_type=MULTI, **names_of(classes))
+        assert load_data(rows, config, processor=tokenizer, labels_in_order=is_in_order).labels == expected
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([[1], [3]], "data has the label 3, the classes are 0 to 2"),
+        ([[1], [-1]], "data has the label -1, the classes are 0 to 2"),
+        ([1, 2], r"row 0 of the column 'label' of data is 1: give each row a list"),
+        ([["joy"], ["fear"]], "data has the class 'fear', which the model does not know"),
+        ([[0.5, 1.0, 0.0], [0.0, 0.0, 0.0]], "the column 'label' of data holds 0.5, which is not a class"),
+        ([[float("nan"), 1.0, 0.0], [0.0, 0.0, 0.0]], "data has the label -1"),
+    ],
+)
+def test_several_labels_that_do_not_fit_raise(labels, words, tokenizer):
+    with pytest.raises(ValueError, match=words):
+        labels_of(labels, tokenizer, FEELINGS, problem_type=MULTI)
+
+
+# Words and tags
+
+
+WORDS, TAGS = ["annabelle", "smith", "paris"], ["B-PER", "I-PER", "B-LOC"]
+NUMBERS, NONE = [1, 2, 3], -100  # of these tags in the model, and of no tag
+
+
+def load_words(rows, **settings):
+    return load_data(rows, tiny_tags.backbone(), processor=tiny_tags.tokenizer(), **settings)
+
+
+def word_features(**names):
+    lists = {name: datasets.Sequence(datasets.ClassLabel(names=tags)) for name, tags in names.items()}
+    return datasets.Features({"tokens": datasets.Sequence(datasets.Value("string")), **lists})
+
+
+def test_the_first_token_of_a_word_carries_its_tag_and_padding_none():
+    data = load_words([{"tokens": WORDS, "ner_tags": TAGS}, {"tokens": ["paris"], "ner_tags": ["B-LOC"]}])
+    # [CLS] anna ##bel ##le smith paris [SEP]
+    assert data[0]["input_ids"] == [2, 5, 6, 7, 8, 11, 3]
+    assert data[0]["labels"] == [NONE, 1, NONE, NONE, 2, 3, NONE]
+    [batch] = batches(data)
+    assert batch["labels"][1].tolist() == [NONE, 3, *[NONE] * 5]
+    assert batch["attention_mask"][1].tolist() == [1, 1, 1, 0, 0, 0, 0]
+    assert torch.isfinite(tiny_tags.fused()(**batch).loss)
+
+
+def test_tags_are_names_numbers_or_classes_in_any_order(tmp_path):
+    features = word_features(tags=["B-LOC", "I-LOC", "O", "B-PER", "I-PER"])
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"tokens": WORDS, "ner_tags": TAGS}) + "\n")
+    forms = [
+        [{"tokens": WORDS, "ner_tags": NUMBERS}],
+        datasets.Dataset.from_dict({"tokens": [WORDS], "tags": [TAGS]}, features=features),
+        str(tmp_path / "rows.jsonl"),
+        datasets.Dataset.from_list([{"id": 7, "tokens": WORDS, "ner_tags": NUMBERS}]),
+    ]
+    for rows in forms:
+        assert load_words(rows).labels == [NUMBERS]
+    assert load_words([{"tokens": WORDS, "ner_tags": [1, NONE, 3]}]).labels == [[1, NONE, 3]]
+    assert "labels" not in load_words([{"tokens": WORDS, "ner_tags": TAGS}], labelled=False)[0]
+    assert load_words([{"tokens": WORDS}])[0]["word_starts"] == [0, 1, 0, 0, 1, 1, 0]
+    named = [{"a": WORDS, "b": WORDS, "pos": [0, 0, 0], "ner": NUMBERS}]
+    assert load_words(named, text="a", label="ner").labels == [NUMBERS]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"tokens": WORDS, "ner_tags": [*TAGS, "O"]}], "row 0 of data has 3 words and 4 tags: give every word one"),
+        ([{"tokens": WORDS, "ner_tags": [1, 2, 5]}], "data has the label 5, the classes are 0 to 4"),
+        ([{"tokens": WORDS, "ner_tags": [1, 2, -1]}], "data has the label -1"),
+        ([{"tokens": WORDS, "ner_tags": ["B-PER", "I-PER", "B-ORG"]}], "'B-ORG', which the model does not know"),
+        ([{"tokens": WORDS, "label": 1}], "no column of tags among tokens, label"),
+        ([{"text": "annabelle", "ner_tags": TAGS}], "no column of words among text, ner_tags"),
+        ([{"first": WORDS, "second": WORDS}], "more than one column of words"),
+    ],
+)
+def test_tags_that_do_not_fit_raise(rows, words):
+    with pytest.raises(ValueError, match=words):
+        load_words(rows, labelled=True)
+
+
+def test_parts_are_the_splits_that_have_tags():
+    """Also where a set has several columns of tags, as CoNLL 2003, and never the last class for a hidden tag."""
+    features = word_features(pos_tags=["NN", "VB"], ner_tags=tiny_tags.TAGS)
+
+    def rows(count, tags=TAGS):
+        columns = {"tokens": [WORDS] * count, "pos_tags": [[0, 0, 0]] * count, "ner_tags": [tags] * count}
+        return datasets.Dataset.from_dict(columns, features=features)
+
+    splits = datasets.DatasetDict({"train": rows(40), "validation": rows(5), "test": rows(7)})
+    assert [len(load_words(splits, part=part)) for part in ("training", "validation", "test")] == [40, 5, 7]
+    splits["test"] = rows(7, [-1, -1, -1])  # without tags it tests nothing
+    assert [len(load_words(splits, part=part)) for part in ("training", "test")] == [36, 4]
+    with pytest.raises(ValueError, match="data has the label -1, the classes are 0 to 4"):
+        load_words(splits, split="test")
