@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
-from ._io.files import remove_leftovers, written_whole
+from ._io.files import written_whole
 from .data.batches import AUDIO_INPUTS
 from .data.prediction import accepted_inputs, evaluation_mode
 from .fusion import example_inputs
@@ -85,7 +85,6 @@ def _check(model: PreTrainedModel, path: Path, formats: list[str]) -> None:
     missing = [package for package in ONNX_PACKAGES if "onnx" in formats and find_spec(package) is None]
     if missing:
         raise ImportError(f"to={formats} needs {missing[0]}: pip install {' '.join(ONNX_PACKAGES)}")
-    remove_leftovers(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(f"{path} exists already: pass another path, or remove it")
 

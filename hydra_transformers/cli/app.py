@@ -14,7 +14,6 @@ LIMITS = "Access and limits"
 
 def app(
     model: flags.ModelArgument,
-    single: option(str | None, "another model, whose answers stand beside, for example one backbone", "MODEL") = None,
     examples: option(
         Path | None,
         "to click on: a folder of images or WAV files, each subfolder a group, or for texts a file with one per line, or a folder of these",
@@ -26,7 +25,7 @@ def app(
     processor: flags.Processor = None,
     host: option(str, "0.0.0.0 lets other machines in; 127.0.0.1 this one only", panel=LIMITS) = "127.0.0.1",
     port: option(int | None, "default: the first free one from 7860 on", "N", LIMITS, min=1, max=2**16 - 1) = None,
-    max_megabytes: option(float, "per file of an image or a sound", "N", LIMITS, parser=megabytes) = 10.0,
+    max_megabytes: option(float, "per file of an image or audio", "N", LIMITS, parser=megabytes) = 10.0,
     max_characters: option(int, "per text", "N", LIMITS, min=1) = 10_000,
     device: flags.Device = None,
 ) -> None:
@@ -35,18 +34,16 @@ def app(
     from ..serving.page_inputs import Limits, read_examples
 
     limits = Limits(megabytes=max_megabytes, characters=max_characters)
-    for name in filter(None, (model, single)):
-        kind_of(load_config(name), name)
+    kind_of(load_config(model), model)
     predictor = predictor_of(model, processor, device)
     if labels and not predictor.needs_classes:
         raise ValueError(f"--labels is for CLIP and SigLIP, {model} has its own classes: leave it out")
     shown = None
     if examples is not None:
-        rate = {"rate": predictor.processor.sampling_rate} if predictor.reads == "sounds" else {}
+        rate = {"rate": predictor.processor.sampling_rate} if predictor.reads == "audio" else {}
         shown = read_examples(examples, predictor.reads, limits, **rate)
-    beside = None if single is None else predictor_of(single, processor, device)
     try:
-        page = launch_page(predictor, beside, shown, limits, labels or (), host, port)
+        page = launch_page(predictor, shown, limits, labels or (), host, port)
     except OSError as error:
         where = "any port from 7860 on" if port is None else f"port {port}"
         raise OSError(

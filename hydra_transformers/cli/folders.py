@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from .._io.files import check_takes_files, remove_leftovers, write_atomically
-from ..serving.saved_models import is_baseline, load_config, load_model, member_folders, member_number
+from .._io.files import check_takes_files, write_atomically
+from ..serving.saved_models import load_config, load_model, member_folders, member_number
 from ..training.run_folders import FINISHED, RUN
 
 
@@ -22,8 +22,8 @@ PRUNE_SETTINGS, FINETUNE_SETTINGS, FUSE_SETTINGS = "prune.json", "finetune.json"
 # Models
 
 
-def check_is_hydra(config: PreTrainedConfig, name: str, or_baseline: bool = False) -> None:
-    if not (config.model_type.startswith("hydra_") or (or_baseline and is_baseline(name))):
+def check_is_hydra(config: PreTrainedConfig, name: str) -> None:
+    if not config.model_type.startswith("hydra_"):
         raise ValueError(
             f"{name} is a plain {config.model_type}: pass a Hydra, the output of `hydra-transformers fuse`"
         )
@@ -92,7 +92,6 @@ def digest_of_names(names: Sequence[str]) -> str:
 
 def check_is_new(folder: Path) -> None:
     """Refuses, before any work, a folder that holds something or cannot be written."""
-    remove_leftovers(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists already: pass another --output, or remove it")
     check_takes_files(folder)
@@ -105,7 +104,6 @@ def claim(folder: Path, file: str, settings: dict[str, Any]) -> None:
     """
     settings = json.loads(json.dumps(settings, default=str))
     record, records = folder / file, (file, PRUNE_SETTINGS, FINETUNE_SETTINGS)
-    remove_leftovers(folder)
     others = [path for path in folder.rglob("*") if path.name not in records]
     if record.exists() and any(path.is_symlink() or not path.is_dir() for path in others):
         found = read_settings(record)
@@ -130,7 +128,6 @@ def claim_for_training(folder: Path, source: Path, members: int, fine_tunings: b
     """
     if folder.resolve() == source.resolve():
         raise ValueError(f"{folder} is where the members are read from: pass another --output")
-    remove_leftovers(folder)
     trained = [path for path in folder.glob("member-*") if path.is_dir() and any(path.iterdir())]
     for path in trained:
         if not (path / RUN).exists():

@@ -9,12 +9,12 @@ from ..cost import compare_costs, count_parameters, inputs_for, unpruned_backbon
 from ..fusion import without_weights
 from ..models.auto import head_of, is_zero_shot
 from ..reports import cost_table
-from .folders import check_is_hydra, is_baseline, load_config, load_model, member_folders
+from .folders import check_is_hydra, load_config, member_folders
 from .options import argument
 
 
 def info(
-    model: argument(str, "FOLDER_OR_REPO", "a Hydra, whose weights are not read, a baseline, or a folder of members"),
+    model: argument(str, "FOLDER_OR_REPO", "a Hydra, whose weights are not read, or a folder of members"),
 ) -> None:
     """Show which heads each member keeps, sizes and cost."""
     folder = Path(model)
@@ -25,13 +25,7 @@ def info(
             print()
         return
     config = load_config(model)
-    if is_baseline(model):
-        baseline = load_model(model)
-        arguments = ", ".join(f"{name}={value!r}" for name, value in baseline.arguments.items())
-        print(f"{type(baseline).__name__}({arguments}) around a {type(baseline.model).__name__}\n")
-        _print_costs(baseline, {"One plain model": without_weights(type(baseline.model), baseline.config)})
-    else:
-        _describe_hydra(config, model)
+    _describe_hydra(config, model)
 
 
 def _describe_hydra(config: PreTrainedConfig, name: str) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 from ..data.rows import FILE_FORMATS
 from ..hub.handler import as_json as without_nan
 from ..models.auto import auto_class_of
+from ..serving.answers import BadRow
 from ..serving.jobs import ENGINES, FORMATS, predict_data
-from ..serving.predictor import NAMED, BadRow, kind_of
+from ..serving.predictor import NAMED, kind_of
 from ..uncertainty import CalibratedClassifier
 from . import flags
 from .folders import load_config
@@ -123,10 +124,10 @@ def _predict_data(
     )
     if not finished.is_calibrated:
         print(UNCALIBRATED, file=sys.stderr)
-    named = "" if finished.bad_rows_file is None else f"; why not the others is in {finished.bad_rows_file}"
-    answered = finished.rows - finished.bad_rows
+    bad = finished.bad_rows
+    named = f"; {len(bad):,} cannot be read (the first is row {bad[0]:,}), and `why` says why" if bad else ""
     of_split = "" if finished.split is None or os.path.isfile(data) else f" of the split {finished.split}"
-    print(f"{output}: answers to {answered:,} of {finished.rows:,} rows{of_split}{named}.")
+    print(f"{output}: {finished.rows:,} rows{of_split} with their answers{named}.")
 
 
 def _candidate_labels(model: str, labels: list[str] | None, task: str) -> dict[str, list[str]]:

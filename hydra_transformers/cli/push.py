@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard
-from torch import nn
 from transformers import PreTrainedConfig
 
 from ..data.processors import load_processor
@@ -15,7 +14,7 @@ from ..hub.member_heads import load_circuits
 from ..reports.report import UncertaintyReport
 from ..reports.task_report import TaskReport, read_report
 from ..uncertainty import CalibratedClassifier
-from .folders import are_fine_tunings, check_is_hydra, is_baseline, load_config, load_model, made_by
+from .folders import are_fine_tunings, check_is_hydra, load_config, load_model, made_by
 from .options import argument, option, switch
 
 
@@ -90,20 +89,19 @@ def push(
         "NAME",
         SPACE,
     ) = None,
-    space_single: option(str | None, "a model on the Hub, whose answers stand beside", "MODEL", SPACE) = None,
     space_examples: option(Path | None, "to click on, as for `app --examples`", "PATH", SPACE) = None,
 ) -> None:
     """Publish model, code, processor and card."""
     from ..hub import push_hydra_to_hub, push_space_to_hub
 
-    given = [flag for flag, value in (("--space-single", space_single), ("--space-examples", space_examples)) if value]
+    given = ["--space-examples"] if space_examples else []
     if space is None and given:
         raise ValueError(f"{', '.join(given)} is about a page: name its Space with --space")
     config = load_config(str(folder))
-    check_is_hydra(config, str(folder), or_baseline=True)
+    check_is_hydra(config, str(folder))
     report, arguments = fields.arguments(folder, repo, config)
-    page = None if space is None else _space(folder, repo, config, space, space_single, space_examples, given)
-    if CalibratedClassifier.is_saved_in(folder) and not is_baseline(str(folder)):
+    page = None if space is None else _space(folder, repo, config, space, space_examples, given)
+    if CalibratedClassifier.is_saved_in(folder):
         print(
             f"note: {folder} is published without its decision, which is for one data set's classes", file=sys.stderr
         )
@@ -116,7 +114,7 @@ def push(
             print(f"note: {card} is published as it is, and {flags} is ignored", file=sys.stderr)
         arguments = {"card": ModelCard.load(card)}
     commit = push_hydra_to_hub(
-        load_to_publish(folder),
+        load_model(str(folder)),
         repo,
         load_processor(str(folder), config),
         report,
@@ -135,7 +133,6 @@ def _space(
     repo: str,
     config: PreTrainedConfig,
     space: str,
-    single: str | None,
     examples: Path | None,
     given: list[str],
 ) -> Path:
@@ -154,13 +151,6 @@ def _space(
         return place
     if examples is not None:
         read_examples(examples, reads)
-    write_space(place, repo, single=single, examples=examples)
+    write_space(place, repo, examples=examples)
     print(f"The page's files are in {place}.", flush=True)
     return place
-
-
-def load_to_publish(folder: Path) -> nn.Module:
-    """The model in a folder; a baseline with its decision, which lies beside it."""
-    model = load_model(str(folder))
-    has_decision = is_baseline(str(folder)) and CalibratedClassifier.is_saved_in(folder)
-    return CalibratedClassifier.load(model, folder) if has_decision else model

@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..data.tasks import REGRESSION, REWARDS, WORDS
 from ..hub.handler import RequestError
-from .page_html import answers_html, heading_html, kept_heads_html, sentence_html
-from .page_inputs import USUAL, Limits, check_text, read_class_names, read_image, read_sound
+from .page_html import answer_html, heading_html, sentence_html
+from .page_inputs import USUAL, Limits, check_text, read_class_names, read_file
 from .predictor import HydraPredictor
 
 
@@ -29,37 +28,36 @@ FONTS = {
 # What a visitor is told first, by what the model reads.
 HINTS = {
     "images": "Drop an image on the left",
-    "sounds": "Drop a WAV file on the left",
+    "audio": "Drop a WAV file on the left",
     "texts": "Type a text on the left",
 }
-MISSING = {
-    "images": "Send an image first.",
-    "sounds": "Send a WAV file first.",
-    "texts": "There is no text yet: type some.",
-}
 MOST_WAITING = 100  # users in the queue
-# Uploads are deleted after an hour, and when the server ends.
-CLEAN_EVERY, KEEP_FOR = 600, 3600
+CLEAN_EVERY, KEEP_FOR = 600, 3600  # seconds: uploads are deleted after an hour, and when the server ends
 ONLY_WHAT_WAS_SENT = "The page opens only what was sent to it, and fetches nothing: send the file itself."
+SWITCHED_OFF = ("share", "run_history", "enable_monitoring", "ssr_mode", "pwa", "mcp_server")
 
 
 def build_page(
     model: HydraPredictor,
-    single: HydraPredictor | None = None,
     examples: Mapping[str, Sequence[str]] | None = None,
     limits: Limits = USUAL,
     class_names: Sequence[str] = (),
 ) -> gradio.Blocks:
     """The page of a model, not yet served: `launch_page` does both.
 
-    single: another model, whose answers stand beside; best one of its backbones, to see what the ensemble adds
-    examples: group -> files of images or sounds, or texts to click on, see `read_examples`
-    class_names: the first classes for CLIP to choose from; users may name others
+    Args:
+        model (`HydraPredictor`): the model.
+        examples (`dict`, *optional*): group -> files of images or audio, or texts to click on, see `read_examples`.
+        limits (`Limits`): of what visitors may send.
+        class_names (`list[str]`, *optional*): the first classes for CLIP to choose from; visitors may name others.
     """
-    models = [model] if single is None else [model, single]
-    _check(models)
-    respond = partial(_respond, models, limits)
+    if model.class_names is not None and len(model.class_names) < 2 and model.config.problem_type is None:
+        raise ValueError(
+            f"{model.name} has a single output and no problem_type in its config: set it to 'regression', or for a yes or no to "
+            "'multi_label_classification'"
+        )
     reads_files = model.reads != "texts"
+    text = partial(gradio.Textbox, max_length=limits.characters, max_lines=12)
     # Gradio would send reports on its use to other servers.
     with gradio.Blocks(
         title=model.name, analytics_enabled=False, fill_width=True, delete_cache=(CLEAN_EVERY, KEEP_FOR)
@@ -68,24 +66,28 @@ def build_page(
         gradio.HTML(heading_html(model))
         with gradio.Row():
             with gradio.Column(scale=4, min_width=300):
-                value = _file_input(model.reads, files) if reads_files else _text_input(limits)
-                inputs = [value, *([_classes_input(limits, class_names)] if model.needs_classes else [])]
-                if not reads_files and model.task in (REGRESSION, REWARDS):
-                    inputs.append(_pair_input(limits))
+                if reads_files:
+                    value = _file_input(model.reads, files)
+                else:
+                    value = text(label="Text", lines=5, placeholder="Type a text", elem_id="input")
+                inputs = [value]
+                if model.needs_classes:
+                    names, label = ", ".join(class_names), "Classes to choose from"
+                    inputs.append(text(names, label=label, placeholder="cat, dog, boat", elem_id="classes"))
+                elif model.kind == "text" and model.task.name in ("regression", "reward"):
+                    inputs.append(text(label="Second text, where the model reads pairs", lines=2, elem_id="pair"))
                 # A file alone is answered at once.
                 ask = gradio.Button("Ask", variant="primary", visible=not reads_files or model.needs_classes)
                 clicks = [_add_examples(group, values, value, files) for group, values in (examples or {}).items()]
             with gradio.Column(scale=8, min_width=320):
                 hint = f"{HINTS[model.reads]}{', or click on an example' if examples else ''}."
                 answer = gradio.HTML(sentence_html(hint, "hint"), padding=False)
-        if hasattr(model.config, "kept_heads"):
-            with gradio.Accordion("Which attention heads each member keeps", open=False):
-                gradio.HTML(kept_heads_html(model))
         # A file is complete once it is dropped or clicked on, a text only once it is submitted.
         events = [value.change] if reads_files else [click.then for click in clicks]
         events += [ask.click, *(each.submit for each in inputs if isinstance(each, gradio.Textbox))]
+        quiet = {"api_visibility": "private", "show_progress": "minimal", "concurrency_id": "ask"}
         for event in events:
-            event(respond, inputs, answer, api_visibility="private", show_progress="minimal", concurrency_id="ask")
+            event(partial(_respond, model, limits), inputs, answer, **quiet)
     for block in page.blocks.values():
         # Gradio runs this for each file that a request names, for any component, and would fetch URLs, too.
         block.async_move_resource_to_block_cache = files.check
@@ -94,7 +96,6 @@ def build_page(
 
 def launch_page(
     model: HydraPredictor,
-    single: HydraPredictor | None = None,
     examples: Mapping[str, Sequence[str]] | None = None,
     limits: Limits = USUAL,
     class_names: Sequence[str] = (),
@@ -103,12 +104,13 @@ def launch_page(
 ) -> gradio.Blocks:
     """Serves the page of a model (see `build_page`) and returns at once: `page.local_url` is its address, `page.close()` ends it.
 
-    host: "0.0.0.0" lets other machines in
-    port: by default the first free one from 7860 on
+    Args:
+        model, examples, limits, class_names: as in `build_page`.
+        host (`str`, defaults to `"127.0.0.1"`): "0.0.0.0" lets other machines in.
+        port (`int`, *optional*): by default the first free one from 7860 on.
     """
-    page = build_page(model, single, examples, limits, class_names)
+    page = build_page(model, examples, limits, class_names)
     theme = gradio.themes.Base(primary_hue="blue", neutral_hue="slate", **FONTS)
-    switched_off = ("share", "run_history", "enable_monitoring", "ssr_mode", "pwa", "mcp_server")
     page.launch(
         server_name=host,
         server_port=port,
@@ -118,57 +120,33 @@ def launch_page(
         theme=theme.set(body_text_color_subdued="*neutral_500"),  # the default grey of notes is too light to read
         css=CSS,
         footer_links=[],
-        **dict.fromkeys(switched_off, False),
+        **dict.fromkeys(SWITCHED_OFF, False),
     )
     return page
 
 
-def _respond(models: Sequence[HydraPredictor], limits: Limits, value: Any, beside: str = "") -> str:
-    """The answers as HTML, or a sentence about a problem with the input.
+def _respond(model: HydraPredictor, limits: Limits, value: Any, beside: str = "") -> str:
+    """The answer as HTML, or a sentence about a problem with the input.
 
     beside: the classes to choose from, or the second text of a pair
     """
-    first = models[0]
     try:
         if not value:
-            return sentence_html(MISSING[first.reads], "hint")
-        if first.reads == "sounds":
-            asked = read_sound(value[0], first.processor.sampling_rate, limits, value[1])
+            return sentence_html(f"{HINTS[model.reads]} first.", "hint")
+        if model.reads == "texts":
+            asked = check_text(value, limits)
         else:
-            asked = read_image(value[0], limits, value[1]) if first.reads == "images" else check_text(value, limits)
-        class_names = read_class_names(beside, limits) if first.needs_classes else None
-        if beside.strip() and not first.needs_classes:
+            rate = {"rate": model.processor.sampling_rate} if model.reads == "audio" else {}
+            asked = read_file(value[0], model.reads, limits, value[1], **rate)
+        class_names = read_class_names(beside, limits) if model.needs_classes else None
+        if beside.strip() and not model.needs_classes:
             asked = {"text": asked, "text_pair": check_text(beside, limits)}
-        return answers_html([(model.name, model.answer_with_members(asked, class_names)) for model in models])
+        return answer_html(model.answer_with_members(asked, class_names))
     except RequestError as error:
         return sentence_html(f"{error}.", "problem")
     except Exception:
         logger.exception("the page could not answer")  # visitors do not see why
         return sentence_html("The model could not answer this: try another input.", "problem")
-
-
-def _check(models: Sequence[HydraPredictor]) -> None:
-    """Refuses models whose answers mean nothing, or that cannot be asked the same."""
-    first = models[0]
-    for each in models:
-        if each.class_names is not None and len(each.class_names) < 2 and each.config.problem_type is None:
-            raise ValueError(
-                f"{each.name} has a single output and no problem_type in its config: set it to 'regression', or for a yes or no "
-                "to 'multi_label_classification'"
-            )
-        if each.reads != first.reads:
-            raise ValueError(f"{each.name} reads {each.reads}, {first.name} {first.reads}: pass two of a kind")
-        if first.reads == "sounds" and each.processor.sampling_rate != first.processor.sampling_rate:
-            rates = (
-                f"{each.processor.sampling_rate:,} samples per second, {first.name} {first.processor.sampling_rate:,}"
-            )
-            raise ValueError(f"{each.name} reads {rates}: pass two that read the same sounds")
-        if {each.task, first.task} not in ({first.task}, {REGRESSION, REWARDS}):
-            raise ValueError(
-                f"{each.name} is made for {WORDS[each.task]}, {first.name} for {WORDS[first.task]}: pass two of one task"
-            )
-        if each.class_names != first.class_names:
-            raise ValueError(f"{each.name} has other classes than {first.name}: pass one that was trained on the same")
 
 
 class SentFiles:
@@ -202,45 +180,23 @@ class SentFiles:
 
 def _add_examples(group: str, values: Sequence[str], component: Any, files: SentFiles) -> gradio.events.Dependency:
     """Examples to click on, and the event of a click. Gradio's own Examples would replace `component` by one that opens any file."""
-    samples = [[each] for each in values]
-    examples = gradio.Dataset(
-        components=[component], samples=samples, label=group, type="index", samples_per_page=len(values)
-    )
+    samples = [[value] for value in values]
+    look = {"label": group, "type": "index", "samples_per_page": len(values)}
+    examples = gradio.Dataset(components=[component], samples=samples, **look)
     if not isinstance(component, gradio.Textbox):
         # The copies that the server may show.
         copied = partial(gradio.processing_utils.move_files_to_cache, block=component, keep_in_cache=True)
-        values = [copied(component.postprocess(each))["path"] for each in values]
+        values = [copied(component.postprocess(value))["path"] for value in values]
         files.examples.update(values)
     return examples.click(values.__getitem__, examples, component, api_visibility="private", show_progress="hidden")
 
 
 def _file_input(reads: str, files: SentFiles) -> gradio.Image | gradio.Audio:
     common = {"type": "filepath", "buttons": [], "elem_id": "input"}
-    if reads == "sounds":
-        component = gradio.Audio(label="Sound", sources=["upload"], editable=False, **common)
+    if reads == "audio":
+        component = gradio.Audio(label="Audio", sources=["upload"], editable=False, **common)
     else:
         component = gradio.Image(label="Image", sources=["upload", "clipboard"], height=300, **common)
     # Set on the instance: for a subclass, Gradio would write a file beside its module.
     component.preprocess = files.sent
     return component
-
-
-def _text_input(limits: Limits) -> gradio.Textbox:
-    return gradio.Textbox(
-        label="Text", lines=5, max_lines=12, max_length=limits.characters, placeholder="Type a text", elem_id="input"
-    )
-
-
-def _classes_input(limits: Limits, class_names: Sequence[str]) -> gradio.Textbox:
-    return gradio.Textbox(
-        ", ".join(class_names),
-        label="Classes to choose from",
-        placeholder="cat, dog, boat",
-        max_length=limits.characters,
-        elem_id="classes",
-    )
-
-
-def _pair_input(limits: Limits) -> gradio.Textbox:
-    label = "Second text, where the model reads pairs"
-    return gradio.Textbox(label=label, lines=2, max_lines=12, max_length=limits.characters, elem_id="pair")

@@ -1,37 +1,24 @@
-"""Reads what visitors of the page send, within limits, and refuses the rest in a sentence."""
+"""Reads what visitors of the page send, within limits; the rest gets a sentence."""
 
 import os
-import stat
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any
 
 from ..hub.handler import FORMATS as SERVER_FORMATS
 from ..hub.handler import RequestError
 from ..hub.handler import read_image as decode_image
-from ..hub.handler import read_sound as decode_sound
-from ..hub.space import DEFAULT_GROUP, MOST_OF_A_GROUP, example_files, text_files
+from ..hub.handler import read_sound as decode_audio
 
-
-if TYPE_CHECKING:
-    import numpy as np
-    from PIL.Image import Image
 
 FORMATS = (*SERVER_FORMATS, "TIFF")
-MEGABYTE = 1_000_000
-SECONDS_TO_READ = 10.0
-
-Found = TypeVar("Found")
+MOST_OF_A_GROUP, DEFAULT_GROUP = 24, "Examples"
 
 
 @dataclass(frozen=True)
 class Limits:
     """
-    megabytes: of the file of an image or a sound
+    megabytes: of the file of an image or audio
     pixels: of an image; a small file can hold very many
     characters: of a text, or of the names of the classes
     classes: for CLIP to choose from
@@ -46,56 +33,21 @@ class Limits:
 USUAL = Limits()
 
 
-def read_image(path: str | os.PathLike, limits: Limits = USUAL, name: str | None = None) -> "Image":
-    """An image in RGB. Links, FIFOs, devices and folders are refused, without the system's reason.
+def read_file(
+    path: str | os.PathLike, reads: str, limits: Limits = USUAL, name: str | None = None, rate: int = 16_000
+) -> Any:
+    """An image in RGB, or the samples of a 16-bit WAV file (samples,).
 
-    name: the visitor's name for it, by default the file's
+    reads: "images" or "audio"; name: the visitor's name for the file; rate: samples per second that the model reads
     """
-    name = name or Path(path).name
-
-    def read() -> "Image":
-        return decode_image(_content(path, limits, name), name, limits.pixels, formats=FORMATS)
-
-    return _within(SECONDS_TO_READ, name, read)
-
-
-def read_sound(path: str | os.PathLike, rate: int, limits: Limits = USUAL, name: str | None = None) -> "np.ndarray":
-    """The samples of a 16-bit WAV file with `rate` of them per second, (samples,). Files and names are as for `read_image`."""
-    name = name or Path(path).name
-    return _within(SECONDS_TO_READ, name, lambda: decode_sound(_content(path, limits, name), name, rate))
-
-
-def _content(path: str | os.PathLike, limits: Limits, name: str) -> bytes:
-    most = int(limits.megabytes * MEGABYTE)
-    try:
-        # O_NONBLOCK, because opening a FIFO would wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError("not a regular file")
-            content = file.read(most + 1) or b""  # None where nothing is there yet, as in /proc
-    except OSError as error:
-        raise RequestError(f"{name} cannot be opened: send it again") from error
-    if len(content) > most:
+    path, name = Path(path), name or Path(path).name
+    if path.is_symlink() or not path.is_file():  # not a FIFO or device, which could be read for ever
+        raise RequestError(f"{name} cannot be opened: send it again")
+    if path.stat().st_size > limits.megabytes * 1_000_000:
         raise RequestError(f"{name} has more than {limits.megabytes:g} MB: send a smaller file")
-    return content
-
-
-def _within(seconds: float, name: str, read: Callable[[], Found]) -> Found:
-    """Calls `read` in a thread that is given up after a while: a hanging disk must not stop the page for everyone."""
-    found: Future[Found] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(read())
-        except Exception as error:
-            found.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        return found.result(seconds)
-    except FutureTimeout as error:
-        raise RequestError(f"{name} could not be read within {seconds:g} seconds: send another file") from error
+    if reads == "audio":
+        return decode_audio(path.read_bytes(), name, rate)
+    return decode_image(path.read_bytes(), name, limits.pixels, formats=FORMATS)
 
 
 def check_text(text: str, limits: Limits = USUAL) -> str:
@@ -111,54 +63,47 @@ def check_text(text: str, limits: Limits = USUAL) -> str:
 
 def read_class_names(text: str, limits: Limits = USUAL) -> list[str]:
     """Names between commas or line ends, each once."""
-    if len(text) > limits.characters:
-        raise RequestError(f"The classes have more than {limits.characters:,} characters: name fewer")
-    names = [name.strip() for line in text.splitlines() for name in line.split(",")]
+    names = [name.strip() for line in check_text(text, limits).splitlines() for name in line.split(",")]
     names = list(dict.fromkeys(filter(None, names)))
-    if len(names) < 2:
-        raise RequestError("Name at least two classes to choose from, with commas between them")
-    if len(names) > limits.classes:
-        raise RequestError(f"These are {len(names)} classes, more than {limits.classes}: name fewer")
+    if not 2 <= len(names) <= limits.classes:
+        raise RequestError(f"These are {len(names)} classes: name 2 to {limits.classes}, with commas between them")
     return names
 
 
 def read_examples(
     path: str | os.PathLike, reads: str, limits: Limits = USUAL, rate: int = 16_000
 ) -> dict[str, list[str]]:
-    """Examples to click on: group -> files of images or sounds, or texts, in the order of their names or lines.
+    """Examples to click on: group -> files of images or audio, or texts, in the order of their names or lines.
 
-    path: for images and sounds a folder, each folder in it a group; for texts a file with one on each line, or a folder of
+    path: for images and audio a folder, each folder in it a group; for texts a file with one on each line, or a folder of
         such files, each a group
-    reads: "images", "sounds" or "texts"
-    rate: how many samples of a sound per second the model reads
+    reads: "images", "audio" or "texts"
+    rate: samples of audio per second that the model reads
     """
     path = Path(path)
-    if not path.exists():
+    if not path.is_dir() and (reads != "texts" or not path.is_file()):
         raise ValueError(f"there are no examples {path}: pass a folder, or for texts a file")
     if reads == "texts":
-        files = text_files(path) if path.is_dir() else {DEFAULT_GROUP: path}
-        groups = {name: _lines(file) for name, file in files.items()}
+        files = {file.stem: file for file in _visible(path) if file.suffix == ".txt"}
+        files = files if path.is_dir() else {DEFAULT_GROUP: path}
+        groups = {name: file.read_text(encoding="utf-8").splitlines() for name, file in files.items()}
+        groups = {name: [line.strip() for line in lines if line.strip()] for name, lines in groups.items()}
     else:
-        groups = example_files(path, reads)
+        folders = {DEFAULT_GROUP: path} | {each.name: each for each in _visible(path) if each.is_dir()}
+        groups = {name: [str(file) for file in _visible(each) if file.is_file()] for name, each in folders.items()}
     groups = {name: values[:MOST_OF_A_GROUP] for name, values in groups.items() if values}
     if not groups:
         expected = "a text file with one text on each line" if reads == "texts" else f"a folder of {reads}"
         raise ValueError(f"{path} has no examples in it: pass {expected}")
     for value in (value for values in groups.values() for value in values):
         try:
-            if reads == "texts":
-                check_text(value, limits)
-            elif reads == "sounds":
-                read_sound(Path(value).resolve(), rate, limits)
-            else:
-                read_image(Path(value).resolve(), limits)
+            check_text(value, limits) if reads == "texts" else read_file(
+                Path(value).resolve(), reads, limits, rate=rate
+            )
         except RequestError as error:
             raise ValueError(f"an example of {path} cannot be shown: {error}") from error
     return groups
 
 
-def _lines(file: Path) -> list[str]:
-    try:
-        return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not a text in UTF-8: pass one text on each line") from error
+def _visible(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.glob("*") if not each.name.startswith("."))

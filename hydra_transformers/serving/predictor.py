@@ -1,10 +1,9 @@
-"""The predictor: a saved model that answers columns of rows, for batch engines, the server and the page."""
+"""The predictor: a saved model that predicts for columns of rows, for batch engines, the server and the page."""
 
 import io
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,60 +16,55 @@ from transformers import PreTrainedConfig
 from .._io.access import in_one_line
 from .._version import __version__
 from ..data.audio import waveform
-from ..data.prediction import ZeroShotClassifier, accepted_inputs, config_of, member_logits_of, zero_shot_in
+from ..data.prediction import accepted_inputs, config_of, member_logits_of
 from ..data.processors import class_prompts
-from ..data.tasks import REGRESSION, REWARDS, SEVERAL_LABELS, TOKENS, task_of_model
+from ..data.zero_shot import ZeroShotClassifier, zero_shot_in
 from ..hub.handler import KINDS, Answerer
 from ..models.auto import auto_class_of
 from ..models.pipeline_hydra import image_mode, read_image
 from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
-from .answer_columns import arrow_schema, columns_of, to_columns
+from ..uncertainty.tasks import task_of
+from .answers import BadRow, arrow_schema, to_columns
 from .saved_models import load_config, load_with_decision
 
 
 SECONDS_FOR_URL = 60.0  # a server that says nothing would hold up all rows
 MOST_CLASS_LISTS = 8  # of CLIP, whose prompts are kept
-READS = {"image": "images", "zero-shot": "images", "audio": "sounds", "text": "texts", "tokens": "texts"}
-NAMED = {"image": "an image", "zero-shot": "an image", "audio": "a sound", "text": "a text", "tokens": "a text"}
+READS = {"image": "images", "zero-shot": "images", "audio": "audio", "text": "texts", "tokens": "texts"}
+NAMED = {"image": "an image", "zero-shot": "an image", "audio": "audio", "text": "a text", "tokens": "a text"}
 
 
 def kind_of(config: PreTrainedConfig, name: str) -> str:
-    """The inputs of a model: "image", "text", "audio", or "zero-shot" for images with classes that are named for it."""
+    """The inputs of a model: "image", "text", "tokens", "audio", or "zero-shot" for images with classes that are named for it."""
     kind = KINDS.get(auto_class_of(config))
     if kind is None:
-        raise ValueError(f"{name} is a {config.model_type}: pass a classifier of images, texts or sounds")
+        raise ValueError(f"{name} is a {config.model_type}: pass a classifier of images, texts or audio")
     return kind
 
 
-@dataclass(frozen=True)
-class BadRow:
-    """A row that cannot be answered, and why, in a few words."""
-
-    reason: str
-
-
 class HydraPredictor(Answerer):
-    """A model with its processor. Called with a dict of columns, it gives a dict of columns: all that Ray Data, `datasets.map`,
-    Spark and model servers need. Any number of threads may ask it. Pickled, it is only its arguments: each process loads
-    the model itself.
+    """A model with its processor. Called with a dict of columns, it returns a dict of columns, as Ray Data (`map_batches`),
+    `datasets.map` and Spark expect. Any number of threads may call it. Pickled, it is only its arguments: each process loads the
+    model itself.
 
         >>> predictor = HydraPredictor("my-calibrated-hydra")
         >>> predictor({"image": ["one.jpg", "two.jpg"]})["label"]
 
     Args:
-        model: a folder or Hub name: the output of `calibrate` or `fuse`, any classifier, CLIP or SigLIP model or saved
-            baseline. Or the model itself, which is put into eval mode, stays on its device and cannot be pickled.
-        processor: the tokenizer, image processor, feature extractor or several in one, or its folder or Hub name; by default
-            the one saved with the model.
-        device: by default cuda where there is one, otherwise cpu.
-        name: shown by the server and the page; by default the folder's or Hub name.
-        columns: those that are read: one, or two of pairs of texts. By default "image", "audio" or "text", with "text_pair" if
-            there is one.
-        candidate_labels: for CLIP and SigLIP: the classes to choose from.
-        top_k: how many of the likeliest labels `scores` holds; None for all.
-        batch_size: rows per pass of the model.
-        strict: whether a row that cannot be read is an error. If not, its columns are None, and a column `error` says why.
+        model (`str`, `os.PathLike` or `nn.Module`): a folder or Hub name: the output of `calibrate` or `fuse`, any classifier, CLIP
+            or SigLIP model. Or the model itself, which is put into eval mode, stays on its device and cannot be pickled.
+        processor (*optional*): the tokenizer, image processor or feature extractor, or its folder or Hub name; by default the one
+            saved with the model.
+        device (`str`, *optional*): by default cuda where there is one, otherwise cpu.
+        name (`str`, *optional*): shown by the server and the page; by default the folder's or Hub name.
+        columns (`str` or pair of `str`, *optional*): those that are read: one, or two of pairs of texts. By default "image", "audio"
+            or "text", with "text_pair" if there is one.
+        candidate_labels (`list[str]`, *optional*): for CLIP and SigLIP: the classes to choose from.
+        top_k (`int`, defaults to 5): how many of the likeliest labels `scores` holds; None for all.
+        batch_size (`int`, defaults to 32): rows per pass of the model.
+        strict (`bool`, defaults to `True`): raise an error for a row that cannot be read. Otherwise its columns are None, and a
+            column `error` says why.
     """
 
     def __init__(
@@ -92,16 +86,16 @@ class HydraPredictor(Answerer):
         if not isinstance(model, nn.Module):
             folder = os.fspath(model)
             self._arguments = {"model": folder, "processor": processor, "device": device, **settings}
-            kind_of(load_config(folder), folder)  # refuses before anything large is loaded
+            kind_of(load_config(folder), folder)  # raises its error before anything large is loaded
             name = name or (Path(folder).resolve().name if Path(folder).exists() else folder)
             model, processor = load_with_decision(folder, processor, device)
         elif device is not None:
             model = model.to(device)
-        config = config_of(model)
+        config, zero_shot = config_of(model), zero_shot_in(model)
         self.name = name or config.name_or_path or type(model).__name__
-        zero_shot, kind = zero_shot_in(model), kind_of(config, self.name)
-        super().__init__(model.eval(), processor, kind if zero_shot is None else "image")
+        super().__init__(model.eval(), processor, kind_of(config, self.name) if zero_shot is None else "image")
         self.config = config  # of the model inside, where one holds another
+        self.task = task_of(model)
         self.class_names: list[str] | None = None
         if zero_shot is not None:
             self.class_names = list(zero_shot.class_names)
@@ -110,27 +104,19 @@ class HydraPredictor(Answerer):
         self.parameters: dict[str, Any] = {"top_k": top_k}
         if candidate_labels is not None:
             if not self.needs_classes:
-                raise ValueError(
-                    f"candidate_labels is for CLIP and SigLIP, {self.name} has its own classes: leave it out"
-                )
+                raise ValueError(f"candidate_labels is for CLIP and SigLIP, {self.name} has its own: leave it out")
             self.parameters["candidate_labels"] = list(candidate_labels)
-        named = [columns] if isinstance(columns, str) else list(columns or ())
-        if len(named) > (2 if kind == "text" else 1):
-            raise ValueError(f"columns is {named}: name one column, or two of pairs of texts")
-        self.input_columns, self.batch_size, self.strict = named, batch_size, strict
-        self.columns = columns_of(self.kind, getattr(self.config, "problem_type", None))
-        self.columns |= {} if strict else {"error": "string"}
+        self.input_columns = [columns] if isinstance(columns, str) else list(columns or ())
+        self.batch_size, self.strict = batch_size, strict
+        self.columns = dict(self.task.columns) | ({"truncated": "bool"} if self.kind == "text" else {})
         self._of_classes: dict[tuple[str, ...], ZeroShotClassifier] = {}
         # Two threads cannot use one tokenizer at once, and a pass already takes all cores.
         self._one_at_a_time = threading.Lock()
-        self._answered: Any = None  # the last input of a batch that was answered
+        self._answered: Any = None  # an input that was answered
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._arguments is None:
-            raise TypeError(
-                f"the predictor of {self.name} was made of a model in memory, which is not sent to other processes: save the "
-                "model, and pass its folder"
-            )
+            raise TypeError(f"the predictor of {self.name} holds a model in memory: save it, and pass its folder")
         return partial(HydraPredictor, **self._arguments), ()
 
     # Columns
@@ -140,30 +126,26 @@ class HydraPredictor(Answerer):
         """The columns' types as `datasets` names them: `map` would guess them from its first rows, where some may be None."""
         import datasets
 
-        return datasets.Features.from_arrow_schema(arrow_schema(self.columns))
+        error = {} if self.strict else {"error": "string"}
+        return datasets.Features.from_arrow_schema(arrow_schema(self.columns | error))
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-        """
-        batch: columns of equal length, such as {"text": [...]}. An image is one of PIL, an array of 8 bits (height, width, 3),
-            a path, URL or the content of a file; a sound is what `data.audio.waveform` takes. Other columns are not read
-        returns: a list per field of `predict`'s answers: label, score, uncertainty, aleatoric, epistemic, abstain,
-            prediction_set and so on (`columns` names them all)
-        """
-        return self.answer_columns(self.values_in(batch))
+        """Predicts for a batch of columns.
 
-    def answer_columns(self, values: Sequence[Any]) -> dict[str, list[Any]]:
-        """The same for the inputs alone."""
-        found = self.answers(values)
-        bad = [place for place, each in enumerate(found) if isinstance(each, BadRow)]
-        if bad and self.strict:
-            raise ValueError(f"row {bad[0]} of the batch cannot be read as {NAMED[self.kind]}: {found[bad[0]].reason}")
-        answers: list[dict[str, Any] | None] = [
-            None if isinstance(each, BadRow) else each | ({} if self.strict else {"error": None}) for each in found
-        ]
-        columns = to_columns(answers, self.columns)
-        for place in bad:
-            columns["error"][place] = found[place].reason
-        return columns
+        Args:
+            batch: columns of equal length, such as {"text": [...]}. An image is one of PIL, an array of 8 bits (height, width, 3), a
+                path, URL or the content of a file; audio is what `waveform` takes. Other columns are not read.
+
+        Returns:
+            A list per field of `predict`: label, score, uncertainty, aleatoric, epistemic, abstain, prediction_set and so on
+            (`columns` names them all).
+        """
+        answers = self.answers(self.values_in(batch))
+        reasons = [answer.reason if isinstance(answer, BadRow) else None for answer in answers]
+        bad = next((place for place, reason in enumerate(reasons) if reason is not None), None)
+        if bad is not None and self.strict:
+            raise ValueError(f"row {bad} of the batch cannot be read as {NAMED[self.kind]}: {reasons[bad]}")
+        return to_columns(answers, self.columns) | ({} if self.strict else {"error": reasons})
 
     def values_in(self, batch: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The inputs of the model in a batch of columns."""
@@ -171,24 +153,24 @@ class HydraPredictor(Answerer):
         names = self.input_columns or [usual.get(self.kind, "image")]
         if not self.input_columns and self.kind == "text" and "text_pair" in batch:
             names = ["text", "text_pair"]
-        for each in names:
-            if each not in batch:
-                raise ValueError(f"the batch has no column {each!r}, it has {', '.join(batch)}: name it as columns=")
+        for name in names:
+            if name not in batch:
+                raise ValueError(f"the batch has no column {name!r}, it has {', '.join(batch)}: name it as columns=")
         if len(names) == 1:
             return list(batch[names[0]])
-        pairs = zip(*(batch[each] for each in names), strict=True)
+        pairs = zip(*(batch[name] for name in names), strict=True)
         return [{"text": first, "text_pair": second} for first, second in pairs]
 
     def answers(self, values: Sequence[Any]) -> list[dict[str, Any] | BadRow]:
-        """The answer to each input; a `BadRow` for one that cannot be read."""
+        """The prediction for each input; a `BadRow` for one that cannot be read."""
         if self.needs_classes and "candidate_labels" not in self.parameters:
             raise ValueError(f"candidate_labels is missing: {self.name} chooses among classes that you name")
         found: list[Any] = []
         for start in range(0, len(values), self.batch_size):  # one batch of images at a time is in memory
             batch = [self._read(value) for value in values[start : start + self.batch_size]]
-            readable = [each for each in batch if not isinstance(each, BadRow)]
+            readable = [value for value in batch if not isinstance(value, BadRow)]
             answered = iter(self._answers_of_batch(readable) if readable else [])
-            found += [each if isinstance(each, BadRow) else next(answered) for each in batch]
+            found += [value if isinstance(value, BadRow) else next(answered) for value in batch]
         return found
 
     def _answers_of_batch(self, inputs: list[Any]) -> list[dict[str, Any] | BadRow]:
@@ -207,7 +189,7 @@ class HydraPredictor(Answerer):
                 if self._answered is not None:
                     self.answer([self._answered], self.parameters)
                 return [BadRow(in_one_line(error))]
-            alone = [self._answers_of_batch([each])[0] for each in inputs]
+            alone = [self._answers_of_batch([value])[0] for value in inputs]
             if self._answered is None:
                 raise
             return alone
@@ -217,18 +199,10 @@ class HydraPredictor(Answerer):
         try:
             if isinstance(value, Mapping) and value.keys() == {"bytes", "path"} and self.kind != "audio":
                 value = value["path"] if value["bytes"] is None else value["bytes"]
-            texts = list(value.values()) if isinstance(value, Mapping) else [value]
-            if value is None or (self.kind == "text" and None in texts):
+            if value is None:
                 return BadRow("there is none")
-            if self.kind == "tokens":
-                words = [value] if isinstance(value, str) else list(value)
-                wrong = next((word for word in words if not isinstance(word, str)), None)
-                return (
-                    (value if isinstance(value, str) else words) if wrong is None else BadRow("it is no list of words")
-                )
-            if self.kind == "text":
-                wrong = next((text for text in texts if not isinstance(text, str)), None)
-                return value if wrong is None else BadRow(f"it is a {type(wrong).__name__}")
+            if self.kind in ("text", "tokens"):
+                return self._read_text(value)
             if self.kind == "audio":
                 return waveform(value, self.processor.sampling_rate)
             return _image_of(value, image_mode(self.config))
@@ -236,8 +210,21 @@ class HydraPredictor(Answerer):
             return BadRow("there is no such file")
         except Exception as error:  # decoders raise anything for a broken file
             if type(error).__name__ == "UnidentifiedImageError":  # whose message may hold an address in memory
-                return BadRow("cannot identify image file: it is none, or broken")
+                return BadRow("it is not an image file, or a broken one")
             return BadRow(in_one_line(error))
+
+    def _read_text(self, value: Any) -> Any:
+        """A text, a pair of texts, or for tokens a list of words."""
+        if self.kind == "tokens" and not isinstance(value, str):
+            value = texts = list(value)
+        else:
+            texts = list(value.values()) if isinstance(value, Mapping) else [value]
+        for text in texts:
+            if not isinstance(text, str):
+                return BadRow("there is none" if text is None else f"it is a {type(text).__name__}")
+        return value
+
+    # Properties
 
     @property
     def needs_classes(self) -> bool:
@@ -247,11 +234,6 @@ class HydraPredictor(Answerer):
     @property
     def reads(self) -> str:
         return READS[self.kind]
-
-    @property
-    def task(self) -> str:
-        """By its name in `data.tasks`."""
-        return task_of_model(self.model)
 
     @property
     def num_members(self) -> int:
@@ -271,14 +253,9 @@ class HydraPredictor(Answerer):
     @property
     def about(self) -> dict[str, Any]:
         """The server's description at GET /."""
-        return {
-            "model": self.name,
-            "kind": self.kind,
-            "labels": self.class_names,
-            "members": getattr(self.config, "num_members", None),
-            "calibrated": self.is_calibrated,
-            "hydra_transformers": __version__,
-        }
+        members = getattr(self.config, "num_members", None)
+        about = {"model": self.name, "kind": self.kind, "labels": self.class_names, "members": members}
+        return about | {"calibrated": self.is_calibrated, "hydra_transformers": __version__}
 
     # Requests
 
@@ -287,27 +264,27 @@ class HydraPredictor(Answerer):
             return predict_decisions(self.model, inputs, self.processor, self.together(inputs), **parameters)
 
     def answer_with_members(self, value: Any, class_names: Sequence[str] | None = None) -> dict[str, Any]:
-        """An answer with the `scores` of all classes, and with `members`: each member's probabilities in their order.
+        """A prediction with the `scores` of all classes, and with `members`: each member's probabilities in their order.
 
-        Of several labels also `thresholds` in their order; of regression `members` are the members' numbers; of tokens there are
-        `text` and `num_classes`, and `members` are the classes that each member gives to the tokens.
+        Multi-label models also have `thresholds` in their order; for regression `members` are the members' numbers; for token
+        classification there are `text` and `num_classes`, and `members` are the classes that each member gives to the tokens.
 
-        value: a PIL image, the samples of a sound, or a text; also {"text", "text_pair"} for a model of pairs
-        class_names: for CLIP that `needs_classes`, in "A photo of a {}."
+        Args:
+            value: a PIL image, the samples of audio, or a text; also {"text", "text_pair"} for a model of pairs.
+            class_names: for CLIP that `needs_classes`, in "A photo of a {}."
         """
         with self._one_at_a_time:
             asked = _KeepsOutput(self._with_classes(class_names) if self.needs_classes else self.model)
             [answer] = predict_decisions(asked, [value], self.processor, top_k=None)
-        members = member_logits_of(asked.output, per_token=self.task == TOKENS)[0].double()  # (members, ..., classes)
-        if self.task == TOKENS:
-            chosen = members.argmax(dim=-1).tolist()
-            return answer | {"text": value, "num_classes": len(self.class_names), "members": chosen}
-        if self.task in (REGRESSION, REWARDS):
+        task, names = self.task.name, list(class_names) if self.needs_classes else self.class_names
+        members = member_logits_of(asked.output, per_token=task == "token_classification")[0].double()
+        if task == "token_classification":  # (members, tokens, classes)
+            return answer | {"text": value, "num_classes": len(names), "members": members.argmax(dim=-1).tolist()}
+        if task in ("regression", "reward"):
             if getattr(asked.output, "member_variances", None) is not None:
                 members = asked.output.member_logits[0].double()  # the means alone
             return answer | {"members": members.tolist()}
-        names = list(class_names) if self.needs_classes else self.class_names
-        if self.task == SEVERAL_LABELS:
+        if task == "multi_label_classification":
             order = [names.index(score["label"]) for score in answer["scores"]]
             _, decision = without_decision(self.model)
             lowest = [0.0] * len(names) if decision is None else list(map(float, decision.settings["log_odds"]))
@@ -331,13 +308,6 @@ class HydraPredictor(Answerer):
         return self._of_classes[key]
 
 
-class Predictor(HydraPredictor):
-    """A `HydraPredictor` of a model in memory, with its name first."""
-
-    def __init__(self, name: str, model: nn.Module, processor: Any):
-        super().__init__(model, processor, name=name)
-
-
 def _image_of(value: Any, mode: str) -> Any:
     """An image of PIL as a model reads it, from one of PIL, an array, a file's content, a path or a URL."""
     from PIL import Image
@@ -348,9 +318,7 @@ def _image_of(value: Any, mode: str) -> Any:
     if isinstance(value, (np.ndarray, torch.Tensor)):
         pixels = np.asarray(value)
         if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))):
-            raise ValueError(
-                f"it is an array {pixels.shape} of {pixels.dtype}: pass (height, width, 3) of 8 bits, uint8"
-            )
+            raise ValueError(f"it is an array {pixels.shape} of {pixels.dtype}: pass (height, width, 3) of uint8")
         value = Image.fromarray(pixels)
     return read_image(value, "it", mode, timeout=SECONDS_FOR_URL)
 

@@ -1,4 +1,4 @@
-"""Loads models from folders and the Hub as they were saved: classifiers, CLIP, Hydras, baselines, with their decisions."""
+"""Loads models from folders and the Hub as they were saved: classifiers, CLIP, Hydras, with their decisions."""
 
 import re
 from pathlib import Path
@@ -9,20 +9,19 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .._io.access import access_to
-from ..baselines import Baseline
-from ..baselines.baseline import MODEL_FOLDER
-from ..data.prediction import ZeroShotClassifier, config_of
+from ..data.prediction import config_of
 from ..data.processors import class_prompts, load_processor
-from ..data.tasks import REGRESSION, task_of_model
+from ..data.zero_shot import ZeroShotClassifier
 from ..models.auto import HEADS, check_model_exists, load_trained
 from ..uncertainty import CalibratedClassifier
+from ..uncertainty.tasks import task_of
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """The config of a supported model by Hub name or folder; for a baseline, of the model inside."""
+    """The config of a supported model by Hub name or folder."""
     path = Path(name)
-    inside = {"subfolder": MODEL_FOLDER} if is_baseline(name) else {}
-    if path.is_dir() and not inside and not (path / "config.json").exists():
+    check_model_exists(name)
+    if path.is_dir() and not (path / "config.json").exists():
         if member_folders(path):
             raise ValueError(
                 f"{name} holds members, not a model: fuse them first with `hydra-transformers fuse {name}`"
@@ -30,7 +29,7 @@ def load_config(name: str) -> PreTrainedConfig:
         raise ValueError(f"the folder {name} holds no model: it has no config.json")
     with access_to(name, "model"):
         try:
-            config = AutoConfig.from_pretrained(name, **inside)
+            config = AutoConfig.from_pretrained(name)
         except ValueError as error:
             raise ValueError(f"Transformers does not know the model {name}: {str(error).splitlines()[0]}") from error
     if config.model_type not in HEADS:
@@ -38,11 +37,11 @@ def load_config(name: str) -> PreTrainedConfig:
     return config
 
 
-def load_model(name: str, device: str = "cpu") -> PreTrainedModel | Baseline:
-    """A trained classifier, CLIP or SigLIP model or baseline by Hub name or folder, ready to predict."""
+def load_model(name: str, device: str = "cpu") -> PreTrainedModel:
+    """A trained classifier, CLIP or SigLIP model by Hub name or folder, ready to predict."""
     load_config(name)  # its errors are clearer
     with access_to(name, "model"):
-        return (Baseline.from_pretrained(name) if is_baseline(name) else load_trained(name)).to(device)
+        return load_trained(name).to(device)
 
 
 def load_with_decision(name: str, processor: Any = None, device: str | None = None) -> tuple[nn.Module, Any]:
@@ -60,15 +59,9 @@ def load_with_decision(name: str, processor: Any = None, device: str | None = No
         if classes is not None:
             model = ZeroShotClassifier(model, class_prompts(config, processor, classes), classes)
         model = CalibratedClassifier.load(model, name).eval()
-        if task_of_model(model) == REGRESSION:  # the config of a model with one output may not say so
+        if task_of(model).name == "regression":  # the config of a model with one output may not say so
             config_of(model).problem_type = "regression"
     return model, processor
-
-
-def is_baseline(name: str) -> bool:
-    check_model_exists(name)
-    with access_to(name, "model"):
-        return Baseline.is_saved_in(name)
 
 
 def member_folders(folder: Path) -> list[Path]:

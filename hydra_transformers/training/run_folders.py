@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from .._io.files import UNFINISHED, parse_json, write_atomically
+from .._io.files import parse_json, write_atomically
 from .._io.folder_lock import only_writer
 from .._io.processes import on_one_process
 from ..data.fingerprints import fingerprint_of_weights
@@ -102,7 +102,7 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
                 f"{folder} holds another fine-tuning (other {', '.join(different)}): pass another output_dir, or "
                 "remove that folder to start again"
             )
-    elif folder.exists() and not all(UNFINISHED.fullmatch(path.name) for path in folder.iterdir()):
+    elif folder.exists() and not all(path.name.endswith(".tmp") for path in folder.iterdir()):
         raise ValueError(f"{folder} holds something else than a fine-tuning: pass another output_dir")
     else:
         write_atomically(folder / RUN, json.dumps(identity, indent=2))

@@ -1,136 +1,82 @@
-"""Files and folders are there whole or not at all, and what killed processes left behind goes."""
+"""Files and folders are there whole or not at all, and nothing of a user or another process is removed."""
 
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hydra_transformers._io import files
-from hydra_transformers._io.files import remove_leftovers, write_atomically, written_whole
-
-
-@pytest.fixture(scope="module")
-def gone() -> int:
-    """The number of a process that has ended."""
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        process.wait()
-    return process.pid
+from hydra_transformers._io.files import write_atomically, written_whole
 
 
 def names_in(folder) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_file_takes_the_leftovers_of_killed_processes_with_it(gone, tmp_path):
-    for name in (f".report.json.{gone}.tmp", f".other.json.{gone}.tmp", f".report.json.{os.getppid()}.tmp"):
-        (tmp_path / name).write_text("half")
-    write_atomically(tmp_path / "report.json", "whole")
-    assert names_in(tmp_path) == {"report.json", f".other.json.{gone}.tmp", f".report.json.{os.getppid()}.tmp"}
-
-
-def test_a_folder_takes_the_leftovers_of_killed_processes_with_it(gone, tmp_path):
-    (tmp_path / f".model.{gone}.tmp").mkdir()
-    (tmp_path / f".model.{gone}.tmp" / "config.json").write_text("half")
-    with written_whole(tmp_path / "model") as folder:
-        (folder / "config.json").write_text("whole")
-    assert names_in(tmp_path) == {"model"}
-    assert (tmp_path / "model" / "config.json").read_text() == "whole"
-
-
-def test_only_what_processes_left_unfinished_is_removed(gone, tmp_path):
-    (tmp_path / f".folder.{gone}.tmp").mkdir()
-    (tmp_path / f".file.json.{gone}.tmp").write_text("half")
-    others = {".hidden", "file.tmp", f"file.{gone}.tmp", f".{gone}.tmp", f".running.{os.getpid()}.tmp"}
-    for name in others:
-        (tmp_path / name).write_text("mine")
-    remove_leftovers(tmp_path)
-    assert names_in(tmp_path) == others
-    remove_leftovers(tmp_path / "nothing")
-
-
-def fill(path):
+def fill(path, **files):
     with written_whole(path) as folder:
-        (folder / "config.json").write_text("new")
+        for name, content in {"config.json": "new", **files}.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(content)
 
 
-def test_the_working_directory_is_filled_and_stays(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    before = tmp_path.stat().st_ino
-    fill(".")
-    assert names_in(tmp_path) == {"config.json"}
-    (tmp_path / "old").write_text("old")
-    fill(".")
-    assert names_in(tmp_path) == {"config.json"}
-    assert tmp_path.stat().st_ino == before
+def test_files_of_users_and_other_processes_stay(tmp_path):
+    """Also those whose names look like unfinished ones."""
+    names = {".report.json.1.tmp", ".report.json.99999999.tmp", ".model.1-2.tmp", ".model.7.old", "mine.txt"}
+    model = tmp_path / "model"
+    model.mkdir()
+    for folder in (tmp_path, model):
+        for name in names:
+            (folder / name).write_text("mine")
+    write_atomically(tmp_path / "report.json", "whole")
+    fill(model)
+    assert names_in(tmp_path) == {"report.json", "model", *names}
+    assert names_in(model) == {"config.json", *names}
 
 
-def test_an_empty_folder_is_filled_and_stays(tmp_path):
-    """As a mount point must: it cannot be renamed, and what is beside it lies elsewhere."""
-    folder = tmp_path / "mounted"
-    folder.mkdir(mode=0o750)
-    before = folder.stat()
-    fill(folder)
-    assert names_in(folder) == {"config.json"}
-    assert names_in(tmp_path) == {"mounted"}
-    assert (folder.stat().st_ino, folder.stat().st_mode) == (before.st_ino, before.st_mode)
+@pytest.mark.parametrize("target", ["new", "empty", "full", "link to new", "link to full", "working directory"])
+def test_a_folder_is_filled_and_stays(target, tmp_path, monkeypatch):
+    """A mount point and the working directory cannot be renamed, and a link goes on pointing to its folder."""
+    folder = place = tmp_path / "model"
+    if "new" not in target:
+        folder.mkdir(mode=0o750)
+    before = folder.stat() if folder.exists() else None
+    if "full" in target:
+        fill(folder, **{"mine.txt": "mine", "config.json": "old", "code/a.py": "old", "code/b.py": "old"})
+    if "link" in target:
+        place = tmp_path / "link"
+        place.symlink_to(folder)
+    if target == "working directory":
+        monkeypatch.chdir(folder)
+        place = "."
+    fill(place, **{"code/a.py": "new"})
+    assert (folder / "config.json").read_text() == (folder / "code" / "a.py").read_text() == "new"
+    assert names_in(folder) == {"config.json", "code", *(["mine.txt"] if "full" in target else [])}
+    assert names_in(folder / "code") == {"a.py", *(["b.py"] if "full" in target else [])}
+    assert before is None or (folder.stat().st_ino, folder.stat().st_mode) == (before.st_ino, before.st_mode)
+    assert names_in(tmp_path) == {"model", *(["link"] if "link" in target else [])}
 
 
-@pytest.mark.parametrize("target", ["empty", "full", "missing"])
-def test_a_symlink_goes_on_pointing_to_its_folder(target, tmp_path):
-    if target != "missing":
-        (tmp_path / "target").mkdir()
-    if target == "full":
-        (tmp_path / "target" / "old").write_text("old")
-    (tmp_path / "link").symlink_to(tmp_path / "target")
-    fill(tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert names_in(tmp_path / "target") == {"config.json"}
-    assert names_in(tmp_path) == {"link", "target"}
+def test_a_model_replaces_the_weights_of_another(tmp_path):
+    """Transformers would load an old model.safetensors beside the shards of the new one."""
+    fill(tmp_path / "model", **{"model.safetensors": "old", "adapter.safetensors": "mine"})
+    fill(tmp_path / "model", **{"model-00001-of-00002.safetensors": "new", "model.safetensors.index.json": "new"})
+    expected = {"config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"}
+    assert names_in(tmp_path / "model") == {*expected, "adapter.safetensors"}
 
 
 def test_the_config_of_a_model_comes_last(tmp_path, monkeypatch):
-    """A folder that was cut off while it was filled is no model."""
+    """A folder whose filling was cut off is not a model, neither the old one nor the new."""
+    fill(tmp_path)
     order, replace = [], os.replace
-    monkeypatch.setattr(os, "replace", lambda source, target: (order.append(target.name), replace(source, target)))
-    with written_whole(tmp_path) as folder:
-        for name in ("a.py", "config.json", "model.safetensors"):
-            (folder / name).write_text("new")
-    assert sorted(order) == ["a.py", "config.json", "model.safetensors"]
-    assert order[-1] == "config.json"
 
+    def seen(source, target):
+        order.append((target.name, (tmp_path / "config.json").exists()))
+        replace(source, target)
 
-KILLED = """
-import importlib.util, os, shutil, sys
-spec = importlib.util.spec_from_file_location("files", sys.argv[3])  # without the package, whose import takes seconds
-files = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(files)
-moves, replace = [], os.replace
-def move(source, target):
-    if len(moves) == int(sys.argv[2]):
-        os._exit(9)
-    moves.append(replace(source, target))
-def remove(path, **_):
-    min(path.iterdir()).unlink()
-    os._exit(9)
-os.replace = move
-with files.written_whole(sys.argv[1]) as folder:
-    (folder / "config.json").write_text("newer")
-    shutil.rmtree = remove
-"""
-
-
-@pytest.mark.parametrize("moves", [0, 1, 2])
-def test_a_process_killed_while_it_replaces_a_folder_leaves_a_whole_one(moves, tmp_path):
-    model = tmp_path / "model"
-    fill(model)
-    (model / "weights").write_text("old")
-    assert subprocess.run([sys.executable, "-c", KILLED, model, str(moves), files.__file__]).returncode == 9
-    with pytest.raises(ZeroDivisionError), written_whole(model):
-        raise ZeroDivisionError
-    assert names_in(tmp_path) == {"model"}
-    assert names_in(model) == ({"config.json"} if moves == 2 else {"config.json", "weights"})
+    monkeypatch.setattr(os, "replace", seen)
+    fill(tmp_path, **{"a.py": "new", "model.safetensors": "new"})
+    assert sorted(order[:2]) == [("a.py", False), ("model.safetensors", False)]
+    assert order[2:] == [("config.json", False)]
 
 
 def test_threads_that_write_one_file_do_not_meet_and_a_symlink_stays(tmp_path):
@@ -142,13 +88,16 @@ def test_threads_that_write_one_file_do_not_meet_and_a_symlink_stays(tmp_path):
     assert names_in(tmp_path) == {"file", "link"} and (tmp_path / "link").is_symlink()
 
 
-def test_what_fails_leaves_nothing_and_keeps_what_was_there(tmp_path):
+def test_what_fails_leaves_nothing_and_keeps_what_was_there(tmp_path, monkeypatch):
     fill(tmp_path / "model")
     (tmp_path / "empty").mkdir()
     for name in ("model", "empty", "new"):
         with pytest.raises(ZeroDivisionError), written_whole(tmp_path / name) as folder:
             (folder / "config.json").write_text("newer")
             raise ZeroDivisionError
-    assert names_in(tmp_path) == {"model", "empty"}
+    monkeypatch.setattr(os, "replace", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_atomically(tmp_path / "model" / "config.json", "newer")
+    assert names_in(tmp_path) == {"model", "empty"} and names_in(tmp_path / "model") == {"config.json"}
     assert (tmp_path / "model" / "config.json").read_text() == "new"
     assert names_in(tmp_path / "empty") == set()

@@ -40,21 +40,19 @@ def launched(monkeypatch):
 def test_help_comes_without_gradio(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["app", "--help"]) == 0
-    assert re.search(r"--single +MODEL", capsys.readouterr().out)
+    assert re.search(r"--examples +PATH", capsys.readouterr().out)
 
 
 def test_app_hands_models_examples_and_limits_to_the_page(workplace, launched, capsys):
     words = [
         "app",
         str(workplace / "vit"),
-        "--single",
-        str(workplace / "vit"),
         "--examples",
         str(workplace / "pictures"),
     ]
     assert main([*words, "--max-megabytes", "0.5", "--max-characters", "7", "--host", "0.0.0.0", "--port", "80"]) == 0
-    [(model, single, examples, limits, labels, host, port)] = launched
-    assert model.name == single.name == "vit" and model.class_names == ["red", "green", "blue"]
+    [(model, examples, limits, labels, host, port)] = launched
+    assert model.name == "vit" and model.class_names == ["red", "green", "blue"]
     assert examples == {"Examples": [str(workplace / "pictures" / "red.png")]}
     assert (limits.megabytes, limits.characters, labels, host, port) == (0.5, 7, (), "0.0.0.0", 80)
     assert "The page of vit is at http://here/" in capsys.readouterr().out
@@ -62,7 +60,7 @@ def test_app_hands_models_examples_and_limits_to_the_page(workplace, launched, c
 
 def test_clip_starts_with_the_labels_that_are_named(workplace, launched):
     assert main(["app", str(workplace / "clip"), "--labels", "cat", "dog"]) == 0
-    assert launched[0][4] == ["cat", "dog"] and launched[0][0].needs_classes
+    assert launched[0][3] == ["cat", "dog"] and launched[0][0].needs_classes
     assert main(["app", str(workplace / "vit"), "--processor", str(workplace / "other")]) == 0
 
 

@@ -25,7 +25,7 @@ from hydra_transformers.hub.handler import (
 )
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.serving import HydraPredictor, create_app
-from hydra_transformers.serving.page_inputs import read_image as read_file
+from hydra_transformers.serving.page_inputs import read_file
 from tests.serving.tiny import base64_of
 from tests.tiny_data import save_clip
 
@@ -39,7 +39,7 @@ def test_a_slender_image_is_refused_that_a_processor_would_scale_up_to_gigabytes
     with pytest.raises(
         RequestError, match=r"tall\.png has 1 x 101 pixels: send one at most 100 times as long as wide"
     ):
-        read_file(tmp_path / "tall.png")
+        read_file(tmp_path / "tall.png", "images")
     assert read_image(base64_of(Image.new("RGB", (MOST_SLENDER, 1))), "inputs[0]").size == (MOST_SLENDER, 1)
 
 
@@ -59,7 +59,7 @@ def test_images_of_more_levels_than_a_model_reads_are_refused(tmp_path):
     with pytest.raises(RequestError, match=r"inputs\[2\] has the mode I;16, of more than 256 levels"):
         read_image(base64.b64encode(path.read_bytes()).decode(), "inputs[2]")
     with pytest.raises(RequestError, match=r"^deep\.png has the mode I;16, of more than 256 levels"):
-        read_file(path)
+        read_file(path, "images")
 
 
 def jpeg(exif: bytes | Image.Exif) -> bytes:
@@ -75,7 +75,7 @@ def test_images_are_turned_as_they_ask_for_and_no_broken_word_on_that_fails_the_
         (tmp_path / "mine.jpg").write_bytes(jpeg(exif))
         for image in (
             read_image(base64.b64encode(jpeg(exif)).decode(), "inputs[0]"),
-            read_file(tmp_path / "mine.jpg"),
+            read_file(tmp_path / "mine.jpg", "images"),
         ):
             assert load_image(image).size == image.size == size  # as the pipeline reads it
 

@@ -6,7 +6,7 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.serving import HydraPredictor
-from hydra_transformers.serving.answer_columns import arrow_schema
+from hydra_transformers.serving.answers import arrow_schema
 from hydra_transformers.uncertainty import decompose
 from tests.fresh_process import run_without_package
 from tests.tiny_data import SIZES, WORDS, names_of, save_bert

@@ -6,7 +6,7 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 
 from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.serving import HydraPredictor
-from hydra_transformers.serving.page_html import answers_html, heading_html
+from hydra_transformers.serving.page_html import answer_html, heading_html
 from tests.tiny_data import SIZES, WORDS, names_of, save_bert
 
 
@@ -34,7 +34,7 @@ def numbers_of(hydra):
 
 def card(hydra, tokenizer, text):
     predictor = HydraPredictor(hydra, tokenizer, name="mine")
-    return answers_html([("mine", predictor.answer_with_members(text))]), predictor
+    return answer_html(predictor.answer_with_members(text)), predictor
 
 
 def test_a_number_stands_with_its_interval_and_its_members(tokenizer):
@@ -114,11 +114,11 @@ def test_entities_are_marked_in_the_text_and_doubtful_ones_apart(tokenizer):
         assert shown.count("hydra-entity") == len(answer["entities"]) and shown.count("hydra-doubted") == doubted
         assert "<img>" not in shown and "&lt;" in shown and "FILM" in shown
         marked = [marked[0] + doubted, marked[1] + len(answer["entities"]) - doubted]
-    assert all(marked) and "a tag for each word, of 3" in heading_html(predictor)
+    assert all(marked) and "a class for each word, of 3" in heading_html(predictor)
 
 
 @pytest.mark.slow
-def test_the_page_asks_for_pairs_where_a_model_scores_and_compares_one_task_only(tokenizer):
+def test_the_page_asks_for_pairs_where_a_model_scores(tokenizer):
     from hydra_transformers.serving.page import _respond, build_page
     from hydra_transformers.serving.page_inputs import USUAL
 
@@ -127,9 +127,5 @@ def test_the_page_asks_for_pairs_where_a_model_scores_and_compares_one_task_only
     assert "Second text" in str(build_page(scorer).get_config_file())
     assert "Second text" not in str(build_page(tagger).get_config_file())
     pair = scorer.answer_with_members({"text": "good", "text_pair": "a bad film"})
-    assert f"{pair['score']:.4g}" in _respond([scorer], USUAL, "good", "a bad film")
-    assert f"{pair['score']:.4g}" not in _respond([scorer], USUAL, "good", "")
-    with pytest.raises(
-        ValueError, match="tagger is made for the classes of tokens, scorer for regression: pass two of"
-    ):
-        build_page(scorer, tagger)
+    assert f"{pair['score']:.4g}" in _respond(scorer, USUAL, "good", "a bad film")
+    assert f"{pair['score']:.4g}" not in _respond(scorer, USUAL, "good", "")

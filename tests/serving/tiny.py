@@ -17,8 +17,7 @@ from transformers import (
 )
 
 from hydra_transformers import AutoHydra, load_data
-from hydra_transformers.cli.serve import predictor_of
-from hydra_transformers.serving import Predictor
+from hydra_transformers.serving import HydraPredictor
 from tests.tiny_data import picture_rows, save_bert, save_clip, save_vit
 
 
@@ -62,8 +61,8 @@ def save_clip_hydra(folder: Path) -> Path:
     return folder / "clip-hydra"
 
 
-def asked(folder: Path) -> Predictor:
-    return predictor_of(str(folder), device="cpu")
+def asked(folder: Path) -> HydraPredictor:
+    return HydraPredictor(folder, device="cpu")
 
 
 def base64_of(image: Image.Image, format: str = "PNG", **options) -> str:

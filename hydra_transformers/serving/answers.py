@@ -1,0 +1,89 @@
+"""Predictions as text, and as tables of Arrow."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..models.pipeline_hydra import PARTS_OF_UNCERTAINTY
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be read, and why, in a few words."""
+
+    reason: str
+
+
+def text_of(prediction: Mapping[str, Any]) -> str:
+    """What a model predicts, whether it abstains or not: a label, labels, numbers or entities."""
+    if "entities" in prediction:
+        return _names(prediction["entities"]) or "no entity"
+    if "labels" in prediction:
+        return ", ".join(prediction["labels"]) or "no label"
+    if "interval" in prediction:
+        scores = prediction["scores"]
+        return ", ".join(
+            f"{each['label']} {each['score']!r}" if scores[1:] else repr(each["score"]) for each in scores
+        )
+    return prediction["label"]
+
+
+def answer_of(prediction: Mapping[str, Any]) -> str | None:
+    """What a model predicts; None where it abstains. Of entities those that it does not abstain on."""
+    if not prediction["abstain"]:
+        return text_of(prediction)
+    return _names([each for each in prediction.get("entities", ()) if not each["abstain"]]) or None
+
+
+def _names(entities: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{each['word']} ({each['entity_group']})" for each in entities)
+
+
+def to_columns(answers: Sequence[Mapping[str, Any] | BadRow], columns: Mapping[str, str]) -> dict[str, list[Any]]:
+    """A list per column, with None in each for a bad row. A field without a column raises an error: it would be lost."""
+    found = [{} if isinstance(answer, BadRow) else answer for answer in answers]
+    extra = {name for answer in found for name in answer} - columns.keys()
+    if extra:
+        raise ValueError(f"predictions have the field {min(extra)!r}, which is not among the columns of their task")
+    return {name: [answer.get(name) for answer in found] for name in columns}
+
+
+def to_table(answers: Sequence[Mapping[str, Any] | BadRow], columns: Mapping[str, str]) -> Any:
+    """A table with `answer`, `prediction` and `why` in place of `label` and `reason`, and with the other columns."""
+    import pyarrow
+
+    first: dict[str, list[Any]] = {"answer": [], "prediction": [], "why": []}
+    for answer in answers:
+        bad = isinstance(answer, BadRow)
+        first["answer"].append(None if bad else answer_of(answer))
+        first["prediction"].append(None if bad else text_of(answer))
+        first["why"].append(f"It cannot be read: {answer.reason}." if bad else answer["reason"])
+    rest = to_columns(answers, columns)
+    types = dict.fromkeys(first, "string") | {name: columns[name] for name in rest if name not in ("label", "reason")}
+    return pyarrow.table({name: (first | rest)[name] for name in types}, schema=arrow_schema(types))
+
+
+def arrow_schema(columns: Mapping[str, str]) -> Any:
+    """The schema of columns with the types of `Task.columns`."""
+    import pyarrow
+
+    score, numbers = ["score"], ["score", *PARTS_OF_UNCERTAINTY]
+    abstain = [("abstain", pyarrow.bool_())]
+
+    def fields(names: Sequence[str], kind: str) -> list[tuple[str, Any]]:
+        return [(name, pyarrow.type_for_alias(kind)) for name in names]
+
+    label, words, places = (
+        fields(names, kind)
+        for names, kind in ((["label"], "string"), (["entity_group", "word"], "string"), (["start", "end"], "int64"))
+    )
+    of_entity = fields([*numbers, "mean_uncertainty", "detector_score"], "double")
+    types = {
+        "strings": pyarrow.string(),
+        "intervals": pyarrow.list_(pyarrow.float64()),
+        "scores": pyarrow.struct([*label, *fields(score, "double")]),
+        "label scores": pyarrow.struct([*label, *fields(numbers, "double"), *abstain]),
+        "entities": pyarrow.struct([*words, *places, *of_entity, *abstain]),
+    }
+    lists = {name: pyarrow.list_(kind) for name, kind in types.items()}
+    return pyarrow.schema([(name, lists.get(kind) or pyarrow.type_for_alias(kind)) for name, kind in columns.items()])
