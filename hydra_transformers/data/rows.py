@@ -98,12 +98,13 @@ def _load(source: DataSource) -> Any:
                 f"there is no folder {name} here, and on the Hub no data set can have that name: check it"
             )
         return datasets.load_dataset(name, config or None)
-    except ValueError as error:
-        if "corresponds to no data" not in str(error):
+    except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        if "corresponds to no data" in reason or "BatchSize must be greater than 0" in reason:
+            raise ValueError(f"{name} has no rows") from error
+        if isinstance(error, ValueError):
             raise
-        raise ValueError(f"{name} has no rows") from error
-    except datasets.exceptions.DatasetGenerationError as error:
-        raise ValueError(f"{name} cannot be read: {' '.join(str(error.__cause__ or error).split())}") from error
+        raise ValueError(f"{name} cannot be read: {reason}") from error
 
 
 # Splits and parts
