@@ -270,7 +270,7 @@ def test_whisper_reads_audio_of_all_lengths_together_wherever_audio_is_taken():
 @pytest.mark.slow
 def test_the_command_line_answers_files_and_names_broken_ones(tmp_path, capsys):
     torch.manual_seed(0)
-    sizes = {**SIZES, **AUDIO_SIZES, "num_hidden_layers": 2}
+    sizes = {**SIZES, **AUDIO_SIZES, "num_hidden_layers": 2, "num_labels": 2}
     config = ASTConfig(**sizes, **names_of(["low", "high"]), initializer_range=0.2)
     ASTForAudioClassification(config).save_pretrained(tmp_path / "ast")
     extractor().save_pretrained(tmp_path / "ast")

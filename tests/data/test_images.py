@@ -37,8 +37,8 @@ def saved(mode: str, folder) -> str:
     return str(path)
 
 
-def doors(path: str, model, processor, folder) -> dict[str, torch.Tensor]:
-    """The pixel values that each door makes of a file."""
+def ways(path: str, model, processor, folder) -> dict[str, torch.Tensor]:
+    """The pixel values that each way makes of a file."""
 
     def processed(image):
         return processor(images=image, return_tensors="pt")["pixel_values"][0]
@@ -63,15 +63,15 @@ def doors(path: str, model, processor, folder) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "turned", "L", "LA", "P", "RGBA", "1"])
-def test_every_door_reads_the_same_pixels(mode, vit, tmp_path):
+def test_every_way_reads_the_same_pixels(mode, vit, tmp_path):
     model, processor = vit
     path = saved(mode, tmp_path)
     with Image.open(path) as image:
         image = ImageOps.exif_transpose(image).convert("RGB")
     assert image.size == ((8, 12) if mode == "turned" else (12, 8))
     expected = processor(images=image, return_tensors="pt")["pixel_values"][0]
-    for door, pixels in doors(path, model, processor, tmp_path).items():
-        assert torch.equal(pixels, expected), door
+    for way, pixels in ways(path, model, processor, tmp_path).items():
+        assert torch.equal(pixels, expected), way
 
 
 def test_a_model_of_one_channel_reads_grey(vit, tmp_path):
@@ -80,8 +80,8 @@ def test_a_model_of_one_channel_reads_grey(vit, tmp_path):
     grey.save(tmp_path / "grey.png")
     model.config.num_channels = 1
     try:
-        for door, pixels in doors(str(tmp_path / "grey.png"), model, processor, tmp_path).items():
-            assert torch.equal(pixels, processor(images=grey, return_tensors="pt")["pixel_values"][0]), door
+        for way, pixels in ways(str(tmp_path / "grey.png"), model, processor, tmp_path).items():
+            assert torch.equal(pixels, processor(images=grey, return_tensors="pt")["pixel_values"][0]), way
     finally:
         model.config.num_channels = 3
 
@@ -105,6 +105,6 @@ def test_reading_leaves_the_users_image_alone():
         ("nowhere.png", FileNotFoundError, r"there is no image nowhere\.png: pass a path, a URL or base64"),
     ],
 )
-def test_what_is_no_image_is_refused(image, error, sentence):
+def test_what_is_not_an_image_raises(image, error, sentence):
     with pytest.raises(error, match=sentence):
         read_image(image, "mine")

@@ -1,35 +1,44 @@
-"""Functions that take data and a model take the name, folder or file of a data set, too."""
+"""Functions that take data and a model take the name, folder or file of a data set, or a DataFrame, too."""
 
+import json
+
+import pandas as pd
 import pytest
 
 from hydra_transformers import AutoHydra, calibrate, evaluate_uncertainty, load_data
 from hydra_transformers.models.auto import load_trained
-from tests.tiny_data import grey_rows, picture_rows, save_vit
+from hydra_transformers.serving.jobs import predict_data
+from tests.tiny_data import review_rows, save_bert
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("named")
-    save_vit(folder / "vit")
-    picture_rows(60).save_to_disk(folder / "pictures")
-    grey_rows(20).save_to_disk(folder / "grey")
+    save_bert(folder / "bert")
+    review_rows(60).save_to_disk(folder / "reviews")
+    (folder / "other.csv").write_text("text\n" + "bad bad\ngood of\n" * 10)
     return folder
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_named_data_is_loaded_for_the_model(place):
-    model = load_trained(place / "vit")
-    data, grey = load_data(place / "pictures", model), load_data(place / "grey", model)
-    found, expected = (
-        evaluate_uncertainty(model, *sets)
-        for sets in (
-            (place / "pictures", {"far": {"grey": str(place / "grey")}}),
-            (data, {"far": {"grey": grey}}),
-        )
-    )
-    assert found.to_markdown() == expected.to_markdown()
-    found, expected = (
-        calibrate(AutoHydra.from_backbone(model), *sets, target={"tpr": 0.5})
-        for sets in ((str(place / "pictures"), place / "grey"), (data, grey))
-    )
-    assert str(found) == str(expected)
+def test_named_data_and_dataframes_are_loaded_for_the_model(place):
+    model = load_trained(place / "bert")
+    frames = review_rows(60).to_pandas(), pd.DataFrame({"text": ["bad bad", "good of"] * 10}, index=range(20, 0, -1))
+    forms = [
+        (load_data(place / "reviews", model), load_data(place / "other.csv", model)),
+        (place / "reviews", str(place / "other.csv")),
+        frames,
+    ]
+    reports = [evaluate_uncertainty({"bert": model}, data, {"far": {"other": ood}}) for data, ood in forms]
+    calibrations = [calibrate(AutoHydra.from_backbone(model), *sets, target={"tpr": 0.5}) for sets in forms]
+    for results in (list(map(str, reports)), list(map(str, calibrations))):
+        assert results[0] == results[1] == results[2]
+
+
+def test_predictions_for_a_csv_with_blank_lines_keep_their_rows(place, tmp_path):
+    (tmp_path / "texts.csv").write_text("text\ngood film\n\nbad\n")
+    predict_data(place / "bert", tmp_path / "texts.csv", tmp_path / "answers.jsonl", device="cpu")
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [answer["row"] for answer in answers if answer["label"] is not None] == [0, 2]
+    [bad] = (tmp_path / "answers.bad-rows.jsonl").read_text().splitlines()
+    assert json.loads(bad)["row"] == 1
