@@ -1,13 +1,10 @@
 """Functions that take data and a model take the name, folder or file of a data set, or a DataFrame, too."""
 
-import json
-
 import pandas as pd
 import pytest
 
 from hydra_transformers import AutoHydra, calibrate, evaluate_uncertainty, load_data
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.serving.jobs import predict_data
 from tests.tiny_data import review_rows, save_bert
 
 
@@ -33,12 +30,3 @@ def test_named_data_and_dataframes_are_loaded_for_the_model(place):
     calibrations = [calibrate(AutoHydra.from_backbone(model), *sets, target={"tpr": 0.5}) for sets in forms]
     for results in (list(map(str, reports)), list(map(str, calibrations))):
         assert results[0] == results[1] == results[2]
-
-
-def test_predictions_for_a_csv_with_blank_lines_keep_their_rows(place, tmp_path):
-    (tmp_path / "texts.csv").write_text("text\ngood film\n\nbad\n")
-    predict_data(place / "bert", tmp_path / "texts.csv", tmp_path / "answers.jsonl", device="cpu")
-    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    assert [answer["row"] for answer in answers if answer["label"] is not None] == [0, 2]
-    [bad] = (tmp_path / "answers.bad-rows.jsonl").read_text().splitlines()
-    assert json.loads(bad)["row"] == 1
