@@ -120,10 +120,9 @@ def test_features_and_heads_of_members_give_their_logits(family):
 
 
 def test_baselines_made_for_clip_refuse_siglip():
-    with pytest.raises(TypeError, match="model is a SiglipModel: pass a CLIPModel"):
-        BayesVLM(SIGLIP.backbone())
-    with pytest.raises(TypeError, match=r"SiglipModel has no nn\.Linear with"):
-        ViLU(SIGLIP.backbone())
+    for baseline in (BayesVLM, ViLU):
+        with pytest.raises(TypeError, match="model is a SiglipModel: pass a CLIPModel"):
+            baseline(SIGLIP.backbone())
 
 
 # Pipelines, cards, the command line

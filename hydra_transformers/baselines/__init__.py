@@ -9,7 +9,7 @@ from .head_ensemble import HeadEnsemble
 from .last_layer_laplace import LastLayerLaplace
 from .lora_ensemble import LoRAEnsemble, finetune_lora_ensemble
 from .mc_dropout import MCDropout
-from .mimo import MIMO, Independence, MIMOCollator
+from .mimo import MIMO, MIMOCollator
 from .packed_ensemble import PackedEnsemble
 from .temperature_scaled import temperature_scaled, temperature_scaled_clip
 from .vilu import ViLU, collect_confidences, failure_metrics
@@ -22,7 +22,6 @@ __all__ = [
     "BayesVLM",
     "DeepEnsemble",
     "HeadEnsemble",
-    "Independence",
     "LastLayerLaplace",
     "LoRAEnsemble",
     "MCDropout",

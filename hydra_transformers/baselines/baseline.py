@@ -1,64 +1,47 @@
 """The base class of baselines built around one Transformers model."""
 
 import inspect
-import json
 import math
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-import transformers
-from huggingface_hub import snapshot_download
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils import cached_file
+from transformers.utils import SAFE_WEIGHTS_NAME
 
-from .._io.files import parse_json, write_atomically, written_whole
+from .._io.files import write_atomically
 from ..cost import inputs_for, multiply_adds_of
 from ..data.prediction import answer_of, device_of
 from ..fusion import without_weights
-from ..models import auto
+from ..models.auto import check_has_no_adapters
 from ..models.configuration_hydra import set_problem_type
 from ..models.modeling_hydra import HydraClassifierOutput, check_labels, mean_loss, watch_for_other_loss
 
 
-SETTINGS_FILE, WEIGHTS_FILE, MODEL_FOLDER = "baseline.json", "baseline.safetensors", "model"
+MODEL_FOLDER = "model"
 
 
 class Baseline(nn.Module):
-    """A model that answers with `member_logits`, and is trained, evaluated, calibrated, saved and published like a Hydra.
+    """A model that answers with `member_logits`, and is trained, evaluated, calibrated and saved like a Hydra.
 
     A subclass
 
-    - takes the model first, then arguments that JSON can hold, and passes all of them on:
-      `super().__init__(model, num_members=num_members)`. If it changes or trains the model, it passes on a copy;
+    - takes the model first, then plain arguments, and passes all of them on: `super().__init__(model, num_members=num_members)`.
+      If it changes or trains the model, it passes on a copy;
     - creates its own parameters and buffers in `__init__`, with shapes that depend on the model and the arguments alone:
-      loading and counting build it again;
-    - computes `member_logits(**inputs)`, (batch, members, classes), from the inputs that the model's forward names;
-    - describes itself in `summary`, which opens its model card; `{members}` becomes their number. `usage` is example code
-      for the card, with REPO for the repository, where the usual code for classifiers does not fit.
+      counting builds it again;
+    - computes `member_logits(**inputs)`, (batch, members, classes), from the inputs that the model's forward names.
 
-    It may override `loss`, `num_members` and, if it replaces parts of the model, `plain_model`. It is saved as
-    `baseline.json` (class and arguments), `baseline.safetensors` (weights that `plain_model` does not have) and the folder
-    `model` (`plain_model`, as Transformers saves it).
+    It may override `loss` and `num_members`.
     """
-
-    summary: str
-    usage: str | None = None
-    classes: ClassVar[dict[str, type["Baseline"]]] = {}  # by name
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        Baseline.classes[cls.__name__] = cls
 
     def __init__(self, model: PreTrainedModel, **arguments: Any):
         super().__init__()
-        check_is_plain(model)
-        json.dumps(arguments)  # fail now, not when saving after the training
-        self.model = model
-        self.arguments = arguments
+        check_has_no_adapters(model, "model")
+        self.model, self.arguments = model, arguments
         parameters = inspect.signature(model.forward).parameters.values()
         self.reads = frozenset(each.name for each in parameters if each.kind is not each.VAR_KEYWORD) - {"labels"}
 
@@ -73,6 +56,10 @@ class Baseline(nn.Module):
     @property
     def device(self) -> torch.device:
         return device_of(self.model)
+
+    @property
+    def input_model(self) -> PreTrainedModel:
+        return self.model
 
     # Trainer keeps the columns that forward names.
     def forward(
@@ -104,13 +91,7 @@ class Baseline(nn.Module):
             "input_values": input_values,
             "input_features": input_features,
         }
-        given = {name: value for name, value in inputs.items() if value is not None}
-        read = {name: value for name, value in given.items() if name in self.reads}
-        if not read:
-            raise ValueError(
-                f"{type(self.model).__name__} takes none of the batch's entries ({', '.join(given) or 'none'}): it reads "
-                f"{', '.join(sorted(self.reads))}"
-            )
+        read = {name: value for name, value in inputs.items() if value is not None and name in self.reads}
         return self.outputs(read, labels, num_items_in_batch)
 
     def outputs(
@@ -143,7 +124,7 @@ class Baseline(nn.Module):
         """Tied weights are copied: Trainer saves with safetensors, which refuses shared memory."""
         state, seen = super().state_dict(*args, **kwargs), set()
         for name, tensor in state.items():
-            if not isinstance(tensor, Tensor) or tensor.requires_grad or tensor.is_meta or tensor.numel() == 0:
+            if tensor.requires_grad or tensor.is_meta or tensor.numel() == 0:
                 continue
             storage = tensor.untyped_storage().data_ptr()
             if storage in seen:
@@ -151,74 +132,11 @@ class Baseline(nn.Module):
             seen.add(storage)
         return state
 
-    def plain_model(self) -> PreTrainedModel:
-        """The model in a form that Transformers can save and load."""
-        return self.model
-
-    def own_weights(self) -> dict[str, Tensor]:
-        """The parameters and buffers that `plain_model` does not have."""
-        of_model = {f"model.{name}" for name in self.plain_model().state_dict()}
-        return {name: tensor for name, tensor in self.state_dict().items() if name not in of_model}
-
     def save_pretrained(self, folder: str | os.PathLike) -> None:
-        """Other files in the folder, such as a processor's, stay."""
-        folder, plain = Path(folder), self.plain_model()
-        _model_class(type(plain).__name__, folder)
-        own = {name: tensor.detach().contiguous().cpu() for name, tensor in self.own_weights().items()}
-        settings = {
-            "baseline": type(self).__name__,
-            "arguments": self.arguments,
-            "model_class": type(plain).__name__,
-        }
-        # The settings file is removed first and written last, so a folder that has it is complete.
-        (folder / SETTINGS_FILE).unlink(missing_ok=True)
-        with written_whole(folder / MODEL_FOLDER) as unfinished:
-            plain.save_pretrained(unfinished)
-        write_atomically(folder / WEIGHTS_FILE, save(own, metadata={"format": "pt"}))
-        write_atomically(folder / SETTINGS_FILE, json.dumps(settings, indent=1) + "\n")
-
-    @classmethod
-    def from_pretrained(cls, name: str | os.PathLike, revision: str | None = None) -> "Baseline":
-        """Loads a baseline of any imported subclass from a folder or a Hub repository, in eval mode."""
-        folder = Path(name)
-        if not folder.is_dir():
-            if str(name).startswith((".", "/", "~")):
-                raise FileNotFoundError(
-                    f"there is no folder {name}: pass one that save_pretrained wrote, or a Hub name"
-                )
-            folder = Path(snapshot_download(str(name), revision=revision))
-        settings = _read_settings(folder)
-        found = Baseline.classes.get(settings["baseline"])
-        if found is None:
-            raise ValueError(
-                f"{name} is a {settings['baseline']}, which is not known here: import its class first (known are "
-                f"{', '.join(sorted(Baseline.classes))})"
-            )
-        if not issubclass(found, cls):
-            raise ValueError(f"{name} is a {found.__name__}: load it with {found.__name__}.from_pretrained")
-        model, loading = _model_class(settings["model_class"], folder).from_pretrained(
-            folder / MODEL_FOLDER, dtype="auto", output_loading_info=True, local_files_only=True, use_safetensors=True
-        )
-        baseline = found(model, **settings["arguments"])
-        own = load_file(folder / WEIGHTS_FILE)
-        differing = {*loading["missing_keys"], *(set(baseline.own_weights()) ^ set(own))}
-        if differing:
-            raise ValueError(f"{folder} and its baseline do not agree on {min(differing)}: save the baseline again")
-        baseline.load_state_dict(own, strict=False, assign=True)  # assigning keeps the dtypes of the file
-        return baseline.to(device_of(model)).eval()
-
-    @staticmethod
-    def is_saved_in(name: str | os.PathLike) -> bool:
-        """Whether a folder or a Hub repository holds a baseline."""
-        if Path(name).is_dir():
-            return (Path(name) / SETTINGS_FILE).is_file()
-        errors = ("gated_repo", "missing_entries", "connection_errors")
-        quietly = {f"_raise_exceptions_for_{error}": False for error in errors}
-        return cached_file(str(name), SETTINGS_FILE, **quietly) is not None
-
-    @property
-    def input_model(self) -> PreTrainedModel:
-        return self.model
+        """Writes all weights into `model.safetensors`, as Trainer does; a baseline that is made again with the same arguments
+        loads them by `load_state_dict`."""
+        weights = {name: tensor.detach().contiguous().cpu() for name, tensor in self.state_dict().items()}
+        write_atomically(Path(folder) / SAFE_WEIGHTS_NAME, save(weights, metadata={"format": "pt"}))
 
     def count_multiply_adds(self) -> int:
         return multiply_adds_of(self.without_weights(), **inputs_for(self, 1, "meta"))
@@ -230,23 +148,12 @@ class Baseline(nn.Module):
             return type(self)(model, **self.arguments).eval()
 
 
-def check_is_plain(model: Any, name: str = "model") -> None:
-    """Refuses models with PEFT adapters too: only these would be saved."""
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"{name} is a {type(model).__name__}: pass a model of Transformers that is loaded")
-    auto.check_has_no_adapters(model, name)
-
-
-def check_is_classifier(model: Any, name: str = "model") -> None:
-    """Refuses models without classes, and Hydras."""
-    check_is_plain(model, name)
+def check_is_classifier(model: Any) -> None:
+    """Raises for models without classes, classifiers of tokens, and Hydras."""
     kind = type(model).__name__
-    if "Classification" not in kind:
-        raise TypeError(f"{name} is a {kind}, no classifier: pass a model for classification")
-    if "TokenClassification" in kind:
-        raise TypeError(f"{name} is a {kind}, which classifies each token: pass a classifier of whole inputs")
-    if hasattr(type(model), "backbone_rules"):
-        raise TypeError(f"{name} is a {kind}, which has members already: pass a model of Transformers")
+    is_plain = isinstance(model, PreTrainedModel) and not hasattr(type(model), "backbone_rules")
+    if not is_plain or "Classification" not in kind or "TokenClassification" in kind:
+        raise TypeError(f"model is a {kind}: pass a classifier of whole inputs, as Transformers makes it")
 
 
 def check_is_count(value: Any, name: str = "num_members", least: int = 1) -> None:
@@ -256,22 +163,3 @@ def check_is_count(value: Any, name: str = "num_members", least: int = 1) -> Non
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _model_class(name: str, folder: Path) -> type[PreTrainedModel]:
-    """Refuses names of anything but models: the name may come from a stranger's file."""
-    found = getattr(transformers, name, None) or getattr(auto, name, None)
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
-        raise ValueError(f"{folder} cannot hold a {name}, which is no model class of Transformers or this package")
-    return found
-
-
-def _read_settings(folder: Path) -> dict[str, Any]:
-    path = folder / SETTINGS_FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} has no {SETTINGS_FILE}, so it holds no baseline, or not all of one")
-    try:
-        settings = parse_json(path.read_bytes())
-        return {name: settings[name] for name in ("baseline", "arguments", "model_class")}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is broken ({error}): save the baseline again") from error

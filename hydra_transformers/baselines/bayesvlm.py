@@ -1,16 +1,12 @@
 """BayesVLM (Baumann et al., 2024): a Laplace approximation of CLIP's two projections, with analytic similarities."""
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
-from pickle import UnpicklingError  # only the error
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import CLIPModel
 
-from .._io.files import parse_json
 from ..data.batches import batches
 from ..data.prediction import evaluation_mode
 from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32, log_mean_probability
@@ -22,29 +18,23 @@ from .kronecker import (
     second_derivatives_of_similarity,
     without_autocast,
 )
-from .prompt_classifier import ZERO_SHOT_USAGE, PromptClassifier
+from .prompt_classifier import PromptClassifier
 
 
-PRIOR_FILE = "prior_precision_analytic.json"
-SIDES = {"image": "img", "text": "txt"}  # and their names in published files
+SIDES = ("image", "text")
 ROWS_PER_PASS = 1024  # bounds the memory of a curvature
 
 
 class BayesVLM(Baseline):
     """CLIP with uncertain projections, so that embeddings and their similarities have a mean and a variance. Nothing trains.
 
-    model: a `CLIPModel`, which becomes part of this
+    `fit` finds the distributions from pairs of images and texts; until then the answers are CLIP's.
+    `zero_shot(class_prompts)` is a classifier. The one member's logits are CLIP's, damped where they are uncertain (the probit
+    approximation), which can change accuracy too.
 
-    `fit` finds the distributions from pairs of images and texts, `load_factors` takes published ones; until then the answers
-    are CLIP's. `zero_shot(class_prompts)` is a classifier. The one member's logits are CLIP's, damped where they are
-    uncertain (the probit approximation), which can change accuracy too.
+    Args:
+        model (`CLIPModel`): becomes part of this.
     """
-
-    summary = (
-        "BayesVLM: a Laplace approximation of CLIP's image and text projections, with Kronecker factors; similarities have an "
-        "analytic mean and variance. Members: {members}."
-    )
-    usage = ZERO_SHOT_USAGE.format(name="BayesVLM")
 
     def __init__(self, model: CLIPModel):
         if not isinstance(model, CLIPModel):
@@ -73,11 +63,14 @@ class BayesVLM(Baseline):
     ) -> "BayesVLM":
         """Finds the distributions in one pass over pairs like CLIP's training data; returns itself.
 
-        data: batches or rows with `pixel_values` and the tokens of one text per image
-        batch_size: rows per batch, for a Dataset of rows
-        pairs_together: how many pairs are each other's classes; a smaller rest at the end counts too
-        prior_precision: λ; None for those with the highest evidence, one for images and one for texts
-        pseudo_count: τ, how many times the data count
+        Args:
+            data: batches or rows with `pixel_values` and the tokens of one text per image.
+            batch_size (`int`, defaults to 32): rows per batch, for a Dataset of rows.
+            pairs_together (`int`, defaults to 32768): how many pairs are each other's classes; a smaller rest at the end
+                counts too.
+            prior_precision (`float`, *optional*): λ; None for those with the highest evidence, one for images and one for
+                texts.
+            pseudo_count (`float`, defaults to 1.0): τ, how many times the data count.
         """
         check_is_count(pairs_together, "pairs_together", 2)
         activations: dict[str, list[Tensor]] = {side: [] for side in SIDES}
@@ -110,29 +103,6 @@ class BayesVLM(Baseline):
                 curvature = sum(second_derivatives_of_similarity(each, targets, scale) for each in rows)
                 factors.add(inputs[side][part], curvature)
             fitted[side] = self._posterior(side).fit(*factors.scaled(), weights[side], prior_precision, pseudo_count)
-        return self._set(fitted)
-
-    def load_factors(
-        self, folder: str | os.PathLike, pseudo_count: float = 1.0, with_published_prior: bool = False
-    ) -> "BayesVLM":
-        """Takes factors that the authors publish for this very CLIP (github.com/AaltoML/BayesVLM, `hessians/`); returns itself.
-
-        folder: with `A_img_analytic.pt`, `B_img_analytic.pt`, `A_txt_analytic.pt`, `B_txt_analytic.pt`; only tensors are read
-        pseudo_count: τ, how many times the data count; the authors' scripts take 4 or 10
-        with_published_prior: take λ and τ from `prior_precision_analytic.json`. They were found with an evidence whose log
-            determinant had its sizes swapped (AaltoML/BayesVLM #2), so by default λ is found anew
-        """
-        folder, fitted = Path(folder), {}
-        published = _read_prior(folder) if with_published_prior else {}
-        for side, short in SIDES.items():
-            weight = self._projection(side).weight.detach()
-            sizes = zip("AB", reversed(weight.shape), strict=True)
-            factors = [_read_factor(folder / f"{name}_{short}_analytic.pt", size) for name, size in sizes]
-            prior, count = published.get(f"lambda_{short}"), published.get(f"n_{short}", pseudo_count)
-            fitted[side] = self._posterior(side).fit(*factors, weight, prior, count)
-        return self._set(fitted)
-
-    def _set(self, fitted: Mapping[str, dict[str, Tensor]]) -> "BayesVLM":
         for side, values in fitted.items():
             self._posterior(side).set(values)
         return self
@@ -207,27 +177,3 @@ def similarity_moments(
     means = image_means @ text_means.t() / lengths.sqrt()
     variances = image_variances @ (text_variances + text_squares).t() + image_squares @ text_variances.t()
     return means, variances / lengths
-
-
-def _read_prior(folder: Path) -> dict[str, float]:
-    path = folder / PRIOR_FILE
-    try:
-        fields = parse_json(path.read_bytes())
-        return {name: float(fields[name]) for name in ("lambda_img", "n_img", "lambda_txt", "n_txt")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} has no prior precisions ({error}): pass with_published_prior=False") from error
-
-
-def _read_factor(path: Path, size: int) -> Tensor:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: pass a folder with A and B of images and texts")
-    try:
-        factor = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(f"{path} does not hold a single tensor: download the factors again") from error
-    if not isinstance(factor, Tensor) or factor.shape != (size, size):
-        shape = tuple(factor.shape) if isinstance(factor, Tensor) else type(factor).__name__
-        raise ValueError(
-            f"{path.name} is {shape}, and this CLIP's projection needs ({size}, {size}): pass its own factors"
-        )
-    return factor

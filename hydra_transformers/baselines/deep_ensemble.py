@@ -14,20 +14,16 @@ from ..models.modeling_hydra import HydraClassifierOutput
 class DeepEnsemble(nn.Module):
     """Runs models one after the other on the same input.
 
-    models: Hugging Face classifiers, Hydras (all their members join) or other baselines, with the same classes; for CLIP,
-        a `ZeroShotClassifier` each
+    Args:
+        models (`Iterable[nn.Module]`): Hugging Face classifiers, Hydras (all their members join) or other baselines, with the
+            same classes; for CLIP, a `ZeroShotClassifier` each.
     """
 
     def __init__(self, models: Iterable[nn.Module]):
         super().__init__()
-        if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
-            raise TypeError(f"models is a {type(models).__name__}: pass a list of classifiers")
-        models = list(models or ())
+        models = list(models)
         if not models:
-            raise ValueError("models has no models: pass a list of classifiers")
-        for index, model in enumerate(models):
-            if not isinstance(model, nn.Module):
-                raise TypeError(f"models[{index}] is a {type(model).__name__}: pass classifiers that are loaded")
+            raise ValueError("models is empty: pass a list of classifiers")
         _check_class_names(models)
         with_variance = [getattr(config_of(model), "predicts_variance", False) for model in models]
         if len(set(with_variance)) > 1:

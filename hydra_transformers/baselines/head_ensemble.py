@@ -7,22 +7,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .baseline import Baseline, check_is_classifier, check_is_count
-from .layer_replacement import changed, head_name, mean_of_heads
+from .layer_replacement import changed, head_name
 
 
 class HeadEnsemble(Baseline):
     """A classifier with `num_members` new last linear layers in place of its own; everything else is shared.
 
-    model: any classifier of Transformers; it is copied
-    frozen: train the heads alone, each then as if it were the only one
-    seed: for the new weights, drawn with the config's `initializer_range`
-
     All heads read the same features, so they differ little: the ensemble is free, and hardly better than one model.
-    """
 
-    summary = (
-        "An ensemble of {members} classifiers on one backbone: their last linear layers differ, all else is shared."
-    )
+    Args:
+        model (`PreTrainedModel`): any classifier of Transformers; it is copied.
+        num_members (`int`, defaults to 3): how many heads.
+        frozen (`bool`, defaults to `True`): train the heads alone, each then as if it were the only one.
+        seed (`int`, defaults to 0): for the new weights, drawn with the config's `initializer_range`.
+    """
 
     def __init__(self, model: PreTrainedModel, num_members: int = 3, frozen: bool = True, seed: int = 0):
         check_is_classifier(model)
@@ -44,12 +42,3 @@ class HeadEnsemble(Baseline):
 
     def member_logits(self, **inputs: Tensor) -> Tensor:
         return self.model(**inputs).logits.unflatten(-1, (self.num_members, -1))
-
-    def plain_model(self) -> PreTrainedModel:
-        """The model with one head, the mean of all: its logits are the mean of the members'."""
-        model = copy.deepcopy(self.model)
-        model.set_submodule(self.head, mean_of_heads(model.get_submodule(self.head), self.num_members))
-        return model
-
-    def own_weights(self) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith(f"model.{self.head}.")}

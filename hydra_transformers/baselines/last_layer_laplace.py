@@ -1,39 +1,44 @@
 """A Laplace approximation of a classifier's last layer (Daxberger et al., 2021; Kristiadi et al., 2020)."""
 
+import copy
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .._io.threads import copy_sharing_weights
 from ..data.batches import batches, split_labels
 from ..data.prediction import accepted_inputs, check_chooses_one_class, evaluation_mode
 from ..models.modeling_hydra import at_least_float32
 from .baseline import Baseline, check_is_count
 from .kronecker import Factors, KroneckerPosterior, probit_logits, second_derivatives_of_softmax, without_autocast
-from .layer_replacement import SplitModel
+from .layer_replacement import head_name
 
 
-class LastLayerLaplace(SplitModel, Baseline):
+class LastLayerLaplace(Baseline):
     """A classifier whose last linear layer has a normal distribution around its trained weights.
 
-    model: a Transformers classifier, of any family, whose logits are the outputs of an `nn.Linear`; it is copied
-    num_samples: 0 for one member with analytic logits, damped where they are uncertain (the probit approximation);
-        otherwise the number of members, whose last layers `fit` draws from the distribution
-
     `fit` finds the distribution; until then the answers are the model's. It costs little more than one forward.
-    """
 
-    summary = (
-        "A Laplace approximation of a classifier's last layer: its weights have a normal distribution around the trained "
-        "ones, with Kronecker factors and a prior precision of the highest evidence. Members: {members}."
-    )
+    Args:
+        model (`PreTrainedModel`): a Transformers classifier, of any family, whose logits are the outputs of an `nn.Linear`; it
+            is copied.
+        num_samples (`int`, defaults to 0): 0 for one member with analytic logits, damped where they are uncertain (the probit
+            approximation); otherwise the number of members, whose last layers `fit` draws from the distribution.
+    """
 
     def __init__(self, model: PreTrainedModel, num_samples: int = 0):
         check_is_count(num_samples, "num_samples", 0)
         super().__init__(model, num_samples=num_samples)
         check_chooses_one_class(model, "model")
-        self.split(model)
+        # `model` computes the features that its last layer, `head`, turns into logits.
+        self._head_name = head_name(model)
+        if model.config.num_labels == 1:
+            raise ValueError("model has 1 output: pass a classifier with several classes")
+        self.model = copy.deepcopy(model)
+        self.head = self.model.get_submodule(self._head_name)
+        self.model.set_submodule(self._head_name, nn.Identity())
         weight = at_least_float32(self._weight().detach())
         self.posterior = KroneckerPosterior(*reversed(weight.shape)).to(weight)
         if num_samples:
@@ -49,10 +54,12 @@ class LastLayerLaplace(SplitModel, Baseline):
     ) -> "LastLayerLaplace":
         """Finds the distribution in one pass over the model's training data; returns itself.
 
-        data: as `evaluate_uncertainty` takes it; the curvature of the cross-entropy needs no labels
-        batch_size: rows per batch, for a Dataset of rows
-        prior_precision: λ; None for the one with the highest evidence, see `posterior.prior_precision`
-        seed: for the members that are drawn
+        Args:
+            data: as `evaluate_uncertainty` takes it; the curvature of the cross-entropy needs no labels.
+            batch_size (`int`, defaults to 32): rows per batch, for a Dataset of rows.
+            prior_precision (`float`, *optional*): λ; None for the one with the highest evidence, see
+                `posterior.prior_precision`.
+            seed (`int`, defaults to 0): for the members that are drawn.
         """
         weight = self._weight()
         factors = Factors(*reversed(weight.shape), self.device)
@@ -60,7 +67,7 @@ class LastLayerLaplace(SplitModel, Baseline):
             for batch in batches(data, batch_size, self.device):
                 inputs = accepted_inputs(self.model, split_labels(batch)[0])
                 if not factors.rows:
-                    self.check_is_head(inputs)
+                    self._check_is_head(inputs)
                 features, logits = self._apply_head(self.model(**inputs).logits)
                 factors.add(features, second_derivatives_of_softmax(logits))
         if not factors.rows:
@@ -69,6 +76,21 @@ class LastLayerLaplace(SplitModel, Baseline):
         if self.arguments["num_samples"]:
             self.samples.copy_(self.posterior.sample(self.arguments["num_samples"], seed))
         return self
+
+    def _check_is_head(self, inputs: dict[str, Tensor]) -> None:
+        """Raises for a classifier that does more with its features than apply the head."""
+        whole = copy_sharing_weights(self.model)
+        whole.set_submodule(self._head_name, self.head)
+        expected = whole.eval()(**inputs).logits
+        try:
+            logits = self.head(self.model(**inputs).logits)
+        except RuntimeError:  # another layer follows, and the features do not fit into it
+            logits = None
+        if logits is None or not torch.allclose(expected, logits, rtol=1e-3, atol=1e-5):
+            raise ValueError(
+                f"the logits of {type(whole).__name__} are not the outputs of its {self._head_name}: pass a classifier that "
+                "ends in one linear layer"
+            )
 
     def _weight(self) -> Tensor:
         """The head's weight, with its bias as the last column."""

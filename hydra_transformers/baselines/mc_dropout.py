@@ -20,26 +20,26 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 class MCDropout(nn.Module):
     """A classifier sampled `num_samples` times with dropout on; each sample is a member.
 
-    model: a Hugging Face classifier, or a Hydra, whose members are all sampled
-    num_samples: how many samples
-    p: the probability of every dropout; by default the model's own, which is 0 in many ViTs
-    seed: makes the samples of an input reproducible in every thread, and leaves the global random state alone
-
     Only the dropouts are in train mode, those on attention weights included. Sampling runs on a copy that shares the
     weights, so other threads may use the model meanwhile; threads that sample wait for each other.
+
+    Args:
+        model (`nn.Module`): a Hugging Face classifier, or a Hydra, whose members are all sampled.
+        num_samples (`int`, defaults to 10): how many samples.
+        p (`float`, *optional*): the probability of every dropout; by default the model's own, which is 0 in many ViTs.
+        seed (`int`, *optional*): makes the samples of an input reproducible in every thread, and leaves the global
+            random state alone.
     """
 
     rows_per_pass = 256  # the samples of a batch run in one forward, up to this many rows
 
     def __init__(self, model: nn.Module, num_samples: int = 10, p: float | None = None, seed: int | None = None):
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model is a {type(model).__name__}: pass a classifier that is loaded")
         check_is_count(num_samples, "num_samples")
         if p is not None and not 0 < p < 1:
             raise ValueError(f"p is {p}: pass a probability between 0 and 1, or None for the model's own")
         if hasattr(model, "get_image_features"):
-            raise TypeError(f"model is a {type(model).__name__}, no classifier: wrap it in ZeroShotClassifier")
+            raise TypeError(f"model is a {type(model).__name__}, not a classifier: wrap it in ZeroShotClassifier")
         probabilities = [getattr(module, name) for module, name in dropouts_of(model)]
         if not probabilities:
             raise ValueError(f"{type(model).__name__} has no dropout to sample from")
@@ -63,10 +63,7 @@ class MCDropout(nn.Module):
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         """`member_logits` is (batch, num_samples * the model's members, classes), sample by sample."""
         inputs = accepted_inputs(self.model, inputs)
-        tensors = [value for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0]
-        if not tensors:
-            raise TypeError(f"{', '.join(inputs)}: no tensor among them, pass the batch as tensors")
-        rows = max(map(len, tensors))
+        rows = max(len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0)
         samples_per_pass = max(1, self.rows_per_pass // max(1, rows))
         sampled = []
         with ONE_PASS, nullcontext() if self.seed is None else seeded(self.seed, self.model):

@@ -2,21 +2,20 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..data.batches import batches, collate, split_labels
+from ..data.batches import collate
 from ..data.prediction import device_of, evaluation_mode
 from ..models.configuration_hydra import set_problem_type
 from ..models.modeling_hydra import HydraClassifierOutput
 from ..uncertainty.inputs import widened
 from .baseline import Baseline, check_is_classifier, check_is_count, is_number
-from .layer_replacement import changed, head_name, mean_of_heads
+from .layer_replacement import changed, head_name
 
 
 # Inputs with places, and their dimensions without these.
@@ -45,11 +44,6 @@ class MIMO(Baseline):
     It must be trained: a network trained on single inputs cannot tell several apart. Starting from pre-trained weights is
     ours; the paper trains from scratch.
     """
-
-    summary = (
-        "A MIMO network (Havasi et al., 2021): it reads an input in {members} places at once, and the answer of each place is "
-        "a member."
-    )
 
     def __init__(self, model: PreTrainedModel, num_members: int = 3, spread: float = 1.0, seed: int = 0):
         check_is_classifier(model)
@@ -132,18 +126,6 @@ class MIMO(Baseline):
         of_members = zip(member_logits.unbind(dim=1), labels.unbind(dim=1), strict=True)
         return sum(super(MIMO, self).loss(logits.unsqueeze(1), own, **kwargs) for logits, own in of_members)
 
-    def plain_model(self) -> PreTrainedModel:
-        """The model in its own shape: its projection is the sum over the places, its classifier the mean of the heads."""
-        model = copy.deepcopy(self.model)
-        if self.reads_images:
-            self._change_projection(model, lambda weight: weight.unflatten(1, (self.num_members, -1)).sum(dim=1))
-        model.set_submodule(self.head, mean_of_heads(model.get_submodule(self.head), self.num_members))
-        return model
-
-    def own_weights(self) -> dict[str, Tensor]:
-        own = (f"model.{self.projection}.", f"model.{self.head}.", "embeddings.")
-        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith(own)}
-
     @torch.no_grad()
     def _change_projection(self, model: PreTrainedModel, change: Callable[[Tensor], Tensor]) -> None:
         """Gives the convolution another weight, and other input channels with it."""
@@ -154,64 +136,6 @@ class MIMO(Baseline):
         for module in model.modules():  # some check the number of channels
             if getattr(module, "num_channels", None) == before:
                 module.num_channels = conv.in_channels
-
-    def independence(self, data: Any, batch_size: int = 32, seed: int = 0) -> "Independence":
-        """Whether each head answers to its own place and to no other (Havasi et al., 3.2).
-
-        data: labelled, as `evaluate_uncertainty` takes it
-        seed: for which examples of a batch are read together
-        """
-        generator = torch.Generator("cpu").manual_seed(seed)
-        right, asked = torch.zeros(2, 3, self.num_members, dtype=torch.float64)
-        for batch in batches(data, batch_size, self.device):
-            inputs, labels = split_labels(batch)
-            if labels is None:
-                raise ValueError("data has no labels: pass rows whose right class is known")
-            for measure, (is_right, counts) in enumerate(self._measures(inputs, labels, generator)):
-                right[measure] += (is_right & counts).sum(dim=0).cpu()
-                asked[measure] += counts.sum(dim=0).cpu()
-        if not asked.all():
-            raise ValueError("data has no batch with examples of several classes: pass more rows, or mix them")
-        return Independence(*(right / asked).tolist())
-
-    def _measures(
-        self, inputs: Mapping[str, Tensor], labels: Tensor, generator: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each field of `Independence`, whether the heads are right and whether that counts: (rows, members) each."""
-        members, rows = range(self.num_members), len(labels)
-        mixed = torch.stack([torch.randperm(rows, generator=generator, device="cpu") for _ in members], dim=1)
-        mixed = mixed.to(labels.device)
-        alike = torch.arange(rows, device=labels.device).unsqueeze(1).repeat(1, self.num_members)
-        own, together = labels[mixed], labels.unsqueeze(1)
-        is_only_one = (own.unsqueeze(1) == own.unsqueeze(2)).sum(dim=2) == 1  # of its class, in its row
-        yield self._classes(inputs, mixed) == own, is_only_one
-        elsewhere = []
-        for member in members:
-            places = alike.clone()
-            places[:, member] = mixed[:, member]
-            elsewhere.append(self._classes(inputs, places)[:, member])
-        yield torch.stack(elsewhere, dim=1) == together, own != together
-        yield self._classes(inputs, alike) == together, torch.ones_like(own, dtype=torch.bool)
-
-    def _classes(self, inputs: Mapping[str, Tensor], places: Tensor) -> Tensor:
-        """The heads' predictions (rows, members) with these examples (rows, members) in the places."""
-        with torch.inference_mode(), evaluation_mode(self):
-            read = {name: value[places] for name, value in inputs.items() if name in self.reads}
-            return self.member_logits(**read).argmax(dim=-1)
-
-
-@dataclass(frozen=True)
-class Independence:
-    """The accuracy of each member in three situations.
-
-    own: on the example in its place, with examples of other classes elsewhere. Independent members come near `together`
-    others: on the example in all other places, with one of another class in its own. Independent members stay near chance
-    together: with the same example in all places, as in use
-    """
-
-    own: list[float]
-    others: list[float]
-    together: list[float]
 
 
 class MIMOCollator:

@@ -77,7 +77,7 @@ class PackedEnsemble:
                 heads = config.num_attention_heads
                 nearest = num_members * max(1, round(alpha * heads / num_members)) / heads
                 raise ValueError(
-                    f"{name} is {width}, and {alpha} / {num_members} of that is no whole number: pass an alpha so that "
+                    f"{name} is {width}, and {alpha} / {num_members} of that is not a whole number: pass an alpha so that "
                     f"alpha * {heads} / {num_members} is the number of heads, such as {nearest:.4g}"
                 )
             setattr(narrow, name, int(width * factor))

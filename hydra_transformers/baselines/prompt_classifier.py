@@ -13,22 +13,6 @@ from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32
 from .baseline import Baseline
 
 
-# Example code for model cards.
-ZERO_SHOT_USAGE = """
-import torch
-from PIL import Image
-from transformers import AutoProcessor
-
-from hydra_transformers.baselines import {name}
-
-model, processor = {name}.from_pretrained("REPO"), AutoProcessor.from_pretrained("REPO")
-labels = ["cat", "dog", "boat"]
-prompts = processor(text=[f"A photo of a {{label}}." for label in labels], return_tensors="pt", padding=True)
-classifier = model.zero_shot(prompts)
-with torch.no_grad():
-    outputs = classifier(**processor(images=Image.open("photo.jpg").convert("RGB"), return_tensors="pt"))
-print(labels[outputs.logits.argmax(-1).item()], outputs.logits.softmax(-1).max().item())
-"""
 PROMPTS_PER_PASS = 256
 
 

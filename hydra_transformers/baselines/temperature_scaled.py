@@ -14,20 +14,22 @@ from ..data.prediction import ZeroShotClassifier, collect_member_logits
 from ..uncertainty.temperature import TemperatureScaledClassifier, TemperatureScaling
 
 
-def temperature_scaled(
-    model: nn.Module, data: Any, batch_size: int = 32, per_member: bool = False, pooled: bool | None = None
-) -> TemperatureScaledClassifier:
+def temperature_scaled(model: nn.Module, data: Any, batch_size: int = 32) -> TemperatureScaledClassifier:
     """The model with the temperature that fits the validation data best, in `.scaling`; the model itself stays as it is.
 
-    model: a Hugging Face classifier, a Hydra or another baseline
-    data: labelled, as `evaluate_uncertainty` takes it: a DataLoader, a list of dict batches or a Dataset of rows
-    batch_size: rows per batch, for a Dataset of rows
-    per_member, pooled: one temperature for each member, or how that of the ensemble acts, see `TemperatureScaling.fit`
+    Args:
+        model (`nn.Module`): a Hugging Face classifier, a Hydra or another baseline.
+        data: labelled, as `evaluate_uncertainty` takes it: a DataLoader, a list of dict batches or a Dataset of rows.
+        batch_size (`int`, defaults to 32): rows per batch, for a Dataset of rows.
     """
+    return TemperatureScaling.fit(*_collected(model, data, batch_size)).wrap(model)
+
+
+def _collected(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor]:
     member_logits, labels = collect_member_logits(model, data, batch_size)
     if labels is None:
         raise ValueError("data has no labels: add a column labels (or label) with class indices")
-    return TemperatureScaling.fit(member_logits, labels, per_member, pooled).wrap(model)
+    return member_logits, labels
 
 
 def temperature_scaled_clip(
@@ -47,7 +49,8 @@ def temperature_scaled_clip(
         raise TypeError(f"model is a {type(model).__name__}, no model of two towers: pass it to temperature_scaled")
     classifier = ZeroShotClassifier(model, class_prompts)
     # Part of the weights, it divides the logits of each member: that is the temperature to look for.
-    temperature = temperature_scaled(classifier, data, batch_size, pooled=False).scaling.temperature[0]
+    scaling = TemperatureScaling.fit(*_collected(classifier, data, batch_size), pooled=False)
+    temperature = scaling.temperature[0]
     scaled = copy.deepcopy(model)
     with torch.no_grad():
         scaled.logit_scale -= math.log(temperature)

@@ -1,4 +1,4 @@
-"""ViLU (Lafon et al., 2025): a small network that predicts whether a frozen CLIP is right; also for classifiers."""
+"""ViLU (Lafon et al., 2025): a small network that predicts whether a frozen CLIP is right."""
 
 import math
 from collections.abc import Mapping
@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import CLIPModel, PreTrainedModel
+from transformers import CLIPModel
 
 from ..data.batches import batches, split_labels
 from ..data.prediction import (
     accepted_inputs,
     answer_of,
-    check_chooses_one_class,
     device_of,
     evaluation_mode,
     member_logits_of,
@@ -28,10 +27,9 @@ from ..uncertainty.metrics import (
     ood_metrics,
     risk_coverage_curve,
 )
-from .baseline import Baseline
+from .baseline import Baseline, check_is_count
 from .kronecker import without_autocast
-from .layer_replacement import SplitModel
-from .prompt_classifier import ZERO_SHOT_USAGE, PromptClassifier
+from .prompt_classifier import PromptClassifier
 
 
 WIDTHS = (512, 256, 128)  # of the predictor's hidden layers
@@ -39,19 +37,17 @@ ATTENTION_STEPS = 200  # before the attention trains too
 
 
 class Features(NamedTuple):
-    """What the predictor reads: scale · features @ classesᵀ + bias are the model's logits.
+    """What the predictor reads: scale · features @ classesᵀ are the model's logits.
 
-    features: (rows, dim), of images or texts; classes: (classes, dim), of the prompts, or the rows of the classifier
+    features: (rows, dim), of images; classes: (classes, dim), of the prompts
     """
 
     features: Tensor
     classes: Tensor
     scale: Tensor
-    bias: Tensor | None
 
     def logits(self) -> Tensor:
-        logits = self.scale * self.features @ self.classes.t()
-        return logits if self.bias is None else logits + self.bias
+        return self.scale * self.features @ self.classes.t()
 
 
 class FailurePredictor(nn.Module):
@@ -97,41 +93,24 @@ class FailurePredictor(nn.Module):
         return self.mlp(torch.cat([read.features, expected, predicted], dim=-1)).squeeze(-1)
 
 
-class ViLU(SplitModel, Baseline):
-    """A frozen model, and a predictor of whether it is right: `detector_score` is 1 − that probability, high for mistakes.
+class ViLU(Baseline):
+    """A frozen CLIP, and a predictor of whether it is right: `detector_score` is 1 − that probability, high for mistakes.
     The logits are the model's, so accuracy, Brier and NLL do not change.
-
-    model: a `CLIPModel`, as in the paper; or a Transformers classifier whose logits are the outputs of an `nn.Linear`, whose
-        rows stand for the classes' texts (this form is ours)
-    learned_attention: train the attention over the classes too, as in the paper; the authors' published settings do not
 
     `fit` trains the predictor on labelled rows of the data that it will be used on; the model makes too few mistakes on its
     own training rows. An ECE of `detector_score` is about "is it right?", see `failure_metrics`.
+
+    Args:
+        model (`CLIPModel`): becomes part of this.
+        learned_attention (`bool`, defaults to `False`): train the attention over the classes too, as in the paper; the authors' published settings do not
     """
 
-    summary = "ViLU: a frozen model with a small network beside it that says whether its answer is right. Members: {members}."
-
-    def __init__(self, model: PreTrainedModel, learned_attention: bool = False):
+    def __init__(self, model: CLIPModel, learned_attention: bool = False):
+        if not isinstance(model, CLIPModel):
+            raise TypeError(f"model is a {type(model).__name__}: pass a CLIPModel of Transformers")
         super().__init__(model, learned_attention=learned_attention)
-        if isinstance(model, CLIPModel):
-            self.head, dim = None, model.config.projection_dim
-        else:
-            check_chooses_one_class(model, "model")
-            self.split(model)
-            dim = self.head.in_features
         where = {"device": device_of(model), "dtype": torch.promote_types(model.dtype, torch.float32)}
-        # The lengths of a classifier's features and rows, which are divided by them: the predictor reads numbers around 1.
-        self.register_buffer("sizes", torch.ones(2, **where))
-        self.predictor = FailurePredictor(dim, learned_attention).to(**where)
-
-    @property
-    def usage(self) -> str | None:
-        failure = 'print("wrong with probability", outputs.detector_score.item())\n'
-        return ZERO_SHOT_USAGE.format(name="ViLU") + failure if self.is_zero_shot else None
-
-    @property
-    def is_zero_shot(self) -> bool:
-        return self.head is None
+        self.predictor = FailurePredictor(model.config.projection_dim, learned_attention).to(**where)
 
     def train(self, mode: bool = True) -> "ViLU":
         """The model stays in eval mode: the predictor alone trains."""
@@ -140,53 +119,47 @@ class ViLU(SplitModel, Baseline):
         return self
 
     @torch.no_grad()
-    def features(self, **inputs: Tensor) -> Tensor:
-        """(batch, dim): an image's features, of length 1, or what the classifier's last layer reads."""
-        return self._raw_features(**inputs) / self.sizes[0]
-
-    def _raw_features(self, **inputs: Tensor) -> Tensor:
-        if not self.is_zero_shot:
-            return at_least_float32(self.model(**inputs).logits)
-        features = self.model.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
+    def features(self, pixel_values: Tensor) -> Tensor:
+        """(batch, dim): the features of images, of length 1."""
+        features = self.model.get_image_features(pixel_values=pixel_values).pooler_output
         return nn.functional.normalize(at_least_float32(features), dim=-1)
 
     @torch.no_grad()
     def class_features(self, **prompts: Tensor) -> Tensor:
-        """(classes, dim): the features of prompts, of length 1, or the classifier's rows."""
-        return self._raw_class_features(**prompts) / self.sizes[1]
-
-    def _raw_class_features(self, **prompts: Tensor) -> Tensor:
-        if not self.is_zero_shot:
-            return at_least_float32(self.head.weight)
+        """(classes, dim): the features of prompts, of length 1."""
         names = [name for name in ("input_ids", "attention_mask", "position_ids") if name in prompts]
         features = self.model.get_text_features(**{name: prompts[name].to(self.device) for name in names})
         return nn.functional.normalize(at_least_float32(features.pooler_output), dim=-1)
 
-    @torch.no_grad()
-    def _read(self, features: Tensor, classes: Tensor, sizes: Tensor) -> Features:
-        if self.is_zero_shot:
-            return Features(features, classes, at_least_float32(self.model.logit_scale).exp(), None)
-        bias = None if self.head.bias is None else at_least_float32(self.head.bias)
-        return Features(features, classes, sizes.prod(), bias)
+    def _read(self, features: Tensor, classes: Tensor) -> Features:
+        return Features(features, classes, at_least_float32(self.model.logit_scale.detach()).exp())
 
     def outputs(
         self, inputs: dict[str, Tensor], labels: Tensor | None, num_items_in_batch: Tensor | int | None
     ) -> HydraClassifierOutput:
-        """The model's answer, for CLIP over the texts of `input_ids`; `detector_score` (batch,); the predictor's loss."""
-        inputs = accepted_inputs(self.model, inputs)
-        missing = {"pixel_values", "input_ids"} - set(inputs)
-        if self.is_zero_shot and missing:
+        """The model's prediction over the texts of `input_ids`; `detector_score` (batch,); the predictor's loss."""
+        missing = {"pixel_values", "input_ids"} - inputs.keys()
+        if missing:
             raise ValueError(
                 f"the batch has no {min(missing)}: pass images and the texts of the classes, or use zero_shot()"
             )
-        output = self._answer(self.features(**inputs), self.class_features(**inputs), labels)
+        output = self.classify(inputs["pixel_values"], self.class_features(**inputs), labels)
         if output.loss is not None and num_items_in_batch is not None:
             output.loss = output.loss * len(labels) / num_items_in_batch
         return output
 
-    def _answer(self, features: Tensor, classes: Tensor, labels: Tensor | None) -> HydraClassifierOutput:
+    def zero_shot(self, class_prompts: Mapping[str, Tensor]) -> "ViLUClassifier":
+        """An image classifier over fixed class prompts, also others than those of `fit`; its batches hold `pixel_values`."""
+        return ViLUClassifier(self, class_prompts)
+
+    def prompt_features(self, **prompts: Tensor) -> tuple[Tensor]:
+        return (self.class_features(**prompts),)
+
+    def classify(self, pixel_values: Tensor, classes: Tensor, labels: Tensor | None = None) -> HydraClassifierOutput:
+        """What `forward` returns, for images and the features of classes (classes, dim)."""
+        features = self.features(pixel_values)
         with without_autocast(features.device):
-            read = self._read(features, classes, self.sizes)
+            read = self._read(features, classes)
             member_logits, right_logits = read.logits().unsqueeze(1), self.predictor(read)
             output = answer_of(self.model, member_logits)
             output.detector_score = 1 - right_logits.sigmoid()
@@ -194,24 +167,10 @@ class ViLU(SplitModel, Baseline):
                 output.loss = failure_loss(right_logits, member_logits[:, 0].argmax(dim=-1) == labels)
             return output
 
-    def zero_shot(self, class_prompts: Mapping[str, Tensor]) -> "ViLUClassifier":
-        """An image classifier over fixed class prompts, also others than those of `fit`; its batches hold `pixel_values`."""
-        if not self.is_zero_shot:
-            raise TypeError(
-                f"this ViLU is of a {type(self.model).__name__}, which has its own classes: use it as it is"
-            )
-        return ViLUClassifier(self, class_prompts)
-
-    def prompt_features(self, **prompts: Tensor) -> tuple[Tensor]:
-        return (self.class_features(**prompts),)
-
-    def classify(self, pixel_values: Tensor, classes: Tensor, labels: Tensor | None = None) -> HydraClassifierOutput:
-        return self._answer(self.features(pixel_values=pixel_values), classes, labels)
-
     def fit(
         self,
         data: Any,
-        class_prompts: Mapping[str, Tensor] | None = None,
+        class_prompts: Mapping[str, Tensor],
         batch_size: int = 128,
         epochs: int = 10,
         learning_rate: float = 1e-3,
@@ -222,63 +181,45 @@ class ViLU(SplitModel, Baseline):
         Args:
             data: labelled, as `evaluate_uncertainty` takes it, of rows that the model was not trained on. With the label -1,
                 every answer is wrong.
-            class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
-            batch_size: rows per step, and per batch for a Dataset of rows.
-            epochs, learning_rate: of AdamW with a weight decay of 0.05, a warm-up and a cosine schedule. The authors train for
-                300 to 800 epochs with SGD on augmented images of large sets, which gets nowhere on a few thousand rows. To
-                augment, pass several views of each image: any iterable of batches will do.
-            seed: for the new weights and the order of the rows.
+            class_prompts: the tokenizer's output with one row per class.
+            batch_size (`int`, defaults to 128): rows per step, and per batch for a Dataset of rows.
+            epochs (`int`, defaults to 10), learning_rate (`float`, defaults to 1e-3): of AdamW with a weight decay of 0.05, a
+                warm-up and a cosine schedule. The authors train for 300 to 800 epochs with SGD on augmented images of large
+                sets, which gets nowhere on a few thousand rows. To augment, pass several views of each image: any iterable of
+                batches will do.
+            seed (`int`, defaults to 0): for the new weights and the order of the rows.
         """
-        if self.is_zero_shot:
-            check_class_prompts(class_prompts, self.model)
-        elif class_prompts is not None:
-            raise ValueError(
-                f"class_prompts is for CLIP and SigLIP, model is a {type(self.model).__name__}: leave it out"
-            )
-        if epochs < 1:
-            raise ValueError(f"epochs is {epochs}: pass at least 1")
-        read, is_right, sizes = self._examples(data, class_prompts or {}, batch_size)
-        self.sizes.copy_(sizes)
+        check_class_prompts(class_prompts, self.model)
+        check_is_count(epochs, "epochs")
+        read, is_right = self._examples(data, class_prompts, batch_size)
         self.predictor.reset(seed)
         self._train(read, is_right, batch_size, epochs, learning_rate, seed)
         return self
 
     @torch.no_grad()
-    def _examples(self, data: Any, prompts: Mapping[str, Tensor], batch_size: int) -> tuple[Features, Tensor, Tensor]:
-        """The features of all rows and classes, whether each prediction is right, and `sizes`."""
+    def _examples(self, data: Any, prompts: Mapping[str, Tensor], batch_size: int) -> tuple[Features, Tensor]:
+        """The features of all rows and classes, and whether each prediction is right."""
         all_features, all_labels = [], []
         with evaluation_mode(self):
             for batch in batches(data, batch_size, self.device):
                 inputs, labels = split_labels(batch)
                 if labels is None:
                     raise ValueError("data has no labels, so right and wrong are unknown: add a column labels")
-                inputs = accepted_inputs(self.model, inputs)
-                if not (self.is_zero_shot or all_features):
-                    self.check_is_head(inputs)
-                all_features.append(self._raw_features(**inputs))
+                all_features.append(self.features(inputs["pixel_values"]))
                 all_labels.append(labels)
             if not all_features:
                 raise ValueError("data has no samples: pass at least one batch")
-            features, labels, classes = (
-                torch.cat(all_features),
-                torch.cat(all_labels),
-                self._raw_class_features(**prompts),
-            )
-        sizes = torch.ones_like(self.sizes)
-        if not self.is_zero_shot:
-            # The root mean square length of rows.
-            sizes = torch.stack([each.square().sum(dim=-1).mean().sqrt().float() for each in (features, classes)])
-            sizes = sizes.to(self.sizes)
-        if labels.max() >= len(classes):  # negative labels are no class: rows from elsewhere
+            features, labels, classes = torch.cat(all_features), torch.cat(all_labels), self.class_features(**prompts)
+        if labels.max() >= len(classes):  # negative labels are of no class: out-of-distribution rows
             raise ValueError(f"data has the label {labels.max().item()}: the classes are 0 to {len(classes) - 1}")
-        read = self._read(features / sizes[0], classes / sizes[1], sizes)
+        read = self._read(features, classes)
         is_right = read.logits().argmax(dim=-1) == labels
         if is_right.all() or not is_right.any():
             raise ValueError(
                 f"the model answers {'all' if is_right.all() else 'none'} of the {len(labels)} rows rightly, so there is nothing to "
                 "tell apart: pass rows that it was not trained on"
             )
-        return read, is_right, sizes
+        return read, is_right
 
     def _train(
         self, read: Features, is_right: Tensor, batch_size: int, epochs: int, learning_rate: float, seed: int

@@ -18,7 +18,7 @@ DATA = "Data"
 ModelArgument = argument(
     str,
     "MODEL",
-    "the output of `fuse` or `calibrate`, or any classifier, CLIP or SigLIP model or saved baseline, by folder or Hub name",
+    "the output of `fuse` or `calibrate`, or any classifier, CLIP or SigLIP model, by folder or Hub name",
 )
 BatchSize = option(int, "rows per batch", "N", min=1)
 Device = option(str | None, "default: cuda where there is one, otherwise cpu")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..fusion import backbone_names, hydra_class_of, projection_names
+from ..fusion import backbone_names, hydra_class_of, projection_names, without_weights
 from ..fusion.structure import isinstance_by_name, outline
 from ..models.auto import HYDRA_CLASSES, AutoHydra
 from ..models.modeling_hydra import HydraAttention
@@ -57,7 +57,7 @@ def our_names(model: nn.Module) -> dict[str, str]:
     names = [name for name, _ in model.named_parameters()]
     if is_baseline(model):
         # Weights of the baseline's own go by the module that they belong to.
-        known = our_names(model.plain_model())
+        known = our_names(without_weights(type(model.model), model.config))
         by_module = {name.rpartition(".")[0]: ours for name, ours in known.items()}
         inside = {name: name.removeprefix("model.") for name in names}
         return {name: known.get(own) or by_module.get(own.rpartition(".")[0]) or own for name, own in inside.items()}
@@ -79,7 +79,7 @@ def our_names(model: nn.Module) -> dict[str, str]:
 
 def is_baseline(model: nn.Module) -> bool:
     """Whether `model` is a `baselines.Baseline`, a model with weights around it. (That module imports this one.)"""
-    return hasattr(type(model), "plain_model")
+    return hasattr(type(model), "without_weights")
 
 
 def _place(ours: str, depths: dict[str, int]) -> Place:

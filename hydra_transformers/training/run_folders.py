@@ -219,8 +219,6 @@ def _load_adapters(member: Any, folder: Path) -> Any:
 
 
 def _load_baseline(member: nn.Module, folder: Path) -> nn.Module:
-    if member.is_saved_in(folder):
-        return type(member).from_pretrained(folder)
     loaded = copy.deepcopy(member)  # of a model that is not Transformers' own, Trainer writes the weights alone
     loaded.load_state_dict(load_file(folder / SAFE_WEIGHTS_NAME))
     return loaded.eval()

@@ -20,7 +20,7 @@ def train(kind: str, output_dir: Path, per_device_batch: int) -> dict[str, torch
     if kind == "mimo":
         # One example in all places, once: else two processes would draw other places than one.
         options["data_collator"] = MIMOCollator(2, rho=1.0, repetitions=1)
-    baseline = MIMO(model, num_members=2) if kind == "mimo" else BatchEnsemble(model, num_members=2, layers=2)
+    baseline = MIMO(model, num_members=2) if kind == "mimo" else BatchEnsemble(model, num_members=2)
     arguments = TrainingArguments(
         output_dir,
         max_steps=3,

@@ -19,7 +19,6 @@ MEMBERS = {
     "packed": 4,
     "mimo": 2,
     "lora_ensemble": 3,
-    "of_classifier": 1,
     "shifted": 2,
 }
 

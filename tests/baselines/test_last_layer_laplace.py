@@ -7,10 +7,21 @@ import torch
 from torch import nn
 from transformers import DeiTForImageClassificationWithTeacher
 
-from hydra_transformers.baselines import Baseline, LastLayerLaplace
-from hydra_transformers.cost import count_multiply_adds, count_parameters
+from hydra_transformers.baselines import LastLayerLaplace
 from hydra_transformers.data.prediction import predict
-from tests.families import BERT, DECODERS, DEIT, FAMILIES, VIT, images, padded_texts
+from tests.families import (
+    BERT,
+    DECODERS,
+    DEIT,
+    DISTILBERT,
+    LLAMA,
+    SIGLIP_CLASSIFIER,
+    VIT,
+    WHISPER,
+    for_families,
+    images,
+    padded_texts,
+)
 
 
 def rows(family, batches: int = 4) -> list[dict[str, torch.Tensor]]:
@@ -22,10 +33,7 @@ def rows(family, batches: int = 4) -> list[dict[str, torch.Tensor]]:
     return [{**make(seed), "labels": torch.zeros(4, dtype=torch.long)} for seed in range(batches)]
 
 
-CLASSIFIERS = [family for family in FAMILIES if not family.has_towers]
-
-
-@pytest.mark.parametrize("family", CLASSIFIERS, ids=lambda family: family.name)
+@for_families([VIT, BERT, LLAMA, DISTILBERT, SIGLIP_CLASSIFIER, WHISPER])
 def test_it_is_the_brute_force_posterior_of_the_last_linear_layer(family):
     model, data = family.backbone(), rows(family)
     laplace = LastLayerLaplace(model).fit(data)
@@ -90,41 +98,10 @@ def test_the_batch_size_and_the_labels_leave_no_trace_and_the_model_stays_as_it_
     expected = LastLayerLaplace(model).fit(data)
     unlabelled = [{"pixel_values": image} for batch in data for image in batch["pixel_values"]]
     found = LastLayerLaplace(model).fit(unlabelled, batch_size=3)
-    for name, value in expected.own_weights().items():
-        assert name.endswith("basis") or torch.allclose(found.own_weights()[name], value, rtol=1e-9)
+    for name, value in expected.posterior.state_dict().items():
+        assert name.endswith("basis") or torch.allclose(found.posterior.state_dict()[name], value, rtol=1e-9)
     assert model.training and isinstance(model.classifier, nn.Linear) and expected.training is True
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_saved_and_loaded_it_answers_the_same(tmp_path):
-    laplace = LastLayerLaplace(VIT.backbone(), num_samples=2).fit(rows(VIT))
-    laplace.save_pretrained(tmp_path)
-    loaded = Baseline.from_pretrained(tmp_path)
-    assert type(loaded) is LastLayerLaplace
-    assert torch.equal(predict(loaded, VIT.inputs()), predict(laplace, VIT.inputs()))
-    plain = type(VIT.backbone()).from_pretrained(tmp_path / "model")
-    assert torch.equal(plain(**VIT.inputs()).logits, VIT.backbone()(**VIT.inputs()).logits)
-
-
-def test_it_costs_the_model_and_a_little():
-    model = VIT.backbone()
-    laplace = LastLayerLaplace(model)
-    assert count_parameters(laplace) == count_parameters(model)
-    more = count_multiply_adds(laplace) - count_multiply_adds(model)
-    width, classes = 33, 5
-    assert 0 < more <= width * width + width * classes + classes * classes + width * classes
-
-
-def test_what_has_no_last_linear_layer_is_refused():
-    with pytest.raises(TypeError, match=r"HydraViTForImageClassification has no nn\.Linear with 5 outputs"):
-        LastLayerLaplace(VIT.hydra.from_backbone(VIT.backbone()))
-    with pytest.raises(ValueError, match="num_samples is -1: pass at least 0, a whole number"):
-        LastLayerLaplace(VIT.backbone(), num_samples=-1)
-    with pytest.raises(ValueError, match="data has no samples"):
-        LastLayerLaplace(VIT.backbone()).fit([])
-    several = VIT.backbone(problem_type="multi_label_classification")
-    with pytest.raises(ValueError, match="multi-label classification"):
-        LastLayerLaplace(several)
 
 
 def test_logits_that_another_module_makes_are_refused():

@@ -12,7 +12,6 @@ from transformers.modeling_outputs import ImageClassifierOutput
 from hydra_transformers._io.threads import copy_sharing_weights
 from hydra_transformers.baselines import MCDropout
 from hydra_transformers.baselines.mc_dropout import with_dropout_on
-from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import predict
 from tests.families import BERT, VIT, bert_backbone, clip_backbone, images, vit_backbone
 
@@ -67,14 +66,6 @@ def test_a_hydra_is_sampled_with_all_its_members():
     torch.testing.assert_close(member_logits, expected.reshape(3, 4, 3, 5).transpose(0, 1).flatten(1, 2))
 
 
-def test_samples_differ_and_without_dropout_they_would_not():
-    member_logits = predict(MCDropout(vit_backbone(), num_samples=6, p=P), VIT.inputs())
-    assert member_logits.shape == (4, 6, 5)
-    assert len(member_logits[0].unique(dim=0)) == 6
-    nearly = predict(MCDropout(vit_backbone(), num_samples=2, p=1e-12), VIT.inputs())
-    torch.testing.assert_close(nearly[:, 0], vit_backbone()(**VIT.inputs()).logits.detach())
-
-
 def test_a_pass_holds_as_many_samples_as_fit():
     sampled = MCDropout(vit_backbone(), num_samples=7, p=P, seed=0)
     sampled.rows_per_pass = 9  # two samples of four rows
@@ -96,11 +87,11 @@ def test_a_seed_gives_the_same_samples_and_leaves_the_random_numbers_alone():
     assert torch.equal(torch.randn(4), expected)
     assert torch.equal(predict(MCDropout(vit_backbone(), p=P, seed=1), VIT.inputs()), first)
     assert not torch.equal(predict(MCDropout(vit_backbone(), p=P, seed=2), VIT.inputs()), first)
-
-
-def test_without_a_seed_each_call_samples_anew():
-    sampled = MCDropout(vit_backbone(), p=P)
-    assert not torch.equal(predict(sampled, VIT.inputs()), predict(sampled, VIT.inputs()))
+    assert first.shape == (4, 10, 5) and len(first[0].unique(dim=0)) == 10
+    anew = MCDropout(vit_backbone(), p=P)  # without a seed each call samples anew
+    assert not torch.equal(predict(anew, VIT.inputs()), predict(anew, VIT.inputs()))
+    nearly = predict(MCDropout(vit_backbone(), num_samples=2, p=1e-12), VIT.inputs())
+    torch.testing.assert_close(nearly[:, 0], vit_backbone()(**VIT.inputs()).logits.detach())
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -139,13 +130,6 @@ def test_nothing_but_dropout_is_switched_on():
     assert model.training and model.norm.training
 
 
-def test_sampling_costs_a_forward_per_sample_and_no_parameters():
-    model = vit_backbone()
-    sampled = MCDropout(model, num_samples=10, p=P)
-    assert count_multiply_adds(sampled) == 10 * count_multiply_adds(model)
-    assert count_parameters(sampled) == count_parameters(model)
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -154,23 +138,17 @@ def test_sampling_costs_a_forward_per_sample_and_no_parameters():
             ValueError,
             "every dropout of ViTForImageClassification is 0, .*: pass p",
         ),
-        ({"model": nn.Linear(2, 2), "p": 0.1}, ValueError, "Linear has no dropout"),
-        ({"model": clip_backbone(), "p": 0.1}, TypeError, "CLIPModel, no classifier: wrap it in ZeroShotClassifier"),
-        ({"model": vit_backbone(), "p": 1.0}, ValueError, "p is 1.0: pass a probability"),
+        (
+            {"model": clip_backbone(), "p": 0.1},
+            TypeError,
+            "CLIPModel, not a classifier: wrap it in ZeroShotClassifier",
+        ),
         ({"model": vit_backbone(), "p": 0.0}, ValueError, "p is 0.0: pass a probability"),
-        ({"model": vit_backbone(), "p": 0.1, "num_samples": 0}, ValueError, "num_samples is 0"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         MCDropout(**arguments)
-
-
-def test_regressions_answer_with_their_mean():
-    model = bert_backbone(num_labels=1, problem_type="regression", **WITH_DROPOUT)
-    with torch.no_grad():
-        output = MCDropout(model, num_samples=3, seed=0)(**BERT.inputs())
-    torch.testing.assert_close(output.logits, output.member_logits.mean(1))
 
 
 def test_whole_layers_are_not_left_out():
@@ -191,13 +169,6 @@ def test_numbers_that_are_no_probabilities_stay():
     model = vit_backbone(**WITH_DROPOUT)
     model.num_dropouts = 2
     assert with_dropout_on(model, p=0.3).num_dropouts == 2
-
-
-def test_what_is_no_model_or_no_tensor_is_named():
-    with pytest.raises(TypeError, match="model is a str: pass a classifier"):
-        MCDropout("google/vit")
-    with pytest.raises(TypeError, match="pixel_values: no tensor among them"):
-        MCDropout(vit_backbone(**WITH_DROPOUT))(pixel_values=images().numpy())
 
 
 # Threads
@@ -240,37 +211,6 @@ def test_threads_get_the_samples_that_one_alone_gets(family):
     assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {P}
 
 
-def test_threads_without_a_seed_sample_and_leave_the_model_alone():
-    model = vit_backbone(**WITH_DROPOUT).eval()
-    sampled = MCDropout(model, num_samples=4)
-    answers = [answer for _, answer in in_threads(8, 5, lambda number: predict(sampled, VIT.inputs()))]
-    samples = torch.cat(answers, dim=1)
-    assert len(samples[0].unique(dim=0)) == samples.shape[1] == 160
-    assert not any(module.training for module in model.modules())
-
-
-@pytest.mark.slow
-def test_a_model_in_train_mode_answers_threads_in_eval_mode_and_goes_back():
-    model = vit_backbone(**WITH_DROPOUT).eval()
-    expected = predict(model, VIT.inputs())
-    model.train()
-    answers = in_threads(8, 20, lambda number: predict(model, VIT.inputs()))
-    assert all(torch.equal(answer, expected) for _, answer in answers)
-    assert all(module.training for module in model.modules())
-
-
-def test_a_twin_has_the_weights_and_nothing_else_of_the_model():
-    model = vit_backbone(**WITH_DROPOUT).eval()
-    model.first_layer = [model.vit.layers[0]]  # known to the model by another way too
-    twin = copy_sharing_weights(model)
-    for (name, weight), (_, same) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
-        assert weight is same, name
-    assert not {id(module) for module in model.modules()} & {id(module) for module in twin.modules()}
-    assert twin.first_layer[0] is twin.vit.layers[0]
-    twin.train()
-    assert not any(module.training for module in model.modules())
-
-
 def test_a_model_spread_over_devices_is_sampled():
     """Accelerate gives modules a forward of their own, which must be that of the twin."""
     model = vit_backbone(**WITH_DROPOUT).eval()
@@ -286,3 +226,15 @@ def test_a_compiled_model_is_sampled_as_it_is_or_refused():
         MCDropout(torch.compile(model, backend="eager"), num_samples=2)(**VIT.inputs())
     model.compile(backend="eager")
     assert torch.equal(predict(MCDropout(model, num_samples=2, seed=0), VIT.inputs()), expected)
+
+
+def test_a_copy_for_sampling_has_the_weights_and_nothing_else_of_the_model():
+    model = vit_backbone(**WITH_DROPOUT).eval()
+    model.first_layer = [model.vit.layers[0]]  # known to the model by another way too
+    copied = copy_sharing_weights(model)
+    pairs = zip(model.parameters(), copied.parameters(), strict=True)
+    assert all(weight is same for weight, same in pairs)
+    assert not {id(module) for module in model.modules()} & {id(module) for module in copied.modules()}
+    assert copied.first_layer[0] is copied.vit.layers[0]
+    copied.train()
+    assert not any(module.training for module in model.modules())

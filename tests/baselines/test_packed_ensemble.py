@@ -7,13 +7,10 @@ from transformers import LlamaConfig
 from hydra_transformers.baselines import PackedEnsemble
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import predict
-from tests.families import BERT, CLIP, FAMILIES, VIT, vit_backbone
+from tests.families import BERT, FAMILIES, VIT, for_families, vit_backbone
 
 
-CLASSIFIERS = [family for family in FAMILIES if not family.has_towers]
-
-
-@pytest.mark.parametrize("family", CLASSIFIERS, ids=lambda family: family.name)
+@for_families([family for family in FAMILIES if not family.has_towers])
 def test_members_are_alpha_over_m_as_wide_and_the_size_of_a_head_stays(family):
     model = family.backbone()
     packed = PackedEnsemble.from_backbone(model, num_members=4, alpha=2)
@@ -67,18 +64,6 @@ def test_the_encoder_costs_alpha_squared_over_m():
     assert count_parameters(packed) == 4 * count_parameters(narrow)
     assert in_layers(narrow) * 4 == in_layers(model) * 2**2 / 4
     assert count_multiply_adds(packed) == 4 * count_multiply_adds(packed.member(0))
-
-
-def test_bad_arguments_are_refused():
-    for arguments, message in [
-        ({"num_members": 0}, "num_members is 0"),
-        ({"num_members": 2, "alpha": 3}, r"alpha is 3: pass a width of up to num_members \(2\) models"),
-        ({"num_members": 3, "alpha": 2}, r"is no whole number: pass an alpha .* such as 2.25"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            PackedEnsemble.from_backbone(vit_backbone(), **arguments)
-    with pytest.raises(TypeError, match="model is a CLIPModel, no classifier"):
-        PackedEnsemble.from_backbone(CLIP.backbone())
 
 
 @pytest.mark.parametrize(("keys", "expected"), [(12, 8), (4, 4), (6, 4), (1, 1)])

@@ -7,8 +7,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from transformers import CLIPModel
 
-from hydra_transformers.baselines import DeepEnsemble, temperature_scaled, temperature_scaled_clip
-from hydra_transformers.cost import count_multiply_adds, count_parameters
+from hydra_transformers.baselines import temperature_scaled, temperature_scaled_clip
 from hydra_transformers.data.prediction import ZeroShotClassifier, collect_member_logits, predict
 from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics
 from tests.families import CLIP, VIT, images, padded_texts, vit_backbone
@@ -41,13 +40,6 @@ def test_the_temperature_has_the_least_validation_loss():
     torch.testing.assert_close(output.member_logits[:, 0], expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*edge of the search")
-def test_per_member_there_is_one_temperature_each():
-    ensemble = DeepEnsemble([vit_backbone(0), vit_backbone(1)])
-    together, apart = (temperature_scaled(ensemble, validation(), per_member=each) for each in (False, True))
-    assert (len(together.scaling.temperature), len(apart.scaling.temperature)) == (1, 2)
-
-
 def test_a_dataset_of_rows_is_read_in_batches():
     rows = [{"pixel_values": image, "labels": 0} for image in images(6)]
     model, seen = vit_backbone(), []
@@ -55,19 +47,6 @@ def test_a_dataset_of_rows_is_read_in_batches():
     with pytest.warns(UserWarning, match="edge of the search range"):
         temperature_scaled(model, torch.utils.data.Subset(rows, range(6)), batch_size=4)
     assert seen == [4, 2]
-
-
-def test_a_temperature_costs_nothing():
-    model = vit_backbone().float()
-    scaled = temperature_scaled(model.double(), validation())
-    assert count_multiply_adds(scaled) == count_multiply_adds(model)
-    assert count_parameters(scaled) == count_parameters(model)
-    assert scaled.device == torch.device("cpu")
-
-
-def test_data_needs_labels():
-    with pytest.raises(ValueError, match="data has no labels"):
-        temperature_scaled(vit_backbone(), [VIT.inputs()])
 
 
 FIRST, SECOND = padded_texts(batch=4, seed=1), padded_texts(batch=6, seed=2)
@@ -84,7 +63,7 @@ def test_it_is_one_number_for_every_label_set_and_every_member(make):
     model = make()
     before = copy.deepcopy(model.state_dict())
     scaled = temperature_scaled_clip(model, FIRST, DATA)
-    scaling = temperature_scaled(ZeroShotClassifier(model, FIRST), DATA, pooled=False).scaling
+    scaling = TemperatureScaling.fit(*collect_member_logits(ZeroShotClassifier(model, FIRST), DATA), pooled=False)
     assert scaling.temperature[0] != pytest.approx(1.0, rel=1e-2)
     for prompts in (FIRST, SECOND):  # of four and of six classes
         plain, own = ZeroShotClassifier(model, prompts), ZeroShotClassifier(scaled, prompts)

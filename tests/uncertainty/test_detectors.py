@@ -30,7 +30,7 @@ from hydra_transformers.uncertainty import (
 from hydra_transformers.uncertainty.detector_fits import Moments, Reservoir, whitening_of
 from hydra_transformers.uncertainty.detectors import OOD_SCORES
 from hydra_transformers.uncertainty.features import AnswerReader
-from tests.baselines.test_all_baselines import lora_ensemble
+from tests.baselines.test_contract import lora_ensemble
 from tests.families import (
     AST,
     BERT,
