@@ -27,7 +27,7 @@ from hydra_transformers import HydraQwen2Config, HydraQwen2ForSequenceClassifica
 from hydra_transformers.cost import multiply_adds_of, readable_count
 from hydra_transformers.fusion import without_weights
 from hydra_transformers.fusion.building import default_dtype
-from hydra_transformers.reports.table import Cell, Table
+from hydra_transformers.reports.table import markdown_table
 from provenance import where_it_ran
 
 
@@ -181,13 +181,13 @@ def table_of_sizes(rows: list[Size]) -> str:
             row.method,
             f"{row.parameters:,}",
             f"{row.gigabytes:.2f}",
-            Cell(f"{row.parameters / first.parameters:.2f}", "bold"),
+            f"{row.parameters / first.parameters:.2f}",
             readable_count(row.multiply_adds),
             f"{row.multiply_adds / first.multiply_adds:.2f}",
         ]
         for row in rows
     ]
-    return Table(["", "parameters", "GB in bfloat16", "x one", "multiply-adds of a text", "x one"], cells).markdown()
+    return markdown_table(["", "parameters", "GB in bfloat16", "x one", "multiply-adds of a text", "x one"], cells)
 
 
 def table_of_speeds(rows: list[Speed]) -> str:
@@ -197,12 +197,12 @@ def table_of_speeds(rows: list[Speed]) -> str:
             row.method,
             str(row.batch),
             f"{row.milliseconds:.2f} ({row.spread[0]:.2f} to {row.spread[1]:.2f})",
-            Cell(f"{row.milliseconds / single[row.batch]:.2f}", "bold") if single else "",
+            f"{row.milliseconds / single[row.batch]:.2f}" if single else "",
             "-" if row.beyond_weights is None else f"{row.beyond_weights / 1e9:.2f}",
         ]
         for row in rows
     ]
-    return Table(["", "batch", "ms of a forward (quartiles)", "x one", "GB beyond the weights"], cells).markdown()
+    return markdown_table(["", "batch", "ms of a forward (quartiles)", "x one", "GB beyond the weights"], cells)
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ from hydra_transformers.models.auto import AutoHydra
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, oba_prune, prune_heads
 from hydra_transformers.pruning.members import sample_heads
 from hydra_transformers.pruning.oba import ranked_weights
-from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.reports import Report, evaluate_uncertainty
 from hydra_transformers.training import Recipe, finetune_from_pretrained, finetune_members, tune_jointly
 from hydra_transformers.uncertainty import TemperatureScaling
 
@@ -541,15 +541,23 @@ def metrics_of(
         )
         for score in SCORES
     }
-    results = {score: report.models["SavedLogits"] for score, report in reports.items()}
-    found = {"shift": shift_of(results["msp"])} if corruptions else {}
+    name, msp = "SavedLogits", reports["msp"]
+    found = {"shift": shift_of(msp, name)} if corruptions else {}
+    by_group = {score: ood_of(report, name) for score, report in reports.items()}
     return found | {
-        "num_members": results["msp"].num_members,
-        "id": results["msp"].id,
-        "ood": {
-            score: result.ood if score == "msp" else detection_of(result.ood) for score, result in results.items()
-        },
+        "num_members": msp.num_members[name],
+        "id": msp.models[name]["data"],
+        "ood": {score: found if score == "msp" else detection_of(found) for score, found in by_group.items()},
     }
+
+
+def ood_of(report: Report, model: str) -> dict[str, dict[str, dict[str, float]]]:
+    """group -> OOD data set -> metrics"""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for data_set in report.data_sets():
+        group, name, _ = report.groups[data_set]
+        found.setdefault(group, {})[name] = report.models[model][data_set]
+    return found
 
 
 def detection_of(ood: Mapping[str, Mapping[str, dict[str, float]]]) -> dict[str, dict[str, dict[str, float]]]:

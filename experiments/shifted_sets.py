@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hydra_transformers.reports.report import ModelResult
+from hydra_transformers.reports import Report
 from hydra_transformers.shift import corrupt
 
 from .rows import TensorRows
@@ -48,9 +48,12 @@ def shifted_texts(texts: list[str], rows_of: Callable[[list[str]], TensorRows]) 
     return shifted
 
 
-def shift_of(result: ModelResult) -> dict[str, Any]:
+def shift_of(report: Report, model: str) -> dict[str, Any]:
     """What results files keep: {"severities": [...], "corruptions": {name: {metric: [one for each severity]}}}"""
-    sweeps = result.corruptions
+    sweeps: dict[str, dict[str, dict[str, float]]] = {}
+    for data_set in report.data_sets("corruption"):
+        _, name, severity = report.groups[data_set]
+        sweeps.setdefault(name, {})[severity] = report.models[model][data_set]
     return {
         "severities": [int(severity) for severity in next(iter(sweeps.values()))],
         "corruptions": {

@@ -15,7 +15,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
@@ -31,8 +31,9 @@ from hydra_transformers import AutoHydra, load_data
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import soup
 from hydra_transformers.models.modeling_hydra import aggregated
+from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.training.from_pretrained import with_new_classifiers
-from hydra_transformers.uncertainty import calibrate, evaluate_uncertainty
+from hydra_transformers.uncertainty import calibrate
 from hydra_transformers.uncertainty.rewards import best_of_n, preference_metrics
 
 
@@ -260,8 +261,14 @@ def run_task(task: Task, data: Path, start: str, seed: int, device: str, most: i
             sentences = calibrate(model, validation, alpha=0.1, **task.calibration).sentences
         except ValueError as error:
             sentences = [str(error)]
-        [result] = evaluate_uncertainty({name: model}, test, foreign).models.values()
-        found[name] = asdict(result) | {"promises": sentences}
+        report = evaluate_uncertainty({name: model}, test, foreign)
+        found[name] = {
+            "rows": report.models[name]["data"]["num_samples"],
+            "num_members": report.num_members[name],
+            "metrics": report.models[name]["data"],
+            "ood": {each: report.models[name][each] for each in report.data_sets()},
+            "promises": sentences,
+        }
     return found
 
 

@@ -19,10 +19,10 @@ from .models.families import after_import
 # By name, the subpackage that has it. A new name is a line here, and one below for type checkers.
 NAMES = {
     "calibrate": "uncertainty",
+    "compare_fusions": "reports",
     "decompose": "uncertainty",
     "evaluate_uncertainty": "reports",
     "export": "export",
-    "fusion_report": "reports",
     "load_data": "data",
     "predict_uncertainty": "uncertainty",
     "prune_heads": "pruning",
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from .export import export as export
     from .models import *  # noqa: F403
     from .pruning import prune_heads as prune_heads
+    from .reports import compare_fusions as compare_fusions
     from .reports import evaluate_uncertainty as evaluate_uncertainty
-    from .reports import fusion_report as fusion_report
     from .uncertainty import calibrate as calibrate
     from .uncertainty import decompose as decompose
     from .uncertainty import predict_uncertainty as predict_uncertainty

@@ -32,7 +32,7 @@ from hydra_transformers.fusion import without_weights
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.hub.card import TEMPLATE
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.reports.report import ModelResult, UncertaintyReport
+from hydra_transformers.reports import Report
 from hydra_transformers.training import recipe
 
 
@@ -140,7 +140,7 @@ def of_run(run: Path) -> dict[str, Any]:
     return {"seeds": {SEED: {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}}}
 
 
-def report_of(results: Mapping[str, Any]) -> UncertaintyReport:
+def report_of(results: Mapping[str, Any]) -> Report:
     """This Hydra beside the models it is made from and compared with, on the same rows."""
     methods = results["seeds"][SEED]
     temperature = methods[f"{METHOD}-temperature"]["temperature"]
@@ -154,20 +154,21 @@ def report_of(results: Mapping[str, Any]) -> UncertaintyReport:
     missing = [method for method in names.values() if method not in methods]
     if missing:
         raise SystemExit(f"the results have no {missing[0]}: run the groups baselines, fine-tunings and trunk as well")
-    return UncertaintyReport("msp", {name: result_of(methods[method]) for name, method in names.items()})
-
-
-def result_of(metrics: Mapping[str, Any]) -> ModelResult:
-    """The results of one method, with those on corrupted rows if there are any."""
-    shift = metrics.get("shift", {"severities": [], "corruptions": {}})
-    corruptions = {
-        corruption: {
-            str(severity): {name: values[place] for name, values in of_corruption.items()}
-            for place, severity in enumerate(shift["severities"])
-        }
-        for corruption, of_corruption in shift["corruptions"].items()
-    }
-    return ModelResult(metrics["num_members"], metrics["id"], metrics["ood"]["msp"], corruptions)
+    models, groups = {}, {"data": ("id", "data", "")}
+    for name, method in names.items():
+        models[name] = {"data": methods[method]["id"]}
+        for group, sets in methods[method]["ood"]["msp"].items():
+            for data_set, metrics in sets.items():
+                groups[f"{data_set} ({group})"] = (group, data_set, "")
+                models[name][f"{data_set} ({group})"] = metrics
+        shift = methods[method].get("shift", {"severities": [], "corruptions": {}})
+        for corruption, values in shift["corruptions"].items():
+            for place, severity in enumerate(shift["severities"]):
+                title = f"{corruption}, severity {severity}"
+                groups[title] = ("corruption", corruption, str(severity))
+                models[name][title] = {metric: each[place] for metric, each in values.items()}
+    members = {name: methods[method]["num_members"] for name, method in names.items()}
+    return Report("single_label_classification", models, "msp", groups, members)
 
 
 def check_sizes(model: PreTrainedModel, results: Mapping[str, Any]) -> None:

@@ -36,8 +36,9 @@ from hydra_transformers.demo.wording import (
     judgement,
     picture,
 )
+from hydra_transformers.reports import Report
 from hydra_transformers.reports.gains import packed_rows
-from hydra_transformers.reports.report import ModelResult, UncertaintyReport
+from hydra_transformers.reports.table import markdown_table
 
 
 pytestmark = pytest.mark.slow
@@ -175,15 +176,15 @@ def test_the_demo_tells_every_step(told):
 
 def test_the_demo_leaves_table_reports_and_plots(told):
     output, _ = told
-    report = UncertaintyReport.from_json(output / "report.json")
-    assert [result.num_members for result in report.models.values()] == [1, 3, 3, 3, 3]
-    assert report.models["Deep Ensemble"].id["disagreement"] > 0, "each fine-tuning is another"
-    assert set(report.models["Hydra"].ood["near"]) == {"digit 8", "digit 9"}
+    report = Report.from_json(output / "report.json")
+    assert list(report.num_members.values()) == [1, 3, 3, 3, 3]
+    assert report.models["Deep Ensemble"]["data"]["disagreement"] > 0, "each fine-tuning is another"
+    assert report.data_sets("near") == ["digit 8 (near)", "digit 9 (near)"]
     table = (output / "table.md").read_text()
     assert table.startswith("|  | accuracy ↑ |") and len(table.splitlines()) == 7
-    assert f"| Single | {report.models['Single'].id['accuracy']:.1%} |" in table
+    assert f"| Single | {report.models['Single']['data']['accuracy']:.1%} |" in table
     names = {path.stem for path in (output / "plots").glob("*.png")}
-    assert {"reliability_diagram", "roc_digit_8_near", "score_histograms", "quality_against_cost"} <= names
+    assert {"reliability_diagram", "roc_digit_8_near", "score_histograms"} <= names
     page = (output / "report.html").read_text(encoding="utf-8")
     assert page.count('src="data:image/png') == len(names)
     assert not list(output.parent.glob(".*"))
@@ -227,7 +228,7 @@ def test_the_demo_ends_with_the_saved_models_answers_and_reports_its_accuracy(to
     with torch.no_grad():
         right = model(data.test.pixel_values).logits.argmax(-1) == data.test.labels
     hydra = json.loads((output / "report.json").read_text())["models"]["Hydra"]
-    assert hydra["id"]["accuracy"] == pytest.approx(right.double().mean().item())
+    assert hydra["data"]["accuracy"] == pytest.approx(right.double().mean().item())
     assert f"{1 - shares_answered(model, data.far['photo patches']):.0%} of photo patches" in text
 
 
@@ -266,34 +267,37 @@ def test_the_demo_says_whether_the_model_is_right(label, said, abstain, sentence
     assert title.get_window_extent().x1 < figure.bbox.x1 and title.get_window_extent().y1 <= figure.bbox.y1
 
 
-def result_of(wrong: int, rows: int = 200) -> ModelResult:
-    """Right but for the first rows; foreign images always score higher."""
-    correct = (torch.arange(rows) >= wrong).double()
-    scores, foreign = torch.linspace(0, 1, rows), torch.linspace(2, 3, rows)
-    ood = {group: {"one": {"auroc": 1.0, "fpr95": 0.0}} for group in ("near", "far")}
-    kept = packed_rows(
-        {"correct": correct, "nll": 1 - correct, "score": scores}, {group: {"one": foreign} for group in ood}
-    )
-    return ModelResult(1, {"accuracy": correct.mean().item(), "ece": 0.1, "nll": 0.1}, ood, rows=kept)
+def report_of(**wrong: int) -> Report:
+    """Models that are right but for the first rows; OOD images always score higher."""
+    scores, foreign = torch.linspace(0, 1, 200), torch.linspace(2, 3, 200)
+    models, rows = {}, {}
+    for name, count in wrong.items():
+        correct = (torch.arange(200) >= count).double()
+        metrics = {"accuracy": correct.mean().item(), "ece": 0.1, "nll": 0.1}
+        models[name] = {"data": metrics, "one (near)": {"auroc": 1.0}, "one (far)": {"auroc": 1.0}}
+        ood = {group: {"one": foreign} for group in ("near", "far")}
+        rows[name] = packed_rows({"correct": correct, "nll": 1 - correct, "score": scores, "ood": ood})
+    groups = {"data": ("id", "data", "")} | {f"one ({group})": (group, "one", "") for group in ("near", "far")}
+    return Report("single_label_classification", models, groups=groups, rows=rows)
 
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (9, "Fused against Apart: no difference that these rows can show in accuracy, NLL, near AUROC, far AUROC."),
-        (40, "Fused against Apart: worse in accuracy (-15.0 points, 95 % interval "),
-        (0, "Fused against Apart: better in accuracy (+5.0 points, 95 % interval "),
+        (9, "Fused against Apart: no difference that these rows can show in Accuracy, NLL, near AUROC, far AUROC."),
+        (40, "Fused against Apart: worse in Accuracy (-15.0 points, 95 % interval "),
+        (0, "Fused against Apart: better in Accuracy (+5.0 points, 95 % interval "),
     ],
 )
 def test_a_gain_is_claimed_only_where_the_images_can_show_it_and_the_price_is_told(wrong, sentence):
     """One image of 200 is half a point, and noise."""
-    report = UncertaintyReport("msp", {"Apart": result_of(10), "Fused": result_of(wrong)})
+    report = report_of(Apart=10, Fused=wrong)
     for milliseconds, speed in ((33.0, "1.10 times the time"), (20.0, "1.5 times as fast")):
         costs = {"Apart": Cost(300, 3000, {64: 30.0}), "Fused": Cost(120, 2700, {64: milliseconds})}
         said = comparison(report, costs, "Fused", "Apart", 64)
         assert said.startswith(sentence)
         assert said.endswith(f" Price: {speed}, 0.40 times the parameters, 0.90 times the multiply-adds.")
-    assert "| Fused |" in comparison_table(report, costs, 64).markdown()
+    assert "| Fused |" in markdown_table(*comparison_table(report, costs, 64))
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path, capsys):

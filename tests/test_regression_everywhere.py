@@ -22,7 +22,7 @@ from hydra_transformers.data import load_data
 from hydra_transformers.export import FILES, RUNNERS, export
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.pruning import extract_circuit, taylor_scores
-from hydra_transformers.reports import TaskReport, evaluate_uncertainty, fusion_report
+from hydra_transformers.reports import Report, evaluate_uncertainty
 from hydra_transformers.serving import HydraPredictor, create_app
 from hydra_transformers.training import Recipe, finetune_members
 from hydra_transformers.uncertainty import calibrate, predict_decisions
@@ -167,7 +167,7 @@ def test_commands_calibrate_evaluate_and_describe_it(folder, tmp_path, capsys):
     assert main(["evaluate", str(tmp_path / "new"), *data]) == 0
     assert "RMSE" in capsys.readouterr().out
     report = tmp_path / "new" / "evaluation" / "report.json"
-    assert TaskReport.from_json(report).models["new"].metrics["interval_coverage"] > 0.5
+    assert Report.from_json(report).models["new"]["data"]["interval_coverage"] > 0.5
     assert main(["card", str(tmp_path / "new"), "--report", str(report), "--dataset", "stsb"]) == 0
     card = (tmp_path / "new" / "README.md").read_text()
     assert "RMSE" in card and "(regression)" in card and "lies in its interval" in card and "entropy" not in card
@@ -181,17 +181,7 @@ def test_cards_speak_of_numbers(folder):
     hydra = AutoHydra.from_pretrained(folder / "hydra")
     report = evaluate_uncertainty({"Hydra": hydra}, tokenized())
     card = str(create_model_card(hydra, report, dataset="stsb", repo_id="me/numbers"))
-    assert "variance between members" in card and "| RMSE |" in card and "classes in" not in card
-
-
-def test_the_fusion_report_compares_what_may_be_shared():
-    report = fusion_report([backbone(seed) for seed in range(2)], tokenized())
-    assert isinstance(report, TaskReport)
-    names = ["member 0", "member 1", "not fused", "fused, shared: all", "fused, shared: all but embeddings"]
-    assert list(report.models)[:5] == names
-    alone = AutoHydra.from_pruned_members([backbone(0), backbone(1)], shared=()).eval()
-    expected = evaluate_uncertainty({"x": alone}, tokenized()).models["x"].metrics["rmse"]
-    assert report.models["not fused"].metrics["rmse"] == pytest.approx(expected, abs=1e-6)
+    assert "variance between members" in card and "| RMSE ↓ |" in card and "classes in" not in card
 
 
 def test_heads_are_ranked_by_squared_error():
@@ -244,9 +234,9 @@ def test_commands_judge_and_calibrate_a_reward_model(folder, tmp_path, capsys):
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     assert main(["evaluate", str(tmp_path / "reward"), "--data", str(tmp_path / "pairs.jsonl")]) == 0
     assert "Pair accuracy" in capsys.readouterr().out
-    found = TaskReport.from_json(tmp_path / "reward" / "evaluation" / "report.json").models["reward"].metrics
+    found = Report.from_json(tmp_path / "reward" / "evaluation" / "report.json").models["reward"]["data"]
     loaded = AutoHydra.from_pretrained(tmp_path / "reward")  # with its tokenizer's name
-    assert evaluate_uncertainty(loaded, pairs).models[type(loaded).__name__].metrics == pytest.approx(found, abs=1e-5)
+    assert evaluate_uncertainty(loaded, pairs).models[type(loaded).__name__]["data"] == pytest.approx(found, abs=1e-5)
     marked = [{"text": row["text"], "label": place % 2} for place, row in enumerate(rows())]
     (tmp_path / "relevant.jsonl").write_text("".join(json.dumps(row) + "\n" for row in marked))
     words = ["--data", str(tmp_path / "relevant.jsonl"), "--coverage", "0.9", "--output", str(tmp_path / "new")]

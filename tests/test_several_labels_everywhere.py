@@ -11,7 +11,7 @@ from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.baselines import DeepEnsemble, MCDropout, soup
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.reports import TaskReport, evaluate_uncertainty, fusion_report
+from hydra_transformers.reports import Report, compare_fusions, evaluate_uncertainty
 from hydra_transformers.serving import HydraPredictor, build_page, create_app
 from hydra_transformers.uncertainty import calibrate
 from tests.command_line import run
@@ -66,7 +66,7 @@ def test_commands_go_from_a_file_of_lists_to_answers(folder, tmp_path, capsys):
     run("evaluate", tmp_path / "new", *data)
     assert "mAP" in capsys.readouterr().out
     report = tmp_path / "new" / "evaluation" / "report.json"
-    assert "set_missed" in TaskReport.from_json(report).models["new"].metrics
+    assert "set_missed" in Report.from_json(report).models["new"]["data"]
     run("card", tmp_path / "new", "--report", report, "--dataset", "go_emotions")
     card = (tmp_path / "new" / "README.md").read_text()
     assert "mAP" in card and "any number of the labels" in card and "missing from its set" in card
@@ -100,10 +100,9 @@ def test_the_server_answers_and_the_page_sends_away(folder):
 
 @pytest.mark.slow
 def test_members_are_compared_before_they_are_fused(members, data):
-    report = fusion_report(members, data)
-    apart = evaluate_uncertainty({"apart": DeepEnsemble(members).eval()}, data).models["apart"].metrics
-    found = report.models["not fused"].metrics
-    assert found == pytest.approx(apart, abs=1e-4) and "fused, shared: all" in report.models
+    report = compare_fusions(members, data).report
+    apart = evaluate_uncertainty({"apart": DeepEnsemble(members).eval()}, data).models["apart"]["data"]
+    assert report.models["ensemble"]["data"] == pytest.approx(apart, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -113,7 +112,7 @@ def test_members_are_compared_before_they_are_fused(members, data):
 def test_other_methods_are_calibrated_and_judged_alike(build, members, data):
     calibrated = calibrate(build(members).eval(), data, alpha=0.2, target={"coverage": 0.8}).model
     [result] = evaluate_uncertainty(calibrated, data).models.values()
-    assert result.metrics["set_missed"] <= 0.25 and 0.6 <= result.metrics["answered"] <= 1
+    assert result["data"]["set_missed"] <= 0.25 and 0.6 <= result["data"]["answered"] <= 1
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ from hydra_transformers import (
     AutoHydra,
     HydraViTForImageClassification,
     calibrate,
+    compare_fusions,
     export,
-    fusion_report,
     load_data,
     predict_uncertainty,
     prune_heads,
@@ -86,7 +86,7 @@ def calibrate_any_classifier(model: ViTForImageClassification, held_out: Batches
 def evaluate_and_share(backbone: PreTrainedModel, hydra: PreTrainedModel, rows: Batches, far: Batches) -> None:
     report = evaluate_uncertainty({"single": backbone, "hydra": hydra}, rows, ood_data={"far": {"textures": far}})
     report.to_html("report.html")
-    print(report.to_markdown(), fusion_report([backbone, "another"], rows))
+    print(report.to_markdown(), compare_fusions([backbone, "another"], rows).best.build())
     create_model_card(hydra, report, dataset="cifar100", report_model="hydra", license="apache-2.0").save("README.md")
     push_hydra_to_hub(hydra, "me/my-hydra", report=report, report_model="hydra", dataset="cifar100")
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from hydra_transformers.pruning import HeadMap, head_divergence, layer_divergence, overlap, prune_heads
 from hydra_transformers.pruning.heads import Head, as_heads_to_prune, heads_of
-from hydra_transformers.reports.table import Table
+from hydra_transformers.reports.table import markdown_table
 
 from .arguments import as_head_sets
 
@@ -79,7 +79,7 @@ class HeadSetComparison:
         for name, heads in self.head_sets.items():
             counts = Counter(head[:-1] for head in heads)
             rows.append([name, str(len(heads)), *(str(counts[layer]) for layer in layers)])
-        return Table(["Heads cut out", "Number", *(" ".join(map(str, layer)) for layer in layers)], rows).markdown()
+        return markdown_table(["Heads cut out", "Number", *(" ".join(map(str, layer)) for layer in layers)], rows)
 
     def _pair_table(self) -> str:
         heading = ["One", "Other", "Heads", "In common", "by chance in these layers", "p"]
@@ -91,7 +91,7 @@ class HeadSetComparison:
             for measure in ("overlap", "head_divergence", "layer_divergence"):
                 row.append(f"{getattr(pair, measure):.2f} ({getattr(pair, f'{measure}_by_chance'):.2f})")
             rows.append(row)
-        return Table(heading, rows).markdown()
+        return markdown_table(heading, rows)
 
     def head_map(self) -> HeadMap:
         """Kept heads dark, pruned ones light."""

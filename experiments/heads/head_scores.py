@@ -8,7 +8,7 @@ from typing import Any
 
 from hydra_transformers.pruning import HeadMap
 from hydra_transformers.pruning.heads import Head, tower_and_place
-from hydra_transformers.reports.table import Table
+from hydra_transformers.reports.table import markdown_table
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class HeadScores:
                 row.append(f"{ratios[layer]:.2f}" if layer in ratios else "-")
             rows.append(row)
         heading = ["Layer", *(tower or "Mean (lowest to highest)" for tower in towers)]
-        return Table(heading + ["vision / text"] * bool(ratios), rows).markdown() + "\n"
+        return markdown_table(heading + ["vision / text"] * bool(ratios), rows) + "\n"
 
     def head_map(self) -> HeadMap:
         return HeadMap({"score": self.scores})

@@ -22,7 +22,7 @@ from hydra_transformers.data.evaluation_data import EvaluationData, read_data
 from hydra_transformers.data.prediction import check_chooses_one_class, classes_of
 from hydra_transformers.pruning.ablation import Ablation, ablation_of
 from hydra_transformers.pruning.heads import Head, heads_of, tower_and_place
-from hydra_transformers.reports.table import Table
+from hydra_transformers.reports.table import markdown_table
 from hydra_transformers.uncertainty.metrics import exact_mean
 from hydra_transformers.uncertainty.paired import NORMAL_95
 
@@ -181,7 +181,7 @@ class PruningUnderNoise:
             for head_set, changes in self.changes.items()
             for data, of in changes.items()
         ]
-        return Table(heading, rows).markdown()
+        return markdown_table(heading, rows)
 
     def _premise_table(self) -> str:
         rows, titles = [], []
@@ -192,7 +192,7 @@ class PruningUnderNoise:
                 titles = list(verdicts)
                 gap = f"{premises.gap_before:.3f} → {premises.gap_after:.3f}"
                 rows.append([head_set, noisy, gap, *verdicts.values()])
-        return Table(["Heads cut out", "Noisy data", "Gap before → after", *titles], rows).markdown()
+        return markdown_table(["Heads cut out", "Noisy data", "Gap before → after", *titles], rows)
 
     def plot(self, folder: str | Path) -> list[Path]:
         """Writes `proposition.png`, the expected and the true change of the loss, and returns its path."""

@@ -19,7 +19,7 @@ from hydra_transformers.pruning import prune_heads
 from hydra_transformers.pruning.head_maps import HeadMap
 from hydra_transformers.pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, head_at, heads_of
 from hydra_transformers.pruning.objectives import auroc_of_confidence
-from hydra_transformers.reports.table import Table
+from hydra_transformers.reports.table import markdown_table
 
 from .arguments import as_head_set, as_order, check_are_named, foreign_sets
 from .head_outputs import one_member, watched_heads
@@ -136,7 +136,7 @@ class HeadSeparation:
                 rows.append(self._row(f"{DENSE}, those that {network} keeps", DENSE, foreign, kept))
             rows.append(self._row(network, network, foreign, kept))
         heading = ["Network", "Heads of the last layer", "Euclid", "Euclid / spread", "Mahalanobis", "AUROC"]
-        return Table([*heading, "Heads", "AUROC of all layers"], rows).markdown()
+        return markdown_table([*heading, "Heads", "AUROC of all layers"], rows)
 
     def _row(self, title: str, network: str, foreign: str, heads: Sequence[Head]) -> list[str]:
         last = [head for head in heads if head[-2] == self.last_layer]
@@ -159,7 +159,7 @@ class HeadSeparation:
                 mean = math.fsum(of_layer.values()) / len(of_layer)
                 row += [f"{100 * mean:.1f}", f"{100 * of_layer[best]:.1f} (head {best[-1]})"]
             rows.append(row)
-        return Table(heading, rows).markdown()
+        return markdown_table(heading, rows)
 
     def _ranking_table(self) -> str:
         ranked = set(self.ranking)
@@ -173,7 +173,7 @@ class HeadSeparation:
         for name, heads in groups.items():
             means = (self.mean(DENSE, foreign, heads) for foreign in self.foreign_sets)
             rows.append([name, str(len(heads)), *map(_percent, means)])
-        return Table(["Heads", "Number", *self.foreign_sets], rows).markdown()
+        return markdown_table(["Heads", "Number", *self.foreign_sets], rows)
 
     def head_map(self, foreign: str | None = None) -> HeadMap:
         """The AUROC of each head."""

@@ -16,8 +16,8 @@ from hydra_transformers.data.prediction import ZeroShotClassifier, accepted_inpu
 from hydra_transformers.data.zero_shot import check_class_prompts
 from hydra_transformers.pruning import prune_heads
 from hydra_transformers.pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, heads_of
-from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.reports.table import Table
+from hydra_transformers.reports import evaluate_uncertainty
+from hydra_transformers.reports.table import markdown_table
 
 from .arguments import as_head_set, as_order, check_are_named, foreign_sets
 
@@ -139,7 +139,7 @@ class BudgetSweep:
                         values = {0: [getattr(self.dense, metric)]} | values
                         cells = [_cell(metric, values.get(budget)) for budget in (0, *self.budgets)]
                         rows.append([f"{order}, fine-tuned" if tuned else order, *cells])
-            parts += [f"### {TITLES[metric]}", Table(heading, rows).markdown()]
+            parts += [f"### {TITLES[metric]}", markdown_table(heading, rows)]
         return "\n\n".join(parts) + "\n"
 
     def plot(self, folder: str | Path) -> list[Path]:
@@ -288,17 +288,18 @@ class _Evaluator:
     ) -> SweepPoint:
         model = self._classifier(network)
         ood = {"ood": self.ood} if self.ood else None
-        [result] = evaluate_uncertainty({order: model}, self.data, ood, score=self.score).models.values()
-        detection = result.ood_average() if self.ood else {}
+        report = evaluate_uncertainty({order: model}, self.data, ood, score=self.score)
+        results = report.models[order]
+        detection = report.average(order) if self.ood else {}
         return SweepPoint(
             order,
             draw,
             budget,
             kept,
             tuned,
-            **{name: result.id[name] for name in ("accuracy", "ece", "nll")},
+            **{name: results["data"][name] for name in ("accuracy", "ece", "nll")},
             **{name: detection.get(name) for name in ("auroc", "fpr95")},
-            aurocs={name: of["auroc"] for name, of in result.ood["ood"].items()} if self.ood else {},
+            aurocs={name: results[f"{name} (ood)"]["auroc"] for name in self.ood},
             time=self._time(model, budget) if self.seconds and not tuned else None,
         )
 

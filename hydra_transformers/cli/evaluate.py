@@ -21,9 +21,7 @@ from ..data.prediction import ZeroShotClassifier
 from ..data.processors import class_prompts, load_processor
 from ..data.rows import FEW_ROWS, is_same_source, overlap
 from ..models.detection import DETECTORS
-from ..reports.evaluation import evaluate_uncertainty
-from ..reports.report import UncertaintyReport
-from ..reports.task_report import TaskReport
+from ..reports import Report, evaluate_uncertainty
 from ..shift import SEVERITIES, corrupted_sets
 from ..uncertainty import CalibratedClassifier, Detector, detector_by_name
 from ..uncertainty.calibrated_classifier import OtherClassesError
@@ -88,7 +86,7 @@ def evaluate(
     device = device_named(device)
     processors = {name: load_processor(data.processor or source, configs[name]) for name, source in sources.items()}
     models = {name: load_model(source, device) for name, source in sources.items()}
-    results = {}
+    results = None
     for name, loaded in models.items():
         read = partial(data.read, configs[name], processors[name], quiet=bool(results))
         is_reward = getattr(configs[name], "aggregate", None) is not None
@@ -120,23 +118,20 @@ def evaluate(
             corruptions=with_progress(corrupted, batch_size, name) or None,
             batch_size=batch_size,
         )
-        results |= report.models
-    report = replace(report, models=results)
+        results = report if results is None else results.joined(report)
+    report = results
     on_one_process(partial(_write, report, output))
     own_name = f" --report-model {next(iter(models))}" if compare else ""
     print(f"Next: hydra-transformers card {model} --report {output / 'report.json'}{own_name} --dataset ...")
 
 
-def _write(report: UncertaintyReport | TaskReport, output: Path) -> None:
+def _write(report: Report, output: Path) -> None:
     report.to_json(output / "report.json")
     write_atomically(output / "report.md", report.to_markdown())
     print(report)
     try:
-        plots = {"pictures": report.plot(output / "plots")} if isinstance(report, UncertaintyReport) else {}
-        report.to_html(output / "report.html", **plots)
-        written = (
-            "report.md, report.html, report.json and plots" if plots else "report.md, report.html and report.json"
-        )
+        report.to_html(output / "report.html", pictures=report.plot(output / "plots"))
+        written = "report.md, report.html, report.json and plots"
     except ImportError as error:
         print(f"no plots: {error}")
         written = "report.md and report.json"

@@ -47,7 +47,7 @@ def _describe_hydra(config: PreTrainedConfig, name: str) -> None:
 
 def _print_costs(model: nn.Module, others: dict[str, nn.Module]) -> None:
     costs = compare_costs({"This model": model, **others})
-    print(f"{cost_table(costs).markdown()}\n({sample_size(model)} per sample)")
+    print(f"{cost_table(costs)}\n({sample_size(model)} per sample)")
 
 
 def deep_ensemble_of(hydra: nn.Module, device: str = "meta") -> dict[str, nn.Module]:

@@ -11,8 +11,7 @@ from transformers import PreTrainedConfig
 
 from ..data.processors import load_processor
 from ..hub.member_heads import load_circuits
-from ..reports.report import UncertaintyReport
-from ..reports.task_report import TaskReport, read_report
+from ..reports import Report
 from ..uncertainty import CalibratedClassifier
 from .folders import are_fine_tunings, check_is_hydra, load_config, load_model, made_by
 from .options import argument, option, switch
@@ -35,7 +34,7 @@ class CardOptions:
 
     def arguments(
         self, folder: Path, repo: str | None, config: PreTrainedConfig
-    ) -> tuple[UncertaintyReport | TaskReport | None, dict[str, Any]]:
+    ) -> tuple[Report | None, dict[str, Any]]:
         """The report, if there is one, and the other arguments of `create_model_card`."""
         from ..hub.card import check_names
 
@@ -43,7 +42,7 @@ class CardOptions:
         path = self.report or folder / "evaluation" / "report.json"
         if self.report is not None and not path.exists():
             raise ValueError(f"there is no report {path}: pass the report.json of `hydra-transformers evaluate`")
-        report = read_report(path) if path.exists() else None
+        report = Report.from_json(path) if path.exists() else None
         arguments = {
             "dataset": self.dataset,
             "base_model": self.base_model,
@@ -77,7 +76,7 @@ def _how_made(folder: Path) -> str | None:
 
 
 def push(
-    folder: argument(Path, "DIR", "the output of `fuse`, or a saved baseline"),
+    folder: argument(Path, "DIR", "the output of `fuse`"),
     repo: argument(str, "REPO", "me/my-hydra; created if it does not exist"),
     fields: CardOptions,
     private: switch("--private", "make a new repository private") = False,
@@ -89,18 +88,14 @@ def push(
         "NAME",
         SPACE,
     ) = None,
-    space_examples: option(Path | None, "to click on, as for `app --examples`", "PATH", SPACE) = None,
 ) -> None:
     """Publish model, code, processor and card."""
     from ..hub import push_hydra_to_hub, push_space_to_hub
 
-    given = ["--space-examples"] if space_examples else []
-    if space is None and given:
-        raise ValueError(f"{', '.join(given)} is about a page: name its Space with --space")
     config = load_config(str(folder))
     check_is_hydra(config, str(folder))
     report, arguments = fields.arguments(folder, repo, config)
-    page = None if space is None else _space(folder, repo, config, space, space_examples, given)
+    page = None if space is None else _space(folder, repo, space)
     if CalibratedClassifier.is_saved_in(folder):
         print(
             f"note: {folder} is published without its decision, which is for one data set's classes", file=sys.stderr
@@ -128,29 +123,16 @@ def push(
         print(f"published the page: {getattr(commit, 'commit_url', commit)}")
 
 
-def _space(
-    folder: Path,
-    repo: str,
-    config: PreTrainedConfig,
-    space: str,
-    examples: Path | None,
-    given: list[str],
-) -> Path:
+def _space(folder: Path, repo: str, space: str) -> Path:
     """The folder of the page, written if there is none yet."""
     from ..hub import write_space
     from ..hub.card import check_names
-    from ..serving.page_inputs import read_examples
-    from ..serving.predictor import READS, kind_of
 
     check_names(repo_id=space)
-    reads = READS[kind_of(config, str(folder))]
     place = folder / SPACE_FOLDER
     if place.exists():
-        ignored = f", and {', '.join(given)} is ignored" if given else ""
-        print(f"note: {place} is published as it is{ignored}; remove it to write it anew", file=sys.stderr)
+        print(f"note: {place} is published as it is; remove it to write it anew", file=sys.stderr)
         return place
-    if examples is not None:
-        read_examples(examples, reads)
-    write_space(place, repo, examples=examples)
+    write_space(place, repo)
     print(f"The page's files are in {place}.", flush=True)
     return place

@@ -17,15 +17,12 @@ from transformers import PreTrainedModel
 
 from .._io.files import check_takes_files, written_whole
 from ..baselines import DeepEnsemble
-from ..cost import Cost, compare_costs
+from ..cost import compare_costs
 from ..hub import create_model_card, kept_heads_map
 from ..models import AutoHydra
 from ..pruning import draw_members, extract_circuit
-from ..reports import fusion_report
-from ..reports.evaluation import evaluate_uncertainty
-from ..reports.fusion_report import FusionReport
-from ..reports.report import UncertaintyReport
-from ..reports.table import Table
+from ..reports import FusionComparison, Report, compare_fusions, evaluate_uncertainty
+from ..reports.table import Table, markdown_table, text_table
 from ..training import Recipe, finetune_from_pretrained
 from ..uncertainty import Calibration
 from .digits import KNOWN_DIGITS, DemoData, Images, load_data
@@ -118,7 +115,7 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
         )
 
         begin("Before fusing", "May they be fused, and how many layers merged? Asked on images to choose by.")
-        say(str(may_be_fused(fine_tunings, data, pace)))
+        say(may_be_fused(fine_tunings, data, pace).sentence)
 
         begin("Fusing", "Three fine-tunings in, one model out: own attention side by side, the mean of all else.")
         merged = AutoHydra.from_pruned_members(fine_tunings, trunk_layers=0.75)
@@ -143,7 +140,7 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
         models |= {"Hydra": hydra, "Hydra, pruned": pruned}
         report, costs = evaluate(models, data), compare_costs(models, (BATCH_SIZE,), pace.seconds)
         table = comparison_table(report, costs, BATCH_SIZE)
-        print(table.text())
+        print(text_table(*table))
         pairs = [("Hydra, merged", "Single"), ("Hydra", "Deep Ensemble"), ("Hydra", "Single")]
         for name, other in (*pairs, ("Hydra, pruned", "Deep Ensemble")):
             say(comparison(report, costs, name, other, BATCH_SIZE))
@@ -155,9 +152,9 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
             f"is above {threshold:.2f}: {1 - TARGET['coverage']:.0%} of the digits that this was fitted on."
         )
         decided = evaluate({"Hydra": hydra}, data)
-        say(decision_sentence(decided.models["Hydra"]))
+        say(decision_sentence(decided))
         examples = examples_of(data)
-        write_results(folder, report, costs, table, examples)
+        write_results(folder, report, table, examples)
         save_for_the_hub(folder / MODEL_FOLDER, decided, hydra, pace)
 
     begin("Loading", "Another process loads the saved model as anyone would from the Hub, without this package.")
@@ -206,12 +203,14 @@ def finetuned(
     return trained
 
 
-def may_be_fused(fine_tunings: Sequence[PreTrainedModel], data: DemoData, pace: Pace) -> FusionReport:
+def may_be_fused(fine_tunings: Sequence[PreTrainedModel], data: DemoData, pace: Pace) -> FusionComparison:
     unknown = {
         group: {name: images.spread(pace.choosing) for name, images in sets.items()}
         for group, sets in data.choosing.items()
     }
-    return fusion_report(fine_tunings, data.validation.spread(pace.choosing).batches(BATCH_SIZE), batches_of(unknown))
+    return compare_fusions(
+        fine_tunings, data.validation.spread(pace.choosing).batches(BATCH_SIZE), batches_of(unknown)
+    )
 
 
 def pruned_members(
@@ -228,7 +227,7 @@ def pruned_members(
     return draw_members(fine_tunings, circuits=circuits, budget=pace.budget)
 
 
-def evaluate(models: Mapping[str, nn.Module], data: DemoData) -> UncertaintyReport:
+def evaluate(models: Mapping[str, nn.Module], data: DemoData) -> Report:
     ood = batches_of({"near": data.near, "far": data.far})
     return evaluate_uncertainty(models, data.test.batches(BATCH_SIZE), ood)
 
@@ -252,23 +251,21 @@ def examples_of(data: DemoData) -> list[Example]:
     ]
 
 
-def write_results(
-    folder: Path, report: UncertaintyReport, costs: Mapping[str, Cost], table: Table, examples: Sequence[Example]
-) -> None:
+def write_results(folder: Path, report: Report, table: Table, examples: Sequence[Example]) -> None:
     from PIL import Image
 
-    (folder / "table.md").write_text(table.markdown() + "\n")
+    (folder / "table.md").write_text(markdown_table(*table) + "\n")
     (folder / "report.md").write_text(report.to_markdown())
     report.to_json(folder / "report.json")
     with contextlib.suppress(ImportError):  # only plots need matplotlib
-        report.to_html(folder / "report.html", costs, pictures=report.plot(folder / "plots", costs))
+        report.to_html(folder / "report.html", pictures=report.plot(folder / "plots"))
     (folder / "examples").mkdir()
     for example in examples:
         Image.fromarray(example.pixels).save(folder / "examples" / f"{example.name}.png")
     (folder / MARKER).write_text(json.dumps({"model": MODEL_FOLDER}) + "\n")
 
 
-def save_for_the_hub(folder: Path, report: UncertaintyReport, hydra: PreTrainedModel, pace: Pace) -> None:
+def save_for_the_hub(folder: Path, report: Report, hydra: PreTrainedModel, pace: Pace) -> None:
     """Weights, config, code, image processor and card: a folder that can be uploaded as it is."""
     from transformers import ViTImageProcessorPil
 

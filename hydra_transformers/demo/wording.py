@@ -8,7 +8,7 @@ import numpy as np
 
 from ..cost import Cost, readable_count
 from ..reports.gains import gain_sentence
-from ..reports.report import ModelResult, UncertaintyReport
+from ..reports.report import DATA, Report
 from ..reports.table import Table
 
 
@@ -22,21 +22,21 @@ MEMBER_COLOURS = ("#0072B2", "#D55E00", "#009E73")
 # Models
 
 
-def comparison_table(report: UncertaintyReport, costs: Mapping[str, Cost], batch_size: int) -> Table:
+def comparison_table(report: Report, costs: Mapping[str, Cost], batch_size: int) -> Table:
     """A row for each model; arrows say which way is better."""
     titles = ["", "accuracy ↑", "NLL ↓", *(f"{group} AUROC ↑" for group in GROUPS)]
     titles += ["parameters", "multiply-adds", f"ms / {batch_size} images"]
     rows = []
-    for name, result in report.models.items():
+    for name, results in report.models.items():
         cost = costs[name]
-        metrics = [f"{result.id['accuracy']:.1%}", f"{result.id['nll']:.3f}"]
-        metrics += [f"{result.ood_average(group)['auroc']:.1%}" for group in GROUPS]
+        metrics = [f"{results[DATA]['accuracy']:.1%}", f"{results[DATA]['nll']:.3f}"]
+        metrics += [f"{report.average(name, group)['auroc']:.1%}" for group in GROUPS]
         counts = [f"{cost.parameters:,}", readable_count(cost.multiply_adds)]
         rows.append([name, *metrics, *counts, f"{cost.milliseconds[batch_size]:.1f}"])
-    return Table(titles, rows)
+    return titles, rows
 
 
-def comparison(report: UncertaintyReport, costs: Mapping[str, Cost], name: str, other: str, batch_size: int) -> str:
+def comparison(report: Report, costs: Mapping[str, Cost], name: str, other: str, batch_size: int) -> str:
     """The differences between two models that these rows can show, and the price."""
     mine, theirs = costs[name], costs[other]
     time = mine.milliseconds[batch_size] / theirs.milliseconds[batch_size]
@@ -46,12 +46,14 @@ def comparison(report: UncertaintyReport, costs: Mapping[str, Cost], name: str, 
     return f"{gain_sentence(name, other, report.gains(name, other))} Price: {price}."
 
 
-def decision_sentence(result: ModelResult) -> str:
-    """What a calibrated model answers and refuses."""
-    answered, risk = result.abstaining["coverage"], result.abstaining["risk"]
-    wrong = "" if risk is None else f", {risk:.1%} of these answers wrong ({1 - result.id['accuracy']:.1%} of all)"
-    refused = [f"{sets['refused']:.0%} of {name}" for group in result.ood.values() for name, sets in group.items()]
-    return f"On images it never saw: it answers {answered:.1%} of the digits{wrong}, and refuses {', '.join(refused)}."
+def decision_sentence(report: Report) -> str:
+    """What a calibrated model answers, and what it does not."""
+    [results] = report.models.values()
+    known = results[DATA]
+    risk = known.get("answered_risk")
+    wrong = "" if risk is None else f", {risk:.1%} of these answers wrong ({1 - known['accuracy']:.1%} of all)"
+    refused = [f"{1 - results[name]['answered']:.0%} of {report.groups[name][1]}" for name in report.data_sets()]
+    return f"On images it never saw: it answers {known['answered']:.1%} of the digits{wrong}, and refuses {', '.join(refused)}."
 
 
 # Answers of the saved model

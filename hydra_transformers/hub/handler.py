@@ -40,8 +40,8 @@ KINDS = {
 }
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # only these decoders read untrusted bytes
 MOST_PIXELS = 25_000_000  # in one request: a small file may decode to more than fits into memory
-MOST_SLENDER = 100  # long side by short side: processors scale up the short one, and with it the long one
-MOST_SAMPLES = 5_000_000  # of the sounds of one request, about five minutes
+MAX_ASPECT_RATIO = 100  # long side by short side: processors scale up the short one, and with it the long one
+MOST_SAMPLES = 5_000_000  # of the audio of one request, about five minutes
 MOST_CHARACTERS = 1_000_000  # in one request: all texts are tokenized before they are truncated
 MOST_INPUTS = 32
 MOST_LABELS = 1_000
@@ -72,41 +72,52 @@ class Answerer:
         self.one_reads = threading.Lock()
 
     def read(self, data: Any) -> tuple[list[Any], dict[str, Any]]:
-        """Checks a request; returns its texts, images or sounds, and its parameters."""
+        """Checks a request; returns its texts, images or audio, and its parameters."""
         if not isinstance(data, dict) or "inputs" not in data:
             raise RequestError('the request has no inputs: send {"inputs": ...}')
-        for name in data:
-            if name not in ("inputs", "parameters"):
-                raise RequestError(f"the request has an unknown field {name[:40]!r}: send inputs and parameters")
+        if unknown := sorted(data.keys() - {"inputs", "parameters"}):
+            raise RequestError(f"the request has an unknown field {unknown[0][:40]!r}: send inputs and parameters")
         inputs = data["inputs"] if isinstance(data["inputs"], list) else [data["inputs"]]
         if not 1 <= len(inputs) <= self.most_inputs:
             raise RequestError(f"inputs has {len(inputs)} entries: send 1 to {self.most_inputs}")
         parameters = self.read_parameters(data.get("parameters"))
         if self.kind in ("text", "tokens"):
-            if self.kind == "tokens":
-                texts = [read_words(each, place) for place, each in enumerate(inputs)]
-            else:
-                texts = [read_text(each, place, self.takes_empty) for place, each in enumerate(inputs)]
-            parts = [part for each in texts for part in ([each] if isinstance(each, str) else _parts(each))]
-            if sum(map(len, parts)) > MOST_CHARACTERS:
-                total = f"inputs has {sum(map(len, parts)):,} characters"
-                raise RequestError(f"{total}: send at most {MOST_CHARACTERS:,} in one request")
-            return texts, parameters
-        if self.kind == "audio":
-            sounds: list[np.ndarray] = []
-            for place, each in enumerate(inputs):
-                taken, least = sum(map(len, sounds)), least_samples(self.config)
-                sounds.append(read_sound(each, f"inputs[{place}]", self.processor.sampling_rate, taken))
-                if len(sounds[-1]) < least:
+            characters = sum(self.check_text(value, f"inputs[{place}]") for place, value in enumerate(inputs))
+            if characters > MOST_CHARACTERS:
+                raise RequestError(
+                    f"inputs has {characters:,} characters: send at most {MOST_CHARACTERS:,} in one request"
+                )
+            return inputs, parameters
+        values, taken = [], 0  # samples or pixels of the inputs before this one
+        for place, value in enumerate(inputs):
+            name = f"inputs[{place}]"
+            if self.kind == "audio":
+                values.append(read_audio(value, name, self.processor.sampling_rate, taken))
+                taken, least = taken + len(values[-1]), least_samples(self.config)
+                if len(values[-1]) < least:
                     raise RequestError(
-                        f"inputs[{place}] has {len(sounds[-1])} samples, too few for this model: send at least {least}"
+                        f"{name} has {len(values[-1])} samples, too few for this model: send at least {least}"
                     )
-            return sounds, parameters
-        images, pixels = [], 0
-        for place, each in enumerate(inputs):
-            images.append(read_image(each, f"inputs[{place}]", taken=pixels))
-            pixels += images[-1].width * images[-1].height
-        return images, parameters
+            else:
+                values.append(read_image(value, name, taken=taken))
+                taken += values[-1].width * values[-1].height
+        return values, parameters
+
+    def check_text(self, value: Any, name: str) -> int:
+        """The number of characters of a text or a pair of texts, for token classification of a text or a list of words."""
+        form = "a list of words" if self.kind == "tokens" else '{"text": ..., "text_pair": ...}'
+        texts = [value]
+        if self.kind == "tokens" and isinstance(value, list):
+            texts = value
+        elif self.kind == "text" and isinstance(value, dict) and value.keys() == {"text", "text_pair"}:
+            texts = list(value.values())
+        if not all(isinstance(text, str) for text in texts):
+            raise RequestError(f"{name} is {_kind(value)}: send a text, or {form}")
+        if not all(map(is_text, texts)):
+            raise RequestError(f"{name} has half a character (a lone surrogate): send whole ones")
+        if self.kind == "text" and not self.takes_empty and not "".join(texts).strip():
+            raise RequestError(f"{name} is empty, and this model reads nothing then: send a text")
+        return sum(map(len, texts))
 
     def read_parameters(self, parameters: Any) -> dict[str, Any]:
         parameters = {} if parameters is None else parameters
@@ -114,31 +125,27 @@ class Answerer:
             raise RequestError(f"parameters is {_kind(parameters)}: send an object, such as {{'top_k': 3}}")
         known = {"zero-shot": ("top_k", "candidate_labels", "hypothesis_template"), "tokens": ()}
         known = known.get(self.kind, ("top_k",))
-        for name in parameters:
-            if name not in known:
-                raise RequestError(
-                    f"parameters has an unknown {name[:40]!r}: this model knows {', '.join(known) or 'none'}"
-                )
-        found = {"top_k": parameters.get("top_k", 5)}
-        if type(found["top_k"]) is not int or found["top_k"] < 1:
+        if unknown := sorted(parameters.keys() - set(known)):
+            raise RequestError(
+                f"parameters has an unknown {unknown[0][:40]!r}: this model knows {', '.join(known) or 'none'}"
+            )
+        checked = {"top_k": 5, **parameters}
+        if type(checked["top_k"]) is not int or checked["top_k"] < 1:
             raise RequestError("top_k must be a whole number from 1 on")
         if self.kind == "zero-shot":
-            found["candidate_labels"] = _labels(parameters.get("candidate_labels"))
-        if "hypothesis_template" in parameters:
-            template = parameters["hypothesis_template"]
+            checked["candidate_labels"] = _labels(parameters.get("candidate_labels"))
+            template = parameters.get("hypothesis_template", DEFAULT_TEMPLATE)
             # Only {}: anything else in braces could read attributes.
             is_short = is_text(template) and len(template) <= MOST_OF_A_LABEL
             if not is_short or template.count("{}") != 1 or re.sub("[^{}]", "", template) != "{}":
                 raise RequestError(
                     f"hypothesis_template must be a text of at most {MOST_OF_A_LABEL:,} characters with one {{}} for the label"
                 )
-            found["hypothesis_template"] = template
-        if self.kind == "zero-shot":
-            self.check_lengths(found["candidate_labels"], found.get("hypothesis_template", DEFAULT_TEMPLATE))
-        return found
+            self.check_lengths(checked["candidate_labels"], template)
+        return checked
 
     def check_lengths(self, labels: list[str], template: str) -> None:
-        """Refuses labels with more tokens than the text tower reads."""
+        """Raises on labels with more tokens than the text tower reads."""
         most = self.model.config.text_config.max_position_embeddings
         with self.one_reads:
             lengths = [len(tokens) for tokens in self.reader(list(map(template.format, labels)))["input_ids"]]
@@ -152,7 +159,7 @@ class Answerer:
         return self.model.predict(inputs, self.processor, batch_size=self.together(inputs), **parameters)
 
     def together(self, inputs: list[Any]) -> int:
-        """How many inputs share a pass. The answer to a raw sound would depend on longer ones beside it without a mask, and also
+        """How many inputs share a pass. The prediction for a raw waveform would depend on longer ones beside it without a mask, and also
         where a norm of the convolutions goes over all samples, padding too."""
         # Spectrograms have one length.
         is_raw = self.kind == "audio" and not any(
@@ -208,33 +215,6 @@ def is_text(value: Any) -> bool:
         return False
 
 
-def read_text(value: Any, place: int, takes_empty: bool) -> str | dict[str, str]:
-    """A text, or a pair of texts {"text", "text_pair"}."""
-    is_pair = isinstance(value, dict) and value.keys() == {"text", "text_pair"}
-    texts = list(value.values()) if is_pair else [value]
-    if not all(isinstance(text, str) for text in texts):
-        raise RequestError(f'inputs[{place}] is {_kind(value)}: send a text, or {{"text": ..., "text_pair": ...}}')
-    if not all(map(is_text, texts)):
-        raise RequestError(f"inputs[{place}] has half a character (a lone surrogate): send whole ones")
-    if not takes_empty and not "".join(texts).strip():
-        raise RequestError(f"inputs[{place}] is empty, and this model reads nothing then: send a text")
-    return value
-
-
-def read_words(value: Any, place: int) -> str | list[str]:
-    """A text, or a list of words."""
-    words = value if isinstance(value, list) else [value]
-    if not all(isinstance(word, str) for word in words):
-        raise RequestError(f"inputs[{place}] is {_kind(value)}: send a text, or a list of words")
-    if not all(map(is_text, words)):
-        raise RequestError(f"inputs[{place}] has half a character (a lone surrogate): send whole ones")
-    return value
-
-
-def _parts(value: Any) -> list[str]:
-    return list(value.values() if isinstance(value, dict) else value)
-
-
 def read_image(
     value: Any, name: str, most_pixels: int = MOST_PIXELS, taken: int = 0, formats: tuple[str, ...] = FORMATS
 ) -> Any:
@@ -252,17 +232,17 @@ def read_image(
         content = _decoded(value) if isinstance(value, str) else value
         image = Image.open(io.BytesIO(content), formats=formats) if isinstance(content, bytes) else content
     except binascii.Error as error:
-        raise RequestError(f"{name} is no base64: send the bytes of an image file in it") from error
+        raise RequestError(f"{name} is not base64: send the bytes of an image file in it") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise RequestError(f"{name} has {Image.MAX_IMAGE_PIXELS:,} pixels or more, {too_many}") from error
     except Exception as error:  # decoders raise all kinds of errors
-        raise RequestError(f"{name} is no image that can be read: send {', '.join(formats)}") from error
+        raise RequestError(f"{name} is not an image that can be read: send {', '.join(formats)}") from error
     width, height = image.size
     if width * height + taken > most_pixels:
         raise RequestError(f"{name} has {width:,} x {height:,} pixels, {too_many}")
-    if max(image.size) > MOST_SLENDER * min(image.size):
+    if max(image.size) > MAX_ASPECT_RATIO * min(image.size):
         raise RequestError(
-            f"{name} has {width:,} x {height:,} pixels: send one at most {MOST_SLENDER} times as long as wide"
+            f"{name} has {width:,} x {height:,} pixels: send one at most {MAX_ASPECT_RATIO} times as long as wide"
         )
     if image.mode.startswith(("I", "F")):  # in RGB everything above level 255 would be white
         raise RequestError(f"{name} has the mode {image.mode}, of more than 256 levels: send 8 bits a channel")
@@ -275,12 +255,12 @@ def read_image(
     return found
 
 
-def read_sound(value: Any, name: str, rate: int, taken: int = 0) -> np.ndarray:
+def read_audio(value: Any, name: str, rate: int, taken: int = 0) -> np.ndarray:
     """The samples (samples,) of a 16-bit WAV file, the mean of its channels, from base64 or bytes, never from a path or URL.
 
     name: for error messages
-    rate: samples per second that the model reads; others are refused
-    taken: samples of the sounds before it, which count towards `MOST_SAMPLES`
+    rate: samples per second that the model reads, the only rate that is accepted
+    taken: samples of the audio before it, which count towards `MOST_SAMPLES`
     """
     if not isinstance(value, (str, bytes)):
         raise RequestError(f"{name} is {_kind(value)}: send a WAV file in base64")
@@ -288,26 +268,28 @@ def read_sound(value: Any, name: str, rate: int, taken: int = 0) -> np.ndarray:
         content = _decoded(value) if isinstance(value, str) else value
         with wave.open(io.BytesIO(content)) as file:
             channels, width, found = file.getnchannels(), file.getsampwidth(), file.getframerate()
-            frames = file.readframes(file.getnframes())  # as many as there are, whatever the header says
+            frames, length = file.readframes(file.getnframes()), file.getnframes() * channels * width
     except binascii.Error as error:
-        raise RequestError(f"{name} is no base64: send the bytes of a WAV file in it") from error
+        raise RequestError(f"{name} is not base64: send the bytes of a WAV file in it") from error
     except Exception as error:  # headers can be broken in many ways
-        raise RequestError(f"{name} is no WAV file that can be read: send one of 16 bits") from error
+        raise RequestError(f"{name} is not a WAV file that can be read: send one of 16 bits") from error
     if (width, found) != (2, rate):
         raise RequestError(
             f"{name} has {8 * width} bits and {found:,} samples per second: send 16 bits and {rate:,} samples per second"
         )
-    samples = np.frombuffer(frames[: len(frames) // (2 * channels) * 2 * channels], dtype="<i2").reshape(-1, channels)
+    if len(frames) < length:
+        raise RequestError(f"{name} is cut off, its header promises more samples: send the whole file")
+    samples = np.frombuffer(frames, dtype="<i2").reshape(-1, channels)
     if not len(samples):
-        raise RequestError(f"{name} has no samples: send a sound")
+        raise RequestError(f"{name} has no samples: send audio")
     if len(samples) + taken > MOST_SAMPLES:
-        before = " with the sounds before it" if taken else ""
+        before = " with the audio before it" if taken else ""
         raise RequestError(f"{name} has {len(samples):,} samples, too many{before}: send at most {MOST_SAMPLES:,}")
     return samples.mean(axis=1, dtype=np.float32) / 2**15
 
 
 def least_samples(config: Any) -> int:
-    """The length of the shortest sound that a model reads: of raw sounds, what its convolutions make one frame of."""
+    """The length of the shortest audio that a model reads: of raw waveforms, what its convolutions make one frame of."""
     least, convolutions = 1, zip(getattr(config, "conv_kernel", ()), getattr(config, "conv_stride", ()), strict=True)
     for kernel, stride in reversed(list(convolutions)):
         least = (least - 1) * stride + kernel

@@ -12,7 +12,6 @@ from ..fusion import number_of_layers, tower_configs
 from ..pruning import Circuit
 from ..pruning.heads import Head, heads_in
 from ..pruning.member_plan import CIRCUITS
-from ..pruning.objectives import OBJECTIVES
 
 
 KEPT, PRUNED = "■", "·"
@@ -47,8 +46,7 @@ def _map_of_tower(config: PreTrainedConfig) -> str:
     widths = [max(map(len, column)) for column in columns]
     rows = zip(*columns, strict=True)
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += [_first_layers(config)] if config.trunk_layers else []
-    return "\n".join(lines)
+    return "\n".join([*lines, *([_first_layers(config)] if config.trunk_layers else [])])
 
 
 def trunk_sentence(config: PreTrainedConfig) -> str:
@@ -64,82 +62,49 @@ def _first_layers(config: PreTrainedConfig) -> str:
     return f"the first {f'{trunk} layers run' if trunk > 1 else 'layer runs'} once for all members"
 
 
-# Circuits
-
-
-def kept_by(config: PreTrainedConfig, member: int = 0) -> set[Head]:
-    """The heads that a member of a Hydra keeps."""
-    return set(heads_in(config.kept_heads, member))
-
-
 def heads_of_backbone(config: PreTrainedConfig) -> set[Head]:
     """All heads of a Hydra's backbone before any pruning."""
     towers = tower_configs(config).items()
-    every = {tower: [[range(each.num_attention_heads)]] * number_of_layers(each) for tower, each in towers}
-    return set(heads_in(every))
+    return set(heads_in({name: [[range(t.num_attention_heads)]] * number_of_layers(t) for name, t in towers}))
 
 
-def lost_by(circuit: Circuit, kept: set[Head], every: set[Head]) -> set[Head]:
+def pruned_heads(circuit: Circuit, config: PreTrainedConfig, member: int) -> set[Head]:
     """The heads that a member lost since the circuit was extracted, from a model that may have been pruned before."""
     before = circuit.made_from.get("kept_heads")
-    return (every if before is None else set(heads_in(before))) - kept
+    every = heads_of_backbone(config) if before is None else set(heads_in(before))
+    return every - set(heads_in(config.kept_heads, member))
 
 
-def has_led_to(circuit: Circuit, kept: set[Head], every: set[Head]) -> bool:
+def matches_circuit(circuit: Circuit, config: PreTrainedConfig, member: int) -> bool:
     """Whether the first heads of a circuit are those that a member lost."""
-    lost = lost_by(circuit, kept, every)
-    return len(circuit.scores) >= len(lost) and set(circuit.ranking[: len(lost)]) == lost
-
-
-def _matched(circuits: Sequence[Circuit], members: Sequence[set[Head]], every: set[Head]) -> list[Circuit] | None:
-    """The circuits in the order of the members they led to, or the one that all members were sampled from; None if they
-    led to other members."""
-    if len(circuits) == 1:
-        ranked = set(circuits[0].ranking)
-        return list(circuits) if all(lost_by(circuits[0], kept, every) <= ranked for kept in members) else None
-    left, ordered = list(circuits), []
-    for kept in members:
-        place = next((place for place, each in enumerate(left) if has_led_to(each, kept, every)), None)
-        if place is None:
-            return None
-        ordered.append(left.pop(place))
-    return None if left else ordered
+    pruned = pruned_heads(circuit, config, member)
+    return len(circuit.scores) >= len(pruned) and set(circuit.ranking[: len(pruned)]) == pruned
 
 
 def load_circuits(folder: str | os.PathLike, configs: Sequence[PreTrainedConfig]) -> list[Circuit] | None:
-    """The circuits in the folder of a model or of members, in the order of the members; None where there are none.
+    """The circuits in the folder of a model or of members: one per member, in their order, or one that all were sampled
+    from; None where there are none.
 
-    configs: that of the Hydra, or of every member
+    Args:
+        folder (`str` or `os.PathLike`): the folder that has `circuits/`.
+        configs: that of the Hydra, or of every member.
     """
-    place, every = Path(folder) / CIRCUITS, heads_of_backbone(configs[0])
-    hydras = [config for config in configs if hasattr(config, "num_members")]
-    members = [kept_by(config, member) for config in hydras for member in range(config.num_members)]
-    found = None
-    if own := set(place.glob("member-*.json")):  # members from several backbones have one each, in their order
-        paths = [place / f"member-{index}.json" for index in range(len(members))]
-        circuits = [Circuit.load(path) for path in paths] if own == set(paths) else []
-        if circuits and all(has_led_to(each, kept, every) for each, kept in zip(circuits, members, strict=True)):
-            found = circuits
-    else:
-        circuits = [_load(path) for path in (place / f"{each}.json" for each in OBJECTIVES) if path.exists()]
-        if not circuits:
-            return None
-        found = _matched(circuits, members, every)
-    if found is None:
+    left = [Circuit.load(path) for path in sorted((Path(folder) / CIRCUITS).glob("*.json"))]
+    members = [(each, member) for each in configs for member in range(getattr(each, "num_members", 0))]
+    if len(left) == 1 and all(pruned_heads(left[0], *member) <= set(left[0].ranking) for member in members):
+        return left
+    ordered = []
+    for member in members if left else ():
+        circuit = next((each for each in left if matches_circuit(each, *member)), None)
+        if circuit is None:
+            break
+        ordered.append(left.pop(left.index(circuit)))
+    if left or 0 < len(ordered) < len(members):
         raise ValueError(
-            f"the circuits in {place} are not those by which these members lost their heads: remove them, or run "
-            "`hydra-transformers prune` again"
+            f"the circuits in {Path(folder) / CIRCUITS} are not those by which these members lost their heads: remove them, or "
+            "run `hydra-transformers prune` again"
         )
-    return found
-
-
-def _load(path: Path) -> Circuit:
-    circuit = Circuit.load(path)
-    if circuit.objective != path.stem:
-        raise ValueError(
-            f"{path} is a circuit for {circuit.objective!r}, not for {path.stem!r}: put the right one back"
-        )
-    return circuit
+    return ordered or None
 
 
 def copy_circuits(source: str | os.PathLike, target: str | os.PathLike) -> None:

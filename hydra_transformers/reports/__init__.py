@@ -1,26 +1,10 @@
-"""Reports: tables, plots, the uncertainty report and the fusion report."""
+"""Reports: one `Report` for all tasks, and the comparison of ways to fuse members."""
 
+from .fusions import FusionComparison, compare_fusions
 from .evaluation import evaluate_uncertainty
-from .fusion_report import FusionReport, fusion_report
-from .gains import Gain, gain_sentence, gains
-from .report import ModelResult, UncertaintyReport
-from .report_tables import cost_table
-from .table import Cell, Table
-from .task_report import TaskReport, TaskResult
+from .gains import Gain
+from .report import Report
+from .table import cost_table
 
 
-__all__ = [
-    "Cell",
-    "FusionReport",
-    "Gain",
-    "ModelResult",
-    "Table",
-    "TaskReport",
-    "TaskResult",
-    "UncertaintyReport",
-    "cost_table",
-    "evaluate_uncertainty",
-    "fusion_report",
-    "gain_sentence",
-    "gains",
-]
+__all__ = ["FusionComparison", "Gain", "Report", "compare_fusions", "cost_table", "evaluate_uncertainty"]

@@ -1,6 +1,5 @@
 """Evaluates models in and out of distribution, and reports the results."""
 
-import inspect
 import math
 import warnings
 from collections.abc import Mapping
@@ -14,32 +13,23 @@ from torch import Tensor, nn
 from .._io.processes import check_can_be_shared, gather, rank_and_world_size
 from ..data.batches import ChangedBatches, batches, split_labels
 from ..data.loading import load_if_named, ood_groups
-from ..data.prediction import ZeroShotClassifier, classes_of
-from ..data.tags import collect_words
-from ..data.tasks import ONE_CLASS, REGRESSION, REWARDS, SEVERAL_LABELS, TOKENS, WORDS, check_task
+from ..data.prediction import ZeroShotClassifier, classes_of, config_of
 from ..models.decision import Decision
-from ..uncertainty.abstention import Abstention
-from ..uncertainty.conformal import ConformalSets, count_sets, summarize_sets
+from ..uncertainty.conformal import count_sets, summarize_sets
 from ..uncertainty.decomposition import decompose
 from ..uncertainty.detectors import Detector, as_detector, ood_score
 from ..uncertainty.features import AnswerReader, without_decision
-from ..uncertainty.label_decisions import LABEL_COLUMNS, label_scores, measure_labels
 from ..uncertainty.metrics import exact_mean, ood_metrics
-from ..uncertainty.regression import NUMBER_COLUMNS, measure_numbers, number_scores
-from ..uncertainty.rewards import PAIR_COLUMNS, collect_pairs
 from ..uncertainty.streaming import UncertaintyAccumulator
-from ..uncertainty.tagging import TAG_COLUMNS, measure_tags, text_scores
-from ..uncertainty.temperature import TemperatureScaling
+from ..uncertainty.task import Task
+from ..uncertainty.tasks import task_of
 from .curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
-from .gains import packed_rows
-from .report import Metrics, ModelResult, UncertaintyReport
-from .report_tables import set_title
-from .task_report import Evaluation, PairEvaluation, TaskReport
+from .gains import jackknife_values, packed_rows
+from .report import CORRUPTION, DATA, ID, Metrics, Report
 
 
-ENERGY = (
-    "energy"  # shown beside any other score: no fit, no foreign data, and often better than the maximum probability
-)
+ENERGY = "energy"  # shown beside any other score: it needs no fit, and is often better than the maximum probability
+SINGLE_LABEL, REGRESSION, REWARD = "single_label_classification", "regression", "reward"
 
 
 def evaluate_uncertainty(
@@ -50,336 +40,332 @@ def evaluate_uncertainty(
     score: str | Detector | Mapping[str, Detector] = "msp",
     corruptions: Mapping[str, Mapping[Any, Any]] | None = None,
     class_prompts: Mapping[str, Tensor] | None = None,
-    temperature: TemperatureScaling | Mapping[str, TemperatureScaling] | None = None,
-    abstention: Abstention | Mapping[str, Abstention] | None = None,
-    conformal: ConformalSets | Mapping[str, ConformalSets] | None = None,
     batch_size: int = 32,
-) -> UncertaintyReport | TaskReport:
-    """Evaluates models in and out of distribution. Each predicts on its own device; no logits are kept.
+) -> Report:
+    """Evaluates models of any task in and out of distribution. Each predicts on its own device.
 
-    This is written for models that choose one class. Others take `data`, `ood_data` and `batch_size`, and get a `TaskReport`
-    with the metrics of their task; see docs/tasks.md.
+    What a calibrated model decides is measured, too: how much it answers, and how much of that is wrong.
 
     Args:
-        models: a Hydra, a Hugging Face classifier or a baseline; or several, `{name: model}`.
-        data: labelled data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows; or the name, folder or
-            file of a data set, which `load_data` reads for the first model, as with `ood_data`.
-        ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set; labels are not read.
-        score: the OOD score: a name, see `ood_score` (the paper's is `"msp"`), or a `Detector`. A fitted detector belongs
-            to one model: for several pass `{name: detector}`, the same detector fitted on each.
-        corruptions: `{corruption: {severity: data}}`, as `hydra_transformers.shift.corrupted_sets` and `load_standard_set`
-            give it.
-        class_prompts: for CLIP and SigLIP, the tokenizer's output with one prompt per class: makes it a zero-shot classifier.
-        temperature: applied to the member logits; one for all models, or `{name: temperature}` for some of them. Fit a
-            detector that reads logits on `temperature.wrap(model)`, and pass that as the model.
-        abstention: fitted on other rows with the same `score`: the report says what its threshold buys on these rows. One
-            for all models, or by name as above. By default the threshold of a calibrated model.
-        conformal: fitted on other rows: the report says how often the sets hold the right class, and how large they are.
-            By default the sets of a calibrated model.
-        batch_size: rows per batch, where data comes in rows.
+        models (`nn.Module` or `Mapping[str, nn.Module]`): a Hydra, a Hugging Face classifier or a baseline; or several of one
+            task, `{name: model}`.
+        data: labelled data: a DataLoader, a list of dict batches, a Dataset or list of dict rows; or the name, folder or file
+            of a data set, which `load_data` reads for the first model, as with `ood_data`. For reward models
+            `{"chosen": data, "rejected": data}`, or texts in columns of these names.
+        ood_data (*optional*): `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set.
+        score (`str`, `Detector` or `Mapping`, defaults to `"msp"`): the OOD score of single-label models: a name, see
+            `ood_score`, or a `Detector`. A fitted detector belongs to one model: for several pass `{name: detector}`.
+        corruptions (*optional*): labelled data under shift, `{corruption: {severity: data}}`, such as the result of
+            `hydra_transformers.shift.corrupted_sets`.
+        class_prompts (*optional*): for CLIP and SigLIP, the tokenizer's output with one prompt per class.
+        batch_size (`int`, defaults to 32): rows per batch, where data comes in rows.
 
-    With `torch.distributed` initialised, the processes share the batches of each data set: give every process the whole
-    data in the same order (no sampler's part, not shuffled); all of them get the same report.
+    Returns:
+        `Report`: the metrics of each model on each data set. With `torch.distributed` initialised, the processes share the
+        batches of single-label models: give every process the whole data in the same order; all get the same report.
+
+    Example:
+        >>> print(evaluate_uncertainty({"One": backbone, "Hydra": hydra}, test, {"noise": noise}))  # doctest: +SKIP
     """
     models = dict(models) if isinstance(models, Mapping) else {type(models).__name__: models}
-    if not models:
-        raise ValueError("models is empty: pass at least one model")
     for name, model in models.items():
         if not isinstance(model, nn.Module):
-            raise TypeError(f"{name} is no model: pass one model, or several as {{name: model}}")
-    tasks = {name: check_task(model, name, (ONE_CLASS, *EVALUATIONS)) for name, model in models.items()}
-    are_pairs = isinstance(data, Mapping) and set(data) == {"chosen", "rejected"}
-    if set(tasks.values()) <= {REGRESSION, REWARDS} and (are_pairs or REWARDS in tasks.values()):
-        tasks = dict.fromkeys(tasks, REWARDS)  # a plain model of one output has no aggregate
+            raise TypeError(f"{name} is not a model: pass one model, or several as {{name: model}}")
+    if not models:
+        raise ValueError("models is empty: pass at least one model")
+    tasks = _tasks(models, data)
     task, first = next(iter(tasks.values())), next(iter(models.values()))
-    for name, other in tasks.items():
-        if other != task:
-            raise ValueError(
-                f"{name} is made for {WORDS[other]}, the first model for {WORDS[task]}: compare models of one task"
-            )
-    if task != ONE_CLASS:
-        given = {
-            "score": score,
-            "corruptions": corruptions,
-            "class_prompts": class_prompts,
-            "temperature": temperature,
-        }
-        given |= {"abstention": abstention, "conformal": conformal}
-        for name, value in given.items():
-            if value != inspect.signature(evaluate_uncertainty).parameters[name].default:
-                raise ValueError(
-                    f"{name} is for models that choose one class, these are made for {WORDS[task]}: leave it out"
-                )
-        return _evaluate_task(EVALUATIONS[task], models, data, ood_data, batch_size)
-    data = load_if_named(data, first, labelled=True)
-    ood_data = load_if_named(ood_data, first, labelled=False)
-    groups = {} if isinstance(ood_data, Mapping) and not ood_data else ood_groups(ood_data)
-    sweeps = _sweeps(corruptions or {})
-    everything = {"data": data}
-    everything |= {place_of(group, name): each for group, sets in groups.items() for name, each in sets.items()}
-    everything |= {_place(*at): each for at, each in sweeps.items()}
-    for place, each in everything.items():
+    if task.name != SINGLE_LABEL and (score != "msp" or class_prompts is not None):
+        raise ValueError(f"score and class_prompts are for single-label models, not for {task.title}: leave them out")
+    data = task.load(data, first)
+    ood_data = load_if_named(ood_data, first, **({"labelled": False} if task.name == SINGLE_LABEL else {}))
+    data_sets, groups = _data_sets(data, ood_data, corruptions or {})
+    for place, each in data_sets.items():
         each = each.data if isinstance(each, ChangedBatches) else each
-        if (len(models) > 1 or sweeps) and hasattr(each, "__next__"):
+        if (len(models) > 1 or corruptions) and hasattr(each, "__next__"):
             raise TypeError(f"{place} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
-        check_can_be_shared(each, place)
-    scalings = _by_model(temperature, "temperature", TemperatureScaling, models)
-    scores = _scores(score, scalings)
-    abstentions = _by_model(abstention, "abstention", Abstention, models)
-    conformals = _by_model(conformal, "conformal", ConformalSets, models)
-    for name, fitted in abstentions.items():
-        used = scores[name].description
-        if fitted is not None and fitted.score not in (None, used):
-            raise ValueError(
-                f"abstention was fitted on the score {fitted.score!r}, the report's is {used!r}: use one score"
-            )
-    results = {}
+        if task.name == SINGLE_LABEL:
+            check_can_be_shared(each, place)
+    scores = _scores(score, models)
+    found = {}
     for name, model in models.items():
         model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model
         model, decision = without_decision(model)
-        reads_features = scores[name].reads_features or bool(decision and decision.reads_features)
-        reader = AnswerReader(model, reads_features)
-        rules = (scalings[name], abstentions[name], conformals[name])
-        results[name] = _Evaluator(reader, decision, *rules, scores[name], batch_size).result(data, groups, sweeps)
-    return UncertaintyReport(next(iter(scores.values())).description, results)
+        if task.name == SINGLE_LABEL:
+            reader = _SingleLabelReader(model, decision, scores[name], batch_size)
+        else:
+            reader = _TaskReader(tasks[name], model, decision, batch_size)
+        found[name] = {
+            place: reader.measure(place, each, labelled=groups[place][0] in (ID, CORRUPTION))
+            for place, each in data_sets.items()
+        }
+        _warn_of_useless_results(name, task, found[name], groups)
+    described = next(iter(scores.values())).description if task.name == SINGLE_LABEL else task.name
+    return Report(
+        task.name,
+        {name: _metrics(measured, groups) for name, measured in found.items()},
+        described,
+        groups,
+        {name: measured[DATA].num_members for name, measured in found.items()},
+        {name: _curves(measured, groups) for name, measured in found.items()},
+        {name: _rows(measured, groups) for name, measured in found.items()},
+    )
 
 
-# How tasks that do not choose one class are judged.
-EVALUATIONS = {
-    REGRESSION: Evaluation(REGRESSION, NUMBER_COLUMNS, measure_numbers, number_scores),
-    REWARDS: PairEvaluation(REWARDS, PAIR_COLUMNS, None, None, collect_pairs),
-    SEVERAL_LABELS: Evaluation(SEVERAL_LABELS, LABEL_COLUMNS, measure_labels, label_scores),
-    TOKENS: Evaluation(TOKENS, TAG_COLUMNS, measure_tags, text_scores, collect_words, needs_classes=True),
-}
+def _tasks(models: Mapping[str, nn.Module], data: Any) -> dict[str, Task]:
+    """The models' task, which must be one."""
+    tasks = {name: task_of(model) for name, model in models.items()}
+    names = {task.name for task in tasks.values()}
+    are_pairs = isinstance(data, Mapping) and set(data) == {"chosen", "rejected"}
+    if names <= {REGRESSION, REWARD} and (are_pairs or len(names) > 1):
+        from ..uncertainty.rewards import RewardTask
 
-
-def _evaluate_task(
-    evaluation: Evaluation, models: Mapping[str, nn.Module], data: Any, ood_data: Any, batch_size: int
-) -> TaskReport:
-    first = next(iter(models.values()))
-    data = evaluation.load(data, first)
-    ood_data = load_if_named(ood_data, first)  # its labels are read where it has any
-    for place, each in {"data": data, "ood_data": ood_data}.items():
-        if len(models) > 1 and hasattr(each, "__next__"):
-            raise TypeError(f"{place} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
-    results = {name: evaluation.result(model, data, ood_data, batch_size) for name, model in models.items()}
-    return TaskReport(evaluation.task, results, dict(evaluation.columns))
-
-
-@dataclass
-class _Answers:
-    """The answers to one data set.
-
-    decided: by batch, rows, answered rows and wrong ones among these; empty where no threshold of the model is used
-    sets: by batch, see `ConformalSets.counts`
-    energies: by batch, (rows,), a second score beside the report's own
-    """
-
-    rows: UncertaintyAccumulator
-    decided: list[tuple[int, int, int]] = field(default_factory=list)
-    sets: list[tuple[int, int, int, int]] = field(default_factory=list)
-    energies: list[Tensor] = field(default_factory=list)
-
-    def gathered(self) -> "_Answers":
-        """Those of all processes."""
-        own = (self.decided, self.sets, self.energies)
-        return _Answers(self.rows.gather(), *(list(chain.from_iterable(gather(each))) for each in own))
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.rows.values()[name]
-
-    def coverage_and_risk(self) -> tuple[float, float | None]:
-        rows, answered, wrong = (sum(column) for column in zip(*self.decided, strict=True))
-        return answered / rows, wrong / answered if answered else None
-
-    def uncertainty(self) -> Metrics:
-        names = {"mutual_information": "epistemic"} | {name: name for name in ("disagreement", "total", "aleatoric")}
-        return {title: exact_mean(self[name]) for title, name in names.items()} | {"num_samples": len(self.rows)}
-
-
-@dataclass(frozen=True)
-class _Evaluator:
-    """Evaluates one model under its settings.
-
-    decision: the model's own, which `reader` does not apply
-    """
-
-    reader: AnswerReader
-    decision: Decision | None
-    scaling: TemperatureScaling | None
-    abstention: Abstention | None
-    conformal: ConformalSets | None
-    score: Detector
-    batch_size: int
-
-    def result(self, data: Any, groups: Mapping, sweeps: Mapping[tuple[str, str], Any]) -> ModelResult:
-        known = self.answers("data", data)
-        ood: dict[str, dict[str, Metrics]] = {group: {} for group in groups}
-        scores: dict[str, dict[str, Tensor]] = {group: {} for group in groups}
-        for group, sets in groups.items():
-            for name, each in sets.items():
-                foreign = self.answers(place_of(group, name), each, labelled=False)
-                _warn_of_same_data(place_of(group, name), known, foreign)
-                scores[group][name] = foreign["score"]
-                detection = ood_metrics(known["score"], foreign["score"])
-                if self.score.name != ENERGY:
-                    energies = (torch.cat(each.energies) for each in (known, foreign))
-                    detection["energy_auroc"] = ood_metrics(*energies)["auroc"]
-                if self.abstention is not None:
-                    detection["refused"] = exact_mean(self.abstention.abstain(foreign["score"]).double())
-                elif foreign.decided:
-                    detection["refused"] = 1 - foreign.coverage_and_risk()[0]
-                ood[group][name] = detection | foreign.uncertainty()
-        titled = {set_title(group, name): each for group, sets in scores.items() for name, each in sets.items()}
-        corruptions: dict[str, dict[str, Metrics]] = {corruption: {} for corruption, _ in sweeps}
-        for (corruption, severity), each in sweeps.items():
-            corruptions[corruption][severity] = self.corrupted(_place(corruption, severity), each, known, titled)
-        confidence, correct = known["confidence"], known["correct"]
-        alpha = self.conformal.alpha if self.conformal is not None else known.sets and self.decision.settings["alpha"]
-        return ModelResult(
-            num_members=known.rows.num_members,
-            id=known.rows.compute() | known.uncertainty(),
-            ood=ood,
-            corruptions=corruptions,
-            abstaining=risk_at_coverages(confidence, correct) | self.at_threshold(known),
-            sets={"alpha": alpha} | summarize_sets(known.sets) if known.sets else {},
-            rows=packed_rows(known.rows.values(), scores),
-            curves={
-                "reliability": reliability_curve(confidence, correct),
-                "risk_coverage": risk_curve(confidence, correct),
-                "histograms": score_histograms(known["score"], titled),
-                "roc": {name: roc_curve(known["score"], each) for name, each in titled.items()},
-            },
-        )
-
-    def corrupted(self, place: str, data: Any, known: _Answers, foreign: Mapping[str, Tensor]) -> Metrics:
-        """The metrics on corrupted data, and how well the score separates it from `data` and foreign data from it."""
-        corrupted = self.answers(place, data)
-        found = corrupted.rows.compute() | {"shift_auroc": ood_metrics(known["score"], corrupted["score"])["auroc"]}
-        if foreign:
-            aurocs = [ood_metrics(corrupted["score"], scores)["auroc"] for scores in foreign.values()]
-            found["ood_auroc"] = math.fsum(aurocs) / len(aurocs)
-        return found
-
-    def at_threshold(self, known: _Answers) -> dict[str, float | None]:
-        """Threshold, coverage and risk; empty without a threshold."""
-        if self.abstention is not None:
-            measured = self.abstention.measure(known["score"], known["correct"])
-            return {"threshold": self.abstention.threshold, "coverage": measured["coverage"], "risk": measured["risk"]}
-        if not known.decided:
-            return {}
-        coverage, risk = known.coverage_and_risk()
-        return {"threshold": float(self.decision.settings["threshold"]), "coverage": coverage, "risk": risk}
-
-    def answers(self, place: str, data: Any, labelled: bool = True) -> _Answers:
-        """The answers to one data set, from all processes."""
-        found, classes = _Answers(UncertaintyAccumulator(self.score)), set()
-        rank, world_size = rank_and_world_size()
-        names = classes_of(self.reader.model) if labelled else None
-        own_batches = batches(data, self.batch_size, self.reader.device, rank, world_size, names)
-        for number, batch in enumerate(own_batches):
-            member_logits, member_features = self.reader(batch)
-            if len(found.rows) == 0:
-                self.score.check_heads(self.reader)
-            labels = split_labels(batch)[1] if labelled else None
-            if labelled and labels is None:
-                raise ValueError(f"{place} has no labels: add a column labels (or label) with class indices")
-            if self.decision is not None:
-                member_logits = self.decide(found, member_logits, member_features, labels)
-            if self.scaling is not None:
-                member_logits = self.scaling(member_logits)
-            # Gathered rows are in the order of one process.
-            index = (number * world_size + rank) * 2**24 + torch.arange(len(member_logits))
-            found.rows.update(member_logits, labels, index, member_features)
-            found.energies.append(ood_score(member_logits, ENERGY).double().cpu())
-            if labelled:
-                classes |= set(labels.tolist())
-                if self.conformal is not None:
-                    found.sets.append(self.conformal.counts(member_logits, labels))
-        found = found.gathered()
-        classes = set().union(*gather(classes))
-        if len(classes) == 1 and len(found.rows) > 1:
-            warnings.warn(
-                f"all {len(found.rows)} labels of {place} are class {classes.pop()}: the metrics say nothing of the others",
-                stacklevel=4,
+        tasks = {
+            name: RewardTask(model) for name, model in models.items()
+        }  # a plain model of one output has no aggregate
+    first = next(iter(tasks.values()))
+    for name, task in tasks.items():
+        if task.name != first.name:
+            raise ValueError(
+                f"{name} is made for {task.title}, the first model for {first.title}: compare models of one task"
             )
-        if len(found.rows) == 0:
-            raise ValueError(f"{place} is empty: pass at least one sample")
-        return found
-
-    def decide(self, found: _Answers, logits: Tensor, features: Tensor | None, labels: Tensor | None) -> Tensor:
-        """Applies the model's decision, counts what it does where no other rule was passed, and returns its logits."""
-        decided = self.decision(logits, features)
-        if self.decision.settings["threshold"] is not None and self.abstention is None:
-            answered = ~decided.abstain
-            wrong = torch.zeros_like(answered)
-            if labels is not None:
-                wrong = (decompose(decided.member_logits).prediction.to(labels.device) != labels).to(answered.device)
-            found.decided.append((len(answered), int(answered.sum()), int((answered & wrong).sum())))
-        if decided.prediction_set is not None and self.conformal is None and labels is not None:
-            found.sets.append(count_sets(decided.prediction_set, labels))
-        return decided.member_logits
+    return tasks
 
 
-def _warn_of_same_data(place: str, known: _Answers, foreign: _Answers) -> None:
-    """Two sets with the same answers to the last digit are most likely one set."""
-    columns = ("confidence", "total", "aleatoric")
-    if all(torch.equal(known[column].sort().values, foreign[column].sort().values) for column in columns):
-        warnings.warn(f"the model answers {place} exactly as it answers data: are they the same data?", stacklevel=4)
-
-
-def place_of(group: str, name: str) -> str:
-    """An OOD set's place in the argument, for messages."""
-    return f"ood_data[{name!r}]" if group == "OOD" else f"ood_data[{group!r}][{name!r}]"
-
-
-def _place(corruption: str, severity: str) -> str:
-    return f"corruptions[{corruption!r}][{severity!r}]"
-
-
-def _sweeps(corruptions: Mapping[str, Mapping[Any, Any]]) -> dict[tuple[str, str], Any]:
-    """(corruption, severity) -> data."""
-    if not isinstance(corruptions, Mapping) or not all(isinstance(each, Mapping) for each in corruptions.values()):
+def _data_sets(
+    data: Any, ood_data: Any, corruptions: Mapping[str, Mapping[Any, Any]]
+) -> tuple[dict[str, Any], dict[str, tuple[str, str, str]]]:
+    """The data sets by their names in the report, and their groups, see `Report.groups`."""
+    data_sets, groups = {DATA: data}, {DATA: (ID, DATA, "")}
+    for group, sets in ({} if isinstance(ood_data, Mapping) and not ood_data else ood_groups(ood_data)).items():
+        for name, each in sets.items():
+            title = name if group == "OOD" else f"{name} ({group})"
+            data_sets[title], groups[title] = each, (group, name, "")
+    if not isinstance(corruptions, Mapping) or not all(isinstance(sweep, Mapping) for sweep in corruptions.values()):
         raise TypeError(
             "corruptions must be a dict of dicts, {corruption: {severity: data}}: pass corrupted_sets(data, names)"
         )
     for corruption, sweep in corruptions.items():
-        if not sweep:
-            raise ValueError(f"corruptions[{corruption!r}] is empty: pass at least one data set, or leave it out")
-    return {(name, str(severity)): data for name, sweep in corruptions.items() for severity, data in sweep.items()}
+        for severity, each in sweep.items():
+            title = f"{corruption}, severity {severity}"
+            data_sets[title], groups[title] = each, (CORRUPTION, corruption, str(severity))
+    return data_sets, groups
 
 
-def _scores(score: Any, scalings: Mapping[str, TemperatureScaling | None]) -> dict[str, Detector]:
+def _scores(score: Any, models: Mapping[str, nn.Module]) -> dict[str, Detector]:
     """The score of each model, all of one kind."""
-    scores = dict(score) if isinstance(score, Mapping) else dict.fromkeys(scalings, score)
-    if set(scores) != set(scalings):
+    scores = dict(score) if isinstance(score, Mapping) else dict.fromkeys(models, score)
+    if set(scores) != set(models):
         raise ValueError(
-            f"score is for {', '.join(scores) or 'no model'}, models has {', '.join(scalings)}: name each once"
+            f"score is for {', '.join(scores) or 'no model'}, models has {', '.join(models)}: name each once"
         )
-    scores = {name: as_detector(each) for name, each in scores.items()}
-    kinds = sorted({each.description for each in scores.values()})
+    detectors = {name: as_detector(each) for name, each in scores.items()}
+    if any(each.multi_label for each in detectors.values()):
+        raise ValueError("the score's detector is made for multi-label models: leave out multi_label")
+    kinds = sorted({each.description for each in detectors.values()})
     if len(kinds) > 1:
         raise ValueError(f"score is {' and '.join(kinds)}: models are compared by one, pass the same for each")
-    for name, each in scores.items():
-        if each.multi_label:
-            raise ValueError(f"the detector of {name} is made for multi-label models: leave out multi_label")
-        if each.needs_fit and each.reads_logits and scalings[name] is not None:
-            raise ValueError(
-                f"{each.name} was fitted on logits, which a temperature changes: fit it on temperature.wrap(model), and pass "
-                f"that as {name} without a temperature"
+    return detectors
+
+
+# One model on one data set
+
+
+@dataclass
+class _Measured:
+    """
+    metrics: of the task
+    scores: (rows,), higher is less sure
+    num_members: of the model
+    constant: the first metric of always predicting the same
+    values: per row what intervals and curves need; energies: a second score
+    """
+
+    metrics: Metrics
+    scores: Tensor
+    num_members: int
+    constant: float | None = None
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    energies: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _TaskReader:
+    """Measures one model of a task by all its outputs at once."""
+
+    task: Task
+    model: nn.Module
+    decision: Decision | None
+    batch_size: int
+
+    def measure(self, place: str, data: Any, labelled: bool) -> _Measured:
+        if self.task.name == REWARD and not isinstance(data, Mapping):
+            raise TypeError(
+                f"{place} is not pairs, by which a reward model is measured: pass {{'chosen': data, 'rejected': data}}, or "
+                "texts in columns of these names"
             )
-    return scores
+        answers, labels = self.task.collect(self.model, data, self.batch_size)
+        if labelled and labels is None:
+            raise ValueError(f"{place} has no labels: add a column labels")
+        decided = None if self.decision is None else self.task.decide(self.decision, answers)
+        metrics = self.task.measure(answers, labels, decided) | {"num_samples": len(answers)}
+        points = 2 if getattr(config_of(self.model), "predicts_variance", False) else 1  # in place of each member
+        values, first = {}, next(iter(self.task.metrics))
+        if labelled and place == DATA:
+
+            def first_metric(rows: Tensor) -> float:
+                decided = None if self.decision is None else self.task.decide(self.decision, answers[rows])
+                return self.task.measure(answers[rows], labels[rows], decided).get(first, math.nan)
+
+            values["first_metric"] = jackknife_values(first_metric, len(answers))
+        return _Measured(
+            metrics,
+            self.task.scores(answers),
+            answers[:1].shape[1] // points,
+            self._constant(labels) if labelled else None,
+            values,
+        )
+
+    def _constant(self, labels: Tensor) -> float | None:
+        """The first metric of predicting the same for every row; None where it is not known."""
+        if self.task.name == REWARD:
+            return 0.5
+        if self.task.name == REGRESSION:
+            return float((labels.double() - labels.double().mean(dim=0)).square().mean(dim=0).sqrt().mean())
+        return float(labels.double().mean()) if self.task.name == "multi_label_classification" else 0.0
 
 
-def _by_model(given: Any, argument: str, kind: type, models: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """One setting for all models, or those named in a dict."""
-    each = given.values() if isinstance(given, Mapping) else [given]
-    if not all(value is None or isinstance(value, kind) for value in each):
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise TypeError(f"{argument} is {given!r}: pass {article} {kind.__name__}, or {{name: {kind.__name__}}}")
-    if not isinstance(given, Mapping):
-        return dict.fromkeys(models, given)
-    unknown = [name for name in given if name not in models]
-    if unknown:
-        raise ValueError(f"{argument} names {unknown[0]!r}, models has {', '.join(models)}: use the models' names")
-    return {name: given.get(name) for name in models}
+@dataclass(frozen=True)
+class _SingleLabelReader:
+    """Measures one single-label model batch by batch: no logits are kept, and processes share the batches.
+
+    decision: the model's own, which `model` does not apply
+    """
+
+    model: nn.Module
+    decision: Decision | None
+    score: Detector
+    batch_size: int
+
+    def measure(self, place: str, data: Any, labelled: bool) -> _Measured:
+        reads_features = self.score.reads_features or bool(self.decision and self.decision.reads_features)
+        reader = AnswerReader(self.model, reads_features)
+        rows = UncertaintyAccumulator(self.score)
+        counts: list[list] = [[], [], [], []]  # by batch: energies, labels, (rows, answered, wrong), of sets
+        rank, world_size = rank_and_world_size()
+        names = classes_of(reader.model) if labelled else None
+        own_batches = batches(data, self.batch_size, reader.device, rank, world_size, names)
+        for number, batch in enumerate(own_batches):
+            member_logits, features = reader(batch)
+            if number == 0:
+                self.score.check_heads(reader)
+            labels = split_labels(batch)[1] if labelled else None
+            if labelled and labels is None:
+                raise ValueError(f"{place} has no labels: add a column labels (or label) with class indices")
+            if self.decision is not None:
+                member_logits = self._decide(counts, member_logits, features, labels)
+            # Gathered rows are in the order of one process.
+            index = (number * world_size + rank) * 2**24 + torch.arange(len(member_logits))
+            rows.update(member_logits, labels, index, features)
+            counts[0].append(ood_score(member_logits, ENERGY).double().cpu())
+            if labels is not None:
+                counts[1].append(labels.cpu())
+        rows = rows.gather()
+        energies, labels, decided, sets = (list(chain.from_iterable(gather(each))) for each in counts)
+        if len(rows) == 0:
+            raise ValueError(f"{place} is empty: pass at least one sample")
+        values = rows.values()
+        metrics = rows.compute() | {name: exact_mean(values[name]) for name in ("total", "aleatoric")}
+        metrics["num_samples"] = len(rows)
+        if labelled:
+            metrics |= risk_at_coverages(values["confidence"], values["correct"])
+        if decided:
+            total, answered, wrong = (sum(column) for column in zip(*decided, strict=True))
+            metrics["answered"] = answered / total
+            if labelled:
+                metrics |= {"threshold": float(self.decision.settings["threshold"])}
+                metrics |= {"answered_risk": wrong / answered} if answered else {}
+        if sets:
+            found = summarize_sets(sets)
+            metrics |= {"set_coverage": found["coverage"], "set_size": found["mean_size"]}
+        most_frequent = float(torch.cat(labels).bincount().max()) / len(rows) if labels else None
+        used = None if self.score.name == ENERGY else torch.cat(energies)
+        return _Measured(metrics, values["score"], rows.num_members, most_frequent, values, used)
+
+    def _decide(self, counts: list[list], logits: Tensor, features: Tensor | None, labels: Tensor | None) -> Tensor:
+        """Applies the model's decision, counts what it does, and returns its logits."""
+        decided = self.decision(logits, features)
+        if self.decision.settings["threshold"] is not None:
+            answered = ~decided.abstain
+            wrong = torch.zeros_like(answered)
+            if labels is not None:
+                wrong = (decompose(decided.member_logits).prediction.to(labels.device) != labels).to(answered.device)
+            counts[2].append((len(answered), int(answered.sum()), int((answered & wrong).sum())))
+        if decided.prediction_set is not None and labels is not None:
+            counts[3].append(count_sets(decided.prediction_set, labels))
+        return decided.member_logits
+
+
+# All data sets of one model
+
+
+def _metrics(measured: Mapping[str, _Measured], groups: Mapping[str, tuple]) -> dict[str, Metrics]:
+    """The metrics of each data set, with how well the score tells OOD and corrupted data from the data."""
+    known, results = measured[DATA], {}
+    ood = [each.scores for place, each in measured.items() if groups[place][0] not in (ID, CORRUPTION)]
+    for place, each in measured.items():
+        results[place] = dict(each.metrics)
+        if groups[place][0] == CORRUPTION:
+            results[place]["shift_auroc"] = ood_metrics(known.scores, each.scores)["auroc"]
+            if ood:
+                aurocs = [ood_metrics(each.scores, scores)["auroc"] for scores in ood]
+                results[place]["ood_auroc"] = math.fsum(aurocs) / len(aurocs)
+        elif groups[place][0] != ID:
+            results[place] |= ood_metrics(known.scores, each.scores)
+            if each.energies is not None:
+                results[place]["energy_auroc"] = ood_metrics(known.energies, each.energies)["auroc"]
+    return results
+
+
+def _curves(measured: Mapping[str, _Measured], groups: Mapping[str, tuple]) -> dict[str, Any]:
+    known = measured[DATA]
+    ood = {place: each.scores for place, each in measured.items() if groups[place][0] not in (ID, CORRUPTION)}
+    curves = {"roc": {name: roc_curve(known.scores, scores) for name, scores in ood.items()}}
+    curves["histograms"] = score_histograms(known.scores, ood)
+    if "correct" in known.values:
+        confidence, correct = known.values["confidence"], known.values["correct"]
+        curves |= {
+            "reliability": reliability_curve(confidence, correct),
+            "risk_coverage": risk_curve(confidence, correct),
+        }
+    return curves
+
+
+def _rows(measured: Mapping[str, _Measured], groups: Mapping[str, tuple]) -> dict[str, Any]:
+    known, ood = measured[DATA], {}
+    for place, each in measured.items():
+        if groups[place][0] not in (ID, CORRUPTION):
+            ood.setdefault(groups[place][0], {})[groups[place][1]] = each.scores
+    kept = {name: known.values[name] for name in ("correct", "nll", "first_metric") if name in known.values}
+    return packed_rows(kept | {"score": known.scores, "ood": ood})
+
+
+def _warn_of_useless_results(
+    name: str, task: Task, measured: Mapping[str, _Measured], groups: Mapping[str, tuple]
+) -> None:
+    """Warns of a model that learned nothing, and of OOD data that is the data."""
+    known, (metric, (title, better)) = measured[DATA], next(iter(task.metrics.items()))
+    value, constant = known.metrics.get(metric), known.constant
+    is_useless = None not in (value, constant) and (value <= constant if better == "high" else value >= constant)
+    if constant == 1.0:
+        warnings.warn("all labels of data are of one class: the metrics say nothing of the others", stacklevel=3)
+    elif is_useless:
+        warnings.warn(
+            f"{name} is no better than always predicting the same ({title} {value:.4g}; the most frequent class, or the mean, "
+            f"has {constant:.4g}): it has learned nothing about these data",
+            stacklevel=3,
+        )
+    for place, each in measured.items():
+        mine, theirs = (side.values.get("confidence", side.scores).sort().values for side in (known, each))
+        if groups[place][0] not in (ID, CORRUPTION) and torch.equal(mine, theirs):
+            warnings.warn(f"{name} predicts {place} exactly as data: are they the same data?", stacklevel=3)

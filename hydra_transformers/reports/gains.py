@@ -1,96 +1,123 @@
-"""The gain of one model over another on the same rows, and whether these rows can show it."""
+"""How one model differs from another on the same rows, with 95 % intervals."""
 
 import base64
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..uncertainty.paired import Change, accuracy_change, auroc_change, mean_change, quality_change
+from ..uncertainty.paired import Change, accuracy_change, auroc_change, mean_change
+from ..uncertainty.task import Task
 
-
-if TYPE_CHECKING:
-    from .report import ModelResult
 
 NO_DIFFERENCE = "no difference that these rows can show"
+GROUPS_LEFT_OUT = 20  # in turn, for the interval of a metric that is not a mean over rows
+STUDENT_95 = 2.093  # quantile of Student's t with 19 degrees of freedom
 
 
 @dataclass(frozen=True)
 class Gain:
-    """How a metric changes from one model to another on the same rows, with a 95 % interval.
+    """How a metric changes from one model to another on the same rows.
 
     Attributes:
-        metric: "accuracy", "NLL", "AUROC" (or "near AUROC", one for each OOD group) or "quality".
-        change: as a fraction, or in nats; see `Change`.
+        metric (`str`): its title: "Accuracy", "NLL", "AUROC" (or "near AUROC", one for each OOD group).
+        change (`Change`): the difference and its 95 % interval.
+        is_share (`bool`): whether the metric is a share, shown in points.
+        higher_is_better (`bool`): which way is better.
     """
 
     metric: str
     change: Change
+    is_share: bool = True
+    higher_is_better: bool = True
 
     @property
     def verdict(self) -> str:
         """ "better" or "worse" where all of the interval lies on one side of 0, otherwise "no difference"."""
         low, high = self.change.low, self.change.high
-        if self.metric == "NLL":
+        if not self.higher_is_better:
             low, high = -high, -low
         return "better" if low > 0 else "worse" if high < 0 else "no difference"
 
     def __str__(self) -> str:
-        factor, form, unit = (1, "+.3f", "") if self.metric == "NLL" else (100, "+.1f", " points")
+        factor, form, unit = (100, "+.1f", " points") if self.is_share else (1, "+.3f", "")
         values = (self.change.difference, self.change.low, self.change.high)
         difference, low, high = (format(factor * value, form) for value in values)
         return f"{self.metric} ({difference}{unit}, 95 % interval {low} to {high})"
 
 
-def gains(result: "ModelResult", other: "ModelResult") -> dict[str, Gain]:
-    """The gains of `result` over `other`: metric -> `Gain`, for accuracy, NLL, the AUROC of each OOD group, and with OOD
-    data the quality that `hydrate` chooses by (the mean of accuracy and of the groups' mean AUROC).
+def gains(task: type[Task], rows: Mapping[str, Any], other_rows: Mapping[str, Any]) -> dict[str, Gain]:
+    """What one model gains over another: metric -> `Gain`, for the task's first metric, NLL and the AUROC of each OOD group.
 
-    Both must be results on the same data; empty where a report from elsewhere has no rows. Another order of the rows
-    (a shuffled DataLoader) makes the intervals wider, not wrong.
+    rows, other_rows: of the two models, from `packed_rows`, on the same data. Empty where a report has no rows. Another order
+    of the rows (a shuffled DataLoader) makes the intervals wider, not wrong
     """
-    mine, theirs = unpacked_rows(result.rows), unpacked_rows(other.rows)
+    mine, theirs = unpacked_rows(rows), unpacked_rows(other_rows)
     if not mine or not theirs:
         return {}
-    sizes = [map_leaves(rows, len) for rows in (mine, theirs)]
+    sizes = [map_leaves(each, len) for each in (mine, theirs)]
     if sizes[0] != sizes[1]:
-        raise ValueError(f"the models answered other rows ({sizes[0]} and {sizes[1]}): compare them on the same data")
-    found = {
-        "accuracy": accuracy_change(theirs["correct"], mine["correct"]),
-        "NLL": mean_change(theirs["nll"], mine["nll"]),
-    }
-    known = (theirs["score"], mine["score"])
-    groups = {
-        group: [(theirs["ood"][group][name], scores) for name, scores in sets.items()]
-        for group, sets in mine["ood"].items()
-    }
-    for group, sets in groups.items():
-        found["AUROC" if group == "OOD" else f"{group} AUROC"] = auroc_change(*known, sets)
-    if groups:
-        found["quality"] = quality_change((theirs["correct"], mine["correct"]), known, list(groups.values()))
-    return {metric: Gain(metric, change) for metric, change in found.items()}
+        raise ValueError(f"the models have other rows ({sizes[0]} and {sizes[1]}): compare them on the same data")
+    metric = next(iter(task.metrics))
+    title, better = task.metrics[metric]
+    if "correct" in mine:
+        found = {metric: Gain(title, accuracy_change(theirs["correct"], mine["correct"]))}
+        found["nll"] = Gain("NLL", mean_change(theirs["nll"], mine["nll"]), is_share=False, higher_is_better=False)
+    else:
+        change = jackknife_change(theirs["first_metric"], mine["first_metric"])
+        found = {metric: Gain(title, change, is_share=better == "high", higher_is_better=better == "high")}
+    for group, sets in mine["ood"].items():
+        scores = [(theirs["ood"][group][name], each) for name, each in sets.items()]
+        change = auroc_change(theirs["score"], mine["score"], scores)
+        name = "AUROC" if group == "OOD" else f"{group} AUROC"
+        found[name] = Gain(name, change)
+    return found
 
 
 def gain_sentence(name: str, other: str, found: Mapping[str, Gain]) -> str:
-    """The result of `gains` as a sentence: "Hydra against Single: better in accuracy (+1.5 points, ...); no difference that
+    """The result of `gains` as a sentence: "Hydra against Single: better in Accuracy (+1.5 points, ...); no difference that
     these rows can show in NLL"."""
-    shown = [gain for metric, gain in found.items() if metric != "quality"]
     clauses = []
     for verdict, words in (("better", "better"), ("worse", "worse"), ("no difference", NO_DIFFERENCE)):
-        those = [gain.metric if words == NO_DIFFERENCE else str(gain) for gain in shown if gain.verdict == verdict]
+        those = [
+            gain.metric if words == NO_DIFFERENCE else str(gain) for gain in found.values() if gain.verdict == verdict
+        ]
         clauses += [f"{words} in {', '.join(those)}"] if those else []
     return f"{name} against {other}: {'; '.join(clauses)}." if clauses else ""
 
 
-def packed_rows(known: Mapping[str, Tensor], ood_scores: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
-    """The numbers per row that `gains` needs, as 32-bit floats in base64, which keeps a JSON file small.
+def jackknife_values(measure: Callable[[Tensor], float], num_rows: int) -> Tensor:
+    """A metric of all rows, then of all rows but each of 20 random groups; NaN for these with fewer than 20 rows.
 
-    known: `sample_values` of the labelled data; ood_scores: group -> data set -> (samples,)
+    measure: numbers of rows -> the metric on them
     """
-    rows = {name: known[name] for name in ("correct", "nll", "score")} | {"ood": ood_scores}
-    return map_leaves(rows, lambda values: base64.b64encode(values.float().numpy().astype("<f4").tobytes()).decode())
+    if num_rows < GROUPS_LEFT_OUT:
+        without = [math.nan] * GROUPS_LEFT_OUT
+        return torch.tensor([measure(torch.arange(num_rows)), *without], dtype=torch.float64)
+    order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(0))
+    group_of_row = torch.empty(num_rows, dtype=torch.long)
+    group_of_row[order] = torch.arange(num_rows) % GROUPS_LEFT_OUT
+    subsets = [(group_of_row != group).nonzero().flatten() for group in range(GROUPS_LEFT_OUT)]
+    return torch.tensor([measure(rows) for rows in (torch.arange(num_rows), *subsets)], dtype=torch.float64)
+
+
+def jackknife_change(before: Tensor, after: Tensor) -> Change:
+    """The change of a metric, from its `jackknife_values` before and after; with the delete-a-group jackknife's interval."""
+    whole, *without = (after - before).tolist()
+    if not all(map(math.isfinite, (whole, *without))):
+        return Change(whole, -math.inf, math.inf)
+    mean = math.fsum(without) / len(without)
+    variance = (len(without) - 1) / len(without) * math.fsum((each - mean) ** 2 for each in without)
+    reach = STUDENT_95 * math.sqrt(variance)
+    return Change(whole, whole - reach, whole + reach)
+
+
+def packed_rows(values: Mapping[str, Tensor | Mapping[str, Mapping[str, Tensor]]]) -> dict[str, Any]:
+    """The numbers per row that `gains` needs, as 32-bit floats in base64, which keeps a JSON file small."""
+    return map_leaves(values, lambda each: base64.b64encode(each.float().numpy().astype("<f4").tobytes()).decode())
 
 
 def unpacked_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,6 +131,6 @@ def map_leaves(content: Any, function: Callable[[Any], Any]) -> Any:
     """Applies a function to every value in nested dicts and lists."""
     if isinstance(content, Mapping):
         return {name: map_leaves(each, function) for name, each in content.items()}
-    if isinstance(content, list):
+    if isinstance(content, Sequence) and not isinstance(content, str):
         return [map_leaves(each, function) for each in content]
     return function(content)

@@ -1,205 +1,174 @@
-"""The results of models, and the report on them: tables, JSON, a page, card metadata and plots."""
+"""The results of models of any task: tables, JSON, a page, card metadata and plots."""
 
 import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import chain
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._io.files import parse_json, write_atomically
-from .gains import Gain, gain_sentence, gains, map_leaves, unpacked_rows
-from .report_tables import DETECTION, ReportTables, cost_table, headline, legend
-from .table import Title, html_page, to_html, to_markdown, to_text
+from ..uncertainty.task import Task
+from ..uncertainty.tasks import TASKS
+from .gains import Gain, gain_sentence, gains, map_leaves
+from .table import NO_VALUE, Section, Table, html_page, to_html, to_markdown, to_text
 
 
 if TYPE_CHECKING:
     import pandas
     from huggingface_hub import EvalResult
 
-    from ..cost import Cost
-
 Metrics = dict[str, float]
-METRIC_NAMES = {  # in the metadata of cards
-    "accuracy": "Accuracy",
-    "brier": "Brier score",
-    "nll": "Negative log-likelihood",
-    "ece": "Expected calibration error",
-    "aece": "Adaptive calibration error",
-    "aurc": "Area under the risk-coverage curve",
-    "mutual_information": "Mutual information of the members",
-    "disagreement": "Disagreement of the members",
+DATA = "data"  # the in-distribution data set
+ID, CORRUPTION = "id", "corruption"  # groups of data sets beside those of OOD data
+# metric -> (title, which way is better), beside those of the tasks
+DETECTION = {
+    "auroc": ("AUROC", "high"),
+    "fpr95": ("FPR95", "low"),
+    "aupr": ("AUPR", "high"),
+    "energy_auroc": ("AUROC by energy", "high"),  # so that no method loses by the choice of score
+}
+RISKS = {f"risk_at_{share}": (f"Risk at {share} %", "low") for share in (100, 95, 90)}
+SHIFT = {"shift_auroc": ("AUROC against clean", ""), "ood_auroc": ("OOD AUROC", "high")}
+SHARES = {*DETECTION, *RISKS, *SHIFT, "accuracy", "answered", "answered_risk", "answered_right", "set_coverage"}
+SHARES |= {"map", "f1_micro", "f1_macro", "exact_match", "missed", "set_missed", "entity_f1", "precision", "recall"}
+SHARES |= {"pair_accuracy", "wrong_pairs_auroc", "interval_coverage"}
+MEANINGS = {
+    "OOD": "Out-of-distribution: unlike the data that the model was made for; near resembles it, far does not.",
+    "NLL": "Negative log-likelihood of the right class, in nats.",
+    "ECE": "Expected calibration error: how far confidence lies from accuracy; aECE: over bins with equally many rows.",
+    "AURC": "Area under the risk-coverage curve: the mean error rate over all shares of rows, the most confident first.",
+    "AUROC": "How often an OOD row gets a higher score than an in-distribution row; 50 % is chance.",
+    "FPR95": "Share of in-distribution rows that are refused where 95 % of the OOD rows are.",
+    "MI": "Mutual information, in nats: the part of the uncertainty that comes from members that disagree.",
+    "DI": "Disagreement: the share of pairs of members that predict different classes.",
 }
 
 
-@dataclass(frozen=True)
-class ModelResult:
-    """The results of one model. Every metric is a fraction or a number as its function defines it, not a percentage.
-
-    Attributes:
-        num_members: members of the ensemble; 1 for a plain model.
-        id: metrics on the in-distribution data, and the means `total` and `aleatoric` of its uncertainty.
-        ood: group (near, far) -> data set -> auroc, fpr95, aupr, mutual_information, disagreement, total, aleatoric; and
-            energy_auroc, by the energy of the logits, where that is not the report's score.
-        corruptions: corruption -> severity -> metrics on that data; with `shift_auroc`, how well the score tells it from the
-            in-distribution data, and `ood_auroc`, how well it tells the OOD data from it, the mean over the OOD data sets.
-        curves: the curves that `plot` draws, at most a few hundred points each.
-        abstaining: `risk_at_100`, `risk_at_95`, `risk_at_90`: error rate among that share of the in-distribution rows, the
-            most confident first. With a fitted `Abstention`, or for a calibrated model, also its `threshold`, and `coverage`
-            and `risk` there; each OOD data set then has `refused`, the share of its rows above the threshold.
-        sets: `alpha`, `coverage`, `mean_size` and `single_class` of fitted `ConformalSets`, or of a calibrated model's
-            sets; otherwise empty.
-        rows: a few numbers per row, packed, from which `gains` compares models row by row.
-    """
-
-    num_members: int
-    id: Metrics
-    ood: dict[str, dict[str, Metrics]] = field(default_factory=dict)
-    corruptions: dict[str, dict[str, Metrics]] = field(default_factory=dict)
-    curves: dict[str, Any] = field(default_factory=dict, repr=False)
-    abstaining: dict[str, float | None] = field(default_factory=dict)
-    sets: Metrics = field(default_factory=dict)
-    rows: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    def ood_average(self, group: str | None = None) -> Metrics:
-        """Mean over the data sets of one group; without a group over all data sets, each counting the same (the paper's
-        OOD Avg: not the mean of the near and the far average, and not weighted by the number of samples)."""
-        groups = self.ood.values() if group is None else [self.ood[group]]
-        return _mean_metrics([metrics for data_sets in groups for metrics in data_sets.values()])
-
-    def severity_averages(self) -> dict[str, Metrics]:
-        """Severity -> mean over the corruptions that have it, as in ImageNet-C."""
-        severities = sorted(set(chain.from_iterable(self.corruptions.values())), key=_severity_order)
-        return {
-            severity: _mean_metrics([sweep[severity] for sweep in self.corruptions.values() if severity in sweep])
-            for severity in severities
-        }
-
-    def corruption_averages(self) -> dict[str, Metrics]:
-        """Corruption -> mean over its severities."""
-        return {corruption: _mean_metrics(list(sweep.values())) for corruption, sweep in self.corruptions.items()}
-
-    def corruption_average(self) -> Metrics:
-        """Mean over the severities of `severity_averages`, as in the paper's tables 13 and 14; empty without corruptions."""
-        return _mean_metrics(list(self.severity_averages().values()))
-
-
-def _mean_metrics(metrics: list[Metrics]) -> Metrics:
-    common = [name for name in metrics[0] if all(name in each for each in metrics)] if metrics else []
-    return {name: math.fsum(each[name] for each in metrics) / len(metrics) for name in common if name != "num_samples"}
-
-
-def _severity_order(severity: str) -> tuple[int, float, str]:
-    """Numbers first, in their order, then names."""
-    try:
-        return 0, float(severity), severity
-    except ValueError:
-        return 1, 0.0, severity
-
-
 @dataclass(frozen=True, repr=False)
-class UncertaintyReport:
+class Report:
     """The results of one or several models on the same data. Printed or shown in a notebook: its main tables.
 
     Attributes:
-        score: the OOD score, with the settings that are not the usual ones, see `detector_by_name`.
-        models: name -> `ModelResult`.
+        task (`str`): the models' task, such as "single_label_classification".
+        models (`dict`): model -> data set -> metric -> value. The in-distribution data set is called "data"; `groups` has the
+            others. Every metric is a fraction or a number as its function defines it, not a percentage.
+        score (`str`): the OOD score, by which `auroc`, `fpr95` and `aupr` of OOD data sets are measured.
+        groups (`dict`): data set -> (group, name, severity); the group is "id", a group of OOD data (near, far), or
+            "corruption".
+        num_members (`dict`): model -> members of the ensemble; 1 for a plain model.
+        curves (`dict`): model -> the curves that `plot` draws.
+        rows (`dict`): model -> a few numbers per row, packed, by which `gains` compares models row by row.
     """
 
-    score: str
-    models: dict[str, ModelResult]
+    task: str
+    models: dict[str, dict[str, Metrics]]
+    score: str = "msp"
+    groups: dict[str, Sequence[str]] = field(default_factory=lambda: {DATA: (ID, DATA, "")})
+    num_members: dict[str, int] = field(default_factory=dict)
+    curves: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def data_sets(self, group: str | None = None) -> list[str]:
+        """The OOD data sets, of all groups or one; or the corrupted ones."""
+        return [
+            name
+            for name, (of_group, *_) in self.groups.items()
+            if of_group == group or (group is None and of_group not in (ID, CORRUPTION))
+        ]
+
+    def average(self, model: str, group: str | None = None) -> Metrics:
+        """Mean over the OOD data sets of one group; without a group over all of them, each counting the same (the paper's
+        OOD Avg: not the mean of the near and the far average, and not weighted by the number of samples)."""
+        return _mean([self.models[model][name] for name in self.data_sets(group)])
+
+    def severities(self, model: str) -> dict[str, Metrics]:
+        """Severity -> mean over the corruptions that have it, as in ImageNet-C; "average": mean over the severities, as in
+        the paper's tables 13 and 14. Empty without corruptions."""
+        corrupted = [(self.groups[name][2], self.models[model][name]) for name in self.data_sets(CORRUPTION)]
+        by_severity = {
+            severity: _mean([metrics for place, metrics in corrupted if place == severity])
+            for severity in sorted({severity for severity, _ in corrupted})
+        }
+        return by_severity | ({"average": _mean(list(by_severity.values()))} if by_severity else {})
+
+    def joined(self, other: "Report") -> "Report":
+        """A report with the models of this one and of another on the same data."""
+        parts = ("models", "num_members", "curves", "rows")
+        return replace(self, **{part: getattr(self, part) | getattr(other, part) for part in parts})
+
+    def gains(self, model: str, other: str) -> dict[str, Gain]:
+        """What one model gains over another, metric by metric, with 95 % intervals; see `Gain`."""
+        return gains(self._task, self.rows.get(model, {}), self.rows.get(other, {}))
+
+    # Forms
 
     def __str__(self) -> str:
-        """The main table, detection by data set and what a threshold buys, for a terminal; a star marks the best."""
-        return to_text(ReportTables(self).summary())
+        return to_text(self._sections()[:2])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return to_html(ReportTables(self).summary())
-
-    def gains(self, model: str, other: str) -> dict[str, Gain]:
-        """What one model gains over another, metric by metric, with 95 % intervals; see `gains`."""
-        return gains(self._result(model), self._result(other))
-
-    def gain_sentences(self) -> list[str]:
-        """Each model against the first: better, worse, or no difference that these rows can show."""
-        first, *others = self.models
-        sentences = [gain_sentence(name, first, self.gains(name, first)) for name in others]
-        return [sentence for sentence in sentences if sentence]
+        return to_html(self._sections()[:2])
 
     def to_markdown(self) -> str:
-        """The paper's tables; with several models the best is in bold, the second best underlined."""
-        return to_markdown(ReportTables(self).all())
+        """All tables as markdown."""
+        return to_markdown(self._sections())
 
-    def to_html(
-        self,
-        path: str | os.PathLike | None = None,
-        costs: "Mapping[str, Cost] | None" = None,
-        pictures: Sequence[Path] | None = None,
-    ) -> str:
-        """A summary, all tables and plots as one page that needs no other file and no network; also written to `path`.
+    def to_html(self, path: str | os.PathLike | None = None, pictures: Sequence[Path] | None = None) -> str:
+        """All tables and plots as one page that needs no other file and no network.
 
         Args:
-            costs: the models' costs, from `compare_costs`: adds a table, and quality against cost.
-            pictures: PNG files that `plot` wrote, to use instead of drawing them again.
+            path (`str` or `os.PathLike`, *optional*): where to write it.
+            pictures (`Sequence[Path]`, *optional*): PNG files that `plot` wrote, to use instead of drawing them again.
         """
-        parts = [headline(self), *ReportTables(self, in_words=True).all()]
-        parts += [] if costs is None else [Title("Cost"), cost_table(costs)]
-        parts += [Title("What the abbreviations mean"), legend(), Title("Plots")]
         if pictures is None:
-            from .report_plots import report_pngs
+            from .._io.pictures import png_of
+            from .report_plots import report_figures
 
-            pngs = report_pngs(self, costs)
+            pngs = {name: png_of(figure) for name, figure in report_figures(self).items()}
         else:
             pngs = {Path(picture).stem: Path(picture).read_bytes() for picture in pictures}
-        page = html_page("Uncertainty report", parts, pngs)
+        legend = ("What the abbreviations mean", [f"{short}: {meaning}" for short, meaning in MEANINGS.items()])
+        page = html_page(f"Report: {self._task.title}", [*self._sections(), legend], pngs)
         if path is not None:
             write_atomically(path, page)
         return page
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A row for each model and data set: `model`, `members`, `group` (id, an OOD group, corruption), `data_set`,
-        `severity` and a column for each metric, empty where it was not measured. The rows of group id also hold
-        `abstaining_...` and `sets_...`."""
+        """A row for each model and data set: `model`, `members`, `group`, `data_set`, `severity` and a column for each metric,
+        empty where it was not measured."""
         import pandas
 
         rows = []
-        for name, result in self.models.items():
-            model = {"model": name, "members": result.num_members}
-            decided = {f"abstaining_{key}": value for key, value in result.abstaining.items()}
-            decided |= {f"sets_{key}": value for key, value in result.sets.items()}
-            rows.append(model | {"group": "id", "data_set": None, "severity": None} | result.id | decided)
-            for group, sets in result.ood.items():
-                rows += [model | {"group": group, "data_set": each} | found for each, found in sets.items()]
-            for corruption, sweep in result.corruptions.items():
-                place = model | {"group": "corruption", "data_set": corruption}
-                rows += [place | {"severity": severity} | found for severity, found in sweep.items()]
+        for model, results in self.models.items():
+            for name, metrics in results.items():
+                group, data_set, severity = self.groups[name]
+                place = {"model": model, "members": self.num_members.get(model), "group": group}
+                rows.append(place | {"data_set": data_set, "severity": severity or None} | metrics)
         return pandas.DataFrame(rows)
 
     def to_json(self, path: str | os.PathLike | None = None) -> str:
         """The report as JSON text; also written to `path` where given. `from_json` reads it back, plots included."""
-        # JSON has no infinity: it becomes a string.
-        content = map_leaves(asdict(self), lambda v: str(v) if isinstance(v, float) and math.isinf(v) else v)
+        # JSON has no infinity and no NaN: they become strings.
+        content = map_leaves(asdict(self), lambda v: str(v) if isinstance(v, float) and not math.isfinite(v) else v)
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         if path is not None:
             write_atomically(path, text)
         return text
 
     @classmethod
-    def from_json(cls, path: str | os.PathLike) -> "UncertaintyReport":
+    def from_json(cls, path: str | os.PathLike) -> "Report":
         """Reads a report that `to_json(path)` wrote."""
         try:
             content = parse_json(Path(path).read_bytes())
-            content = map_leaves(content, lambda value: float(value) if value in ("inf", "-inf") else value)
-            models = {name: ModelResult(**result) for name, result in content["models"].items()}
-            for result in models.values():
-                unpacked_rows(result.rows)  # broken rows fail here, not when the report is printed
-            return cls(score=content["score"], models=models)
+            content = map_leaves(content, lambda v: float(v) if v in ("inf", "-inf", "nan") else v)
+            report = cls(**{**content, "groups": {name: tuple(each) for name, each in content["groups"].items()}})
+            report._sections()  # what is broken fails here, not when the report is printed
+            return report
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not an uncertainty report: pass a file that to_json wrote") from error
+            raise ValueError(f"{path} is not a report: pass a file that to_json wrote") from error
 
     def to_eval_results(
         self,
@@ -212,47 +181,135 @@ class UncertaintyReport:
         """One model's results as metadata of its card: `ModelCardData(model_name=..., eval_results=...)`.
 
         Args:
-            dataset_name: the in-distribution data, as people call it ("CIFAR-100").
-            dataset_type: its id on the Hub ("cifar100"); made from the name where not given.
-            model: which model; needed when the report has several.
+            dataset_name (`str`): the in-distribution data, as people call it ("CIFAR-100").
+            dataset_type (`str`, *optional*): its id on the Hub ("cifar100"); made from the name where not given.
+            model (`str`, *optional*): which model; needed when the report has several.
+            task_type (`str`): the pipeline's name of the task.
+            dataset_split (`str`, *optional*): the split of the data.
         """
         from huggingface_hub import EvalResult
 
-        result = self._result(model)
-        found = [(metric, name, result.id[metric]) for metric, name in METRIC_NAMES.items()]
-        averages = {f"{group}-OOD average": result.ood_average(group) for group in result.ood}
-        averages |= {"OOD average": result.ood_average()} if result.ood else {}
-        for where, metrics in averages.items():
-            found += [(metric, f"{metric.upper()} ({where})", metrics[metric]) for metric in DETECTION]
+        if model not in self.models and (model is not None or len(self.models) > 1):
+            raise ValueError(f"the report has the models {', '.join(self.models)}: name one of them, not {model!r}")
+        model = model or next(iter(self.models))
+        found = [(name, title, self.models[model][DATA].get(name)) for name, (title, _) in self._task.metrics.items()]
+        for group in (*self._ood_groups(), None) if self.data_sets() else ():
+            average = self.average(model, group)
+            where = f"{_prefix(group)}OOD average"
+            found += [
+                (name, f"{DETECTION[name][0]} ({where})", average.get(name)) for name in ("auroc", "fpr95", "aupr")
+            ]
         return [
             EvalResult(
                 task_type=task_type,
                 dataset_type=dataset_type or dataset_name.lower().replace(" ", "-"),
                 dataset_name=dataset_name,
                 dataset_split=dataset_split,
-                metric_type=metric_type,
-                metric_name=metric_name,
+                metric_type=metric,
+                metric_name=title,
                 metric_value=round(value, 6),
             )
-            for metric_type, metric_name, value in found
+            for metric, title, value in found
+            if value is not None and math.isfinite(value)  # the metadata has no infinity
         ]
 
-    def _result(self, model: str | None) -> ModelResult:
-        if model is None and len(self.models) > 1:
-            raise ValueError(f"the report has {len(self.models)} models: pass model= one of {', '.join(self.models)}")
-        if model is not None and model not in self.models:
-            raise ValueError(f"the report has no model {model!r}: pass one of {', '.join(self.models)}")
-        return self.models[model if model is not None else next(iter(self.models))]
+    def plot(self, folder: str | os.PathLike) -> list[Path]:
+        """Draws what the report has curves for into PNG files in `folder`, and returns their paths: reliability_diagram,
+        risk_coverage, score_histograms, and for each OOD data set roc_NAME with all models."""
+        from .._io.pictures import write_png
+        from .report_plots import report_figures
 
-    def plot(self, folder: str | os.PathLike, costs: "Mapping[str, Cost] | None" = None) -> list[Path]:
-        """Draws the report into PNG files in `folder`, and returns their paths.
+        return [write_png(figure, Path(folder) / f"{name}.png") for name, figure in report_figures(self).items()]
 
-        reliability_diagram, risk_coverage and uncertainty_split; with OOD data also score_histograms, and for each data set
-        roc_NAME_GROUP with all models; with corrupted data also severity_curves and accuracy_by_corruption.
+    # Tables
 
-        Args:
-            costs: the models' costs, from `compare_costs`: adds quality_against_cost.
-        """
-        from .report_plots import report_figures, write_figures
+    @property
+    def _task(self) -> type[Task]:
+        return TASKS[self.task]
 
-        return write_figures(report_figures(self, costs), folder)
+    def _ood_groups(self) -> list[str]:
+        """Those of OOD data sets; none where they were given without groups."""
+        return list(dict.fromkeys(g for g, *_ in self.groups.values() if g not in (ID, CORRUPTION, "OOD")))
+
+    def _sections(self) -> list[Section]:
+        metrics = self._task.metrics
+        first = next(iter(metrics))
+        rows = {name: self.models[name][DATA] for name in self.models}
+        main = {first: metrics[first]} | {name: metrics[name] for name in metrics if name.startswith("answered")}
+        for group in self._ood_groups() or ([None] if self.data_sets() else []):
+            title = f"{_prefix(group)}OOD AUROC"
+            main[title] = (title, "high")
+            rows = {name: row | {title: self.average(name, group).get("auroc")} for name, row in rows.items()}
+        sentences = []
+        if any(self.rows.values()):
+            reference, *others = self.models
+            sentences = [gain_sentence(name, reference, self.gains(name, reference)) for name in others]
+        members = {name: {"Members": str(self.num_members.get(name, NO_VALUE))} for name in self.models}
+        details = {name: row for name, row in metrics.items() if name != first}
+        sections: list[Section] = [
+            (f"Results: {self._task.title}", [_table(rows, main, members), *filter(None, sentences)]),
+            ("In distribution", [_table(rows, details | RISKS)]),
+        ]
+        if self.data_sets():
+            places = {(model, name): self.models[model][name] for name in self.data_sets() for model in self.models}
+            for group in (*self._ood_groups(), None) if len(self.data_sets()) > 1 else ():
+                places |= {
+                    (model, f"{_prefix(group)}OOD average"): self.average(model, group) for model in self.models
+                }
+            explained = f"Score: {self.score}. Averages are over data sets, each counting the same."
+            sections.append(("Out of distribution", [explained, _table_of_places(places, DETECTION | metrics)]))
+        if self.data_sets(CORRUPTION):
+            places = {
+                (model, f"severity {name}" if name != "average" else name): found
+                for model in self.models
+                for name, found in self.severities(model).items()
+            }
+            names = dict.fromkeys(self.groups[name][1] for name in self.data_sets(CORRUPTION))
+            explained = f"Mean over the corruptions ({', '.join(names)}); average: mean over the severities."
+            sections.append(("Under corruption", [explained, _table_of_places(places, metrics | SHIFT)]))
+        return sections
+
+
+def _mean(metrics: Sequence[Metrics]) -> Metrics:
+    names = [name for name in metrics[0] if all(name in each for each in metrics)] if metrics else []
+    return {name: math.fsum(each[name] for each in metrics) / len(metrics) for name in names if name != "num_samples"}
+
+
+def _prefix(group: str | None) -> str:
+    return "" if group is None else f"{group}-"
+
+
+def _table_of_places(places: Mapping[tuple[str, str], Metrics], columns: Mapping[str, tuple[str, str]]) -> Table:
+    """A row for each model and data set."""
+    data = {place: {"Data": place[1]} for place in places}
+    header, rows = _table(places, columns, data)
+    return header, [[model, *row[1:]] for (model, _), row in zip(places, rows, strict=True)]
+
+
+def _table(
+    results: Mapping[Any, Metrics],
+    columns: Mapping[str, tuple[str, str]],
+    texts: Mapping[Any, Mapping[str, str]] | None = None,
+) -> Table:
+    """A row for each model, with the columns that one of them has; `texts` stand before the numbers."""
+    shown = {
+        name: column for name, column in columns.items() if any(row.get(name) is not None for row in results.values())
+    }
+    arrows = {"high": " ↑", "low": " ↓", "": ""}
+    titles = [f"{title}{' (%)' * _is_share(name)}{arrows[better]}" for name, (title, better) in shown.items()]
+    before = [] if texts is None else list(next(iter(texts.values())))
+    rows = [
+        [str(key), *([] if texts is None else texts[key].values()), *(_text(name, row.get(name)) for name in shown)]
+        for key, row in results.items()
+    ]
+    return ["Model", *before, *titles], rows
+
+
+def _is_share(metric: str) -> bool:
+    return metric in SHARES or metric.endswith("AUROC")
+
+
+def _text(metric: str, value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return NO_VALUE
+    return f"{100 * value:.2f}" if _is_share(metric) else f"{value:.4g}"

@@ -25,12 +25,7 @@ from .temperature import TemperatureScaling
 
 
 if TYPE_CHECKING:
-    from ..reports import FusionReport as FusionReport
-    from ..reports import ModelResult as ModelResult
-    from ..reports import TaskReport as TaskReport
-    from ..reports import UncertaintyReport as UncertaintyReport
     from ..reports import evaluate_uncertainty as evaluate_uncertainty
-    from ..reports import fusion_report as fusion_report
 
 
 __all__ = [
@@ -68,7 +63,7 @@ __all__ = [
 ]
 
 # Public names of this package that are defined in `reports`, one floor up.
-_REPORTS = ("FusionReport", "ModelResult", "TaskReport", "UncertaintyReport", "evaluate_uncertainty", "fusion_report")
+_REPORTS = ("evaluate_uncertainty",)
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from hydra_transformers.baselines import BayesVLM
 from hydra_transformers.baselines.bayesvlm import similarity_moments
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import ZeroShotClassifier, predict
-from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.reports import evaluate_uncertainty
 from tests.families import CLIP, VIT, images, padded_texts
 
 

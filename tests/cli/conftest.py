@@ -5,13 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from hydra_transformers.cli import main
-from hydra_transformers.reports.report import UncertaintyReport
+from hydra_transformers.reports import Report
 
 
 @pytest.fixture
 def no_plots(monkeypatch) -> None:
     """Evaluations draw nothing, which takes longest with tiny models."""
-    monkeypatch.setattr(UncertaintyReport, "plot", lambda *_: {})
+    monkeypatch.setattr(Report, "plot", lambda *_: {})
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from hydra_transformers.cli import main
 from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.reports.report import UncertaintyReport
+from hydra_transformers.reports import Report
 from hydra_transformers.uncertainty import CalibratedClassifier, predict_decisions
 from tests.command_line import run
 from tests.tiny_data import CLASSES, grey_rows, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
@@ -98,8 +98,8 @@ def test_a_plain_classifier_is_saved_with_its_decision_beside_it(kind, workplace
     assert None not in [each["abstain"] for each in found] and "not calibrated" not in captured.err
     assert [each["prediction_set"] for each in found] == [each["prediction_set"] for each in expected]
     run("evaluate", tmp_path / "decided", *data[:2], *order, "--output", tmp_path / "evaluation")
-    result = UncertaintyReport.from_json(tmp_path / "evaluation" / "report.json").models["decided"]
-    assert "coverage" in result.abstaining and result.sets["alpha"] == 0.2
+    result = Report.from_json(tmp_path / "evaluation" / "report.json").models["decided"]
+    assert "answered" in result["data"] and "set_size" in result["data"]
 
 
 @pytest.mark.parametrize("problem_type", [None, "regression", "multi_label_classification"])
@@ -153,16 +153,16 @@ def test_clip_is_calibrated_for_the_classes_of_the_data(kind, workplace, tmp_pat
     assert main(["predict", str(tmp_path / "decided"), str(paths[0]), "--labels", "red", "blue"]) == 2
     assert "was calibrated for red, green, blue: leave --labels out" in capsys.readouterr().err
     run("evaluate", tmp_path / "decided", *data, "--output", tmp_path / "evaluation")
-    result = UncertaintyReport.from_json(tmp_path / "evaluation" / "report.json").models["decided"]
-    assert 0 < result.abstaining["coverage"] < 1 and result.sets["alpha"] == 0.1
+    result = Report.from_json(tmp_path / "evaluation" / "report.json").models["decided"]
+    assert 0 < result["data"]["answered"] < 1 and "set_size" in result["data"]
     other = ["--data", workplace / "fewer-pictures"]  # the same names in another order
     capsys.readouterr()
     run("evaluate", tmp_path / "decided", *other, "--output", tmp_path / "without")
     assert "is evaluated without its decision: the decision is about other classes (red, green, blue)" in (
         capsys.readouterr().err
     )
-    result = UncertaintyReport.from_json(tmp_path / "without" / "report.json").models["decided"]
-    assert "threshold" not in result.abstaining and not result.sets
+    result = Report.from_json(tmp_path / "without" / "report.json").models["decided"]
+    assert not {"answered", "set_size"} & set(result["data"])
     if kind == "hydra-clip":
         assert main(["push", str(tmp_path / "decided"), "me/decided"]) == 2  # there is no Hub here
         assert "is published without its decision" in capsys.readouterr().err
@@ -272,10 +272,10 @@ def test_a_broken_image_is_named_and_the_others_are_answered(workplace, calibrat
 def test_other_commands_take_a_calibrated_model(workplace, calibrated, tmp_path, capsys):
     data = ["--data", workplace / "pictures", "--far", f"grey={workplace / 'grey'}"]
     run("evaluate", calibrated, *data, "--output", tmp_path / "evaluation")
-    result = UncertaintyReport.from_json(tmp_path / "evaluation" / "report.json").models["calibrated"]
+    result = Report.from_json(tmp_path / "evaluation" / "report.json").models["calibrated"]
     # At least half were answered of the rows that the threshold was fitted on, which are half of these.
-    assert 0.25 <= result.abstaining["coverage"] < 1 and 0 <= result.ood["far"]["grey"]["refused"] <= 1
-    assert result.sets["alpha"] == 0.2 and result.sets["coverage"] >= 0.7 and result.sets["mean_size"] >= 1
+    assert 0.25 <= result["data"]["answered"] < 1 and 0 <= result["grey (far)"]["refused"] <= 1
+    assert result["data"]["set_coverage"] >= 0.7 and result["data"]["set_size"] >= 1
     told = (tmp_path / "evaluation" / "report.md").read_text()
     assert "threshold: grey refused" in told and "at the threshold, " in told and "## Prediction sets" in told
     run("info", calibrated)

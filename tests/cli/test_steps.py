@@ -19,7 +19,7 @@ from hydra_transformers import HydraViTForImageClassification
 from hydra_transformers.cli import evaluate as evaluate_command
 from hydra_transformers.cli import finetune, fuse, main, prune
 from hydra_transformers.pruning import Circuit, draw_members
-from hydra_transformers.reports.report import UncertaintyReport
+from hydra_transformers.reports import Report
 from hydra_transformers.uncertainty import Detector
 from tests.command_line import call, run
 from tests.processes import exit_code, start
@@ -67,7 +67,7 @@ def fused(workplace, finetuned):
 def evaluated(workplace, fused):
     folder = shutil.copytree(fused, workplace / "evaluated" / "my-hydra")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(UncertaintyReport, "plot", lambda *_: {})
+        patch.setattr(Report, "plot", lambda *_: {})
         run("evaluate", folder, "--data", workplace / "test-pictures")
     return folder
 
@@ -317,12 +317,12 @@ def test_evaluate_writes_tables_json_and_plots(workplace, hydra, tmp_path):
     sets = ["--data", workplace / "test-pictures", "--near", f"grey={workplace / 'grey'}"]
     sets += ["--far", f"same={workplace / 'pictures'}", "--compare", f"backbone={workplace / 'vit'}"]
     run("evaluate", hydra, *sets, "--score", "gen", "--output", tmp_path / "report")
-    report = UncertaintyReport.from_json(tmp_path / "report" / "report.json")
+    report = Report.from_json(tmp_path / "report" / "report.json")
     assert list(report.models) == ["my-hydra", "backbone"] and report.score == "gen"
     assert not (tmp_path / "report" / "detector.safetensors").exists(), "nothing to fit"
-    assert report.models["my-hydra"].num_members == 3
-    assert set(report.models["my-hydra"].ood["near"]) == {"grey"}
-    assert report.models["my-hydra"].id["num_samples"] == 12
+    assert report.num_members["my-hydra"] == 3
+    assert report.data_sets("near") == ["grey (near)"]
+    assert report.models["my-hydra"]["data"]["num_samples"] == 12
     assert "my-hydra" in (tmp_path / "report" / "report.md").read_text()
     assert (tmp_path / "report" / "plots" / "reliability_diagram.png").exists()
     assert 'alt="ROC curve, grey near"' in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
@@ -333,7 +333,7 @@ def test_evaluate_fits_the_scores_that_need_it(workplace, hydra, tmp_path):
     data = ["--data", workplace / "test-pictures", "--near", f"grey={workplace / 'grey'}"]
     data += ["--compare", f"backbone={workplace / 'vit'}", "--fit-data", workplace / "pictures"]
     run("evaluate", hydra, *data, "--score", "relative_mahalanobis", "--output", tmp_path / "report")
-    report = UncertaintyReport.from_json(tmp_path / "report" / "report.json")
+    report = Report.from_json(tmp_path / "report" / "report.json")
     assert report.score == "relative_mahalanobis" and set(report.models) == {"my-hydra", "backbone"}
     detector = Detector.load(tmp_path / "report")
     assert detector.fitted_on["members"] == 3 and detector.fitted_on["rows"] == 24
@@ -345,7 +345,7 @@ def test_clip_is_judged_by_the_features_of_its_images(workplace, tmp_path, capsy
     words = ["evaluate", workplace / "clip", "--data", workplace / "test-pictures", "--score", "mahalanobis"]
     words += ["--far", f"grey={workplace / 'grey'}", "--output", tmp_path / "report"]
     run(*words, "--fit-data", tmp_path / "train")
-    assert UncertaintyReport.from_json(tmp_path / "report" / "report.json").score == "mahalanobis"
+    assert Report.from_json(tmp_path / "report" / "report.json").score == "mahalanobis"
     assert Detector.load(tmp_path / "report").fitted_on["dim"] == 8
     # the classes of the prompts are those of the data, in its order
     assert call(*words, "--fit-data", workplace / "pictures") == 2
@@ -360,14 +360,14 @@ def test_every_compared_model_gets_its_own_processor(workplace, tmp_path):
     data = ["--data", workplace / "test-pictures", "--near", f"grey={workplace / 'grey'}"]
     run("evaluate", workplace / "vit", *data, "--compare", f"other={other}", "--output", tmp_path / "both")
     run("evaluate", other, *data, "--output", tmp_path / "alone")
-    both = UncertaintyReport.from_json(tmp_path / "both" / "report.json").models
-    alone = UncertaintyReport.from_json(tmp_path / "alone" / "report.json").models
+    both = Report.from_json(tmp_path / "both" / "report.json").models
+    alone = Report.from_json(tmp_path / "alone" / "report.json").models
     assert both["other"] == alone["other"]
-    assert both["other"].id["nll"] != both["vit"].id["nll"]
+    assert both["other"]["data"]["nll"] != both["vit"]["data"]["nll"]
     run(
         "evaluate", workplace / "vit", *data, "--compare", f"other={other}", "--processor", other, "--output", tmp_path
     )
-    same = UncertaintyReport.from_json(tmp_path / "report.json").models
+    same = Report.from_json(tmp_path / "report.json").models
     assert same["other"] == same["vit"] == alone["other"]
 
 
@@ -388,7 +388,7 @@ def test_plots_that_could_not_be_drawn_are_not_said_to_be_there(workplace, tmp_p
     def refuse(*_):
         raise ImportError("plots need matplotlib: pip install matplotlib")
 
-    monkeypatch.setattr(UncertaintyReport, "plot", refuse)
+    monkeypatch.setattr(Report, "plot", refuse)
     run("evaluate", workplace / "vit", "--data", workplace / "pictures", "--output", tmp_path)
     said = capsys.readouterr().out
     assert "no plots: plots need matplotlib" in said
@@ -406,8 +406,8 @@ def test_evaluate_counts_right_answers_under_the_models_class_names(workplace, t
     with torch.no_grad():
         answers = [backbone.config.id2label[index] for index in backbone(**pixels).logits.argmax(-1).tolist()]
     right = [answer == ["blue", "red", "green"][row["label"]] for answer, row in zip(answers, rows, strict=True)]
-    report = UncertaintyReport.from_json(tmp_path / "report.json")
-    assert report.models["vit"].id["accuracy"] == pytest.approx(sum(right) / 24)
+    report = Report.from_json(tmp_path / "report.json")
+    assert report.models["vit"]["data"]["accuracy"] == pytest.approx(sum(right) / 24)
 
 
 # info, benchmark
@@ -447,7 +447,7 @@ def test_benchmark_compares_with_one_model_and_a_deep_ensemble(fused, tmp_path, 
 
 
 def test_a_report_of_several_models_does_not_lend_its_first_figures_to_the_card(hydra, tmp_path, capsys):
-    report = UncertaintyReport.from_json(hydra / "evaluation" / "report.json")
+    report = Report.from_json(hydra / "evaluation" / "report.json")
     result = next(iter(report.models.values()))
     report.models.clear()
     report.models.update({"single": result, "hydra": result})
@@ -528,8 +528,8 @@ def test_bert_goes_the_same_way(workplace, tmp_path):
     run("fuse", tmp_path / "members", "--allow-equal", "--output", tmp_path / "hydra")
     run("evaluate", tmp_path / "hydra", *reviews, "--far", f"same={workplace / 'reviews'}")
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "hydra").num_members == 2
-    report = UncertaintyReport.from_json(tmp_path / "hydra" / "evaluation" / "report.json")
-    assert report.models["hydra"].ood["far"]["same"]["auroc"] == pytest.approx(0.5)
+    report = Report.from_json(tmp_path / "hydra" / "evaluation" / "report.json")
+    assert report.models["hydra"]["same (far)"]["auroc"] == pytest.approx(0.5)
 
 
 @pytest.mark.usefixtures("no_plots")

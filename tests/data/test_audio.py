@@ -25,8 +25,8 @@ from hydra_transformers.cli import main
 from hydra_transformers.data.audio import waveform
 from hydra_transformers.data.batches import collate
 from hydra_transformers.hub import create_model_card, publishing
-from hydra_transformers.hub.handler import Answerer, RequestError, read_sound
-from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.hub.handler import Answerer, RequestError, read_audio
+from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.serving import create_app
 from hydra_transformers.serving.predictor import HydraPredictor
 from tests.families import AST, AUDIO_SIZES, HUBERT, SIZES, WAV2VEC2, WHISPER, for_families
@@ -195,8 +195,8 @@ def test_it_is_published_with_a_card_and_a_handler_that_reads_wav_files(tmp_path
     ("audio", "words"),
     [
         (3, "inputs[0] is a number: send a WAV file in base64"),
-        ("/etc/passwd!", "inputs[0] is no base64"),
-        (b"no sound", "inputs[0] is no WAV file"),
+        ("/etc/passwd!", "inputs[0] is not base64"),
+        (b"no sound", "inputs[0] is not a WAV file"),
         (wav(tone(1.0), rate=8_000), "inputs[0] has 16 bits and 8,000 samples per second: send 16 bits and 16,000"),
         (wav(np.zeros(0)), "inputs[0] has no samples"),
         (wav(np.zeros(5_000_001)), "inputs[0] has 5,000,001 samples, too many: send at most 5,000,000"),
@@ -205,7 +205,7 @@ def test_it_is_published_with_a_card_and_a_handler_that_reads_wav_files(tmp_path
 )
 def test_a_request_without_audio_that_can_be_read_raises(audio, words):
     with pytest.raises(RequestError, match=re.escape(words)):
-        read_sound(audio, "inputs[0]", RATE)
+        read_audio(audio, "inputs[0]", RATE)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Batc
 from hydra_transformers.data.batches import batches, collate
 from hydra_transformers.data.prediction import collect_member_logits, predict
 from hydra_transformers.pruning import taylor_scores
-from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.reports import evaluate_uncertainty
 from tests.families import BERT, LLAMA, MODERNBERT, MPNET, for_families
 from tests.tiny_data import save_bert
 
@@ -154,7 +154,7 @@ def test_tokenized_rows_may_have_names_as_labels_wherever_labels_are_needed(bert
     assert collect_member_logits(model, rows)[1].tolist() == collect_member_logits(model, loader)[1].tolist() == LABELS
     others = rows.remove_columns("label").add_column("label", ["ugly"] * len(LABELS))
     named, numbered = (
-        evaluate_uncertainty({"model": model}, data, {"far": {"others": others}}).models["model"].id
+        evaluate_uncertainty({"model": model}, data, {"far": {"others": others}}).models["model"]["data"]
         for data in (rows, numbers)
     )
     assert named == numbered

@@ -9,7 +9,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Data
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import temperature_scaled
 from hydra_transformers.pruning import draw_members, extract_circuit, taylor_scores
-from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.uncertainty import calibrate, detector_by_name, predict_uncertainty
 from tests.tiny_data import save_bert
 
@@ -45,7 +45,7 @@ def forms(bert, tokenized):
 
 def judged(model, data):
     [result] = evaluate_uncertainty(model, data, {"far": {"same": data}}).models.values()
-    return result.id | result.ood["far"]["same"]
+    return result["data"] | result["same (far)"]
 
 
 READERS = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.reports import evaluate_uncertainty
 from tests.families import VIT
 from tests.hub.fake_hub import hub, hydra_of
 

@@ -21,7 +21,6 @@ class FakeHub:
         self.files: dict[str, bytes] = {}
         self.calls: list[tuple[str, dict]] = []
         self.fails_with: Exception | None = None
-        self.data_sets = {"cifar100", "d"}
 
     def __call__(self, token=None):
         self.token = token
@@ -48,10 +47,6 @@ class FakeHub:
     def list_repo_files(self, repo_id, **arguments):
         self.check("list_repo_files", repo_id, **arguments)
         return list(self.files)
-
-    def repo_exists(self, repo_id, **arguments):
-        self.check("repo_exists", repo_id, **arguments)
-        return repo_id in self.data_sets
 
     def create_commit(self, repo_id, operations, **arguments):
         self.check("create_commit", repo_id, operations, **arguments)

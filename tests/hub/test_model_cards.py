@@ -9,8 +9,8 @@ from transformers import AutoModelForImageClassification, ViTConfig, ViTForImage
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.hub.card_sections import TO_FILL_IN
-from hydra_transformers.reports.report import UncertaintyReport
+from hydra_transformers.hub.card import TO_FILL_IN
+from hydra_transformers.reports import Report
 from scripts import build_model_cards as script
 from tests.pages import ROOT
 
@@ -70,9 +70,9 @@ def test_a_run_becomes_a_folder_that_is_ready_to_push(run, tmp_path):
     }
     loaded = AutoModelForImageClassification.from_pretrained(output)
     assert loaded.num_members == 3 and loaded.config.trunk_layers == 1
-    report = UncertaintyReport.from_json(output / "evaluation" / "report.json")
+    report = Report.from_json(output / "evaluation" / "report.json")
     card = (output / "README.md").read_text()
-    assert f"{report.models[script.HYDRA].id['accuracy']:.2%}"[:-1] in card and TO_FILL_IN not in card
+    assert f"{report.models[script.HYDRA]['data']['accuracy']:.2%}"[:-1] in card and TO_FILL_IN not in card
 
 
 @pytest.mark.slow

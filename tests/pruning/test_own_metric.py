@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BertForSequenceClassification
 
-from hydra_transformers.hub.card import _describe
+from hydra_transformers.hub.card import describe_circuit
 from hydra_transformers.pruning import Circuit, extract_circuit
 from tests.families import bert_backbone, padded_texts
 from tests.pruning.backbones import family
@@ -69,7 +69,7 @@ def test_a_model_for_regression_has_circuits(regression, tmp_path):
     circuit.save(tmp_path / "circuit.json")
     assert Circuit.load(tmp_path / "circuit.json") == circuit
     assert circuit.plot(tmp_path / "circuit.png").stat().st_size > 1_000
-    assert _describe(circuit) == "objective: negative_error, 9 samples"
+    assert describe_circuit(circuit) == "objective: negative_error, 9 samples"
 
 
 def test_a_stopped_run_goes_on_and_another_metric_of_the_same_name_is_refused(regression, tmp_path):

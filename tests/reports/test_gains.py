@@ -1,12 +1,14 @@
 """A gain is claimed only where the rows can show it."""
 
+import math
+
 import pytest
 import torch
 
 from hydra_transformers.data.prediction import SavedLogits
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
-from hydra_transformers.reports import UncertaintyReport, evaluate_uncertainty, gain_sentence, gains
-from hydra_transformers.reports.gains import NO_DIFFERENCE
+from hydra_transformers.reports import evaluate_uncertainty
+from hydra_transformers.reports.gains import NO_DIFFERENCE, jackknife_change, jackknife_values
 from tests.uncertainty.answers import saved
 
 
@@ -26,73 +28,56 @@ class Wrong(torch.nn.Module):
 OOD = {"near": {"A": saved(80, 0.5, 2)}, "far": {"B": saved(80, 0, 3), "C": saved(60, 0, 4)}}
 
 
-def judged(rows, ood=OOD):
-    return evaluate_uncertainty({"Single": Wrong(rows), "Hydra": SavedLogits()}, saved(200, 4, 0), ood)
+def measured(rows, data=None, ood=OOD):
+    return evaluate_uncertainty({"Single": Wrong(rows), "Hydra": SavedLogits()}, data or saved(200, 4, 0), ood)
 
 
-def test_one_row_of_two_hundred_is_no_gain():
-    report = judged(1)
-    difference = report.models["Hydra"].id["accuracy"] - report.models["Single"].id["accuracy"]
-    assert difference == pytest.approx(0.005)
-    found = report.gains("Hydra", "Single")
-    assert found["accuracy"].change.difference == pytest.approx(0.005)
-    assert {gain.verdict for gain in found.values()} == {"no difference"}
-    [sentence] = report.gain_sentences()
-    assert sentence == f"Hydra against Single: {NO_DIFFERENCE} in accuracy, NLL, near AUROC, far AUROC."
-    for form in (str(report), report.to_markdown()):
-        assert sentence in form
+def test_one_row_of_two_hundred_is_not_a_gain():
+    report = measured(1)
+    gains = report.gains("Hydra", "Single")
+    assert gains["accuracy"].change.difference == pytest.approx(0.005)
+    assert {gain.verdict for gain in gains.values()} == {"no difference"}
+    sentence = f"Hydra against Single: {NO_DIFFERENCE} in Accuracy, NLL, near AUROC, far AUROC."
+    assert sentence in str(report) and sentence in report.to_markdown()
 
 
 def test_many_rows_are_a_gain_whatever_the_direction():
-    report = judged(60)
-    found = report.gains("Hydra", "Single")
-    assert found["accuracy"].verdict == found["NLL"].verdict == found["quality"].verdict == "better"
-    assert found["accuracy"].change.low > 0 > found["NLL"].change.high
-    assert {gain.verdict for gain in report.gains("Single", "Hydra").values()} >= {"worse"}
-    assert "better in accuracy (+" in gain_sentence("Hydra", "Single", found)
-    assert "worse in accuracy (-" in gain_sentence("Single", "Hydra", report.gains("Single", "Hydra"))
+    report = measured(60)
+    gains = report.gains("Hydra", "Single")
+    assert gains["accuracy"].verdict == gains["nll"].verdict == "better"
+    assert gains["accuracy"].change.low > 0 > gains["nll"].change.high
+    assert report.gains("Single", "Hydra")["accuracy"].verdict == "worse"
+    assert "Hydra against Single: better in Accuracy (+" in str(report)
 
 
 def test_changes_are_those_of_the_reported_metrics():
-    report = judged(60)
-    single, hydra = report.models["Single"], report.models["Hydra"]
-    found = gains(hydra, single)
-    detection = [
-        sum(result.ood_average(group)["auroc"] for group in OOD) / 2 + result.id["accuracy"]
-        for result in (single, hydra)
-    ]
-    assert found["quality"].change.difference == pytest.approx((detection[1] - detection[0]) / 2, abs=1e-6)
-    assert found["NLL"].change.difference == pytest.approx(hydra.id["nll"] - single.id["nll"], abs=1e-6)
+    report = measured(60)
+    gains, (single, hydra) = report.gains("Hydra", "Single"), (report.models[name] for name in ("Single", "Hydra"))
+    assert gains["nll"].change.difference == pytest.approx(hydra["data"]["nll"] - single["data"]["nll"], abs=1e-6)
     for group in OOD:
-        change = hydra.ood_average(group)["auroc"] - single.ood_average(group)["auroc"]
-        assert found[f"{group} AUROC"].change.difference == pytest.approx(change, abs=1e-6)
+        change = report.average("Hydra", group)["auroc"] - report.average("Single", group)["auroc"]
+        assert gains[f"{group} AUROC"].change.difference == pytest.approx(change, abs=1e-6)
+    assert sum(len(text) for text in report.rows["Hydra"].values() if isinstance(text, str)) <= 17 * 200
 
 
-def test_rows_survive_json_and_are_few_bytes(tmp_path):
-    report = judged(60)
-    report.to_json(tmp_path / "report.json")
-    read = UncertaintyReport.from_json(tmp_path / "report.json")
-    assert read.gain_sentences() == report.gain_sentences()
-    assert sum(len(text) for text in report.models["Hydra"].rows.values() if isinstance(text, str)) <= 17 * 200
-
-
-@pytest.mark.parametrize("nll", ["?", "AAA=", 3])
-def test_broken_rows_are_found_when_a_report_is_read(nll, tmp_path):
-    report = judged(1)
-    report.models["Hydra"].rows["nll"] = nll
-    report.to_json(tmp_path / "report.json")
-    with pytest.raises(ValueError, match="is not an uncertainty report"):
-        UncertaintyReport.from_json(tmp_path / "report.json")
-
-
-def test_an_infinite_nll_shows_nothing():
+def test_an_infinite_nll_shows_nothing_and_other_rows_are_not_compared():
     data = saved(50, 4, 0)
     data[0]["member_logits"][0] = torch.tensor([0.0, float("-inf"), float("-inf"), float("-inf")])
     data[0]["labels"][0] = 1
-    report = evaluate_uncertainty({"a": Wrong(0), "b": SavedLogits()}, data)
-    assert report.gains("b", "a")["NLL"].verdict == "no difference"
-
-
-def test_other_rows_are_refused():
+    report = measured(0, data, None)
+    assert report.gains("Hydra", "Single")["nll"].verdict == "no difference"
+    other = evaluate_uncertainty({"Other": SavedLogits()}, saved(100, 4, 0))
     with pytest.raises(ValueError, match="on the same data"):
-        gains(judged(1).models["Hydra"], evaluate_uncertainty(SavedLogits(), saved(100, 4, 0)).models["SavedLogits"])
+        report.joined(other).gains("Hydra", "Other")
+
+
+def test_the_jackknifes_interval_of_a_mean_is_students():
+    """Of a mean the groups' jackknife is the interval of the groups' means, and nearly that of the rows."""
+    rows = torch.randn(4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    change = jackknife_change(
+        jackknife_values(lambda _: 0.0, 4000), jackknife_values(lambda chosen: float(rows[chosen].mean()), 4000)
+    )
+    assert change.difference == pytest.approx(rows.mean().item())
+    assert change.half_width == pytest.approx(2.093 * rows.std().item() / math.sqrt(4000), rel=0.35)
+    few = jackknife_values(lambda chosen: float(rows[chosen].mean()), 10)
+    assert jackknife_change(few, few).high == math.inf  # too few rows to tell

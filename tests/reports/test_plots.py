@@ -7,14 +7,12 @@ from PIL import Image
 
 from hydra_transformers._io.pictures import drawable, png_of
 from hydra_transformers.data.prediction import SavedLogits
-from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.reports.report import UncertaintyReport
-from hydra_transformers.reports.report_plots import _risk_coverage, report_figures
-from hydra_transformers.uncertainty import Abstention
+from hydra_transformers.reports import Report, evaluate_uncertainty
+from hydra_transformers.reports.report_plots import _joined_bins, _risk_coverage, report_figures
 from tests.uncertainty.answers import saved
 
 
-ALWAYS = ["reliability_diagram", "risk_coverage", "uncertainty_split"]
+ALWAYS = ["reliability_diagram", "risk_coverage"]
 WITH_OOD = ["score_histograms", "roc_A_near", "roc_B_far"]
 
 
@@ -47,33 +45,35 @@ def test_every_plot_is_drawn_and_not_blank_and_a_loaded_report_draws_the_same(tm
     for path in paths:
         assert_drawn(path)
     original.to_json(tmp_path / "report.json")
-    again = report_figures(UncertaintyReport.from_json(tmp_path / "report.json"))
+    again = report_figures(Report.from_json(tmp_path / "report.json"))
     drawn = {path.stem: path.read_bytes() for path in paths}
     assert all(png_of(again[name]) == drawn[name] for name in ("reliability_diagram", "score_histograms", "roc_B_far"))
 
 
-@pytest.mark.parametrize(("threshold", "left"), [(None, 0.5), (0.9, 0.5), (0.3, None)])
-def test_risk_is_drawn_where_enough_rows_are_answered(threshold, left):
-    rule = None if threshold is None else Abstention.fit([threshold], coverage=0.9)
-    result = evaluate_uncertainty({"a": SavedLogits()}, saved(400, 2, 0), abstention=rule)
-    panel = _risk_coverage(result).axes[0]
-    told, curve = result.models["a"].abstaining, result.models["a"].curves["risk_coverage"]
-    left = told["coverage"] - 0.05 if left is None else left
-    assert panel.get_xlim() == pytest.approx((left, 1.01)) and 0 < left <= 0.5
-    assert threshold != 0.3 or left < 0.45
+@pytest.mark.parametrize(("answered", "left"), [(None, 0.5), (0.9, 0.5), (0.3, 0.25)])
+def test_risk_is_drawn_where_enough_rows_are_answered(answered, left):
+    result = evaluate_uncertainty({"a": SavedLogits()}, saved(400, 2, 0))
+    if answered is not None:
+        result.models["a"]["data"] |= {"answered": answered, "answered_risk": 0.1}
+    panel, curve = _risk_coverage(result).axes[0], result.curves["a"]["risk_coverage"]
+    assert panel.get_xlim() == pytest.approx((left, 1.01))
     shown = [risk for coverage, risk in zip(curve["coverage"], curve["risk"], strict=True) if coverage >= left]
-    assert panel.get_ylim() == pytest.approx((0, 1.05 * max(shown)))
+    assert panel.get_ylim() == pytest.approx((0, 1.05 * max([*shown, 0.1 if answered else 0])))
     dots = [tuple(line.get_xydata()[0]) for line in panel.lines if len(line.get_xydata()) == 1]
-    assert dots == ([] if rule is None else [(told["coverage"], told["risk"])])
+    assert dots == ([] if answered is None else [(answered, 0.1)])
+
+
+def test_small_bins_of_confidence_join_their_neighbours():
+    curve = {"share": [0.05, 0.5, 0.0, 0.45], "accuracy": [0.0, 1.0, None, 0.5], "confidence": [0.1, 0.4, None, 0.9]}
+    [bins] = [_joined_bins(curve, 100)]
+    assert [(each.low, each.high, each.count) for each in bins] == [(0, 0.5, 55), (0.75, 1.0, 45)]
+    assert bins[0].accuracy == pytest.approx(50 / 55)
 
 
 @pytest.mark.slow
-def test_without_ood_data_its_plots_are_left_out(tmp_path):
-    assert sorted(path.stem for path in report(ood=False).plot(tmp_path)) == ALWAYS
-
-
-@pytest.mark.slow
-def test_equal_scores_everywhere_are_still_drawn(tmp_path):
+@pytest.mark.filterwarnings("ignore:all labels", "ignore:.*the same data")
+def test_equal_scores_and_no_ood_data_are_still_drawn(tmp_path):
+    assert sorted(path.stem for path in report(ood=False).plot(tmp_path / "without")) == ALWAYS
     same = [{"member_logits": torch.zeros(20, 2, 3), "labels": torch.zeros(20, dtype=torch.long)}]
     for path in evaluate_uncertainty(SavedLogits(), same, {"far": {"same": same}}).plot(tmp_path):
         assert_drawn(path)
@@ -83,11 +83,11 @@ def test_equal_scores_everywhere_are_still_drawn(tmp_path):
 def test_names_that_mean_something_to_matplotlib_or_markdown_are_drawn_and_listed_as_they_are(tmp_path):
     names = [r"$\bad$", "_hidden\nname"]
     models = dict(zip(names, (SavedLogits(), SavedLogits()), strict=True))
-    found = evaluate_uncertainty(models, saved(60, 2.5, 0), {"near": {names[0]: saved(30, 1, 2)}})
-    assert len(found.plot(tmp_path)) == 5  # a formula that does not exist would end it
-    [legend] = _risk_coverage(found).legends
+    result = evaluate_uncertainty(models, saved(60, 2.5, 0), {"near": {names[0]: saved(30, 1, 2)}})
+    assert len(result.plot(tmp_path)) == 4  # a formula that does not exist would end it
+    [legend] = _risk_coverage(result).legends
     assert [text.get_text().strip()[:4] for text in legend.get_texts()][:2] == [r"\$\b", "_hid"]
-    assert r"| \_hidden name | 3 |" in found.to_markdown()
+    assert r"| \_hidden name | 3 |" in result.to_markdown()
     assert drawable("plain") == "plain"
 
 

@@ -41,7 +41,7 @@ def test_the_example_of_the_server_runs(readers_folder):
         refused = client.post("/predict", json={"inputs": "/etc/passwd"})
         assert client.get("/").json()["limits"]["max_batch"] == 8
     assert answer["abstain"] in (True, False) and refused.status_code == 422
-    assert "inputs[0] is no base64" in refused.json()["error"]
+    assert "inputs[0] is not base64" in refused.json()["error"]
 
 
 def test_the_example_of_the_predictor_runs(readers_folder):

@@ -18,7 +18,7 @@ from transformers.image_utils import load_image
 from hydra_transformers.hub.handler import (
     MOST_CHARACTERS,
     MOST_OF_A_LABEL,
-    MOST_SLENDER,
+    MAX_ASPECT_RATIO,
     Answerer,
     RequestError,
     read_image,
@@ -32,7 +32,7 @@ from tests.tiny_data import save_clip
 
 def test_a_slender_image_is_refused_that_a_processor_would_scale_up_to_gigabytes(tmp_path):
     """1 x 100,000 pixels are a file of 300 bytes; with the short side scaled to 224 they are 5 billion."""
-    image = Image.new("RGB", (MOST_SLENDER + 1, 1))
+    image = Image.new("RGB", (MAX_ASPECT_RATIO + 1, 1))
     with pytest.raises(RequestError, match=r"inputs\[3\] has 101 x 1 pixels: send one at most 100 times as long"):
         read_image(base64_of(image), "inputs[3]")
     image.rotate(90, expand=True).save(tmp_path / "tall.png")
@@ -40,7 +40,7 @@ def test_a_slender_image_is_refused_that_a_processor_would_scale_up_to_gigabytes
         RequestError, match=r"tall\.png has 1 x 101 pixels: send one at most 100 times as long as wide"
     ):
         read_file(tmp_path / "tall.png", "images")
-    assert read_image(base64_of(Image.new("RGB", (MOST_SLENDER, 1))), "inputs[0]").size == (MOST_SLENDER, 1)
+    assert read_image(base64_of(Image.new("RGB", (MAX_ASPECT_RATIO, 1))), "inputs[0]").size == (MAX_ASPECT_RATIO, 1)
 
 
 def test_an_image_of_so_many_pixels_that_pillow_refuses_it_is_told_why(monkeypatch):

@@ -85,9 +85,9 @@ def test_the_ensemble_loss_smooths_labels_of_tokens():
 @pytest.mark.slow
 def test_fusion_is_reported_by_entities_and_words():
     members, rows = [tiny_tags.backbone(seed) for seed in range(2)], data(20)
-    report = hydra_transformers.fusion_report(members, rows)
+    report = hydra_transformers.compare_fusions(members, rows).report
     hydra = AutoHydra.from_pruned_members(members, shared=())
-    nlls = [each.metrics["nll"] for each in report.models.values()]
+    nlls = [each["data"]["nll"] for each in report.models.values()]
     assert min(abs(nll - word_loss(hydra, rows)) for nll in nlls) < 1e-5 and "Entity F1" in str(report)
 
 
@@ -113,7 +113,7 @@ def test_members_are_fine_tuned_from_a_model_without_a_head(tmp_path):
     assert [type(member).__name__ for member in members] == ["BertForTokenClassification"] * 2
     hydra = AutoHydra.from_pruned_members(members, shared=())
     report = hydra_transformers.evaluate_uncertainty({"hydra": hydra}, validation)
-    assert report.models["hydra"].metrics["entity_f1"] > 0.6
+    assert report.models["hydra"]["data"]["entity_f1"] > 0.6
 
 
 def test_adapters_and_pruned_heads_work_on_classifiers_of_tokens():

@@ -17,7 +17,7 @@ from sklearn.neighbors import NearestNeighbors
 from hydra_transformers.baselines import DeepEnsemble, MCDropout
 from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier, predict
 from hydra_transformers.models.detection import DETECTORS, answers_of, score
-from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.uncertainty import (
     Detector,
     TemperatureScaling,
@@ -627,7 +627,7 @@ def test_a_report_scores_by_a_fitted_detector(tmp_path):
     assert "roc_loud_far.png" in {path.name for path in report.plot(tmp_path)}
     for name, model in models.items():
         expected = ood_metrics(detectors[name].score(model, test), detectors[name].score(model, far))
-        assert report.models[name].ood["far"]["loud"]["auroc"] == expected["auroc"]
+        assert report.models[name]["loud (far)"]["auroc"] == expected["auroc"]
     same = evaluate_uncertainty(models, test, ood_data={"far": {"loud": far}}, score=detector_by_name("energy"))
     assert same == evaluate_uncertainty(models, test, ood_data={"far": {"loud": far}}, score="energy")
 
@@ -652,14 +652,6 @@ def test_scores_that_cannot_be_used_are_refused_before_any_work(score, message):
         evaluate_uncertainty(
             {"Single": Never(), "Hydra": Never()}, [{"member_logits": TEST[0], "labels": TEST[2]}], score=score
         )
-
-
-def test_a_temperature_and_a_detector_of_logits_are_refused_together():
-    data = [{"member_logits": TEST[0], "labels": TEST[2]}]
-    detector = detector_by_name("kl_matching").fit_answers(TRAIN[0])
-    with pytest.raises(ValueError, match="kl_matching was fitted on logits, which a temperature changes"):
-        evaluate_uncertainty(SavedLogits(), data, score=detector, temperature=TemperatureScaling(2.0))
-    assert evaluate_uncertainty(SavedLogits(), data, score=detector).score == "kl_matching"
 
 
 def test_the_accumulator_takes_features():

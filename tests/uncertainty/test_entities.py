@@ -153,7 +153,7 @@ def test_entities_below_the_threshold_keep_the_promised_risk(calibrated):
     assert 0 < result.abstention.coverage < 1
     rows = sampled_rows(hydra, 200, 2)
     report = hydra_transformers.evaluate_uncertainty(hydra, rows)
-    metrics = next(iter(report.models.values())).metrics
+    metrics = next(iter(report.models.values()))["data"]
     assert metrics["answered_risk"] <= 0.3 < 1 - metrics["precision"]
     assert 0 < metrics["answered"] < 1 and metrics["entity_aurc"] < 1 - metrics["precision"] and metrics["ece"] < 0.1
     assert "Entity F1" in str(report)
@@ -224,8 +224,8 @@ def test_a_plain_token_classifier_is_calibrated_and_judged_alike():
     inputs = {"input_ids": torch.tensor([rows[0]["input_ids"]])}
     assert result.model(**inputs).abstain.shape == (1, len(rows[0]["input_ids"]))
     report = hydra_transformers.evaluate_uncertainty({"plain": plain, "calibrated": result.model}, rows, ood_data=rows)
-    assert report.models["plain"].ood["ood_data"]["auroc"] == pytest.approx(0.5)
-    assert report.models["calibrated"].metrics["answered"] >= 0.7
+    assert report.models["plain"]["ood_data"]["auroc"] == pytest.approx(0.5)
+    assert report.models["calibrated"]["data"]["answered"] >= 0.7
 
 
 def test_uncertainty_of_data_is_given_for_each_word():

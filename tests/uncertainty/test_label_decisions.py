@@ -8,7 +8,7 @@ import torch
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
-from hydra_transformers.reports import TaskReport
+from hydra_transformers.reports import Report
 from hydra_transformers.uncertainty import (
     LabelSets,
     calibrate,
@@ -165,19 +165,19 @@ def test_a_report_has_the_metrics_of_several_labels(hydra, tmp_path):
     plain = evaluate_uncertainty(hydra, [batch], {"elsewhere": [foreign]})
     expected = multi_label_metrics(hydra(**without_labels(batch)).member_logits, batch["labels"])
     [result] = plain.models.values()
-    assert {name: result.metrics[name] for name in expected} == expected and "set_missed" not in result.metrics
+    assert {name: result["data"][name] for name in expected} == expected and "set_missed" not in result["data"]
     parts = predict_uncertainty(hydra, [batch])
-    assert result.metrics["mutual_information"] == pytest.approx(float(parts.epistemic.sum(1).mean()))
-    assert 0 <= result.ood["elsewhere"]["auroc"] <= 1
+    assert result["data"]["mutual_information"] == pytest.approx(float(parts.epistemic.sum(1).mean()))
+    assert 0 <= result["elsewhere"]["auroc"] <= 1
     calibrate(hydra, [texts_for(hydra, 100, seed=3)], alpha=0.2, target={"coverage": 0.8})
     report = evaluate_uncertainty({"ours": hydra}, [batch])
-    found, outputs = report.models["ours"].metrics, hydra(**without_labels(batch))
+    found, outputs = report.models["ours"]["data"], hydra(**without_labels(batch))
     missed = missed_shares(outputs.prediction_set, batch["labels"].bool())
     assert found["set_missed"] == pytest.approx(float(missed.mean()))
     assert found["answered"] == pytest.approx(float((~outputs.abstain).double().mean()))
     assert "mAP" in str(report) and "Missed by sets" in report.to_markdown()
     report.to_json(tmp_path / "report.json")
-    assert TaskReport.from_json(tmp_path / "report.json") == report
+    assert Report.from_json(tmp_path / "report.json") == report
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
-from hydra_transformers.reports import TaskReport, evaluate_uncertainty
+from hydra_transformers.reports import Report, evaluate_uncertainty
 from hydra_transformers.uncertainty import CalibratedClassifier, calibrate, predict_uncertainty, regression_metrics
 from tests.families import FAMILIES, bert_backbone, for_families, vit_backbone
 
@@ -213,14 +213,14 @@ def test_the_report_has_the_metrics_of_the_task_and_reads_back(tmp_path):
     report = evaluate_uncertainty(
         {"Hydra": model, "single": single}, rows_for(hydra_of(), seed=1), {"sevens": foreign}
     )
-    assert isinstance(report, TaskReport) and report.task == "regression"
-    found = report.models["Hydra"].metrics
+    assert isinstance(report, Report) and report.task == "regression"
+    found = report.models["Hydra"]["data"]
     assert 0.8 < found["interval_coverage"] <= 1 and 0.7 < found["answered"] < 0.9
-    assert report.models["single"].metrics["spread"] == 0 and "interval_width" not in report.models["single"].metrics
-    assert 0 <= report.models["Hydra"].ood["sevens"]["auroc"] <= 1
+    assert report.models["single"]["data"]["spread"] == 0 and "interval_width" not in report.models["single"]["data"]
+    assert 0 <= report.models["Hydra"]["sevens"]["auroc"] <= 1
     report.to_json(tmp_path / "report.json")
-    assert TaskReport.from_json(tmp_path / "report.json") == report
-    assert "RMSE" in str(report) and "sevens" in report.to_markdown() and "<table>" in report.to_html()
+    assert Report.from_json(tmp_path / "report.json") == report
+    assert "RMSE" in str(report) and "sevens" in report.to_markdown() and "<table" in report.to_html()
 
 
 def test_uncertainty_is_the_variance_between_members():

@@ -113,12 +113,12 @@ def test_reports_judge_pairs():
     with torch.no_grad():
         scores = model(input_ids=TEXTS).logits.squeeze(1)
     expected = (scores[:30] > scores[30:]).float().mean().item()
-    assert report.models["Hydra"].metrics["pair_accuracy"] == pytest.approx(expected)
+    assert report.models["Hydra"]["data"]["pair_accuracy"] == pytest.approx(expected)
     assert "Pair accuracy" in str(report)
     compared = evaluate_uncertainty({"Hydra": model, "plain": bert_backbone(0, num_labels=1).float()}, data)
-    assert compared.models["plain"].metrics["spread"] == 0 and compared.models["Hydra"] == report.models["Hydra"]
+    assert compared.models["plain"]["data"]["spread"] == 0 and compared.models["Hydra"] == report.models["Hydra"]
     assert model.member(0).config.aggregate == "min"
-    with pytest.raises(TypeError, match="a reward model is judged by pairs"):
+    with pytest.raises(TypeError, match="is not pairs, by which a reward model is measured"):
         evaluate_uncertainty(model, [{"input_ids": TEXTS}])
     data["rejected"] = [{"input_ids": TEXTS[30:50]}]
     with pytest.raises(ValueError, match=r"data\['chosen'\] has 30 rows, data\['rejected'\] 20"):

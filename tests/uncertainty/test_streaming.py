@@ -13,11 +13,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from hydra_transformers.data.batches import collate
 from hydra_transformers.data.prediction import SavedLogits
-from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.uncertainty import (
-    Abstention,
-    ConformalSets,
     UncertaintyAccumulator,
+    calibrate,
     classification_metrics,
     detector_by_name,
     diversity_metrics,
@@ -34,10 +33,6 @@ def ensemble(samples, members=3, classes=5, seed=0):
 
 LOGITS, LABELS = ensemble(101)
 WHOLE = classification_metrics(LOGITS, LABELS) | diversity_metrics(LOGITS)
-DECISIONS = {
-    "abstention": Abstention.fit(torch.linspace(0, 0.6, 10), coverage=0.9),
-    "conformal": ConformalSets.fit(*ensemble(50, seed=1), method="aps", randomised=True),
-}
 
 
 @settings(max_examples=20, deadline=None, derandomize=True, database=None)
@@ -142,13 +137,11 @@ def in_one_of_two_processes(rank, folder):
     rows = list(zip(LOGITS, LABELS, range(101), strict=True))
     for logits, labels, index in DataLoader(rows, batch_size=8, sampler=DistributedSampler(rows, shuffle=True)):
         accumulator.update(logits, labels, index)
-    report = evaluate_uncertainty(
-        SavedLogits(), batches_of(LOGITS, LABELS), {"far": {"one batch": batches_of(-LOGITS[:9])}}, **DECISIONS
-    )
+    report = evaluated()
     results = {"local": len(accumulator), "metrics": accumulator.gather().compute(), "report": report.to_json()}
     rows = [{"member_logits": logits, "labels": label} for logits, label in zip(LOGITS, LABELS, strict=True)]
     ordered = evaluate_uncertainty(SavedLogits(), DataLoader(rows, batch_size=9))
-    results["loader"] = {name: ordered.models["SavedLogits"].id[name] for name in WHOLE}
+    results["loader"] = {name: ordered.models["SavedLogits"]["data"][name] for name in WHOLE}
     results["refusals"] = [
         refusal(DataLoader(rows, sampler=DistributedSampler(rows))),
         refusal(DataLoader(rows, batch_size=9, shuffle=True)),
@@ -173,6 +166,12 @@ def refusal(loader):
     return str(caught.value)
 
 
+def evaluated():
+    calibrated = calibrate(SavedLogits(), batches_of(*ensemble(200, seed=1)), target={"coverage": 0.6}).model
+    models = {"plain": SavedLogits(), "calibrated": calibrated}
+    return evaluate_uncertainty(models, batches_of(LOGITS, LABELS), {"far": {"one": batches_of(-LOGITS[:9])}})
+
+
 def batches_of(logits, labels=None, size=9):
     labels = torch.zeros(len(logits), dtype=torch.long) if labels is None else labels
     pairs = zip(logits.split(size), labels.split(size), strict=True)
@@ -184,13 +183,8 @@ def test_two_processes_give_the_bits_of_one_and_fit_the_same_detectors(tmp_path)
     logs = [tmp_path / f"{rank}.log" for rank in range(2)]
     group = [start(log, in_one_of_two_processes, rank, tmp_path) for rank, log in enumerate(logs)]
     assert [exit_code(each) for each in group] == [0, 0], "\n".join(log.read_text() for log in logs)
-    alone = evaluate_uncertainty(
-        SavedLogits(), batches_of(LOGITS, LABELS), {"far": {"one batch": batches_of(-LOGITS[:9])}}, **DECISIONS
-    )
-    assert (
-        alone.models["SavedLogits"].sets["coverage"]
-        == DECISIONS["conformal"].coverage_and_size(LOGITS, LABELS)["coverage"]
-    )
+    alone = evaluated()
+    assert {"answered", "answered_risk", "set_coverage"} < set(alone.models["calibrated"]["data"])
     for rank in range(2):
         results = json.loads((tmp_path / f"{rank}.json").read_text())
         assert results["local"] == 51  # the sampler repeats one sample to make the halves equal

@@ -142,8 +142,10 @@ def test_intervals_are_scaled_by_the_whole_spread_and_saved(tmp_path):
     assert torch.equal(again.interval, outputs.interval) and torch.equal(
         again.member_variances, outputs.member_variances
     )
-    [result] = evaluate_uncertainty({"Hydra": hydra}, [{**batch, "labels": labels}]).models.values()
-    assert result.num_members == 3 and result.metrics["spread"] == pytest.approx(parts.variance.sqrt().mean().item())
+    report = evaluate_uncertainty({"Hydra": hydra}, [{**batch, "labels": labels}])
+    assert report.num_members == {"Hydra": 3} and report.models["Hydra"]["data"]["spread"] == pytest.approx(
+        parts.variance.sqrt().mean().item()
+    )
 
 
 def test_one_member_alone_may_abstain():

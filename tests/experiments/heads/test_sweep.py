@@ -7,7 +7,7 @@ from experiments.heads import BudgetSweep, HeadScores, random_order, sweep_budge
 from experiments.heads.sweep import SweepPoint
 from hydra_transformers.pruning import Circuit, prune_heads, taylor_prune, taylor_scores
 from hydra_transformers.pruning.heads import as_heads_to_prune
-from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.reports import evaluate_uncertainty
 from tests.pruning.backbones import family
 
 
@@ -36,10 +36,12 @@ def test_a_point_is_what_the_pruned_network_reaches(tiny, found):
     [expected] = evaluate_uncertainty(pruned, id_data, {"far": {"other": ood_data}}).models.values()
     [point] = [each for each in found.points if each.order == "circuit"]
     assert (point.budget, point.kept, point.tuned, point.time) == (3, 6, False, None)
-    assert (point.accuracy, point.ece, point.nll) == tuple(expected.id[name] for name in ("accuracy", "ece", "nll"))
-    assert point.auroc == point.aurocs["other"] == expected.ood["far"]["other"]["auroc"]
+    assert (point.accuracy, point.ece, point.nll) == tuple(
+        expected["data"][name] for name in ("accuracy", "ece", "nll")
+    )
+    assert point.auroc == point.aurocs["other"] == expected["other (far)"]["auroc"]
     [dense] = evaluate_uncertainty(model, id_data).models.values()
-    assert (found.dense.budget, found.dense.kept) == (0, 9) and found.dense.nll == pytest.approx(dense.id["nll"])
+    assert (found.dense.budget, found.dense.kept) == (0, 9) and found.dense.nll == pytest.approx(dense["data"]["nll"])
 
 
 def test_an_order_is_left_out_where_it_ranks_too_few_and_draws_stand_side_by_side(found):
@@ -56,7 +58,7 @@ def test_scores_take_the_lowest_heads_first(tiny, found):
     scores = taylor_scores(model, id_data)
     lowest = sorted(scores, key=scores.__getitem__)[:3]
     [expected] = evaluate_uncertainty(prune_heads(model, as_heads_to_prune(lowest)), id_data).models.values()
-    assert found.values("Taylor", "nll")[3] == [expected.id["nll"]]
+    assert found.values("Taylor", "nll")[3] == [expected["data"]["nll"]]
 
 
 @pytest.mark.slow
@@ -90,7 +92,7 @@ def test_clip_is_swept_as_a_zero_shot_classifier():
     [expected] = evaluate_uncertainty(
         prune_heads(model, as_heads_to_prune(order)), id_data, class_prompts=prompts
     ).models.values()
-    assert found.points[0].accuracy == expected.id["accuracy"] and found.points[0].nll == expected.id["nll"]
+    assert found.points[0].accuracy == expected["data"]["accuracy"] and found.points[0].nll == expected["data"]["nll"]
     with pytest.raises(ValueError, match="class_prompts has no input_ids"):
         sweep_budgets(model, id_data, orders={"order": order}, budgets=[2])
 

@@ -1,0 +1,135 @@
+"""Members that were really trained: fusing is chosen where it keeps their quality, and not where it loses it."""
+
+import copy
+
+import pytest
+import torch
+
+from hydra_transformers import AutoHydra, compare_fusions
+from hydra_transformers.cost import count_multiply_adds
+from hydra_transformers.reports import evaluate_uncertainty
+from tests.families import CLIP, RAGGED, VIT
+from tests.reports.tasks import CASES
+
+
+SMALL = {
+    "num_hidden_layers": 2,
+    "num_labels": 3,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "initializer_range": 0.1,
+}
+PATTERNS = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(9))
+
+
+def pictures(rows, seed):
+    """Noise on the pattern of the class."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (rows,), generator=generator)
+    return {"pixel_values": torch.randn(rows, 3, 8, 8, generator=generator) + 0.5 * PATTERNS[labels], "labels": labels}
+
+
+def fresh(seed):
+    """As Transformers initialises it: what `families` gives is too wild to be trained."""
+    config = VIT.backbone(**SMALL).config
+    torch.manual_seed(seed)
+    return type(VIT.backbone())(config)
+
+
+def trained(model, seed, steps, rate):
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=rate)
+    for step in range(steps):
+        model(**pictures(64, 1000 * seed + step)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+DATA = [pictures(100, 10**6 + batch) for batch in range(4)]
+
+
+@pytest.fixture(scope="module")
+def fine_tuned():
+    pretrained = trained(fresh(0), 9, steps=60, rate=2e-3)
+    return [trained(copy.deepcopy(pretrained), seed, 10, 2e-4) for seed in (1, 2, 3)]
+
+
+def test_fine_tuned_models_are_fused_with_the_least_work(fine_tuned):
+    noise = [{"pixel_values": 3 * torch.randn(80, 3, 8, 8, generator=torch.Generator().manual_seed(1))}]
+    comparison = compare_fusions(fine_tuned, DATA, noise, batch_size=50)
+    names = [f"member {index}" for index in range(3)] + ["ensemble", "soup"]
+    assert list(comparison.report.models) == [*names, *(f"fused, {n} of 2 layers merged" for n in (0, 1))]
+    assert comparison.best.trunk_layers == 1
+    hydra = comparison.best.build()
+    assert hydra.num_members == 3 and hydra.config.trunk_layers == 1
+    again = evaluate_uncertainty({"hydra": hydra}, DATA).models["hydra"]["data"]["accuracy"]
+    assert again == comparison.report.models[comparison.best.name]["data"]["accuracy"] > 0.8
+    single = AutoHydra.from_backbone(fine_tuned[0])
+    assert comparison.work["member 0"] == 1 and comparison.work["soup"] == 1
+    assert comparison.work[comparison.best.name] == count_multiply_adds(hydra) / count_multiply_adds(single)
+    assert comparison.work["ensemble"] == 3
+    text = str(comparison)
+    assert text.splitlines()[-1] == comparison.sentence and comparison.sentence in comparison.to_markdown()
+    assert "fused, 1 of 2 layers merged: no difference in Accuracy (" in text and "Work" in text
+
+
+@pytest.mark.filterwarnings("ignore:fused.*no better")
+def test_where_fusing_loses_accuracy_the_ensemble_stays():
+    """Networks that were trained apart are good alone, and their mean is not."""
+    members = [trained(fresh(seed), seed, steps=60, rate=2e-3) for seed in (4, 5, 6)]
+    comparison = compare_fusions(members, DATA)
+    ensemble = comparison.report.models["ensemble"]["data"]["accuracy"]
+    for way in ("fused, 0 of 2 layers merged", "fused, 1 of 2 layers merged"):
+        assert comparison.report.models[way]["data"]["accuracy"] < ensemble - 0.05
+        assert comparison.report.gains(way, "ensemble")["accuracy"].verdict == "worse"
+    assert comparison.best.name == "ensemble" and "do not fuse them" in comparison.sentence
+    hydra = comparison.best.build()
+    assert not hydra.config.shared and hydra.num_members == 3
+
+
+@pytest.mark.filterwarnings("ignore:fused", "ignore:soup", "ignore:ensemble", "ignore:member [12]")
+def test_members_that_learned_nothing_are_warned_of():
+    members = [fresh(0) for _ in range(2)]
+    for seed, member in enumerate(members):
+        torch.nn.init.normal_(member.classifier.weight, std=1e-3, generator=torch.Generator().manual_seed(seed))
+        member.classifier.bias.data[:] = torch.tensor([0.0, 0.0, 9.0])
+    labels = torch.full((30,), 2)
+    labels[:5] = 0
+    data = [{"pixel_values": pictures(30, 0)["pixel_values"], "labels": labels}]
+    with pytest.warns(UserWarning, match="member 0 is no better than always predicting the same"):
+        compare_fusions(members, data)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*no better than", "ignore:.*the same data")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_task_is_compared_by_its_first_metric(case, tmp_path):
+    folders = [tmp_path / str(place) for place in range(3)]
+    for member, folder in zip(case.members(), folders, strict=True):
+        member.save_pretrained(folder)
+    comparison = compare_fusions(folders, case.data, case.ood)
+    expected = evaluate_uncertainty({"Hydra": case.hydra()}, case.data).models["Hydra"]["data"][case.first]
+    assert comparison.report.models["ensemble"]["data"][case.first] == pytest.approx(expected, abs=1e-5)
+    assert comparison.best.build().num_members == 3 and comparison.report.task == case.name
+
+
+@pytest.mark.filterwarnings("ignore:.*no better than")
+def test_members_with_other_heads_have_no_soup_and_no_merged_layers():
+    members = [VIT.hydra.from_backbone(VIT.backbone(seed).float(), heads) for seed, heads in enumerate(RAGGED)]
+    comparison = compare_fusions(members, CASES[0].data)
+    assert "soup" not in comparison.work and [n for n in comparison.work if "fused" in n] == [
+        "fused, 0 of 3 layers merged"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("members", "error", "words"),
+    [
+        ([], ValueError, "members is empty"),
+        ([VIT.backbone()], ValueError, "members has one member: pass two or more"),
+        ([CLIP.backbone(), CLIP.backbone(1)], TypeError, "members are CLIPModels: pass models with a classification"),
+    ],
+)
+def test_refusals(members, error, words):
+    with pytest.raises(error, match=words):
+        compare_fusions(members, CASES[0].data)
