@@ -1,7 +1,7 @@
 """Reports: one `Report` for all tasks, and the comparison of ways to fuse members."""
 
-from .fusions import FusionComparison, compare_fusions
 from .evaluation import evaluate_uncertainty
+from .fusions import FusionComparison, compare_fusions
 from .gains import Gain
 from .report import Report
 from .table import cost_table

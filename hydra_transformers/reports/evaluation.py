@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from .._io.processes import check_can_be_shared, gather, rank_and_world_size
 from ..data.batches import ChangedBatches, batches, split_labels
 from ..data.loading import load_if_named, ood_groups
-from ..data.prediction import ZeroShotClassifier, classes_of, config_of
+from ..data.prediction import classes_of, config_of
+from ..data.zero_shot import ZeroShotClassifier
 from ..models.decision import Decision
 from ..uncertainty.conformal import count_sets, summarize_sets
 from ..uncertainty.decomposition import decompose
