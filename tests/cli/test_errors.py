@@ -178,7 +178,7 @@ def finetune(workplace, pruned, tmp_path, *words):
         (json.dumps(OTHER | {"ranking": [], "scores": []}), "not those by which these members lost"),
         (
             json.dumps(OTHER | {"ranking": [[0, 0]], "scores": [0.5], "objective": "ood"}),
-            "is a circuit for 'ood', not",
+            "are not those by which these members lost their heads",
         ),
     ],
     ids=["garbage", "of others", "empty", "of another objective"],
