@@ -7,8 +7,8 @@ from typing import Any
 
 from ..hub.handler import FORMATS as SERVER_FORMATS
 from ..hub.handler import RequestError
-from ..hub.handler import read_image as decode_image
 from ..hub.handler import read_audio as decode_audio
+from ..hub.handler import read_image as decode_image
 
 
 FORMATS = (*SERVER_FORMATS, "TIFF")

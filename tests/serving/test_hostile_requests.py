@@ -16,9 +16,9 @@ from transformers import CLIPProcessor
 from transformers.image_utils import load_image
 
 from hydra_transformers.hub.handler import (
+    MAX_ASPECT_RATIO,
     MOST_CHARACTERS,
     MOST_OF_A_LABEL,
-    MAX_ASPECT_RATIO,
     Answerer,
     RequestError,
     read_image,
