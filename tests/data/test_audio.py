@@ -168,7 +168,7 @@ def test_what_works_on_images_and_texts_works_on_audio():
     data = load_data(tone_rows(), extractor())
     hydra = AutoHydra.from_pruned_members(members, shared=())
     results = evaluate_uncertainty({"fused": hydra, "apart": DeepEnsemble(members)}, data).models
-    assert results["fused"].id["nll"] == pytest.approx(results["apart"].id["nll"], abs=1e-4)
+    assert results["fused"]["data"]["nll"] == pytest.approx(results["apart"]["data"]["nll"], abs=1e-4)
     with pytest.raises(ValueError, match="ASTForAudioClassification: pass a classifier of images or texts"):
         MIMO(members[0])
 
