@@ -27,13 +27,10 @@ from tests.families import (
     BERT,
     CLIP,
     DISTILBERT,
-    GEMMA,
-    LLAMA,
     OWN_LAYERS,
     SIGLIP_CLASSIFIER,
     VIT,
     for_families,
-    padded_texts,
 )
 
 
@@ -171,15 +168,6 @@ def test_clip_towers_need_the_same_number_of_members_or_one():
     assert config(3, 1).num_members == config(1, 3).num_members == config(3, 3).num_members == 3
     with pytest.raises(ValueError, match="the vision tower has 3 members and the text tower 2"):
         config(3, 2)
-
-
-@torch.no_grad()
-@for_families([LLAMA, GEMMA])
-def test_windows_that_the_backbone_does_not_read_change_nothing(family):
-    backbone = family.backbone(layer_types=["sliding_attention"] * 3, sliding_window=2)
-    hydra = family.hydra.from_backbone(backbone)
-    torch.testing.assert_close(hydra(**padded_texts()).member_logits[:, 0], backbone(**padded_texts()).logits)
-    assert all(layer.attention.sliding_window is None for layer in hydra.model.layers)
 
 
 @torch.no_grad()

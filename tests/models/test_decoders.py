@@ -1,92 +1,36 @@
-"""Classifiers on causal language models, against plain Transformers models."""
+"""Classifiers on causal language models: keys that several heads read, and the last token of a text."""
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from hydra_transformers.fast.layers import fast_layer
+from hydra_transformers.baselines import DeepEnsemble
+from hydra_transformers.data.batches import batches, collate
+from hydra_transformers.data.prediction import padding_of, predict
 from hydra_transformers.fusion import to_transformers
-from hydra_transformers.pruning import prune_heads
-from tests.families import DECODERS, GEMMA, GEMMA3, HEAD_DIM, LLAMA, QWEN2, QWEN3, Family, for_families, padded_texts
+from hydra_transformers.pruning import head_scores, prune_heads
+from tests.families import BERT, GEMMA3, HEAD_DIM, LLAMA, MODERNBERT, VIT, for_families, padded_texts
 
 
 BACKENDS = ["eager", "sdpa"]
-EVERY = for_families(DECODERS)
+ROWS = [{"input_ids": [5 + row, *range(10, 11 + row % 4)], "labels": row % 3} for row in range(8)]
 
 
-def padded_on_the_left() -> dict[str, torch.Tensor]:
-    texts = padded_texts()
-    lengths = texts["attention_mask"].sum(dim=1).tolist()
-    return {
-        name: torch.stack([row.roll(7 - length) for row, length in zip(rows, lengths, strict=True)])
-        for name, rows in texts.items()
-    }
-
-
-def assert_same(hydra: PreTrainedModel, backbone: PreTrainedModel, inputs: dict, atol: float = 1e-12) -> None:
-    """Logits, and the states of all tokens that are no padding."""
-    with torch.no_grad():
-        found = hydra(**inputs, output_hidden_states=True)
-        expected = backbone(**inputs, output_hidden_states=True)
-    rtol = 100 * atol
-    torch.testing.assert_close(found.member_logits[:, 0], expected.logits, atol=atol, rtol=rtol)
-    is_text = inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones(4, 7, dtype=torch.bool)
-    for mine, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
-        torch.testing.assert_close(mine[:, 0][is_text], theirs[is_text], atol=atol, rtol=rtol)
-
-
-@EVERY
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_dense_hydra_is_the_backbone_wherever_texts_are_padded(family, backend):
-    backbone = family.backbone()
-    hydra = family.hydra.from_backbone(backbone)
-    for model in (backbone, hydra):
-        model.set_attn_implementation(backend)
-    places = {"position_ids": torch.arange(7).flip(0).expand(4, 7) + torch.arange(4).unsqueeze(1)}
-    for inputs in (padded_texts(), padded_texts() | places):
-        assert_same(hydra, backbone, inputs)
-    assert_same(hydra, backbone, {"input_ids": padded_texts()["input_ids"]})
-    embedded = backbone.get_input_embeddings()(padded_texts()["input_ids"]).detach()
-    assert_same(hydra, backbone, {"inputs_embeds": embedded})
-    torch.testing.assert_close(hydra.get_input_embeddings()(padded_texts()["input_ids"]), embedded)
-    # Padding in front sees nothing but itself, for which the backbone's eager attention has no numbers in float64.
-    dtype, atol = (torch.float32, 1e-5) if backend == "eager" else (torch.float64, 1e-12)
-    assert_same(hydra.to(dtype), backbone.to(dtype), padded_on_the_left(), atol)
-
-
-@pytest.mark.parametrize(
-    ("family", "fields"),
-    [
-        (LLAMA, {"attention_bias": True, "mlp_bias": True}),
-        (LLAMA, {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}}),
-        (LLAMA, {"num_key_value_heads": 4}),
-        (QWEN2, {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
-        (QWEN2, {"is_causal": False}),
-        (GEMMA, {"attention_bias": True, "num_key_value_heads": 2}),
-        (QWEN3, {"attention_bias": True, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
-        (GEMMA3, {"attention_bias": True, "layer_types": ["full_attention"] * 3}),
-    ],
-    ids=[
-        "biases",
-        "scaled positions",
-        "a key for each head",
-        "windows",
-        "tokens read those behind them",
-        "biases of Gemma",
-        "biases and windows of Qwen3",
-        "Gemma 3 without windows",
-    ],
-)
-def test_what_a_config_may_say_is_heeded(family: Family, fields: dict):
-    backbone = family.backbone(**fields)
-    hydra = family.hydra.from_backbone(backbone)
-    for backend in BACKENDS:
-        for model in (backbone, hydra):
-            model.set_attn_implementation(backend)
-        assert_same(hydra, backbone, padded_texts())
-        assert_same(hydra, backbone, {"input_ids": padded_texts()["input_ids"]})
-    plain = to_transformers(hydra)
-    assert all(torch.equal(plain.get_parameter(name), tensor) for name, tensor in backbone.named_parameters())
+@torch.no_grad()
+@for_families([LLAMA, MODERNBERT])
+def test_positions_of_each_row_and_embedded_words_are_read_as_by_the_backbone(family):
+    backbones, inputs = [family.backbone(seed) for seed in range(2)], family.inputs()
+    inputs["position_ids"] = torch.arange(7).flip(0).expand(4, 7) * torch.tensor([[1], [2], [3], [1]])
+    fused = family.hydra.from_pruned_members(backbones, shared=())  # members on the batch axis, and one alone
+    hydra = family.hydra.from_backbone(backbones[0])
+    expected = torch.stack([backbone(**inputs).logits for backbone in backbones], dim=1)
+    torch.testing.assert_close(fused(**inputs).member_logits, expected)
+    torch.testing.assert_close(hydra(**inputs).member_logits, expected[:, :1])
+    words = backbones[0].get_input_embeddings()(inputs.pop("input_ids"))
+    expected = backbones[0](inputs_embeds=words, **inputs).logits
+    torch.testing.assert_close(hydra(inputs_embeds=words, **inputs).member_logits[:, 0], expected)
+    assert hydra.get_input_embeddings().weight.equal(backbones[0].get_input_embeddings().weight)
+    with pytest.raises(ValueError, match="pass input_ids or inputs_embeds, and not both"):
+        hydra(**inputs)
 
 
 def test_a_key_goes_with_the_last_head_that_reads_it():
@@ -134,18 +78,6 @@ def test_fused_members_of_any_heads_are_the_mean_of_the_ablated_backbones(kept, 
 
 
 @torch.no_grad()
-def test_without_a_padding_token_texts_come_one_by_one():
-    texts = padded_texts()
-    backbone = LLAMA.backbone(pad_token_id=None)
-    hydra = LLAMA.hydra.from_backbone(backbone)
-    one = {name: rows[:1] for name, rows in texts.items()}
-    torch.testing.assert_close(hydra(**one).member_logits[:, 0], backbone(**one).logits)
-    with pytest.raises(ValueError, match="pad_token_id is None, and the batch has 4 texts: set it to the token"):
-        hydra(**texts)
-    assert hydra.model(**texts).pooler_output is None
-
-
-@torch.no_grad()
 def test_there_is_no_cache():
     hydra = LLAMA.hydra.from_backbone(LLAMA.backbone())
     expected = hydra(**padded_texts(), use_cache=False)
@@ -155,23 +87,18 @@ def test_there_is_no_cache():
         hydra(**padded_texts(), past_key_values=object())
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_positions_that_start_anew_tell_of_texts_in_a_row_as_they_do_the_backbone(use_cache):
     """Which makes two texts of them where it has no cache alone."""
     backbone = LLAMA.backbone(use_cache=use_cache)
-    row = {"input_ids": padded_texts(batch=4)["input_ids"], "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2]] * 4)}
+    row = {"input_ids": padded_texts()["input_ids"], "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2]] * 4)}
     hydra = LLAMA.hydra.from_backbone(backbone)
-    assert_same(hydra, backbone, row)
-    assert_same(hydra, backbone, row | {"use_cache": not use_cache})
+    for inputs in (row, row | {"use_cache": not use_cache}):
+        torch.testing.assert_close(hydra(**inputs).member_logits[:, 0], backbone(**inputs).logits)
 
 
-@EVERY
-def test_layers_take_the_plain_way(family):
-    hydra = family.hydra.from_backbone(family.backbone())
-    assert all(fast_layer(layer) is None for layer in hydra.model.layers)
-
-
-@EVERY
+@for_families([LLAMA, GEMMA3])
 def test_16_bit_backbones_keep_their_positions_in_float32(family, tmp_path):
     """As `from_pretrained` leaves them, so that answers are those of the loaded backbone."""
     family.backbone().bfloat16().save_pretrained(tmp_path)
@@ -202,22 +129,52 @@ def test_a_plain_model_has_as_many_heads_for_every_key_or_zeros():
         to_transformers(prune_heads(backbone, {layer: [0, 4, 5, 6] for layer in range(3)}))
 
 
-@pytest.mark.parametrize(
-    ("family", "fields", "sentence"),
-    [
-        (LLAMA, {"num_key_value_heads": 3}, "num_attention_heads is 4, num_key_value_heads 3"),
-        (GEMMA3, {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping is 50.0: .*, set it to None"),
-        (GEMMA, {"use_bidirectional_attention": True}, r"use_bidirectional_attention is True: .*, set it to False"),
-    ],
-    ids=["heads", "bounds", "directions"],
-)
-def test_what_cannot_be_matched_is_refused(family, fields, sentence):
-    config = family.backbone().config.to_dict() | fields
-    with pytest.raises(Exception, match=sentence):
-        family.hydra.config_class(**{name: value for name, value in config.items() if name != "model_type"})
+# The last token
 
 
-def test_members_that_read_in_other_directions_are_not_fused():
-    members = [LLAMA.backbone(), LLAMA.backbone(is_causal=False)]
-    with pytest.raises(ValueError, match=r"members\[1\] has is_causal = False, members\[0\] has None"):
-        LLAMA.hydra.from_pruned_members(members)
+@pytest.fixture(scope="module")
+def backbone():
+    return LLAMA.backbone(pad_token_id=2)
+
+
+def predictions(model, batch_size: int) -> torch.Tensor:
+    return torch.cat([predict(model, batch) for batch in batches(ROWS, batch_size, "cpu")])
+
+
+def test_rows_that_are_filled_up_are_answered_as_those_that_are_not(backbone):
+    for model in (backbone, prune_heads(backbone), DeepEnsemble([backbone, LLAMA.backbone(1, pad_token_id=2)])):
+        torch.testing.assert_close(predictions(model, 4), predictions(model, 1))
+    scores = [head_scores(backbone, [*batches(ROWS, size, "cpu")], "leave_one_out") for size in (4, 1)]
+    assert scores[0] == pytest.approx(scores[1])
+
+
+@torch.no_grad()
+def test_a_hydra_goes_by_the_mask_where_another_token_fills_up(backbone):
+    hydra = prune_heads(backbone)
+    text = torch.tensor([[8, 10, 11, 12, 13]])
+    expected, mask = hydra(input_ids=text).logits, torch.tensor([[1, 1, 1, 1, 1, 0, 0]])
+    by_zeros, by_padding = (torch.nn.functional.pad(text, (0, 2), value=value) for value in (0, 2))
+    for tokens in (by_zeros, by_padding):
+        torch.testing.assert_close(hydra(input_ids=tokens, attention_mask=mask).logits, expected)
+    # A mask of four axes says nothing of padding: the config's token decides, as in Transformers.
+    seen = torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
+    torch.testing.assert_close(hydra(input_ids=by_padding, attention_mask=seen).logits, expected)
+
+
+def test_only_plain_causal_models_go_by_a_token(backbone):
+    assert padding_of(backbone) == padding_of(DeepEnsemble([backbone])) == 2
+    assert padding_of(LLAMA.backbone(pad_token_id=None)) is None
+    assert padding_of(prune_heads(backbone)) is padding_of(BERT.backbone()) is padding_of(VIT.backbone()) is None
+    assert collate(ROWS[:2], padding=2)["input_ids"].tolist() == [[5, 10, 2], [6, 10, 11]]
+
+
+@torch.no_grad()
+def test_without_a_padding_token_texts_come_one_by_one():
+    texts, backbone = padded_texts(), LLAMA.backbone(pad_token_id=None)
+    hydra, one = LLAMA.hydra.from_backbone(backbone), {name: rows[:1] for name, rows in texts.items()}
+    torch.testing.assert_close(hydra(**one).member_logits[:, 0], backbone(**one).logits)
+    with pytest.raises(ValueError, match="pad_token_id is None, and the batch has 4 texts: set it to the token"):
+        hydra(**texts)
+    assert hydra.model(**texts).pooler_output is None
+    with pytest.raises(ValueError, match="pad_token_id is None, and the batch has 4 texts"):
+        head_scores(backbone, [texts | {"labels": torch.arange(4) % 3}], "leave_one_out")

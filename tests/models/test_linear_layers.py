@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from hydra_transformers.fast.layers import fast_layer
 from hydra_transformers.fusion import with_linear_layers
 from hydra_transformers.models.modeling_hydra import Grouped, GroupedLinear
 from hydra_transformers.uncertainty import AnswerReader
@@ -170,12 +169,6 @@ def test_a_quantiser_reaches_all_but_the_logits(family):
         expected, found = (family.ensemble_logits(model(**family.inputs())) for model in (hydra, apart))
     torch.testing.assert_close(found.exp(), expected.exp(), rtol=0, atol=0.1)
     assert not torch.equal(found, expected)
-
-
-def test_layers_with_linear_layers_are_left_to_the_modules():
-    hydra = VIT.fused("uniform")
-    assert fast_layer(hydra.vit.layers[0]) is not None
-    assert fast_layer(with_linear_layers(hydra).vit.layers[0]) is None
 
 
 def test_detectors_still_read_features():

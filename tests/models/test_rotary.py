@@ -5,8 +5,7 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from hydra_transformers import HydraBertConfig
-from hydra_transformers.fast import layers as fast_inference
-from hydra_transformers.models.modeling_hydra import HydraLayer, hydra_layers, rotated, run_layers
+from hydra_transformers.models.modeling_hydra import HydraLayer, hydra_layers, rotated
 from tests.families import LLAMA, MODERNBERT, for_families
 
 
@@ -116,12 +115,3 @@ def test_a_model_that_is_cast_keeps_the_frequencies_of_its_positions(family):
         found = dict(cast.model.rotary_emb.named_buffers())
         assert found.keys() == before.keys() and {buffer.dtype for buffer in found.values()} == {torch.float32}
         assert all(found[name].is_meta or torch.equal(found[name], before[name]) for name in before)
-
-
-def test_layers_with_rotary_positions_are_called_as_modules():
-    layer, turns = layer_with(UNIFORM), tables(IN_ORDER)
-    with torch.no_grad():
-        assert fast_inference.can_run_fast([layer], states(), None, {})
-        assert not fast_inference.can_run_fast([layer], states(), None, {"position_embeddings": turns})
-        found = run_layers([layer], states(), position_embeddings=turns)
-    assert torch.equal(found, layer(states(), position_embeddings=turns))

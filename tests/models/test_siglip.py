@@ -5,7 +5,7 @@ import torch
 from transformers import Siglip2Config, Siglip2Model, SiglipVisionModel
 
 from hydra_transformers import AutoHydra, HydraSiglipTextModel, HydraSiglipVisionModel
-from hydra_transformers.fusion import slots, to_transformers
+from hydra_transformers.fusion import slots
 from hydra_transformers.models.auto import auto_class_of, head_of, is_zero_shot
 from hydra_transformers.pruning import prune_heads
 from tests.families import (
@@ -123,16 +123,6 @@ def test_members_that_differ_in_vision_alone_share_one_text_tower():
     assert_same(hydra(**inputs).logits_per_image.sigmoid(), torch.stack(expected).mean(0))
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("heads", ["ragged", "uniform"])
-def test_fast_inference_gives_the_answers_of_the_plain_way(heads):
-    hydra, inputs = SIGLIP.fused(heads), SIGLIP.inputs()
-    fast = hydra(**inputs).member_logits
-    for config in (hydra.config.vision_config, hydra.config.text_config):
-        config.fast_inference = False
-    assert_same(fast, hydra(**inputs).member_logits)
-
-
 # Classifiers that are one of two towers
 
 
@@ -150,15 +140,6 @@ def test_a_classifier_of_one_tower_is_the_backbones_and_has_the_config_of_that_t
     assert_same(
         prune_heads(backbone)(**family.inputs(), labels=labels).loss, backbone(**family.inputs(), labels=labels).loss
     )
-
-
-@CLASSIFIERS
-@torch.no_grad()
-def test_a_classifier_of_one_tower_goes_back_to_transformers(family):
-    hydra = prune_heads(family.backbone(), RAGGED[0])
-    plain = to_transformers(hydra, fill_up=True)
-    assert type(plain) is type(family.backbone()) and plain.config.num_labels == 5
-    assert_same(plain(**family.inputs()).logits, hydra(**family.inputs()).member_logits[:, 0])
 
 
 def test_a_classifier_leaves_out_the_pooling_head_that_it_does_not_read():

@@ -155,14 +155,6 @@ def test_padding_on_either_side_changes_no_token(family):
         torch.testing.assert_close(found, alone[0], atol=tolerance, rtol=0)
 
 
-@torch.no_grad()
-def test_the_fast_path_computes_every_token():
-    hydra, inputs = BERT_TOKENS.fused("uniform").float(), padded_texts()
-    fast = hydra(**inputs).member_logits
-    hydra.config.fast_inference = False
-    torch.testing.assert_close(fast, hydra(**inputs).member_logits, atol=1e-5, rtol=1e-5)
-
-
 def test_the_loss_counts_the_labels_of_all_accumulated_batches():
     hydra, inputs, labels = BERT_TOKENS.fused(), padded_texts(), tags()
     count = (labels != -100).sum()
