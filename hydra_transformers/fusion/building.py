@@ -63,38 +63,25 @@ def remaining_heads(kept: dict[str, list[list[int]]], heads_to_prune: dict | Non
     by_tower = heads_to_prune or {}
     if list(kept) == [""]:
         by_tower = {"": by_tower}
-    elif not isinstance(by_tower, dict):
-        raise TypeError(f"heads_to_prune is a {type(by_tower).__name__}: pass {{'vision': {{...}}, 'text': {{...}}}}")
-    for tower in by_tower:
-        if tower not in kept:
-            raise ValueError(f"heads_to_prune names {tower!r}: pass {{'vision': {{...}}, 'text': {{...}}}}")
-    return {tower: _remaining_in_tower(layers, by_tower.get(tower)) for tower, layers in kept.items()}
+    if not isinstance(by_tower, dict) or not by_tower.keys() <= kept.keys():
+        raise ValueError(f"heads_to_prune is {by_tower!r:.60}: pass {{'vision': {{layer: [heads]}}, 'text': ...}}")
+    return {tower: _remaining_in_tower(layers, by_tower.get(tower) or {}) for tower, layers in kept.items()}
 
 
-def _remaining_in_tower(kept: list[list[int]], heads_to_prune: dict | None) -> list[list[int]]:
-    if not isinstance(heads_to_prune, dict | None):
-        raise TypeError(f"heads_to_prune is a {type(heads_to_prune).__name__}: pass one member's, {{layer: [heads]}}")
+def _remaining_in_tower(kept: list[list[int]], heads_to_prune: dict) -> list[list[int]]:
+    if not isinstance(heads_to_prune, dict):
+        raise ValueError(f"heads_to_prune is {heads_to_prune!r:.60}: pass {{layer: [heads]}} of one member")
     pruned: list[set[int]] = [set() for _ in kept]
-    for layer, heads in (heads_to_prune or {}).items():
-        if not str(layer).lstrip("-").isdigit():
-            raise ValueError(f"heads_to_prune names {layer!r}: pass {{layer: [heads]}}, layers by their numbers")
-        if isinstance(heads, (int, str)):
-            raise ValueError(f"heads_to_prune[{layer}] is {heads!r}: pass a list of heads")
-        if not 0 <= int(layer) < len(kept):
+    for layer, heads in heads_to_prune.items():
+        if str(layer) not in map(str, range(len(kept))):
             raise ValueError(f"heads_to_prune names layer {layer}: the model has layers 0 to {len(kept) - 1}")
-        existing = set(kept[int(layer)])
         for head in heads:
-            if not hasattr(head, "__index__") or int(head) not in existing:
+            if not hasattr(head, "__index__") or head not in kept[int(layer)]:
                 raise ValueError(
-                    f"heads_to_prune[{layer}] names head {head!r}: the model has the heads "
-                    f"{_shortened(kept[int(layer)])} in this layer"
+                    f"heads_to_prune[{layer}] names head {head!r}: the model has the heads {kept[int(layer)]} in this layer"
                 )
             pruned[int(layer)].add(int(head))
     return [[head for head in heads if head not in gone] for heads, gone in zip(kept, pruned, strict=True)]
-
-
-def _shortened(numbers: list[int]) -> str:
-    return str(numbers) if len(numbers) <= 64 else f"{numbers[0]} to {numbers[-1]} or some of them"
 
 
 def build(

@@ -19,12 +19,18 @@ LOGITS = ("classifier", "classifier.out_proj")
 
 
 def with_linear_layers(hydra: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a Hydra with an `nn.Linear` for each member in place of every packed layer but the last, so that tools which
-    quantise or replace `nn.Linear` reach them; `hydra` is left as it is.
+    """Copies a Hydra with an `nn.Linear` for each member in place of every packed layer but the last, so that tools which
+    quantise or replace `nn.Linear` reach them. Experimental.
 
-    It answers as before, one member after the other. While its weights are plain, its `state_dict()` has the names and
-    shapes of the Hydra's, so that it saves the ordinary Hydra; once they are quantised, saving is refused. A calibrated Hydra
-    has to be calibrated again, best after quantising.
+    The outputs are as before; members run one after the other. While the weights are plain, `state_dict()` has the names and
+    shapes of the Hydra's, so that the ordinary Hydra is saved; once they are quantised, saving raises. A calibrated Hydra has
+    to be calibrated again, best after quantising.
+
+    Args:
+        hydra (`PreTrainedModel`): a Hydra, as it was loaded or fused. It is left as it is.
+
+    Returns:
+        `PreTrainedModel`: the copy.
     """
     if not any(isinstance_by_name(module, Grouped) for module in hydra.modules()):
         raise TypeError(

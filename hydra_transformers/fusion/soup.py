@@ -1,10 +1,9 @@
-"""Model soups (Wortsman et al., 2022): one model with the mean weights of several fine-tunings."""
+"""Model soups (Wortsman et al., 2022): one model with the mean weights of several fine-tuned models."""
 
 import copy
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.auto import HYDRA_CLASSES, check_has_no_adapters
@@ -19,16 +18,17 @@ class UnrelatedMembersError(ValueError):
 
 @torch.no_grad()
 def soup(models: Sequence[PreTrainedModel]) -> PreTrainedModel:
-    """A new model of the same class with the mean of the models' weights.
+    """Averages the weights of several models.
 
-    models: fine-tunings of one pre-trained model for the same classes, of any family; or one-member Hydras that keep the same
-        heads. Others are refused: the mean of networks trained apart works like none of them
+    Args:
+        models (`Sequence[PreTrainedModel]`): models fine-tuned from one pre-trained model for the same classes, of any family;
+            or one-member Hydras that keep the same heads. Others raise: the mean of networks trained apart works like none of
+            them.
+
+    Returns:
+        `PreTrainedModel`: a new model of their class, in evaluation mode.
     """
-    if isinstance(models, nn.Module):
-        raise TypeError(f"models is a {type(models).__name__}: pass a list of models")
     models = list(models)
-    if not models:
-        raise ValueError("models has no models: pass a list of fine-tunings")
     _check_can_be_averaged(models)
     result = copy.deepcopy(models[0])
     if getattr(result, "decision", None) is not None:
@@ -41,15 +41,18 @@ def soup(models: Sequence[PreTrainedModel]) -> PreTrainedModel:
 
 
 def average_members(models: Sequence[PreTrainedModel], into: int = 3) -> list[PreTrainedModel]:
-    """`into` better members of more fine-tunings: each is the `soup` of as many of them, taken in their order.
+    """Makes `into` better members of more fine-tuned models: each is the `soup` of as many of them, taken in their order.
 
-    Six fine-tunings make three members of two: `AutoHydra.from_pruned_members(average_members(models), trunk_layers=9)` costs
-    what a Hydra of three fine-tunings costs to run, and its shared parts are the mean of all six.
+    Six models make three members of two: `AutoHydra.from_pruned_members(average_members(models), trunk_layers=9)` costs what a
+    Hydra of three models costs to run, and its shared parts are the mean of all six.
 
-    models: as for `soup`; twice as many as `into`, or another multiple
+    Args:
+        models (`Sequence[PreTrainedModel]`): as for `soup`; twice as many as `into`, or another multiple.
+        into (`int`, defaults to 3): the number of members.
+
+    Returns:
+        `list[PreTrainedModel]`: the members.
     """
-    if isinstance(models, nn.Module):
-        raise TypeError(f"models is a {type(models).__name__}: pass a list of models")
     models = list(models)
     if into < 1 or len(models) <= into or len(models) % into:
         raise ValueError(
@@ -65,8 +68,8 @@ def _check_can_be_averaged(models: Sequence[PreTrainedModel]) -> None:
         check_has_no_adapters(model, f"models[{place}]")
         if not isinstance(model, PreTrainedModel) or type(model) is not type(first):
             raise TypeError(
-                f"models[{place}] is a {type(model).__name__}, models[0] a {type(first).__name__}: pass fine-tunings of one "
-                "pre-trained model of Transformers"
+                f"models[{place}] is a {type(model).__name__}, models[0] a {type(first).__name__}: pass models fine-tuned "
+                "from one pre-trained model of Transformers"
             )
         if getattr(model.config, "kept_heads", None) != getattr(first.config, "kept_heads", None):
             raise ValueError("models keep different heads, so their attention has no mean: pass members with the same")
@@ -91,5 +94,5 @@ def _check_can_be_averaged(models: Sequence[PreTrainedModel]) -> None:
         if cosine is not None and cosine < LEAST_COSINE_OF_RELATED:
             raise UnrelatedMembersError(
                 f"models[{place}] has little in common with models[0] (cosine similarity {cosine:.2f} of their encoders), so "
-                "their mean works like neither: pass fine-tunings of one pre-trained model"
+                "their mean works like neither: pass models fine-tuned from one pre-trained model"
             )

@@ -22,7 +22,7 @@ HYDRA_FIELDS = (
     *("add_pooling_layer", "custom_pipelines", "auto_map", "architectures", "model_type"),
 )
 CLASS_FIELDS = ("id2label", "label2id", "problem_type")
-MOST_OUTLINES = 16
+MAX_CACHED_OUTLINES = 16
 
 
 # Configs
@@ -205,7 +205,7 @@ def outline(model_class: type, config: PreTrainedConfig, **options: Any) -> PreT
     key = model_class, config.to_json_string(use_diff=False), *options.items()
     found = _outlines.get(key)
     if found is None:
-        if len(_outlines) >= MOST_OUTLINES:
+        if len(_outlines) >= MAX_CACHED_OUTLINES:
             _outlines.clear()
         found = _outlines[key] = without_weights(model_class, config, **options)
     return found

@@ -22,7 +22,7 @@ def trunk_depth(trunk_layers: int | float, layers: int) -> int:
 
 
 def check_trunk_layers(trunk_layers: int | float) -> None:
-    """Refuses all but whole numbers and shares."""
+    """Raises for all but whole numbers and shares."""
     if isinstance(trunk_layers, float) and not 0 <= trunk_layers < 1:
         raise ValueError(
             f"trunk_layers is {trunk_layers}: pass a share of the layers below 1, such as 0.75, or a whole number of layers"

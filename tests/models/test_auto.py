@@ -16,7 +16,6 @@ from transformers import AutoModel, GPT2Config, GPT2ForSequenceClassification, P
 
 import hydra_transformers
 from hydra_transformers import AutoHydra
-from hydra_transformers.cli import main
 from hydra_transformers.models import auto
 from hydra_transformers.models.auto import AUTO_CLASSES, HEADS, HYDRA_CLASSES, auto_class_of, classes_of
 from hydra_transformers.models.families import FAMILIES as TABLE
@@ -118,7 +117,7 @@ class NotFound:
         ("a/b/c", AssertionError("asked"), FileNotFoundError, "pass a folder that save_pretrained wrote"),
     ],
 )
-def test_a_model_that_does_not_exist_is_refused_at_once(name, problem, error, sentence, monkeypatch, capsys):
+def test_a_model_that_does_not_exist_is_refused_at_once(name, problem, error, sentence, monkeypatch):
     """Loading is not tried: it asks for one file after the other, each several times."""
     api = SimpleNamespace(model_info=Mock(side_effect=problem))
     monkeypatch.setattr(auto, "HfApi", lambda: api)
@@ -127,10 +126,6 @@ def test_a_model_that_does_not_exist_is_refused_at_once(name, problem, error, se
     for load in (auto.config_of, auto.load_trained, lambda name: AutoHydra.from_pruned_members([name])):
         with pytest.raises(error, match=f"^there is no folder {name}(, and|:) .*{sentence}"):
             load(name)
-    for command in (["serve", name], ["app", name], ["info", name], ["predict", name, "text"]):
-        assert main(command) == 2
-        told = capsys.readouterr().err
-        assert f"there is no folder {name}" in told and sentence in told
 
 
 def test_members_that_call_their_classes_differently_are_refused():

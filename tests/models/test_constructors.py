@@ -211,12 +211,17 @@ def test_a_member_that_never_met_a_loss_fuses_with_one_that_did():
 # Refused
 
 
-def fuse(*members):
-    return VIT.hydra.from_pruned_members(list(members))
+def fuse(*members, family=VIT, **options):
+    return family.hydra.from_pruned_members(list(members), **options)
 
 
-def prune(heads):
-    return VIT.hydra.from_backbone(vit_backbone(), heads)
+def fuse_with(family=VIT, **fields):
+    """A backbone and another one, of these fields."""
+    return fuse(family.backbone(), family.backbone(1, **fields), family=family)
+
+
+def prune(heads, family=VIT):
+    return family.hydra.from_backbone(family.backbone(), heads)
 
 
 def in_two_dtypes():
@@ -237,49 +242,36 @@ def with_patches_of_two():
     return other
 
 
+BOTH = {"problem_type": "multi_label_classification"}
 NOT_FINITE = r"members\[1\]: .*1\..* has NaN or infinite values"
 REFUSALS = [
     (lambda: fuse(), ValueError, "members is empty"),
     (lambda: VIT.hydra.from_pruned_members(vit_backbone()), TypeError, "members is a ViTForImageClass.*: pass a list"),
     (lambda: fuse(vit_backbone(), bert_backbone()), ValueError, r"members\[1\] is a BertForSequenceClass.* \(bert\)"),
     (lambda: fuse(torch.nn.Linear(2, 2)), TypeError, r"members\[0\] is a Linear"),
-    (lambda: fuse(vit_backbone(), vit_backbone(1, num_hidden_layers=2)), ValueError, "num_hidden_layers = 2"),
-    (lambda: fuse(vit_backbone(), vit_backbone(1, hidden_size=64)), ValueError, "hidden_size = 64"),
-    (lambda: fuse(vit_backbone(), vit_backbone(1, num_attention_heads=2)), ValueError, "num_attention_heads = 2"),
-    (lambda: fuse(vit_backbone(), vit_backbone(1, image_size=16)), ValueError, "image_size = 16"),
     (
-        lambda: fuse(vit_backbone(), vit_backbone(1, num_labels=6)),
+        lambda: fuse_with(num_labels=6),
         ValueError,
-        r"members\[1\] has num_labels = 6, members\[0\] has 5: all members must come from one backbone",
+        r"members\[1\] has num_labels = 6, members\[0\] has 5: .* one backbone",
     ),
+    (lambda: fuse_with(num_hidden_layers=2), ValueError, "num_hidden_layers = 2"),
+    (lambda: fuse_with(hidden_size=64), ValueError, "hidden_size = 64"),
+    (lambda: fuse_with(num_attention_heads=2), ValueError, "num_attention_heads = 2"),
+    (lambda: fuse_with(image_size=16), ValueError, "image_size = 16"),
+    (lambda: fuse_with(id2label=dict(enumerate("abcde"))), ValueError, "id2label = {0: 'a'"),
     (
-        lambda: fuse(vit_backbone(), vit_backbone(1, id2label=dict(enumerate("abcde")))),
+        lambda: fuse_with(**BOTH),
         ValueError,
-        "id2label = {0: 'a'",
+        r"problem_type = 'multi_label_classification'.*set it alike in their configs",
     ),
+    (lambda: fuse_with(BERT, vocab_size=41), ValueError, r"members\[1\] has vocab_size = 41, members\[0\] has 40"),
     (
-        lambda: fuse(
-            vit_backbone(problem_type="regression"), vit_backbone(1, problem_type="multi_label_classification")
-        ),
-        ValueError,
-        r"members\[1\] has problem_type = 'multi_label_classification'.*set it alike",
-    ),
-    (
-        lambda: BERT.hydra.from_pruned_members([bert_backbone(), bert_backbone(1, vocab_size=41)]),
-        ValueError,
-        r"members\[1\] has vocab_size = 41, members\[0\] has 40",
-    ),
-    (lambda: CLIP.hydra.from_pruned_members([clip_backbone(), with_patches_of_two()]), ValueError, r"members\[1\]"),
-    (
-        lambda: LLAMA.hydra.from_pruned_members([LLAMA.backbone(), LLAMA.backbone(is_causal=False)]),
+        lambda: fuse_with(LLAMA, is_causal=False),
         ValueError,
         r"members\[1\] has is_causal = False, members\[0\] has None",
     ),
-    (
-        lambda: DEBERTA.hydra.from_pruned_members([DEBERTA.backbone(), DEBERTA.backbone(position_buckets=6)]),
-        ValueError,
-        "position_buckets = 6",
-    ),
+    (lambda: fuse_with(DEBERTA, position_buckets=6), ValueError, "position_buckets = 6"),
+    (lambda: fuse(clip_backbone(), with_patches_of_two(), family=CLIP), ValueError, r"members\[1\]"),
     (
         lambda: fuse(vit_backbone(), vit_backbone(1).float()),
         ValueError,
@@ -288,44 +280,31 @@ REFUSALS = [
     (
         lambda: fuse(in_two_dtypes(), vit_backbone()),
         ValueError,
-        "weights of several dtypes .*classifier.weight is torch.b",
+        "several dtypes .*classifier.weight is torch.bfloat16",
     ),
     (lambda: fuse(vit_backbone(), broken(VIT, float("nan"))), ValueError, NOT_FINITE),
-    (lambda: CLIP.hydra.from_pruned_members([clip_backbone(), broken(CLIP, float("inf"))]), ValueError, NOT_FINITE),
-    (
-        lambda: fuse(vit_backbone().to("meta"), vit_backbone()),
-        ValueError,
-        r"members\[0\] has weights that are not in memory",
-    ),
-    (
-        lambda: VIT.hydra.from_pruned_members(VIT.members(), shared=("attention",)),
-        ValueError,
-        "shared names 'attention'",
-    ),
-    (lambda: VIT.hydra.from_pruned_members(VIT.members(), shared="mlp"), TypeError, r"shared is 'mlp': .*\['mlp'\]"),
+    (lambda: fuse(clip_backbone(), broken(CLIP, float("inf")), family=CLIP), ValueError, NOT_FINITE),
+    (lambda: fuse(vit_backbone().to("meta")), ValueError, r"members\[0\] has weights that are not in memory"),
+    (lambda: fuse(*VIT.members(), shared=("attention",)), ValueError, "shared names 'attention'"),
+    (lambda: fuse(*VIT.members(), shared="mlp"), TypeError, r"shared is 'mlp': .*\['mlp'\]"),
     (lambda: VIT.hydra.from_backbone(ViTModel(vit_backbone().config)), ValueError, "has no parameter 'vit"),
     (lambda: VIT.hydra.from_backbone(VIT.fused()), ValueError, "from_backbone got a Hydra of 3 members"),
     (lambda: VIT.fused().member(3), IndexError, "member 3 does not exist: this Hydra has members 0 to 2"),
     (lambda: prune({3: [0]}), ValueError, "heads_to_prune names layer 3: the model has layers 0 to 2"),
     (lambda: prune({1: [4]}), ValueError, r"heads_to_prune\[1\] names head 4: the model has the heads \[0, 1, 2, 3\]"),
     (lambda: prune({0: ["1"]}), ValueError, r"heads_to_prune\[0\] names head '1'"),
-    (lambda: prune({0: 1}), ValueError, r"heads_to_prune\[0\] is 1: pass a list of heads"),
     (
-        lambda: prune([{0: [1]}, {0: [2]}]),
-        TypeError,
-        r"heads_to_prune is a list: pass one member's, {layer: \[heads\]}",
-    ),
-    (lambda: prune({"vision": {0: [1]}}), ValueError, r"heads_to_prune names 'vision': pass {layer: \[heads\]}"),
-    (
-        lambda: CLIP.hydra.from_backbone(clip_backbone(), {0: [1]}),
+        lambda: prune([{0: [1]}]),
         ValueError,
-        "heads_to_prune names 0: pass {'vision'",
+        r"heads_to_prune is \[{0: \[1\]}\]: pass {layer: \[heads\]} of one member",
     ),
     (
-        lambda: CLIP.hydra.from_backbone(clip_backbone(), [{0: [1]}]),
-        TypeError,
-        "heads_to_prune is a list: pass {'vision'",
+        lambda: prune({"vision": {0: [1]}}),
+        ValueError,
+        "heads_to_prune names layer vision: the model has layers 0 to 2",
     ),
+    (lambda: prune({0: [1]}, CLIP), ValueError, r"heads_to_prune is {0: \[1\]}: pass {'vision'"),
+    (lambda: prune([{0: [1]}], CLIP), ValueError, r"heads_to_prune is \[{0: \[1\]}\]: pass {'vision'"),
 ]
 
 

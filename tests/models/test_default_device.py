@@ -62,16 +62,6 @@ def test_pruning():
         assert everything() == expected
 
 
-def test_taylor_scores_of_clip():
-    inputs = CLIP.inputs()
-    data = [{"pixel_values": images(), "labels": torch.tensor([0, 1, 2, 0])}]
-    prompts = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    model = CLIP.backbone()
-    expected = taylor_scores(model, data, class_prompts=prompts)
-    with ELSEWHERE:
-        assert taylor_scores(model, data, class_prompts=prompts) == expected
-
-
 @pytest.mark.parametrize("as_data", [lambda tensor: tensor, lambda tensor: tensor.tolist()], ids=["tensors", "lists"])
 def test_uncertainty(as_data):
     generator = torch.Generator().manual_seed(0)

@@ -167,13 +167,3 @@ def test_a_member_alone_drops_as_plain_dropout_does(family):
     states = first_states(member.train(), family.inputs())
     torch.manual_seed(0)
     torch.testing.assert_close(states, nn.functional.dropout(embedded, P), rtol=0, atol=0)
-
-
-@AND_PROJECTED
-def test_a_fused_hydra_with_dropout_is_saved_and_loaded(family, tmp_path):
-    hydra = fused(family, P)
-    hydra.save_pretrained(tmp_path)
-    loaded = type(hydra).from_pretrained(tmp_path, dtype=hydra.dtype).train()
-    assert len(first_states(loaded, family.inputs())) == 3
-    with torch.no_grad():
-        assert torch.equal(loaded.eval()(**family.inputs()).logits, hydra.eval()(**family.inputs()).logits)

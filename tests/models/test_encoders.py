@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModel, ViTImageProcessorPil, pipeline
 
-from hydra_transformers import HydraBertModel, HydraViTModel
+from hydra_transformers import HydraViTModel
 from tests.families import (
     BERT,
     CLIP,
@@ -13,7 +13,6 @@ from tests.families import (
     clip_backbone,
     for_families,
     images,
-    padded_texts,
     vit_backbone,
 )
 from tests.models.test_hub import bert_tokenizer, random_image
@@ -36,36 +35,6 @@ def test_states_are_means_with_each_members_beside_them(family):
         assert outputs.pooler_output.shape == (4, 32) and outputs.member_pooler_output.shape == (4, 3, 32)
         tight(outputs.pooler_output, outputs.member_pooler_output.mean(1))
     assert torch.equal(hydra(**family.inputs(), return_dict=False)[0], outputs.last_hidden_state)
-
-
-@torch.no_grad()
-def test_towers_and_features_of_clip_are_means_with_each_members_beside_them():
-    hydra, inputs = CLIP.fused(), CLIP.inputs()
-    texts = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    for outputs, shape in (
-        (hydra.vision_model(inputs["pixel_values"]), (4, 3, 32)),
-        (hydra.text_model(**texts), (3, 3, 32)),
-        (hydra.get_image_features(inputs["pixel_values"]), (4, 3, 12)),
-        (hydra.get_text_features(**texts), (3, 3, 12)),
-    ):
-        assert outputs.member_pooler_output.shape == shape
-        tight(outputs.pooler_output, outputs.member_pooler_output.mean(1))
-        tight(outputs.last_hidden_state, outputs.member_last_hidden_state.mean(1))
-
-
-def sentence_embeddings(model, tokens) -> torch.Tensor:
-    """Mean pooling of the first output over the tokens, as sentence-transformers does: (batch, hidden)"""
-    states = model(**tokens)[0]
-    mask = tokens["attention_mask"].unsqueeze(-1).expand(states.size()).to(states.dtype)
-    return (states * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
-
-
-@torch.no_grad()
-def test_mean_pooling_gives_the_mean_of_the_members_embeddings():
-    backbones = [bert_backbone(seed).bert for seed in range(3)]
-    hydra = HydraBertModel.from_pruned_members(backbones, shared=())
-    expected = torch.stack([sentence_embeddings(backbone, padded_texts()) for backbone in backbones]).mean(0)
-    tight(sentence_embeddings(hydra, padded_texts()), expected)
 
 
 @torch.no_grad()

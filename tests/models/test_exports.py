@@ -1,4 +1,4 @@
-"""Hydras in other people's formats: ONNX, TorchScript, OpenVINO, and layers that stand in for linear ones.
+"""Hydras in other formats: ONNX, torch.export, TorchScript, and layers that stand in for linear ones.
 
 The members of the families keep different numbers of heads; one has none in a layer, and one layer has none at all.
 """
@@ -127,36 +127,6 @@ def test_traces_for_batches_of_any_size(shallow, gradients):
     assert_same(traced(*shallow.example), shallow(*shallow.example))
     twice = tuple(torch.cat([tensor, tensor.flip(0)]) for tensor in shallow.example)
     assert_same(traced(*twice), shallow(*twice))
-
-
-@for_families([VIT, CLIP])
-@pytest.mark.slow
-def test_traces_without_a_wrapper(shallow):
-    """Plain Transformers models do, where they return no outputs within outputs."""
-    hydra, inputs = shallow.hydra, shallow.inputs
-    if shallow.family.has_towers:
-        hydra.config.return_dict = False
-    traced = torch.jit.trace(hydra, example_kwarg_inputs=inputs, strict=False, check_trace=False)
-    found, expected = traced(**inputs), hydra(**inputs)
-    if shallow.family.has_towers:
-        assert_same(found[:3], expected[:3])
-    else:
-        assert_same([found["logits"], found["member_logits"]], [expected.logits, expected.member_logits])
-
-
-@for_families([VIT, CLIP])
-@pytest.mark.slow
-@pytest.mark.parametrize("path", ["traced", "exported"])
-def test_openvino_gives_the_same_logits(model, path):
-    openvino = pytest.importorskip("openvino", reason="openvino is not among the test packages: pip install openvino")
-    if path == "traced":
-        converted = openvino.convert_model(model, example_input=model.example)
-    else:
-        with torch.no_grad():
-            converted = openvino.convert_model(torch.export.export(model, model.example))
-    compiled = openvino.compile_model(converted, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    found = compiled([tensor.numpy() for tensor in model.example])
-    assert_same([found[0], found[1]], model(*model.example))
 
 
 class ThreeAxesLinear(torch.nn.Linear):

@@ -1,10 +1,7 @@
 """The models speak through Transformers' logger: its verbosity counts, and the command line turns it into notes."""
 
 import pytest
-from transformers.utils import logging
 
-from hydra_transformers.cli import quiet_libraries
-from tests.families import VIT, vit_backbone
 from tests.fresh_process import run_fresh
 
 
@@ -26,13 +23,3 @@ def test_transformers_verbosity_silences_the_models(tmp_path):
     assert result.returncode == 0, result.stderr
     silenced, usual = result.stderr.split("as usual:")
     assert "little in common" not in silenced and "little in common" in usual, result.stderr
-
-
-def test_the_command_line_prints_the_models_warnings_as_notes(capsys):
-    before = logging.get_verbosity()
-    with quiet_libraries():
-        VIT.hydra.from_pruned_members([vit_backbone(0), vit_backbone(1)])
-    assert capsys.readouterr().err.startswith("note: members[1] has little in common with members[0]")
-    assert logging.get_verbosity() == before
-    logger = logging.get_logger("transformers.hydra_transformers")
-    assert logger.propagate and not logger.handlers and not logger.level

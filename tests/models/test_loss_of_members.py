@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.utils.logging import warning_once
 
-from hydra_transformers.training import EnsembleLoss, recipe
+from hydra_transformers.training import EnsembleLoss
 from tests.families import VIT, images
 
 
@@ -60,17 +60,6 @@ def test_trainers_own_label_smoothing_is_stopped_before_the_first_step(tmp_path)
     with pytest.raises(RuntimeError, match=r"config.ensemble_loss is 'members'.*pass compute_loss_func=EnsembleLoss"):
         loss_of_one_step(hydra, tmp_path, label_smoothing_factor=0.1)
     assert all(torch.equal(hydra.state_dict()[name], tensor) for name, tensor in before.items())
-
-
-@pytest.mark.slow
-def test_a_recipe_that_smooths_labels_is_stopped_without_its_loss(tmp_path):
-    arguments = recipe("cifar100").training_arguments(
-        tmp_path, max_steps=1, warmup_steps=0, eval_strategy="no", save_strategy="no", report_to="none", use_cpu=True
-    )
-    rows = [{"pixel_values": image.float(), "labels": label} for image, label in zip(images(), LABELS, strict=True)]
-    with pytest.raises(RuntimeError, match=r"config.ensemble_loss is 'members'"):
-        Trainer(hydra_vit(), arguments, train_dataset=rows).train()
-    Trainer(hydra_vit(), arguments, train_dataset=rows, compute_loss_func=recipe("cifar100").loss()).train()
 
 
 @pytest.mark.parametrize("members, kind", [(1, "members"), (3, "ensemble")])

@@ -267,6 +267,9 @@ def test_clip_features_are_those_of_the_members():
         hydra.get_text_features(**texts).member_pooler_output,
     )
     torch.testing.assert_close(of_images.pooler_output, image_features.mean(dim=1))
+    torch.testing.assert_close(hydra.get_text_features(**texts).pooler_output, text_features.mean(dim=1))
+    states = hydra.text_model(**texts)
+    torch.testing.assert_close(states.last_hidden_state, states.member_last_hidden_state.mean(1))
     for m, backbone in enumerate(backbones):
         expected = backbone(**inputs)
         normalised = torch.nn.functional.normalize(image_features[:, m], dim=-1)

@@ -20,7 +20,6 @@ from tests.families import (
     for_families,
     keep_first_layers,
     randomise,
-    vit_backbone,
 )
 
 
@@ -87,14 +86,6 @@ def test_dropout_is_active_in_training_only(family):
     torch.manual_seed(0)
     member_logits = hydra(**inputs).member_logits
     assert not torch.equal(member_logits[:, 0], member_logits[:, 1])  # equal members, each with its own dropout
-
-
-def test_modules_kept_in_float32_are_there():
-    """As Transformers' common tests ask: a model that was not calibrated has no decision to keep."""
-    for family in (VIT, CLIP):
-        model = family.fused()
-        names = {part for name, _ in model.named_modules() for part in name.split(".")}
-        assert set(model._keep_in_fp32_modules_strict) <= names
 
 
 @torch.no_grad()
@@ -246,10 +237,6 @@ def test_ragged_heads_are_not_padded_in_the_checkpoint():
         heads = sum(len(member) for member in kept)
         assert layer.attention.qkv_proj.weight.shape == (3 * heads * 8, 32)
         assert layer.attention.o_proj.weight.shape == (heads * 8, 32)
-
-
-def test_a_backbone_in_training_mode_becomes_a_hydra_in_eval_mode():
-    assert not VIT.hydra.from_backbone(vit_backbone().train()).training
 
 
 def test_a_compilation_is_no_export():

@@ -113,16 +113,6 @@ def test_the_loss_is_the_mean_of_the_members_own_or_that_of_the_ensemble():
         hydra(**SIGLIP.inputs(), return_loss=True)
 
 
-@torch.no_grad()
-def test_members_that_differ_in_vision_alone_share_one_text_tower():
-    backbone, inputs = SIGLIP.backbone(), SIGLIP.inputs()
-    prunings = [{"vision": heads} for heads in RAGGED]
-    hydra = SIGLIP.hydra.from_pruned_members([prune_heads(backbone, heads) for heads in prunings])
-    assert hydra.config.text_config.num_members == 1 and hydra.config.vision_config.num_members == 3
-    expected = [SIGLIP.ablate(backbone, heads)(**inputs).logits_per_image.sigmoid() for heads in prunings]
-    assert_same(hydra(**inputs).logits_per_image.sigmoid(), torch.stack(expected).mean(0))
-
-
 # Classifiers that are one of two towers
 
 

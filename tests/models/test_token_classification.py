@@ -14,7 +14,6 @@ from hydra_transformers.fusion import slots, to_transformers
 from tests.families import (
     ALBERT,
     BERT,
-    CAMEMBERT,
     DEBERTA,
     DISTILBERT,
     ELECTRA,
@@ -22,12 +21,10 @@ from tests.families import (
     LLAMA,
     MODERNBERT,
     MPNET,
-    QWEN2,
-    QWEN3,
     ROBERTA,
-    XLM_ROBERTA,
     Family,
     backbone,
+    for_families,
     padded_texts,
 )
 
@@ -37,33 +34,12 @@ def with_token_head(family: Family) -> Family:
     plain = family.backbone()
     name = type(plain).__name__.replace("ForSequence", "ForToken")
     fields = {key: value for key, value in plain.config.to_dict().items() if key != "architectures"}
-    build = backbone(getattr(transformers, name), type(plain.config), fields)
+    build = backbone(getattr(transformers, name), fields)
     return replace(family, name=f"{family.name}-tokens", backbone=build)
 
 
 BERT_TOKENS = with_token_head(BERT)
-OTHERS = (
-    ROBERTA,
-    XLM_ROBERTA,
-    CAMEMBERT,
-    DEBERTA,
-    DISTILBERT,
-    ELECTRA,
-    MPNET,
-    MODERNBERT,
-    LLAMA,
-    QWEN2,
-    QWEN3,
-    GEMMA,
-    ALBERT,
-)
-every_family = pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(BERT, id="bert"),
-        *(pytest.param(each, id=each.name, marks=pytest.mark.slow) for each in OTHERS),
-    ],
-)
+every_family = for_families([BERT, ROBERTA, DEBERTA, DISTILBERT, ELECTRA, MPNET, MODERNBERT, LLAMA, GEMMA, ALBERT])
 
 
 def tags(batch: int = 4, tokens: int = 7) -> torch.Tensor:

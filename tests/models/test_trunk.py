@@ -6,7 +6,6 @@ from functools import cache
 
 import pytest
 import torch
-from peft import get_peft_model
 from torch import nn
 
 from hydra_transformers import AutoHydra, HydraCLIPConfig, HydraViTConfig
@@ -14,7 +13,6 @@ from hydra_transformers.cost import count_multiply_adds, count_parameters, multi
 from hydra_transformers.fusion import attention_names, slots, tower_configs, trunk_depth, without_weights
 from hydra_transformers.fusion.reading import read_members
 from hydra_transformers.fusion.trunk import equal_layers
-from hydra_transformers.training import lora_config
 from hydra_transformers.training.parameter_groups import places
 from tests.families import (
     CLIP,
@@ -112,14 +110,6 @@ def test_a_trunk_changes_no_answer(family, layers):
                 found, expected = hydra(**inputs), whole(**inputs)
                 assert_close(found.member_logits, expected.member_logits)
                 assert_close(family.ensemble_logits(found), family.ensemble_logits(expected))
-
-
-@for_families([CLIP])
-@torch.no_grad()
-def test_with_many_rows_and_one_member_after_the_other(family, monkeypatch):
-    monkeypatch.setattr("hydra_transformers.models.modeling_hydra.ROWS_FOR_ONE_PRODUCT_PER_MEMBER", 1)
-    hydra, whole = with_and_without(family)
-    assert_close(hydra(**family.inputs()).member_logits, whole(**family.inputs()).member_logits)
 
 
 @for_families([CLIP, LLAMA])
@@ -249,6 +239,13 @@ def test_the_longest_run_of_equal_layers_is_found(family):
         read[2].tensors[name] = tensor
 
 
+def test_found_only_where_all_that_can_be_shared_is():
+    members = members_with_trunk(VIT)
+    for shared in ((), ("embeddings", "mlp")):
+        assert trunk_layers(VIT.hydra.from_pruned_members(members, shared=shared)) == {0}
+    assert trunk_layers(VIT.hydra.from_backbone(members[0])) == {0}
+
+
 def test_equal_weights_of_other_heads_are_no_trunk():
     backbone = VIT.backbone()
     for name, parameter in backbone.named_parameters():  # every head is the same
@@ -257,15 +254,6 @@ def test_equal_weights_of_other_heads_are_no_trunk():
     members = [VIT.hydra.from_backbone(backbone, {1: [head]}) for head in (0, 1)]
     assert torch.equal(*(member.vit.layers[1].attention.qkv_proj.weight for member in members))
     assert VIT.hydra.from_pruned_members(members).config.trunk_layers == 1
-
-
-@for_families([VIT])
-def test_found_only_where_all_that_can_be_shared_is(family):
-    members = members_with_trunk(family)
-    for shared in ((), ("embeddings",), ("embeddings", "mlp")):
-        assert trunk_layers(family.hydra.from_pruned_members(members, shared=shared)) == {0}
-    assert trunk_layers(family.hydra.from_pruned_members(members[:1], allow_equal=True)) == {0}
-    assert trunk_layers(family.hydra.from_backbone(members[0])) == {0}
 
 
 def test_the_towers_are_looked_at_one_by_one():
@@ -311,6 +299,8 @@ def test_a_share_of_the_layers_is_rounded_down_and_saved_as_a_count(tmp_path):
     assert torch.equal(found(**VIT.inputs()).member_logits, expected(**VIT.inputs()).member_logits)
     found.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["trunk_layers"] == 2
+    loaded = VIT.hydra.from_pretrained(tmp_path)
+    assert torch.equal(loaded(**VIT.inputs()).member_logits, found(**VIT.inputs()).member_logits)
     towers = AutoHydra.from_pruned_members(
         [CLIP.backbone(seed) for seed in range(2)], trunk_layers={"vision": 0.5, "text": 0.0}
     ).config
@@ -384,39 +374,12 @@ def test_members_of_a_trunk_are_whole(family):
         assert_close(again(**family.inputs()).member_logits, hydra(**family.inputs()).member_logits)
 
 
-@for_families([CLIP])
-@torch.no_grad()
-def test_saved_is_loaded(family, tmp_path):
-    hydra = with_and_without(family)[0]
-    hydra.save_pretrained(tmp_path)
-    loaded = family.hydra.from_pretrained(tmp_path)
-    assert trunk_layers(loaded) == {TRUNK} and loaded.state_dict().keys() == hydra.state_dict().keys()
-    assert torch.equal(loaded(**family.inputs()).member_logits, hydra(**family.inputs()).member_logits)
-
-
 def test_another_number_of_layers_in_the_config_is_not_loaded(tmp_path):
     with_and_without(VIT)[0].save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"trunk_layers": 1}))
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         VIT.hydra.from_pretrained(tmp_path)
-
-
-def test_adapters_on_a_trunk():
-    hydra = with_and_without(VIT)[0].float()
-    inputs = {"pixel_values": VIT.inputs()["pixel_values"].float()}
-    expected = hydra(**inputs).member_logits
-    adapted = get_peft_model(hydra, lora_config(hydra, r=2, targets=("q", "k", "v", "o")))
-    torch.testing.assert_close(adapted(**inputs).member_logits, expected)
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_()
-    changed = adapted(**inputs).member_logits
-    assert (changed - expected).abs().min() > 0
-    merged = adapted.merge_and_unload()
-    torch.testing.assert_close(merged(**inputs).member_logits, changed, atol=1e-4, rtol=1e-4)
-    assert AutoHydra.from_pruned_members([merged]).config.trunk_layers == TRUNK
 
 
 def test_a_trunk_is_counted_once():

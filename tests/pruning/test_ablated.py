@@ -212,7 +212,7 @@ def test_a_model_that_was_sliced_by_hand_is_refused():
 
 def test_heads_of_towers_are_named_by_tower():
     with (
-        pytest.raises(ValueError, match=r"heads_to_prune names 0: pass \{'vision'"),
+        pytest.raises(ValueError, match=r"heads_to_prune is \{0: .*: pass \{'vision'"),
         ablated(CLIP.backbone(), {0: [1]}),
     ):
         pass
