@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from PIL import Image
 from playwright.sync_api import sync_playwright
-from torch import nn
 from transformers import ViTImageProcessorPil
 
 from hydra_transformers import AutoHydra
@@ -40,9 +39,9 @@ def main() -> None:
     torch.set_num_threads(1)  # sums have one order, and every run the same figures
     data = load_data()
     with tempfile.TemporaryDirectory() as temporary:
-        hydra, single = models(data, Path(temporary))
+        hydra = model_of(data, Path(temporary))
         patch = write_examples(data, Path(temporary) / "examples")
-        page = launch_page(hydra, single, read_examples(Path(temporary) / "examples", "images"))
+        page = launch_page(hydra, read_examples(Path(temporary) / "examples", "images"))
         try:
             take(page.local_url, patch, arguments.chromium, arguments.output)
         finally:
@@ -50,16 +49,13 @@ def main() -> None:
     print(f"the picture is in {arguments.output}")
 
 
-def models(data: DemoData, folder: Path) -> list[HydraPredictor]:
-    """The Hydra, and the first of the fine-tunings that it was made of."""
+def model_of(data: DemoData, folder: Path) -> HydraPredictor:
+    """The Hydra of the demo."""
     fine_tunings = finetuned(load_shipped_model(), data, FULL, folder / "fine-tuning")
     hydra = AutoHydra.from_pruned_members(pruned_members(fine_tunings, data, FULL, folder / "circuits"))
     calibrate(hydra, data, BATCH_SIZE)
-    return [_predictor("hydra-vit-digits", hydra), _predictor("one fine-tuning", fine_tunings[0])]
-
-
-def _predictor(name: str, model: nn.Module) -> HydraPredictor:
-    return HydraPredictor(model, ViTImageProcessorPil(size={"height": 8, "width": 8}), name=name)
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
+    return HydraPredictor(hydra, processor, name="hydra-vit-digits")
 
 
 def write_examples(data: DemoData, folder: Path) -> Path:
@@ -88,7 +84,6 @@ def take(url: str, patch: Path, chromium: str, output: Path) -> None:
         page.wait_for_selector(".hydra-hint")
         page.set_input_files("#input input[type=file]", patch)
         page.wait_for_selector(".hydra-card")
-        page.get_by_text("Which attention heads each member keeps").click()
         page.wait_for_timeout(1000)  # until all pictures are drawn
         page.screenshot(path=output, full_page=True)
         browser.close()

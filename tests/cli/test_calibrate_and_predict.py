@@ -236,19 +236,6 @@ def test_a_text_may_be_longer_than_the_name_of_a_file(workplace, capsys):
     assert answer["truncated"] and answer["label"]
 
 
-def test_files_of_a_folder_that_are_not_read_are_told(workplace, tmp_path, capsys):
-    for name in (
-        "one.png",
-        "test-2.png",
-        "three.png",
-    ):  # datasets takes the second for a split, and leaves out the others
-        shutil.copy(workplace / "0.png", tmp_path / name)
-    run("predict", workplace / "vit", tmp_path, "--output", workplace / "answers.csv")
-    captured = capsys.readouterr()
-    assert "answers to 1 of 1 rows of the split test." in captured.out
-    assert f"note: 2 of the 3 files in {tmp_path} are not read, such as one.png" in captured.err
-
-
 def test_clip_chooses_among_labels(workplace, capsys):
     run("predict", workplace / "clip", workplace / "0.png", "--labels", *CLASSES, "--json")
     [answer] = answers(capsys)

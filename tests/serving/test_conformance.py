@@ -17,7 +17,8 @@ from PIL import Image, ImageOps
 from transformers import AutoImageProcessor, AutoTokenizer, BertForSequenceClassification
 
 from hydra_transformers import export, load_data
-from hydra_transformers.models.auto import auto_class_of, load_trained, pipeline_class
+from hydra_transformers.models.auto import auto_class_of, load_trained
+from hydra_transformers.models.families import pipeline_class
 from hydra_transformers.serving import HydraPredictor, create_app
 from hydra_transformers.uncertainty import decompose
 from tests.serving.tiny import hydra_of
