@@ -152,19 +152,15 @@ def _one_of(
 
 def without_missing_columns(source: DataSource, rows: Any) -> DataSource:
     """Forgets column names that this set does not have: they were named for the labelled data."""
-    kinds = column_kinds(rows)
-    text = source.text
-    if any(column not in kinds for column in source.text_columns):
-        text = None
-        if len(source.text_columns) == 2:  # single texts would differ from pairs by their form alone
-            text = [name for name in kinds if kinds[name] == "text" and name not in LABEL_NAMES]
-            if len(text) != 2:
-                raise ValueError(
-                    f"{source.name} has no columns {' and '.join(map(repr, source.text_columns))}, nor just two of texts, and "
-                    f"is to be compared with pairs: rename two of its columns ({', '.join(kinds)})"
-                )
+    kinds, columns = column_kinds(rows), source.text_columns
+    are_missing = any(column not in kinds for column in columns)
+    if are_missing and len(columns) == 2:  # single texts would differ from pairs by their form alone
+        raise ValueError(
+            f"{source.name} has no columns {' and '.join(map(repr, columns))}, and is to be compared with pairs of texts: rename "
+            f"two of its columns ({', '.join(kinds)})"
+        )
     image, audio = (name if name in kinds else None for name in (source.image, source.audio))
-    return replace(source, image=image, audio=audio, text=text)
+    return replace(source, image=image, audio=audio, text=None if are_missing else source.text)
 
 
 def check_none_is_missing(rows: Any, column: str, kind: str, source: DataSource) -> None:

@@ -51,7 +51,7 @@ def read_data(
     """
     check_can_be_shared(data, name)
     rank, world_size = rank_and_world_size()
-    result, rows, inputs_of_rows, error = EvaluationData(name, num_classes is not None), [], [], None
+    result, digests, input_digests, error = EvaluationData(name, num_classes is not None), [], [], None
     try:
         for batch in batches(data, batch_size, None, rank, world_size, None if num_classes is None else classes):
             inputs, labels = split_labels(batch)
@@ -63,36 +63,37 @@ def read_data(
             labels = None if num_classes is None else labels
             if num_classes is not None:
                 _check_labels(labels, len(inputs[input_names[0]]), name, num_classes, any_labels)
-            inputs_of_rows.append(fingerprints_of_rows(inputs))
-            rows.append(inputs_of_rows[-1] if labels is None else fingerprints_of_rows({**inputs, "labels": labels}))
+            input_digests.append(fingerprints_of_rows(inputs))
+            labelled = inputs if labels is None else {**inputs, "labels": labels}
+            digests.append(fingerprints_of_rows(labelled))
             result.inputs.append(_moved(inputs, device, dtype))
             result.labels.append(None if labels is None else labels.to(device))
     except (TypeError, ValueError) as raised:
         error = raised
     raise_everywhere(error)
-    all_rows = [row for of_batch in gather_batches(rows) for row in of_batch]
-    if not all_rows:
+    rows = [row for of_batch in gather_batches(digests) for row in of_batch]
+    if not rows:
         raise ValueError(f"{name} has no samples: pass at least one batch")
-    result.num_samples, result.fingerprint = len(all_rows), fingerprint_of_rows(all_rows)
-    result.input_digests = [row for of_batch in gather_batches(inputs_of_rows) for row in of_batch]
+    result.num_samples, result.fingerprint = len(rows), fingerprint_of_rows(rows)
+    result.input_digests = [row for of_batch in gather_batches(input_digests) for row in of_batch]
     are_classes = [labels for labels in result.labels if labels is not None and not labels.is_floating_point()]
-    found = gather([labels.unique().tolist() for labels in are_classes])
-    result.classes = sorted({label for of_rank in found for of_batch in of_rank for label in of_batch})
+    by_process = gather({label for labels in are_classes for label in labels.unique().tolist()})
+    result.classes = sorted(set().union(*by_process))
     return result
 
 
 def _check_labels(labels: Tensor | None, rows: int, name: str, num_classes: int, any_labels: bool) -> None:
-    if labels is None:
-        of_what = "what the metric compares with" if any_labels else "its class indices"
-        raise ValueError(f"{name} has no labels: give every batch {of_what} as 'labels'")
-    if any_labels:
-        if len(labels) != rows:
-            raise ValueError(f"{name} has labels of shape {tuple(labels.shape)} for {rows} rows: pass one per row")
-        return
-    if labels.is_floating_point() or labels.shape != (rows,):
+    if labels is None or len(labels) != rows:
         raise ValueError(
-            f"the labels of {name} are {labels.dtype} of shape {tuple(labels.shape)}: pass class indices, one integer "
-            f"for each of the {rows} rows"
+            f"{name} has no labels: give every batch what the metric compares with, or class indices, as 'labels', one for each of "
+            f"its {rows} rows"
+        )
+    if any_labels:
+        return
+    if labels.is_floating_point() or labels.dim() != 1:
+        raise ValueError(
+            f"the labels of {name} are {labels.dtype} of shape {tuple(labels.shape)}: pass class indices, one integer for each of "
+            f"the {rows} rows"
         )
     check_label_range(labels, name, num_classes)
 

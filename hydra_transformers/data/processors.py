@@ -31,26 +31,27 @@ class NoProcessorError(ValueError):
 def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
     """The processor saved with a model: a tokenizer, an image processor, a feature extractor, or a pair for two towers.
 
-    name: the model's folder or Hub name; empty for a model that was not loaded from anywhere
+    name: the model's folder or Hub name; empty for a model in memory
     """
     auto_class = PROCESSORS[auto_class_of(config)]
     what = auto_class.removeprefix("Auto")
     if not name:
-        raise NoProcessorError(f"the model was not loaded from anywhere: pass its {what} as processor=")
+        raise NoProcessorError(
+            f"the model was not loaded from a folder or the Hub: pass its {what} as processor=, to load_data(data, model, processor=...)"
+        )
     if not _has_processor_files(name):  # AutoTokenizer would make an empty one
         raise NoProcessorError(f"{name} has no {what} saved with it: name another as processor= (--processor)")
     try:
-        try:
-            found = getattr(transformers, auto_class).from_pretrained(name)
-            if "Token" in auto_class_of(config) and getattr(found, "add_prefix_space", None) is False:
-                # Byte-level tokenizers read lists of words only if a space belongs to the word behind it.
-                found = getattr(transformers, auto_class).from_pretrained(name, add_prefix_space=True)
-            return found
-        except ImportError:  # older versions of Transformers ask for torchvision even where Pillow would do
-            if auto_class != "AutoImageProcessor":
-                raise
-            return transformers.ViTImageProcessorPil.from_pretrained(name)
-    except (OSError, ValueError, ImportError) as error:
+        processor = getattr(transformers, auto_class).from_pretrained(name)
+        if "Token" in auto_class_of(config) and getattr(processor, "add_prefix_space", None) is False:
+            # Byte-level tokenizers read lists of words only if a space belongs to the word behind it.
+            processor = getattr(transformers, auto_class).from_pretrained(name, add_prefix_space=True)
+        return processor
+    except ImportError:  # older versions of Transformers ask for torchvision even where Pillow would do
+        if auto_class != "AutoImageProcessor":
+            raise
+        return transformers.ViTImageProcessorPil.from_pretrained(name)
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"the {what} of {name} cannot be read ({' '.join(str(error).split())[:120]}): install what it needs, or name "
             "another as processor= (--processor)"
@@ -85,15 +86,15 @@ def class_prompts(config: PreTrainedConfig, processor: Any, class_names: Sequenc
 
 
 def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConfig], first: Any) -> None:
-    """Refuses models whose saved processors prepare inputs differently; a model may have none.
+    """Raises for models whose saved processors prepare inputs differently; a model may have none.
 
     first: the processor of the first model, which will serve all
     """
     expected = _preparation(first)
     for name, config in zip(names[1:], configs[1:], strict=True):
         processor = find_processor(name, config)
-        found = {} if processor is None else _preparation(processor)
-        differing = [key for key in expected if key in found and found[key] != expected[key]]
+        settings = {} if processor is None else _preparation(processor)
+        differing = [key for key in expected if key in settings and settings[key] != expected[key]]
         if differing:
             raise ValueError(
                 f"{name} prepares its inputs differently from {names[0]} ({differing[0]} differs): pass models of one "

@@ -1,7 +1,6 @@
 """The standard corrupted sets by name, downloaded from the Hub when they are loaded."""
 
 from collections.abc import Sequence
-from itertools import product
 from typing import Any, NamedTuple
 
 from .corruptions import SEVERITIES, checked_severities
@@ -64,31 +63,22 @@ def load_standard_set(
     for corruption in corruptions:
         if corruption not in chosen.corruptions:
             raise ValueError(f"{name} has no {corruption!r}: it has {', '.join(chosen.corruptions)}")
-    read = _from_own_repositories if "{" in chosen.repository else _from_columns
+    from datasets import load_dataset
+
+    whole = None if "{" in chosen.repository else load_dataset(chosen.repository, split=chosen.split)
+    kinds = [] if whole is None else list(zip(whole["corruption_name"], whole["corruption_level"], strict=True))
     sets: dict[str, dict[int, Any]] = {corruption: {} for corruption in corruptions}
-    for (corruption, severity), rows in read(chosen, list(product(corruptions, severities))).items():
-        is_short = limit is None or limit >= len(rows)
-        sets[corruption][severity] = rows if is_short else rows.shuffle(seed=0).select(range(limit))
+    for corruption in corruptions:
+        for severity in severities:
+            if whole is None:
+                repository = chosen.repository.format(corruption=corruption, severity=severity)
+                rows = load_dataset(repository, split=chosen.split)
+            else:
+                rows = whole.select([row for row, kind in enumerate(kinds) if kind == (corruption, severity)])
+            if not len(rows):
+                raise ValueError(
+                    f"{name} has no rows of {corruption!r} at severity {severity}: its columns have changed"
+                )
+            is_short = limit is None or limit >= len(rows)
+            sets[corruption][severity] = rows if is_short else rows.shuffle(seed=0).select(range(limit))
     return sets
-
-
-def _from_own_repositories(chosen: StandardSet, pairs: list[tuple[str, int]]) -> dict[tuple[str, int], Any]:
-    from datasets import load_dataset
-
-    names = {pair: chosen.repository.format(corruption=pair[0], severity=pair[1]) for pair in pairs}
-    return {pair: load_dataset(name, split=chosen.split) for pair, name in names.items()}
-
-
-def _from_columns(chosen: StandardSet, pairs: list[tuple[str, int]]) -> dict[tuple[str, int], Any]:
-    """Finds the rows of each set in one pass over the two columns, without opening an image."""
-    from datasets import load_dataset
-
-    rows = load_dataset(chosen.repository, split=chosen.split)
-    places: dict[tuple[str, int], list[int]] = {pair: [] for pair in pairs}
-    for place, (name, severity) in enumerate(zip(rows["corruption_name"], rows["corruption_level"], strict=True)):
-        if (name, int(severity)) in places:
-            places[name, int(severity)].append(place)
-    missing = [pair for pair, at in places.items() if not at]
-    if missing:
-        raise ValueError(f"{chosen.repository} has no rows of {missing[0]}: its columns have changed")
-    return {pair: rows.select(at) for pair, at in places.items()}

@@ -136,18 +136,14 @@ def test_pairs_are_read_as_the_tokenizer_reads_them(workplace):
         read(text=None)
 
 
-def test_foreign_texts_beside_pairs_are_pairs_too(workplace, tmp_path):
+def test_ood_texts_beside_pairs_must_be_pairs(workplace, tmp_path):
     tokenizer, config = BertTokenizer.from_pretrained(workplace / "bert"), BertConfig(num_labels=2)
-    pairs(4).rename_columns({"premise": "one", "hypothesis": "two"}).save_to_disk(tmp_path / "renamed")
-    review_rows(4).save_to_disk(tmp_path / "single")
-
-    def read(name):
-        text = "premise,hypothesis"
-        return load_data(tmp_path / name, config, processor=tokenizer, text=text, labelled=False)
-
-    assert any(read("renamed")[0]["token_type_ids"])
-    with pytest.raises(ValueError, match="single has no columns 'premise' and 'hypothesis', nor just two of texts"):
-        read("single")
+    settings = {"processor": tokenizer, "text": "premise,hypothesis", "labelled": False}
+    assert any(load_data(pairs(4), config, **settings)[0]["token_type_ids"])
+    with pytest.raises(
+        ValueError, match="data has no columns 'premise' and 'hypothesis', and is to be compared with pairs"
+    ):
+        load_data(review_rows(4), config, **settings)
 
 
 def test_build_hands_every_option_to_the_steps_that_know_it():

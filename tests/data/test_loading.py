@@ -372,7 +372,7 @@ IMAGES = ViTImageProcessorPil(size={"height": 8, "width": 8})
         (["a"], None, {}, "a row of data is a str: each row must be a dict of columns"),
         (TWO, 3, {}, "model is a int: pass the model, its name or folder, or its tokenizer"),
         (TWO, torch.nn.Identity(), {}, "model is a Identity: .* of a model without a config its processor= besides"),
-        (TWO, BertConfig(), {}, "the model was not loaded from anywhere: pass its Tokenizer as processor="),
+        (TWO, BertConfig(), {}, "the model was not loaded from a folder or the Hub: pass its Tokenizer as processor="),
         ("./nowhere.csv", None, {}, r"there is no folder or file \./nowhere\.csv"),
     ],
 )
