@@ -307,7 +307,7 @@ def head_vectors(hydra: PreTrainedModel, data: Any) -> Vectors:
 
 def _token_to_read(encoder: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor | int | None:
     """The token's position, one for all rows or one for each; None to read all tokens."""
-    if not encoder.one_token_stands_for_all:
+    if not encoder.has_pooled_token:
         return None
     if not isinstance_by_name(encoder, HydraDecoderMixin):
         return 0

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..models.modeling_hydra import HydraAttention, for_each_query
+from ..models.modeling_hydra import HydraAttention
+from ..models.rotary_attention import for_each_query
 
 
 def keys_of(heads: Sequence[int], queries_per_key: int) -> list[int]:
@@ -47,6 +48,6 @@ def qkv_by_head(tensor: torch.Tensor, attention: HydraAttention) -> torch.Tensor
     """q, k and v head by head, each with the key and value that it reads: (rows, ...) -> (3, heads, head_dim, ...)"""
     if attention.queries_per_key == 1:
         return tensor.unflatten(0, (3, -1, attention.head_dim))
-    readers = attention.readers[0]
-    query, keys_and_values = tensor.unflatten(0, (-1, attention.head_dim)).tensor_split([sum(readers)])
-    return torch.cat([query.unsqueeze(0), for_each_query(keys_and_values.unflatten(0, (2, -1)), readers)])
+    queries = attention.queries_per_kv_head[0]
+    query, keys_and_values = tensor.unflatten(0, (-1, attention.head_dim)).tensor_split([sum(queries)])
+    return torch.cat([query.unsqueeze(0), for_each_query(keys_and_values.unflatten(0, (2, -1)), queries)])

@@ -8,8 +8,8 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..models.modeling_hydra import readers_of
 from ..models.pretrained import with_key_bias_of_zeros
+from ..models.rotary_attention import queries_per_kv_head
 from .building import empty_init_like, move_rows_of_heads
 from .packed_heads import heads_at, keys_of
 from .probe import check_same_outputs
@@ -64,8 +64,8 @@ def _fewer_heads(config: PreTrainedConfig) -> dict[str, dict]:
     all. Other layers do not fit where they keep another number."""
     changes = {}
     for tower, own in tower_configs(config).items():
-        per_key, kept = own.layer_spec.queries_per_key, [heads for [heads] in own.kept_heads]
-        readers = {count for heads in kept for count in readers_of(heads, per_key)}
+        per_key, kept = own.queries_per_key, [heads for [heads] in own.kept_heads]
+        readers = {count for heads in kept for count in queries_per_kv_head(heads, per_key)}
         if len(readers) > 1:
             raise ValueError(
                 f"{' or '.join(map(str, sorted(readers)))} heads are left to read a key and value, and in a plain model equally "

@@ -24,27 +24,13 @@ class LayerSpec:
     inner_size: of the MLP, between its two maps
     head_dim: how wide a head is; by default all heads together are as wide as the hidden size
     scaling: the factor on the scores; by default one over the root of `head_dim`
-    head_norms: whether each head norms its queries and keys, before positions turn them
-    branch_norms: whether a branch is normed before it is added to the residual stream
     norm_first: whether a branch normalises what it reads, or the sum is normalised after it
-    first_attention_norm: whether the attention of the first layer has a norm as the others have
     gated_mlp: whether one half of the MLP's inner layer gates the other
     qkv_bias, output_bias: of queries, keys and values, and of the output projection behind them
-    queries_per_key: how many query heads read one head of keys and values
-    sliding_window: how many tokens a layer of type "sliding_attention" sees to each side, itself counted, for backends
-        that know windows; all others go by the mask
     float32_softmax: of the eager backend
-    float32_rotary: whether queries and keys are turned by their positions in float32
-    position_terms: what distances between tokens add to the scores, as in DeBERTa: "c2p" compares a query with the key of its
-        distance to each token, "p2c" a token's key with the query of that distance
-    own_position_maps: whether these keys and queries have maps of their own, or pass those of the tokens
-    position_dropout: on the embeddings of the distances
-    bias_distances: for how many distances each head of each layer has a number of its own, to be added to the scores
-    gated_bias: whether each head weighs the bias of positions by its own part of the states that the attention reads, as WavLM
     output_dropout, mlp_dropout: behind the output projection and the MLP, None where the backbone has none
     inner_dropout: before the MLP's second map
     drop_path: how often a branch is left out in training, in all layers or layer by layer
-    layer_drop: how often a whole layer is left out in training, for all members at once
     """
 
     inner_size: int
@@ -52,30 +38,17 @@ class LayerSpec:
     norm_eps: float
     head_dim: int | None = None
     scaling: float | None = None
-    head_norms: bool = False
-    branch_norms: bool = False
     norm_first: bool = True
-    first_attention_norm: bool = True
-    norm_bias: bool = True
     gated_mlp: bool = False
     mlp_bias: bool = True
     qkv_bias: bool = True
     output_bias: bool = True
-    queries_per_key: int = 1
-    sliding_window: int | None = None
     float32_softmax: bool = True
-    float32_rotary: bool = False
-    position_terms: tuple[str, ...] = ()
-    own_position_maps: bool = False
-    position_dropout: float = 0.0
-    bias_distances: int = 0
-    gated_bias: bool = False
     attention_dropout: float = 0.0
     output_dropout: float | None = None
     mlp_dropout: float | None = None
     inner_dropout: float | None = None
     drop_path: float | tuple[float, ...] = 0.0
-    layer_drop: float = 0.0
 
 
 # The pipelines that say how sure they are: by the Auto class that they run, the class; its task is this name with dashes.
@@ -151,6 +124,7 @@ class HydraConfigMixin(ShippedPipelines):
     """
 
     keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)  # Trainer gathers logits alone
+    queries_per_key = 1  # how many query heads read one head of keys and values
 
     kept_heads: list | None = None  # KeptHeads; the checks say better than a type what is wrong
     shared: list[str] | tuple[str, ...] = SHARED_PARTS

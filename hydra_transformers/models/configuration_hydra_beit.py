@@ -52,7 +52,6 @@ class HydraBeitConfig(HydraConfigMixin, BeitConfig):
             activation=self.hidden_act,
             norm_eps=self.layer_norm_eps,
             head_dim=getattr(self, "head_dim", None),
-            bias_distances=self.num_distances if self.use_relative_position_bias else 0,
             attention_dropout=self.attention_probs_dropout_prob,
             output_dropout=self.hidden_dropout_prob,
             mlp_dropout=self.hidden_dropout_prob,

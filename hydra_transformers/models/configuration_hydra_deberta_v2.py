@@ -65,16 +65,18 @@ class HydraDebertaV2Config(HydraConfigMixin, DebertaV2Config):
         return self.position_buckets if self.position_buckets > 0 else self.longest_distance
 
     @property
+    def terms(self) -> tuple[str, ...]:
+        """What distances between tokens add to the scores: "c2p" compares a query with the key of its distance to each token,
+        "p2c" a token's key with the query of that distance."""
+        return tuple(term for term in ("c2p", "p2c") if term in (self.pos_att_type or ()))
+
+    @property
     def layer_spec(self) -> LayerSpec:
-        terms = tuple(term for term in ("c2p", "p2c") if term in (self.pos_att_type or ()))
         # Each term adds to the scores' variance. The root is that of a float32, whatever the model's dtype.
-        variance = torch.tensor((1 + len(terms)) * (self.hidden_size // self.num_attention_heads), device="cpu")
+        variance = torch.tensor((1 + len(self.terms)) * (self.hidden_size // self.num_attention_heads), device="cpu")
         return replace(
             bert_layer_spec(self),
             scaling=1 / variance.float().sqrt().item(),
-            position_terms=terms if self.relative_attention else (),
-            own_position_maps=self.relative_attention and not self.share_att_key,
-            position_dropout=self.hidden_dropout_prob,
         )
 
 

@@ -20,6 +20,7 @@ class HydraDINOv3ViTConfig(HydraConfigMixin, DINOv3ViTConfig):
     """
 
     model_type = "hydra_dinov3_vit"
+    attention_window = None
 
     auto_classes = {
         "AutoConfig": "configuration_hydra_dinov3_vit.HydraDINOv3ViTConfig",

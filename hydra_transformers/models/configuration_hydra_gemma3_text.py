@@ -33,6 +33,10 @@ class HydraGemma3TextConfig(HydraDecoderConfigMixin, Gemma3TextConfig):
             )
 
     @property
+    def attention_window(self) -> int | None:
+        return self.sliding_window
+
+    @property
     def layer_spec(self) -> LayerSpec:
         has_bias = self.attention_bias
         return decoder_layer_spec(
@@ -40,9 +44,6 @@ class HydraGemma3TextConfig(HydraDecoderConfigMixin, Gemma3TextConfig):
             qkv_bias=has_bias,
             output_bias=has_bias,
             scaling=self.query_pre_attn_scalar**-0.5,
-            head_norms=True,
-            branch_norms=True,
-            sliding_window=self.sliding_window,
         )
 
 

@@ -14,6 +14,8 @@ class HydraDecoderConfigMixin(HydraConfigMixin):
     # The backbone's plans name modules that a Hydra does not have.
     base_model_tp_plan = None
     base_model_pp_plan = None
+    # Not `sliding_window`, which some backbones have and do not read.
+    attention_window = None
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
@@ -22,6 +24,10 @@ class HydraDecoderConfigMixin(HydraConfigMixin):
                 f"num_attention_heads is {self.num_attention_heads}, num_key_value_heads {self.num_key_value_heads}: pass a "
                 "multiple of these"
             )
+
+    @property
+    def queries_per_key(self) -> int:
+        return self.num_attention_heads // self.num_key_value_heads
 
 
 def check_layer_types(config: PreTrainedConfig) -> None:
@@ -46,7 +52,6 @@ def decoder_layer_spec(config: PreTrainedConfig, **changes) -> LayerSpec:
         mlp_bias=False,
         qkv_bias=False,
         output_bias=False,
-        queries_per_key=config.num_attention_heads // config.num_key_value_heads,
         attention_dropout=config.attention_dropout or 0.0,
     )
     return replace(spec, **changes)

@@ -20,19 +20,19 @@ class HydraModernBertConfig(HydraConfigMixin, ModernBertConfig):
     }
 
     @property
+    def attention_window(self) -> int:
+        return self.sliding_window + 1
+
+    @property
     def layer_spec(self) -> LayerSpec:
         return LayerSpec(
             inner_size=self.intermediate_size,
             activation=self.hidden_activation,
             norm_eps=self.norm_eps,
-            first_attention_norm=False,
-            norm_bias=self.norm_bias,
             gated_mlp=True,
             mlp_bias=self.mlp_bias,
             qkv_bias=self.attention_bias,
             output_bias=self.attention_bias,
-            float32_rotary=True,
-            sliding_window=self.sliding_window + 1,
             attention_dropout=self.attention_dropout,
             output_dropout=self.attention_dropout or None,
             inner_dropout=self.mlp_dropout,

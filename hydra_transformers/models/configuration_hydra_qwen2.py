@@ -25,8 +25,12 @@ class HydraQwen2Config(HydraDecoderConfigMixin, Qwen2Config):
         check_layer_types(self)
 
     @property
+    def attention_window(self) -> int | None:
+        return self.sliding_window
+
+    @property
     def layer_spec(self) -> LayerSpec:
-        return decoder_layer_spec(self, qkv_bias=True, sliding_window=self.sliding_window)
+        return decoder_layer_spec(self, qkv_bias=True)
 
 
 __all__ = ["HydraQwen2Config"]

@@ -25,11 +25,12 @@ class HydraQwen3Config(HydraDecoderConfigMixin, Qwen3Config):
         check_layer_types(self)
 
     @property
+    def attention_window(self) -> int | None:
+        return self.sliding_window
+
+    @property
     def layer_spec(self) -> LayerSpec:
-        has_bias, window = self.attention_bias, self.sliding_window
-        return decoder_layer_spec(
-            self, qkv_bias=has_bias, output_bias=has_bias, head_norms=True, sliding_window=window
-        )
+        return decoder_layer_spec(self, qkv_bias=self.attention_bias, output_bias=self.attention_bias)
 
 
 __all__ = ["HydraQwen3Config"]

@@ -16,6 +16,11 @@ class HydraWaveformConfigMixin(HydraConfigMixin):
                 raise ValueError(f"{field} is {getattr(self, field)}: a Hydra has no such part, set it to {without}")
 
     @property
+    def layer_drop(self) -> float:
+        """How often a layer is left out in training, for all members at once."""
+        return self.layerdrop
+
+    @property
     def layer_spec(self) -> LayerSpec:
         return LayerSpec(
             inner_size=self.intermediate_size,
@@ -27,7 +32,6 @@ class HydraWaveformConfigMixin(HydraConfigMixin):
             output_dropout=self.hidden_dropout,
             mlp_dropout=self.hidden_dropout,
             inner_dropout=self.activation_dropout,
-            layer_drop=self.layerdrop,
         )
 
 

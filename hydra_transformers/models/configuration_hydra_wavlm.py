@@ -1,11 +1,8 @@
 """HydraWavLM configuration."""
 
-from dataclasses import replace
-
 from huggingface_hub.dataclasses import strict
 from transformers import WavLMConfig
 
-from .configuration_hydra import LayerSpec
 from .configuration_hydra_wav2vec2 import HydraWaveformConfigMixin
 
 
@@ -20,10 +17,6 @@ class HydraWavLMConfig(HydraWaveformConfigMixin, WavLMConfig):
         "AutoModel": "modeling_hydra_wavlm.HydraWavLMModel",
         "AutoModelForAudioClassification": "modeling_hydra_wavlm.HydraWavLMForSequenceClassification",
     }
-
-    @property
-    def layer_spec(self) -> LayerSpec:
-        return replace(super().layer_spec, gated_bias=True)
 
 
 __all__ = ["HydraWavLMConfig"]

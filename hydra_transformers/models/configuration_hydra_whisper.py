@@ -25,6 +25,11 @@ class HydraWhisperConfig(HydraConfigMixin, WhisperConfig):
         self.is_encoder_decoder = False  # there is no decoder
 
     @property
+    def layer_drop(self) -> float:
+        """How often a layer is left out in training, for all members at once."""
+        return self.encoder_layerdrop
+
+    @property
     def layer_spec(self) -> LayerSpec:
         return LayerSpec(
             inner_size=self.encoder_ffn_dim,
@@ -35,7 +40,6 @@ class HydraWhisperConfig(HydraConfigMixin, WhisperConfig):
             output_dropout=self.dropout,
             mlp_dropout=self.dropout,
             inner_dropout=self.activation_dropout,
-            layer_drop=self.encoder_layerdrop,
         )
 
 

@@ -12,13 +12,17 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from .modeling_hydra import (
     FixedDtype,
     GroupedLinear,
+    HydraLayer,
     HydraModelOutput,
-    RotaryTables,
+    Norm,
+    PerMember,
     hydra_layers,
     members_mask,
     shared_or_per_member,
+    split_heads,
 )
 from .pretrained import Rule, attention_rules
+from .rotary_attention import HydraRotaryAttention, RotaryTables, for_each_query, queries_per_kv_head
 from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
 
 
@@ -99,6 +103,76 @@ def last_token(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, pad
     return (torch.arange(input_ids.shape[1], device=input_ids.device) * is_text).argmax(dim=-1)
 
 
+class HydraDecoderAttention(HydraRotaryAttention):
+    """With grouped queries: heads are query heads; a head of keys and values stays as long as a query head reads it, and is
+    computed once."""
+
+    @property
+    def queries_per_key(self) -> int:
+        return self.config.queries_per_key
+
+    def set_kept_heads(self, kept_heads: list[list[int]]) -> None:
+        super().set_kept_heads(kept_heads)
+        # How many query heads read each head of keys and values, of every member.
+        self.queries_per_kv_head = [queries_per_kv_head(heads, self.queries_per_key) for heads in kept_heads]
+        self.fits_batch_axis = all(counts == self.queries_per_kv_head[0] for counts in self.queries_per_kv_head)
+
+    def qkv_widths(self) -> list[int]:
+        return [self.head_dim * (sum(counts) + 2 * len(counts)) for counts in self.queries_per_kv_head]
+
+    def project(
+        self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """Of key and value each head once, however many queries read it."""
+        if first_token_only or self.queries_per_key == 1:
+            return super().project(hidden_states, first_token_only, on_batch_axis)
+        projected = self.qkv_proj(hidden_states)
+        if on_batch_axis:
+            query, others = projected[..., : self.widths[0]], projected[..., self.widths[0] :]
+        else:
+            by_member = list(zip(projected, filter(None, self.widths), strict=True))
+            query = [states[..., :width] for states, width in by_member]
+            others = [states[..., width:] for states, width in by_member]
+        return (
+            *split_heads(query, 1, self.head_dim, on_batch_axis),
+            *split_heads(others, 2, self.head_dim, on_batch_axis),
+        )
+
+    def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, on_batch_axis: bool, *positions):
+        query, key, value = super().place(query, key, value, on_batch_axis, *positions)
+        if self.queries_per_key > 1:
+            counts = self.queries_per_kv_head
+            counts = counts[0] if on_batch_axis else [count for of_member in counts for count in of_member]
+            key, value = for_each_query(key, counts), for_each_query(value, counts)
+        return query, key, value
+
+
+class HydraNormedDecoderAttention(HydraDecoderAttention):
+    """Each head norms its queries and keys, before positions turn them."""
+
+    def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm):
+        super().__init__(config, layer, norm)
+        # Part of the attention, which members never share.
+        self.query_norm, self.key_norm = (
+            shared_or_per_member(config, "attention", partial(norm, self.head_dim), layer) for _ in range(2)
+        )
+
+    def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, on_batch_axis: bool, *positions):
+        query = self.normed(self.query_norm, query, [len(heads) for heads in self.kept_heads], on_batch_axis)
+        key = self.normed(self.key_norm, key, list(map(len, self.queries_per_kv_head)), on_batch_axis)
+        return super().place(query, key, value, on_batch_axis, *positions)
+
+    def normed(self, norm: nn.Module, states: torch.Tensor, heads: list[int], on_batch_axis: bool) -> torch.Tensor:
+        """Queries or keys through the norm of their member, of which each has so many heads: (rows, heads, tokens, head_dim)"""
+        if not isinstance(norm, PerMember):
+            return norm(states)
+        if on_batch_axis:
+            return norm(states.unflatten(0, (self.num_members, -1))).flatten(0, 1)
+        norms = [norm_of_member for norm_of_member, count in zip(norm, heads, strict=True) if count]
+        parts = states.split(list(filter(None, heads)), dim=1)
+        return torch.cat([norm_of_member(part) for norm_of_member, part in zip(norms, parts, strict=True)], dim=1)
+
+
 class HydraRotaryEmbedding(FixedDtype, LlamaRotaryEmbedding):
     """Of causal language models of Llama's kind."""
 
@@ -113,6 +187,8 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
     embedding_class: type[nn.Embedding] = nn.Embedding
     norm_class: type[nn.Module] = HydraRMSNorm
     rotary_class: type[nn.Module] = HydraRotaryEmbedding
+    attention_class: type[HydraDecoderAttention] = HydraDecoderAttention
+    layer_class: type[HydraLayer] = HydraLayer
     last_norm = "norm"
     last_hidden_state_is_normed = True
 
@@ -122,7 +198,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
             config, "embeddings", lambda: HydraDecoderEmbeddings(config, self.embedding_class)
         )
         norm = partial(self.norm_class, eps=config.rms_norm_eps)
-        self.layers = hydra_layers(config, norm)
+        self.layers = hydra_layers(config, norm, self.attention_class, self.layer_class)
         self.norm = shared_or_per_member(config, "layernorm", partial(norm, config.hidden_size))
         self.rotary_emb = self.rotary_class(config)
         self.post_init()
@@ -139,8 +215,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         has_texts_in_a_row = not (self.config.use_cache if use_cache is None else use_cache)
         places = position_ids if has_texts_in_a_row else None
         mask = self._causal_mask(create_causal_mask, hidden_states, attention_mask, places)
-        # Not by the config's field, which some backbones have and do not read.
-        if self.config.layer_spec.sliding_window is not None and "sliding_attention" in self.config.layer_types:
+        if self.config.attention_window is not None and "sliding_attention" in self.config.layer_types:
             window = self._causal_mask(create_sliding_window_causal_mask, hidden_states, attention_mask, places)
             mask = {"full_attention": mask, "sliding_attention": window}
         if position_ids is None:
@@ -148,7 +223,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         # As the masks were made: some models have their tokens read those behind them, too.
         is_causal = getattr(self.config, "is_causal", True)
         tables = self.rotary_tables(hidden_states, position_ids)
-        return hidden_states, mask, {"is_causal": is_causal, "position_embeddings": tables}
+        return hidden_states, mask, {"is_causal": is_causal, "positions": (tables,)}
 
     def rotary_tables(
         self, hidden_states: torch.Tensor, position_ids: torch.Tensor

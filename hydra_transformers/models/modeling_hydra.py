@@ -6,7 +6,6 @@ attention over (members * batch) and shared layers over all rows copy nothing. A
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -27,13 +26,6 @@ logger = logging.get_logger(f"transformers.{__name__}")
 
 ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 2048  # per member; below, one batched product is faster
 BACKENDS_WITH_BIAS = ("eager", "sdpa")  # they add a mask of numbers, which may differ between heads
-# Arguments of layers with gradients: checkpointing tracks positional ones only.
-POSITIONAL = ("position_bias", "distance_embeddings")
-# By term of `LayerSpec.position_terms`, the map from embeddings of distances to what it compares tokens with.
-POSITION_MAPS = {"c2p": "position_key_proj", "p2c": "position_query_proj"}
-
-# cos and sin of the rotary angles, (batch or 1, tokens, head_dim) each
-RotaryTables = tuple[torch.Tensor, torch.Tensor]
 
 Norm = Callable[[int], nn.Module]  # makes the norm of states that are so wide
 
@@ -132,40 +124,6 @@ class GroupedOutput(Grouped):
         products = {m: nn.functional.linear(states, weight.t(), biases[m]) for m, states, weight in parts}
         like = products[members[0]]
         return torch.stack([products[m] if width else bias_as(like, biases[m]) for m, width in enumerate(self.widths)])
-
-
-class DistanceBias(Grouped):
-    """A number for each head and distance, to be added to the scores; weight (sum of heads, distances)."""
-
-    def __init__(self, heads: Sequence[int], distances: int):
-        super().__init__(heads, distances, None)
-
-    def forward(self, distances: torch.Tensor) -> torch.Tensor:
-        """(query tokens, tokens) -> (1, heads of all members, query tokens, tokens)"""
-        return self.weight[:, distances].unsqueeze(0)
-
-
-class BiasGate(Grouped):
-    """How much each head of each token adds of the bias of positions, as in WavLM; weight (sum of heads, 1).
-
-    maps: of each member, from a head's part of the states to eight numbers
-    """
-
-    def __init__(self, config: PreTrainedConfig, layer: int, heads: Sequence[int], head_dim: int):
-        super().__init__(heads, 1, None)
-        self.maps = shared_or_per_member(config, "attention", partial(nn.Linear, head_dim, 8), layer)
-
-    def forward(self, hidden_states: torch.Tensor, kept_heads: list[list[int]]) -> torch.Tensor:
-        """(members or 1, batch, tokens, hidden) -> (batch, heads of all members, tokens, 1)"""
-        maps = self.maps if isinstance(self.maps, PerMember) else [self.maps]
-        states = hidden_states.expand(len(maps), *hidden_states.shape[1:]).unflatten(-1, (-1, maps[0].in_features))
-        gates = [
-            own(states[member][..., heads, :]).unflatten(-1, (2, 4)).sum(dim=-1).sigmoid()
-            for member, (own, heads) in enumerate(zip(maps, kept_heads, strict=True))
-            if heads
-        ]
-        first, second = torch.cat(gates, dim=2).transpose(1, 2).chunk(2, dim=-1)
-        return first * (second * self.weight.unsqueeze(1) - 1) + 2
 
 
 def bias_as(like: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -278,16 +236,21 @@ def eager_attention_forward(
 class HydraAttention(nn.Module):
     """Multi-head attention of all members at once; member m keeps `kept_heads[m]` of the backbone's heads.
 
-    A member's queries, keys and values lie below each other in `qkv_proj`: one product. With grouped queries, heads are query
-    heads; a head of keys and values stays as long as a query head reads it, and is computed once. Attention is computed head
-    by head, so members cannot mix, whichever axis carries them:
+    A member's queries, keys and values lie below each other in `qkv_proj`: one product. Attention is computed head by head,
+    so members cannot mix, whichever axis carries them:
 
     - the batch axis, (members * batch, heads, tokens, head_dim), where all keep as many heads: nothing is copied;
     - the head axis, (batch, heads of all members, tokens, head_dim), where head counts differ, where the mask cannot be
-      repeated, where positions have a bias, and for the eager backend, which returns its weights in this shape.
+      repeated, where scores have a bias, and for the eager backend, which returns its weights in this shape.
+
+    Families with positions in the attention override `place` or `bias`, which are given what `embed_inputs` returns as
+    "positions".
     """
 
-    def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm | None = None):
+    queries_per_key = 1  # how many query heads read one head of keys and values
+    adds_bias = False  # whether `bias` adds anything to the scores
+
+    def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm):
         super().__init__()
         spec, kept_heads = config.layer_spec, config.kept_heads[layer][: config.members_in(layer)]
         self.config, self.layer = config, layer
@@ -297,48 +260,27 @@ class HydraAttention(nn.Module):
         self.scaling = spec.scaling or self.head_dim**-0.5
         self.attention_dropout = spec.attention_dropout
         self.float32_softmax = spec.float32_softmax
-        self.float32_rotary = spec.float32_rotary
         self.is_causal = False
-        layer_types = getattr(config, "layer_types", None)
-        self.layer_type = None if layer_types is None else layer_types[layer]
-        self.sliding_window = spec.sliding_window if self.layer_type == "sliding_attention" else None
-        self.queries_per_key = spec.queries_per_key
         self.set_kept_heads(kept_heads)
-        qkv_widths = [self.head_dim * (sum(each) + 2 * len(each)) for each in self.readers]
-        self.qkv_proj = GroupedLinear(config.hidden_size, qkv_widths, spec.qkv_bias)
+        self.qkv_proj = GroupedLinear(config.hidden_size, self.qkv_widths(), spec.qkv_bias)
         self.o_proj = GroupedOutput(self.widths, config.hidden_size, spec.output_bias)
-        self.query_norm = self.key_norm = None
-        if spec.head_norms:
-            # Part of the attention, which members never share.
-            self.query_norm, self.key_norm = (
-                shared_or_per_member(config, "attention", partial(norm, self.head_dim), layer) for _ in range(2)
-            )
-        self.position_terms, self.position_dropout = spec.position_terms, spec.position_dropout
-        if spec.own_position_maps:
-            for term in spec.position_terms:
-                setattr(self, POSITION_MAPS[term], GroupedLinear(config.hidden_size, self.widths))
-        if spec.bias_distances:
-            self.distance_bias = DistanceBias([len(heads) for heads in kept_heads], spec.bias_distances)
-        if spec.gated_bias:
-            self.bias_gate = BiasGate(config, layer, [len(heads) for heads in kept_heads], self.head_dim)
         self.register_buffer("kept_heads_mask", mask_of(kept_heads, config.num_attention_heads))
 
     def set_kept_heads(self, kept_heads: list[list[int]]) -> None:
         self.kept_heads = kept_heads
         self.widths = [len(heads) * self.head_dim for heads in kept_heads]  # of each member's heads together
-        # How many query heads read each head of keys and values, of every member.
-        self.readers = [readers_of(heads, self.queries_per_key) for heads in kept_heads]
         self.has_no_head = not any(self.widths)
-        self.is_uniform = len(set(self.widths)) == 1
-        self.has_equal_members = all(each == self.readers[0] for each in self.readers)
+        self.is_uniform = self.fits_batch_axis = len(set(self.widths)) == 1
+
+    def qkv_widths(self) -> list[int]:
+        return [3 * width for width in self.widths]
 
     def rows_per_head(self) -> dict[str, int]:
         """The packed parts beside q, k, v and o of which each head owns rows, and how many."""
-        rows = dict.fromkeys(POSITION_MAPS.values(), self.head_dim) | {"distance_bias": 1, "bias_gate": 1}
-        return {name: count for name, count in rows.items() if hasattr(self, name)}
+        return {}
 
     def check_same_heads(self, saved: torch.Tensor) -> None:
-        """Refuses weights that were saved for other heads than the config names: `saved` is their `kept_heads_mask`."""
+        """Raises for weights that were saved for other heads than the config names: `saved` is their `kept_heads_mask`."""
         if saved.is_meta:
             return  # nothing was loaded
         found = [row.nonzero().flatten().tolist() for row in saved]
@@ -362,10 +304,7 @@ class HydraAttention(nn.Module):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         first_token_only: bool = False,
-        position_bias: torch.Tensor | None = None,
-        distance_embeddings: torch.Tensor | None = None,
-        distances: torch.Tensor | None = None,
-        position_embeddings: RotaryTables | Mapping[str, RotaryTables] | None = None,
+        *positions,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The heads' outputs before the output projection: (members, batch, query tokens, width) or, where head counts
@@ -373,12 +312,9 @@ class HydraAttention(nn.Module):
         members, query tokens, tokens).
 
         hidden_states: (members or 1, batch, tokens, hidden)
-        attention_mask: what `members_mask` returns, for all layers or by `config.layer_types`
+        attention_mask: what `members_mask` returns
         first_token_only: compute queries of the first token alone
-        position_bias: added to the scores, (members or 1, batch or 1, heads of the backbone, tokens, tokens)
-        distance_embeddings: what `position_terms` compare queries and keys with, (members or 1, distances, hidden)
-        distances: the number of the distance between each query and key, (tokens, tokens)
-        position_embeddings: the tables of rotary positions, for all layers or by `config.layer_types`
+        positions: for `place` and `bias`
         """
         is_eager = self.config._attn_implementation == "eager"
         _, batch, tokens, _ = hidden_states.shape
@@ -386,32 +322,21 @@ class HydraAttention(nn.Module):
             queries = 1 if first_token_only else tokens
             weights = hidden_states.new_zeros(batch, 0, queries, tokens) if is_eager else None
             return hidden_states.new_zeros(self.num_members, batch, queries, 0), weights
-        on_batch_axis = self.has_equal_members and not is_eager
-        has_bias = position_bias is not None or distances is not None
-        if attention_mask is not None or has_bias:
-            attention_mask, on_batch_axis = self._mask(
-                attention_mask, has_bias, batch, first_token_only, on_batch_axis
-            )
-        query, key, value = self._project(hidden_states, first_token_only, on_batch_axis)
-        if self.query_norm is not None:
-            query = self._normed(self.query_norm, query, [len(heads) for heads in self.kept_heads], on_batch_axis)
-            key = self._normed(self.key_norm, key, [len(each) for each in self.readers], on_batch_axis)
-        if position_embeddings is not None:
-            tables = self._of_layer_type(position_embeddings)
-            query, key = (rotated(states, *tables, self.float32_rotary) for states in (query, key))
-        if self.queries_per_key > 1:
-            readers = self.readers[0] if on_batch_axis else [count for each in self.readers for count in each]
-            key, value = for_each_query(key, readers), for_each_query(value, readers)
-        if has_bias:
-            bias = self._bias(query, key, position_bias, distance_embeddings, distances)
-            if hasattr(self, "bias_gate"):
-                bias = self.bias_gate(hidden_states[:, :, : query.shape[2]], self.kept_heads) * bias
-            attention_mask = self._mask_with_bias(attention_mask, bias)
+        on_batch_axis = self.fits_batch_axis and not is_eager and (not self.adds_bias or self.num_members == 1)
+        if attention_mask is not None:
+            if first_token_only:
+                attention_mask = mask_of_first_token(attention_mask)
+            on_batch_axis = on_batch_axis and has_rows(attention_mask)
+            if isinstance(attention_mask, torch.Tensor) and (self.is_trunk or not on_batch_axis):
+                attention_mask = attention_mask[:batch]
+        query, key, value = self.project(hidden_states, first_token_only, on_batch_axis)
+        query, key, value = self.place(query, key, value, on_batch_axis, *positions)
+        if self.adds_bias:
+            bias = self.bias(hidden_states, query, key, *positions)
+            attention_mask = masked_bias(bias, attention_mask, self.config._attn_implementation)
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
-        if self.sliding_window is not None:
-            kwargs["sliding_window"] = self.sliding_window
         dropout = self.attention_dropout if self.training else 0.0
         output, weights = attention_interface(
             self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
@@ -423,157 +348,59 @@ class HydraAttention(nn.Module):
             output = output.unflatten(-1, (self.num_members, -1)).movedim(-2, 0)
         return output, weights
 
-    def _mask(
-        self, attention_mask, has_bias: bool, batch: int, first_token_only: bool, on_batch_axis: bool
-    ) -> tuple[torch.Tensor | None, bool]:
-        """This layer's mask, and whether members can lie on the batch axis with it."""
-        attention_mask = self._of_layer_type(attention_mask)
-        if first_token_only:
-            attention_mask = mask_of_first_token(attention_mask)
-        on_batch_axis = on_batch_axis and has_rows(attention_mask)
-        on_batch_axis = on_batch_axis and (not has_bias or self.num_members == 1)
-        if isinstance(attention_mask, torch.Tensor) and (self.is_trunk or not on_batch_axis):
-            attention_mask = attention_mask[:batch]
-        return attention_mask, on_batch_axis
-
-    def _bias(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        position_bias: torch.Tensor | None,
-        distance_embeddings: torch.Tensor | None,
-        distances: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """What positions add to the scores, (batch or 1, heads of all members, query tokens, tokens)."""
-        queries, parts = query.shape[2], []  # the first tokens alone, where only they are computed
-        if position_bias is not None:
-            by_member = position_bias[..., :queries, :].expand(self.num_members, -1, -1, -1, -1)
-            by_head = [of_member.unbind(1) for of_member in by_member]
-            kept = [by_head[member][head] for member, heads in enumerate(self.kept_heads) for head in heads]
-            parts.append(torch.stack(kept, dim=1))
-        if hasattr(self, "distance_bias"):
-            parts.append(self.distance_bias(distances[:queries]))
-        if self.position_terms:
-            parts.append(self._position_terms(query, key, distance_embeddings, distances[:queries]))
-        return reduce(torch.add, parts)
-
-    def _position_terms(
-        self, query: torch.Tensor, key: torch.Tensor, distance_embeddings: torch.Tensor, distances: torch.Tensor
-    ) -> torch.Tensor:
-        """Queries compared with the keys of distances, and keys with the queries of distances, as in DeBERTa: (rows, heads,
-        query tokens, tokens)"""
-        if self.training and self.position_dropout:
-            by_member = distance_embeddings.expand(self.num_members, -1, -1)
-            distance_embeddings = nn.functional.dropout(by_member, self.position_dropout)
-        terms = []
-        for term in self.position_terms:
-            states, numbers = (query, distances) if term == "c2p" else (key, distances.t())
-            # (rows, heads, query tokens or tokens, distances), of which each pair of tokens picks one
-            scores = torch.matmul(states, self._heads_of_distances(term, distance_embeddings).transpose(1, 2))
-            picked = scores.gather(-1, numbers.expand(*scores.shape[:2], -1, -1))
-            terms.append(picked if term == "c2p" else picked.transpose(2, 3))
-        return reduce(torch.add, terms) * self.scaling
-
-    def _heads_of_distances(self, term: str, distance_embeddings: torch.Tensor) -> torch.Tensor:
-        """Keys ("c2p") or queries ("p2c") of the distances: (heads of all members, distances, head_dim)"""
-        if hasattr(self, POSITION_MAPS[term]):
-            projected = getattr(self, POSITION_MAPS[term])(distance_embeddings)
-        else:  # by the maps of the tokens
-            place = 1 if term == "c2p" else 0
-            rows = [slice(place * width, (place + 1) * width) for width in self.widths]
-            projected = self.qkv_proj(distance_embeddings, rows)
-        heads = [of_member.unflatten(-1, (-1, self.head_dim)) for of_member in projected]
-        return torch.cat(heads, dim=-2).transpose(0, 1)
-
-    def _mask_with_bias(self, attention_mask: torch.Tensor | None, bias: torch.Tensor) -> torch.Tensor:
-        """A mask to be added to the scores, (batch or 1, heads of all members, query tokens, tokens)."""
-        if self.config._attn_implementation not in BACKENDS_WITH_BIAS:
-            raise ValueError(
-                f"the attention backend is {self.config._attn_implementation!r}, which cannot add a bias of positions: "
-                f"use {' or '.join(map(repr, BACKENDS_WITH_BIAS))}"
-            )
-        if attention_mask is None:
-            return bias
-        if attention_mask.dtype == torch.bool:
-            return torch.where(attention_mask, bias, torch.finfo(bias.dtype).min)
-        return attention_mask + bias
-
-    def _normed(self, norm: nn.Module, states: torch.Tensor, heads: list[int], on_batch_axis: bool) -> torch.Tensor:
-        """Queries or keys through the norm of their member, of which each has so many heads: (rows, heads, tokens, head_dim)"""
-        if not isinstance(norm, PerMember):
-            return norm(states)
-        if on_batch_axis:
-            return norm(states.unflatten(0, (self.num_members, -1))).flatten(0, 1)
-        norms = [own for own, count in zip(norm, heads, strict=True) if count]
-        parts = states.split(list(filter(None, heads)), dim=1)
-        return torch.cat([own(part) for own, part in zip(norms, parts, strict=True)], dim=1)
-
-    def _of_layer_type(self, given):
-        """This layer's entry where there is one for each type of layers, `{type: ...}`."""
-        return given[self.layer_type] if isinstance(given, Mapping) else given
-
-    def _project(
+    def project(
         self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Query (of the first token, where only it is computed), key and value, (rows, heads, tokens, head_dim) each. Of key and
-        value each head once, however many queries read it."""
-        # (projected, number of projections in it): (members, batch, tokens, projections * width), or a tuple over members
-        if first_token_only:
-            queries, others = zip(*((slice(width), slice(width, None)) for width in self.widths), strict=True)
-            query = self.qkv_proj(hidden_states[:, :, :1], queries)
-            projected = [(query, 1), (self.qkv_proj(hidden_states, others), 2)]
-        elif self.queries_per_key == 1:
-            projected = [(self.qkv_proj(hidden_states), 3)]
-        elif on_batch_axis:
-            joint, width = self.qkv_proj(hidden_states), self.widths[0]
-            projected = [(joint[..., :width], 1), (joint[..., width:], 2)]
-        else:
-            by_member = list(zip(self.qkv_proj(hidden_states), filter(None, self.widths), strict=True))
-            others = [own[..., width:] for own, width in by_member]
-            projected = [([own[..., :width] for own, width in by_member], 1), (others, 2)]
-        found, head_dim = [], self.head_dim
-        for each, projections in projected:
-            if on_batch_axis:
-                members, batch, tokens, _ = each.shape
-                heads = each.reshape(members * batch, tokens, projections, -1, head_dim)
-            else:
-                heads = torch.cat([own.unflatten(-1, (projections, -1, head_dim)) for own in each], dim=-2)
-            found += heads.permute(2, 0, 3, 1, 4).unbind(0)
-        return tuple(found)
+        """Query (of the first token, where only it is computed), key and value, (rows, heads, tokens, head_dim) each."""
+        if not first_token_only:
+            return split_heads(self.qkv_proj(hidden_states), 3, self.head_dim, on_batch_axis)
+        queries, others = zip(*((slice(width), slice(width, None)) for width in self.widths), strict=True)
+        query = self.qkv_proj(hidden_states[:, :, :1], queries)
+        return (
+            *split_heads(query, 1, self.head_dim, on_batch_axis),
+            *split_heads(self.qkv_proj(hidden_states, others), 2, self.head_dim, on_batch_axis),
+        )
+
+    def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, on_batch_axis: bool, *positions):
+        """Query, key and value with their positions, (rows, heads, tokens, head_dim) each; here they have none."""
+        return query, key, value
+
+    def bias(self, hidden_states: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *positions) -> torch.Tensor:
+        """What is added to the scores where `adds_bias`: (batch or 1, heads of all members, query tokens, tokens)"""
+        raise NotImplementedError
 
 
-def readers_of(heads: list[int], queries_per_key: int) -> list[int]:
-    """How many of these query heads read each of their heads of keys and values."""
-    return list(Counter(head // queries_per_key for head in heads).values())
+def split_heads(
+    projected: torch.Tensor | Sequence[torch.Tensor], projections: int, head_dim: int, on_batch_axis: bool
+) -> tuple[torch.Tensor, ...]:
+    """(members, batch, tokens, projections * width), or a sequence over members -> for each projection (rows, heads, tokens,
+    head_dim)"""
+    if on_batch_axis:
+        members, batch, tokens, _ = projected.shape
+        heads = projected.reshape(members * batch, tokens, projections, -1, head_dim)
+    else:
+        heads = torch.cat([member.unflatten(-1, (projections, -1, head_dim)) for member in projected], dim=-2)
+    return heads.permute(2, 0, 3, 1, 4).unbind(0)
 
 
-def for_each_query(states: torch.Tensor, readers: list[int]) -> torch.Tensor:
-    """Heads of keys or values as often as they are read: (rows, heads, ...) -> (rows, sum of readers, ...)"""
-    if len(set(readers)) == 1:
-        return states if readers[0] == 1 else states.repeat_interleave(readers[0], dim=1)
-    heads = zip(states.split(1, dim=1), readers, strict=True)
-    return torch.cat([head.expand(-1, count, *head.shape[2:]) for head, count in heads], dim=1)
+def masked_bias(bias: torch.Tensor, attention_mask: torch.Tensor | None, backend: str) -> torch.Tensor:
+    """A mask to be added to the scores, (batch or 1, heads of all members, query tokens, tokens)."""
+    if backend not in BACKENDS_WITH_BIAS:
+        raise ValueError(
+            f"the attention backend is {backend!r}, which cannot add a bias of positions: use "
+            f"{' or '.join(map(repr, BACKENDS_WITH_BIAS))}"
+        )
+    if attention_mask is None:
+        return bias
+    if attention_mask.dtype == torch.bool:
+        return torch.where(attention_mask, bias, torch.finfo(bias.dtype).min)
+    return attention_mask + bias
 
 
 def mask_of(kept_heads: list[list[int]], num_heads: int) -> torch.Tensor:
     """A layer's kept heads as ones and zeros, (members, heads of the backbone)."""
     rows = [[int(head in heads) for head in range(num_heads)] for heads in kept_heads]
     return torch.tensor(rows, dtype=torch.uint8)
-
-
-def rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, in_float32: bool = False) -> torch.Tensor:
-    """Queries or keys turned by the angles of their positions: (rows, heads, tokens, head_dim)
-
-    cos, sin: (batch or 1, tokens, head_dim); rows are a multiple of the batch, and tokens may be the first ones alone
-    """
-    cos, sin = (table[:, : states.shape[2]].unsqueeze(1) for table in (cos, sin))
-    turned = states.float() if in_float32 else states
-    is_per_row = cos.shape[0] > 1
-    if is_per_row:
-        turned = turned.unflatten(0, (-1, cos.shape[0]))
-    first, second = turned.chunk(2, dim=-1)
-    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
-    return (turned.flatten(0, 1) if is_per_row else turned).to(states.dtype)  # under autocast the tables have another
 
 
 def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_mask, create=create_bidirectional_mask):
@@ -654,38 +481,24 @@ class HydraMLP(nn.Module):
 class HydraLayer(GradientCheckpointingLayer):
     """One Transformer layer of all members, or of one in the trunk: `attend`, then `project_and_feed`."""
 
-    def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm):
+    def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm, attention_class: type[HydraAttention]):
         super().__init__()
         spec = config.layer_spec
-        self.norm_first, self.layer_drop = spec.norm_first, spec.layer_drop
+        self.norm_first = spec.norm_first
         self.drop_path = spec.drop_path[layer] if isinstance(spec.drop_path, tuple) else spec.drop_path
         layer_norm = partial(shared_or_per_member, config, "layernorm", partial(norm, config.hidden_size), layer)
-        has_norm = layer > 0 or spec.first_attention_norm
-        self.attention_norm = layer_norm() if has_norm else nn.Identity()
-        self.attention = HydraAttention(config, layer, norm)
+        self.attention_norm = layer_norm()
+        self.attention = attention_class(config, layer, norm)
         self.mlp_norm = layer_norm()
         self.mlp = shared_or_per_member(config, "mlp", partial(HydraMLP, config.hidden_size, spec), layer)
-        self.attention_branch_norm = layer_norm() if spec.branch_norms else None
-        self.mlp_branch_norm = layer_norm() if spec.branch_norms else None
         self.output_dropout = None if spec.output_dropout is None else nn.Dropout(spec.output_dropout)
         self.mlp_dropout = None if spec.mlp_dropout is None else nn.Dropout(spec.mlp_dropout)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask=None,
-        first_token_only: bool = False,
-        position_bias: torch.Tensor | None = None,
-        distance_embeddings: torch.Tensor | None = None,
-        **kwargs,
+        self, hidden_states: torch.Tensor, attention_mask=None, first_token_only: bool = False, *positions, **kwargs
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
-        if self.layer_drop and self.training and torch.rand([]) < self.layer_drop:
-            kept = hidden_states[:, :, :1] if first_token_only else hidden_states
-            return kept.expand(self.attention.num_members, *kept.shape[1:])
-        heads = self.attend(
-            hidden_states, attention_mask, first_token_only, position_bias, distance_embeddings, **kwargs
-        )
+        heads = self.attend(hidden_states, attention_mask, first_token_only, *positions, **kwargs)
         return self.project_and_feed(hidden_states[:, :, :1] if first_token_only else hidden_states, heads)
 
     def attend(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
@@ -701,18 +514,15 @@ class HydraLayer(GradientCheckpointingLayer):
 
         Returns (members, ..., query tokens, hidden).
         """
-        branch = self.attention.o_proj(heads)
-        hidden_states = self._add(hidden_states, branch, self.attention_branch_norm, self.output_dropout)
+        hidden_states = self.add(hidden_states, self.attention.o_proj(heads), self.output_dropout)
         if not self.norm_first:
             hidden_states = self.attention_norm(hidden_states)
         branch = self.mlp(self.mlp_norm(hidden_states) if self.norm_first else hidden_states)
-        hidden_states = self._add(hidden_states, branch, self.mlp_branch_norm, self.mlp_dropout)
+        hidden_states = self.add(hidden_states, branch, self.mlp_dropout)
         return hidden_states if self.norm_first else self.mlp_norm(hidden_states)
 
-    def _add(self, hidden_states: torch.Tensor, branch: torch.Tensor, norm, dropout) -> torch.Tensor:
+    def add(self, hidden_states: torch.Tensor, branch: torch.Tensor, dropout: nn.Dropout | None) -> torch.Tensor:
         """The sum of both; with stochastic depth a branch is left out in training, for a sample of a member."""
-        if norm is not None:
-            branch = norm(branch)
         if dropout is not None and dropout.training:
             branch = dropout(branch)
         if self.drop_path and self.training:
@@ -722,11 +532,15 @@ class HydraLayer(GradientCheckpointingLayer):
         return hidden_states + branch
 
 
-def hydra_layers(config: PreTrainedConfig, norm: Norm | None = None) -> nn.ModuleList:
+def hydra_layers(
+    config: PreTrainedConfig,
+    norm: Norm | None = None,
+    attention_class: type[HydraAttention] = HydraAttention,
+    layer_class: type[HydraLayer] = HydraLayer,
+) -> nn.ModuleList:
     """norm: makes the norms; LayerNorms by default"""
-    spec = config.layer_spec
-    norm = norm or partial(nn.LayerNorm, eps=spec.norm_eps, bias=spec.norm_bias)
-    return nn.ModuleList(HydraLayer(config, layer, norm) for layer in range(len(config.kept_heads)))
+    norm = norm or partial(nn.LayerNorm, eps=config.layer_spec.norm_eps)
+    return nn.ModuleList(layer_class(config, layer, norm, attention_class) for layer in range(len(config.kept_heads)))
 
 
 # `hydra_transformers.fast` of the installed package puts a faster way through the layers here, which returns None where they
@@ -751,10 +565,10 @@ def run_layers(
         states = fast_layers(layers, hidden_states, attention_mask, first_token_only, kwargs)
         if states is not None:
             return states
-    positional = [kwargs.pop(name, None) for name in POSITIONAL]
+    positions = kwargs.pop("positions", ())  # positional, as gradient checkpointing tracks no others
     for index, layer in enumerate(layers, start=1):
         only_first = first_token_only and index == len(layers)
-        hidden_states = layer(hidden_states, attention_mask, only_first, *positional, **kwargs)
+        hidden_states = layer(hidden_states, attention_mask, only_first, *positions, **kwargs)
     return hidden_states
 
 
@@ -787,7 +601,7 @@ class HydraEncoderMixin:
     A family's encoder has `embeddings` and `layers`, and where it needs them `pooler` and
 
     - `embed_inputs(**inputs)`: the states that enter the first layer, (members or 1, batch, tokens, hidden), the mask, and
-      further arguments of the layers;
+      further arguments of the layers, with "positions" for their attention;
     - `last_norm`: the name of the norm behind the layers;
     - `pool(hidden_states, **inputs)`: the last states (members, batch, tokens, hidden) -> (members, batch, pooled) or None.
     """
@@ -796,7 +610,7 @@ class HydraEncoderMixin:
     last_norm: str | None = None
     # Whether the last of `hidden_states` has passed that norm, as in language models.
     last_hidden_state_is_normed = False
-    one_token_stands_for_all = True  # the first, or where texts are read in one direction the last
+    has_pooled_token = True  # the first, or where texts are read in one direction the last
     runs_layers_again = False  # see `layer_runs` in the config
 
     def encode(
@@ -847,12 +661,12 @@ class HydraEncoderMixin:
     def _all_hidden_states(self, states, mask, output_hidden_states: bool | Collection[int], kwargs: dict):
         """The layers one by one, with the states between them as (batch, members, tokens, hidden). Each layer reads the
         returned tensor (a trunk's the first member's part), so that gradients can be asked of it."""
-        kept, members, positional = [], self.num_members, [kwargs.pop(name, None) for name in POSITIONAL]
+        kept, members, positions = [], self.num_members, kwargs.pop("positions", ())
         for index, (number, layer) in enumerate(self.layers_in_order()):
             if index == 0 and output_hidden_states is True:
                 kept.append(batch_first(states, members))
                 states = kept[0].transpose(0, 1)
-            states = layer(states[: self.config.members_in(number)], mask, False, *positional, **kwargs)
+            states = layer(states[: self.config.members_in(number)], mask, False, *positions, **kwargs)
             states = batch_first(states, members)
             kept.append(states if output_hidden_states is True or index in output_hidden_states else None)
             states = states.transpose(0, 1)

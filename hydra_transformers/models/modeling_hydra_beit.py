@@ -5,6 +5,8 @@ rows go with their heads, or from one table for all layers, which counts as embe
 (LayerScale) are part of the output projection and of the MLP's second map here.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from transformers import BeitForImageClassification, BeitModel
@@ -12,8 +14,9 @@ from transformers.models.beit.modeling_beit import BeitEmbeddings, BeitPreTraine
 
 from .configuration_hydra_beit import HydraBeitConfig
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, as_patch_projection
-from .modeling_hydra import GroupedLinear, embed, hydra_layers, shared_or_per_member
+from .modeling_hydra import Grouped, GroupedLinear, Norm, embed, hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
+from .relative_attention import HydraBiasedAttention
 
 
 class HydraBeitEmbeddings(BeitEmbeddings):
@@ -46,6 +49,44 @@ class HydraBeitPreTrainedModel(HydraModelMixin, BeitPreTrainedModel):
         ),
         Rule("relative_attention_bias.weight", "shared_position_bias.relative_position_bias_table"),
     )
+
+
+class DistanceBias(Grouped):
+    """A number for each head and distance, to be added to the scores; weight (sum of heads, distances)."""
+
+    def __init__(self, heads: Sequence[int], distances: int):
+        super().__init__(heads, distances, None)
+
+    def forward(self, distances: torch.Tensor) -> torch.Tensor:
+        """(query tokens, tokens) -> (1, heads of all members, query tokens, tokens)"""
+        return self.weight[:, distances].unsqueeze(0)
+
+
+class HydraBeitAttention(HydraBiasedAttention):
+    """positions: the number of the distance between each query and key, (tokens, tokens), and the bias of all layers, if any"""
+
+    def __init__(self, config: HydraBeitConfig, layer: int, norm: Norm):
+        super().__init__(config, layer, norm)
+        self.adds_bias = config.use_relative_position_bias or config.use_shared_relative_position_bias
+        if config.use_relative_position_bias:
+            self.distance_bias = DistanceBias([len(heads) for heads in self.kept_heads], config.num_distances)
+
+    def rows_per_head(self) -> dict[str, int]:
+        return {"distance_bias": 1} if self.config.use_relative_position_bias else {}
+
+    def bias(
+        self,
+        hidden_states: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        distances: torch.Tensor,
+        shared_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        shared = None if shared_bias is None else super().bias(hidden_states, query, key, shared_bias)
+        if not self.config.use_relative_position_bias:
+            return shared
+        own = self.distance_bias(distances[: query.shape[2]])
+        return own if shared is None else shared + own
 
 
 class SharedPositionBias(nn.Embedding):
@@ -103,7 +144,7 @@ class HydraBeitModel(HydraImageEncoderMixin, HydraBeitPreTrainedModel):
             self.relative_attention_bias = shared_or_per_member(
                 config, "embeddings", lambda: SharedPositionBias(config)
             )
-        self.layers = hydra_layers(config)
+        self.layers = hydra_layers(config, attention_class=HydraBeitAttention)
         if not config.use_mean_pooling:  # which norms the mean instead
             self.layernorm, self.last_norm = norm_of(config), "layernorm"
         has_pooler = config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer
@@ -121,10 +162,10 @@ class HydraBeitModel(HydraImageEncoderMixin, HydraBeitPreTrainedModel):
                     f"pixel_values are {pixel_values.shape[2]} x {pixel_values.shape[3]}: the model knows the distances of "
                     f"{side} x {side} patches, pass images of size {self.config.image_size}"
                 )
-            layer_kwargs["distances"] = numbers_of_distances(side, hidden_states.device)
-        if self.relative_attention_bias is not None:
-            bias = embed(self.relative_attention_bias, layer_kwargs["distances"])
-            layer_kwargs["position_bias"] = bias.unsqueeze(1)
+            distances = numbers_of_distances(side, hidden_states.device)
+            layer_kwargs["positions"] = (distances,)
+            if self.relative_attention_bias is not None:
+                layer_kwargs["positions"] = (distances, embed(self.relative_attention_bias, distances).unsqueeze(1))
         return hidden_states, mask, layer_kwargs
 
 

@@ -6,6 +6,7 @@ tables, others keep their own. The maps from the table to the queries and keys o
 """
 
 import math
+from functools import reduce
 
 import torch
 from torch import nn
@@ -14,13 +15,24 @@ from transformers.activations import ACT2FN
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Embeddings, DebertaV2PreTrainedModel
 
 from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
-from .modeling_hydra import GroupedLinear, embed, hydra_layers, is_exporting, members_mask, shared_or_per_member
+from .modeling_hydra import (
+    GroupedLinear,
+    HydraAttention,
+    Norm,
+    embed,
+    hydra_layers,
+    is_exporting,
+    members_mask,
+    shared_or_per_member,
+)
 from .pretrained import HydraModelMixin, Rule, attention_rules
 from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
 from .tokens import HydraTokenClassifierMixin
 
 
 LAYER = "encoder.layer.*."
+# By term, the map from embeddings of distances to what it compares tokens with.
+POSITION_MAPS = {"c2p": "position_key_proj", "p2c": "position_query_proj"}
 
 
 class HydraDebertaV2PreTrainedModel(HydraModelMixin, DebertaV2PreTrainedModel):
@@ -88,6 +100,57 @@ def rows_of_distances(tokens: int, config: HydraDebertaV2Config) -> slice:
     return slice(max(0, reach - far), reach + far + 1)
 
 
+class HydraDebertaV2Attention(HydraAttention):
+    """Queries are compared with the keys of distances, and keys with the queries of distances (`config.terms`).
+
+    positions: the embeddings of distances, (members or 1, distances, hidden), and the number of the distance between each
+        query and key, (tokens, tokens)
+    """
+
+    def __init__(self, config: HydraDebertaV2Config, layer: int, norm: Norm):
+        super().__init__(config, layer, norm)
+        self.terms = config.terms if config.relative_attention else ()
+        self.adds_bias, self.position_dropout = bool(self.terms), config.hidden_dropout_prob
+        if not config.share_att_key:  # otherwise distances pass the maps of the tokens
+            for term in self.terms:
+                setattr(self, POSITION_MAPS[term], GroupedLinear(config.hidden_size, self.widths))
+
+    def rows_per_head(self) -> dict[str, int]:
+        return {name: self.head_dim for name in POSITION_MAPS.values() if hasattr(self, name)}
+
+    def bias(
+        self,
+        hidden_states: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        embeddings: torch.Tensor,
+        distances: torch.Tensor,
+    ) -> torch.Tensor:
+        distances = distances[: query.shape[2]]  # the first token's alone, where only it is computed
+        if self.training and self.position_dropout:
+            by_member = embeddings.expand(self.num_members, -1, -1)
+            embeddings = nn.functional.dropout(by_member, self.position_dropout)
+        terms = []
+        for term in self.terms:
+            states, numbers = (query, distances) if term == "c2p" else (key, distances.t())
+            # (rows, heads, query tokens or tokens, distances), of which each pair of tokens picks one
+            scores = torch.matmul(states, self._heads_of_distances(term, embeddings).transpose(1, 2))
+            picked = scores.gather(-1, numbers.expand(*scores.shape[:2], -1, -1))
+            terms.append(picked if term == "c2p" else picked.transpose(2, 3))
+        return reduce(torch.add, terms) * self.scaling
+
+    def _heads_of_distances(self, term: str, embeddings: torch.Tensor) -> torch.Tensor:
+        """Keys ("c2p") or queries ("p2c") of the distances: (heads of all members, distances, head_dim)"""
+        if hasattr(self, POSITION_MAPS[term]):
+            projected = getattr(self, POSITION_MAPS[term])(embeddings)
+        else:
+            place = 1 if term == "c2p" else 0
+            rows = [slice(place * width, (place + 1) * width) for width in self.widths]
+            projected = self.qkv_proj(embeddings, rows)
+        heads = [of_member.unflatten(-1, (-1, self.head_dim)) for of_member in projected]
+        return torch.cat(heads, dim=-2).transpose(0, 1)
+
+
 class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedModel):
     """The fused encoder without a head: `HydraModelOutput`."""
 
@@ -99,7 +162,7 @@ class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedMo
         self.distance_embeddings = None
         if config.relative_attention:
             self.distance_embeddings = shared_or_per_member(config, "embeddings", lambda: DistanceEmbeddings(config))
-        self.layers = hydra_layers(config)
+        self.layers = hydra_layers(config, attention_class=HydraDebertaV2Attention)
         self.post_init()
 
     def embed_inputs(self, attention_mask: torch.Tensor | None = None, **inputs):
@@ -108,13 +171,13 @@ class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedMo
                 f"attention_mask has {attention_mask.dim()} axes: DeBERTa also masks its embeddings, pass (batch, tokens)"
             )
         hidden_states, _, layer_kwargs = super().embed_inputs(mask=attention_mask, **inputs)
-        if self.config.layer_spec.position_terms:
+        if self.config.relative_attention and self.config.terms:
             tokens, embeddings = hidden_states.shape[2], embed(self.distance_embeddings)
             distances = numbers_of_distances(tokens, self.config, hidden_states.device)
             if not (torch.compiler.is_compiling() or is_exporting()):  # whose graphs serve texts of every length
                 rows = rows_of_distances(tokens, self.config)
                 embeddings, distances = embeddings[:, rows], distances - rows.start
-            layer_kwargs |= {"distance_embeddings": embeddings, "distances": distances}
+            layer_kwargs["positions"] = (embeddings, distances)
         return hidden_states, self._mask_of_pairs(attention_mask, hidden_states), layer_kwargs
 
     def _mask_of_pairs(self, attention_mask: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.Tensor | None:

@@ -20,8 +20,9 @@ from transformers.models.dinov3_vit.modeling_dinov3_vit import (
 
 from .configuration_hydra_dinov3_vit import HydraDINOv3ViTConfig
 from .images import HydraImageEncoderMixin, as_patch_projection
-from .modeling_hydra import FixedDtype, RotaryTables, hydra_layers, shared_or_per_member
+from .modeling_hydra import FixedDtype, hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
+from .rotary_attention import HydraRotaryAttention, RotaryTables
 
 
 LAYER = "model.layer.*."
@@ -86,7 +87,7 @@ class HydraDINOv3ViTModel(HydraImageEncoderMixin, HydraDINOv3ViTPreTrainedModel)
         super().__init__(config)
         self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraDINOv3ViTEmbeddings(config))
         self.rope_embeddings = PatchRotations(config)
-        self.layers = hydra_layers(config)
+        self.layers = hydra_layers(config, attention_class=HydraRotaryAttention)
         self.norm = shared_or_per_member(
             config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         )
@@ -95,7 +96,7 @@ class HydraDINOv3ViTModel(HydraImageEncoderMixin, HydraDINOv3ViTPreTrainedModel)
     def embed_inputs(self, pixel_values: torch.Tensor | None = None, **inputs):
         hidden_states, mask, layer_kwargs = super().embed_inputs(pixel_values, **inputs)
         tables = self.rope_embeddings(pixel_values, hidden_states)
-        return hidden_states, mask, layer_kwargs | {"position_embeddings": tables}
+        return hidden_states, mask, layer_kwargs | {"positions": (tables,)}
 
     def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:
         return hidden_states[:, :, 0]

@@ -3,8 +3,10 @@
 Some layers see the whole text, the others a window; both kinds have rotary positions of their own.
 """
 
+from functools import partial
+
 import torch
-from transformers import Gemma3TextForSequenceClassification, Gemma3TextModel
+from transformers import Gemma3TextForSequenceClassification, Gemma3TextModel, PreTrainedConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3PreTrainedModel, Gemma3RotaryEmbedding
 
 from .configuration_hydra_gemma3_text import HydraGemma3TextConfig
@@ -12,11 +14,13 @@ from .decoders import (
     DECODER_RULES,
     HydraDecoderClassifierMixin,
     HydraDecoderMixin,
+    HydraNormedDecoderAttention,
     HydraOffsetRMSNorm,
     HydraScaledEmbedding,
 )
-from .modeling_hydra import FixedDtype, RotaryTables
+from .modeling_hydra import FixedDtype, HydraAttention, HydraLayer, Norm, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule
+from .rotary_attention import RotaryTables
 
 
 class HydraGemma3TextPreTrainedModel(HydraModelMixin, Gemma3PreTrainedModel):
@@ -25,7 +29,7 @@ class HydraGemma3TextPreTrainedModel(HydraModelMixin, Gemma3PreTrainedModel):
     base_model_prefix = "model"
     architecture = "Gemma 3"
     input_modalities = ("text",)
-    _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
+    _no_split_modules = ["HydraDecoderEmbeddings", "HydraGemma3Layer"]
     backbone_types = ("gemma3_text",)
     backbone_rules = (
         Rule("layers.*.attention_branch_norm.*", "layers.*.post_attention_layernorm.*"),
@@ -33,6 +37,20 @@ class HydraGemma3TextPreTrainedModel(HydraModelMixin, Gemma3PreTrainedModel):
         Rule("layers.*.mlp_branch_norm.*", "layers.*.post_feedforward_layernorm.*"),
         *DECODER_RULES,
     )
+
+
+class HydraGemma3Layer(HydraLayer):
+    """A branch is normed before it is added to the residual stream, too."""
+
+    def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm, attention_class: type[HydraAttention]):
+        super().__init__(config, layer, norm, attention_class)
+        self.attention_branch_norm, self.mlp_branch_norm = (
+            shared_or_per_member(config, "layernorm", partial(norm, config.hidden_size), layer) for _ in range(2)
+        )
+
+    def project_and_feed(self, hidden_states: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+        hidden_states = hidden_states + self.attention_branch_norm(self.attention.o_proj(heads))
+        return hidden_states + self.mlp_branch_norm(self.mlp(self.mlp_norm(hidden_states)))
 
 
 class HydraGemma3RotaryEmbedding(FixedDtype, Gemma3RotaryEmbedding):
@@ -46,6 +64,8 @@ class HydraGemma3TextModel(HydraDecoderMixin, HydraGemma3TextPreTrainedModel):
     embedding_class = HydraScaledEmbedding
     norm_class = HydraOffsetRMSNorm
     rotary_class = HydraGemma3RotaryEmbedding
+    attention_class = HydraNormedDecoderAttention
+    layer_class = HydraGemma3Layer
 
     def rotary_tables(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> dict[str, RotaryTables]:
         kinds = sorted(set(self.config.layer_types))

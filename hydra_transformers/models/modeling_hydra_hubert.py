@@ -23,7 +23,7 @@ class HydraHubertPreTrainedModel(HydraWaveformMixin, HydraModelMixin, HubertPreT
     config: HydraHubertConfig
     base_model_prefix = "hubert"
     architecture = "HuBERT"
-    _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayer"]
+    _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
     backbone_types = ("hubert",)
     backbone_rules = WAVEFORM_RULES
 

@@ -5,6 +5,7 @@ of their own, made once per forward.
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ from .modeling_hydra import (
     shared_or_per_member,
 )
 from .pretrained import HydraModelMixin, Rule, attention_rules
+from .rotary_attention import HydraRotaryAttention
 from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
 from .tokens import HydraTokenClassifierMixin
 
@@ -58,6 +60,10 @@ class HydraModernBertRotaryEmbedding(FixedDtype, ModernBertRotaryEmbedding):
     """A table for each kind of layers."""
 
 
+class HydraModernBertAttention(HydraRotaryAttention):
+    float32_rotary = True
+
+
 class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel):
     """The fused encoder without a head: `HydraModelOutput`; pooled, where `config.classifier_pooling` asks for it, is the
     mean of the tokens that are no padding."""
@@ -70,10 +76,10 @@ class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel
     def __init__(self, config: HydraModernBertConfig):
         super().__init__(config)
         self.embeddings = shared_or_per_member(config, "embeddings", lambda: ModernBertEmbeddings(config))
-        self.layers = hydra_layers(config)
-        self.final_norm = shared_or_per_member(
-            config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
-        )
+        norm = partial(nn.LayerNorm, eps=config.norm_eps, bias=config.norm_bias)
+        self.layers = hydra_layers(config, norm, HydraModernBertAttention)
+        self.layers[0].attention_norm = nn.Identity()  # behind the norm of the embeddings
+        self.final_norm = shared_or_per_member(config, "layernorm", partial(norm, config.hidden_size))
         self.rotary_emb = HydraModernBertRotaryEmbedding(config)
         self.post_init()
 
@@ -92,7 +98,7 @@ class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel
         if attention_mask is None and "full_attention" in masks:
             masks["full_attention"] = None
         tables = {kind: self.rotary_emb(hidden_states, position_ids, kind) for kind in kinds}
-        layer_kwargs = {"position_embeddings": tables, "deterministic": self.config.deterministic_flash_attn}
+        layer_kwargs = {"positions": (tables,), "deterministic": self.config.deterministic_flash_attn}
         return hidden_states, masks, layer_kwargs
 
     def pool(

@@ -14,6 +14,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEmbeddings, MPNetEncod
 from .configuration_hydra_mpnet import HydraMPNetConfig
 from .modeling_hydra import GroupedPooler, embed, hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
+from .relative_attention import HydraBiasedAttention
 from .texts import (
     GroupedClassificationHead,
     HydraTwoMapTextClassifierMixin,
@@ -67,7 +68,7 @@ class HydraMPNetModel(HydraTypedTextEncoderMixin, HydraMPNetPreTrainedModel):
         self.relative_attention_bias = shared_or_per_member(
             config, "embeddings", lambda: RelativeAttentionBias(config)
         )
-        self.layers = hydra_layers(config)
+        self.layers = hydra_layers(config, attention_class=HydraBiasedAttention)
         self.pooler = None
         if config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer:
             self.pooler = GroupedPooler(config.hidden_size, config.hidden_size, config.num_members, nn.Tanh())
@@ -76,7 +77,7 @@ class HydraMPNetModel(HydraTypedTextEncoderMixin, HydraMPNetPreTrainedModel):
     def embed_inputs(self, **inputs):
         hidden_states, mask, layer_kwargs = super().embed_inputs(**inputs)
         bias = embed(self.relative_attention_bias, hidden_states)
-        return hidden_states, mask, layer_kwargs | {"position_bias": bias.unsqueeze(1)}
+        return hidden_states, mask, layer_kwargs | {"positions": (bias.unsqueeze(1),)}
 
 
 class HydraMPNetForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraMPNetPreTrainedModel):

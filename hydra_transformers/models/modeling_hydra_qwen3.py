@@ -4,7 +4,7 @@ from transformers import Qwen3ForSequenceClassification, Qwen3ForTokenClassifica
 from transformers.models.qwen3.modeling_qwen3 import Qwen3PreTrainedModel
 
 from .configuration_hydra_qwen3 import HydraQwen3Config
-from .decoders import DECODER_RULES, HydraDecoderClassifierMixin, HydraDecoderMixin
+from .decoders import DECODER_RULES, HydraDecoderClassifierMixin, HydraDecoderMixin, HydraNormedDecoderAttention
 from .pretrained import HydraModelMixin
 from .texts import HydraTextClassifierMixin
 from .tokens import HydraTokenClassifierMixin
@@ -24,6 +24,7 @@ class HydraQwen3Model(HydraDecoderMixin, HydraQwen3PreTrainedModel):
     """The fused decoder without a head: `HydraModelOutput`."""
 
     backbone_classes = (Qwen3Model,)
+    attention_class = HydraNormedDecoderAttention
 
 
 class HydraQwen3ForSequenceClassification(HydraDecoderClassifierMixin, HydraQwen3PreTrainedModel):

@@ -120,7 +120,7 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
     backbone_types = ("siglip_vision_model",)
     backbone_classes = (SiglipVisionModel,)
     last_norm = "post_layernorm"
-    one_token_stands_for_all = False  # all tokens are patches
+    has_pooled_token = False  # all tokens are patches
 
     def __init__(self, config: HydraSiglipVisionConfig):
         super().__init__(config)

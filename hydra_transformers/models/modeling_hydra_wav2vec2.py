@@ -23,7 +23,7 @@ class HydraWav2Vec2PreTrainedModel(HydraWaveformMixin, HydraModelMixin, Wav2Vec2
     config: HydraWav2Vec2Config
     base_model_prefix = "wav2vec2"
     architecture = "Wav2Vec2"
-    _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayer"]
+    _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
     backbone_types = ("wav2vec2",)
     backbone_rules = WAVEFORM_RULES
 

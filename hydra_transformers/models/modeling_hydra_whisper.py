@@ -19,7 +19,7 @@ from .modeling_hydra import (
     shared_or_per_member,
 )
 from .pretrained import HydraModelMixin, Rule, attention_rules
-from .waveforms import HydraWaveformClassifierMixin
+from .waveforms import HydraLayerWithDrop, HydraWaveformClassifierMixin
 
 
 class FixedPositions(nn.Embedding):
@@ -50,7 +50,7 @@ class HydraWhisperPreTrainedModel(HydraModelMixin, WhisperPreTrainedModel):
     base_model_prefix = "encoder"
     architecture = "Whisper encoder"
     input_modalities = ("audio",)
-    _no_split_modules = ["HydraWhisperEmbeddings", "HydraLayer"]
+    _no_split_modules = ["HydraWhisperEmbeddings", "HydraLayerWithDrop"]
     backbone_types = ("whisper",)
     backbone_rules = (
         *attention_rules("layers.*.self_attn.{}_proj", ("q", "k", "v", "out")),
@@ -85,7 +85,7 @@ class HydraWhisperModel(HydraEncoderMixin, HydraWhisperPreTrainedModel):
     def __init__(self, config: HydraWhisperConfig):
         super().__init__(config)
         self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraWhisperEmbeddings(config))
-        self.layers = hydra_layers(config)
+        self.layers = hydra_layers(config, layer_class=HydraLayerWithDrop)
         self.layer_norm = shared_or_per_member(config, "layernorm", lambda: nn.LayerNorm(config.hidden_size))
         self.post_init()
 

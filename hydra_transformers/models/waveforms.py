@@ -6,7 +6,16 @@ from transformers import PreTrainedConfig
 from transformers import initialization as init
 
 from .audio import HydraAudioClassifierMixin, HydraAudioEncoderMixin
-from .modeling_hydra import GroupedLinear, embed, encoder_mask, hydra_layers, shared_or_per_member
+from .modeling_hydra import (
+    GroupedLinear,
+    HydraAttention,
+    HydraLayer,
+    Norm,
+    embed,
+    encoder_mask,
+    hydra_layers,
+    shared_or_per_member,
+)
 from .pretrained import Rule, attention_rules
 
 
@@ -66,6 +75,20 @@ def frames_of(samples, config: PreTrainedConfig):
     return samples
 
 
+class HydraLayerWithDrop(HydraLayer):
+    """A layer that is left out at times in training, for all members at once."""
+
+    def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm, attention_class: type[HydraAttention]):
+        super().__init__(config, layer, norm, attention_class)
+        self.layer_drop = config.layer_drop
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask=None, first_token_only=False, *positions, **kwargs):
+        if self.layer_drop and self.training and torch.rand([]) < self.layer_drop:
+            kept = hidden_states[:, :, :1] if first_token_only else hidden_states
+            return kept.expand(self.attention.num_members, *kept.shape[1:])
+        return super().forward(hidden_states, attention_mask, first_token_only, *positions, **kwargs)
+
+
 class HydraWaveformMixin:
     """Weights that only a fine-tuning has, of encoders and classifiers."""
 
@@ -91,6 +114,7 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
     parts: tuple[type[nn.Module], ...]
     # Of what positions add to the scores, where they add anything.
     position_bias_class: type[nn.Module] | None = None
+    attention_class: type[HydraAttention] = HydraAttention
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
@@ -101,7 +125,7 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
             self.relative_attention_bias = shared_or_per_member(
                 config, "embeddings", lambda: self.position_bias_class(config)
             )
-        self.layers = hydra_layers(config)
+        self.layers = hydra_layers(config, None, self.attention_class, HydraLayerWithDrop)
         if config.do_stable_layer_norm:
             self.last_norm = "final_norm"
             self.final_norm = shared_or_per_member(
@@ -132,7 +156,7 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
         mask = None if frame_mask is None else encoder_mask(self.config, hidden_states, frame_mask)
         if self.position_bias_class is None:
             return hidden_states, mask, {}
-        return hidden_states, mask, {"position_bias": embed(self.relative_attention_bias, hidden_states).unsqueeze(1)}
+        return hidden_states, mask, {"positions": (embed(self.relative_attention_bias, hidden_states).unsqueeze(1),)}
 
     def frame_mask(self, attention_mask: torch.Tensor, frames: int) -> torch.Tensor:
         """Which frames are no padding, which follows the samples: (batch, samples) -> (batch, frames)"""

@@ -69,14 +69,16 @@ class Tower:
         memory: bytes for the states of the candidates that run together
         """
         states, mask, layer_kwargs = self.encoder.embed_inputs(**inputs)
-        together = self._candidates_together(states, layer_kwargs, memory)
+        others = dict(layer_kwargs)
+        positions = others.pop("positions", ())
+        together = self._candidates_together(states, positions, memory)
         numbers, layers = zip(*self.encoder.layers_in_order(), strict=True)
         before = []
         for place, (number, layer) in enumerate(zip(numbers, layers, strict=True)):
             runs_first = number not in numbers[:place]
             before.append(states)
             only_first = self.first_token_only and place == len(layers) - 1
-            heads = layer.attend(states, mask, only_first, **layer_kwargs)
+            heads = layer.attend(states, mask, only_first, *positions, **others)
             residual = states[:, :, :1] if only_first else states
             for part in _even_parts(candidates.get(number, []) if runs_first else [], together):
                 # (1, candidates, rows, tokens, width); what candidates have in common is not repeated
@@ -127,9 +129,7 @@ class Tower:
 
         before: the states of the embeddings and of all layers before these, (1, rows, tokens, hidden) each
         """
-        mask, bias = repeated_mask(mask, candidates), layer_kwargs.get("position_bias")
-        if bias is not None and bias.shape[1] > 1:  # one for each row
-            layer_kwargs = layer_kwargs | {"position_bias": bias.repeat(1, candidates, 1, 1, 1)}
+        mask = repeated_mask(mask, candidates)
         norm = nn.Identity() if self.encoder.last_norm is None else getattr(self.encoder, self.encoder.last_norm)
         if self.weighted_sum is not None:
             found = [each.repeat(1, candidates, 1, 1) for each in before] + [states]
@@ -145,16 +145,15 @@ class Tower:
         to_pool = {name: repeated_mask(inputs[name], candidates) for name in self.names_to_pool if name in inputs}
         return self.read(states, self.encoder.pool(states, **to_pool))[0].unflatten(0, (candidates, -1))
 
-    def _candidates_together(self, states: Tensor, layer_kwargs: dict, memory: int) -> int:
+    def _candidates_together(self, states: Tensor, positions: tuple, memory: int) -> int:
         """How many candidates fit in `memory`: a token takes its state a few times over and the MLP's inner layer twice, and
         where positions have a bias a number for each head and token, or distance, a few times."""
         config = self.encoder.config
         if isinstance_by_name(self.encoder, HydraDecoderMixin) and config.pad_token_id is None:
             return 1  # without a padding token it reads texts one by one
         numbers = 6 * config.hidden_size + 2 * config.layer_spec.inner_size
-        if "distances" in layer_kwargs or "position_bias" in layer_kwargs:
-            embeddings = layer_kwargs.get("distance_embeddings")
-            distances = 0 if embeddings is None else embeddings.shape[1]
+        if self.encoder.layers[0].attention.adds_bias:
+            distances = sum(each.shape[1] for each in positions if isinstance(each, Tensor) and each.dim() == 3)
             numbers += 3 * config.num_attention_heads * (states.shape[2] + distances)
         return max(1, memory // (numbers * states.element_size() * states.shape[1] * states.shape[2]))
 

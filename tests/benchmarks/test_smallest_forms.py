@@ -24,9 +24,7 @@ def test_every_benchmark_runs_and_names_its_machine_and_commit(script, tmp_path,
     is_file = script.stem == "fast_parts"
     output = tmp_path / "figures.json" if is_file else tmp_path
     less = ["--families", "vit"] if script.stem == "inference_cost" else []
-    monkeypatch.setattr(
-        sys, "argv", [str(script), "--smallest", "--device", "cpu", *less, "--output", str(output)]
-    )
+    monkeypatch.setattr(sys, "argv", [str(script), "--smallest", "--device", "cpu", *less, "--output", str(output)])
     module.main()
     [report] = map(json.loads, (path.read_text() for path in tmp_path.glob("*.json")))
     [page] = (path.read_text() for path in tmp_path.glob("*.md"))

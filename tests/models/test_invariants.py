@@ -296,7 +296,7 @@ def test_parts_that_are_not_shared_exist_once_per_member(family):
     layer = next(module for name, module in hydra.named_modules() if name.endswith(".layers.1"))
     assert not isinstance(layer.mlp, PerMember)
     norms = [module for name, module in layer.named_children() if "norm" in name]
-    has_branch_norms = layer.attention.config.layer_spec.branch_norms
+    has_branch_norms = hasattr(layer, "mlp_branch_norm")
     assert len(norms) == (4 if has_branch_norms else 2) and all(
         isinstance(norm, PerMember) and len(norm) == 3 for norm in norms
     )

@@ -5,7 +5,8 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from hydra_transformers import HydraBertConfig
-from hydra_transformers.models.modeling_hydra import HydraLayer, hydra_layers, rotated
+from hydra_transformers.models.modeling_hydra import HydraLayer, hydra_layers
+from hydra_transformers.models.rotary_attention import HydraRotaryAttention, rotated
 from tests.families import LLAMA, MODERNBERT, for_families
 
 
@@ -18,7 +19,7 @@ def layer_with(kept_heads: list[list[int]], **fields) -> HydraLayer:
         hidden_size=32, num_hidden_layers=1, num_attention_heads=4, kept_heads=[kept_heads], vocab_size=8, **fields
     )
     config._attn_implementation = "sdpa"
-    layer = hydra_layers(config)[0].double().eval()
+    layer = hydra_layers(config, attention_class=HydraRotaryAttention)[0].double().eval()
     for place, parameter in enumerate(layer.parameters()):
         values = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(place), dtype=torch.float64)
         parameter.data.copy_(values)
@@ -59,7 +60,7 @@ def test_every_head_is_turned_as_in_a_plain_attention(kept_heads, position_ids, 
     layer, turns = layer_with(kept_heads), tables(position_ids)
     layer.attention.config._attn_implementation = backend
     expected = member_by_member(layer, states(), *turns)
-    found = layer.attend(states(), position_embeddings=turns)
+    found = layer.attend(states(), None, False, turns)
     found = list(found) if kept_heads is UNIFORM else found.split([len(heads) * HEAD_DIM for heads in kept_heads], -1)
     found = [of_member for of_member in found if of_member.shape[-1]]
     for one, other in zip(found, expected, strict=True):
@@ -69,15 +70,15 @@ def test_every_head_is_turned_as_in_a_plain_attention(kept_heads, position_ids, 
 @pytest.mark.parametrize("kept_heads", [UNIFORM, RAGGED], ids=["uniform", "ragged"])
 def test_the_first_token_alone_is_turned_by_its_own_position(kept_heads):
     layer, turns = layer_with(kept_heads), tables(OF_EACH_ROW)
-    everything = layer(states(), position_embeddings=turns)
-    first = layer(states(), None, True, position_embeddings=turns)
+    everything = layer(states(), None, False, turns)
+    first = layer(states(), None, True, turns)
     torch.testing.assert_close(first, everything[:, :, :1], rtol=0, atol=1e-10)
 
 
 def test_positions_change_what_heads_give_and_their_differences_alone_count():
     layer = layer_with(UNIFORM)
-    in_order = layer.attend(states(), position_embeddings=tables(IN_ORDER))
-    later = layer.attend(states(), position_embeddings=tables(IN_ORDER + 7))
+    in_order = layer.attend(states(), None, False, tables(IN_ORDER))
+    later = layer.attend(states(), None, False, tables(IN_ORDER + 7))
     torch.testing.assert_close(later, in_order, rtol=0, atol=1e-10)
     assert not torch.allclose(layer.attend(states()), in_order, atol=1e-3)
 
@@ -85,8 +86,8 @@ def test_positions_change_what_heads_give_and_their_differences_alone_count():
 def test_a_layer_reads_the_tables_of_its_type():
     layer, local, everywhere = layer_with(UNIFORM), tables(IN_ORDER, 10.0), tables(IN_ORDER, 1000.0)
     layer.attention.layer_type = "sliding_attention"
-    found = layer.attend(states(), position_embeddings={"sliding_attention": local, "full_attention": everywhere})
-    assert torch.equal(found, layer.attend(states(), position_embeddings=local))
+    found = layer.attend(states(), None, False, {"sliding_attention": local, "full_attention": everywhere})
+    assert torch.equal(found, layer.attend(states(), None, False, local))
 
 
 def test_queries_and_keys_may_have_different_numbers_of_heads():
