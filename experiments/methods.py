@@ -4,7 +4,6 @@ A unit of work writes into its own folder or file below the setting's, and resum
 """
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, o
 from hydra_transformers.pruning.members import sample_heads
 from hydra_transformers.pruning.oba import ranked_weights
 from hydra_transformers.reports import Report, evaluate_uncertainty
-from hydra_transformers.training import Recipe, finetune_from_pretrained, finetune_members, tune_jointly
+from hydra_transformers.training import Recipe, finetune_members
 from hydra_transformers.uncertainty import TemperatureScaling
 
 from .rows import LengthBatches, TensorRows
@@ -45,11 +44,9 @@ from .splits import Splits
 from .units import (
     BASELINES,
     CIRC,
-    RESTARTS,
     SAMPLED,
     SOURCES,
     TAYLOR,
-    TRAININGS,
     Unit,
     budget_of,
     circuit_of,
@@ -97,10 +94,6 @@ class Comparison:
             self.lora_ensemble(unit.index)
         elif unit.kind == "baseline":
             self.baseline(unit.index, unit.name)
-        elif unit.kind == "run":
-            self.restarts(unit.index)
-        elif unit.kind == "joint":
-            self.tuned_jointly(unit.index, unit.name)
         else:
             for method, make, *trainings in getattr(self, unit.name.replace("-", "_"))(unit.index):
                 self.judge(unit.index, method, make, *trainings)
@@ -130,20 +123,8 @@ class Comparison:
     ) -> nn.Module:
         order = seed if data_seed is None else data_seed
         options = self.training_options(batch, order) | others
-        [tuned] = self.alone(
-            lambda: finetune_members([model], recipe, output_dir=folder, seed=seed, data_seed=order, **options)
-        )
+        [tuned] = finetune_members([model], recipe, output_dir=folder, seed=seed, data_seed=order, **options)
         return tuned
-
-    def alone(self, train: Callable[[], Any]) -> Any:
-        """`train()`, once no other worker is at the same folder."""
-        while True:
-            try:
-                return train()
-            except Exception as error:
-                if not isinstance(error.__cause__, BlockingIOError):
-                    raise
-                time.sleep(0.5)  # another worker is loading what lies there
 
     def training_options(self, batch: int, order: int) -> dict[str, Any]:
         """The options of `finetune_members` besides the models, the recipe, the folder and the seed."""
@@ -179,10 +160,12 @@ class Comparison:
 
     def lora_ensemble(self, seed: int) -> LoRAEnsemble:
         setting = self.setting
-        recipe = replace(setting.member_recipe, optimizer="adamw", classifier_learning_rate=None)
+        recipe = setting.member_recipe.with_arguments(
+            optim="adamw_torch", classifier_learning_rate=None, learning_rate=setting.lora_learning_rate
+        )
         if setting.lora_from_start:
             start = self.start(seed)
-            recipe = replace(recipe, epochs=setting.lora_epochs)
+            recipe = recipe.with_arguments(num_train_epochs=setting.lora_epochs)
         else:
             start = self.once(self.backbone, seed)
         return finetune_lora_ensemble(
@@ -190,49 +173,15 @@ class Comparison:
             recipe,
             output_dir=self.folder / str(Unit("lora", seed)),
             seed=100 * seed,
-            learning_rates=[setting.lora_learning_rate],
             **self.training_options(setting.batch_size, 100 * seed),
         )
 
-    # One run, and Hydras as a whole
-
-    def restarts(self, seed: int) -> list[PreTrainedModel]:
-        """Three restarts of one fine-tuning."""
-        setting = self.setting
-        return self.alone(
-            lambda: finetune_from_pretrained(
-                self.once(self.start, 0),
-                3,
-                setting.backbone_recipe,
-                output_dir=self.folder / str(Unit("run", seed)),
-                seed=1_000 * (seed + 1),
-                trainings=TRAININGS,
-                **self.training_options(setting.batch_size, seed),
-            )
-        )
-
     def members_of(self, seed: int, name: str) -> list[PreTrainedModel]:
-        """Three members by the name of where they come from."""
-        if name == RESTARTS:
-            return [prune_heads(model) for model in self.once(self.restarts, seed)]
+        """Three members: as many fine-tunings, or six averaged in pairs."""
         if name == "six":
             indices = six(seed, self.seeds, self.backbones)
             return average_members([self.once(self.pruned_member, index, "single") for index in indices], into=3)
         return self.whole_members(seed)
-
-    def tuned_jointly(self, seed: int, source: str) -> PreTrainedModel:
-        """A Hydra with the deepest trunk after a joint tuning as members are tuned, taught by the same members without one."""
-        setting, members = self.setting, self.members_of(seed, source)
-        return self.alone(
-            lambda: tune_jointly(
-                fused(members, trunk_layers=setting.deep_trunks[-1]),
-                setting.member_recipe,
-                output_dir=self.folder / str(Unit("joint", seed, source)),
-                teacher=None if source == "labels" else fused(members, trunk_layers=0),
-                seed=100 * seed,
-                **self.training_options(setting.batch_size, 100 * seed),
-            )
-        )
 
     # Baselines
 
@@ -245,7 +194,9 @@ class Comparison:
             start, recipe = self.start(seed), setting.backbone_recipe
         if name == "mimo":
             model = MIMO(start, num_members=3, seed=seed)
-            recipe = replace(recipe, label_smoothing=0.0)  # only its own loss knows which label lies in which place
+            recipe = recipe.with_arguments(
+                label_smoothing_factor=0.0
+            )  # only its own loss knows which label lies in which place
             options["data_collator"] = MIMOCollator(3, collator=self.splits.data_collator)
         else:
             model = {"batch-ensemble": BatchEnsemble, "heads": HeadEnsemble}[name](start, num_members=3, seed=seed)
@@ -439,31 +390,6 @@ class Comparison:
         """Members fused with nothing merged, and with every deep trunk."""
         for depth in (0, *self.setting.deep_trunks):
             yield f"{name}-trunk-{depth}", lambda depth=depth: fused(members(), trunk_layers=depth), trainings
-
-    def joint_tuning(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module], float]]:
-        """The same after a joint tuning."""
-        yield from (self.jointly(seed, source) for source in ("three", "six", "labels"))
-
-    def jointly(self, seed: int, source: str) -> tuple[str, Callable[[], nn.Module], float]:
-        """A step of a joint tuning counts by its multiply-adds; the teacher runs forward only, a third of a step."""
-        members, depth = self.members_of(seed, source), self.setting.deep_trunks[-1]
-        one, student, teacher = (
-            count_multiply_adds(each)
-            for each in (
-                self.once(self.start, 0),
-                fused(members, trunk_layers=depth),
-                fused(members, trunk_layers=0),
-            )
-        )
-        work = (student + (0 if source == "labels" else teacher / 3)) / one
-        before = {RESTARTS: TRAININGS, "six": 6}.get(source, 3)
-        trainings = before + self.setting.member_recipe.epochs / self.setting.backbone_recipe.epochs * work
-        return f"joint-{source}-trunk-{depth}", lambda: self.tuned_jointly(seed, source), trainings
-
-    def one_run(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module], float]]:
-        """The same for restarts of one fine-tuning."""
-        yield from self.with_trunks(RESTARTS, lambda: self.members_of(seed, RESTARTS), TRAININGS)
-        yield self.jointly(seed, RESTARTS)
 
     def judge(self, seed: int, method: str, make: Callable[[], nn.Module], trainings: float | None = None) -> None:
         """Writes metrics in and out of distribution for each score and under shift, the number of members and the costs; and

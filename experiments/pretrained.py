@@ -21,11 +21,11 @@ from transformers import (
 
 from hydra_transformers import HydraDinov2Model
 from hydra_transformers.data.rows import DataSource, load_rows
-from hydra_transformers.training import recipe
 
 from .augmentation import resized_crop_and_flip
 from .local_files import read_images, read_strings, tokenized
 from .made_up_sets import drawings, mixed_words, noise, spliced
+from .recipes import FINETUNE_IMAGES, FINETUNE_TEXTS, TUNE_IMAGES, TUNE_TEXTS
 from .rows import PrepareImages, TensorRows, as_it_is
 from .setting import Setting
 from .shifted_sets import shifted_images, shifted_texts
@@ -33,7 +33,7 @@ from .splits import CIRCUIT_ROWS, Splits
 
 
 GROUPS = ("untuned", "tuned", "fine-tunings", "fine-tunings-tuned", "trunk", "baselines")
-GROUPS += ("soups", "joint-tuning", "one-run")
+GROUPS += ("soups",)
 QUICK = {"eval_strategy": "no", "save_strategy": "no"}  # a training takes seconds
 
 # Tiny ImageNet: 100 of its classes to learn, 50 for circuits and the choice between recipes, 50 as near OOD.
@@ -179,9 +179,9 @@ TINYIMAGENET_DINOV2 = Setting(
     name="tinyimagenet-dinov2",
     title="100 classes of Tiny ImageNet, DINOv2-S (12 layers of 6 heads)",
     new_backbone=new_dinov2,
-    backbone_recipe=recipe("finetune-images"),
+    backbone_recipe=FINETUNE_IMAGES,
     read=read_tiny_imagenet,
-    member_recipe=recipe("tune-images"),
+    member_recipe=TUNE_IMAGES,
     heads_to_prune=12,
     heads_per_layer=5,
     batch_size=256,
@@ -265,9 +265,9 @@ SST2_GTE = Setting(
     name="sst2-gte",
     title="SST-2, gte-small (BERT, 12 layers of 12 heads)",
     new_backbone=new_text_classifier,
-    backbone_recipe=recipe("finetune-texts"),
+    backbone_recipe=FINETUNE_TEXTS,
     read=read_sst2,
-    member_recipe=recipe("tune-texts"),
+    member_recipe=TUNE_TEXTS,
     heads_to_prune=24,
     heads_per_layer=10,
     batch_size=128,

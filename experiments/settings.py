@@ -20,24 +20,20 @@ from .setting import ALL_PARTS, Setting
 VIT_START = "google/vit-base-patch16-224-in21k"
 # C.1.2 and C.1.3: all of the model trains, without dropout and label smoothing, behind a new classifier.
 IMAGENET1K_BACKBONE = replace(
-    recipe("imagenet1k"),
+    recipe("imagenet1k").with_arguments(warmup_steps=500, max_steps=20_000, label_smoothing_factor=0.0),
     name="imagenet1k-backbone",
-    warmup_steps=500,
-    max_steps=20_000,
-    label_smoothing=0.0,
     dropout=0.0,
     trainable=ALL_PARTS,
 )
 CIFAR100_BACKBONE = replace(
-    recipe("cifar100"),
+    recipe("cifar100").with_arguments(label_smoothing_factor=0.0),
     name="cifar100-backbone",
-    label_smoothing=0.0,
     last_n_layers=None,
     reset_classifier=False,
     trainable=ALL_PARTS,
 )
 # C.2, which names no batch size: taken for 32 rows.
-SST2_BACKBONE = replace(recipe("sst2"), name="sst2-backbone", learning_rate=8e-6, trainable=ALL_PARTS)
+SST2_BACKBONE = replace(recipe("sst2").with_arguments(learning_rate=8e-6), name="sst2-backbone", trainable=ALL_PARTS)
 LOADING = {"dataloader_num_workers": 8, "dataloader_pin_memory": True}
 
 

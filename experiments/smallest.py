@@ -1,14 +1,12 @@
 """The smallest setting: made-up images, a ViT of two layers. It shows that a benchmark runs, in seconds, and nothing else."""
 
-from dataclasses import replace
 from functools import partial
 
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from hydra_transformers.training import recipe
-
 from .pretrained import QUICK
+from .recipes import FINETUNE_IMAGES, TUNE_IMAGES
 from .rows import PrepareImages, TensorRows, as_it_is
 from .setting import Setting
 from .shifted_sets import shifted_images
@@ -56,9 +54,9 @@ SMALLEST = Setting(
     name="smallest",
     title="made-up images",
     new_backbone=new_backbone,
-    backbone_recipe=replace(recipe("finetune-images"), epochs=1),
+    backbone_recipe=FINETUNE_IMAGES.with_arguments(num_train_epochs=1),
     read=lambda folder, start: splits(),
-    member_recipe=replace(recipe("tune-images"), epochs=1),
+    member_recipe=TUNE_IMAGES.with_arguments(num_train_epochs=1),
     heads_to_prune=2,
     heads_per_layer=3,
     batch_size=16,

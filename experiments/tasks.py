@@ -32,7 +32,6 @@ from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import soup
 from hydra_transformers.models.modeling_hydra import aggregated
 from hydra_transformers.reports import evaluate_uncertainty
-from hydra_transformers.training.from_pretrained import with_new_classifiers
 from hydra_transformers.uncertainty import calibrate
 from hydra_transformers.uncertainty.rewards import best_of_n, preference_metrics
 
@@ -210,7 +209,7 @@ def methods(members: list[PreTrainedModel]) -> Iterator[tuple[str, Callable[[], 
 
 
 def sequence_start(folder: str, seed: int, **settings: Any) -> PreTrainedModel:
-    return with_new_classifiers(folder, 1, seed=seed, **settings)[0]
+    return AutoHydra.from_backbone(folder, seed=seed, **settings)
 
 
 def token_start(folder: str, seed: int) -> PreTrainedModel:

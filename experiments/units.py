@@ -27,10 +27,6 @@ SOURCES = (
 )
 
 
-# One fine-tuning with restarts, and how many trainings both take together.
-RESTARTS, TRAININGS = "restarts", 1.5
-
-
 # What is compared, and judged at a time; a setting names those it takes part in.
 GROUPS = {
     "untuned": "methods on one backbone that train nothing more, and Deep Ensembles",
@@ -44,8 +40,6 @@ GROUPS = {
     "sources": "what makes members of one circuit differ (tables 8 and 9)",
     "budgets": "members of one backbone that lose other numbers of heads",
     "soups": "three fine-tunings, and six averaged two by two into three members, with deep trunks",
-    "joint-tuning": "the same, tuned as a whole with the unmerged Hydra as teacher",
-    "one-run": "members that are restarts of one fine-tuning, and these tuned as a whole",
     "baselines": "BatchEnsemble, MIMO, classifiers on one backbone, a single LoRA adapter",
 }
 
@@ -54,10 +48,9 @@ GROUPS = {
 class Unit:
     """What one process does at a time.
 
-    kind: "backbone", "circuit", "lora", "member", "baseline", "run" (one fine-tuning and its restarts), "joint" (a Hydra tuned
-        as a whole) or "judge"
-    index: of the backbone; of what is judged, of LoRA ensembles, baselines, runs and all that comes of these, the seed
-    name: the circuit (its objective), the member, the baseline, the members of a joint tuning, or one of `GROUPS`
+    kind: "backbone", "circuit", "lora", "member", "baseline" or "judge"
+    index: of the backbone; of what is judged, of LoRA ensembles and baselines, the seed
+    name: the circuit (its objective), the member, the baseline, or one of `GROUPS`
     order, noise: of a member, shifts of the seeds of the batches' order and of all else that is random in training
     """
 
@@ -123,13 +116,8 @@ def further_members(seed: int) -> list[Unit]:
 def needs(unit: Unit, setting: Setting, seeds: int, backbones: int) -> list[Unit]:
     """The units that must be done before this one, each after what it needs itself."""
     backbone = partial(Unit, "backbone")
-    if unit.kind in ("backbone", "run"):
+    if unit.kind == "backbone":
         return []
-    if unit.kind == "joint":
-        if unit.name == RESTARTS:
-            return [Unit("run", unit.index)]
-        indices = six(unit.index, seeds, backbones) if unit.name == "six" else ensemble(unit.index, seeds, backbones)
-        return list(dict.fromkeys(map(backbone, indices)))
     if unit.kind == "lora" and setting.lora_from_start:
         return []
     if unit.kind == "baseline" and unit.name != "heads":
@@ -169,10 +157,6 @@ def judged_units(group: str, seed: int, setting: Setting, seeds: int, backbones:
     elif group == "baselines":
         yield from (Unit("baseline", seed, name) for name in BASELINES)
         yield Unit("lora", seed)
-    elif group == "joint-tuning":
-        yield from (Unit("joint", seed, members) for members in ("three", "six", "labels"))
-    elif group == "one-run":
-        yield from (Unit("run", seed), Unit("joint", seed, RESTARTS))
 
 
 def members_of(group: str, backbones: int) -> int:

@@ -18,11 +18,14 @@ from .models.families import after_import
 
 # By name, the subpackage that has it. A new name is a line here, and one below for type checkers.
 NAMES = {
+    "HydraTrainer": "training",
+    "HydraTrainingArguments": "training",
     "calibrate": "uncertainty",
     "compare_fusions": "reports",
     "decompose": "uncertainty",
     "evaluate_uncertainty": "reports",
     "export": "export",
+    "finetune": "training",
     "load_data": "data",
     "predict_uncertainty": "uncertainty",
     "prune_heads": "pruning",
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
     from .pruning import prune_heads as prune_heads
     from .reports import compare_fusions as compare_fusions
     from .reports import evaluate_uncertainty as evaluate_uncertainty
+    from .training import HydraTrainer as HydraTrainer
+    from .training import HydraTrainingArguments as HydraTrainingArguments
+    from .training import finetune as finetune
     from .uncertainty import calibrate as calibrate
     from .uncertainty import decompose as decompose
     from .uncertainty import predict_uncertainty as predict_uncertainty

@@ -19,6 +19,7 @@ from typing import Any
 from huggingface_hub import ModelCard
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, ViTImageProcessorPil
 
+from experiments.recipes import RECIPES
 from hydra_transformers import (
     AutoHydra,
     HydraBertConfig,
@@ -33,7 +34,6 @@ from hydra_transformers.hub import create_model_card
 from hydra_transformers.hub.card import TEMPLATE
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.reports import Report
-from hydra_transformers.training import recipe
 
 
 ROOT = Path(__file__).parents[1]
@@ -184,7 +184,7 @@ def check_sizes(model: PreTrainedModel, results: Mapping[str, Any]) -> None:
 
 def fine_tuning_sentences(name: str, results: Mapping[str, Any]) -> str:
     shipped = SHIPPED[name]
-    epochs = recipe(shipped.recipe).epochs
+    epochs = RECIPES[shipped.recipe].arguments["num_train_epochs"]
     where = ", ".join(results[part] for part in ("machine", "versions", "date") if part in results)
     started = f" --start {shipped.setting}=FOLDER" if shipped.start is None else ""
     return f"""\

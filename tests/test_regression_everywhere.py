@@ -266,7 +266,7 @@ def test_images_have_numbers_too():
 def test_members_are_fine_tuned_by_their_own_loss(tmp_path):
     [batch] = tokenized()
     data = [{name: each[row] for name, each in batch.items()} for row in range(40)]
-    recipe = Recipe(name="short", optimizer="adamw", learning_rate=1e-2, epochs=3, label_smoothing=0.1)
+    recipe = Recipe("short", {"learning_rate": 1e-2, "num_train_epochs": 3, "label_smoothing_factor": 0.1})
     members = [backbone(seed) for seed in range(2)]
     before = [member(**batch).loss.item() for member in members]
     trained = finetune_members(members, recipe, data, data, tmp_path / "members", progress=False, report_to="none")

@@ -16,7 +16,7 @@ from hydra_transformers import (
     predict_uncertainty,
     prune_heads,
 )
-from hydra_transformers.baselines import DeepEnsemble, average_members, soup
+from hydra_transformers.baselines import average_members, soup
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.hub import create_model_card, push_hydra_to_hub, push_space_to_hub, write_space
 from hydra_transformers.pruning import (
@@ -30,12 +30,12 @@ from hydra_transformers.pruning import (
 from hydra_transformers.serving import HydraPredictor, Limits, create_app, launch_page, predict_data, run
 from hydra_transformers.shift import corrupted_sets
 from hydra_transformers.training import (
-    finetune_from_pretrained,
+    HydraTrainer,
+    HydraTrainingArguments,
+    finetune,
     finetune_members,
-    hydra_from_pretrained,
     lora_config,
     recipe,
-    tune_jointly,
 )
 from hydra_transformers.uncertainty import (
     Abstention,
@@ -92,11 +92,14 @@ def evaluate_and_share(backbone: PreTrainedModel, hydra: PreTrainedModel, rows: 
 
 
 def train(rows: Batches, images: list[Image]) -> HydraViTForImageClassification:
-    fine_tunings = finetune_from_pretrained("facebook/dinov2-small", 6, train_data=rows, output_dir="fine-tuned")
-    again = finetune_members(fine_tunings, recipe("finetune-images"), rows, num_train_epochs=1)
-    hydra = AutoHydra.from_pruned_members(average_members(again, into=3))
-    tune_jointly(hydra, train_data=rows, teacher=DeepEnsemble(fine_tunings)).calibrate(rows)
-    hydra_from_pretrained(ViTForImageClassification(ViTConfig()), train_data=rows, trainings=6).calibrate(rows)
+    hydra = AutoHydra.from_backbone("facebook/dinov2-small", num_members=3, class_names=["cat", "dog"])
+    arguments = HydraTrainingArguments("run", learning_rate=2.5e-5, branch_rate=3.0)
+    HydraTrainer(hydra, arguments, train_dataset=rows, eval_dataset=rows).train()
+    hydra.calibrate(rows)
+    fine_tunings = finetune_members([ViTForImageClassification(ViTConfig())], recipe("cifar100"), rows, rows, "tuned")
+    again = AutoHydra.from_pruned_members(average_members(fine_tunings, into=3))
+    finetune("facebook/dinov2-small", "cifar100", "hydra").model.calibrate(rows)
+    print(again)
 
     print(hydra.predict(images), soup(fine_tunings), lora_config(hydra))
     return HydraViTForImageClassification.from_pretrained("my-hydra")

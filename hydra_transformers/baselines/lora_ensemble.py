@@ -18,9 +18,7 @@ from ..cost import inputs_for, multiply_adds_of
 from ..data.prediction import accepted_inputs, answer_of, classifies_tokens, device_of, member_logits_of
 from ..fusion import without_weights
 from ..models.modeling_hydra import HydraClassifierOutput
-from ..training.finetune import finetune_members
-from ..training.lora import lora_config
-from ..training.recipes import Recipe
+from ..training import Recipe, finetune_members, lora_config
 from .baseline import check_is_count
 from .deep_ensemble import join_members
 from .seeding import seeded

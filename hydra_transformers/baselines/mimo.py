@@ -82,7 +82,7 @@ class MIMO(Baseline):
         if labels is None and num_items_in_batch is not None:
             raise ValueError(
                 "a MIMO needs the labels to put them into the places with their examples, and Trainer keeps them back: leave "
-                "compute_loss_func and label smoothing out (of a recipe, dataclasses.replace(recipe, label_smoothing=0.0))"
+                "compute_loss_func and label smoothing out (label_smoothing_factor=0.0)"
             )
         if getattr(self, "_is_replica", False):  # its part of the batch lacks examples that its places name
             raise RuntimeError(

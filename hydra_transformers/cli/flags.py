@@ -8,7 +8,6 @@ from .._io.access import access_to
 from ..data.loading import PreparedData, load_data
 from ..data.rows import PREFERRED_SPLITS, DataSource
 from ..fusion.probe import TEXT_TOKENS
-from ..training.finetune import DIVISIONS
 from .options import argument, choice, named, option, switch
 
 
@@ -26,30 +25,10 @@ Seed = option(int, "of everything that is random", min=0, max=MOST_SEED)
 Mode = option(choice(("exact", "shortlist")), "how circuits are extracted: shortlist is faster, and may differ")
 Processor = option(str | None, "default: the one saved with the model", "NAME_OR_FOLDER")
 OodSplit = option(str | None, "default: train, validation or test, whichever comes first")
-Epochs = option(
-    int | None, "at most N passes over the data (default: the recipe's, or by the number of rows, 1 to 30)", "N", min=1
-)
+Epochs = option(int | None, "at most N passes over the data (default: 3 to 12, fewer for more rows)", "N", min=1)
 MaxSteps = option(int | None, "train for N steps instead of the recipe's length, to try it out", "N", min=1)
-Trainings = option(
-    float | None,
-    "make the members in the time of T trainings, such as 1.5: one runs up to its half, from where each member goes on for a "
-    "short time; cheaper and worse than whole fine-tunings",
-    "T",
-)
 Regression = switch(
     "--regression", "the labels are numbers to predict, also where all of them are whole, such as ratings"
-)
-Divide = option(
-    choice(DIVISIONS),
-    "what processes of torchrun or accelerate launch divide: members, each trains its own, or batches, all train every member "
-    "together (DDP, FSDP) with --batch-size rows each",
-)
-Classifiers = option(
-    int | None,
-    "different new classifiers that fine-tunings begin with (default: one each; for numbers, several labels and tokens the same for "
-    "all); with 1, merging and averaging cost less accuracy, and members disagree less",
-    "N",
-    min=1,
 )
 ReportTo = option(str, "where trainings are logged, as in Trainer: tensorboard, wandb, ...", "NAME")
 NearData = option(list[tuple] | None, "near out-of-distribution data; may be repeated", "NAME=DATA", parser=named)

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from .._io.files import check_takes_files, write_atomically
 from ..serving.saved_models import load_config, load_model, member_folders, member_number
-from ..training.run_folders import FINISHED, RUN
+from ..training.checkpoints import CHECKPOINTS, is_finished
 
 
 __all__ = ["load_config", "load_model"]  # commands import them from here
@@ -59,7 +59,7 @@ def members_in(folder: Path) -> list[Path]:
             f"{folder} lacks a member, it has {there}{of_all}: run {again} again with the same arguments, and it continues"
         )
     for path in folder.glob("member-*"):
-        if (path / RUN).exists() and not (path / FINISHED).exists():
+        if (path / CHECKPOINTS).exists():
             raise ValueError(
                 f"the training of {path} is not finished: run it again with the same arguments, and it continues"
             )
@@ -130,7 +130,7 @@ def claim_for_training(folder: Path, source: Path, members: int, fine_tunings: b
         raise ValueError(f"{folder} is where the members are read from: pass another --output")
     trained = [path for path in folder.glob("member-*") if path.is_dir() and any(path.iterdir())]
     for path in trained:
-        if not (path / RUN).exists():
+        if not (is_finished(path) or (path / CHECKPOINTS).exists()):
             raise ValueError(f"{path} is not a fine-tuning: pass another --output, or remove it")
     settings = (
         {"members": members, "fine_tunings": fine_tunings} | made_by(source) | ({"taught": True} if taught else {})

@@ -8,10 +8,10 @@ from typing import Any
 from .._io.files import write_atomically, written_whole
 from ..baselines import average_members
 from ..data.processors import check_same_processors, find_processor, load_processor
+from ..fusion import number_of_layers, saved_tower_configs
 from ..hub.member_heads import copy_circuits, load_circuits
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS, times_of_spread
-from .finetune import check_trunk
 from .folders import (
     FUSE_SETTINGS,
     are_fine_tunings,
@@ -76,7 +76,9 @@ def fuse(
     reader = find_processor(names[0], configs[0]) if processor is None else load_processor(processor, configs[0])
     if reader is not None and processor is None:
         check_same_processors(names, configs, reader)
-    check_trunk(trunk_layers, names[0], configs[0])
+    layers = min(map(number_of_layers, saved_tower_configs(configs[0]).values()))
+    if trunk_layers is not None and trunk_layers > layers:
+        raise ValueError(f"--trunk-layers is {trunk_layers}, {names[0]} has {layers} layers: pass 0 to {layers}")
     models = [load_model(name) for name in names]
     if average_into is not None:
         models = average_members(models, average_into)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
@@ -23,7 +23,7 @@ from ..models import AutoHydra
 from ..pruning import draw_members, extract_circuit
 from ..reports import FusionComparison, Report, compare_fusions, evaluate_uncertainty
 from ..reports.table import Table, markdown_table, text_table
-from ..training import Recipe, finetune_from_pretrained
+from ..training import Recipe, finetune_members
 from ..uncertainty import Calibration
 from .digits import KNOWN_DIGITS, DemoData, Images, load_data
 from .pretraining import accuracy, accuracy_on_turns, load_shipped_model, pretrain
@@ -37,14 +37,16 @@ STEPS = 9
 DETECTOR, TARGET = "gen", {"coverage": 0.95}
 
 RECIPE = Recipe(
-    name="demo",
-    optimizer="adamw",
-    learning_rate=2e-3,
-    classifier_learning_rate=1e-2,
-    weight_decay=0.05,
-    max_grad_norm=1.0,
-    warmup_steps=0.2,
-    max_steps=88,
+    "demo",
+    {
+        "learning_rate": 2e-3,
+        "classifier_learning_rate": 1e-2,
+        "weight_decay": 0.05,
+        "max_grad_norm": 1.0,
+        "warmup_steps": 0.2,
+        "lr_scheduler_type": "cosine",
+        "max_steps": 88,
+    },
     trainable=("embeddings", "attention", "mlp", "layernorm", "classifier"),
     reset_classifier=True,  # random ones would pull so small a model in three directions, too far apart to be fused
 )
@@ -60,7 +62,7 @@ class Pace:
     seconds: of timing
     """
 
-    finetuning_steps: int = RECIPE.max_steps
+    finetuning_steps: int = RECIPE.arguments["max_steps"]
     choosing: int = 250
     budget: int = 5
     rows: int = 120
@@ -181,16 +183,17 @@ def finetuned(
     pretrained: PreTrainedModel, data: DemoData, pace: Pace, folder: Path, num_members: int = 3
 ) -> list[PreTrainedModel]:
     """Fine-tunings, each with a new classifier and its own order of the images."""
-    with contextlib.redirect_stdout(io.StringIO()):  # a line for each member; bars go to stderr
-        trained = finetune_from_pretrained(
-            pretrained,
-            num_members,
-            replace(RECIPE, max_steps=pace.finetuning_steps),
+    names = [str(digit) for digit in KNOWN_DIGITS]
+    starts = [AutoHydra.from_backbone(pretrained, class_names=names, seed=1 + index) for index in range(num_members)]
+    with contextlib.redirect_stdout(io.StringIO()):  # what Trainer logs; bars go to stderr
+        trained = finetune_members(
+            starts,
+            RECIPE,
             data.train.rows(),
             data.validation.rows(),
             folder,
-            class_names=[str(digit) for digit in KNOWN_DIGITS],
             seed=1,
+            max_steps=pace.finetuning_steps,
             per_device_train_batch_size=BATCH_SIZE,
             per_device_eval_batch_size=BATCH_SIZE,
             eval_strategy="no",

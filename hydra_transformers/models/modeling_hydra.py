@@ -913,7 +913,9 @@ def mean_loss(loss_function: Callable, labels: torch.Tensor, answers: Sequence[t
     items = kwargs.get("num_items_in_batch")
     if items is None or config.problem_type == "single_label_classification":
         return loss
-    return loss * labels.numel() / (items.to(loss.device) if isinstance(items, torch.Tensor) else items)
+    # Trainer leaves -100 out of the number, though labels that are not class indices have no ignore index.
+    counted, items = labels.ne(-100).sum(), torch.as_tensor(items, device=labels.device)
+    return torch.where(items > 0, loss * counted / items.clamp(min=1), loss)
 
 
 def check_labels(labels: torch.Tensor, member_logits: torch.Tensor, problem_type: str) -> None:
@@ -947,8 +949,8 @@ def watch_for_other_loss(
         if gradient is None or not gradient.any():
             return  # DDP passes nothing, or zeros, to outputs that no loss was computed from
         message = (
-            f"the loss is computed from the ensemble's logits, but {wanted}: compute it from member_logits (for Trainer's "
-            "label_smoothing_factor pass compute_loss_func=EnsembleLoss(label_smoothing=...) of hydra_transformers.training)"
+            f"the loss is computed from the ensemble's logits, but {wanted}: compute it from member_logits (for "
+            "label_smoothing_factor use HydraTrainer of hydra_transformers.training in place of Trainer)"
             f"{otherwise}"
         )
         if from_trainer:

@@ -1,31 +1,29 @@
-"""Fine-tuning before and after pruning, on the Hugging Face Trainer: one callback, recipes, losses, LoRA."""
+"""Fine-tuning on Transformers' Trainer: one run for a whole Hydra, or pruned members one by one."""
 
-from .callbacks import EndAfter, KeepZerosCallback, PostPruningCallback
-from .finetune import compute_accuracy, finetune_members
-from .from_pretrained import finetune_from_pretrained, with_variance
-from .joint import hydra_from_pretrained, tune_jointly
+from .callbacks import KeepZerosCallback, PostPruningCallback
+from .finetune import FineTuned, finetune
 from .lora import lora_config
-from .losses import EnsembleLoss, Teacher
-from .recipes import RECIPES, Recipe, default_recipe, recipe
-from .trainer import DivergedError
+from .losses import EnsembleLoss
+from .members import compute_accuracy, finetune_members
+from .recipes import RECIPES, Recipe, recipe
+from .trainer import DivergedError, HydraTrainer, HydraTrainingArguments
+from .variance import with_variance
 
 
 __all__ = [
     "RECIPES",
     "DivergedError",
-    "EndAfter",
     "EnsembleLoss",
+    "FineTuned",
+    "HydraTrainer",
+    "HydraTrainingArguments",
     "KeepZerosCallback",
     "PostPruningCallback",
     "Recipe",
-    "Teacher",
     "compute_accuracy",
-    "default_recipe",
-    "finetune_from_pretrained",
+    "finetune",
     "finetune_members",
-    "hydra_from_pretrained",
     "lora_config",
     "recipe",
-    "tune_jointly",
     "with_variance",
 ]

@@ -1,4 +1,4 @@
-"""Trainer callbacks: freezing after pruning, weights that stay zero, an early end, and a progress bar."""
+"""Trainer callbacks: freezing after pruning, and weights that stay zero."""
 
 import math
 import re
@@ -11,19 +11,17 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from .._io.progress import progress_bar
 from ..fusion import check_trunk_layers, encoder_config, number_of_layers, tower_configs, trunk_depth
 from ..fusion.structure import isinstance_by_name
 from ..models.modeling_hydra import GroupedLinear, GroupedOutput
 from .parameter_groups import (
     PARTS,
     Place,
-    ids_of_classifier,
     is_baseline,
     kept_by_class,
     layer_dropouts,
     places,
-    without_effect,
+    unused_parameters,
 )
 
 
@@ -31,21 +29,6 @@ logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosi
 
 # `last_n_layers` counts for these.
 PARTS_OF_LAYERS = ("attention", "mlp", "layernorm")
-
-
-class EndAfter(TrainerCallback):
-    """Ends a training after a share of its steps, with the learning rate that it has there: others may go on from it."""
-
-    def __init__(self, share: float):
-        if not 0 < share <= 1:
-            raise ValueError(f"share is {share}: pass more than 0 and at most 1")
-        self.share = share
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if state.global_step >= self.share * state.max_steps:
-            control.should_training_stop = True
 
 
 class PostPruningCallback(TrainerCallback):
@@ -67,8 +50,6 @@ class PostPruningCallback(TrainerCallback):
             the pooler, stay.
         dropout: the probability of the dropouts inside each layer, on the outputs of attention and MLP, in this
             training; the config, and with it a saved model, keeps its own.
-        classifier_factor: the classifier's learning rate, as a multiple of the others'. The trainer of `finetune_members` sets
-            it; the callback only verifies it.
 
     On a model with adapters PEFT chooses what trains: `trainable` and `last_n_layers` do not count, `trunk_layers` is refused,
     and `reset_classifier` resets the classifier that is saved with the adapter (`modules_to_save`).
@@ -80,7 +61,6 @@ class PostPruningCallback(TrainerCallback):
         last_n_layers: int | None = None,
         reset_classifier: bool = False,
         dropout: float | None = None,
-        classifier_factor: float = 1.0,
         trunk_layers: int | float = 0,
     ):
         trainable = (trainable,) if isinstance(trainable, str) else tuple(trainable)
@@ -95,14 +75,14 @@ class PostPruningCallback(TrainerCallback):
         if dropout is not None and not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}: pass a probability below 1, or None to leave it as it is")
         self.trainable, self.last_n_layers, self.trunk_layers = trainable, last_n_layers, trunk_layers
-        self.reset_classifier, self.dropout, self.classifier_factor = reset_classifier, dropout, classifier_factor
+        self.reset_classifier, self.dropout = reset_classifier, dropout
         self._prepared: weakref.ref[nn.Module] | None = None
 
     def trains(self, model: nn.Module) -> dict[str, bool]:
         """For every parameter, by name, whether it trains."""
         if hasattr(model, "peft_config"):
             return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-        idle = without_effect(model)
+        idle = unused_parameters(model)
         if is_baseline(model):  # what it freezes stays frozen
             idle |= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         else:
@@ -167,8 +147,6 @@ class PostPruningCallback(TrainerCallback):
         # FSDP shards parameters under names of its own, DeepSpeed's optimizer holds flat copies of them.
         if not (args.fsdp or args.deepspeed):
             self._verify(model, optimizer)
-            if self.classifier_factor != 1.0:
-                self._verify_rates(model, optimizer, args.learning_rate)
 
     def _verify(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimised = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -185,18 +163,6 @@ class PostPruningCallback(TrainerCallback):
                     f"{'does not hold' if trains else 'holds'} it: let Trainer make the optimizer, or give yours the parameters "
                     "with requires_grad after Trainer was built"
                 )
-
-    def _verify_rates(self, model: nn.Module, optimizer: torch.optim.Optimizer, rate: float) -> None:
-        classifier = ids_of_classifier(model)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                expected = rate * (self.classifier_factor if id(parameter) in classifier else 1.0)
-                if not math.isclose(group.get("initial_lr", group["lr"]), expected):
-                    raise RuntimeError(
-                        f"the classifier shall have {self.classifier_factor:g} times the learning rate of the rest, which this "
-                        "trainer does not give it: train with finetune_members, or set the recipe's classifier_learning_rate "
-                        "to None"
-                    )
 
 
 def describe_trained(model: nn.Module) -> str:
@@ -215,7 +181,9 @@ def _set_to_zero(model: nn.Module) -> None:
     """Zeroes the classifier's last layer: with zeros in all of several layers, their weights would never get a gradient."""
     # PEFT trains a copy of the classifier, and leaves the backbone's as it is.
     is_adapted = hasattr(model, "peft_config")
-    pattern = r"(.*\.)?classifier\.modules_to_save\.[^.]+\." if is_adapted else r"(model\.)?classifier\."
+    pattern = (
+        r"(.*\.)?(classifier|score)\.modules_to_save\.[^.]+\." if is_adapted else r"(model\.)?(classifier|score)\."
+    )
     heads: dict[str, list[str]] = {}
     for name, _ in model.named_parameters():
         if found := re.match(pattern, name):
@@ -279,45 +247,3 @@ class KeepZerosCallback(TrainerCallback):
     ) -> None:
         for weight, zeros in self._zeros:
             weight.masked_fill_(zeros, 0)
-
-
-class TrainingBar(TrainerCallback):
-    """A bar on a terminal where `enabled`, and a line after each validation of the training called `name`."""
-
-    def __init__(self, name: str, enabled: bool = True):
-        self.name, self.enabled = name, enabled
-        self.bar = None
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if state.is_world_process_zero:
-            self.bar = progress_bar(state.max_steps, self.name, "step", self.enabled, initial=state.global_step)
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self.bar is not None:
-            self.bar.update(state.global_step - self.bar.n)
-
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if self.bar is None:
-            return
-        chosen_by = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
-        shown = [name for name in dict.fromkeys(("eval_loss", chosen_by)) if name in metrics]
-        values = ", ".join(f"{name.removeprefix('eval_')} {metrics[name]:.4f}" for name in shown)
-        self.bar.write(f"{self.name}: step {state.global_step:,} of {state.max_steps:,}, validation {values}")
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..fusion import backbone_names, hydra_class_of, projection_names, without_weights
+from ..fusion import backbone_names, hydra_class_of, projection_names, tower_configs, without_weights
 from ..fusion.structure import isinstance_by_name, outline
 from ..models.auto import HYDRA_CLASSES, AutoHydra
 from ..models.modeling_hydra import HydraAttention
+from .lora import is_peft_model
 
 
 # By the names of a Hydra's parameters; the first pattern that matches decides. BERT's LayerNorm of the embeddings is part of
@@ -44,7 +45,7 @@ class Place:
 
 def places(model: nn.Module) -> dict[str, Place]:
     """By name, the place of every parameter of `model`."""
-    names = our_names(model)
+    names = hydra_parameter_names(model)
     depths: dict[str, int] = {}
     for ours in names.values():
         if found := LAYER.match(ours):
@@ -52,12 +53,12 @@ def places(model: nn.Module) -> dict[str, Place]:
     return {name: _place(ours, depths) for name, ours in names.items()}
 
 
-def our_names(model: nn.Module) -> dict[str, str]:
+def hydra_parameter_names(model: nn.Module) -> dict[str, str]:
     """The name in a Hydra of each parameter of a Hydra, a supported backbone, or a baseline around one."""
     names = [name for name, _ in model.named_parameters()]
     if is_baseline(model):
         # Weights of the baseline's own go by the module that they belong to.
-        known = our_names(without_weights(type(model.model), model.config))
+        known = hydra_parameter_names(without_weights(type(model.model), model.config))
         by_module = {name.rpartition(".")[0]: ours for name, ours in known.items()}
         inside = {name: name.removeprefix("model.") for name in names}
         return {name: known.get(own) or by_module.get(own.rpartition(".")[0]) or own for name, own in inside.items()}
@@ -92,20 +93,45 @@ def _place(ours: str, depths: dict[str, int]) -> Place:
     return Place(part, math.inf, -1) if is_before else Place(part, 0, math.inf)
 
 
-def set_classifier_rate(optimizer: torch.optim.Optimizer, model: nn.Module, factor: float) -> None:
-    """Gives all that follows the encoder `factor` times the learning rate, in groups of its own; call it before any step."""
-    classifier = ids_of_classifier(model)
-    for group in list(optimizer.param_groups):
-        apart = [parameter for parameter in group["params"] if id(parameter) in classifier]
-        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in classifier]
-        if apart:
-            optimizer.add_param_group({**group, "params": apart, "lr": factor * group["lr"]})
+def set_rates(
+    optimizer: torch.optim.Optimizer, model: nn.Module, branch_rate: float, classifier_rate: float | None
+) -> None:
+    """Gives branches and classifiers their learning rates, in groups of their own; call it before any step.
+
+    classifier_rate: None for that of the trunk
+    """
+    branches, classifier = branches_and_classifier(model)
+    for ids, rate in ((branches, branch_rate), (classifier, classifier_rate)):
+        for group in list(optimizer.param_groups):
+            apart = [parameter for parameter in group["params"] if id(parameter) in ids]
+            if apart and rate is not None:
+                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in ids]
+                optimizer.add_param_group({**group, "params": apart, "lr": rate})
+    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
 
 
-def ids_of_classifier(model: nn.Module) -> set[int]:
-    """The `id` of each parameter that follows the encoder."""
-    found = places(model)
-    return {id(parameter) for name, parameter in model.named_parameters() if found[name].part == "classifier"}
+def branches_and_classifier(model: nn.Module) -> tuple[set[int], set[int]]:
+    """The `id` of each parameter behind the trunk of several members, and of each that follows the encoder.
+
+    A pooler inside the encoder belongs to the branches. A model with one member has no branches.
+    """
+    inner = model.get_base_model() if is_peft_model(model) else model.model if is_baseline(model) else model
+    is_hydra = hasattr(type(inner), "backbone_rules")
+    encoder = getattr(
+        inner, getattr(type(inner) if is_hydra else hydra_class_of(inner), "base_model_prefix", ""), None
+    )
+    inside = set(map(id, encoder.parameters())) if isinstance(encoder, nn.Module) else set(map(id, inner.parameters()))
+    classifier = {id(parameter) for parameter in inner.parameters() if id(parameter) not in inside}
+    if not is_hydra or inner.num_members == 1:
+        return set(), classifier
+    towers = tower_configs(inner.config)
+
+    def trunk_of(name: str) -> int:
+        return next((each.trunk_layers for tower, each in towers.items() if name.startswith(tower)), 0)
+
+    where = places(inner)
+    branches = {id(each) for name, each in inner.named_parameters() if where[name].layers_before >= trunk_of(name)}
+    return branches - classifier, classifier
 
 
 def kept_by_class(model: nn.Module) -> set[str]:
@@ -114,8 +140,8 @@ def kept_by_class(model: nn.Module) -> set[str]:
     return {name for name, parameter in made.named_parameters() if not parameter.requires_grad}
 
 
-def without_effect(model: nn.Module) -> set[str]:
-    """Names of the parameters that no answer depends on: those that no head reads, and in a layer without heads the empty
+def unused_parameters(model: nn.Module) -> set[str]:
+    """Names of the parameters that no output depends on: those that no head reads, and in a layer without heads the empty
     weights and the norms of what the attention reads. They never get a gradient, and DDP would wait for it."""
     empty = {name for name, parameter in model.named_parameters() if parameter.numel() == 0}
     layers = {name.removesuffix("attention.qkv_proj.weight") for name in empty if name.endswith("qkv_proj.weight")}

@@ -1,101 +1,213 @@
-"""The Trainer of `finetune_members`, which stops when the loss or a weight is not finite."""
+"""`HydraTrainer` and its arguments: Transformers' Trainer with learning rates for trunk, branches and classifiers."""
 
 import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, Trainer
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from .callbacks import TrainingBar
+from ..data.batches import collate
+from ..data.loading import PreparedData, load_data
+from ..data.prediction import classes_of, padding_of
+from ..data.tasks import ONE_CLASS, TOKENS, task_of_model
+from .checkpoints import has_ended, last_checkpoint, load_member, trainer_state
 from .lora import is_peft_model
-from .losses import IGNORED_LABEL, TeacherLoss
-from .parameter_groups import set_classifier_rate
-from .run_folders import load_member
+from .losses import IGNORED_LABEL, EnsembleLoss, TrunkMixing
+from .parameter_groups import set_rates
 
 
 class DivergedError(RuntimeError):
     """The loss or the weights of a training are no longer finite numbers."""
 
 
-class FiniteTrainer(Trainer):
-    """A `Trainer` that raises a `DivergedError` when a loss, or a weight that would be saved, is not finite.
+def _setting(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
 
-    - A plain one logs the mean of earlier losses in place of a NaN, and goes on.
+
+@dataclass
+class HydraTrainingArguments(TrainingArguments):
+    """`TrainingArguments` with the learning rates of a Hydra that is fine-tuned in one run. A plain `Trainer` takes them, too, and
+    trains everything at `learning_rate`.
+
+    Args:
+        learning_rate (`float`, defaults to 2.5e-5):
+            The peak learning rate of the trunk and the embeddings, and of all layers of a model with one member.
+        branch_rate (`float`, defaults to 3.0):
+            The learning rate of the branches, the layers behind the trunk of several members, as a multiple of
+            `learning_rate`. A pooler inside the encoder is part of them.
+        classifier_learning_rate (`float`, *optional*, defaults to 1e-3):
+            The peak learning rate of what follows the encoder, for new classifiers; `None` for `learning_rate`.
+        mixing (`float`, defaults to 0.0):
+            Above 0: mix rows behind the trunk with weights of Beta(mixing, mixing); see `TrunkMixing`.
+        class_weights (`str`, *optional*):
+            "balanced" gives rare classes more weight: each class counts as if it had as many training rows as the others.
+        weight_decay, warmup_steps, lr_scheduler_type:
+            As in `TrainingArguments`, with the defaults 0.05, 0.1 (a share of all steps) and "cosine".
+    """
+
+    learning_rate: float = _setting(2.5e-5, "The peak learning rate of trunk and embeddings.")
+    branch_rate: float = _setting(3.0, "The learning rate of the branches, as a multiple of learning_rate.")
+    classifier_learning_rate: float | None = _setting(1e-3, "Of what follows the encoder; None for learning_rate.")
+    mixing: float = _setting(0.0, "Above 0: mix rows behind the trunk, weights from Beta(mixing, mixing).")
+    class_weights: str | None = _setting(None, '"balanced" gives rare classes more weight.')
+    weight_decay: float = _setting(0.05, "Decoupled weight decay, not on biases and norms.")
+    warmup_steps: float = _setting(0.1, "Steps of linear warm-up; below 1, a share of all steps.")
+    lr_scheduler_type: str = _setting("cosine", "The schedule of the learning rates.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.class_weights not in (None, "balanced"):
+            raise ValueError(f'class_weights is {self.class_weights!r}: pass "balanced" or None')
+        for name in ("branch_rate", "classifier_learning_rate", "mixing"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is {value}: pass a finite number that is not negative")
+
+
+class HydraTrainer(Trainer):
+    """A `Trainer` for Hydras, and for the plain models and baselines that they are compared with.
+
+    - Trunk, branches and classifiers have learning rates of their own, see `HydraTrainingArguments`.
+    - Label smoothing and class weights apply to each member's loss.
+    - It raises a `DivergedError` when a loss, or a weight that would be saved, is not finite; a plain `Trainer` goes on.
+    - Accumulated batches, and those of several processes, count by their labels: many models of Transformers ignore the number
+      of labels that a plain `Trainer` passes, and their gradients are too large. Labels of regression have no ignore index.
     - Checkpoints are read by `from_pretrained`: a plain one ignores weights whose names on disk are older than the model's.
-    - Accumulated batches, and those of several processes, count by their labels: many models of Transformers ignore the
-      number of labels that a plain one passes, and their gradients are too large.
 
-    classifier_factor: the classifier's learning rate, as a multiple of the others'
-    repetitions: how often each row is in its training batch; dropout makes the copies differ
-    name: the training's name, for a line after each validation and a bar (unless `disable_tqdm`); None for neither
+    Args:
+        model (`PreTrainedModel` or `nn.Module`):
+            A Hydra; or a plain model, a `PeftModel`, or a baseline.
+        args (`TrainingArguments`, *optional*):
+            Best `HydraTrainingArguments`, which are the default.
+        train_dataset, eval_dataset (*optional*):
+            As for `Trainer`; or a DataFrame, or a data set of raw texts, images or audio with `processing_class` to read them.
+        processing_class (*optional*):
+            The tokenizer, image processor or feature extractor; saved with the model.
+        data_collator (`Callable`, *optional*):
+            By default rows are stacked, and tokens padded to the longest row of their batch.
+        kwargs:
+            All else that `Trainer` takes: `compute_metrics`, `callbacks`, ...
+
+    Example:
+
+    ```py
+    hydra = AutoHydra.from_backbone("facebook/dinov2-small", num_members=3, num_labels=100)
+    arguments = HydraTrainingArguments("run", num_train_epochs=9)
+    HydraTrainer(hydra, arguments, train_dataset=train, eval_dataset=validation, processing_class=processor).train()
+    ```
     """
 
     def __init__(
         self,
-        *args: Any,
-        classifier_factor: float = 1.0,
-        repetitions: int = 1,
-        name: str | None = None,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
         **kwargs: Any,
     ):
-        self.classifier_factor, self.repetitions = classifier_factor, repetitions
-        super().__init__(*args, **kwargs)
-        if repetitions > 1 and not any(isinstance(each, nn.Dropout) and each.p for each in self.model.modules()):
-            raise ValueError(
-                f"repetitions is {repetitions}, and the model has no dropout, so that copies of a row teach nothing new: pass a "
-                "recipe with dropout=0.1, or with repetitions=1"
+        args = HydraTrainingArguments("tmp_trainer") if args is None else args
+        if model is not None:
+            train_dataset, eval_dataset = (
+                prepared(data, model, processing_class) for data in (train_dataset, eval_dataset)
             )
-        # One shows a bar from the first second on, the other prints dicts.
-        for callback in (PrinterCallback, ProgressCallback):
-            self.remove_callback(callback)
-        if name is not None:
-            self.add_callback(TrainingBar(name, enabled=not self.args.disable_tqdm))
+            if data_collator is None:
+                data_collator = partial(collate, padding=padding_of(model) or 0, classes=classes_of(model))
+        super().__init__(
+            model, args, data_collator, train_dataset, eval_dataset, processing_class=processing_class, **kwargs
+        )
+        self.mixing: TrunkMixing | None = None
+        balanced = getattr(args, "class_weights", None) is not None
+        alpha = getattr(args, "mixing", 0.0)
+        if self.compute_loss_func is None and (args.label_smoothing_factor or balanced or alpha):
+            self.label_smoother = None
+            self._set_loss(balanced, alpha)
+
+    def _set_loss(self, balanced: bool, alpha: float) -> None:
+        model = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        task = task_of_model(model)
+        if task not in (ONE_CLASS, TOKENS) or (alpha and task == TOKENS):
+            raise ValueError(
+                "label_smoothing_factor, class_weights and mixing are for models that choose one class"
+                f"{' per row' if alpha else ''}, and this one does not: leave them out"
+            )
+        weights = balanced_weights(self.train_dataset, model.config.num_labels) if balanced else None
+        kind = getattr(model.config, "ensemble_loss", "members")
+        self.compute_loss_func = EnsembleLoss(kind, self.args.label_smoothing_factor, weights)
+        if alpha:
+            if getattr(model, "num_members", 1) < 2 or kind != "members":
+                raise ValueError("mixing is for a Hydra of several members with ensemble_loss 'members': leave it out")
+            self.mixing = TrunkMixing(model, alpha)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(*args, **kwargs)
-        if self.classifier_factor != 1.0 and is_new:
-            set_classifier_rate(optimizer, self.model, self.classifier_factor)
+        branch_rate = getattr(self.args, "branch_rate", 1.0)
+        classifier_rate = getattr(self.args, "classifier_learning_rate", None)
+        if is_new and (branch_rate != 1.0 or classifier_rate is not None):
+            set_rates(optimizer, self.model, branch_rate * self.args.learning_rate, classifier_rate)
         return optimizer
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        with nullcontext() if self.mixing is None else self.mixing.active():
+            return super().train(*args, **kwargs)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        if self.repetitions > 1:
-            if "labels" not in inputs:  # CLIP would take the copies of a pair for others
-                raise ValueError(
-                    f"repetitions is {self.repetitions}, and the batch has no labels: pass a recipe with 1"
-                )
-            inputs = {name: value.repeat_interleave(self.repetitions, dim=0) for name, value in inputs.items()}
-            num_items_in_batch = None if num_items_in_batch is None else self.repetitions * num_items_in_batch
         loss = super().training_step(model, inputs, num_items_in_batch)
         if not self._is_true_everywhere(torch.isfinite(loss).all()):
-            raise DivergedError(f"the loss is {loss.mean().item()} in step {self.state.global_step + 1}")
+            raise DivergedError(
+                f"the loss is {loss.mean().item()} in step {self.state.global_step + 1}: lower the learning rate, or look for "
+                "values in the data that are not finite"
+            )
         return loss
 
     def compute_loss(
         self, model: nn.Module, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        if isinstance(self.compute_loss_func, TeacherLoss) and model.training:
-            shown = {name: value for name, value in inputs.items() if name != "labels"}
-            with self.accelerator.autocast():  # as the model's own forward
-                self.compute_loss_func.target = self.compute_loss_func.teacher.probabilities(shown)
-        is_mean = self.compute_loss_func is None and self._gives_means and self.args.n_gpu <= 1
-        if num_items_in_batch is None or not is_mean or "labels" not in inputs:
+        if self.mixing is not None:
+            self.compute_loss_func.mixing = self.mixing if model.training else None
+            if model.training:
+                self.mixing.draw(len(inputs["labels"]), inputs["labels"].device)
+        is_mean = self.compute_loss_func is None and self.args.n_gpu <= 1 and self._gives_means(inputs.get("labels"))
+        if num_items_in_batch is None or not is_mean:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        share = inputs["labels"].ne(IGNORED_LABEL).sum() / num_items_in_batch
+        labels = inputs["labels"]
+        share = (labels.numel() if labels.is_floating_point() else labels.ne(IGNORED_LABEL).sum()) / num_items_in_batch
         if self.args.average_tokens_across_devices:
             share = share * self.accelerator.num_processes
-        found = super().compute_loss(model, inputs, return_outputs)
-        return (found[0] * share, found[1]) if return_outputs else found * share
+        result = super().compute_loss(model, inputs, return_outputs)
+        return (result[0] * share, result[1]) if return_outputs else result * share
 
-    @property
-    def _gives_means(self) -> bool:
-        """Whether the model's loss is a mean over the batch, as it ignores the number of labels."""
+    def _gives_means(self, labels: Tensor | None) -> bool:
+        """Whether the model's loss without the number of labels is right: a mean over the batch."""
+        if not isinstance(labels, Tensor):
+            return False
         model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        return isinstance(model, PreTrainedModel) and not hasattr(type(model), "backbone_rules")
+        is_plain = isinstance(model, PreTrainedModel) and not hasattr(type(model), "backbone_rules")
+        return is_plain or (isinstance(model, PreTrainedModel) and labels.is_floating_point())
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Any:
+        # Labels that are not class indices all count: -100.0 is a number like others.
+        counted = [
+            {**batch, "labels": torch.zeros_like(batch["labels"])}
+            if isinstance(batch.get("labels"), Tensor) and batch["labels"].is_floating_point()
+            else batch
+            for batch in batch_samples
+        ]
+        return super()._get_num_items_in_batch(counted, device)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         metrics = super().evaluate(*args, **kwargs)
@@ -106,11 +218,22 @@ class FiniteTrainer(Trainer):
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         # Of sharded weights each process sees its own part.
-        own = [each.to_local() if hasattr(each, "to_local") else each for each in self.model.parameters()]
-        finite = [torch.isfinite(part).all().to(self.args.device) for part in own]
+        local = [each.to_local() if hasattr(each, "to_local") else each for each in self.model.parameters()]
+        finite = [torch.isfinite(part).all().to(self.args.device) for part in local]
         if not self._is_true_everywhere(torch.stack(finite).all()):
             raise DivergedError(f"weights are not finite after step {self.state.global_step}")
         super().save_model(*args, **kwargs)
+
+    def train_to_end(self) -> None:
+        """Trains, from the last whole checkpoint in `output_dir` if there is one; nothing where that is of the last step."""
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        checkpoint = last_checkpoint(Path(self.args.output_dir), self.args.world_size, is_sharded)
+        state = None if checkpoint is None else trainer_state(checkpoint)
+        if state is not None and has_ended(state):  # Trainer would take one more step
+            best = state["best_model_checkpoint"] if self.args.load_best_model_at_end else None
+            self._load_weights(os.fspath(checkpoint.parent / Path(best).name if best else checkpoint))
+        else:
+            self.train(resume_from_checkpoint=None if checkpoint is None else os.fspath(checkpoint))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if self._is_sharded_or_adapted():
@@ -125,7 +248,7 @@ class FiniteTrainer(Trainer):
             self._load_weights(self.state.best_model_checkpoint)
 
     def _load_weights(self, folder: str) -> None:
-        self.model.load_state_dict(load_member(self.model, folder, device="cpu").state_dict())
+        self.model.load_state_dict(load_member(self.model, folder).state_dict())
 
     def _is_sharded_or_adapted(self) -> bool:
         return self.is_fsdp_enabled or self.is_deepspeed_enabled or not isinstance(self.model, PreTrainedModel)
@@ -136,3 +259,32 @@ class FiniteTrainer(Trainer):
             condition = condition.to(torch.uint8)
             dist.all_reduce(condition, op=dist.ReduceOp.MIN)
         return bool(condition)
+
+
+def prepared(data: Any, model: nn.Module, processing_class: Any) -> Any:
+    """Data that a model can be trained on: a DataFrame, or with a `processing_class` raw rows, is read by `load_data`."""
+    if isinstance(data, Mapping) and not hasattr(data, "iloc"):
+        return {name: prepared(each, model, processing_class) for name, each in data.items()}
+    if data is None or isinstance(data, PreparedData):
+        return data
+    is_table = hasattr(data, "iloc")
+    if not is_table and (processing_class is None or not hasattr(data, "__getitem__") or not len(data)):
+        return data
+    if not is_table:
+        row = data[0]
+        if not isinstance(row, Mapping) or getattr(model, "main_input_name", None) in (None, *row):
+            return data
+    return load_data(data, model, processor=processing_class, labelled=True)
+
+
+def balanced_weights(data: Any, num_labels: int) -> Tensor:
+    """A weight for each class by which all classes count alike, with a mean of 1 over the rows: (classes,)"""
+    labels = getattr(data, "labels", None)
+    if labels is None:
+        labels = [row.get("labels", row.get("label")) for row in data]
+    if any(isinstance(label, str) for label in labels):
+        raise ValueError("class_weights needs labels that are class indices: pass rows of load_data(data, model)")
+    flat = chain.from_iterable(torch.as_tensor(label).flatten().tolist() for label in labels)
+    counts = Counter(label for label in flat if label != IGNORED_LABEL)
+    total, classes = sum(counts.values()), len(counts)
+    return torch.tensor([total / (classes * counts[label]) if counts[label] else 1.0 for label in range(num_labels)])

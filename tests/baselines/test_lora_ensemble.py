@@ -1,7 +1,6 @@
 """LoRAEnsemble: one backbone, one adapter and one classifier per member."""
 
 import copy
-import dataclasses
 import shutil
 import threading
 
@@ -18,7 +17,7 @@ from tests.families import BERT, VIT, bert_backbone, for_families, images, vit_b
 from tests.training.tiny import QUIET, tiny_dataset, tiny_model
 
 
-SHORT = dataclasses.replace(recipe("imagenet1k"), max_steps=6, warmup_steps=1, learning_rate=0.1)
+SHORT = recipe("imagenet1k").with_arguments(max_steps=6, warmup_steps=1, learning_rate=0.1)
 ARGUMENTS = {"per_device_train_batch_size": 4, **QUIET}
 SAME = {"num_members": 2, "r": 2, "seed": 5, **ARGUMENTS}
 
@@ -158,7 +157,7 @@ def test_only_adapters_and_classifiers_train_each_by_its_own_seed_and_a_second_c
 @pytest.mark.slow
 def test_the_papers_rank_and_scale_are_the_default(tmp_path):
     rows = tiny_dataset("bert", 4)
-    settings = dataclasses.replace(SHORT, max_steps=2)
+    settings = SHORT.with_arguments(max_steps=2)
     ensemble = finetune_lora_ensemble(bert_backbone().float(), settings, rows, rows, tmp_path, **ARGUMENTS)
     configs = list(ensemble.model.peft_config.values())
     assert [(config.r, config.lora_alpha) for config in configs] == [(4, 8)] * 3

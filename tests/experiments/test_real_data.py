@@ -231,7 +231,7 @@ def test_a_setting_of_the_hub_runs_from_its_backbones_to_results(tmp_path, monke
     sets = replace(
         hub_sets.SST2, train=train, test=test, circuit_ood=other, ood={"far": {"other": other}}, held_out=16
     )
-    short = replace(settings.SETTINGS["sst2"].member_recipe, epochs=1)
+    short = settings.SETTINGS["sst2"].member_recipe.with_arguments(num_train_epochs=1)
     setting = replace(
         settings.SETTINGS["sst2"],
         read=hub_sets.reader(sets, short),

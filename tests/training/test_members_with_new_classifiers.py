@@ -10,15 +10,11 @@ from hydra_transformers import AutoHydra, HydraBertForSequenceClassification, Hy
 from hydra_transformers.models.auto import CLASSIFIERS
 from tests.families import FAMILIES as ALL
 from tests.families import GEMMA, Family
-from tests.training.tiny import FAMILIES, copy_of_weights, tiny_model
+from tests.training.tiny import FAMILIES, assert_same_weights, copy_of_weights, tiny_model
 
 
 WITH_CLASSIFIER = [family for family in ALL if family.backbone().config.model_type in CLASSIFIERS]
 NAMES = ["a", "b", "c", "d"]
-
-
-def assert_same_weights(first: torch.nn.Module, second: torch.nn.Module) -> None:
-    torch.testing.assert_close(first.state_dict(), second.state_dict(), rtol=0, atol=0)
 
 
 def inputs_of(family: Family) -> dict[str, torch.Tensor]:

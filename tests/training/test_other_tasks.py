@@ -1,4 +1,4 @@
-"""Fine-tuning and pruning by the objective of the task: several labels per row."""
+"""Pruning by the objective of the task: multi-label classification."""
 
 import math
 
@@ -7,7 +7,6 @@ import torch
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.pruning import extract_circuit, taylor_scores
-from hydra_transformers.training import Recipe, finetune_from_pretrained
 from tests.families import BERT, padded_texts
 
 
@@ -19,20 +18,6 @@ def rows(count=24, seed=0):
     inputs = padded_texts(count, seed=seed)
     labels = torch.stack([(inputs["input_ids"] % 3 == label).any(dim=1) for label in range(3)], dim=1).float()
     return [{**{name: each[row] for name, each in inputs.items()}, "labels": labels[row]} for row in range(count)]
-
-
-@pytest.mark.slow
-def test_fine_tunings_of_several_labels_learn_and_fuse(tmp_path):
-    recipe = Recipe("short", "adamw", 1e-3, epochs=2, trainable=("attention", "mlp", "layernorm", "classifier"))
-    settings = {"class_names": ["a", "b", "c"], "problem_type": "multi_label_classification", "progress": False}
-    members = finetune_from_pretrained(
-        BERT.backbone().float(), 2, recipe, rows(), rows(8, 1), tmp_path, report_to="none", **settings
-    )
-    assert members[0].config.problem_type == "multi_label_classification"
-    hydra = AutoHydra.from_pruned_members(members, shared=())
-    inputs = padded_texts()
-    expected = torch.stack([member(**inputs).logits.sigmoid() for member in members]).mean(dim=0)
-    torch.testing.assert_close(hydra(**inputs).logits.sigmoid(), expected, rtol=0, atol=1e-5)
 
 
 def test_a_circuit_keeps_the_loss_low_and_taylor_follows_its_gradient():
@@ -51,8 +36,3 @@ def test_a_circuit_keeps_the_loss_low_and_taylor_follows_its_gradient():
     assert circuit.scores[0] == pytest.approx(-min(singles.values()), abs=1e-9)
     scores = taylor_scores(model, [{**batch, "labels": labels}])
     assert all(math.isfinite(score) and score > 0 for score in scores.values())
-
-
-def test_an_unknown_problem_gets_a_sentence():
-    with pytest.raises(ValueError, match="problem_type is 'ranking'"):
-        finetune_from_pretrained(BERT.backbone(), 1, None, rows(), rows(), "out", problem_type="ranking")

@@ -12,7 +12,7 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.data import load_data
 from hydra_transformers.data.tags import check_tags
 from hydra_transformers.pruning import extract_circuit, prune_heads, taylor_scores
-from hydra_transformers.training import EnsembleLoss, finetune_from_pretrained, lora_config
+from hydra_transformers.training import EnsembleLoss, HydraTrainer, HydraTrainingArguments, lora_config
 from tests import tiny_tags
 
 
@@ -92,26 +92,18 @@ def test_fusion_is_reported_by_entities_and_words():
 
 
 @pytest.mark.slow
-def test_members_are_fine_tuned_from_a_model_without_a_head(tmp_path):
+def test_a_hydra_is_fine_tuned_from_a_model_without_a_head(tmp_path):
     encoder = tiny_tags.backbone(initializer_range=0.1).bert
     assert isinstance(encoder, BertModel)
     training, validation = data(120), data(30, seed=1)
-    members = finetune_from_pretrained(
-        encoder,
-        2,
-        None,
-        training,
-        validation,
-        tmp_path,
-        class_names=tiny_tags.TAGS,
-        problem_type="token_classification",
-        max_steps=80,
-        learning_rates=[3e-3],
-        progress=False,
-        report_to="none",
+    hydra = AutoHydra.from_backbone(
+        encoder, num_members=2, class_names=tiny_tags.TAGS, problem_type="token_classification"
     )
-    assert [type(member).__name__ for member in members] == ["BertForTokenClassification"] * 2
-    hydra = AutoHydra.from_pruned_members(members, shared=())
+    assert type(hydra).__name__ == "HydraBertForTokenClassification"
+    quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    arguments = HydraTrainingArguments(tmp_path, max_steps=80, learning_rate=3e-3, branch_rate=1.0, **quiet)
+    HydraTrainer(hydra, arguments, train_dataset=training, eval_dataset=validation).train()
+    hydra.eval()
     report = hydra_transformers.evaluate_uncertainty({"hydra": hydra}, validation)
     assert report.models["hydra"]["data"]["entity_f1"] > 0.6
 

@@ -63,9 +63,23 @@ def tiny_dataset(name: str, rows: int = 12, seed: int = 1) -> list[dict]:
     return [{inputs[0]: row, "labels": int(label)} for row, label in zip(inputs[1], labels, strict=True)]
 
 
-def reads_to_know(rows: list[dict]) -> int:
-    """How often `finetune_members` reads a small set before it trains, to know it again."""
-    return 2 * len(rows)
+class Interrupting(list):
+    """A dataset that interrupts the training when it has been read often enough for that."""
+
+    def __init__(self, rows: list[dict], reads: int):
+        super().__init__(rows)
+        self.reads_left = reads
+
+    def __getitem__(self, index: int) -> dict:
+        self.reads_left -= 1
+        if self.reads_left < 0:
+            raise KeyboardInterrupt
+        return super().__getitem__(index)
+
+
+def assert_same_weights(first: torch.nn.Module, second: torch.nn.Module) -> None:
+    for (name, expected), (_, found) in zip(first.named_parameters(), second.named_parameters(), strict=True):
+        assert torch.equal(expected, found), name
 
 
 def clip_pairs(rows: list[dict]) -> dict[str, torch.Tensor]:

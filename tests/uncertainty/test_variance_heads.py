@@ -15,7 +15,7 @@ from hydra_transformers.hub import create_model_card
 from hydra_transformers.models.configuration_hydra_bert import HydraBertConfig
 from hydra_transformers.models.pipeline_hydra import number_answer
 from hydra_transformers.pruning import extract_circuit, taylor_scores
-from hydra_transformers.training import Recipe, finetune_from_pretrained, with_variance
+from hydra_transformers.training import Recipe, finetune_members, with_variance
 from hydra_transformers.uncertainty import calibrate, predict_uncertainty
 from tests.families import BERT, FAMILIES, bert_backbone, for_families, padded_texts
 
@@ -186,9 +186,12 @@ def test_fine_tuning_learns_the_noise_of_the_labels(tmp_path):
     generator = torch.Generator().manual_seed(0)
     tokens, labels = torch.randint(1, 30, (80, 4), generator=generator), 0.3 * torch.randn(80, generator=generator)
     rows = [{"input_ids": one, "labels": label} for one, label in zip(tokens, labels, strict=True)]
-    recipe = Recipe("short", "adamw", 1e-2, epochs=4, trainable=("classifier",))
-    settings = {"problem_type": "regression", "predicts_variance": True, "progress": False, "report_to": "none"}
-    members = finetune_from_pretrained(BERT.backbone().float(), 2, recipe, rows, rows[:8], tmp_path, **settings)
+    recipe = Recipe("short", {"learning_rate": 1e-2, "num_train_epochs": 4}, trainable=("classifier",))
+    backbone, settings = BERT.backbone().float(), {"progress": False, "report_to": "none"}
+    starts = [
+        with_variance(AutoHydra.from_backbone(backbone, problem_type="regression", seed=seed)) for seed in range(2)
+    ]
+    members = finetune_members(starts, recipe, rows, rows[:8], tmp_path, **settings)
     found = predict_uncertainty(AutoHydra.from_pruned_members(members).eval(), [{"input_ids": tokens}])
     assert found.aleatoric.mean() < 0.6, "it began with 1, and is 0.09"
     assert not found.epistemic.isnan().any()
@@ -241,8 +244,6 @@ def test_what_has_no_variance_is_refused(tmp_path):
         HydraBertConfig(num_labels=1, predicts_variance=True, aggregate="min")
     with pytest.raises(ValueError, match="pass one member made for regression"):
         with_variance(bert_backbone(0, num_labels=3))
-    with pytest.raises(ValueError, match="predicts_variance is for problem_type='regression'"):
-        finetune_from_pretrained(bert_backbone(0), 2, None, [], [], tmp_path, predicts_variance=True)
     [member] = members_of(backbones(1))
     with pytest.raises(ValueError, match="Transformers has no head"):
         to_transformers(member)

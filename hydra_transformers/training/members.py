@@ -1,0 +1,155 @@
+"""Fine-tunes pruned members one by one; an interrupted run resumes."""
+
+import copy
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
+from transformers.utils import logging
+
+from ..data.tasks import ONE_CLASS, task_of_model
+from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, load_member
+from .lora import is_peft_model
+from .parameter_groups import is_baseline
+from .recipes import Recipe
+from .recipes import recipe as recipe_named
+from .trainer import HydraTrainer
+
+
+logger = logging.get_logger(f"transformers.{__name__}")
+
+
+def finetune_members(
+    members: Sequence[PreTrainedModel],
+    recipe: Recipe | str | None,
+    train_data: Any,
+    validation_data: Any,
+    output_dir: str | os.PathLike,
+    *,
+    seed: int = 0,
+    data_seed: int | None = None,
+    compute_metrics: Callable[[Any], dict[str, float]] | None = None,
+    data_collator: Callable | None = None,
+    processing_class: Any = None,
+    callbacks: Sequence[TrainerCallback] = (),
+    progress: bool = True,
+    **training_arguments: Any,
+) -> list[PreTrainedModel]:
+    """Fine-tunes each member by itself (paper, 4.3); those passed in stay as they are.
+
+    Call it again with the same arguments to resume: finished members are loaded from their folders, an interrupted one goes on
+    from its last checkpoint. Several processes (`torchrun`) train every member together.
+
+    Args:
+        members (`Sequence[PreTrainedModel]`):
+            Pruned members, of one backbone or of several; plain models of Transformers; `PeftModel`s, whose adapters are
+            trained and saved; or baselines around a model, such as a `BatchEnsemble`.
+        recipe (`Recipe` or `str`):
+            The recipe, or the name of one; `None` for three epochs with the defaults of `HydraTrainingArguments`.
+        train_data, validation_data:
+            The rows to train on and to validate with, as `HydraTrainer` takes them.
+        output_dir (`str` or `os.PathLike`):
+            Gets one folder per member, `member-0`, `member-1`, ..., which `from_pretrained` loads.
+        seed (`int`, defaults to 0):
+            Member i trains with `seed + i`: its own order of the data and its own dropout.
+        data_seed (`int`, *optional*):
+            Another seed for the order of the data, `data_seed + i`.
+        compute_metrics (`Callable`, *optional*):
+            As in `Trainer`; by default `compute_accuracy` for models that choose one class. Others are judged by their loss.
+        data_collator, processing_class, callbacks:
+            As in `HydraTrainer`; the recipe's callbacks come first.
+        progress (`bool`, defaults to `True`):
+            Show Trainer's progress bar.
+        training_arguments:
+            Arguments of `HydraTrainingArguments` that override the recipe's.
+
+    Returns:
+        The fine-tuned members, in eval mode.
+
+    Example:
+
+    ```py
+    members = draw_members(backbone, circuits=circuits, budget=24)
+    tuned = finetune_members(members, "cifar100", train, validation, "members", per_device_train_batch_size=256)
+    hydra = AutoHydra.from_pruned_members(tuned)
+    ```
+    """
+    if isinstance(members, nn.Module):
+        raise TypeError(f"members is a {type(members).__name__}: pass a list of pruned members")
+    for index, member in enumerate(members):
+        if is_peft_model(member) and list(member.peft_config) != ["default"]:  # PEFT saves others in subfolders
+            raise ValueError(
+                f'members[{index}] has the adapters {", ".join(member.peft_config)}: pass one adapter, named "default"'
+            )
+        if not (is_peft_model(member) or is_baseline(member) or isinstance(member, PreTrainedModel)):
+            raise TypeError(f"members[{index}] is a {type(member).__name__}: pass Transformers or Hydra models")
+    recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe or Recipe("default")
+    options = {
+        "train_dataset": train_data,
+        "eval_dataset": validation_data,
+        "data_collator": data_collator,
+        "processing_class": processing_class,
+        "compute_metrics": compute_metrics,
+    }
+    training_arguments = {"disable_tqdm": not progress} | training_arguments
+    if compute_metrics is None:
+        if task_of_model(members[0]) == ONE_CLASS:
+            options["compute_metrics"] = compute_accuracy
+        else:  # accuracy and label smoothing are about one class of several
+            training_arguments = {
+                "metric_for_best_model": "loss",
+                "greater_is_better": False,
+                "label_smoothing_factor": 0.0,
+            } | training_arguments
+    data_seed = seed if data_seed is None else data_seed
+    folders = [Path(output_dir) / f"member-{index}" for index in range(len(members))]
+    for folder in folders:
+        check_can_train_in(folder)
+    result = []
+    for index, (member, folder) in enumerate(zip(members, folders, strict=True)):
+        if not is_finished(folder):
+            seeds = {"seed": seed + index, "data_seed": data_seed + index}
+            arguments = recipe.training_arguments(folder / CHECKPOINTS, **training_arguments | seeds)
+            trainer = HydraTrainer(
+                copy.deepcopy(member), arguments, callbacks=[*recipe.callbacks(), *callbacks], **options
+            )
+            if not progress:
+                trainer.remove_callback(PrinterCallback)
+            logger.info(f"{folder.name}: {recipe.name}")
+            train_and_save(trainer, folder)
+        result.append(_checked(load_member(member, folder), member, folder).to(member.device))
+    return result
+
+
+def train_and_save(trainer: HydraTrainer, folder: Path) -> None:
+    """Trains to the end, and leaves the model in `folder` without its checkpoints, which lie in a folder inside it."""
+    checkpoints = folder / CHECKPOINTS
+    checkpoints.mkdir(parents=True, exist_ok=True)  # the sign of an unfinished training
+    trainer.train_to_end()
+    trainer.save_model(os.fspath(folder))
+    if trainer.args.should_save:
+        shutil.rmtree(checkpoints)
+    trainer.accelerator.wait_for_everyone()
+
+
+def _checked(loaded: PreTrainedModel, member: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Raises where the folder's model keeps other heads, or has other classes, than the member."""
+    for name in ("kept_heads", "id2label"):
+        if getattr(loaded.config, name, None) != getattr(member.config, name, None):
+            raise ValueError(f"{folder} holds a model with another {name}: pass another output_dir")
+    return loaded
+
+
+def compute_accuracy(prediction: Any) -> dict[str, float]:
+    """`Trainer(compute_metrics=compute_accuracy)`: the accuracy of the logits (samples, classes); NaN where one is NaN."""
+    logits = prediction.predictions
+    logits = logits[0] if isinstance(logits, tuple) else logits
+    if np.isnan(logits).any():
+        return {"accuracy": math.nan}
+    return {"accuracy": float(np.mean(np.argmax(logits, axis=-1) == prediction.label_ids))}

@@ -1,0 +1,107 @@
+"""finetune: a pre-trained model and data in, a fine-tuned Hydra out."""
+
+import json
+
+import datasets
+import pytest
+import torch
+from transformers import BertTokenizer, TrainerCallback
+
+from hydra_transformers import AutoHydra
+from hydra_transformers.training import finetune
+from hydra_transformers.training.finetune import no_better_than_most_frequent
+from tests.tiny_data import picture_rows, save_bert, save_vit
+from tests.training.tiny import assert_same_weights
+
+
+FAST = {"epochs": 2, "batch_size": 8, "progress": False, "use_cpu": True, "learning_rate": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return save_bert(tmp_path_factory.mktemp("bert"))
+
+
+def reviews(count: int = 40) -> list[dict]:
+    return [
+        {"text": f"a {word} film", "label": "+" if word == "good" else "-"} for word in ("good", "bad") * (count // 2)
+    ]
+
+
+def csv_of(rows: list[dict], path) -> str:
+    datasets.Dataset.from_list(rows).to_csv(path)
+    return str(path)
+
+
+def test_a_file_of_texts_becomes_a_hydra_of_three_with_splits_that_do_not_overlap(bert, tmp_path):
+    data, output = csv_of(reviews(), tmp_path / "reviews.csv"), tmp_path / "hydra"
+    result = finetune(bert, data, output, **FAST)
+    assert (result.model.num_members, result.model.config.trunk_layers) == (3, 1) and not result.model.training
+    assert set(result.model.config.id2label.values()) == {"+", "-"}
+    assert (len(result.train), len(result.validation), len(result.test)) == (32, 4, 4)
+    assert_same_weights(AutoHydra.from_pretrained(output), result.model)
+    assert isinstance(BertTokenizer.from_pretrained(output), BertTokenizer) and not (output / "checkpoints").exists()
+    start = AutoHydra.from_backbone(bert, num_members=3, class_names=list(result.model.config.id2label.values()))
+    assert not torch.equal(start.bert.layers[0].mlp.fc1.weight, result.model.bert.layers[0].mlp.fc1.weight)
+    again = finetune(bert, data, output, **FAST)
+    assert_same_weights(again.model, result.model)
+    assert again.metrics["eval_accuracy"] == result.metrics["eval_accuracy"]
+    with pytest.raises(ValueError, match="holds a Hydra of other members or classes"):
+        finetune(bert, data, output, num_members=2, **FAST)
+
+
+def test_a_run_that_was_cut_off_goes_on(bert, tmp_path):
+    class Stop(Exception):
+        pass
+
+    class Stopping(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 6:
+                raise Stop
+
+    data = csv_of(reviews(), tmp_path / "reviews.csv")
+    whole = finetune(bert, data, tmp_path / "whole", **FAST)
+    with pytest.raises(Stop):
+        finetune(bert, data, tmp_path / "cut", callbacks=[Stopping()], **FAST)
+    assert_same_weights(finetune(bert, data, tmp_path / "cut", **FAST).model, whole.model)
+
+
+def test_images_with_splits_of_their_own_are_changed_in_training_only(tmp_path):
+    vit = save_vit(tmp_path / "vit")
+    splits = {"train": picture_rows(18), "validation": picture_rows(6, seed=1), "test": picture_rows(9, seed=2)}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "pictures")
+    result = finetune(vit, tmp_path / "pictures", tmp_path / "hydra", num_members=2, **FAST)
+    assert (len(result.train), len(result.validation), len(result.test)) == (18, 6, 9)
+    assert result.train.change is None and result.model.num_members == 2
+    with pytest.raises(ValueError, match="has rows of the training split"):
+        finetune(vit, tmp_path / "pictures", tmp_path / "other", validation_split="train[:3]", **FAST)
+
+
+@pytest.mark.parametrize("task", ["regression", "multi_label_classification"])
+def test_the_task_is_that_of_the_labels(task, bert, tmp_path):
+    label = (lambda index: 0.5 * index) if task == "regression" else (lambda index: ["x"] * (index % 2) + ["y"])
+    rows = [{"text": row["text"], "label": label(index)} for index, row in enumerate(reviews())]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    result = finetune(bert, path, tmp_path / "hydra", num_members=2, **FAST)
+    assert result.model.config.problem_type == task and "eval_loss" in result.metrics
+
+
+def test_a_model_that_has_learned_nothing_is_told(bert, tmp_path, caplog):
+    rows = reviews(80)
+    for row in rows[::5]:
+        row["label"] = "+"
+    still = FAST | {"learning_rate": 0.0, "epochs": 1, "classifier_learning_rate": None}
+    result = finetune(bert, csv_of(rows, tmp_path / "rows.csv"), tmp_path / "hydra", **still)
+    accuracy, share = result.metrics["eval_accuracy"], max(result.validation.labels.count(each) for each in (0, 1)) / 8
+    assert bool(result.warnings) == (accuracy <= share)
+    [sentence] = no_better_than_most_frequent(0.6, [0, 0, 0, 1, 1], result.model.config)
+    assert "the validation accuracy is 60.0%, and always predicting '+' has 60.0%" in sentence or "'-'" in sentence
+    assert no_better_than_most_frequent(0.61, [0, 0, 0, 1, 1], result.model.config) == []
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(bert, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds something else than a training"):
+        finetune(bert, "missing.csv", tmp_path, **FAST)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]

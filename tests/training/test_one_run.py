@@ -1,0 +1,423 @@
+"""HydraTrainer: a Hydra of a pre-trained model is fine-tuned as one, and is an ensemble afterwards."""
+
+import copy
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import BertTokenizer, EarlyStoppingCallback, PreTrainedModel, Trainer, TrainingArguments
+
+from hydra_transformers import AutoHydra
+from hydra_transformers.training import (
+    DivergedError,
+    HydraTrainer,
+    HydraTrainingArguments,
+    PostPruningCallback,
+    compute_accuracy,
+    lora_config,
+)
+from hydra_transformers.training.trainer import balanced_weights
+from tests.tiny_data import save_bert
+from tests.training.tiny import (
+    QUIET,
+    Interrupting,
+    assert_same_weights,
+    changed,
+    copy_of_weights,
+    tiny_dataset,
+    tiny_model,
+)
+
+
+def hydra_of(name: str = "vit", **options) -> PreTrainedModel:
+    fields = {"hidden_dropout_prob": 0.1} if name in ("vit", "bert") else {}
+    return AutoHydra.from_backbone(
+        tiny_model(name, "backbone", **fields), **{"num_members": 3, "num_labels": 3} | options
+    )
+
+
+def arguments_for(folder, **options) -> HydraTrainingArguments:
+    usual = {"per_device_train_batch_size": 4, "num_train_epochs": 3, "save_strategy": "epoch", "learning_rate": 1e-3}
+    return HydraTrainingArguments(folder, **usual | QUIET | options)
+
+
+def trainer_for(model, folder, name: str = "vit", trainer=HydraTrainer, **options) -> Trainer:
+    data = {key: options.pop(key) for key in ("train_dataset", "callbacks", "compute_metrics") if key in options}
+    data = {"train_dataset": tiny_dataset(name), "eval_dataset": tiny_dataset(name, 6, seed=2)} | data
+    return trainer(model=model, args=arguments_for(folder, **options), **data)
+
+
+def batch_of(name: str, rows: int = 6) -> dict[str, torch.Tensor]:
+    data = tiny_dataset(name, rows)
+    return {key: torch.stack([torch.as_tensor(row[key]) for row in data]) for key in data[0]}
+
+
+# Learning rates
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "llama"])
+def test_trunk_branches_and_classifiers_have_their_learning_rates(name, tmp_path):
+    model = hydra_of(name)
+    trainer = trainer_for(model, tmp_path, name, learning_rate=1e-4, branch_rate=5.0, classifier_learning_rate=2e-3)
+    optimizer = trainer.create_optimizer()
+    assert trainer.create_optimizer() is optimizer
+    names = {id(parameter): each for each, parameter in model.named_parameters()}
+    rates = {names[id(each)]: group["lr"] for group in optimizer.param_groups for each in group["params"]}
+    assert len(rates) == sum(len(group["params"]) for group in optimizer.param_groups) == len(names)
+    prefix = model.base_model_prefix
+    for parameter, rate in rates.items():
+        is_trunk = "embeddings" in parameter or any(f"layers.{layer}." in parameter for layer in range(2))
+        in_encoder = parameter.startswith(f"{prefix}.")
+        assert rate == pytest.approx(1e-4 if is_trunk else 5e-4 if in_encoder else 2e-3), parameter
+    assert "bert.pooler.dense.weight" in rates or name != "bert"
+
+
+def test_one_member_and_plain_models_have_no_branches_and_adapters_have_their_place(tmp_path):
+    peft = pytest.importorskip("peft")
+    for model in (hydra_of(num_members=1), tiny_model("vit", "backbone")):
+        optimizer = trainer_for(model, tmp_path).create_optimizer()
+        assert {group["lr"] for group in optimizer.param_groups} == {1e-3}, "1e-3 is the classifier's rate, too"
+        optimizer = trainer_for(model, tmp_path, classifier_learning_rate=None).create_optimizer()
+        assert len(optimizer.param_groups) == 2
+    hydra = hydra_of()
+    adapted = peft.get_peft_model(hydra, lora_config(hydra, r=2))
+    optimizer = trainer_for(adapted, tmp_path, learning_rate=1e-4).create_optimizer()
+    rates = {id(each): group["lr"] for group in optimizer.param_groups for each in group["params"]}
+    by_name = {name: rates[id(each)] for name, each in adapted.named_parameters() if each.requires_grad}
+    assert {rate for name, rate in by_name.items() if "layers.0." in name} == {1e-4}
+    assert {rate for name, rate in by_name.items() if "layers.2." in name} == {3 * 1e-4}
+    assert {rate for name, rate in by_name.items() if "classifier" in name} == {1e-3}
+
+
+# Members
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "wav2vec2"])
+def test_members_do_not_mix_and_the_gradient_of_the_trunk_is_the_sum_of_theirs(name):
+    model = hydra_of(name).double().eval()
+    batch = {key: each.double() if each.is_floating_point() else each for key, each in batch_of(name).items()}
+
+    def gradients(loss) -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        loss.backward(retain_graph=True)
+        return {key: each.grad.clone() for key, each in model.named_parameters() if each.grad is not None}
+
+    outputs = model(**batch)
+    losses = [F.cross_entropy(logits, batch["labels"]) / 3 for logits in outputs.member_logits.unbind(1)]
+    together, apart = gradients(outputs.loss), [gradients(loss) for loss in losses]
+    trunk = [key for key in together if "layers.0." in key or "embeddings" in key]
+    assert trunk
+    for key in trunk:
+        torch.testing.assert_close(together[key], sum(each[key] for each in apart), rtol=1e-8, atol=1e-12)
+    rows = model.classifier.weight.grad.shape[0] // 3 if hasattr(model.classifier, "weight") else 0
+    for member, each in enumerate(apart):
+        for key, gradient in each.items():
+            if ".mlp." in key and "layers.2." in key and f".mlp.{member}." not in key:
+                assert not gradient.any(), "exactly zero in another member's MLP"
+        attention = each[next(key for key in each if key.endswith("layers.2.attention.qkv_proj.weight"))]
+        for other, part in enumerate(attention.chunk(3)):
+            assert part.any() == (other == member)
+        if rows:
+            assert [bool(part.any()) for part in each["classifier.weight"].split(rows)] == [
+                other == member for other in range(3)
+            ]
+
+
+@pytest.mark.parametrize(("name", "task"), [("vit", None), ("bert", None), ("wav2vec2", None), ("bert", "regression")])
+def test_a_trained_hydra_is_its_members_and_learns(name, task, tmp_path):
+    options = {"problem_type": task, "num_labels": 1} if task else {}
+    model, rows = hydra_of(name, **options), tiny_dataset(name)
+    if task:
+        rows = [{**row, "labels": float(row["labels"])} for row in rows]
+    trainer = trainer_for(model, tmp_path, name, train_dataset=rows, num_train_epochs=8, logging_steps=1)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
+    model = model.double().eval()
+    inputs = {
+        key: each.double() if each.is_floating_point() else each
+        for key, each in batch_of(name).items()
+        if key != "labels"
+    }
+    with torch.no_grad():
+        together = model(**inputs).member_logits
+        for index in range(3):
+            alone = model.member(index)(**inputs).member_logits[:, 0]
+            torch.testing.assert_close(alone, together[:, index], rtol=0, atol=1e-10)
+    assert not torch.allclose(together[:, 0], together[:, 1])
+
+
+@pytest.mark.parametrize("problem_type", ["multi_label_classification", "token_classification"])
+def test_other_tasks_train(problem_type, tmp_path):
+    model = hydra_of("bert", problem_type=problem_type)
+    inputs = [{"input_ids": row["input_ids"]} for row in tiny_dataset("bert")]
+    multi_label = problem_type == "multi_label_classification"
+    rows = [
+        row | {"labels": torch.eye(3)[index % 3] if multi_label else row["input_ids"] % 3}
+        for index, row in enumerate(inputs)
+    ]
+    before = copy_of_weights(model)
+    trainer = trainer_for(model, tmp_path, "bert", train_dataset=rows, num_train_epochs=1)
+    trainer.train()
+    assert changed(before, model) >= {"classifier.weight", "bert.layers.0.mlp.fc1.weight"}
+
+
+# Runs
+
+
+@pytest.mark.parametrize("mixing", [0.0, 0.4])
+def test_a_run_that_was_cut_off_is_the_same_run_after_it_resumed(mixing, tmp_path):
+    whole, cut = hydra_of(), hydra_of()
+    trainer_for(whole, tmp_path / "whole", mixing=mixing).train()
+    with pytest.raises(KeyboardInterrupt):
+        trainer_for(cut, tmp_path / "cut", mixing=mixing, train_dataset=Interrupting(tiny_dataset("vit"), 21)).train()
+    resumed = hydra_of(seed=7)
+    trainer_for(resumed, tmp_path / "cut", mixing=mixing).train(resume_from_checkpoint=True)
+    assert_same_weights(resumed, whole)
+    assert not all(torch.equal(one, other) for one, other in zip(cut.parameters(), whole.parameters(), strict=True))
+    ended = hydra_of(seed=8)
+    trainer_for(ended, tmp_path / "cut", mixing=mixing).train_to_end()
+    assert_same_weights(ended, whole)
+
+
+def test_a_checkpoint_that_is_not_whole_is_left_out(tmp_path):
+    whole, resumed = hydra_of(), hydra_of()
+    trainer_for(whole, tmp_path).train()
+    (tmp_path / "checkpoint-9" / "optimizer.pt").unlink()
+    (tmp_path / "checkpoint-6" / "trainer_state.json").write_text('{"global_step": 6, "max')
+    (tmp_path / "checkpoint-12").mkdir()
+    trainer_for(resumed, tmp_path).train_to_end()
+    assert_same_weights(resumed, whole)
+
+
+def test_early_stopping_ends_a_run_and_the_best_weights_come_back(tmp_path):
+    accuracies = iter([0.9, 0.5, 0.4, 0.3])
+    model = hydra_of()
+    stopping = {"eval_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
+    trainer = trainer_for(
+        model,
+        tmp_path,
+        num_train_epochs=5,
+        callbacks=[EarlyStoppingCallback(2)],
+        compute_metrics=lambda _: {"accuracy": next(accuracies)},
+        **stopping,
+    )
+    trainer.train()
+    assert trainer.state.global_step == 9
+    assert_same_weights(model, type(model).from_pretrained(tmp_path / "checkpoint-3"))
+
+
+def test_a_plain_trainer_works_only_without_the_rates(tmp_path):
+    plain, same = hydra_of(), hydra_of()
+    trainer_for(plain, tmp_path / "plain", trainer=Trainer).train()
+    rates = {"branch_rate": 1.0, "classifier_learning_rate": None}
+    trainer_for(same, tmp_path / "same", **rates).train()
+    assert_same_weights(plain, same)
+    other = hydra_of()
+    HydraTrainer(
+        other,
+        TrainingArguments(tmp_path / "other", **QUIET | {"max_steps": 1, "report_to": "none"}),
+        train_dataset=tiny_dataset("vit"),
+    ).train()
+
+
+@pytest.mark.parametrize("trainer", [Trainer, HydraTrainer])
+def test_the_callback_freezes_with_both_trainers(trainer, tmp_path):
+    model = hydra_of()
+    before = copy_of_weights(model)
+    callback = PostPruningCallback(("attention", "mlp", "layernorm", "classifier"), trunk_layers=2)
+    trainer_for(model, tmp_path, trainer=trainer, callbacks=[callback], num_train_epochs=1).train()
+    moved = changed(before, model)
+    assert moved and not any("embeddings" in name or "layers.0." in name or "layers.1." in name for name in moved)
+
+
+@pytest.mark.parametrize("mixing", [0.0, 0.4])
+def test_gradient_checkpointing_changes_nothing(mixing, tmp_path):
+    models = [hydra_of(), hydra_of()]
+    for model, checkpointing in zip(models, (False, True), strict=True):
+        options = {"gradient_checkpointing": checkpointing, "mixing": mixing, "max_steps": 3, "save_strategy": "no"}
+        trainer_for(model, tmp_path, **options).train()
+    for (name, expected), found in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_bfloat16_trains_weights_that_stay_float32(tmp_path):
+    model = hydra_of()
+    before = copy_of_weights(model)
+    trainer_for(model, tmp_path, bf16=True, num_train_epochs=1).train()
+    assert changed(before, model) and {each.dtype for each in model.parameters()} == {torch.float32}
+
+
+# Losses
+
+
+def loss_of(trainer: HydraTrainer, batch: dict, **options) -> torch.Tensor:
+    return trainer.compute_loss(trainer.model, dict(batch), **options)
+
+
+def test_label_smoothing_and_class_weights_are_of_each_members_loss(tmp_path):
+    rows = tiny_dataset("vit", 9) + tiny_dataset("vit", 3)[:1] * 3
+    trainer = trainer_for(
+        hydra_of(), tmp_path, train_dataset=rows, label_smoothing_factor=0.1, class_weights="balanced"
+    )
+    trainer.model.eval()
+    batch = batch_of("vit")
+    weights = torch.tensor([12 / (3 * 6), 12 / (3 * 3), 12 / (3 * 3)])
+    torch.testing.assert_close(balanced_weights(rows, 3), weights)
+    members = trainer.model(batch["pixel_values"]).member_logits.unbind(1)
+    losses = [
+        F.cross_entropy(logits, batch["labels"], weights, label_smoothing=0.1, reduction="sum") / 6
+        for logits in members
+    ]
+    torch.testing.assert_close(loss_of(trainer, batch), torch.stack(losses).mean())
+    halves = [{key: each[part] for key, each in batch.items()} for part in (slice(0, 2), slice(2, 6))]
+    accumulated = sum(loss_of(trainer, half, num_items_in_batch=torch.tensor(6)) for half in halves)
+    torch.testing.assert_close(accumulated, torch.stack(losses).mean())
+
+
+def test_mixing_mixes_states_behind_the_trunk_and_labels_with_partners_of_each_member(tmp_path):
+    model = hydra_of()
+    trainer = trainer_for(model, tmp_path, mixing=0.4)
+    plain = hydra_of()
+    for each in (model, plain):
+        for module in each.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+    batch = batch_of("vit")
+    model.train()
+    with trainer.mixing.active():
+        loss = loss_of(trainer, batch)
+    weights, partners = trainer.mixing.weights, trainer.mixing.partners
+    assert partners.shape == (3, 6) and len(set(weights.tolist())) == 3
+    states, expected = [], []
+    hook = plain.vit.layers[2].register_forward_pre_hook(lambda layer, inputs: states.append(inputs[0][0]))
+    plain(batch["pixel_values"])
+    hook.remove()
+    for index, (weight, rows) in enumerate(zip(weights, partners, strict=True)):
+        member = plain.member(index)
+        mixed = weight * states[0] + (1 - weight) * states[0][rows]
+        member.vit.layers[2].register_forward_pre_hook(lambda layer, inputs, mixed=mixed: (mixed[None], *inputs[1:]))
+        logits = member(batch["pixel_values"]).member_logits[:, 0]
+        labels = batch["labels"]
+        expected.append(
+            weight * F.cross_entropy(logits, labels) + (1 - weight) * F.cross_entropy(logits, labels[rows])
+        )
+    torch.testing.assert_close(loss, torch.stack(expected).mean())
+    model.eval()
+    torch.testing.assert_close(loss_of(trainer, batch), plain.eval()(**batch).loss)
+
+
+@pytest.mark.parametrize("trainer", [Trainer, HydraTrainer])
+def test_a_number_of_minus_100_is_a_label_like_others(trainer, tmp_path):
+    model, numbers = hydra_of("bert", num_labels=1, problem_type="regression").eval(), [-100.0, 1.0, 2.0, 3.0]
+    batch = {"input_ids": batch_of("bert", 4)["input_ids"], "labels": torch.tensor(numbers)}
+    expected = model(**batch).loss
+    for labels in (batch["labels"], torch.full((4,), -100.0)):
+        given = batch | {"labels": labels}
+        subject = trainer_for(model, tmp_path, "bert", trainer=trainer)
+        items = subject._get_num_items_in_batch([given], torch.device("cpu"))
+        loss = subject.compute_loss(model, dict(given), num_items_in_batch=items)
+        torch.testing.assert_close(loss, model(**given).loss)
+    halves = [{key: each[part] for key, each in batch.items()} for part in (slice(0, 1), slice(1, 4))]
+    if trainer is HydraTrainer:
+        items = subject._get_num_items_in_batch(halves, torch.device("cpu"))
+        parts = [subject.compute_loss(model, dict(half), num_items_in_batch=items) for half in halves]
+        torch.testing.assert_close(sum(parts), expected)
+
+
+def test_accumulated_batches_count_by_their_labels_in_models_that_give_means(tmp_path):
+    """BERT of Transformers is told how many labels there are, and divides by those of each batch alone."""
+    model, whole = tiny_model("bert", "backbone").eval(), batch_of("bert")
+    trainer = trainer_for(model, tmp_path, "bert")
+    parts = [{name: tensor[rows] for name, tensor in whole.items()} for rows in (slice(0, 4), slice(4, 6))]
+    losses = [loss_of(trainer, part, num_items_in_batch=torch.tensor(6)) for part in parts]
+    torch.testing.assert_close(sum(losses), model(**whole).loss)
+
+
+def test_accumulated_batches_make_the_steps_of_whole_ones(tmp_path):
+    weights = []
+    for size, accumulation in ((6, 1), (2, 3)):
+        model = AutoHydra.from_backbone(tiny_model("vit", "backbone"), num_members=3, num_labels=3)
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation, "max_steps": 2}
+        trainer_for(model, tmp_path, save_strategy="no", **options).train()
+        weights.append(copy_of_weights(model))
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=1e-3, atol=1e-4, msg=name)
+
+
+# Trainings that diverge
+
+
+def test_a_loss_or_weight_that_is_not_finite_ends_the_training_and_is_not_saved(tmp_path):
+    rows = [{**row, "pixel_values": torch.full((3, 8, 8), torch.nan)} for row in tiny_dataset("vit")]
+    with pytest.raises(DivergedError, match="the loss is nan in step 1"):
+        trainer_for(hydra_of(), tmp_path, train_dataset=rows).train()
+    trainer = trainer_for(hydra_of(), tmp_path, eval_strategy="epoch")
+    trainer.eval_dataset = rows
+    with pytest.raises(DivergedError, match="eval_loss is nan after step 3"):
+        trainer.train()
+    shutil.rmtree(tmp_path, ignore_errors=True)
+    broken = hydra_of()
+    trainer = trainer_for(broken, tmp_path)
+    with torch.no_grad():
+        broken.vit.layernorm[0].weight.fill_(torch.inf)
+    with pytest.raises(DivergedError, match="weights are not finite"):
+        trainer.save_model(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+# Data and refusals
+
+
+def test_a_table_and_raw_rows_are_read_with_the_processor(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    model, tokenizer = (
+        AutoHydra.from_backbone(save_bert(tmp_path), num_members=2),
+        BertTokenizer.from_pretrained(tmp_path),
+    )
+    names = list(model.config.id2label.values())
+    rows = [{"text": f"a {word} film", "label": names[index]} for index, word in enumerate(("good", "bad"))] * 4
+    table = pandas.DataFrame(rows)
+    weights = []
+    for data in (rows, table):
+        subject = copy.deepcopy(model)
+        arguments = arguments_for(tmp_path, max_steps=2, eval_strategy="steps", save_strategy="no")
+        trainer = HydraTrainer(
+            subject,
+            arguments,
+            train_dataset=data,
+            eval_dataset=data,
+            processing_class=tokenizer,
+            compute_metrics=compute_accuracy,
+        )
+        trainer.train()
+        assert "eval_accuracy" in trainer.evaluate()
+        weights.append(copy_of_weights(subject))
+    assert all(torch.equal(weights[0][name], weight) for name, weight in weights[1].items())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"class_weights": "rare"}, "class_weights is 'rare'"),
+        ({"branch_rate": -1.0}, "branch_rate is -1.0"),
+        ({"mixing": float("nan")}, "mixing is nan"),
+    ],
+)
+def test_wrong_arguments_get_one_sentence(options, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        arguments_for(tmp_path, **options)
+
+
+def test_what_a_model_cannot_be_trained_with_gets_one_sentence(tmp_path):
+    numbers = hydra_of("bert", num_labels=1, problem_type="regression")
+    for options in ({"label_smoothing_factor": 0.1}, {"class_weights": "balanced"}, {"mixing": 0.4}):
+        with pytest.raises(ValueError, match="are for models that choose one class"):
+            trainer_for(numbers, tmp_path, "bert", **options)
+    for model in (hydra_of(num_members=1), tiny_model("vit", "backbone")):
+        with pytest.raises(ValueError, match="mixing is for a Hydra of several members"):
+            trainer_for(model, tmp_path, mixing=0.4)
+    with pytest.raises(ValueError, match="mixing needs a layer behind the trunk"):
+        trainer_for(hydra_of(trunk_layers=3), tmp_path, mixing=0.4)
