@@ -1,180 +1,264 @@
-"""How to fine-tune a Hydra in one run: learning rates, trunks, mixing, members. Choices are made on validation rows.
+"""How to fine-tune a Hydra in one run, and what stands beside it: one model, Deep Ensembles, soups, fused checkpoints.
 
-    python -m experiments.one_run --data DIR --start FOLDER --output results/one-run-images.json
-    python -m experiments.one_run --data DIR --start FOLDER --output OUT.json --only "seeds" --workers 8
-    python -m experiments.one_run --smallest --output OUT.json                        # does it run? made-up data, seconds
+    python -m experiments.one_run --setting images --data DIR --start FOLDER --output results/one-run-images.json
+    python -m experiments.one_run --setting clinc150-small --only seeds composed --data DIR --start FOLDER --output OUT.json
+    python -m experiments.one_run --rows 64 --workers 1 ...                           # does it run? few rows of each set
 
-Every row is one training by plain torch on the package's models, or an ensemble or average of such trainings. "validation" and
-"validation_ood" are what choices may be made on; "test", "near" and "far" are for the table of what was chosen.
+Every training is plain torch on the package's models, with AdamW, a cosine schedule with warm-up and the same batches for all
+methods. Every method has its own learning rates, the last of a few that were tried on validation rows (`sweep`). "validation" is
+what choices are made on; "test", with near and far out-of-distribution sets, is for the table of what was chosen.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from benchmarks.provenance import where_it_ran
 from hydra_transformers import AutoHydra
 from hydra_transformers._io.files import write_atomically
+from hydra_transformers.baselines import soup
+from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.uncertainty import classification_metrics, diversity_metrics, ood_metrics, ood_score
 from hydra_transformers.uncertainty.metrics import risk_coverage_curve, sample_values
 
-from .pretrained import new_dinov2, read_tiny_imagenet
+from .local_files import read_strings, tokenized
+from .pretrained import new_dinov2, read_sst2, read_tiny_imagenet
 from .rows import TensorRows
 from .splits import Splits
 
 
-BATCH, EVALUATION_BATCH = 256, 500
-CLASSIFIER_RATE, WEIGHT_DECAY, WARM_UP = 1e-3, 0.05, 0.1
+EVALUATION_BATCH = 500
+WEIGHT_DECAY, WARM_UP = 0.05, 0.1
+OWN, SHARED = ("embeddings",), ("embeddings", "layernorm", "mlp")  # what members share behind the trunk
 
 
 @dataclass(frozen=True)
 class Run:
     """One training.
 
-    members: 1 for a plain model, which then has no trunk; branch_rate multiplies the learning rate of the layers behind the trunk
-    mixing: of the Beta distribution that states behind the trunk are mixed with; 0 for none
+    members: 1 for a plain model; learning_rate: of the first `trunk` layers, which the members of a Hydra share
+    branch_rate: multiplies the learning rate of the layers behind
+    start: "pretrained", or "soup" to tune the average of the checkpoints of this seed
     """
 
     group: str
     members: int = 3
     learning_rate: float = 2.5e-5
-    branch_rate: float = 3.0
+    branch_rate: float = 6.0
     trunk: int = 9
-    mixing: float = 0.0
-    shared: tuple[str, ...] = ("embeddings",)
+    shared: tuple[str, ...] = OWN
     epochs: int = 9
     loss: str = "members"
     seed: int = 0
-
-    @property
-    def name(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+    start: str = "pretrained"
 
 
-def learning_rates() -> Iterator[Run]:
-    """Of one model, each with the last three layers as fast as the others or three times as fast, as long and longer."""
-    for rate in (1.25e-5, 2.5e-5, 5e-5):
-        yield Run("one model", 1, rate, 1.0, epochs=8)
-    for factor in (3.0, 6.0):
-        yield Run("one model", 1, branch_rate=factor, epochs=8)
-    for factor in (1.0, 3.0):
-        yield Run("one model", 1, branch_rate=factor, epochs=12)
+@dataclass(frozen=True)
+class Setting:
+    """
+    read: (folder, start) -> Splits; new_model: (start, seed) -> a pre-trained model with a new classifier
+    single, one_run: the chosen training of one model and of a Hydra; epochs of others are multiples of these
+    """
+
+    read: Callable[[Path, Path], Splits]
+    new_model: Callable[[Path, int], PreTrainedModel]
+    batch: int
+    classifier_rate: float
+    single: Run
+    one_run: Run
 
 
-def variants() -> Iterator[Run]:
-    usual = Run("one run")
-    for factor in (1.0, 3.0, 6.0, 10.0):
-        for mixing in (0.0, 0.4):
-            yield replace(usual, branch_rate=factor, mixing=mixing)
-    for factor in (3.0, 6.0):
-        yield replace(usual, branch_rate=factor, shared=("embeddings", "layernorm", "mlp"))
-    for rate in (1.25e-5, 5e-5):
-        yield replace(usual, learning_rate=rate, branch_rate=6.0)
+def new_image_model(start: Path, seed: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    return new_dinov2(str(start))
+
+
+def new_text_model(classes: int) -> Callable[[Path, int], PreTrainedModel]:
+    """The pooler, which the checkpoint does not have, starts from the same weights for all seeds."""
+
+    def new_model(start: Path, seed: int) -> PreTrainedModel:
+        torch.manual_seed(0)
+        model = AutoModelForSequenceClassification.from_pretrained(start, num_labels=classes, dtype=torch.float32)
+        torch.manual_seed(seed)
+        nn.init.normal_(model.classifier.weight, std=model.config.initializer_range)
+        return model
+
+    return new_model
+
+
+def read_clinc(training: str) -> Callable[[Path, Path], Splits]:
+    """150 intents; out of scope as near, questions and news sentences as far out-of-distribution sets."""
+
+    def read(folder: Path, start: Path) -> Splits:
+        tokenizer = AutoTokenizer.from_pretrained(start)
+        names = sorted(set(read_strings(folder, "clinc150_train")[1]))
+
+        def rows(name: str, labelled: bool = True) -> TensorRows:
+            texts, labels = read_strings(folder, name)
+            indices = [names.index(label) for label in labels] if labelled else [None] * len(texts)
+            found = tokenized(texts, indices, tokenizer, max_length=32)
+            return found if name.startswith("clinc150_train") else found.sorted_by_length()
+
+        validation = rows("clinc150_val")
+        return Splits(
+            train=rows(training),
+            validation=validation,
+            circuit_id=validation,
+            circuit_ood=rows("clinc150_oos_val", False),
+            validation_ood=rows("clinc150_oos_val", False),
+            test=rows("clinc150_test"),
+            ood={
+                "near": {"out of scope": rows("clinc150_oos_test", False)},
+                "far": {"trec": rows("trec", False), "rte": rows("rte", False)},
+            },
+        )
+
+    return read
+
+
+TEXT = Run("one model", 1, 5e-5, 1.0, epochs=12)
+SETTINGS = {
+    "images": Setting(
+        read_tiny_imagenet,
+        new_image_model,
+        256,
+        1e-3,
+        Run("one model", 1, 2.5e-5, 3.0, epochs=8),
+        Run("one run"),
+    ),
+    "clinc150": Setting(
+        read_clinc("clinc150_train"),
+        new_text_model(150),
+        128,
+        5e-4,
+        TEXT,
+        replace(TEXT, group="one run", members=3, branch_rate=3.0),
+    ),
+    "clinc150-small": Setting(
+        read_clinc("clinc150_train_small"),
+        new_text_model(150),
+        128,
+        5e-4,
+        TEXT,
+        replace(TEXT, group="one run", members=3, branch_rate=3.0),
+    ),
+    "sst2": Setting(
+        read_sst2,
+        new_text_model(2),
+        128,
+        5e-4,
+        replace(TEXT, epochs=2),
+        replace(TEXT, group="one run", members=3, branch_rate=3.0, epochs=2),
+    ),
+}
+
+
+# What is trained
+
+
+def sweep(setting: Setting) -> Iterator[Run]:
+    """Learning rates of one model and of one run, and of how much faster the last layers learn."""
+    for factor in (0.5, 1.0, 2.0):
+        for branch_rate in (1.0, 3.0, 6.0):
+            yield replace(setting.single, learning_rate=factor * setting.single.learning_rate, branch_rate=branch_rate)
+            yield replace(
+                setting.one_run, learning_rate=factor * setting.one_run.learning_rate, branch_rate=branch_rate
+            )
+    yield replace(setting.one_run, branch_rate=10.0)
+
+
+def variants(setting: Setting) -> Iterator[Run]:
+    """Other trunks, shares, losses, lengths and numbers of members."""
+    usual = setting.one_run
     for trunk, epochs in ((11, 12), (10, 10), (8, 8), (6, 7)):
-        yield replace(usual, trunk=trunk, epochs=epochs, branch_rate=6.0)
+        yield replace(usual, trunk=trunk, epochs=round(usual.epochs * epochs / 9))
     for epochs in (6, 12):
-        yield replace(usual, epochs=epochs, branch_rate=6.0)
-    yield replace(usual, members=5, epochs=8, branch_rate=6.0)
-    yield replace(usual, loss="ensemble", branch_rate=6.0)
+        yield replace(usual, epochs=round(usual.epochs * epochs / 9))
+    yield replace(usual, shared=SHARED)
+    yield replace(usual, members=5)
+    yield replace(usual, loss="ensemble")
 
 
-GROUPS: dict[str, Callable[[], Iterator[Run]]] = {"learning-rates": learning_rates, "variants": variants}
+def seeds(setting: Setting) -> Iterator[Run]:
+    """What is published: three seeds of each, five checkpoints for each seed of a Deep Ensemble."""
+    longer = round(1.5 * setting.single.epochs)
+    for seed in range(3):
+        for member in range(5):
+            yield replace(setting.single, seed=100 * seed + member)
+        yield replace(setting.single, epochs=longer, seed=100 * seed)
+        usual = replace(setting.one_run, seed=100 * seed)
+        yield usual
+        yield replace(usual, trunk=11, epochs=round(4 * usual.epochs / 3))
+        yield replace(usual, members=5)
 
 
-def build(run: Run, start: Path, device: str) -> PreTrainedModel:
-    """The model before its training; classifiers are drawn with seeds of their own."""
-    heads = []
-    for member in range(run.members):
-        torch.manual_seed(1_000 * run.seed + member)
-        heads.append(new_dinov2(start))
+GROUPS: dict[str, Callable[[Setting], Iterator[Run]]] = {"sweep": sweep, "variants": variants, "seeds": seeds}
+COMPOSED = "composed"  # Deep Ensembles, soups and fused checkpoints of the models that `seeds` kept
+
+
+# Training
+
+
+def build(run: Run, setting: Setting, args: argparse.Namespace) -> PreTrainedModel:
+    if run.start == "soup":
+        return soup([load_single(args, setting, run.seed + member) for member in range(3)])
+    model = setting.new_model(args.start, run.seed)
     if run.members == 1:
-        return heads[0].to(device)
-    hydra = AutoHydra.from_pruned_members(heads, shared=run.shared, trunk_layers=run.trunk)
+        return model
+    options = {"trunk_layers": run.trunk, "shared": run.shared, "seed": run.seed}
+    hydra = AutoHydra.from_backbone(model, num_members=run.members, num_labels=model.config.num_labels, **options)
     hydra.config.ensemble_loss = run.loss
-    return hydra.to(device)
+    return hydra
 
 
-def parameter_groups(model: nn.Module, run: Run) -> list[dict[str, Any]]:
-    """Trunk and embeddings, branches, and classifiers, each with its learning rate."""
+def parameter_groups(model: nn.Module, run: Run, classifier_rate: float) -> list[dict[str, Any]]:
+    """Trunk and embeddings, branches, and what follows the layers, each with its learning rate."""
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        if name.startswith("classifier"):
-            rate = CLASSIFIER_RATE
+        parts = name.split(".")
+        layer = next(
+            (int(part) for before, part in zip(parts, parts[1:], strict=False) if before in ("layer", "layers")), None
+        )
+        if layer is not None:
+            rate = run.learning_rate * (run.branch_rate if layer >= run.trunk else 1)
+        elif "embeddings" in parts:
+            rate = run.learning_rate
         else:
-            layer = next((int(part) for part in name.split(".") if part.isdigit()), None)
-            behind = (layer is not None and layer >= run.trunk) or name in (
-                "vit.layernorm.weight",
-                "vit.layernorm.bias",
-            )
-            rate = run.learning_rate * (run.branch_rate if behind else 1)
+            rate = run.learning_rate * run.branch_rate if "layernorm" in parts else classifier_rate
         groups.setdefault(rate, []).append(parameter)
-    return [{"params": parameters, "lr": rate, "max_lr": rate} for rate, parameters in groups.items()]
+    return [{"params": parameters, "lr": rate} for rate, parameters in groups.items()]
 
 
-@dataclass
-class Mixing:
-    """Mixes the states behind the trunk, each member with a partner and a weight of its own, and remembers both for the loss."""
-
-    members: int
-    parameter: float
-    partners: Tensor | None = field(default=None, init=False)
-    weights: Tensor | None = field(default=None, init=False)
-
-    def __call__(self, module: nn.Module, inputs: Any, states: Tensor) -> Tensor:
-        """(1, batch, tokens, hidden) -> (members, batch, tokens, hidden)"""
-        if not module.training:
-            return states
-        batch = states.shape[1]
-        self.partners = torch.stack([torch.randperm(batch, device=states.device) for _ in range(self.members)])
-        beta = torch.distributions.Beta(self.parameter, self.parameter)
-        self.weights = beta.sample((self.members,)).to(states.device)
-        weights = self.weights.view(-1, 1, 1, 1).to(states.dtype)
-        return weights * states + (1 - weights) * states[0][self.partners]
-
-    def loss(self, member_logits: Tensor, labels: Tensor) -> Tensor:
-        """member_logits: (batch, members, classes)"""
-        losses = [
-            weight * nn.functional.cross_entropy(logits, labels)
-            + (1 - weight) * nn.functional.cross_entropy(logits, labels[partners])
-            for logits, weight, partners in zip(member_logits.unbind(1), self.weights, self.partners, strict=True)
-        ]
-        return torch.stack(losses).sum()
-
-
-def train(model: PreTrainedModel, run: Run, rows: TensorRows, device: str) -> None:
+def train(model: PreTrainedModel, run: Run, setting: Setting, rows: TensorRows, device: str) -> None:
     """The loss is the sum of the members' losses."""
     torch.manual_seed(run.seed)
-    steps = run.epochs * (len(rows) // BATCH)
-    groups = parameter_groups(model, run)
+    batch_size = min(setting.batch, len(rows))
+    groups = parameter_groups(model, run, setting.classifier_rate)
     optimizer = torch.optim.AdamW(groups, weight_decay=WEIGHT_DECAY, fused=device == "cuda")
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, [group["lr"] for group in groups], total_steps=steps, pct_start=WARM_UP, div_factor=1e3
+        optimizer,
+        [group["lr"] for group in groups],
+        total_steps=max(2, run.epochs * (len(rows) // batch_size)),
+        pct_start=WARM_UP,
+        div_factor=1e3,
     )
-    mixing = Mixing(run.members, run.mixing) if run.mixing else None
-    if mixing is not None:
-        model.base_model.layers[run.trunk - 1].register_forward_hook(mixing)
     model.train()
     for _ in range(run.epochs):
-        for indices in torch.randperm(len(rows)).split(BATCH):
-            if len(indices) < BATCH:
+        for indices in torch.randperm(len(rows)).split(batch_size):
+            if len(indices) < batch_size:
                 continue
             batch = rows.__getitems__(indices.tolist())
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                if mixing is not None:
-                    loss = mixing.loss(
-                        model(pixel_values=batch["pixel_values"]).member_logits.float(), batch["labels"]
-                    )
-                else:
-                    loss = model(**batch).loss * (run.members if run.loss == "members" else 1)
+                loss = model(**batch).loss * (run.members if run.loss == "members" else 1)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -188,11 +272,25 @@ def predictions(model: nn.Module, rows: TensorRows, device: str) -> Tensor:
     """(rows, members, classes)"""
     found = []
     for batch in rows.batches(EVALUATION_BATCH):
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            outputs = model(pixel_values=batch["pixel_values"])
+            outputs = model(**inputs)
         logits = outputs.member_logits if "member_logits" in outputs else outputs.logits.unsqueeze(1)
         found.append(logits.float())
     return torch.cat(found)
+
+
+def kept_file(args: argparse.Namespace, run: Run) -> Path:
+    return args.runs / f"{run.learning_rate:g}-{run.branch_rate:g}-{run.epochs}-{run.seed}.pt"
+
+
+def load_single(args: argparse.Namespace, setting: Setting, seed: int) -> PreTrainedModel:
+    model = setting.new_model(args.start, 0)
+    model.load_state_dict(torch.load(kept_file(args, replace(setting.single, seed=seed)))["weights"])
+    return model
+
+
+# Judging
 
 
 def data_sets(splits: Splits) -> dict[str, TensorRows]:
@@ -222,53 +320,86 @@ def metrics(logits: dict[str, Tensor], labels: dict[str, Tensor]) -> dict[str, d
         for group, names in groups.items():
             for score in ("msp", "energy"):
                 scores = ood_score(known, score)
-                found_by = [ood_metrics(scores, ood_score(logits[name], score))["auroc"] for name in names]
-                row[f"{group}_{score}"] = sum(found_by) / len(found_by)
+                by_set = [ood_metrics(scores, ood_score(logits[name], score))["auroc"] for name in names]
+                row[f"{group}_{score}"] = sum(by_set) / len(by_set)
+            # with out-of-distribution rows mixed in, all of them errors
+            others = [sample_values(logits[name])["confidence"] for name in names]
+            correct = torch.cat([values["correct"], *map(torch.zeros_like, others)])
+            row[f"answered_at_5_with_{group}"] = answered_at(0.05, torch.cat([values["confidence"], *others]), correct)
         found[place] = row
     return found
 
 
-def judged(
-    name: str, run: Run, logits: dict[str, Tensor], labels: dict[str, Tensor], seconds: float
-) -> dict[str, Any]:
-    return {"name": name, "run": asdict(run), "seconds": round(seconds, 1), **metrics(logits, labels)}
+class Judge:
+    """A setting's data on a device, and what is trained and measured with it."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.setting = args, SETTINGS[args.setting]
+        splits = self.setting.read(args.data, args.start).to(args.device)
+        self.train_rows, self.sets = splits.train, data_sets(splits)
+        if args.rows:
+            some = slice(args.rows)
+            self.train_rows = self.train_rows.part(some)
+            self.sets = {name: rows.part(some) for name, rows in self.sets.items()}
+        self.labels = {name: self.sets[name].tensors["labels"] for name in ("validation", "test")}
+
+    def trained(self, run: Run) -> dict[str, Any]:
+        began = time.perf_counter()
+        model = build(run, self.setting, self.args).to(self.args.device)
+        train(model, run, self.setting, self.train_rows, self.args.device)
+        seconds = time.perf_counter() - began
+        logits = self.logits(model)
+        if self.args.runs and run.members == 1 and run.start == "pretrained":
+            self.args.runs.mkdir(parents=True, exist_ok=True)
+            torch.save({"logits": logits, "weights": model.state_dict()}, kept_file(self.args, run))
+        return self.row(run.group, run, logits, model) | {"seconds": round(seconds, 1)}
+
+    def logits(self, model: nn.Module) -> dict[str, Tensor]:
+        return {name: predictions(model, rows, self.args.device) for name, rows in self.sets.items()}
+
+    def row(self, name: str, run: Run, logits: dict[str, Tensor], model: nn.Module | None) -> dict[str, Any]:
+        size = {} if model is None else {"parameters": count_parameters(model), "work": count_multiply_adds(model)}
+        return {"name": name, "run": asdict(run), **size, **metrics(logits, self.labels)}
+
+    def composed(self, seed: int) -> Iterator[dict[str, Any]]:
+        """What the kept checkpoints of a seed make without, or with little, training."""
+        single = replace(self.setting.single, seed=seed)
+        kept = [torch.load(kept_file(self.args, replace(single, seed=seed + member))) for member in range(5)]
+        for count in (3, 5):
+            logits = {name: torch.cat([one["logits"][name] for one in kept[:count]], dim=1) for name in self.sets}
+            yield self.row(f"Deep Ensemble of {count}", single, logits, None)
+        models = [load_single(self.args, self.setting, seed + member) for member in range(3)]
+        averaged = soup(models).to(self.args.device).eval()
+        yield self.row("soup", single, self.logits(averaged), averaged)
+        for trunk in (0, 9, 11):
+            hydra = AutoHydra.from_pruned_members(models, trunk_layers=trunk).to(self.args.device).eval()
+            yield self.row(f"fused, {trunk} layers merged", replace(single, trunk=trunk), self.logits(hydra), hydra)
+        tuned = replace(single, group="soup, tuned", start="soup", epochs=max(1, round(3 * single.epochs / 8)))
+        for factor in (0.25, 0.5, 1.0):
+            yield self.trained(replace(tuned, learning_rate=factor * single.learning_rate))
 
 
 def work(queue: Any, results: Any, args: argparse.Namespace) -> None:
-    splits = read_tiny_imagenet(args.data, args.start).to(args.device)
-    train_rows, sets = splits.train, data_sets(splits)
-    if args.rows:
-        some = slice(args.rows)
-        train_rows, sets = train_rows.part(some), {name: rows.part(some) for name, rows in sets.items()}
-    labels = {name: rows.tensors["labels"] for name, rows in sets.items() if name in ("validation", "test")}
-    while (run := queue.get()) is not None:
+    judge = Judge(args)
+    while (task := queue.get()) is not None:
         try:
-            began = time.perf_counter()
-            model = build(run, args.start, args.device)
-            train(model, run, train_rows, args.device)
-            seconds = time.perf_counter() - began
-            logits = {name: predictions(model, rows, args.device) for name, rows in sets.items()}
-            if args.runs and run.members == 1:
-                folder = args.runs
-                folder.mkdir(parents=True, exist_ok=True)
-                name = f"{run.learning_rate:g}-{run.branch_rate:g}-{run.epochs}-{run.seed}.pt"
-                torch.save({"logits": logits, "weights": model.state_dict()}, folder / name)
-            results.put(judged(run.group, run, logits, labels, seconds))
-        except Exception as error:  # one run that fails loses no other
-            results.put({"name": run.group, "run": asdict(run), "error": repr(error)})
+            for row in judge.composed(task) if isinstance(task, int) else [judge.trained(task)]:
+                results.put(row)
+        except Exception as error:  # one that fails loses no other
+            results.put({"name": str(task), "error": repr(error)})
     results.put(None)
 
 
-def run_all(runs: Sequence[Run], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Trains all of them, a few at a time, and writes the results after each."""
+def run_all(tasks: Sequence[Run | int], args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Works on all tasks, a few at a time, and writes the results after each."""
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(), context.Queue()
-    for run in [*runs, *[None] * args.workers]:
-        queue.put(run)
+    for task in [*tasks, *[None] * args.workers]:
+        queue.put(task)
     workers = [context.Process(target=work, args=(queue, results, args)) for _ in range(args.workers)]
     for worker in workers:
         worker.start()
-    rows, ended, machine = [], 0, where_it_ran(args.device)
+    ended, machine = 0, where_it_ran(args.device)
     while ended < len(workers):
         row = results.get()
         if row is None:
@@ -276,26 +407,31 @@ def run_all(runs: Sequence[Run], args: argparse.Namespace) -> list[dict[str, Any
             continue
         rows.append(row)
         if args.output:
-            write_atomically(args.output, json.dumps({"machine": machine, "rows": rows}, indent=1))
+            content = {"machine": machine, "setting": args.setting, "rows": rows}
+            write_atomically(args.output, json.dumps(content, indent=1) + "\n")
         kept = row.get("validation", row)
         shown = {name: round(kept[name], 4) for name in ("accuracy", "aurc", "nll") if name in kept}
-        print(len(rows), row["run"], shown or row, row.get("seconds"), flush=True)
-    return rows
+        print(len(rows), row["name"], shown or row, row.get("run"), row.get("seconds"), flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setting", choices=SETTINGS, default="images")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--start", type=Path, required=True, help="the pre-trained model's folder")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS))
-    parser.add_argument("--runs", type=Path, help="keeps logits and weights of single models")
+    parser.add_argument("--only", nargs="+", choices=[*GROUPS, COMPOSED], default=[*GROUPS, COMPOSED])
+    parser.add_argument("--runs", type=Path, help="keeps logits and weights of single models, for `composed`")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--rows", type=int, help="of each set, to try it out")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(words)
-    runs = [run for name in args.only for run in GROUPS[name]()]
-    run_all(runs, args)
+    rows: list[dict[str, Any]] = []
+    runs = dict.fromkeys(run for name in args.only if name != COMPOSED for run in GROUPS[name](SETTINGS[args.setting]))
+    if runs:
+        run_all(list(runs), args, rows)
+    if COMPOSED in args.only:
+        run_all([0, 100, 200], args, rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The `hydra-transformers` command: each step's output folder is the next step's input."""
+"""The `hydra-transformers` command. Commands import what they need when they run, so that `--help` is quick."""
 
 import os
 import sys
@@ -13,20 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from .._version import __version__
+from . import calibrate, compare, demo, evaluate, export, finetune, fuse, info, predict, prune, push, serve
 from . import app as page
-from . import (
-    calibrate,
-    demo,
-    evaluate,
-    export,
-    finetune,
-    fuse,
-    info,
-    predict,
-    prune,
-    push,
-    serve,
-)
 from .errors import MISTAKES, sentence_of
 from .options import command, repeat_flags
 
@@ -37,30 +25,26 @@ INTERRUPTED = 130  # typer returns it for a KeyboardInterrupt
 FOR_SEVERAL_PROCESSES = ("finetune", "prune", "evaluate")
 # The commands by panel of the help, each with an example.
 COMMANDS = {
-    "Try it": [(demo.demo, ""), (page.app, "my-calibrated-hydra --single finetuned/member-0 --examples pictures")],
-    "Make a Hydra": [
-        (finetune.finetune, "facebook/dinov2-small --members 3 --data cifar100 --part training --output finetuned"),
-        (prune.prune, "finetuned --data cifar100 --part validation --ood-data svhn:cropped_digits --output pruned"),
-        (fuse.fuse, "pruned --output my-hydra"),
-        (
-            calibrate.calibrate,
-            "my-hydra --data cifar100 --split 'test\\[:5000]' --risk 0.05 --output my-calibrated-hydra",
-        ),
+    "Start": [
+        (demo.demo, ""),
+        (finetune.finetune, "facebook/dinov2-small --data cifar100 --output my-hydra"),
+        (calibrate.calibrate, "my-hydra --data cifar100 --split validation --risk 0.05 --output calibrated"),
+        (predict.predict, "calibrated photo.jpg another.jpg"),
     ],
     "Look at a model": [
-        (
-            evaluate.evaluate,
-            "my-hydra --data cifar100 --near tin=zh-plus/tiny-imagenet --far svhn=svhn:cropped_digits",
-        ),
+        (evaluate.evaluate, "calibrated --data cifar100 --split test --far svhn=svhn:cropped_digits"),
         (info.info, "my-hydra"),
+        (page.app, "calibrated --examples pictures"),
     ],
-    "Use a model": [
-        (predict.predict, "my-calibrated-hydra one.jpg two.jpg --json"),
-        (serve.serve, "my-calibrated-hydra --port 8000"),
-        (export.export, "my-calibrated-hydra --to onnx --output my-onnx"),
+    "Use and publish": [
+        (serve.serve, "calibrated --port 8000"),
+        (export.export, "calibrated --to onnx --output my-onnx"),
+        (push.push, "calibrated me/my-hydra --dataset cifar100"),
     ],
-    "Publish": [
-        (push.push, "my-hydra me/my-hydra"),
+    "From checkpoints, or from one model": [
+        (compare.compare, "seed-0 seed-1 seed-2 --data cifar100 --split validation"),
+        (fuse.fuse, "seed-0 seed-1 seed-2 --trunk-layers 0.75 --output my-hydra"),
+        (prune.prune, "my-vit --data cifar100 --split validation --ood-data svhn:cropped_digits --output pruned"),
     ],
 }
 
@@ -69,9 +53,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=False,
-    help="Fine-tune a transformer several times, prune each, fuse them into one model that knows when it does not know.",
-    epilog="The way: finetune, prune, fuse, evaluate, calibrate, push. Each step's "
-    "output folder is the next step's input.",
+    help="Fine-tune a transformer once and get an ensemble that knows when it does not know.",
+    epilog="The usual way: finetune, calibrate, evaluate, predict. Each command's output folder is the next one's input.",
 )
 for panel, commands in COMMANDS.items():
     for function, example in commands:
@@ -87,10 +70,11 @@ def _show_version(is_asked: bool) -> None:
 
 
 @app.callback()
-def _version(
+def _main_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="print the version")
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show the whole trace when something goes wrong")] = False,
 ) -> None:
     pass
 
@@ -116,6 +100,8 @@ def main(words: Sequence[str] | None = None) -> int:
     called = called if called in runner().commands else None
     name = f"{NAME} {called}" if called else NAME
     try:
+        if called is None or "--help" in words:
+            return run(words)
         with quiet_libraries(), joined_processes(called):
             return run(words)
     except typer.TyperException as error:  # a wrong call
@@ -134,9 +120,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def joined_processes(called: str | None) -> Iterator[None]:
+def joined_processes(called: str) -> Iterator[None]:
     """Lets processes that were started together work together; only the first one prints, but for errors."""
-    if called is None or os.environ.get("WORLD_SIZE", "1") == "1":
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return
     if called not in FOR_SEVERAL_PROCESSES:

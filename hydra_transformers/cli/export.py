@@ -3,38 +3,41 @@
 import sys
 from pathlib import Path
 
-from ..data.processors import load_processor
-from ..export import FILES
-from ..export import export as write
-from ..uncertainty import CalibratedClassifier
-from . import flags
-from .folders import check_is_hydra, check_is_new, load_config, load_model
+from .folders import check_is_hydra, check_is_new
 from .options import argument, check_named_once, one_of, option
 
 
+FORMATS = ("onnx", "torch")
+
+
 def export(
-    model: argument(str, "MODEL", "a Hydra: the output of `fuse` or `calibrate`, or a Hub name"),
+    model: argument(str, "MODEL", "a Hydra, by folder or Hub name"),
     output: option(Path, "a new folder: gets the exported model, config.json and the processor", "DIR"),
     to: option(
         list[str],
         "onnx (model.onnx), torch (model.pt2, for torch.export.load), or both",
         "FORMAT...",
-        parser=one_of(FILES),
+        parser=one_of(FORMATS),
     ) = ("onnx",),
-    processor: flags.Processor = None,
 ) -> None:
     """Write the model as ONNX, or as PyTorch's archive of a graph, to run without this package."""
+    from ..data.processors import load_processor
+    from ..export import FILES
+    from ..export import export as write
+    from ..serving.saved_models import load_config, load_model
+    from ..uncertainty import CalibratedClassifier
+
     check_named_once(to, "--to")
     config = load_config(model)
     check_is_hydra(config, model)
     check_is_new(output)
-    reader = load_processor(processor or model, config)
+    processor = load_processor(model, config)
     if CalibratedClassifier.is_saved_in(model):
         print(f"note: {model} is exported without its decision, which is for one data set's classes", file=sys.stderr)
     loaded = load_model(model).float()
-    write(loaded, output, to, reader)
+    write(loaded, output, to, processor)
     calibration = "with its calibration"
     if not loaded.is_calibrated:
         calibration = "not calibrated, so it has no abstain and no prediction_set"
-    files = " and ".join(str(output / FILES[each]) for each in to)
-    print(f"{files}: {calibration}; it answers as the model does (docs/export.md shows how to run it).")
+    files = " and ".join(str(output / FILES[name]) for name in to)
+    print(f"{files}: {calibration} (docs/export.md shows how to run it).")

@@ -1,63 +1,48 @@
-"""Finds and loads models in folders, and records which step filled a folder."""
+"""Output folders of commands: what they hold, and what may be written into them."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from .._io.files import check_takes_files, write_atomically
+<<<<<<< HEAD
 from ..serving.saved_models import load_config, load_model, member_folders, member_number
 from ..training.checkpoints import CHECKPOINTS, is_finished
+=======
+>>>>>>> 8b3b779 (wip)
 
 
-__all__ = ["load_config", "load_model"]  # commands import them from here
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
-# The settings of a step, in its output folder: among others the number of "members".
-PRUNE_SETTINGS, FINETUNE_SETTINGS, FUSE_SETTINGS = "prune.json", "finetune.json", "fuse.json"
-
-
-# Models
+# What a command was asked to do, in its output folder.
+PRUNE_SETTINGS, FINETUNE_SETTINGS = "prune.json", "finetune.json"
 
 
-def check_is_hydra(config: PreTrainedConfig, name: str) -> None:
+def check_is_hydra(config: "PreTrainedConfig", name: str) -> None:
     if not config.model_type.startswith("hydra_"):
         raise ValueError(
-            f"{name} is a plain {config.model_type}: pass a Hydra, the output of `hydra-transformers fuse`"
+            f"{name} is a plain {config.model_type}: pass a Hydra, the output of `hydra-transformers finetune` or `fuse`"
         )
-
-
-# Members
 
 
 def models_named(names: Sequence[str]) -> list[str]:
-    """The models that a command was given: each by folder or Hub name, or all of them by the folder of an earlier step."""
+    """The models that a command was given: each by folder or Hub name, or all of them by a folder of members."""
+    from ..serving.saved_models import member_folders
+
     folder = Path(names[0])
-    if len(names) == 1 and not (folder / "config.json").exists():
-        has_record = any((folder / step).exists() for step in (PRUNE_SETTINGS, FINETUNE_SETTINGS))
-        if has_record or member_folders(folder):
-            return [str(member) for member in members_in(folder)]
-    return list(names)
-
-
-def members_in(folder: Path) -> list[Path]:
-    """The member folders of a step's output; refuses a folder that lacks some or all of them, or their training."""
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}: pass the output of `hydra-transformers prune`")
+    if len(names) > 1 or (folder / "config.json").exists() or not folder.is_dir():
+        return list(names)
     members = member_folders(folder)
-    step = next((file for file in (FINETUNE_SETTINGS, PRUNE_SETTINGS) if (folder / file).exists()), None)
-    expected = None if step is None else read_settings(folder / step).get("members")
-    if step is None and not members:
-        raise ValueError(f"{folder} holds no members: pass the output of `hydra-transformers prune` or `finetune`")
-    if [member_number(path) for path in members] != list(range(len(members) if expected is None else expected)):
-        there = ", ".join(path.name for path in members) or "none"
-        of_all = "" if expected is None else f" of {expected}"
-        again = "its step" if step is None else f"`hydra-transformers {step.removesuffix('.json')}`"
+    record = folder / PRUNE_SETTINGS
+    expected = read_settings(record).get("members") if record.exists() else len(members)
+    if len(members) != expected:
         raise ValueError(
-            f"{folder} lacks a member, it has {there}{of_all}: run {again} again with the same arguments, and it continues"
+            f"{folder} has {len(members)} of {expected} members: run its command again with the same arguments, and it "
+            "continues"
         )
+<<<<<<< HEAD
     for path in folder.glob("member-*"):
         if (path / CHECKPOINTS).exists():
             raise ValueError(
@@ -88,6 +73,9 @@ def digest_of_names(names: Sequence[str]) -> str:
 
 
 # Output folders
+=======
+    return [str(member) for member in members] or list(names)
+>>>>>>> 8b3b779 (wip)
 
 
 def check_is_new(folder: Path) -> None:
@@ -98,25 +86,22 @@ def check_is_new(folder: Path) -> None:
 
 
 def claim(folder: Path, file: str, settings: dict[str, Any]) -> None:
-    """Records a step's settings in its folder; refuses a folder that a step with other settings has filled.
-
-    Records alone, of steps that refused their arguments, fill no folder.
-    """
+    """Records a command's settings in its new folder; refuses one that the command filled with other settings."""
     settings = json.loads(json.dumps(settings, default=str))
-    record, records = folder / file, (file, PRUNE_SETTINGS, FINETUNE_SETTINGS)
-    others = [path for path in folder.rglob("*") if path.name not in records]
-    if record.exists() and any(path.is_symlink() or not path.is_dir() for path in others):
-        found = read_settings(record)
-        for name, value in settings.items():
-            if found.get(name) != value:
-                raise ValueError(
-                    f"{folder} was made with {name} {found.get(name)!r}, which now is {value!r}: pass another --output, or "
-                    "remove it"
-                )
-        return
+    record = folder / file
     if not record.exists():
         check_is_new(folder)
+        write_atomically(record, json.dumps(settings, indent=1) + "\n")
+        return
+    before = read_settings(record)
+    for name, value in settings.items():
+        if before.get(name) != value:
+            raise ValueError(
+                f"{folder} was made with {name} {before.get(name)!r}, which now is {value!r}: pass another --output, or "
+                "remove it"
+            )
     check_takes_files(folder)
+<<<<<<< HEAD
     write_atomically(record, json.dumps(settings, indent=1) + "\n")
 
 
@@ -139,6 +124,8 @@ def claim_for_training(folder: Path, source: Path, members: int, fine_tunings: b
     if trained and not record.exists():  # `finetune_members` made them
         write_atomically(record, json.dumps(settings))
     claim(folder, FINETUNE_SETTINGS, settings)
+=======
+>>>>>>> 8b3b779 (wip)
 
 
 def read_settings(record: Path) -> dict[str, Any]:
@@ -149,3 +136,14 @@ def read_settings(record: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ValueError(f"{record} is broken, so the settings of {record.parent} are unknown: make it again")
     return settings
+
+
+def note_training_rows(model: str, data: str, split: str | None) -> str | None:
+    """A sentence where rows may be those that a model was fine-tuned on."""
+    record = Path(model) / FINETUNE_SETTINGS
+    trained_on = read_settings(record).get("data") if record.exists() else None
+    same = trained_on is not None and Path(trained_on).resolve() == Path(data).resolve()
+    is_training = str(split).startswith("train") or (split is None and same and Path(data).is_file())
+    if not (same and is_training):
+        return None
+    return f"{model} was trained on rows of {data}, so they say too much: pass --split validation, or --split test"

@@ -1,10 +1,10 @@
-"""`fuse`: members become one model."""
+"""`fuse`: checkpoints of one pre-trained model, or pruned members, become one model."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
 from .._io.files import write_atomically, written_whole
 from ..baselines import average_members
 from ..data.processors import check_same_processors, find_processor, load_processor
@@ -22,15 +22,21 @@ from .folders import (
     made_by,
     members_in,
 )
+=======
+from .folders import check_is_new, models_named
+>>>>>>> 8b3b779 (wip)
 from .options import argument, layers_or_share, one_of, option, switch
+
+
+SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 
 
 def fuse(
     members: argument(
         list[str],
         "DIR_OR_MODEL",
-        "the output of `finetune` or `prune`; or the members themselves, by folder or Hub name: plain models of "
-        "Transformers, fine-tuned from one pre-trained model, or Hydras",
+        "fine-tuned checkpoints of one pre-trained model, by folder or Hub name; or the folder of `prune` or `finetune` with "
+        "its members",
     ),
     output: option(Path, "gets the Hydra with its code and processor, ready for the Hub", "DIR"),
     shared: option(
@@ -43,35 +49,37 @@ def fuse(
     ) = SHARED_PARTS,
     trunk_layers: option(
         Any,
-        "merge the first N layers whole, attention too, so that they run once for all members: a number, or a share such as "
-        "0.75; 0 for none (default: those that are equal in all members, which changes no answer)",
+        "merge the first N layers whole, so that they run once for all members: a number, or a share such as 0.75 (default: "
+        "those that are equal in all members, which changes no prediction)",
         "N",
         parser=layers_or_share,
     ) = None,
+    data: option(str | None, "validation data: choose the trunk by it, as `compare` does", "NAME_OR_FOLDER") = None,
+    split: option(str | None, "of --data (default: the first of validation, test and train)") = None,
     aggregate: option(
         str | None,
         "of reward models and rerankers: the members' scores become one as their mean, min, or mean-2std (the mean minus twice "
         "their spread)",
         "NAME",
     ) = None,
-    average_into: option(
-        int | None, "average more fine-tunings into M members first, such as six into three, two into each", "M", min=2
-    ) = None,
     allow_equal: switch("--allow-equal", "fuse members although they are the same model") = False,
-    processor: option(str | None, "default: the one saved with the first member", "NAME_OR_FOLDER") = None,
 ) -> None:
-    """Make one model of the members."""
-    from ..hub.member_heads import trunk_sentence
+    """Make one model of several checkpoints or members."""
+    from .._io.files import written_whole
+    from ..data.processors import check_same_processors, find_processor
+    from ..hub.member_heads import copy_circuits, load_circuits, trunk_sentence
+    from ..models.auto import AutoHydra
+    from ..models.configuration_hydra import times_of_spread
+    from ..serving.saved_models import load_config, load_model
 
     folder = Path(members[0]) if len(members) == 1 else None
-    names = members if folder is None else [str(path) for path in members_in(folder)]
+    names = models_named(members)
     configs = [load_config(name) for name in names]
     check_is_new(output)
     if aggregate is not None:
-        times_of_spread(aggregate)  # refuses unknown names
-        if getattr(configs[0], "num_labels", None) != 1:
-            raise ValueError(f"--aggregate is for models of one score, {names[0]} has several outputs: leave it out")
+        times_of_spread(aggregate)  # raises for unknown names
     if folder is not None:
+<<<<<<< HEAD
         load_circuits(folder, configs)  # refuses circuits that a card could not describe
     reader = find_processor(names[0], configs[0]) if processor is None else load_processor(processor, configs[0])
     if reader is not None and processor is None:
@@ -79,31 +87,34 @@ def fuse(
     layers = min(map(number_of_layers, saved_tower_configs(configs[0]).values()))
     if trunk_layers is not None and trunk_layers > layers:
         raise ValueError(f"--trunk-layers is {trunk_layers}, {names[0]} has {layers} layers: pass 0 to {layers}")
+=======
+        load_circuits(folder, configs)  # raises for circuits that a card could not describe
+    processor = find_processor(names[0], configs[0])
+    if processor is not None:
+        check_same_processors(names, configs, processor)
+>>>>>>> 8b3b779 (wip)
     models = [load_model(name) for name in names]
-    if average_into is not None:
-        models = average_members(models, average_into)
+    if data is not None:
+        from .compare import compared
+
+        if trunk_layers is not None:
+            raise ValueError("--data chooses the trunk, and --trunk-layers names it: pass one of them")
+        result = compared(models, names[0], configs[0], processor, data, split)
+        print(result)
+        trunk_layers = result.best.trunk_layers
+    hydra = AutoHydra.from_pruned_members(models, [part for part in shared if part], trunk_layers, allow_equal)
+    if aggregate is not None:
+        hydra.config.aggregate = aggregate
     with written_whole(output) as unfinished:
-        hydra = AutoHydra.from_pruned_members(models, [part for part in shared if part], trunk_layers, allow_equal)
-        if aggregate is not None:
-            hydra.config.aggregate = aggregate
         hydra.save_pretrained(unfinished)
-        if reader is not None:
-            reader.save_pretrained(unfinished)
-        is_plain = not any(hasattr(config, "kept_heads") for config in configs)
-        steps = [folder] if folder is not None else [Path(name).parent for name in names]
-        record = {"made_of": digest_of_names(names), "fine_tunings": is_plain or any(map(are_fine_tunings, steps))}
-        record |= {} if folder is None else made_by(folder)
-        if average_into is not None:
-            record["averaged"] = len(names) // average_into
-        write_atomically(unfinished / FUSE_SETTINGS, json.dumps(record, indent=1) + "\n")
+        if processor is not None:
+            processor.save_pretrained(unfinished)
         if folder is not None:
             copy_circuits(folder, unfinished)
-    if reader is None:
-        print(
-            f"note: no processor was found with {names[0]}, so {output} has none: add one with `fuse --processor NAME`, or "
-            f"save it there with save_pretrained({str(output)!r})",
-            file=sys.stderr,
-        )
+    if processor is None:
+        print(f"note: {names[0]} has no processor, so {output} has none: save one there", file=sys.stderr)
     once = trunk_sentence(hydra.config)
     print(f"{hydra.num_members} members are one model in {output}{f'; {once}' if once else ''}.")
-    print(f"Next: hydra-transformers evaluate {output} --data ...")
+    if data is None and len(names) > 1:
+        print(f"Fusing can cost accuracy: check it with hydra-transformers compare {' '.join(members)} --data ...")
+    print(f"Next: hydra-transformers calibrate {output} --data ... --output ...")

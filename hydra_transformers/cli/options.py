@@ -1,31 +1,32 @@
-"""How options are declared, parsed and checked, and the decorator that makes a command of a function."""
+"""How options are declared and parsed, those that several commands share, and the decorator that makes a command of a function."""
 
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-import torch
 import typer
 
 
+if TYPE_CHECKING:
+    from ..data.loading import PreparedData
+
 # Options that take several values in a row, `--labels cat dog`; the others of several values are repeated.
-SEVERAL_VALUES = {"--batch-sizes", "--budgets", "--labels", "--learning-rates", "--objectives", "--shared", "--to"}
+SEVERAL_VALUES = {"--labels", "--objectives", "--shared", "--to"}
+MAX_SEED = 2**31 - 1  # numpy takes twice as much, and member i gets the seed plus i
+# Splits by purpose: where the data has no split of this name, a random tenth of the first one.
+PURPOSES = ("training", "validation", "test")
 
 
 # Parsers of values
 
 
-def number(
-    fits: Callable[[Any], bool], problem: str, kind: Callable[[str], Any] = float, word: str | None = None
-) -> Callable[[str], Any]:
-    """A parser of finite numbers that fit. problem: why another value is refused; word: is accepted as well"""
+def number(fits: Callable[[Any], bool], problem: str, kind: Callable[[str], Any] = float) -> Callable[[str], Any]:
+    """A parser of finite numbers that fit. problem: why another value is refused"""
 
     def read(text: str) -> Any:
-        if text == word:
-            return text
         try:
             value = kind(text)
         except ValueError:
@@ -37,19 +38,14 @@ def number(
     return read
 
 
-positive_or_best = number(lambda value: value > 0, "neither a positive number nor best", int, "best")
-count_or_best = number(lambda value: value >= 0, "neither a number of heads nor best", int, "best")
 duration = number(lambda value: value >= 0, "not a time: pass 0 or more")
-minutes = number(lambda value: value > 0, "not a time: pass more than 0 minutes")
-megabytes = number(lambda value: value > 0, "not a size: pass a positive number")
 layers_or_share = number(
     lambda value: value >= 0 and (isinstance(value, int) or value < 1),
     "neither a number of layers nor a share of them below 1, such as 0.75",
-    lambda text: int(text) if str(text).strip("+-").isdigit() else float(text),  # a default is no text
+    lambda text: int(text) if str(text).strip("+-").isdigit() else float(text),  # a default is not a text
 )
 share = number(lambda value: 0 < value < 1, "not a share between 0 and 1: pass 0.05 for 5 %")
 positive = number(lambda value: value > 0, "not a positive number")
-learning_rate = number(lambda value: value > 0, "not a learning rate: pass positive numbers, or grid", word="grid")
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:
@@ -94,14 +90,72 @@ def choice(names: Sequence) -> Any:
     return Literal[tuple(names)]
 
 
-def device_named(device: str | None) -> str:
-    """The requested device, or the best there is."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"there is no device {device} here: pass --device cpu") from error
-    return device
+ModelArgument = argument(str, "MODEL", "a Hydra, or any classifier, CLIP or SigLIP model, by folder or Hub name")
+BatchSize = option(int, "rows per batch", "N", min=1)
+Seed = option(int, "of everything that is random", min=0, max=MAX_SEED)
+NearData = option(list[tuple] | None, "near out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
+FarData = option(list[tuple] | None, "far out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
+OodData = option(str | None, "out-of-distribution data", "NAME_OR_FOLDER")
+
+
+@dataclass(kw_only=True)
+class DataOptions:
+    """Which rows and columns to read."""
+
+    data: option(
+        str,
+        'a data set on the Hub ("cifar100", "glue:sst2"), a folder of images, of csv, json or parquet files or that '
+        "save_to_disk wrote, or one such file",
+        "NAME_OR_FOLDER",
+    )
+    split: option(
+        str | None,
+        'a split, or a part of one, "train[:1000]"; validation and test are also the tenths that `finetune` splits off where '
+        "the data has no such splits (default: the first of validation, test and train)",
+    ) = None
+    limit: option(int | None, "read at most N rows of each set, drawn at random", "N", min=1) = None
+    column: option(
+        str | None,
+        'of the texts, images or audio (default: the only one); "premise,hypothesis" for pairs of texts',
+        "NAME",
+    ) = None
+    label: option(str | None, "the column of labels (default: the only one that fits)", "NAME") = None
+    label_separator: option(str | None, 'of several labels in one cell, such as "|"', "TEXT") = None
+
+    def read(
+        self, config: Any, processor: Any, name: str | None = None, labelled: bool = True, quiet: bool = False
+    ) -> "PreparedData":
+        """The rows of --data and its --split, or of another data set, prepared for a model; prints what was found."""
+        from .._io.access import access_to
+        from ..data.loading import load_data
+
+        is_other = name is not None and name != self.data
+        settings = {"split": None if is_other else self.split, "limit": self.limit, "labelled": labelled}
+        if settings["split"] in PURPOSES:
+            settings["part"] = settings.pop("split")
+        if not is_other or labelled:
+            settings |= {"label": self.label, "label_separator": self.label_separator}
+        settings[input_kind(processor)] = self.column
+        with access_to(name or self.data, "data set"):
+            rows = load_data(name or self.data, config, processor=processor, **settings)
+        if not quiet:
+            print(*rows.notes, sep="\n", flush=True)
+        return rows
+
+
+def input_kind(processor: Any) -> str:
+    """What a processor reads: text, image or audio, as `load_data` calls the column."""
+    from transformers import PreTrainedTokenizerBase, SequenceFeatureExtractor
+
+    if isinstance(processor, PreTrainedTokenizerBase):
+        return "text"
+    return "audio" if isinstance(processor, SequenceFeatureExtractor) else "image"
+
+
+def best_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def check_named_once(names: Sequence, flag: str) -> None:
@@ -114,7 +168,7 @@ def check_named_once(names: Sequence, flag: str) -> None:
 
 
 def command(function: Callable) -> Callable:
-    """Turns dataclasses among a function's parameters into options, one per field, and adds --debug, which `main` reads."""
+    """Turns dataclasses among a function's parameters into options, one per field."""
     groups: dict[str, type] = {}
     parameters = []
     for parameter in inspect.signature(function).parameters.values():
@@ -126,11 +180,9 @@ def command(function: Callable) -> Callable:
             ]
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-    debug = switch("--debug", "show the whole trace when something goes wrong")
-    parameters.append(_keyword("debug", debug, False))
 
     @wraps(function)
-    def run(debug: bool = False, **values: Any) -> None:
+    def run(**values: Any) -> None:
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         function(**values)
@@ -146,17 +198,17 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def repeat_flags(words: Sequence[str]) -> list[str]:
-    """`--labels cat dog` as typer takes it: `--labels cat --labels dog`; an empty list is `--labels ""`."""
-    words, found = list(words), []
+    """`--labels cat dog` as typer takes it: `--labels cat --labels dog`; an empty list is `--shared ""`."""
+    words, repeated = list(words), []
     while words:
         word = words.pop(0)
         if word == "--":
-            return [*found, word, *words]
+            return [*repeated, word, *words]
         values = []
         while word in SEVERAL_VALUES and words and not (words[0].startswith("-") and len(words[0]) > 1):
             values.append(words.pop(0))
         if values:
-            found += [part for value in values for part in (word, value)]
+            repeated += [part for value in values for part in (word, value)]
         else:
-            found += [word, ""] if word == "--shared" else [word]
-    return found
+            repeated += [word, ""] if word == "--shared" else [word]
+    return repeated

@@ -1,4 +1,4 @@
-"""`predict`: answers to texts, images or sounds, with their uncertainty."""
+"""`predict`: answers to texts, images or audio, with their uncertainty."""
 
 import json
 import math
@@ -9,25 +9,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..data.rows import FILE_FORMATS
-from ..hub.handler import as_json as without_nan
-from ..models.auto import auto_class_of
-from ..serving.answers import BadRow
-from ..serving.jobs import ENGINES, FORMATS, predict_data
-from ..serving.predictor import NAMED, kind_of
-from ..uncertainty import CalibratedClassifier
-from . import flags
-from .folders import load_config
-from .options import argument, check_named_once, choice, device_named, option, switch
+from .options import BatchSize, ModelArgument, argument, best_device, check_named_once, choice, option, switch
 from .serve import UNCALIBRATED, predictor_of
 
 
-ZERO_SHOT = "AutoModelForZeroShotImageClassification"
 DATA = "A data set"
 
 
 def predict(
-    model: flags.ModelArgument,
+    model: ModelArgument,
     inputs: argument(
         list[str],
         "INPUT",
@@ -43,96 +33,98 @@ def predict(
     top_k: option(int, "scores per input", "N", min=1) = 5,
     output: option(
         Path | None,
-        f"answer a whole data set into this file ({', '.join(FORMATS)}); run again to continue after a stop",
+        "answer a whole data set into this file (.parquet, .jsonl, .csv); run again to continue after a stop",
         "FILE",
         DATA,
     ) = None,
     split: option(str | None, "default: the first of validation, test and train", panel=DATA) = None,
-    image_column: option(str | None, "default: the only column of images; may be one of paths", "NAME", DATA) = None,
-    audio_column: option(str | None, "default: the only column of sounds; may be one of paths", "NAME", DATA) = None,
-    text_column: option(
-        str | None, 'default: "text", "sentence", ... or the only one; "FIRST,SECOND" for pairs', "NAME", DATA
+    column: option(
+        str | None, 'of the texts, images or audio (default: the only one); "FIRST,SECOND" for pairs', "NAME", DATA
     ) = None,
-    strict: switch("--strict", "stop at a row that cannot be answered, instead of naming it in a file", DATA) = False,
-    engine: option(choice(ENGINES), "ray spreads the rows over a Ray cluster, or over processes here", panel=DATA) = (
-        "local"
-    ),
+    strict: switch("--strict", "stop at a row that cannot be read, instead of naming it in a file", DATA) = False,
+    engine: option(
+        choice(("local", "ray")), "ray spreads the rows over a Ray cluster, or over processes here", panel=DATA
+    ) = ("local"),
     workers: option(int | None, "processes of Ray (default: one per GPU; several share it)", "N", DATA, min=1) = None,
-    processor: flags.Processor = None,
-    batch_size: flags.BatchSize = 8,
-    device: flags.Device = None,
+    batch_size: BatchSize = 8,
 ) -> None:
-    """Answer texts, images or sounds, or all rows of a data set, with the uncertainty of each answer."""
+    """Answer texts, images or audio, or all rows of a data set, with the uncertainty of each answer."""
+    from ..data.rows import FILE_FORMATS
+    from ..models.auto import auto_class_of
+    from ..serving.predictor import NAMED, BadRow, kind_of
+    from ..serving.saved_models import load_config
+
     check_named_once(labels or [], "--labels")
     config = load_config(model)
-    settings = {"top_k": top_k, **_candidate_labels(model, labels or None, auto_class_of(config))}
-    settings |= {"processor": processor, "batch_size": batch_size}
+    settings = {"top_k": top_k, "batch_size": batch_size}
+    settings |= _candidate_labels(model, labels or None, auto_class_of(config))
+    kind = kind_of(config, model)
     if output is not None:
         if len(inputs) != 1:
             raise ValueError(f"--output is for one data set, and there are {len(inputs)} inputs: pass one")
-        columns = {"image": image_column, "audio": audio_column, "text": text_column}
+        column_of = {"image": "image", "zero-shot": "image", "audio": "audio"}.get(kind, "text")
         # Workers of a cluster may have other devices than this machine.
-        settings["device"] = device_named(device) if engine == "local" else device
-        _predict_data(model, inputs[0], output, split, columns, strict, engine, workers, settings)
+        settings["device"] = best_device() if engine == "local" else None
+        _predict_data(
+            model,
+            inputs[0],
+            output,
+            split=split,
+            strict=strict,
+            engine=engine,
+            workers=workers,
+            **{column_of: column},
+            **settings,
+        )
         return
-    given = {"--split": split, "--image-column": image_column, "--audio-column": audio_column}
-    given |= {"--text-column": text_column, "--strict": strict or None, "--workers": workers}
-    given["--engine"] = None if engine == "local" else engine
-    only = [flag for flag, value in given.items() if value is not None]
-    if only:
-        raise ValueError(f"{only[0]} is for a data set: name the file of its answers with --output")
-    for each in inputs:
+    only = {"--split": split, "--column": column, "--workers": workers, "--strict": strict or None}
+    if unused := [flag for flag, value in only.items() if value is not None]:
+        raise ValueError(f"{unused[0]} is for a data set: name the file of its answers with --output")
+    for name in inputs:
         # os.path: Path fails on texts that are longer than a file's name may be.
-        if os.path.isdir(each) or (Path(each).suffix in FILE_FORMATS and os.path.isfile(each)):
-            raise ValueError(f"{each} is a data set: name the file of its answers with --output")
-        if kind_of(config, model) in ("text", "tokens") and os.path.isfile(each):
+        if os.path.isdir(name) or (Path(name).suffix in FILE_FORMATS and os.path.isfile(name)):
+            raise ValueError(f"{name} is a data set: name the file of its answers with --output")
+        if kind in ("text", "tokens") and os.path.isfile(name):
             raise ValueError(
-                f"{each} is a file, and {model} reads texts: pass the text itself, or - to read lines from stdin"
+                f"{name} is a file, and {model} reads texts: pass the text, or - to read lines from stdin"
             )
-    predictor = predictor_of(model, device=device, **settings)
+    predictor = predictor_of(model, **settings)
     if not as_json:
         print(_row("input", "answer", "score", "total", "epistemic", "may be", "why"))
-    unread = count = 0
+    bad_rows = count = 0
     names = _names(inputs)
     while group := list(islice(names, batch_size)):
         count += len(group)
         for name, answer in zip(group, predictor.answers(group), strict=True):
             if isinstance(answer, BadRow):
-                unread += 1
+                bad_rows += 1
                 print(f"{name} cannot be read as {NAMED[predictor.kind]}: {answer.reason}", file=sys.stderr)
             else:
                 print(_json({"input": name, **answer}) if as_json else _line(name, answer), flush=True)
-    if unread:
-        raise ValueError(f"{unread} of {count} {predictor.reads} could not be read, the others are answered")
+    if bad_rows:
+        others = "" if bad_rows == count else ", the others are answered"
+        raise ValueError(f"{bad_rows} of {count} {predictor.reads} could not be read{others}")
     if count == 0:
         raise ValueError("stdin has no lines: pass a text, or an image or audio file, on each")
 
 
-def _predict_data(
-    model: str,
-    data: str,
-    output: Path,
-    split: str | None,
-    columns: dict[str, str | None],
-    strict: bool,
-    engine: str,
-    workers: int | None,
-    settings: dict[str, Any],
-) -> None:
-    finished = predict_data(
-        model, data, output, split=split, strict=strict, engine=engine, workers=workers, **columns, **settings
-    )
+def _predict_data(model: str, data: str, output: Path, **settings: Any) -> None:
+    from ..serving.jobs import predict_data
+
+    finished = predict_data(model, data, output, **settings)
     if not finished.is_calibrated:
         print(UNCALIBRATED, file=sys.stderr)
-    bad = finished.bad_rows
-    named = f"; {len(bad):,} cannot be read (the first is row {bad[0]:,}), and `why` says why" if bad else ""
+    named = "" if finished.bad_rows_file is None else f"; why not the others is in {finished.bad_rows_file}"
     of_split = "" if finished.split is None or os.path.isfile(data) else f" of the split {finished.split}"
-    print(f"{output}: {finished.rows:,} rows{of_split} with their answers{named}.")
+    answered = finished.rows - finished.bad_rows
+    print(f"{output}: answers to {answered:,} of {finished.rows:,} rows{of_split}{named}.")
 
 
 def _candidate_labels(model: str, labels: list[str] | None, task: str) -> dict[str, list[str]]:
     """The classes that a model of two towers is to choose from."""
-    if task != ZERO_SHOT:
+    from ..uncertainty import CalibratedClassifier
+
+    if task != "AutoModelForZeroShotImageClassification":
         if labels is not None:
             raise ValueError(f"--labels is for CLIP and SigLIP, {model} has its own classes: leave it out")
         return {}
@@ -149,32 +141,26 @@ def _candidate_labels(model: str, labels: list[str] | None, task: str) -> dict[s
     return {"candidate_labels": labels}
 
 
-# Inputs
-
-
 def _names(inputs: Sequence[str]) -> Iterator[str]:
-    for each in inputs:
-        yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip()) if each == "-" else [each]
-
-
-# Answers
+    for name in inputs:
+        yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip()) if name == "-" else [name]
 
 
 def _json(answer: dict[str, Any]) -> str:
     """A line of JSON, with null for NaN and infinities."""
-    return json.dumps(without_nan(answer), allow_nan=False)
+    from ..hub.handler import as_json
+
+    return json.dumps(as_json(answer), allow_nan=False)
 
 
 def _line(name: str, answer: dict[str, Any]) -> str:
     if "entities" in answer:
         answer = {**answer, "label": _entities(answer["entities"]), "score": math.nan, "prediction_set": None}
     chosen, label, score = answer["prediction_set"], answer["label"], f"{answer['score']:.3f}"
-    if "interval" in answer:  # numbers instead of classes
-        numbers = [f"{each['score']:.4g}" for each in answer["scores"]]
-        label, score = ", ".join(numbers), ""
-        chosen = (
-            None if answer["interval"] is None else ["{:.4g} to {:.4g}".format(*each) for each in answer["interval"]]
-        )
+    if "interval" in answer:  # regression
+        label, score = ", ".join(f"{output['score']:.4g}" for output in answer["scores"]), ""
+        intervals = answer["interval"]
+        chosen = None if intervals is None else ["{:.4g} to {:.4g}".format(*interval) for interval in intervals]
     if "labels" in answer:
         label = ", ".join(answer["labels"]) or "no label"
     return _row(
@@ -189,9 +175,9 @@ def _line(name: str, answer: dict[str, Any]) -> str:
 
 
 def _entities(entities: list[dict[str, Any]]) -> str:
-    """ "Anna (PER), Paris (LOC?)": with a question mark where the model rather does not say."""
-    named = [f"{each['word']} ({each['entity_group']}{'?' * bool(each['abstain'])})" for each in entities]
-    return ", ".join(named) or "no entity"
+    """ "Anna (PER), Paris (LOC?)": with a question mark where the model abstains."""
+    words = [f"{entity['word']} ({entity['entity_group']}{'?' * bool(entity['abstain'])})" for entity in entities]
+    return ", ".join(words) or "no entity"
 
 
 def _row(name: str, label: str, score: str, total: str, epistemic: str, chosen: str, why: str) -> str:

@@ -1,11 +1,9 @@
 """`push`: publishes a model, its code, processor and card, and a page to try it on."""
 
 import sys
-from dataclasses import dataclass
-from dataclasses import fields as fields_of
 from pathlib import Path
-from typing import Any
 
+<<<<<<< HEAD
 from huggingface_hub import ModelCard
 from transformers import PreTrainedConfig
 
@@ -77,10 +75,22 @@ def _how_made(folder: Path) -> str | None:
 
 def push(
     folder: argument(Path, "DIR", "the output of `fuse`"),
+=======
+from .folders import check_is_hydra
+from .options import argument, option, switch
+
+
+def push(
+    folder: argument(Path, "DIR", "a saved Hydra; a README.md in it is published as its card"),
+>>>>>>> 8b3b779 (wip)
     repo: argument(str, "REPO", "me/my-hydra; created if it does not exist"),
-    fields: CardOptions,
+    report: option(Path | None, "report.json of `evaluate` (default: DIR/evaluation/report.json)", "FILE") = None,
+    dataset: option(str | None, "the report's in-distribution data on the Hub", "NAME") = None,
+    base_model: option(str | None, "the pre-trained model on the Hub", "NAME") = None,
+    license: option(str | None, 'for example "apache-2.0"', "ID") = None,
     private: switch("--private", "make a new repository private") = False,
     overwrite_card: switch("--overwrite-card", "replace the whole card on the Hub") = False,
+<<<<<<< HEAD
     space: option(
         str | None,
         "me/my-page: publish the page of `hydra-transformers app` as a Space, too; its files are written to DIR/space first, "
@@ -88,39 +98,63 @@ def push(
         "NAME",
         SPACE,
     ) = None,
+=======
+    space: option(str | None, "me/my-page: publish the page of `app` as a Space, too", "NAME") = None,
+>>>>>>> 8b3b779 (wip)
 ) -> None:
     """Publish model, code, processor and card."""
-    from ..hub import push_hydra_to_hub, push_space_to_hub
+    import tempfile
+
+    from huggingface_hub import ModelCard
+
+    from ..data.processors import load_processor
+    from ..hub import push_hydra_to_hub, push_space_to_hub, write_space
+    from ..hub.card import check_names
+    from ..hub.member_heads import load_circuits
+    from ..reports import Report
+    from ..serving.saved_models import load_config, load_model
+    from ..uncertainty import CalibratedClassifier
 
     config = load_config(str(folder))
     check_is_hydra(config, str(folder))
+<<<<<<< HEAD
     report, arguments = fields.arguments(folder, repo, config)
     page = None if space is None else _space(folder, repo, space)
+=======
+    check_names(repo_id=repo, base_model=base_model, dataset=dataset)
+    if space is not None:
+        check_names(repo_id=space)
+    path = report or folder / "evaluation" / "report.json"
+    results = Report.from_json(path) if report is not None or path.exists() else None
+    if results is not None and dataset is None:
+        raise ValueError(f"name the data set that {path} was made with: pass --dataset")
+>>>>>>> 8b3b779 (wip)
     if CalibratedClassifier.is_saved_in(folder):
         print(
             f"note: {folder} is published without its decision, which is for one data set's classes", file=sys.stderr
         )
+    arguments = {"dataset": dataset, "base_model": base_model, "license": license}
+    arguments["circuits"] = load_circuits(folder, [config])
+    if results is not None:
+        arguments["report_model"] = next(iter(results.models))  # a model comes first in its own report
     card = folder / "README.md"
-    if card.exists():
-        # Its owner has read this card, and may have edited it.
-        unused = [each.name for each in fields_of(fields) if each.name != "report" and getattr(fields, each.name)]
-        if unused:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
-            print(f"note: {card} is published as it is, and {flags} is ignored", file=sys.stderr)
+    if card.exists():  # its owner has read this card, and may have edited it
         arguments = {"card": ModelCard.load(card)}
     commit = push_hydra_to_hub(
         load_model(str(folder)),
         repo,
         load_processor(str(folder), config),
-        report,
+        results,
         private=private or None,
         overwrite_card=overwrite_card,
         **arguments,
     )
     print(f"published: {getattr(commit, 'commit_url', commit)}")
-    if page is not None:
-        commit = push_space_to_hub(page, space, private=private or None)
+    if space is not None:
+        with tempfile.TemporaryDirectory() as files:
+            commit = push_space_to_hub(write_space(Path(files) / "space", repo), space, private=private or None)
         print(f"published the page: {getattr(commit, 'commit_url', commit)}")
+<<<<<<< HEAD
 
 
 def _space(folder: Path, repo: str, space: str) -> Path:
@@ -136,3 +170,5 @@ def _space(folder: Path, repo: str, space: str) -> Path:
     write_space(place, repo)
     print(f"The page's files are in {place}.", flush=True)
     return place
+=======
+>>>>>>> 8b3b779 (wip)

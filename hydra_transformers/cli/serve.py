@@ -1,19 +1,19 @@
-"""`serve`: answers over HTTP."""
+"""`serve`: predictions over HTTP."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..serving.predictor import HydraPredictor, kind_of
-from . import flags
-from .folders import load_config
-from .options import device_named, duration, option, switch
+from .options import ModelArgument, best_device, duration, option, switch
 
+
+if TYPE_CHECKING:
+    from ..serving.predictor import HydraPredictor
 
 UNCALIBRATED = "note: this model was not calibrated, so it never abstains and has no sets"
 
 
 def serve(
-    model: flags.ModelArgument,
+    model: ModelArgument,
     host: option(str, "127.0.0.1 lets only this machine in") = "127.0.0.1",
     port: option(int, "0 takes a free one", "N", min=0, max=2**16 - 1) = 8000,
     max_batch: option(int, "inputs per pass of the model, and per request", "N", min=1) = 16,
@@ -23,16 +23,17 @@ def serve(
     no_docs: switch(
         "--no-docs", "without /docs, a page about the API whose scripts come from a public server"
     ) = False,
-    processor: flags.Processor = None,
-    device: flags.Device = None,
 ) -> None:
-    """Answer over HTTP, with uncertainty and abstention."""
+    """Predict over HTTP, with uncertainty and abstention."""
     try:
         from ..serving import create_app, run
     except ImportError as error:
-        raise ImportError(f"serve needs {error.name}: pip install fastapi uvicorn pillow") from error
+        raise ImportError(f"serve needs {error.name}: pip install 'hydra-transformers[serve]'") from error
+    from ..serving.predictor import kind_of
+    from ..serving.saved_models import load_config
+
     kind_of(load_config(model), model)  # refuses before anything large is loaded
-    predictor = predictor_of(model, processor, device)
+    predictor = predictor_of(model)
     limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue}
     app = create_app(predictor, **limits, max_body=max_body_mb * 1_000_000, docs=not no_docs)
     print(
@@ -41,11 +42,11 @@ def serve(
     run(app, host, port)
 
 
-def predictor_of(
-    name: str, processor: str | None = None, device: str | None = None, **settings: Any
-) -> HydraPredictor:
+def predictor_of(name: str, **settings: Any) -> "HydraPredictor":
     """The predictor of a model; notes on stderr if it was not calibrated."""
-    predictor = HydraPredictor(name, processor, device_named(device), **settings)
+    from ..serving.predictor import HydraPredictor
+
+    predictor = HydraPredictor(name, device=best_device(), **settings)
     if not predictor.is_calibrated:
         print(UNCALIBRATED, file=sys.stderr)
     return predictor
