@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from .._version import __version__
-from . import calibrate, compare, demo, evaluate, export, finetune, fuse, info, predict, prune, push, serve
 from . import app as page
+from . import calibrate, compare, demo, evaluate, export, finetune, fuse, info, predict, prune, push, serve
 from .errors import MISTAKES, sentence_of
 from .options import command, repeat_flags
 

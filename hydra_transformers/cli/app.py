@@ -7,7 +7,6 @@ from .options import ModelArgument, option
 
 def app(
     model: ModelArgument,
-    single: option(str | None, "another model, whose predictions stand beside", "MODEL") = None,
     examples: option(
         Path | None,
         "to click on: a folder of images or WAV files, each subfolder a group, or for texts a file with one per line",
@@ -26,8 +25,7 @@ def app(
     from ..serving.saved_models import load_config
     from .serve import predictor_of
 
-    for name in filter(None, (model, single)):
-        kind_of(load_config(name), name)
+    kind_of(load_config(model), model)  # raises before anything large is loaded
     predictor = predictor_of(model)
     if labels and not predictor.needs_classes:
         raise ValueError(f"--labels is for CLIP and SigLIP, {model} has its own classes: leave it out")
@@ -35,9 +33,8 @@ def app(
     if examples is not None:
         rate = {"rate": predictor.processor.sampling_rate} if predictor.reads == "audio" else {}
         shown = read_examples(examples, predictor.reads, **rate)
-    beside = None if single is None else predictor_of(single)
     try:
-        page = launch_page(predictor, beside, shown, candidate_labels=labels or (), host=host, port=port)
+        page = launch_page(predictor, shown, class_names=labels or (), host=host, port=port)
     except OSError as error:
         where = "any port from 7860 on" if port is None else f"port {port}"
         raise OSError(

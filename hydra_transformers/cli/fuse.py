@@ -4,27 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-from .._io.files import write_atomically, written_whole
-from ..baselines import average_members
-from ..data.processors import check_same_processors, find_processor, load_processor
-from ..fusion import number_of_layers, saved_tower_configs
-from ..hub.member_heads import copy_circuits, load_circuits
-from ..models.auto import AutoHydra
-from ..models.configuration_hydra import SHARED_PARTS, times_of_spread
-from .folders import (
-    FUSE_SETTINGS,
-    are_fine_tunings,
-    check_is_new,
-    digest_of_names,
-    load_config,
-    load_model,
-    made_by,
-    members_in,
-)
-=======
 from .folders import check_is_new, models_named
->>>>>>> 8b3b779 (wip)
 from .options import argument, layers_or_share, one_of, option, switch
 
 
@@ -79,20 +59,10 @@ def fuse(
     if aggregate is not None:
         times_of_spread(aggregate)  # raises for unknown names
     if folder is not None:
-<<<<<<< HEAD
-        load_circuits(folder, configs)  # refuses circuits that a card could not describe
-    reader = find_processor(names[0], configs[0]) if processor is None else load_processor(processor, configs[0])
-    if reader is not None and processor is None:
-        check_same_processors(names, configs, reader)
-    layers = min(map(number_of_layers, saved_tower_configs(configs[0]).values()))
-    if trunk_layers is not None and trunk_layers > layers:
-        raise ValueError(f"--trunk-layers is {trunk_layers}, {names[0]} has {layers} layers: pass 0 to {layers}")
-=======
         load_circuits(folder, configs)  # raises for circuits that a card could not describe
     processor = find_processor(names[0], configs[0])
     if processor is not None:
         check_same_processors(names, configs, processor)
->>>>>>> 8b3b779 (wip)
     models = [load_model(name) for name in names]
     if data is not None:
         from .compare import compared

@@ -57,25 +57,7 @@ def _describe(name: str) -> None:
     print(f"{cost_table(compare_costs(models))}\n({_sample_size(model)} per sample)")
 
 
-<<<<<<< HEAD
-def _print_costs(model: nn.Module, others: dict[str, nn.Module]) -> None:
-    costs = compare_costs({"This model": model, **others})
-    print(f"{cost_table(costs)}\n({sample_size(model)} per sample)")
-
-
-def deep_ensemble_of(hydra: nn.Module, device: str = "meta") -> dict[str, nn.Module]:
-    """As many unpruned backbones as a Hydra has members, with their name; nothing for a single member."""
-    from ..baselines import DeepEnsemble
-
-    members = hydra.config.num_members
-    backbones = [unpruned_backbone(hydra, device) for _ in range(members)]
-    return {f"Deep Ensemble of {members}": DeepEnsemble(backbones)} if members > 1 else {}
-
-
-def sample_size(model: nn.Module) -> str:
-=======
 def _sample_size(model: "nn.Module") -> str:
->>>>>>> 8b3b779 (wip)
     """The size of one input, in words."""
     from ..cost import inputs_for
 

@@ -1,7 +1,6 @@
 """`predict`: answers to texts, images or audio, with their uncertainty."""
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -51,7 +50,8 @@ def predict(
     """Answer texts, images or audio, or all rows of a data set, with the uncertainty of each answer."""
     from ..data.rows import FILE_FORMATS
     from ..models.auto import auto_class_of
-    from ..serving.predictor import NAMED, BadRow, kind_of
+    from ..serving.answers import BadRow
+    from ..serving.predictor import NAMED, kind_of
     from ..serving.saved_models import load_config
 
     check_named_once(labels or [], "--labels")
@@ -114,10 +114,10 @@ def _predict_data(model: str, data: str, output: Path, **settings: Any) -> None:
     finished = predict_data(model, data, output, **settings)
     if not finished.is_calibrated:
         print(UNCALIBRATED, file=sys.stderr)
-    named = "" if finished.bad_rows_file is None else f"; why not the others is in {finished.bad_rows_file}"
     of_split = "" if finished.split is None or os.path.isfile(data) else f" of the split {finished.split}"
-    answered = finished.rows - finished.bad_rows
-    print(f"{output}: answers to {answered:,} of {finished.rows:,} rows{of_split}{named}.")
+    bad = finished.bad_rows
+    unread = "" if not bad else f"; row {bad[0]} and {len(bad) - 1} more cannot be read, see the column why"
+    print(f"{output}: answers to {finished.rows - len(bad):,} of {finished.rows:,} rows{of_split}{unread}.")
 
 
 def _candidate_labels(model: str, labels: list[str] | None, task: str) -> dict[str, list[str]]:
@@ -154,30 +154,21 @@ def _json(answer: dict[str, Any]) -> str:
 
 
 def _line(name: str, answer: dict[str, Any]) -> str:
-    if "entities" in answer:
-        answer = {**answer, "label": _entities(answer["entities"]), "score": math.nan, "prediction_set": None}
-    chosen, label, score = answer["prediction_set"], answer["label"], f"{answer['score']:.3f}"
-    if "interval" in answer:  # regression
-        label, score = ", ".join(f"{output['score']:.4g}" for output in answer["scores"]), ""
-        intervals = answer["interval"]
-        chosen = None if intervals is None else ["{:.4g} to {:.4g}".format(*interval) for interval in intervals]
-    if "labels" in answer:
-        label = ", ".join(answer["labels"]) or "no label"
+    from ..serving.answers import text_of
+
+    label, may_be = text_of(answer), answer.get("prediction_set")
+    if answer.get("interval") is not None:
+        may_be = ["{:.4g} to {:.4g}".format(*interval) for interval in answer["interval"]]
+    is_class = "entities" not in answer and "interval" not in answer
     return _row(
         name,
-        f"I don't know ({label}?)" if answer["abstain"] and "entities" not in answer else label,
-        "" if "entities" in answer else score,
+        f"I don't know ({label}?)" if answer["abstain"] else label,
+        f"{answer['score']:.3f}" if is_class else "",
         f"{answer['uncertainty']:.3f}",
         f"{answer['epistemic']:.3f}",
-        "" if chosen is None else ", ".join(chosen) or "none of the classes",
+        "" if may_be is None else ", ".join(may_be) or "none of the classes",
         "; ".join(filter(None, [answer.get("reason"), "cut at the end" if answer.get("truncated") else None])),
     )
-
-
-def _entities(entities: list[dict[str, Any]]) -> str:
-    """ "Anna (PER), Paris (LOC?)": with a question mark where the model abstains."""
-    words = [f"{entity['word']} ({entity['entity_group']}{'?' * bool(entity['abstain'])})" for entity in entities]
-    return ", ".join(words) or "no entity"
 
 
 def _row(name: str, label: str, score: str, total: str, epistemic: str, chosen: str, why: str) -> str:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from .folders import PRUNE_SETTINGS, claim, models_named
 from .options import (
-    BatchSize,
     DataOptions,
     OodData,
     Seed,
@@ -50,7 +49,6 @@ def prune(
     ) = 0,
     ood_data: OodData = None,
     seed: Seed = 0,
-    batch_size: BatchSize = 32,
 ) -> None:
     """Cut different heads out of copies of one model, or out of several checkpoints, each by its own circuit."""
     from .._io.files import written_whole
@@ -86,7 +84,6 @@ def prune(
         trunk_layers=trunk_layers,
         seed=seed,
         class_prompts=class_prompts(configs[0], processor, rows.class_names),
-        batch_size=batch_size,
         folder=output,
     )
 
