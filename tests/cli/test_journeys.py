@@ -1,0 +1,296 @@
+"""The command line from a pre-trained model, from checkpoints and from one model to a Hydra that is used and published."""
+
+import json
+import os
+import shutil
+import signal
+
+import pandas
+import pytest
+import torch
+from transformers import AutoModelForImageClassification, AutoModelForZeroShotImageClassification, ViTImageProcessorPil
+
+from hydra_transformers import HydraViTForImageClassification
+from hydra_transformers.cli import main
+from hydra_transformers.models.auto import load_trained
+from hydra_transformers.reports import Report
+from tests import tiny_tags
+from tests.command_line import call, run
+from tests.processes import exit_code, start
+from tests.tiny_data import picture_rows
+
+
+pytestmark = pytest.mark.slow  # whole commands one after the other
+
+TRAIN = ["--epochs", 2, "--batch-size", 8, "--learning-rate", 1e-3]
+
+
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch) -> None:
+    """Evaluations draw nothing, which takes longest with tiny models."""
+    monkeypatch.setattr(Report, "plot", lambda *_: [])
+
+
+@pytest.fixture(scope="module")
+def finetuned(workplace):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Report, "plot", lambda *_: [])
+        run("finetune", workplace / "encoder", "--data", workplace / "splits", *TRAIN, "--output", workplace / "tuned")
+    return workplace / "tuned"
+
+
+@pytest.fixture(scope="module")
+def calibrated(workplace):
+    data = ["--data", workplace / "pictures", "--coverage", 0.5, "--alpha", 0.2]
+    run("calibrate", workplace / "hydra", *data, "--output", workplace / "calibrated")
+    return workplace / "calibrated"
+
+
+@pytest.fixture(scope="module")
+def pruned(workplace):
+    data = ["--data", workplace / "pictures", "--ood-data", workplace / "grey", "--limit", 12]
+    run("prune", workplace / "vit", *data, "--budget", 3, "--output", workplace / "pruned")
+    return workplace / "pruned"
+
+
+# From a pre-trained model
+
+
+def test_finetune_makes_a_hydra_in_one_run_and_evaluates_it(workplace, finetuned, capsys):
+    hydra = AutoModelForImageClassification.from_pretrained(finetuned)
+    assert hydra.num_members == 3 and hydra.config.trunk_layers == 1
+    assert list(hydra.config.id2label.values()) == ["red", "green", "blue"]
+    assert ViTImageProcessorPil.from_pretrained(finetuned).size.height == 8
+    assert Report.from_json(finetuned / "evaluation" / "report.json").models["tuned"]["data"]["num_samples"] == 12
+    before = (finetuned / "model.safetensors").stat().st_mtime_ns
+    run("finetune", workplace / "encoder", "--data", workplace / "splits", *TRAIN, "--output", finetuned)
+    assert (finetuned / "model.safetensors").stat().st_mtime_ns == before, "it is finished"
+    words = ["finetune", workplace / "encoder", "--data", workplace / "splits", "--members", 2, "--output", finetuned]
+    assert call(*words) == 2
+    assert "was made with members 3, which now is 2" in capsys.readouterr().err
+
+
+def test_rows_that_were_trained_on_are_noted(workplace, finetuned, tmp_path, capsys):
+    command = ["calibrate", finetuned, "--data", workplace / "splits", "--coverage", 0.5]
+    run(*command, "--split", "train", "--output", tmp_path / "one")
+    assert "was trained on rows of" in capsys.readouterr().err
+    run(*command, "--split", "validation", "--output", tmp_path / "two")
+    assert "was trained on rows of" not in capsys.readouterr().err
+
+
+def test_a_csv_of_texts_becomes_a_table_with_answers(workplace, tmp_path):
+    csv, hydra, decided = workplace / "reviews.csv", tmp_path / "hydra", tmp_path / "calibrated"
+    run("finetune", workplace / "bert-encoder", "--data", csv, *TRAIN, "--members", 2, "--output", hydra)
+    run("calibrate", hydra, "--data", csv, "--coverage", 0.9, "--output", decided)
+    run("evaluate", decided, "--data", csv, "--split", "test")
+    assert "answered" in Report.from_json(decided / "evaluation" / "report.json").models["calibrated"]["data"]
+    run("predict", decided, csv, "--output", tmp_path / "answers.csv")
+    table, source = pandas.read_csv(tmp_path / "answers.csv"), pandas.read_csv(csv)
+    assert table["sentence"].tolist() == source["sentence"].tolist()
+    assert {"answer", "prediction", "why", "row"} <= set(table.columns)
+    abstained = table["answer"].isna()
+    assert abstained.any() or (table["answer"] == table["prediction"]).all()
+    assert table.loc[abstained, "why"].notna().all()
+
+
+def test_token_classification_goes_the_same_way(tmp_path, capsys):
+    encoder = tmp_path / "encoder"
+    tiny_tags.backbone(initializer_range=0.1).bert.save_pretrained(encoder)
+    tiny_tags.tokenizer().save_pretrained(encoder)
+    rows = [json.dumps(row) for row in tiny_tags.rows(200, 0)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    data = ["--data", tmp_path / "rows.jsonl"]
+    run("finetune", encoder, *data, "--epochs", 6, "--learning-rate", 3e-3, "--output", tmp_path / "hydra")
+    assert "Entity F1" in capsys.readouterr().out
+    run("calibrate", tmp_path / "hydra", *data, "--coverage", 0.8, "--output", tmp_path / "calibrated")
+    run("predict", tmp_path / "calibrated", "annabelle smith went to paris .", "--json")
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {entity["word"] for entity in answer["entities"]} <= {
+        "annabelle",
+        "smith",
+        "annabelle smith",
+        "paris",
+        "went",
+    }
+
+
+# Using a model
+
+
+def test_calibrate_keeps_the_input_and_writes_all_that_belongs_to_the_model(workplace, calibrated):
+    model = AutoModelForImageClassification.from_pretrained(calibrated).eval()
+    assert model.is_calibrated and load_trained(workplace / "hydra").config.decision is None
+    assert ViTImageProcessorPil.from_pretrained(calibrated).size.height == 8
+
+
+def test_a_plain_classifier_is_calibrated_beside_its_weights(workplace, tmp_path, capsys):
+    data = ["--data", workplace / "pictures"]
+    run(
+        "calibrate",
+        workplace / "vit",
+        *data,
+        "--coverage",
+        0.5,
+        "--detector",
+        "mahalanobis",
+        "--output",
+        tmp_path / "d",
+    )
+    assert load_trained(tmp_path / "d").config.model_type == "vit"
+    run("evaluate", tmp_path / "d", *data)
+    assert "answered" in Report.from_json(tmp_path / "d" / "evaluation" / "report.json").models["d"]["data"]
+    capsys.readouterr()
+    run("predict", tmp_path / "d", workplace / "0.png", "--json")
+    assert json.loads(capsys.readouterr().out)["abstain"] in (True, False)
+
+
+def test_predict_says_what_the_model_says(workplace, calibrated, capsys):
+    run("predict", calibrated, workplace / "0.png")
+    header, line = capsys.readouterr().out.splitlines()
+    model = AutoModelForImageClassification.from_pretrained(calibrated).eval()
+    [expected] = model.predict([str(workplace / "0.png")], ViTImageProcessorPil.from_pretrained(calibrated))
+    assert header.split()[:2] == ["input", "answer"]
+    assert expected["label"] in line and ("I don't know" in line) == expected["abstain"]
+    run("predict", workplace / "hydra", workplace / "0.png")
+    assert "not calibrated" in capsys.readouterr().err
+    assert call("predict", calibrated, workplace / "0.png", workplace / "broken.png") == 2
+    captured = capsys.readouterr()
+    assert (
+        "1 of 2 images could not be read, the others are answered" in captured.err
+        and expected["label"] in captured.out
+    )
+
+
+def test_evaluate_compares_models_under_their_own_class_names(workplace, tmp_path):
+    """The data lists its classes in another order than the model: accuracy must not care."""
+    sets = ["--near", f"grey={workplace / 'grey'}", "--far", f"same={workplace / 'pictures'}", "--score", "gen"]
+    words = ["evaluate", workplace / "hydra", "--data", workplace / "reordered", *sets]
+    run(*words, "--compare", f"one={workplace / 'vit'}", "--corruptions", "gaussian_noise", "--output", tmp_path)
+    report = Report.from_json(tmp_path / "report.json")
+    assert list(report.models) == ["hydra", "one"] and report.score == "gen"
+    assert report.data_sets("near") == ["grey (near)"] and len(report.data_sets("corruption")) == 5
+    backbone = AutoModelForImageClassification.from_pretrained(workplace / "vit").eval()
+    processor = ViTImageProcessorPil.from_pretrained(workplace / "vit")
+    rows = picture_rows(30, names=["blue", "red", "green"])
+    with torch.no_grad():
+        pixels = processor([row["image"].convert("RGB") for row in rows], return_tensors="pt")
+        names = [backbone.config.id2label[index] for index in backbone(**pixels).logits.argmax(-1).tolist()]
+    right = [name == ["blue", "red", "green"][row["label"]] for name, row in zip(names, rows, strict=True)]
+    assert report.models["one"]["data"]["accuracy"] == pytest.approx(sum(right) / 30)
+    assert "hydra" in (tmp_path / "report.md").read_text() and (tmp_path / "report.html").exists()
+
+
+def test_info_export_and_push_take_the_calibrated_model(workplace, calibrated, tmp_path, monkeypatch, capsys):
+    import hydra_transformers.hub as hub
+
+    run("info", calibrated)
+    text = capsys.readouterr().out
+    assert "member 2" in text and "3 classes: red, green, blue" in text and "| Deep Ensemble of 3 |" in text
+    run("export", calibrated, "--to", "torch", "--output", tmp_path / "exported")
+    assert (tmp_path / "exported" / "model.pt2").exists() and "with its calibration" in capsys.readouterr().out
+    pushed = {}
+
+    def fake_push(model, repo_id, processor=None, report=None, **arguments):
+        pushed.update(model=model, repo_id=repo_id, processor=processor, report=report, **arguments)
+        return "https://huggingface.co/me/my-hydra/commit/1"
+
+    monkeypatch.setattr(hub, "push_hydra_to_hub", fake_push)
+    folder = shutil.copytree(calibrated, tmp_path / "my-hydra")
+    run("evaluate", folder, "--data", workplace / "pictures")
+    assert call("push", folder, "me/my-hydra") == 2
+    assert "pass --dataset" in capsys.readouterr().err
+    run("push", folder, "me/my-hydra", "--dataset", "colours", "--private")
+    assert pushed["repo_id"] == "me/my-hydra" and pushed["model"].is_calibrated and pushed["private"] is True
+    assert pushed["report_model"] == "my-hydra" and pushed["processor"].size.height == 8
+    (folder / "README.md").write_text("---\nlicense: mit\n---\nMine.\n")
+    run("push", folder, "me/my-hydra", "--dataset", "colours")
+    assert "Mine." in pushed["card"].text
+
+
+# From checkpoints
+
+
+def test_checkpoints_are_compared_and_fused(workplace, tmp_path, capsys):
+    names = [workplace / name for name in ("vit", "two", "three")]
+    data = ["--data", workplace / "pictures"]
+    run("compare", *names, *data, "--output", tmp_path / "table.md")
+    said = capsys.readouterr().out
+    assert "soup" in said and "Next: hydra-transformers fuse" in said and (tmp_path / "table.md").exists()
+    run("fuse", *names, *data, "--output", tmp_path / "chosen")
+    run("fuse", *names, "--shared", "--output", tmp_path / "independent")
+    assert "check it with hydra-transformers compare" in capsys.readouterr().out
+    hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "independent").eval()
+    members = [AutoModelForImageClassification.from_pretrained(name).eval() for name in names]
+    images = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        mean = torch.stack([member(images).logits.softmax(-1) for member in members]).mean(0)
+        assert torch.allclose(hydra(images).logits.softmax(-1), mean, atol=1e-5)
+    assert (tmp_path / "independent" / "modeling_hydra.py").exists()
+
+
+# From one model
+
+
+def test_pruned_members_are_tuned_and_fused(workplace, pruned, tmp_path):
+    circuits = {path.stem: json.loads(path.read_text()) for path in (pruned / "circuits").glob("*.json")}
+    assert set(circuits) == {"acc", "ood", "avg"}
+    for index, objective in enumerate(("acc", "ood", "avg")):
+        kept = json.loads((pruned / f"member-{index}" / "config.json").read_text())["kept_heads"]
+        assert all(head not in kept[layer][0] for layer, head in circuits[objective]["ranking"])
+    run("finetune", pruned, "--data", workplace / "splits", "--epochs", 1, "--output", tmp_path / "members")
+    run("fuse", tmp_path / "members", "--output", tmp_path / "hydra")
+    hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "hydra")
+    assert [sum(len(layer[m]) for layer in hydra.config.kept_heads) for m in range(3)] == [5, 5, 5]
+    assert (tmp_path / "hydra" / "circuits" / "acc.json").exists()
+
+
+def test_clip_is_pruned_fused_and_judged_without_training(workplace, tmp_path, capsys):
+    data = ["--data", workplace / "pictures", "--limit", 9]
+    run("prune", workplace / "clip", *data, "--budget", 4, "--members", 2, "--output", tmp_path / "pruned")
+    run("fuse", tmp_path / "pruned", "--output", tmp_path / "hydra")
+    run("evaluate", tmp_path / "hydra", *data, "--near", f"grey={workplace / 'grey'}")
+    run("info", tmp_path / "hydra")
+    assert "vision tower" in capsys.readouterr().out
+    assert AutoModelForZeroShotImageClassification.from_pretrained(tmp_path / "hydra").num_members == 2
+
+
+def killed_at_the_second_member(words: list[str]) -> None:
+    save = HydraViTForImageClassification.save_pretrained
+
+    def deadly(model, folder, *words, **named):
+        save(model, folder, *words, **named)
+        if "member-1" in str(folder):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    HydraViTForImageClassification.save_pretrained = deadly
+    main(words)
+
+
+def test_a_prune_that_was_killed_is_not_fused_and_goes_on(workplace, tmp_path, capsys):
+    """`kill -9` while the second member is written; a finished one does nothing."""
+    out = tmp_path / "out"
+    words = [
+        "prune",
+        workplace / "vit",
+        "--data",
+        workplace / "pictures",
+        "--limit",
+        12,
+        "--budget",
+        2,
+        "--output",
+        out,
+    ]
+    words = [str(word) for word in words]
+    assert exit_code(start(tmp_path / "log", killed_at_the_second_member, words)) == -signal.SIGKILL
+    assert [path.name for path in out.glob("member-*")] == ["member-0"]
+    assert call("fuse", out, "--output", tmp_path / "next") == 2
+    assert "has 1 of 3 members: run its command again" in capsys.readouterr().err
+    run(*words)
+    before = (out / "member-0" / "model.safetensors").stat().st_mtime_ns
+    run(*words)
+    assert "finished already" in capsys.readouterr().out
+    assert (out / "member-0" / "model.safetensors").stat().st_mtime_ns == before
+    assert call(*words[:-2], "--seed", 1, "--output", out) == 2
+    assert "was made with seed 0, which now is 1" in capsys.readouterr().err
+    run("fuse", out, "--output", tmp_path / "next")
