@@ -72,6 +72,7 @@ def finetune(
             audio=data.audio_column,
             text=data.text_column,
             label=data.label_column,
+            label_separator=data.label_separator,
             regression=regression,
             max_length=data.max_length,
             processor=data.processor and load_processor(data.processor, config),

@@ -69,6 +69,7 @@ def finetune(
     audio: str | None = None,
     text: str | Sequence[str] | None = None,
     label: str | None = None,
+    label_separator: str | None = None,
     regression: bool = False,
     max_length: int | None = None,
     processor: Any = None,
@@ -100,7 +101,7 @@ def finetune(
             Rows per step and device.
         split, validation_split, test_split (`str`, *optional*):
             Names of splits, in place of those found by their names or split off.
-        limit, image, audio, text, label, max_length, processor:
+        limit, image, audio, text, label, label_separator, max_length, processor:
             As for `load_data`.
         regression (`bool`, defaults to `False`):
             Labels are numbers to predict, also where all of them are whole.
@@ -125,6 +126,7 @@ def finetune(
     check_can_train_in(folder)
     is_name = not isinstance(model, PreTrainedModel)
     columns = {"limit": limit, "image": image, "audio": audio, "text": text, "label": label, "max_length": max_length}
+    columns["label_separator"] = label_separator
     source = DataSource(data, split=split, part="training", **columns)
     class_names, problem_type = classes_in(source, regression)
     config = config_of(model) if is_name else described(model)
