@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
+from ._io.access import first_line
 from ._io.files import written_whole
 from .data.batches import AUDIO_INPUTS
 from .data.prediction import accepted_inputs, evaluation_mode
@@ -38,18 +39,25 @@ class ExportError(RuntimeError):
 def export(
     model: PreTrainedModel, path: str | os.PathLike, to: str | Sequence[str] = "onnx", processor: Any = None
 ) -> Path:
-    """Exports a Hydra for batches of every size and texts of every length; returns the folder.
-
-    Args:
-        model: a Hydra with a head, or a Hydra of CLIP or SigLIP; it is left as it is.
-        path: a new folder. It gets `model.onnx` or `model.pt2`, config.json, and the processor's files.
-        to: "onnx", "torch" (for `torch.export.load`), or a list of both.
-        processor: the model's processor: written beside it, and asked for the names and sizes of its inputs.
+    """Exports a Hydra for batches of every size and texts of every length.
 
     The inputs have the names of the model's own. The outputs are `logits` (batch, classes) and `member_logits` (batch,
     members, classes), for two towers (images, texts) and (images, members, texts); for a calibrated Hydra also `detector_score`,
     `abstain`, `prediction_set` and `interval`, as far as it was calibrated for them. The exported model is compared with the model on a
     batch of another size; if their outputs differ, nothing is written.
+
+    Args:
+        model (`PreTrainedModel`): a Hydra with a head, or a Hydra of CLIP or SigLIP; it is left as it is.
+        path (`str` or `os.PathLike`): a new folder. It gets `model.onnx` or `model.pt2`, config.json, and the processor's files.
+        to (`str` or `list[str]`, defaults to `"onnx"`): "onnx", "torch" (for `torch.export.load`), or a list of both.
+        processor (*optional*): the model's processor: written beside it, and asked for the names and sizes of its inputs.
+
+    Returns:
+        The folder.
+
+    Example:
+
+        export(hydra, "my-onnx", "onnx", processor)
     """
     formats = [to] if isinstance(to, str) else list(to)
     path = Path(path)
@@ -130,7 +138,7 @@ class Exportable(nn.Module):
             return torch.export.export(self, (), inputs, dynamic_shapes=sizes)
         except Exception as error:  # of any kind
             raise ExportError(
-                f"torch.export cannot record this {type(self.model).__name__}: {_first_line(error)}"
+                f"torch.export cannot record this {type(self.model).__name__}: {first_line(error)}"
             ) from error
 
 
@@ -140,7 +148,7 @@ def inputs_of(model: PreTrainedModel, processor: Any, batch: int, length: float)
     inputs = {}
     for name, tensor in example_inputs(model.config, batch).items():
         if name == "input_values" and tensor.dim() == 2:
-            inputs |= _raw_sounds(tensor, processor, length, generator, model.dtype)
+            inputs |= _raw_audio(tensor, processor, length, generator, model.dtype)
             continue
         if tensor.is_floating_point():
             shape = tensor.shape if name != "pixel_values" else _shape_of_images(processor, tensor)
@@ -159,17 +167,17 @@ def inputs_of(model: PreTrainedModel, processor: Any, batch: int, length: float)
     return {name: tensor.to(model.device) for name, tensor in accepted_inputs(model, inputs).items()}
 
 
-def _raw_sounds(
+def _raw_audio(
     like: Tensor, processor: Any, length: float, generator: torch.Generator, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Sounds with `length` of the samples of `like`; where the processor makes a mask, the first is half as long."""
+    """Waveforms with `length` of the samples of `like`; where the processor makes a mask, the first is half as long."""
     batch, samples = like.shape[0], int(like.shape[1] * length)
-    sounds = torch.randn(batch, samples, generator=generator).to(dtype)
+    waveforms = torch.randn(batch, samples, generator=generator).to(dtype)
     if not getattr(processor, "return_attention_mask", False):
-        return {"input_values": sounds}
+        return {"input_values": waveforms}
     mask = torch.ones(batch, samples, dtype=torch.long)
     mask[0, samples // 2 :] = 0
-    return {"input_values": sounds * mask, "attention_mask": mask}
+    return {"input_values": waveforms * mask, "attention_mask": mask}
 
 
 def _shape_of_images(processor: Any, expected: Tensor) -> torch.Size:
@@ -206,7 +214,7 @@ def _write_onnx(program: ExportedProgram, path: Path, exportable: Exportable) ->
         written = torch.onnx.export(program, dynamo=True, verbose=False, output_names=outputs)
         written.save(path)
     except Exception as error:  # of any kind
-        raise ExportError(f"ONNX cannot hold this model: {_first_line(error)}") from error
+        raise ExportError(f"ONNX cannot hold this model: {first_line(error)}") from error
 
 
 def _run_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
@@ -216,7 +224,7 @@ def _run_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     except Exception as error:  # its own classes, of a module without a public name
         raise ExportError(
-            f"ONNX Runtime cannot load the exported model, try model.float(): {_first_line(error)}"
+            f"ONNX Runtime cannot load the exported model, try model.float(): {first_line(error)}"
         ) from error
     outputs = [output.name for output in session.get_outputs()]
 
@@ -242,7 +250,7 @@ def _check_answers(exportable: Exportable, run: Callable, name: str) -> None:
         most = TOLERANCE[exportable.model.dtype] * max(1.0, tensor.abs().max().item())
         if not difference <= most:
             raise ExportError(
-                f"the model exported to {name} answers otherwise than the model ({output} differs by {difference:.2g}): "
+                f"the model exported to {name} gives other outputs than the model ({output} differs by {difference:.2g}): "
                 "nothing was written"
             )
 
@@ -260,7 +268,3 @@ def _quiet() -> Iterator[None]:
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -30,7 +30,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 import hydra_transformers as hydra
-from hydra_transformers.fusion import config_in_backbone, hydra_config, number_of_layers, tower_configs
+from hydra_transformers.fusion.structure import config_in_backbone, hydra_config, number_of_layers, tower_configs
 
 
 # What fails and is meant to: a pattern of classes, a pattern of tests, and why. Each of these tests fails in each of these

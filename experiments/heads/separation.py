@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from hydra_transformers._io.processes import gather_batches
 from hydra_transformers.data.evaluation_data import read_data
-from hydra_transformers.fusion.structure import isinstance_by_name
-from hydra_transformers.models.decoders import HydraDecoderMixin, last_token
+from hydra_transformers.models.modeling_hydra_decoders import last_token
 from hydra_transformers.pruning import prune_heads
 from hydra_transformers.pruning.head_maps import HeadMap
 from hydra_transformers.pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, head_at, heads_of
@@ -309,7 +308,7 @@ def _token_to_read(encoder: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Te
     """The token's position, one for all rows or one for each; None to read all tokens."""
     if not encoder.has_pooled_token:
         return None
-    if not isinstance_by_name(encoder, HydraDecoderMixin):
+    if not encoder.pools_last_token:
         return 0
     if "input_ids" not in inputs:
         return -1

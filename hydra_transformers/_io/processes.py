@@ -4,9 +4,7 @@ With torch.distributed itself: accelerate's `gather_object` silently returns one
 variables were set.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -18,42 +16,16 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 
 # The rows in the order of the data set; by exact type, as a subclass may shuffle.
 COMMON_SAMPLERS = (SequentialSampler, BatchSampler)
-# What accelerate takes for a group of processes.
-SIGNS_OF_A_GROUP = ("LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 LONGEST_WAIT = timedelta(days=30)  # one process may train for days while the others have finished
 
 _waiting: tuple[Any, Any] = (None, None)  # the group of all processes, and that of `gather`
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """(0, 1) outside `torch.distributed`, and in processes that are `apart`."""
+    """(0, 1) outside `torch.distributed`."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
-
-
-@contextmanager
-def apart(device: torch.device) -> Iterator[None]:
-    """Lets each process work by itself on its device: inside, there is no `torch.distributed` and no sign of other processes.
-
-    Hiding their number from a `Trainer` is not enough: `save_pretrained` writes nothing, and says nothing, in processes other
-    than the first.
-    """
-    from accelerate.state import AcceleratorState, PartialState
-
-    states = [(state._shared_state, dict(state._shared_state)) for state in (PartialState, AcceleratorState)]
-    variables = {name: os.environ.pop(name, None) for name in (*SIGNS_OF_A_GROUP, "ACCELERATE_TORCH_DEVICE")}
-    os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
-    everyone, dist.group.WORLD = dist.group.WORLD, None
-    try:
-        yield
-    finally:
-        dist.group.WORLD = everyone
-        del os.environ["ACCELERATE_TORCH_DEVICE"]
-        os.environ.update({name: value for name, value in variables.items() if value is not None})
-        for state, content in states:
-            state.clear()
-            state.update(content)
 
 
 def check_can_be_shared(data: Any, name: str) -> None:

@@ -1,8 +1,5 @@
 """Progress bars for long tasks, on a terminal and from the fifth second on."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
-
 from tqdm.auto import tqdm
 
 from .processes import rank_and_world_size
@@ -23,16 +20,3 @@ def progress_bar(total: int | None, name: str, unit: str, enabled: bool = True, 
         disable=None if enabled else True,
         leave=False,
     )
-
-
-class CountedBatches(list):
-    """A list of batches that moves a bar by one with every batch that is read."""
-
-    def __init__(self, batches: Sequence[Any], bar: tqdm):
-        super().__init__(batches)
-        self.bar = bar
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in super().__iter__():
-            yield batch
-            self.bar.update()

@@ -72,7 +72,7 @@ def batches(
                 'such as {"pixel_values": ..., "labels": ...}'
             )
         batch = _with_class_indices(batch, classes)
-        tensors = {name: _tensor(name, value, number) for name, value in batch.items() if _is_column(name, value)}
+        tensors = {name: _tensor(value) for name, value in batch.items() if _is_column(name, value)}
         if not tensors.keys() - set(LABEL_NAMES) or any(tensor.dim() == 0 for tensor in tensors.values()):
             raise TypeError(
                 f"batch {number} of data is not a batch of model inputs (its entries: {_entries(batch)}): pass "
@@ -151,12 +151,7 @@ def collate(
             f"a row of data has no numbers as its {partial}, others of its batch have: give them to every row, or to none"
         )
     named = [{name: row[source] for name, source in names.items()} for row in rows]
-    try:
-        return default_data_collator(_padded_audio(_padded(named, padding)))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"the rows of data cannot be stacked ({error}): pad them to one length, or pass a DataLoader that does"
-        ) from error
+    return default_data_collator(_padded_audio(_padded(named, padding)))
 
 
 def _padded(rows: list[dict[str, Any]], padding: int) -> list[dict[str, Any]]:
@@ -212,18 +207,13 @@ def _is_column(name: str, value: Any) -> bool:
     return dim is not None and (dim > 0 or isinstance(value, Tensor) or name in LABEL_NAMES)
 
 
-def _tensor(name: str, value: Any, number: int) -> Tensor:
+def _tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     first = value[0] if isinstance(value, (list, tuple)) else None
-    try:
-        if isinstance(first, Tensor):
-            return torch.stack(tuple(value))
-        return torch.tensor(np.stack(value) if isinstance(first, np.ndarray) else value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"{name} in batch {number} of data is not a tensor ({error}): pad its rows to one length"
-        ) from error
+    if isinstance(first, Tensor):
+        return torch.stack(tuple(value))
+    return torch.tensor(np.stack(value) if isinstance(first, np.ndarray) else value)
 
 
 def _entries(batch: Mapping[str, Any]) -> str:

@@ -203,10 +203,11 @@ def load_if_named(data: Any, model: Any, **settings: Any) -> Any:
     """Loads data by Hub name, folder or file, and DataFrames, also in a dict of several; other data is returned as it is."""
     if isinstance(data, Mapping):
         return {name: load_if_named(part, model, **settings) for name, part in data.items()}
-    if is_dataframe(data) and {"input_ids", "pixel_values", *AUDIO_INPUTS} & set(data.columns):
+    if not is_dataframe(data):
+        return load_data(data, model, **settings) if isinstance(data, (str, os.PathLike)) else data
+    if {"input_ids", "pixel_values", *AUDIO_INPUTS} & set(data.columns):
         return as_rows(data)
-    is_raw = isinstance(data, (str, os.PathLike)) or is_dataframe(data)
-    return load_data(data, model, **settings) if is_raw else data
+    return load_data(data, model, **settings | {"split": None})  # it has no splits
 
 
 def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:

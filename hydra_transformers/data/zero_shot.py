@@ -111,12 +111,6 @@ class PromptSimilarity(nn.Module):
         self, image_features: Tensor, text_features: Tensor, scale: Tensor, bias: Tensor | None = None
     ) -> Tensor:
         """(images, members, dim), (classes, members, dim), twice (members,) or () -> (images, members, classes)"""
-        image_members, text_members = image_features.shape[1], text_features.shape[1]
-        if image_members != text_members and 1 not in (image_members, text_members):
-            raise ValueError(
-                f"the vision tower has {image_members} members, the text tower {text_members}: "
-                "they must agree, or one of them must have a single member"
-            )
         # One member per batch entry of the product: (members, images, dim) @ (members, dim, classes).
         similarity = image_features.transpose(0, 1) @ text_features.permute(1, 2, 0)
         logits = scale.reshape(-1, 1, 1) * similarity

@@ -11,24 +11,19 @@ from transformers import PreTrainedModel
 
 from ..models.auto import check_classes, hydra_class, load_trained
 from ..models.configuration_hydra import TrunkLayers, check_shared
-from .building import build, prune_heads, remaining_heads
+from .building import build, prune_heads
 from .checks import check_agrees, check_differ, check_finite, warn_if_unrelated
 from .linear_per_member import with_linear_layers
 from .new_classifiers import read_with_new_classifiers
-from .packed_heads import heads_at, qkv_by_head, qkv_rows
 from .plain_models import to_transformers
 from .probe import check_same_outputs, example_inputs, warn_if_nearly_equal
-from .reading import backbone_names, dense_outline, projection_names, read_members
+from .reading import projection_names, read_members
 from .structure import (
     Member,
     attention_names,
-    config_in_backbone,
     encoder_config,
-    has_decoder,
     hydra_class_of,
-    hydra_config,
     number_of_layers,
-    plain_config,
     saved_tower_configs,
     slots,
     tower_configs,
@@ -69,7 +64,9 @@ def from_backbone(
         return build(cls, members, shared, resolve_trunk(cls, members, shared, trunk_layers))
     if not isinstance(model, nn.Module):
         model = load_trained(model)
-    member = _only_member(cls, model, "from_backbone")
+    [member, *others] = read_members(cls, model, "model")
+    if others:
+        raise ValueError(f"from_backbone got a Hydra of {model.num_members} members: pass one of them, model.member(i)")
     pruned = prune_heads(cls, member, heads_to_prune)
     whole = _compared(cls, member, model) if check else None
     return build(cls, [pruned]) if heads_to_prune or whole is None else whole
@@ -130,13 +127,6 @@ def member(model: PreTrainedModel, index: int) -> PreTrainedModel:
     return _compared(cls, read_members(cls, model, cls.__name__)[index], model, index)
 
 
-def _only_member(cls: type, model: PreTrainedModel, caller: str) -> Member:
-    members = read_members(cls, model, "model")
-    if len(members) != 1:
-        raise ValueError(f"{caller} got a Hydra of {len(members)} members: pass one of them, model.member(i)")
-    return members[0]
-
-
 def _compared(cls: type, member: Member, model: PreTrainedModel, index: int = 0) -> PreTrainedModel:
     """The member as a Hydra, which gives the outputs of the model that it was read from.
 
@@ -150,26 +140,16 @@ def _compared(cls: type, member: Member, model: PreTrainedModel, index: int = 0)
 
 __all__ = [
     "attention_names",
-    "backbone_names",
     "check_can_be_fused",
     "check_trunk_layers",
-    "config_in_backbone",
-    "dense_outline",
     "encoder_config",
     "example_inputs",
     "from_backbone",
     "from_pruned_members",
-    "has_decoder",
-    "heads_at",
     "hydra_class_of",
-    "hydra_config",
     "member",
     "number_of_layers",
-    "plain_config",
     "projection_names",
-    "qkv_by_head",
-    "qkv_rows",
-    "remaining_heads",
     "saved_tower_configs",
     "slots",
     "to_transformers",

@@ -7,7 +7,6 @@ It needs torch, transformers, Pillow for images, and the files beside it; not th
 """
 
 import base64
-import binascii
 import copy
 import io
 import json
@@ -225,18 +224,16 @@ def read_image(
     """
     from PIL import Image, ImageOps
 
-    if not isinstance(value, (str, bytes, Image.Image)):
-        raise RequestError(f"{name} is {_kind(value)}: send an image in base64")
     too_many = f"too many{' with the images before it' if taken else ''}: send at most {most_pixels:,}"
-    try:
-        content = _decoded(value) if isinstance(value, str) else value
-        image = Image.open(io.BytesIO(content), formats=formats) if isinstance(content, bytes) else content
-    except binascii.Error as error:
-        raise RequestError(f"{name} is not base64: send the bytes of an image file in it") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise RequestError(f"{name} has {Image.MAX_IMAGE_PIXELS:,} pixels or more, {too_many}") from error
-    except Exception as error:  # decoders raise all kinds of errors
-        raise RequestError(f"{name} is not an image that can be read: send {', '.join(formats)}") from error
+    image = value
+    if not isinstance(value, Image.Image):
+        content = _file_content(value, name, "an image")
+        try:
+            image = Image.open(io.BytesIO(content), formats=formats)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise RequestError(f"{name} has {Image.MAX_IMAGE_PIXELS:,} pixels or more, {too_many}") from error
+        except Exception as error:  # decoders raise all kinds of errors
+            raise RequestError(f"{name} is not an image that can be read: send {', '.join(formats)}") from error
     width, height = image.size
     if width * height + taken > most_pixels:
         raise RequestError(f"{name} has {width:,} x {height:,} pixels, {too_many}")
@@ -248,11 +245,11 @@ def read_image(
         raise RequestError(f"{name} has the mode {image.mode}, of more than 256 levels: send 8 bits a channel")
     try:
         # Turned here: the pipeline would fail on broken EXIF data.
-        found = ImageOps.exif_transpose(image).convert("RGB")
+        image = ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:  # its message may reveal something about the server
         raise RequestError(f"{name} is a broken image, its pixels cannot be read: send another") from error
-    found.info.clear()
-    return found
+    image.info.clear()
+    return image
 
 
 def read_audio(value: Any, name: str, rate: int, taken: int = 0) -> np.ndarray:
@@ -262,30 +259,36 @@ def read_audio(value: Any, name: str, rate: int, taken: int = 0) -> np.ndarray:
     rate: samples per second that the model reads, the only rate that is accepted
     taken: samples of the audio before it, which count towards `MOST_SAMPLES`
     """
-    if not isinstance(value, (str, bytes)):
-        raise RequestError(f"{name} is {_kind(value)}: send a WAV file in base64")
+    content = _file_content(value, name, "a WAV file")
     try:
-        content = _decoded(value) if isinstance(value, str) else value
         with wave.open(io.BytesIO(content)) as file:
-            channels, width, found = file.getnchannels(), file.getsampwidth(), file.getframerate()
-            frames, length = file.readframes(file.getnframes()), file.getnframes() * channels * width
-    except binascii.Error as error:
-        raise RequestError(f"{name} is not base64: send the bytes of a WAV file in it") from error
+            channels, width, file_rate, length, *_ = file.getparams()
+            frames = file.readframes(length)
     except Exception as error:  # headers can be broken in many ways
         raise RequestError(f"{name} is not a WAV file that can be read: send one of 16 bits") from error
-    if (width, found) != (2, rate):
+    if (width, file_rate) != (2, rate):
         raise RequestError(
-            f"{name} has {8 * width} bits and {found:,} samples per second: send 16 bits and {rate:,} samples per second"
+            f"{name} has {8 * width} bits and {file_rate:,} samples per second: send 16 bits and {rate:,} samples per second"
         )
-    if len(frames) < length:
-        raise RequestError(f"{name} is cut off, its header promises more samples: send the whole file")
-    samples = np.frombuffer(frames, dtype="<i2").reshape(-1, channels)
-    if not len(samples):
-        raise RequestError(f"{name} has no samples: send audio")
-    if len(samples) + taken > MOST_SAMPLES:
+    if not length or len(frames) < length * channels * width:
+        raise RequestError(f"{name} has no samples, or fewer than its header says: send the whole file")
+    if length + taken > MOST_SAMPLES:
         before = " with the audio before it" if taken else ""
-        raise RequestError(f"{name} has {len(samples):,} samples, too many{before}: send at most {MOST_SAMPLES:,}")
-    return samples.mean(axis=1, dtype=np.float32) / 2**15
+        raise RequestError(f"{name} has {length:,} samples, too many{before}: send at most {MOST_SAMPLES:,}")
+    return np.frombuffer(frames, dtype="<i2").reshape(-1, channels).mean(axis=1, dtype=np.float32) / 2**15
+
+
+def _file_content(value: Any, name: str, kind: str) -> bytes:
+    """The bytes of a file that was sent as bytes or in base64."""
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise RequestError(f"{name} is {_kind(value)}: send {kind} in base64")
+    text = value.partition(";base64,")[2] if value.startswith(("data:image/", "data:audio/")) else value
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:  # also for characters outside ASCII
+        raise RequestError(f"{name} is not base64: send the bytes of {kind} in it") from error
 
 
 def least_samples(config: Any) -> int:
@@ -294,15 +297,6 @@ def least_samples(config: Any) -> int:
     for kernel, stride in reversed(list(convolutions)):
         least = (least - 1) * stride + kernel
     return least
-
-
-def _decoded(text: str) -> bytes:
-    if text.startswith(("data:image/", "data:audio/")):  # from a browser
-        text = text.partition(";base64,")[2]
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as error:  # also for characters outside ASCII
-        raise binascii.Error(str(error)) from error
 
 
 def _labels(labels: Any) -> list[str]:

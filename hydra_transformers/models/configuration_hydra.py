@@ -67,6 +67,15 @@ def task_of(pipeline: str) -> str:
     return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
 
 
+def class_paths(module: str, prefix: str, *heads: str) -> dict[str, str]:
+    """By Auto class of Transformers, where it finds the classes of a family: "modeling_hydra_vit.HydraViTModel", for example.
+
+    heads: the ends of its other classes' names, "ForImageClassification" for example
+    """
+    models = {f"AutoModel{head}": f"modeling_hydra_{module}.{prefix}{head or 'Model'}" for head in ("", *heads)}
+    return {"AutoConfig": f"configuration_hydra_{module}.{prefix}Config"} | models
+
+
 class ShippedPipelines:
     """A config that names, in config.json, the pipelines that are saved with the model."""
 

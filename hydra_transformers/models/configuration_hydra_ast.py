@@ -3,28 +3,19 @@
 from huggingface_hub.dataclasses import strict
 from transformers import ASTConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, class_paths
 from .configuration_hydra_vit import vit_layer_spec
 
 
 @strict
 class HydraASTConfig(HydraConfigMixin, ASTConfig):
-    r"""
-    An [`ASTConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
-    """
+    r"""A [`ASTConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_ast"
 
-    auto_classes = {
-        "AutoConfig": "configuration_hydra_ast.HydraASTConfig",
-        "AutoModel": "modeling_hydra_ast.HydraASTModel",
-        "AutoModelForAudioClassification": "modeling_hydra_ast.HydraASTForAudioClassification",
-    }
+    auto_classes = class_paths("ast", "HydraAST", "ForAudioClassification")
 
-    @property
-    def layer_spec(self) -> LayerSpec:
-        return vit_layer_spec(self)
+    layer_spec = property(vit_layer_spec)
 
 
 __all__ = ["HydraASTConfig"]

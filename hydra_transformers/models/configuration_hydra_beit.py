@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import BeitConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
 
 @strict
@@ -20,11 +20,7 @@ class HydraBeitConfig(HydraConfigMixin, BeitConfig):
 
     add_pooling_layer: bool = True
 
-    auto_classes = {
-        "AutoConfig": "configuration_hydra_beit.HydraBeitConfig",
-        "AutoModel": "modeling_hydra_beit.HydraBeitModel",
-        "AutoModelForImageClassification": "modeling_hydra_beit.HydraBeitForImageClassification",
-    }
+    auto_classes = class_paths("beit", "HydraBeit", "ForImageClassification")
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)

@@ -1,9 +1,12 @@
-"""HydraBert configuration."""
+"""Configurations of HydraBert, HydraRoberta, HydraElectra and HydraAlbert."""
+
+from collections import Counter
+from dataclasses import replace
 
 from huggingface_hub.dataclasses import strict
-from transformers import BertConfig, ElectraConfig, MPNetConfig, RobertaConfig
+from transformers import AlbertConfig, BertConfig, ElectraConfig, MPNetConfig, RobertaConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
 
 def bert_layer_spec(config: BertConfig | ElectraConfig | MPNetConfig | RobertaConfig) -> LayerSpec:
@@ -33,16 +36,79 @@ class HydraBertConfig(HydraConfigMixin, BertConfig):
 
     add_pooling_layer: bool = True
 
-    auto_classes = {
-        "AutoConfig": "configuration_hydra_bert.HydraBertConfig",
-        "AutoModel": "modeling_hydra_bert.HydraBertModel",
-        "AutoModelForSequenceClassification": "modeling_hydra_bert.HydraBertForSequenceClassification",
-        "AutoModelForTokenClassification": "modeling_hydra_bert.HydraBertForTokenClassification",
-    }
+    auto_classes = class_paths("bert", "HydraBert", "ForSequenceClassification", "ForTokenClassification")
+
+    layer_spec = property(bert_layer_spec)
+
+
+@strict
+class HydraRobertaConfig(HydraConfigMixin, RobertaConfig):
+    r"""
+    A [`RobertaConfig`] with the fields of [`HydraConfigMixin`].
+
+    Args:
+        add_pooling_layer (`bool`, *optional*, defaults to `True`):
+            Whether [`HydraRobertaModel`] has a pooler. The text classifier has none, as in RoBERTa.
+    """
+
+    model_type = "hydra_roberta"
+
+    add_pooling_layer: bool = True
+
+    auto_classes = class_paths("bert", "HydraRoberta", "ForSequenceClassification", "ForTokenClassification")
+
+    layer_spec = property(bert_layer_spec)
+
+
+@strict
+class HydraElectraConfig(HydraConfigMixin, ElectraConfig):
+    r"""An [`ElectraConfig`] with the fields of [`HydraConfigMixin`]."""
+
+    model_type = "hydra_electra"
+
+    auto_classes = class_paths("bert", "HydraElectra", "ForSequenceClassification", "ForTokenClassification")
+
+    layer_spec = property(bert_layer_spec)
+
+
+@strict
+class HydraAlbertConfig(HydraConfigMixin, AlbertConfig):
+    r"""
+    An [`AlbertConfig`] with the fields of [`HydraConfigMixin`].
+
+    ALBERT has one layer for each of `num_hidden_groups`, most often a single one, which runs again and again until
+    `num_hidden_layers` have run. `kept_heads` and `trunk_layers` are about the layers with weights of their
+    own: a head that is cut out of a layer is missing each time that the layer runs.
+
+    Args:
+        add_pooling_layer (`bool`, *optional*, defaults to `True`):
+            Whether [`HydraAlbertModel`] has a pooler. The text classifier always has one, as in ALBERT.
+    """
+
+    model_type = "hydra_albert"
+
+    add_pooling_layer: bool = True
+
+    auto_classes = class_paths("bert", "HydraAlbert", "ForSequenceClassification", "ForTokenClassification")
+
+    def __post_init__(self, **kwargs):
+        if self.inner_group_num != 1:
+            raise ValueError(f"inner_group_num is {self.inner_group_num}: a Hydra has one layer in each group, use 1")
+        if not 1 <= self.num_hidden_groups <= self.num_hidden_layers:
+            raise ValueError(
+                f"num_hidden_groups is {self.num_hidden_groups} and num_hidden_layers {self.num_hidden_layers}: use 1 to "
+                f"{self.num_hidden_layers} groups, so that each of them runs"
+            )
+        super().__post_init__(**kwargs)
+
+    @property
+    def layer_runs(self) -> list[int]:
+        runs = self.num_hidden_layers / self.num_hidden_groups  # rounded as in ALBERT, where layers differ
+        return list(Counter(int(run / runs) for run in range(self.num_hidden_layers)).values())
 
     @property
     def layer_spec(self) -> LayerSpec:
-        return bert_layer_spec(self)
+        return replace(bert_layer_spec(self), mlp_dropout=None)
 
 
-__all__ = ["HydraBertConfig"]
+__all__ = ["HydraAlbertConfig", "HydraBertConfig", "HydraElectraConfig", "HydraRobertaConfig"]

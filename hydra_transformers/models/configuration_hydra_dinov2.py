@@ -1,9 +1,9 @@
-"""HydraDinov2 configuration."""
+"""Configurations of HydraDinov2, with registers and without."""
 
 from huggingface_hub.dataclasses import strict
 from transformers import Dinov2Config, Dinov2WithRegistersConfig, __version__
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
 
 def dinov2_layer_spec(config: Dinov2Config | Dinov2WithRegistersConfig) -> LayerSpec:
@@ -31,15 +31,20 @@ class HydraDinov2Config(HydraConfigMixin, Dinov2Config):
 
     model_type = "hydra_dinov2"
 
-    auto_classes = {
-        "AutoConfig": "configuration_hydra_dinov2.HydraDinov2Config",
-        "AutoModel": "modeling_hydra_dinov2.HydraDinov2Model",
-        "AutoModelForImageClassification": "modeling_hydra_dinov2.HydraDinov2ForImageClassification",
-    }
+    auto_classes = class_paths("dinov2", "HydraDinov2", "ForImageClassification")
 
-    @property
-    def layer_spec(self) -> LayerSpec:
-        return dinov2_layer_spec(self)
+    layer_spec = property(dinov2_layer_spec)
 
 
-__all__ = ["HydraDinov2Config"]
+@strict
+class HydraDinov2WithRegistersConfig(HydraConfigMixin, Dinov2WithRegistersConfig):
+    r"""A [`Dinov2WithRegistersConfig`] with the fields of [`HydraConfigMixin`]."""
+
+    model_type = "hydra_dinov2_with_registers"
+
+    auto_classes = class_paths("dinov2", "HydraDinov2WithRegisters", "ForImageClassification")
+
+    layer_spec = property(dinov2_layer_spec)
+
+
+__all__ = ["HydraDinov2Config", "HydraDinov2WithRegistersConfig"]

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import DINOv3ViTConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
 
 @strict
@@ -22,10 +22,7 @@ class HydraDINOv3ViTConfig(HydraConfigMixin, DINOv3ViTConfig):
     model_type = "hydra_dinov3_vit"
     attention_window = None
 
-    auto_classes = {
-        "AutoConfig": "configuration_hydra_dinov3_vit.HydraDINOv3ViTConfig",
-        "AutoModel": "modeling_hydra_dinov3_vit.HydraDINOv3ViTModel",
-    }
+    auto_classes = class_paths("dinov3_vit", "HydraDINOv3ViT")
 
     def __post_init__(self, **kwargs):
         if self.query_bias != self.value_bias:

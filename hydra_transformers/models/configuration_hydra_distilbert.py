@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import DistilBertConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
 
 @strict
@@ -12,12 +12,7 @@ class HydraDistilBertConfig(HydraConfigMixin, DistilBertConfig):
 
     model_type = "hydra_distilbert"
 
-    auto_classes = {
-        "AutoConfig": "configuration_hydra_distilbert.HydraDistilBertConfig",
-        "AutoModel": "modeling_hydra_distilbert.HydraDistilBertModel",
-        "AutoModelForSequenceClassification": "modeling_hydra_distilbert.HydraDistilBertForSequenceClassification",
-        "AutoModelForTokenClassification": "modeling_hydra_distilbert.HydraDistilBertForTokenClassification",
-    }
+    auto_classes = class_paths("distilbert", "HydraDistilBert", "ForSequenceClassification", "ForTokenClassification")
 
     @property
     def layer_spec(self) -> LayerSpec:

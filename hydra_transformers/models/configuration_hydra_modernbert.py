@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import ModernBertConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
 
 @strict
@@ -12,12 +12,7 @@ class HydraModernBertConfig(HydraConfigMixin, ModernBertConfig):
 
     model_type = "hydra_modernbert"
 
-    auto_classes = {
-        "AutoConfig": "configuration_hydra_modernbert.HydraModernBertConfig",
-        "AutoModel": "modeling_hydra_modernbert.HydraModernBertModel",
-        "AutoModelForSequenceClassification": "modeling_hydra_modernbert.HydraModernBertForSequenceClassification",
-        "AutoModelForTokenClassification": "modeling_hydra_modernbert.HydraModernBertForTokenClassification",
-    }
+    auto_classes = class_paths("modernbert", "HydraModernBert", "ForSequenceClassification", "ForTokenClassification")
 
     @property
     def attention_window(self) -> int:

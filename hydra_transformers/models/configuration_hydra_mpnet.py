@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import MPNetConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, class_paths
 from .configuration_hydra_bert import bert_layer_spec
 
 
@@ -22,16 +22,9 @@ class HydraMPNetConfig(HydraConfigMixin, MPNetConfig):
 
     add_pooling_layer: bool = True
 
-    auto_classes = {
-        "AutoConfig": "configuration_hydra_mpnet.HydraMPNetConfig",
-        "AutoModel": "modeling_hydra_mpnet.HydraMPNetModel",
-        "AutoModelForSequenceClassification": "modeling_hydra_mpnet.HydraMPNetForSequenceClassification",
-        "AutoModelForTokenClassification": "modeling_hydra_mpnet.HydraMPNetForTokenClassification",
-    }
+    auto_classes = class_paths("mpnet", "HydraMPNet", "ForSequenceClassification", "ForTokenClassification")
 
-    @property
-    def layer_spec(self) -> LayerSpec:
-        return bert_layer_spec(self)
+    layer_spec = property(bert_layer_spec)
 
 
 __all__ = ["HydraMPNetConfig"]

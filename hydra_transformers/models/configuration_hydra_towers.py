@@ -1,16 +1,27 @@
-"""The config fields of a Hydra of two towers, CLIP or SigLIP."""
+"""Configurations of HydraCLIP and HydraSiglip: two towers, each with its fused-attention part."""
 
 from dataclasses import dataclass
 
-from transformers import PreTrainedConfig
+from huggingface_hub.dataclasses import strict
+from transformers import (
+    CLIPConfig,
+    CLIPTextConfig,
+    CLIPVisionConfig,
+    PreTrainedConfig,
+    SiglipConfig,
+    SiglipTextConfig,
+    SiglipVisionConfig,
+)
 
 from .configuration_hydra import (
+    HydraConfigMixin,
     KeptHeads,
     LayerSpec,
     ShippedPipelines,
     check_ensemble_loss,
     check_model_type,
     check_num_members,
+    class_paths,
 )
 
 
@@ -98,3 +109,119 @@ def tower_layer_spec(config: PreTrainedConfig) -> LayerSpec:
         norm_eps=config.layer_norm_eps,
         attention_dropout=config.attention_dropout,
     )
+
+
+@strict
+class HydraCLIPTextConfig(HydraConfigMixin, CLIPTextConfig):
+    r"""
+    A [`CLIPTextConfig`] with `kept_heads[layer][member]` and `shared`, as in [`HydraCLIPConfig`].
+    """
+
+    model_type = "hydra_clip_text_model"
+    auto_classes = class_paths("towers", "HydraCLIPText")
+    base_config_key = "text_config"
+
+    layer_spec = property(tower_layer_spec)
+
+
+@strict
+class HydraCLIPVisionConfig(HydraConfigMixin, CLIPVisionConfig):
+    r"""
+    A [`CLIPVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of the image classifier that is one with a head.
+    """
+
+    model_type = "hydra_clip_vision_model"
+    auto_classes = class_paths("towers", "HydraCLIPVision") | {
+        "AutoModelForImageClassification": "modeling_hydra_towers.HydraCLIPForImageClassification"
+    }
+    base_config_key = "vision_config"
+
+    layer_spec = property(tower_layer_spec)
+
+
+@strict
+class HydraCLIPConfig(HydraTowersConfigMixin, CLIPConfig):
+    r"""
+    A [`CLIPConfig`] whose towers carry the fused-attention part ([`HydraTowersConfigMixin`]: `text_config`,
+    `vision_config`, `ensemble_loss`, `fast_inference`).
+    """
+
+    model_type = "hydra_clip"
+    keys_to_ignore_at_inference = ["member_logits", "similarity", "text_model_output", "vision_model_output"]
+    towers = {"text_config": HydraCLIPTextConfig, "vision_config": HydraCLIPVisionConfig}
+    sub_configs_defaults = tower_specs(CLIPConfig, towers)
+    sub_configs = towers.copy()  # the name that transformers < 5.19 reads
+
+    # The class first: validation prints the value for every type before the right one, and printing a config is slow.
+    text_config: HydraCLIPTextConfig | dict | None = None
+    vision_config: HydraCLIPVisionConfig | dict | None = None
+
+    auto_classes = class_paths("towers", "HydraCLIP") | {
+        "AutoModelForZeroShotImageClassification": "modeling_hydra_towers.HydraCLIPModel"
+    }
+
+
+@strict
+class HydraSiglipTextConfig(HydraConfigMixin, SiglipTextConfig):
+    r"""
+    A [`SiglipTextConfig`] with `kept_heads[layer][member]` and `shared`, as in [`HydraSiglipConfig`].
+    """
+
+    model_type = "hydra_siglip_text_model"
+    auto_classes = class_paths("towers", "HydraSiglipText")
+    base_config_key = "text_config"
+
+    layer_spec = property(tower_layer_spec)
+
+
+@strict
+class HydraSiglipVisionConfig(HydraConfigMixin, SiglipVisionConfig):
+    r"""
+    A [`SiglipVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of the image classifier that is one with a head.
+
+    Args:
+        vision_use_head (`bool`, *optional*, defaults to `True`):
+            Whether the tower pools its last states by attention. An image classifier reads them as they are.
+    """
+
+    model_type = "hydra_siglip_vision_model"
+    auto_classes = class_paths("towers", "HydraSiglipVision") | {
+        "AutoModelForImageClassification": "modeling_hydra_towers.HydraSiglipForImageClassification"
+    }
+    base_config_key = "vision_config"
+
+    vision_use_head: bool = True
+
+    layer_spec = property(tower_layer_spec)
+
+
+@strict
+class HydraSiglipConfig(HydraTowersConfigMixin, SiglipConfig):
+    r"""
+    A [`SiglipConfig`] whose towers carry the fused-attention part ([`HydraTowersConfigMixin`]: `text_config`,
+    `vision_config`, `ensemble_loss`, `fast_inference`).
+    """
+
+    model_type = "hydra_siglip"
+    keys_to_ignore_at_inference = ["member_logits", "similarity", "text_model_output", "vision_model_output"]
+    towers = {"text_config": HydraSiglipTextConfig, "vision_config": HydraSiglipVisionConfig}
+    sub_configs_defaults = tower_specs(SiglipConfig, towers)
+    sub_configs = towers.copy()  # the name that transformers < 5.19 reads
+
+    # The class first: validation prints the value for every type before the right one, and printing a config is slow.
+    text_config: HydraSiglipTextConfig | dict | None = None
+    vision_config: HydraSiglipVisionConfig | dict | None = None
+
+    auto_classes = class_paths("towers", "HydraSiglip") | {
+        "AutoModelForZeroShotImageClassification": "modeling_hydra_towers.HydraSiglipModel"
+    }
+
+
+__all__ = [
+    "HydraCLIPConfig",
+    "HydraCLIPTextConfig",
+    "HydraCLIPVisionConfig",
+    "HydraSiglipConfig",
+    "HydraSiglipTextConfig",
+    "HydraSiglipVisionConfig",
+]

@@ -1,9 +1,9 @@
-"""HydraViT configuration."""
+"""Configurations of HydraViT and HydraDeiT."""
 
 from huggingface_hub.dataclasses import strict
 from transformers import ASTConfig, DeiTConfig, ViTConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
 
 def vit_layer_spec(config: ASTConfig | DeiTConfig | ViTConfig) -> LayerSpec:
@@ -44,15 +44,28 @@ class HydraViTConfig(HydraConfigMixin, ViTConfig):
 
     add_pooling_layer: bool = True
 
-    auto_classes = {
-        "AutoConfig": "configuration_hydra_vit.HydraViTConfig",
-        "AutoModel": "modeling_hydra_vit.HydraViTModel",
-        "AutoModelForImageClassification": "modeling_hydra_vit.HydraViTForImageClassification",
-    }
+    auto_classes = class_paths("vit", "HydraViT", "ForImageClassification")
 
-    @property
-    def layer_spec(self) -> LayerSpec:
-        return vit_layer_spec(self)
+    layer_spec = property(vit_layer_spec)
 
 
-__all__ = ["HydraViTConfig"]
+@strict
+class HydraDeiTConfig(HydraConfigMixin, DeiTConfig):
+    r"""
+    A [`DeiTConfig`] with the fields of [`HydraConfigMixin`].
+
+    Args:
+        add_pooling_layer (`bool`, *optional*, defaults to `True`):
+            Whether [`HydraDeiTModel`] has a pooler. The image classifier has none, as in DeiT.
+    """
+
+    model_type = "hydra_deit"
+
+    add_pooling_layer: bool = True
+
+    auto_classes = class_paths("vit", "HydraDeiT", "ForImageClassification")
+
+    layer_spec = property(vit_layer_spec)
+
+
+__all__ = ["HydraDeiTConfig", "HydraViTConfig"]

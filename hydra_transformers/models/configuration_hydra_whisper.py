@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import WhisperConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
 
 @strict
@@ -12,11 +12,7 @@ class HydraWhisperConfig(HydraConfigMixin, WhisperConfig):
 
     model_type = "hydra_whisper"
 
-    auto_classes = {
-        "AutoConfig": "configuration_hydra_whisper.HydraWhisperConfig",
-        "AutoModel": "modeling_hydra_whisper.HydraWhisperModel",
-        "AutoModelForAudioClassification": "modeling_hydra_whisper.HydraWhisperForAudioClassification",
-    }
+    auto_classes = class_paths("whisper", "HydraWhisper", "ForAudioClassification")
 
     attribute_map = WhisperConfig.attribute_map | {"intermediate_size": "encoder_ffn_dim"}
 

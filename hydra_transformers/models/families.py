@@ -43,44 +43,42 @@ def _images(prefix: str) -> str:
 
 FAMILIES: dict[str, Family] = {
     "hydra_vit": _family("vit", _images("ViT"), "vit"),
-    "hydra_deit": _family("deit", _images("DeiT"), "deit"),
+    "hydra_deit": _family("vit", _images("DeiT"), "deit"),
     "hydra_beit": _family("beit", _images("Beit"), "beit"),
     "hydra_dinov2": _family("dinov2", _images("Dinov2"), "dinov2"),
-    "hydra_dinov2_with_registers": _family(
-        "dinov2_with_registers", _images("Dinov2WithRegisters"), "dinov2_with_registers"
-    ),
+    "hydra_dinov2_with_registers": _family("dinov2", _images("Dinov2WithRegisters"), "dinov2_with_registers"),
     "hydra_dinov3_vit": _family("dinov3_vit", "DINOv3ViTConfig DINOv3ViTModel", "dinov3_vit"),
-    "hydra_clip": _family("clip", "CLIPConfig CLIPModel", "clip"),
-    "hydra_clip_text_model": _family("clip", "CLIPTextConfig CLIPTextModel", "clip_text_model"),
+    "hydra_clip": _family("towers", "CLIPConfig CLIPModel", "clip"),
+    "hydra_clip_text_model": _family("towers", "CLIPTextConfig CLIPTextModel", "clip_text_model"),
     "hydra_clip_vision_model": _family(
-        "clip", "CLIPVisionConfig CLIPVisionModel CLIPForImageClassification", "clip_vision_model", "clip"
+        "towers", "CLIPVisionConfig CLIPVisionModel CLIPForImageClassification", "clip_vision_model", "clip"
     ),
-    "hydra_siglip": _family("siglip", "SiglipConfig SiglipModel", "siglip"),
-    "hydra_siglip_text_model": _family("siglip", "SiglipTextConfig SiglipTextModel", "siglip_text_model"),
+    "hydra_siglip": _family("towers", "SiglipConfig SiglipModel", "siglip"),
+    "hydra_siglip_text_model": _family("towers", "SiglipTextConfig SiglipTextModel", "siglip_text_model"),
     "hydra_siglip_vision_model": _family(
-        "siglip", "SiglipVisionConfig SiglipVisionModel SiglipForImageClassification", "siglip_vision_model", "siglip"
+        "towers", "SiglipVisionConfig SiglipVisionModel SiglipForImageClassification", "siglip_vision_model", "siglip"
     ),
-    "hydra_albert": _family("albert", _texts("Albert"), "albert"),
+    "hydra_albert": _family("bert", _texts("Albert"), "albert"),
     "hydra_bert": _family("bert", _texts("Bert"), "bert"),
     "hydra_deberta_v2": _family("deberta_v2", _texts("DebertaV2"), "deberta-v2"),
     "hydra_distilbert": _family("distilbert", _texts("DistilBert"), "distilbert"),
-    "hydra_electra": _family("electra", _texts("Electra"), "electra"),
+    "hydra_electra": _family("bert", _texts("Electra"), "electra"),
     "hydra_modernbert": _family("modernbert", _texts("ModernBert"), "modernbert"),
     "hydra_mpnet": _family("mpnet", _texts("MPNet"), "mpnet"),
-    "hydra_roberta": _family("roberta", _texts("Roberta"), "roberta", "xlm-roberta", "camembert"),
-    "hydra_llama": _family("llama", _texts("Llama"), "llama"),
-    "hydra_qwen2": _family("qwen2", _texts("Qwen2"), "qwen2"),
-    "hydra_qwen3": _family("qwen3", _texts("Qwen3"), "qwen3"),
-    "hydra_gemma": _family("gemma", _texts("Gemma"), "gemma"),
+    "hydra_roberta": _family("bert", _texts("Roberta"), "roberta", "xlm-roberta", "camembert"),
+    "hydra_llama": _family("decoders", _texts("Llama"), "llama"),
+    "hydra_qwen2": _family("decoders", _texts("Qwen2"), "qwen2"),
+    "hydra_qwen3": _family("decoders", _texts("Qwen3"), "qwen3"),
+    "hydra_gemma": _family("decoders", _texts("Gemma"), "gemma"),
     "hydra_gemma3_text": _family(
-        "gemma3_text", "Gemma3TextConfig Gemma3TextModel Gemma3TextForSequenceClassification", "gemma3_text"
+        "decoders", "Gemma3TextConfig Gemma3TextModel Gemma3TextForSequenceClassification", "gemma3_text"
     ),
     "hydra_ast": _family("ast", "ASTConfig ASTModel ASTForAudioClassification", "audio-spectrogram-transformer"),
     "hydra_wav2vec2": _family(
-        "wav2vec2", "Wav2Vec2Config Wav2Vec2Model Wav2Vec2ForSequenceClassification", "wav2vec2"
+        "waveforms", "Wav2Vec2Config Wav2Vec2Model Wav2Vec2ForSequenceClassification", "wav2vec2"
     ),
-    "hydra_hubert": _family("hubert", "HubertConfig HubertModel HubertForSequenceClassification", "hubert"),
-    "hydra_wavlm": _family("wavlm", "WavLMConfig WavLMModel WavLMForSequenceClassification", "wavlm"),
+    "hydra_hubert": _family("waveforms", "HubertConfig HubertModel HubertForSequenceClassification", "hubert"),
+    "hydra_wavlm": _family("waveforms", "WavLMConfig WavLMModel WavLMForSequenceClassification", "wavlm"),
     "hydra_whisper": _family("whisper", "WhisperConfig WhisperModel WhisperForAudioClassification", "whisper"),
 }
 MODEL_TYPES: dict[str, str] = {name: kind for kind, family in FAMILIES.items() for name in family.names}

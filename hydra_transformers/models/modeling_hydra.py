@@ -610,7 +610,8 @@ class HydraEncoderMixin:
     last_norm: str | None = None
     # Whether the last of `hidden_states` has passed that norm, as in language models.
     last_hidden_state_is_normed = False
-    has_pooled_token = True  # the first, or where texts are read in one direction the last
+    has_pooled_token = True  # the first, or where `pools_last_token` the last
+    pools_last_token = False  # of each text, as decoders do
     runs_layers_again = False  # see `layer_runs` in the config
 
     def encode(
@@ -740,6 +741,28 @@ class HydraClassifierMixin:
     reads_first_token = True
     # Whether the head reads the embeddings and every layer, by the softmax of `layer_weights`, (members, layers + 1).
     reads_all_layers = False
+    encoder_class: type[nn.Module]
+    encoder_options: dict[str, bool] = {}  # of the encoder below the head
+    hidden_states_read = 1  # how many states side by side the head reads
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        setattr(self, self.base_model_prefix, self.encoder_class(config, **self.encoder_options))
+        self.add_head(config)
+        self.post_init()
+
+    def add_head(self, config: PreTrainedConfig) -> None:
+        dropout, size = self.head_dropout(config), self.hidden_states_read * config.hidden_size
+        self.dropout = None if dropout is None else nn.Dropout(dropout)
+        self.classifier = GroupedLinear(size, [config.head_width] * config.num_members, self.has_head_bias(config))
+
+    def head_dropout(self, config: PreTrainedConfig) -> float | None:
+        """Before the map to the classes; None where the backbone has none."""
+        return None
+
+    def has_head_bias(self, config: PreTrainedConfig) -> bool:
+        return True
 
     def weighted_sum(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
         """What heads read in place of the last layer's states: one (members or 1, batch, tokens, hidden) for the embeddings and
@@ -754,7 +777,7 @@ class HydraClassifierMixin:
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
         """(members, batch, features) -> (members, batch, classes)"""
-        return self.classifier(features)
+        return self.classifier(features if self.dropout is None else self.dropout(features))
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         """What the head's last map reads in inference: (members, batch, features) -> (members, batch, prepared)"""

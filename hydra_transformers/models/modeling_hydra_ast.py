@@ -69,12 +69,10 @@ class HydraASTForAudioClassification(HydraAudioClassifierMixin, HydraASTPreTrain
     backbone_classes = (ASTForAudioClassification,)
     reads_first_token = False
 
-    def __init__(self, config: HydraASTConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.audio_spectrogram_transformer = HydraASTModel(config)
-        self.classifier = NormedHead(config)
-        self.post_init()
+    encoder_class = HydraASTModel
+
+    def add_head(self, config: HydraASTConfig) -> None:
+        self.dropout, self.classifier = None, NormedHead(config)
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         return self.classifier.layernorm(features)

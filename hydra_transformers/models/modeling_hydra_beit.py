@@ -14,7 +14,7 @@ from transformers.models.beit.modeling_beit import BeitEmbeddings, BeitPreTraine
 
 from .configuration_hydra_beit import HydraBeitConfig
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, as_patch_projection
-from .modeling_hydra import Grouped, GroupedLinear, Norm, embed, hydra_layers, shared_or_per_member
+from .modeling_hydra import Grouped, Norm, embed, hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
 from .relative_attention import HydraBiasedAttention
 
@@ -174,13 +174,12 @@ class HydraBeitForImageClassification(HydraImageClassifierMixin, HydraBeitPreTra
 
     backbone_classes = (BeitForImageClassification,)
 
-    def __init__(self, config: HydraBeitConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.beit = HydraBeitModel(config, add_pooling_layer=True)
-        self.reads_first_token = not config.use_mean_pooling
-        self.classifier = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
-        self.post_init()
+    encoder_class = HydraBeitModel
+    encoder_options = {"add_pooling_layer": True}
+
+    @property
+    def reads_first_token(self) -> bool:
+        return not self.config.use_mean_pooling
 
 
 __all__ = ["HydraBeitForImageClassification", "HydraBeitModel", "HydraBeitPreTrainedModel"]

@@ -1,14 +1,45 @@
-"""HydraBert: M head-pruned BERT encoders as one network."""
+"""HydraBert, HydraRoberta (XLM-RoBERTa and CamemBERT, too), HydraElectra and HydraAlbert: M head-pruned encoders of texts as one
+network.
+
+A layer of ALBERT runs several times. It has its weights once, for each member its own heads, and a head that is cut out is
+missing each time.
+"""
 
 import torch
 from torch import nn
-from transformers import BertForSequenceClassification, BertForTokenClassification, BertModel
+from transformers import (
+    AlbertForSequenceClassification,
+    AlbertForTokenClassification,
+    AlbertModel,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    CamembertForSequenceClassification,
+    CamembertForTokenClassification,
+    CamembertModel,
+    ElectraForSequenceClassification,
+    ElectraForTokenClassification,
+    ElectraModel,
+    RobertaForSequenceClassification,
+    RobertaForTokenClassification,
+    RobertaModel,
+    XLMRobertaForSequenceClassification,
+    XLMRobertaForTokenClassification,
+    XLMRobertaModel,
+)
+from transformers.models.albert.modeling_albert import AlbertEmbeddings, AlbertPreTrainedModel
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertPreTrainedModel
+from transformers.models.electra.modeling_electra import ElectraEmbeddings, ElectraPreTrainedModel
+from transformers.models.roberta.modeling_roberta import RobertaEmbeddings, RobertaPreTrainedModel
 
-from .configuration_hydra_bert import HydraBertConfig
-from .modeling_hydra import GroupedLinear, GroupedPooler, hydra_layers, shared_or_per_member
+from .configuration_hydra_bert import HydraAlbertConfig, HydraBertConfig, HydraElectraConfig, HydraRobertaConfig
+from .modeling_hydra import GroupedPooler, hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
-from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
+from .texts import (
+    HydraTwoMapTextClassifierMixin,
+    HydraTypedTextClassifierMixin,
+    HydraTypedTextEncoderMixin,
+)
 from .tokens import HydraTokenClassifierMixin
 
 
@@ -55,17 +86,11 @@ class HydraBertForSequenceClassification(HydraTypedTextClassifierMixin, HydraBer
 
     backbone_classes = (BertForSequenceClassification,)
 
-    def __init__(self, config: HydraBertConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.bert = HydraBertModel(config, add_pooling_layer=True)
-        has_own_dropout = config.classifier_dropout is not None
-        self.dropout = nn.Dropout(config.classifier_dropout if has_own_dropout else config.hidden_dropout_prob)
-        self.classifier = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
-        self.post_init()
+    encoder_class = HydraBertModel
+    encoder_options = {"add_pooling_layer": True}
 
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.dropout(features))
+    def head_dropout(self, config: HydraBertConfig) -> float:
+        return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
 
 
 class HydraBertForTokenClassification(
@@ -77,9 +102,181 @@ class HydraBertForTokenClassification(
     encoder_class = HydraBertModel
 
 
+class HydraRobertaPreTrainedModel(HydraModelMixin, RobertaPreTrainedModel):
+    config_class = HydraRobertaConfig
+    config: HydraRobertaConfig
+    base_model_prefix = "roberta"
+    architecture = "RoBERTa"
+    _no_split_modules = ["RobertaEmbeddings", "HydraLayer"]
+    backbone_types = ("roberta", "xlm-roberta", "camembert")
+    backbone_rules = HydraBertPreTrainedModel.backbone_rules
+
+
+class HydraRobertaModel(BertEncoderMixin, HydraRobertaPreTrainedModel):
+    """The fused encoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (RobertaModel, XLMRobertaModel, CamembertModel)
+    embeddings_class = RobertaEmbeddings
+
+
+class HydraRobertaForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraRobertaPreTrainedModel):
+    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (
+        RobertaForSequenceClassification,
+        XLMRobertaForSequenceClassification,
+        CamembertForSequenceClassification,
+    )
+
+    encoder_class = HydraRobertaModel
+    encoder_options = {"add_pooling_layer": False}
+
+
+class HydraRobertaForTokenClassification(
+    HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraRobertaPreTrainedModel
+):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (
+        RobertaForTokenClassification,
+        XLMRobertaForTokenClassification,
+        CamembertForTokenClassification,
+    )
+    encoder_class = HydraRobertaModel
+
+
+class HydraElectraPreTrainedModel(HydraModelMixin, ElectraPreTrainedModel):
+    config_class = HydraElectraConfig
+    config: HydraElectraConfig
+    base_model_prefix = "electra"
+    architecture = "ELECTRA"
+    _no_split_modules = ["HydraElectraEmbeddings", "HydraLayer"]
+    backbone_types = ("electra",)
+    backbone_rules = (
+        *HydraBertPreTrainedModel.backbone_rules,
+        Rule("embeddings.projection.*", "embeddings_project.*"),
+    )
+
+
+class HydraElectraEmbeddings(ElectraEmbeddings):
+    """ELECTRA's embeddings, and the map to the width of the layers where that is another."""
+
+    def __init__(self, config: HydraElectraConfig):
+        super().__init__(config)
+        has_projection = config.embedding_size != config.hidden_size
+        self.projection = nn.Linear(config.embedding_size, config.hidden_size) if has_projection else nn.Identity()
+
+    def forward(self, *args, **kwargs) -> torch.Tensor:
+        return self.projection(super().forward(*args, **kwargs))
+
+
+class HydraElectraModel(HydraTypedTextEncoderMixin, HydraElectraPreTrainedModel):
+    """The fused encoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (ElectraModel,)
+
+    def __init__(self, config: HydraElectraConfig):
+        super().__init__(config)
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraElectraEmbeddings(config))
+        self.layers = hydra_layers(config)
+        self.post_init()
+
+
+class HydraElectraForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraElectraPreTrainedModel):
+    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (ElectraForSequenceClassification,)
+
+    encoder_class = HydraElectraModel
+    head_activation = nn.GELU
+
+
+class HydraElectraForTokenClassification(
+    HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraElectraPreTrainedModel
+):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (ElectraForTokenClassification,)
+    encoder_class = HydraElectraModel
+
+
+ALBERT_LAYER = "encoder.albert_layer_groups.*.albert_layers.0."
+
+
+class HydraAlbertPreTrainedModel(HydraModelMixin, AlbertPreTrainedModel):
+    config_class = HydraAlbertConfig
+    config: HydraAlbertConfig
+    base_model_prefix = "albert"
+    architecture = "ALBERT"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["HydraAlbertEmbeddings", "HydraLayer"]
+    backbone_types = ("albert",)
+    backbone_rules = (
+        *attention_rules(f"{ALBERT_LAYER}attention.{{}}", ("query", "key", "value", "dense")),
+        Rule("layers.*.attention_norm.*", f"{ALBERT_LAYER}attention.LayerNorm.*"),
+        Rule("layers.*.mlp.fc1.*", f"{ALBERT_LAYER}ffn.*"),
+        Rule("layers.*.mlp.fc2.*", f"{ALBERT_LAYER}ffn_output.*"),
+        Rule("layers.*.mlp_norm.*", f"{ALBERT_LAYER}full_layer_layer_norm.*"),
+        Rule("embeddings.projection.*", "encoder.embedding_hidden_mapping_in.*"),
+        Rule("pooler.dense.*", "pooler.*"),
+    )
+
+
+class HydraAlbertEmbeddings(AlbertEmbeddings):
+    """ALBERT's embeddings and the map to the width of the layers."""
+
+    def __init__(self, config: HydraAlbertConfig):
+        super().__init__(config)
+        self.projection = nn.Linear(config.embedding_size, config.hidden_size)
+
+    def forward(self, *args, **kwargs) -> torch.Tensor:
+        return self.projection(super().forward(*args, **kwargs))
+
+
+class HydraAlbertModel(BertEncoderMixin, HydraAlbertPreTrainedModel):
+    """The fused encoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (AlbertModel,)
+    embeddings_class = HydraAlbertEmbeddings
+    runs_layers_again = True
+
+
+class HydraAlbertForSequenceClassification(HydraTypedTextClassifierMixin, HydraAlbertPreTrainedModel):
+    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (AlbertForSequenceClassification,)
+
+    encoder_class = HydraAlbertModel
+    encoder_options = {"add_pooling_layer": True}
+
+    def head_dropout(self, config: HydraAlbertConfig) -> float:
+        return config.classifier_dropout_prob
+
+
+class HydraAlbertForTokenClassification(
+    HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraAlbertPreTrainedModel
+):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (AlbertForTokenClassification,)
+    encoder_class = HydraAlbertModel
+
+
 __all__ = [
+    "HydraAlbertForSequenceClassification",
+    "HydraAlbertForTokenClassification",
+    "HydraAlbertModel",
+    "HydraAlbertPreTrainedModel",
     "HydraBertForSequenceClassification",
     "HydraBertForTokenClassification",
     "HydraBertModel",
     "HydraBertPreTrainedModel",
+    "HydraElectraForSequenceClassification",
+    "HydraElectraForTokenClassification",
+    "HydraElectraModel",
+    "HydraElectraPreTrainedModel",
+    "HydraRobertaForSequenceClassification",
+    "HydraRobertaForTokenClassification",
+    "HydraRobertaModel",
+    "HydraRobertaPreTrainedModel",
 ]

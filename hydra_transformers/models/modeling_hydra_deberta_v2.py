@@ -213,14 +213,14 @@ class HydraDebertaV2ForSequenceClassification(HydraTypedTextClassifierMixin, Hyd
 
     backbone_classes = (DebertaV2ForSequenceClassification,)
 
-    def __init__(self, config: HydraDebertaV2Config):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.deberta = HydraDebertaV2Model(config)
+    encoder_class = HydraDebertaV2Model
+
+    def add_head(self, config: HydraDebertaV2Config) -> None:
         self.pooler = GroupedContextPooler(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob if config.cls_dropout is None else config.cls_dropout)
-        self.classifier = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
-        self.post_init()
+        super().add_head(config)
+
+    def head_dropout(self, config: HydraDebertaV2Config) -> float:
+        return config.hidden_dropout_prob if config.cls_dropout is None else config.cls_dropout
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         return self.dropout(self.pooler(features))

@@ -1,4 +1,4 @@
-"""HydraDinov2: M head-pruned DINOv2 encoders as one network.
+"""HydraDinov2, with registers and without: M head-pruned DINOv2 encoders as one network.
 
 DINOv2's factors on the two branches (LayerScale) are part of the output projection and of the MLP's second map here: the
 same function, with two products fewer in each layer.
@@ -6,12 +6,21 @@ same function, with two products fewer in each layer.
 
 import torch
 from torch import nn
-from transformers import Dinov2ForImageClassification, Dinov2Model
+from transformers import (
+    Dinov2ForImageClassification,
+    Dinov2Model,
+    Dinov2WithRegistersForImageClassification,
+    Dinov2WithRegistersModel,
+)
 from transformers.models.dinov2.modeling_dinov2 import Dinov2Embeddings, Dinov2PreTrainedModel
+from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
+    Dinov2WithRegistersEmbeddings,
+    Dinov2WithRegistersPreTrainedModel,
+)
 
-from .configuration_hydra_dinov2 import HydraDinov2Config
+from .configuration_hydra_dinov2 import HydraDinov2Config, HydraDinov2WithRegistersConfig
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, as_patch_projection
-from .modeling_hydra import GroupedLinear, hydra_layers, shared_or_per_member
+from .modeling_hydra import hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
 
 
@@ -77,12 +86,11 @@ class Dinov2ClassifierMixin(HydraImageClassifierMixin):
     """A head that reads the [CLS] token and the mean of the patches."""
 
     reads_first_token = False
-    num_register_tokens = 0
+    hidden_states_read = 2
 
     def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        return torch.cat(
-            [hidden_states[:, :, 0], hidden_states[:, :, 1 + self.num_register_tokens :].mean(dim=2)], dim=-1
-        )
+        first_patch = 1 + getattr(self.config, "num_register_tokens", 0)
+        return torch.cat([hidden_states[:, :, 0], hidden_states[:, :, first_patch:].mean(dim=2)], dim=-1)
 
 
 class HydraDinov2Model(Dinov2EncoderMixin, HydraDinov2PreTrainedModel):
@@ -97,12 +105,47 @@ class HydraDinov2ForImageClassification(Dinov2ClassifierMixin, HydraDinov2PreTra
 
     backbone_classes = (Dinov2ForImageClassification,)
 
-    def __init__(self, config: HydraDinov2Config):
+    encoder_class = HydraDinov2Model
+
+
+class HydraDinov2WithRegistersEmbeddings(Dinov2WithRegistersEmbeddings):
+    """DINOv2's embeddings with registers, with the patches embedded by a product."""
+
+    def __init__(self, config: HydraDinov2WithRegistersConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
-        self.dinov2 = HydraDinov2Model(config)
-        self.classifier = GroupedLinear(2 * config.hidden_size, [config.head_width] * config.num_members)
-        self.post_init()
+        self.patch_embeddings.projection = as_patch_projection(self.patch_embeddings.projection)
 
 
-__all__ = ["HydraDinov2ForImageClassification", "HydraDinov2Model", "HydraDinov2PreTrainedModel"]
+class HydraDinov2WithRegistersPreTrainedModel(HydraModelMixin, Dinov2WithRegistersPreTrainedModel):
+    config_class = HydraDinov2WithRegistersConfig
+    config: HydraDinov2WithRegistersConfig
+    base_model_prefix = "dinov2_with_registers"
+    architecture = "DINOv2 with registers"
+    _no_split_modules = ["HydraDinov2WithRegistersEmbeddings", "HydraLayer"]
+    backbone_types = ("dinov2_with_registers",)
+    backbone_rules = DINOV2_RULES
+
+
+class HydraDinov2WithRegistersModel(Dinov2EncoderMixin, HydraDinov2WithRegistersPreTrainedModel):
+    """The fused encoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (Dinov2WithRegistersModel,)
+    embeddings_class = HydraDinov2WithRegistersEmbeddings
+
+
+class HydraDinov2WithRegistersForImageClassification(Dinov2ClassifierMixin, HydraDinov2WithRegistersPreTrainedModel):
+    """The fused image classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (Dinov2WithRegistersForImageClassification,)
+
+    encoder_class = HydraDinov2WithRegistersModel
+
+
+__all__ = [
+    "HydraDinov2ForImageClassification",
+    "HydraDinov2Model",
+    "HydraDinov2PreTrainedModel",
+    "HydraDinov2WithRegistersForImageClassification",
+    "HydraDinov2WithRegistersModel",
+    "HydraDinov2WithRegistersPreTrainedModel",
+]

@@ -1,7 +1,6 @@
 """HydraDistilBert: M head-pruned DistilBERT encoders as one network."""
 
 import torch
-from torch import nn
 from transformers import DistilBertForSequenceClassification, DistilBertForTokenClassification, DistilBertModel
 from transformers.models.distilbert.modeling_distilbert import DistilBertPreTrainedModel, Embeddings
 from transformers.utils.generic import merge_with_config_defaults
@@ -86,14 +85,14 @@ class HydraDistilBertForSequenceClassification(DistilBertClassifierMixin, HydraD
 
     backbone_classes = (DistilBertForSequenceClassification,)
 
-    def __init__(self, config: HydraDistilBertConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.distilbert = HydraDistilBertModel(config)
+    encoder_class = HydraDistilBertModel
+
+    def add_head(self, config: HydraDistilBertConfig) -> None:
         self.pre_classifier = GroupedLinear(config.dim, [config.dim] * config.num_members)
-        self.dropout = nn.Dropout(config.seq_classif_dropout)
-        self.classifier = GroupedLinear(config.dim, [config.head_width] * config.num_members)
-        self.post_init()
+        super().add_head(config)
+
+    def head_dropout(self, config: HydraDistilBertConfig) -> float:
+        return config.seq_classif_dropout
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         return self.dropout(torch.relu(self.pre_classifier(features)))

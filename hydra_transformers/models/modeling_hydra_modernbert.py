@@ -175,12 +175,7 @@ class HydraModernBertForSequenceClassification(
 
     backbone_classes = (ModernBertForSequenceClassification,)
 
-    def __init__(self, config: HydraModernBertConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.model = HydraModernBertModel(config)
-        self.add_head(config)
-        self.post_init()
+    encoder_class = HydraModernBertModel
 
     @property
     def reads_first_token(self) -> bool:

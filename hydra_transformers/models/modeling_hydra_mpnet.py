@@ -16,7 +16,6 @@ from .modeling_hydra import GroupedPooler, embed, hydra_layers, shared_or_per_me
 from .pretrained import HydraModelMixin, Rule, attention_rules
 from .relative_attention import HydraBiasedAttention
 from .texts import (
-    GroupedClassificationHead,
     HydraTwoMapTextClassifierMixin,
     HydraTypedTextClassifierMixin,
     HydraTypedTextEncoderMixin,
@@ -85,12 +84,8 @@ class HydraMPNetForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraM
 
     backbone_classes = (MPNetForSequenceClassification,)
 
-    def __init__(self, config: HydraMPNetConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.mpnet = HydraMPNetModel(config, add_pooling_layer=False)
-        self.classifier = GroupedClassificationHead(config, nn.Tanh())
-        self.post_init()
+    encoder_class = HydraMPNetModel
+    encoder_options = {"add_pooling_layer": False}
 
 
 class HydraMPNetForTokenClassification(

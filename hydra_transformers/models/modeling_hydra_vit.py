@@ -1,13 +1,17 @@
-"""HydraViT: M head-pruned vision transformers as one network."""
+"""HydraViT and HydraDeiT: M head-pruned vision transformers as one network.
+
+A DeiT is a ViT with one more token, which its classifier does not read.
+"""
 
 from torch import nn
-from transformers import ViTForImageClassification, ViTModel
+from transformers import DeiTForImageClassification, DeiTModel, ViTForImageClassification, ViTModel
 from transformers.activations import ACT2FN
+from transformers.models.deit.modeling_deit import DeiTEmbeddings, DeiTPreTrainedModel
 from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTPreTrainedModel
 
-from .configuration_hydra_vit import HydraViTConfig
+from .configuration_hydra_vit import HydraDeiTConfig, HydraViTConfig
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, as_patch_projection
-from .modeling_hydra import GroupedLinear, GroupedPooler, hydra_layers, shared_or_per_member
+from .modeling_hydra import GroupedPooler, hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
 
 
@@ -65,12 +69,49 @@ class HydraViTForImageClassification(HydraImageClassifierMixin, HydraViTPreTrain
 
     backbone_classes = (ViTForImageClassification,)
 
-    def __init__(self, config: HydraViTConfig):
+    encoder_class = HydraViTModel
+    encoder_options = {"add_pooling_layer": False}
+
+
+class HydraDeiTEmbeddings(DeiTEmbeddings):
+    """DeiT's embeddings with the patches embedded by a product."""
+
+    def __init__(self, config: HydraDeiTConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
-        self.vit = HydraViTModel(config, add_pooling_layer=False)
-        self.classifier = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
-        self.post_init()
+        self.patch_embeddings.projection = as_patch_projection(self.patch_embeddings.projection)
 
 
-__all__ = ["HydraViTForImageClassification", "HydraViTModel", "HydraViTPreTrainedModel"]
+class HydraDeiTPreTrainedModel(HydraModelMixin, DeiTPreTrainedModel):
+    config_class = HydraDeiTConfig
+    config: HydraDeiTConfig
+    base_model_prefix = "deit"
+    architecture = "DeiT"
+    _no_split_modules = ["HydraDeiTEmbeddings", "HydraLayer"]
+    backbone_types = ("deit",)
+    backbone_rules = HydraViTPreTrainedModel.backbone_rules
+
+
+class HydraDeiTModel(ViTEncoderMixin, HydraDeiTPreTrainedModel):
+    """The fused encoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (DeiTModel,)
+    embeddings_class = HydraDeiTEmbeddings
+
+
+class HydraDeiTForImageClassification(HydraImageClassifierMixin, HydraDeiTPreTrainedModel):
+    """The fused image classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (DeiTForImageClassification,)
+
+    encoder_class = HydraDeiTModel
+    encoder_options = {"add_pooling_layer": False}
+
+
+__all__ = [
+    "HydraDeiTForImageClassification",
+    "HydraDeiTModel",
+    "HydraDeiTPreTrainedModel",
+    "HydraViTForImageClassification",
+    "HydraViTModel",
+    "HydraViTPreTrainedModel",
+]

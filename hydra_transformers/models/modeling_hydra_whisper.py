@@ -18,8 +18,8 @@ from .modeling_hydra import (
     hydra_layers,
     shared_or_per_member,
 )
+from .modeling_hydra_waveforms import HydraLayerWithDrop, HydraWaveformClassifierMixin
 from .pretrained import HydraModelMixin, Rule, attention_rules
-from .waveforms import HydraLayerWithDrop, HydraWaveformClassifierMixin
 
 
 class FixedPositions(nn.Embedding):

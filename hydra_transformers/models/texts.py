@@ -176,7 +176,16 @@ class GroupedClassificationHead(nn.Module):
 
 
 class HydraTwoMapTextClassifierMixin(HydraTypedTextClassifierMixin):
-    """With a `GroupedClassificationHead`."""
+    """With a head of two maps, dense and out_proj, as RoBERTa's."""
+
+    head_activation: type[nn.Module] = nn.Tanh
+
+    def add_head(self, config: PreTrainedConfig) -> None:
+        dropout = getattr(config, "classifier_dropout", None)
+        self.classifier = GroupedClassificationHead(config, self.head_activation(), dropout)
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         return self.classifier.prepare(features)
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(features)

@@ -6,7 +6,7 @@ from transformers import PreTrainedConfig
 
 from .configuration_hydra import set_problem_type
 from .decision import Decided
-from .modeling_hydra import GroupedLinear, HydraClassifierMixin, at_least_float32, log_mean_probability
+from .modeling_hydra import HydraClassifierMixin, at_least_float32, log_mean_probability
 from .task_decisions import DECISIONS, TaskDecision
 
 
@@ -15,33 +15,32 @@ class HydraTokenClassifierMixin(HydraClassifierMixin):
 
     `member_logits` are (batch, members, tokens, classes): members stay the second axis, as in every Hydra, so that the ensemble's
     answer `logits` (batch, tokens, classes) is computed by the same code. `rows_of_tokens` makes rows (tokens, members, classes) of
-    them, as every function of rows reads them. A family with the usual head says its `encoder_class`.
+    them, as every function of rows reads them.
     """
 
-    encoder_class: type[nn.Module]
     reads_first_token = False
     reads_all_tokens = True
 
     def __init__(self, config: PreTrainedConfig):
-        super().__init__(config)
         check_token_classes(config)
-        self.num_labels = config.num_labels
-        options = {"add_pooling_layer": False} if hasattr(config, "add_pooling_layer") else {}
-        setattr(self, self.base_model_prefix, self.encoder_class(config, **options))
-        self.add_head(config)
-        self.post_init()
+        super().__init__(config)
 
-    def add_head(self, config: PreTrainedConfig) -> None:
-        self.dropout = nn.Dropout(head_dropout(config))
-        has_bias = getattr(config, "token_classification_bias", True)
-        self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members, has_bias)
+    @property
+    def encoder_options(self) -> dict[str, bool]:
+        return {"add_pooling_layer": False} if hasattr(self.config, "add_pooling_layer") else {}
+
+    def head_dropout(self, config: PreTrainedConfig) -> float:
+        """As the token classifiers of Transformers choose it."""
+        names = ("classifier_dropout", "classifier_dropout_prob", "hidden_dropout", "hidden_dropout_prob", "dropout")
+        values = (getattr(config, name, None) for name in names)
+        return next((value for value in values if value is not None), 0.1)
+
+    def has_head_bias(self, config: PreTrainedConfig) -> bool:
+        return getattr(config, "token_classification_bias", True)
 
     def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         """(members, batch, tokens, hidden), all of them"""
         return hidden_states
-
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.dropout(features))
 
     def compute_loss(self, labels: torch.Tensor, member_logits: torch.Tensor, **kwargs) -> torch.Tensor:
         """labels: (batch, tokens) class indices, -100 where a token has none"""
@@ -80,13 +79,6 @@ def token_loss(
 def rows_of_tokens(member_logits: torch.Tensor) -> torch.Tensor:
     """(batch, members, tokens, ...) -> (batch * tokens, members, ...)"""
     return member_logits.transpose(1, 2).flatten(0, 1)
-
-
-def head_dropout(config: PreTrainedConfig) -> float:
-    """Before the map to the classes, as the token classifiers of Transformers choose it."""
-    names = ("classifier_dropout", "classifier_dropout_prob", "hidden_dropout", "hidden_dropout_prob", "dropout")
-    found = (getattr(config, name, None) for name in names)
-    return next((each for each in found if each is not None), 0.1)
 
 
 def check_token_classes(config: PreTrainedConfig) -> None:

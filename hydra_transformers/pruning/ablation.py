@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.zero_shot import check_class_prompts, logits_of_cosines
-from ..fusion import heads_at, qkv_rows, tower_configs
-from ..fusion.structure import isinstance_by_name
-from ..models.decoders import HydraDecoderMixin
+from ..fusion import tower_configs
+from ..fusion.packed_heads import heads_at, qkv_rows
 from ..models.modeling_hydra import HydraAttention, repeated_mask, run_layers
 from .heads import Head, Prompts, Towers, chosen_towers, has_two_towers, heads_of, tower_and_place
 
@@ -149,7 +148,7 @@ class Tower:
         """How many candidates fit in `memory`: a token takes its state a few times over and the MLP's inner layer twice, and
         where positions have a bias a number for each head and token, or distance, a few times."""
         config = self.encoder.config
-        if isinstance_by_name(self.encoder, HydraDecoderMixin) and config.pad_token_id is None:
+        if self.encoder.pools_last_token and config.pad_token_id is None:
             return 1  # without a padding token it reads texts one by one
         numbers = 6 * config.hidden_size + 2 * config.layer_spec.inner_size
         if self.encoder.layers[0].attention.adds_bias:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..fusion import qkv_by_head
+from ..fusion.packed_heads import qkv_by_head
 from .heads import Head, Towers, attention_of, has_two_towers, heads_of, prune_heads, tower_and_place
 
 

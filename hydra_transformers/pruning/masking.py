@@ -13,15 +13,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..fusion import (
-    attention_names,
-    encoder_config,
-    has_decoder,
-    number_of_layers,
-    projection_names,
-    remaining_heads,
-    tower_configs,
-)
+from ..fusion import attention_names, encoder_config, number_of_layers, projection_names, tower_configs
+from ..fusion.building import remaining_heads
+from ..fusion.structure import has_decoder
 from ..models.auto import HYDRA_CLASSES
 
 

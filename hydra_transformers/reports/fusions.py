@@ -17,7 +17,7 @@ from ..models.auto import AutoHydra, load_trained
 from ..uncertainty.tasks import task_of
 from .evaluation import evaluate_uncertainty
 from .report import DATA, Report
-from .table import Section, to_html, to_markdown, to_text
+from .table import NO_VALUE, Section, to_html, to_markdown, to_text
 
 
 ENSEMBLE, SOUP = "ensemble", "soup"
@@ -41,7 +41,7 @@ class Fusion:
 
 @dataclass(frozen=True, repr=False)
 class FusionComparison:
-    """The result of `compare_fusions`. Printed: the table, the intervals, and which row is best.
+    """The result of `compare_fusions`. Printed: the table, with intervals of the first metric, and which row is best.
 
     Attributes:
         report (`Report`): all rows: each member, their ensemble, the soup, and the members fused.
@@ -59,7 +59,7 @@ class FusionComparison:
         (metric, (title, _)), work = next(iter(self.report._task.metrics.items())), self.work
         values = [self.report.models[name][DATA][metric] for name in (self.best.name, ENSEMBLE)]
         if self.best.name == ENSEMBLE:
-            return f"Best: the {ENSEMBLE}: every way to fuse the members is surely worse, or may be; do not fuse them."
+            return f"Best: the {ENSEMBLE}: no way to fuse the members keeps its quality for sure, so do not fuse them."
         return (
             f"Best: {self.best.name}, with {work[self.best.name]:.2f} of one member's work: {title} {values[0]:.4g}, not surely "
             f"worse than the {ENSEMBLE}'s {values[1]:.4g} with {work[ENSEMBLE]:.2f}."
@@ -67,12 +67,15 @@ class FusionComparison:
 
     def _sections(self) -> list[Section]:
         title, ((header, rows), *_) = self.report._sections()[0]
-        rows = [[*row, f"{self.work[row[0]]:.2f}"] for row in rows]
-        lines = [f"{name}: {self._intervals(name)}." for name in self.report.models if name != ENSEMBLE]
-        return [(title, [([*header, "Work"], rows), f"Against the {ENSEMBLE}:", *lines, self.sentence])]
+        rows = [[*row, self._interval(row[0]), f"{self.work[row[0]]:.2f}"] for row in rows]
+        return [(title, [([*header, f"Against the {ENSEMBLE} (95 %)", "Work"], rows), self.sentence])]
 
-    def _intervals(self, name: str) -> str:
-        return ", ".join(f"{gain.verdict} in {gain}" for gain in self.report.gains(name, ENSEMBLE).values())
+    def _interval(self, name: str) -> str:
+        """The difference of the first metric and its interval."""
+        gain = next(iter(self.report.gains(name, ENSEMBLE).values()))
+        values = (gain.change.difference, gain.change.low, gain.change.high)
+        difference, low, high = (f"{100 * value:+.1f}" if gain.is_share else f"{value:+.3f}" for value in values)
+        return NO_VALUE if name == ENSEMBLE else f"{difference} ({low} to {high})"
 
     def __str__(self) -> str:
         return to_text(self._sections())
@@ -83,7 +86,7 @@ class FusionComparison:
         return to_html(self._sections())
 
     def to_markdown(self) -> str:
-        """The table, the intervals and the sentence as markdown."""
+        """The table and the sentence as markdown."""
         return to_markdown(self._sections())
 
 
@@ -110,6 +113,8 @@ def compare_fusions(
         >>> print(comparison)  # doctest: +SKIP
         >>> hydra = comparison.best.build()  # doctest: +SKIP
     """
+    if isinstance(members, (str, os.PathLike, PreTrainedModel)):
+        raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
     members = [load_trained(each) if isinstance(each, (str, os.PathLike)) else each for each in members]
     ensemble = AutoHydra.from_pruned_members(members, shared=(), allow_equal=True).eval()
     if ensemble.num_members < 2:

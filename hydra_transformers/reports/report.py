@@ -252,7 +252,7 @@ class Report:
         ]
         if self.data_sets():
             places = {(model, name): self.models[model][name] for name in self.data_sets() for model in self.models}
-            for group in (*self._ood_groups(), None) if len(self.data_sets()) > 1 else ():
+            for group in (group for group in (*self._ood_groups(), None) if len(self.data_sets(group)) > 1):
                 places |= {
                     (model, f"{_prefix(group)}OOD average"): self.average(model, group) for model in self.models
                 }
@@ -296,7 +296,10 @@ def _table(
         name: column for name, column in columns.items() if any(row.get(name) is not None for row in results.values())
     }
     arrows = {"high": " ↑", "low": " ↓", "": ""}
-    titles = [f"{title}{' (%)' * _is_share(name)}{arrows[better]}" for name, (title, better) in shown.items()]
+    titles = [
+        f"{title}{' (%)' * (_is_share(name) and '%' not in title)}{arrows[better]}"
+        for name, (title, better) in shown.items()
+    ]
     before = [] if texts is None else list(next(iter(texts.values())))
     rows = [
         [str(key), *([] if texts is None else texts[key].values()), *(_text(name, row.get(name)) for name in shown)]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..fusion import backbone_names, hydra_class_of, projection_names, tower_configs, without_weights
+from ..fusion import hydra_class_of, projection_names, tower_configs, without_weights
+from ..fusion.reading import backbone_names
 from ..fusion.structure import isinstance_by_name, outline
 from ..models.auto import HYDRA_CLASSES, AutoHydra
 from ..models.modeling_hydra import HydraAttention

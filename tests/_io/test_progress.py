@@ -3,7 +3,7 @@
 import io
 
 from hydra_transformers._io import progress
-from hydra_transformers._io.progress import CountedBatches, progress_bar
+from hydra_transformers._io.progress import progress_bar
 
 
 class Terminal(io.StringIO):
@@ -20,7 +20,8 @@ def open_terminal(monkeypatch):
 
 def read(enabled=True):
     with progress_bar(3, "rows", "batch", enabled) as bar:
-        assert list(CountedBatches([1, 2, 3], bar)) == [1, 2, 3]
+        for _ in range(3):
+            bar.update()
 
 
 def test_a_bar_is_shown_on_a_terminal_after_five_seconds_and_nowhere_else(monkeypatch):

@@ -199,9 +199,10 @@ def test_it_is_published_with_a_card_and_a_handler_that_reads_wav_files(tmp_path
         (b"no sound", "inputs[0] is not a WAV file"),
         (wav(tone(1.0), rate=8_000), "inputs[0] has 16 bits and 8,000 samples per second: send 16 bits and 16,000"),
         (wav(np.zeros(0)), "inputs[0] has no samples"),
+        (wav(tone(1.0))[:-10], "inputs[0] has no samples, or fewer than its header says"),
         (wav(np.zeros(5_000_001)), "inputs[0] has 5,000,001 samples, too many: send at most 5,000,000"),
     ],
-    ids=["number", "path", "broken", "rate", "empty", "long"],
+    ids=["number", "path", "broken", "rate", "empty", "cut off", "long"],
 )
 def test_a_request_without_audio_that_can_be_read_raises(audio, words):
     with pytest.raises(RequestError, match=re.escape(words)):

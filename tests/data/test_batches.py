@@ -211,11 +211,11 @@ IMAGE = Image.new("RGB", (8, 8))
             r"image \(Image\), label \(int\)\): pass load_data\(data, model\)",
         ),
         (Dataset.from_list([{"image": IMAGE, "label": 1}]), TypeError, "the rows of data are not model inputs"),
-        (Rows([{"x": [1.0, 2.0]}, {"x": [1.0, 2.0, 3.0]}]), ValueError, "cannot be stacked .*pad them to one length"),
+        (Rows([{"x": [1.0, 2.0]}, {"x": [1.0, 2.0, 3.0]}]), ValueError, "expected sequence of length 2"),
         (
             [{"input_ids": torch.zeros(2, 3).long(), "attention_mask": [[1, 1, 1], [1, 1]]}],
-            TypeError,
-            "attention_mask in batch 0 of data is not a tensor",
+            ValueError,
+            "expected sequence of length 3",
         ),
         (
             [{"input_ids": [1, 2], "attention_mask": None}, {"input_ids": [1, 2], "attention_mask": [1, 0]}],

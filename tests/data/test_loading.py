@@ -203,7 +203,7 @@ def test_a_dataframe_is_read_without_its_index(tokenizer):
 def test_a_dataframe_goes_wherever_data_goes(tmp_path):
     folder = save_bert(tmp_path)
     frame = pd.DataFrame({"text": ["a film", "bad"], "label": [1, 0]})
-    loaded = load_if_named({"near": frame}, folder)["near"]
+    loaded = load_if_named({"near": frame}, folder, split="train")["near"]
     assert [row["labels"] for row in loaded] == [1, 0]
     tokenized = pd.DataFrame({"input_ids": [[2, 5, 3], [2, 3]], "label": [1, 0]}, index=[4, 4])
     for data in (tokenized, load_if_named(tokenized, folder)):

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.batches import batches, collate
 from hydra_transformers.data.prediction import padding_of, predict
 from hydra_transformers.fusion import to_transformers
+from hydra_transformers.models.rotary_attention import rotated
 from hydra_transformers.pruning import head_scores, prune_heads
 from tests.families import BERT, GEMMA3, HEAD_DIM, LLAMA, MODERNBERT, VIT, for_families, padded_texts
 
@@ -127,6 +129,26 @@ def test_a_plain_model_has_as_many_heads_for_every_key_or_zeros():
     same({0: [0, 2, 4], 1: list(range(8)), 2: [7]}, 8, 2, fill_up=True)
     with pytest.raises(ValueError, match="1 or 3 heads are left to read a key and value, and in a plain"):
         to_transformers(prune_heads(backbone, {layer: [0, 4, 5, 6] for layer in range(3)}))
+
+
+@for_families([LLAMA, MODERNBERT])
+def test_a_model_that_is_cast_keeps_the_frequencies_of_its_positions(family):
+    hydra = family.hydra.from_backbone(family.backbone().float())
+    before = dict(hydra.model.rotary_emb.named_buffers())
+    for cast in (hydra.bfloat16(), hydra.double(), hydra.to("meta", torch.float16)):
+        found = dict(cast.model.rotary_emb.named_buffers())
+        assert found.keys() == before.keys() and {buffer.dtype for buffer in found.values()} == {torch.float32}
+        assert all(found[name].is_meta or torch.equal(found[name], before[name]) for name in before)
+
+
+def test_half_precision_may_be_turned_in_float32():
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(3, 2, 5, HEAD_DIM, generator=generator).bfloat16()
+    angles = torch.randn(3, 5, HEAD_DIM, generator=generator)
+    turns = angles.cos().bfloat16(), angles.sin().bfloat16()
+    found = rotated(query, *turns, in_float32=True)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, apply_rotary_pos_emb(query.float(), query.float(), *turns)[0].bfloat16())
 
 
 # The last token

@@ -70,7 +70,9 @@ def test_fine_tuned_models_are_fused_with_the_least_work(fine_tuned):
     assert comparison.work["ensemble"] == 3
     text = str(comparison)
     assert text.splitlines()[-1] == comparison.sentence and comparison.sentence in comparison.to_markdown()
-    assert "fused, 1 of 2 layers merged: no difference in Accuracy (" in text and "Work" in text
+    gain = comparison.report.gains(comparison.best.name, "ensemble")["accuracy"].change
+    values = [f"{100 * each:+.1f}" for each in (gain.difference, gain.low, gain.high)]
+    assert "{} ({} to {})".format(*values) in text and "Against the ensemble (95 %)" in text and "Work" in text
 
 
 @pytest.mark.filterwarnings("ignore:fused.*no better")
@@ -82,7 +84,7 @@ def test_where_fusing_loses_accuracy_the_ensemble_stays():
     for way in ("fused, 0 of 2 layers merged", "fused, 1 of 2 layers merged"):
         assert comparison.report.models[way]["data"]["accuracy"] < ensemble - 0.05
         assert comparison.report.gains(way, "ensemble")["accuracy"].verdict == "worse"
-    assert comparison.best.name == "ensemble" and "do not fuse them" in comparison.sentence
+    assert comparison.best.name == "ensemble" and "do not fuse them" in str(comparison)
     hydra = comparison.best.build()
     assert not hydra.config.shared and hydra.num_members == 3
 
@@ -126,6 +128,7 @@ def test_members_with_other_heads_have_no_soup_and_no_merged_layers():
     ("members", "error", "words"),
     [
         ([], ValueError, "members is empty"),
+        ("run", TypeError, "members is a str: pass a list of members"),
         ([VIT.backbone()], ValueError, "members has one member: pass two or more"),
         ([CLIP.backbone(), CLIP.backbone(1)], TypeError, "members are CLIPModels: pass models with a classification"),
     ],

@@ -1,9 +1,9 @@
-"""HydraWav2Vec2 configuration, and what those of other encoders of raw sounds have in common with it."""
+"""Configurations of HydraWav2Vec2, HydraHubert and HydraWavLM."""
 
 from huggingface_hub.dataclasses import strict
-from transformers import Wav2Vec2Config
+from transformers import HubertConfig, Wav2Vec2Config, WavLMConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
 
 class HydraWaveformConfigMixin(HydraConfigMixin):
@@ -41,11 +41,31 @@ class HydraWav2Vec2Config(HydraWaveformConfigMixin, Wav2Vec2Config):
 
     model_type = "hydra_wav2vec2"
 
-    auto_classes = {
-        "AutoConfig": "configuration_hydra_wav2vec2.HydraWav2Vec2Config",
-        "AutoModel": "modeling_hydra_wav2vec2.HydraWav2Vec2Model",
-        "AutoModelForAudioClassification": "modeling_hydra_wav2vec2.HydraWav2Vec2ForSequenceClassification",
+    auto_classes = class_paths("waveforms", "HydraWav2Vec2") | {
+        "AutoModelForAudioClassification": "modeling_hydra_waveforms.HydraWav2Vec2ForSequenceClassification"
     }
 
 
-__all__ = ["HydraWav2Vec2Config"]
+@strict
+class HydraHubertConfig(HydraWaveformConfigMixin, HubertConfig):
+    r"""A [`HubertConfig`] with the fields of [`HydraConfigMixin`]."""
+
+    model_type = "hydra_hubert"
+
+    auto_classes = class_paths("waveforms", "HydraHubert") | {
+        "AutoModelForAudioClassification": "modeling_hydra_waveforms.HydraHubertForSequenceClassification"
+    }
+
+
+@strict
+class HydraWavLMConfig(HydraWaveformConfigMixin, WavLMConfig):
+    r"""A [`WavLMConfig`] with the fields of [`HydraConfigMixin`]."""
+
+    model_type = "hydra_wavlm"
+
+    auto_classes = class_paths("waveforms", "HydraWavLM") | {
+        "AutoModelForAudioClassification": "modeling_hydra_waveforms.HydraWavLMForSequenceClassification"
+    }
+
+
+__all__ = ["HydraHubertConfig", "HydraWav2Vec2Config", "HydraWavLMConfig"]

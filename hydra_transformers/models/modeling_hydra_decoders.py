@@ -1,17 +1,46 @@
-"""Classifiers of texts on causal language models: rotary positions, a causal mask, the last token read."""
+"""HydraLlama, HydraQwen2, HydraQwen3, HydraGemma and HydraGemma3Text: M head-pruned causal language models as one network, for
+classification of texts and tokens: rotary positions, a causal mask, the last token read.
+"""
 
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import (
+    Gemma3TextForSequenceClassification,
+    Gemma3TextModel,
+    GemmaForSequenceClassification,
+    GemmaForTokenClassification,
+    GemmaModel,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
+    LlamaModel,
+    PreTrainedConfig,
+    Qwen2ForSequenceClassification,
+    Qwen2ForTokenClassification,
+    Qwen2Model,
+    Qwen3ForSequenceClassification,
+    Qwen3ForTokenClassification,
+    Qwen3Model,
+)
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.gemma.modeling_gemma import GemmaPreTrainedModel
+from transformers.models.gemma3.modeling_gemma3 import Gemma3PreTrainedModel, Gemma3RotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaPreTrainedModel, LlamaRotaryEmbedding
+from transformers.models.qwen2.modeling_qwen2 import Qwen2PreTrainedModel
+from transformers.models.qwen3.modeling_qwen3 import Qwen3PreTrainedModel
 
+from .configuration_hydra_decoders import (
+    HydraGemma3TextConfig,
+    HydraGemmaConfig,
+    HydraLlamaConfig,
+    HydraQwen2Config,
+    HydraQwen3Config,
+)
 from .modeling_hydra import (
     FixedDtype,
-    GroupedLinear,
+    HydraAttention,
     HydraLayer,
     HydraModelOutput,
     Norm,
@@ -21,9 +50,10 @@ from .modeling_hydra import (
     shared_or_per_member,
     split_heads,
 )
-from .pretrained import Rule, attention_rules
+from .pretrained import HydraModelMixin, Rule, attention_rules
 from .rotary_attention import HydraRotaryAttention, RotaryTables, for_each_query, queries_per_kv_head
 from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
+from .tokens import HydraTokenClassifierMixin
 
 
 DECODER_RULES = (
@@ -191,6 +221,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
     layer_class: type[HydraLayer] = HydraLayer
     last_norm = "norm"
     last_hidden_state_is_normed = True
+    pools_last_token = True
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
@@ -265,15 +296,10 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
 class HydraDecoderClassifierMixin(HydraTextClassifierMixin):
     """A head per member on the last token of each text, as `GenericForSequenceClassification` of Transformers reads it."""
 
-    encoder_class: type[nn.Module]
     reads_first_token = False
 
-    def __init__(self, config: PreTrainedConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.model = self.encoder_class(config)
-        self.classifier = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members, bias=False)
-        self.post_init()
+    def has_head_bias(self, config: PreTrainedConfig) -> bool:
+        return False
 
     def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         if pooled is None:
@@ -282,3 +308,205 @@ class HydraDecoderClassifierMixin(HydraTextClassifierMixin):
                 "by which the last token of each is found"
             )
         return pooled
+
+
+class HydraLlamaPreTrainedModel(HydraModelMixin, LlamaPreTrainedModel):
+    config_class = HydraLlamaConfig
+    config: HydraLlamaConfig
+    base_model_prefix = "model"
+    architecture = "Llama"
+    _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
+    backbone_types = ("llama",)
+    backbone_rules = DECODER_RULES
+
+
+class HydraLlamaModel(HydraDecoderMixin, HydraLlamaPreTrainedModel):
+    """The fused decoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (LlamaModel,)
+
+
+class HydraLlamaForSequenceClassification(HydraDecoderClassifierMixin, HydraLlamaPreTrainedModel):
+    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (LlamaForSequenceClassification,)
+    encoder_class = HydraLlamaModel
+
+
+class HydraLlamaForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraLlamaPreTrainedModel):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (LlamaForTokenClassification,)
+    encoder_class = HydraLlamaModel
+
+
+class HydraQwen2PreTrainedModel(HydraModelMixin, Qwen2PreTrainedModel):
+    config_class = HydraQwen2Config
+    config: HydraQwen2Config
+    base_model_prefix = "model"
+    architecture = "Qwen2"
+    _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
+    backbone_types = ("qwen2",)
+    backbone_rules = DECODER_RULES
+
+
+class HydraQwen2Model(HydraDecoderMixin, HydraQwen2PreTrainedModel):
+    """The fused decoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (Qwen2Model,)
+
+
+class HydraQwen2ForSequenceClassification(HydraDecoderClassifierMixin, HydraQwen2PreTrainedModel):
+    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (Qwen2ForSequenceClassification,)
+    encoder_class = HydraQwen2Model
+
+
+class HydraQwen2ForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraQwen2PreTrainedModel):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (Qwen2ForTokenClassification,)
+    encoder_class = HydraQwen2Model
+
+
+class HydraQwen3PreTrainedModel(HydraModelMixin, Qwen3PreTrainedModel):
+    config_class = HydraQwen3Config
+    config: HydraQwen3Config
+    base_model_prefix = "model"
+    architecture = "Qwen3"
+    _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
+    backbone_types = ("qwen3",)
+    backbone_rules = DECODER_RULES
+
+
+class HydraQwen3Model(HydraDecoderMixin, HydraQwen3PreTrainedModel):
+    """The fused decoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (Qwen3Model,)
+    attention_class = HydraNormedDecoderAttention
+
+
+class HydraQwen3ForSequenceClassification(HydraDecoderClassifierMixin, HydraQwen3PreTrainedModel):
+    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (Qwen3ForSequenceClassification,)
+    encoder_class = HydraQwen3Model
+
+
+class HydraQwen3ForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraQwen3PreTrainedModel):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (Qwen3ForTokenClassification,)
+    encoder_class = HydraQwen3Model
+
+
+class HydraGemmaPreTrainedModel(HydraModelMixin, GemmaPreTrainedModel):
+    config_class = HydraGemmaConfig
+    config: HydraGemmaConfig
+    base_model_prefix = "model"
+    architecture = "Gemma"
+    _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
+    backbone_types = ("gemma",)
+    backbone_rules = DECODER_RULES
+
+
+class HydraGemmaModel(HydraDecoderMixin, HydraGemmaPreTrainedModel):
+    """The fused decoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (GemmaModel,)
+    embedding_class = HydraScaledEmbedding
+    norm_class = HydraOffsetRMSNorm
+
+
+class HydraGemmaForSequenceClassification(HydraDecoderClassifierMixin, HydraGemmaPreTrainedModel):
+    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (GemmaForSequenceClassification,)
+    encoder_class = HydraGemmaModel
+
+
+class HydraGemmaForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraGemmaPreTrainedModel):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (GemmaForTokenClassification,)
+    encoder_class = HydraGemmaModel
+
+
+class HydraGemma3TextPreTrainedModel(HydraModelMixin, Gemma3PreTrainedModel):
+    config_class = HydraGemma3TextConfig
+    config: HydraGemma3TextConfig
+    base_model_prefix = "model"
+    architecture = "Gemma 3"
+    input_modalities = ("text",)
+    _no_split_modules = ["HydraDecoderEmbeddings", "HydraGemma3Layer"]
+    backbone_types = ("gemma3_text",)
+    backbone_rules = (
+        Rule("layers.*.attention_branch_norm.*", "layers.*.post_attention_layernorm.*"),
+        Rule("layers.*.mlp_norm.*", "layers.*.pre_feedforward_layernorm.*"),
+        Rule("layers.*.mlp_branch_norm.*", "layers.*.post_feedforward_layernorm.*"),
+        *DECODER_RULES,
+    )
+
+
+class HydraGemma3Layer(HydraLayer):
+    """A branch is normed before it is added to the residual stream, too."""
+
+    def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm, attention_class: type[HydraAttention]):
+        super().__init__(config, layer, norm, attention_class)
+        self.attention_branch_norm, self.mlp_branch_norm = (
+            shared_or_per_member(config, "layernorm", partial(norm, config.hidden_size), layer) for _ in range(2)
+        )
+
+    def project_and_feed(self, hidden_states: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+        hidden_states = hidden_states + self.attention_branch_norm(self.attention.o_proj(heads))
+        return hidden_states + self.mlp_branch_norm(self.mlp(self.mlp_norm(hidden_states)))
+
+
+class HydraGemma3RotaryEmbedding(FixedDtype, Gemma3RotaryEmbedding):
+    """A table for each kind of layers."""
+
+
+class HydraGemma3TextModel(HydraDecoderMixin, HydraGemma3TextPreTrainedModel):
+    """The fused decoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (Gemma3TextModel,)
+    embedding_class = HydraScaledEmbedding
+    norm_class = HydraOffsetRMSNorm
+    rotary_class = HydraGemma3RotaryEmbedding
+    attention_class = HydraNormedDecoderAttention
+    layer_class = HydraGemma3Layer
+
+    def rotary_tables(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> dict[str, RotaryTables]:
+        kinds = sorted(set(self.config.layer_types))
+        return {kind: self.rotary_emb(hidden_states, position_ids, kind) for kind in kinds}
+
+
+class HydraGemma3TextForSequenceClassification(HydraDecoderClassifierMixin, HydraGemma3TextPreTrainedModel):
+    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (Gemma3TextForSequenceClassification,)
+    encoder_class = HydraGemma3TextModel
+
+
+__all__ = [
+    "HydraGemma3TextForSequenceClassification",
+    "HydraGemma3TextModel",
+    "HydraGemma3TextPreTrainedModel",
+    "HydraGemmaForSequenceClassification",
+    "HydraGemmaForTokenClassification",
+    "HydraGemmaModel",
+    "HydraGemmaPreTrainedModel",
+    "HydraLlamaForSequenceClassification",
+    "HydraLlamaForTokenClassification",
+    "HydraLlamaModel",
+    "HydraLlamaPreTrainedModel",
+    "HydraQwen2ForSequenceClassification",
+    "HydraQwen2ForTokenClassification",
+    "HydraQwen2Model",
+    "HydraQwen2PreTrainedModel",
+    "HydraQwen3ForSequenceClassification",
+    "HydraQwen3ForTokenClassification",
+    "HydraQwen3Model",
+    "HydraQwen3PreTrainedModel",
+]

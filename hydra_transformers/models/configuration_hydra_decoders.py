@@ -1,0 +1,173 @@
+"""Configurations of HydraLlama, HydraQwen2, HydraQwen3, HydraGemma and HydraGemma3Text."""
+
+from dataclasses import replace
+
+from huggingface_hub.dataclasses import strict
+from transformers import Gemma3TextConfig, GemmaConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
+
+
+class HydraDecoderConfigMixin(HydraConfigMixin):
+    """To which a family's adds `auto_classes`, and to its layer_spec what differs from Llama's."""
+
+    # The backbone's plans name modules that a Hydra does not have.
+    base_model_tp_plan = None
+    base_model_pp_plan = None
+    # Not `sliding_window`, which some backbones have and do not read.
+    attention_window = None
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads is {self.num_attention_heads}, num_key_value_heads {self.num_key_value_heads}: pass a "
+                "multiple of these"
+            )
+
+    @property
+    def queries_per_key(self) -> int:
+        return self.num_attention_heads // self.num_key_value_heads
+
+
+def check_layer_types(config: PreTrainedConfig) -> None:
+    """Refuses types of layers that a decoder's masks are not made for."""
+    known = ("full_attention", "sliding_attention")[: 1 if config.sliding_window is None else 2]
+    other = next((layer_type for layer_type in config.layer_types if layer_type not in known), None)
+    if other is not None:
+        raise ValueError(
+            f"layer_types names {other!r}, and sliding_window is {config.sliding_window}: layers are of type "
+            "'full_attention', or where there is a window 'sliding_attention'"
+        )
+
+
+def decoder_layer_spec(config: PreTrainedConfig, **changes) -> LayerSpec:
+    """Layers as Llama has them, without biases; `changes` are fields of `LayerSpec`."""
+    spec = LayerSpec(
+        inner_size=config.intermediate_size,
+        activation=config.hidden_act,
+        norm_eps=config.rms_norm_eps,
+        head_dim=getattr(config, "head_dim", None),
+        gated_mlp=True,
+        mlp_bias=False,
+        qkv_bias=False,
+        output_bias=False,
+        attention_dropout=config.attention_dropout or 0.0,
+    )
+    return replace(spec, **changes)
+
+
+@strict
+class HydraLlamaConfig(HydraDecoderConfigMixin, LlamaConfig):
+    r"""A [`LlamaConfig`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
+
+    model_type = "hydra_llama"
+
+    auto_classes = class_paths("decoders", "HydraLlama", "ForSequenceClassification", "ForTokenClassification")
+
+    @property
+    def layer_spec(self) -> LayerSpec:
+        has_bias = self.attention_bias
+        return decoder_layer_spec(self, qkv_bias=has_bias, output_bias=has_bias, mlp_bias=self.mlp_bias)
+
+
+@strict
+class HydraQwen2Config(HydraDecoderConfigMixin, Qwen2Config):
+    r"""A [`Qwen2Config`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
+
+    model_type = "hydra_qwen2"
+
+    auto_classes = class_paths("decoders", "HydraQwen2", "ForSequenceClassification", "ForTokenClassification")
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        check_layer_types(self)
+
+    @property
+    def attention_window(self) -> int | None:
+        return self.sliding_window
+
+    @property
+    def layer_spec(self) -> LayerSpec:
+        return decoder_layer_spec(self, qkv_bias=True)
+
+
+@strict
+class HydraQwen3Config(HydraDecoderConfigMixin, Qwen3Config):
+    r"""A [`Qwen3Config`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
+
+    model_type = "hydra_qwen3"
+
+    auto_classes = class_paths("decoders", "HydraQwen3", "ForSequenceClassification", "ForTokenClassification")
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        check_layer_types(self)
+
+    @property
+    def attention_window(self) -> int | None:
+        return self.sliding_window
+
+    @property
+    def layer_spec(self) -> LayerSpec:
+        return decoder_layer_spec(self, qkv_bias=self.attention_bias, output_bias=self.attention_bias)
+
+
+@strict
+class HydraGemmaConfig(HydraDecoderConfigMixin, GemmaConfig):
+    r"""A [`GemmaConfig`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
+
+    model_type = "hydra_gemma"
+
+    auto_classes = class_paths("decoders", "HydraGemma", "ForSequenceClassification", "ForTokenClassification")
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        if self.use_bidirectional_attention:
+            raise ValueError(
+                "use_bidirectional_attention is True: a Hydra's tokens read those before them, set it to False"
+            )
+
+    @property
+    def layer_spec(self) -> LayerSpec:
+        has_bias = self.attention_bias
+        return decoder_layer_spec(self, qkv_bias=has_bias, output_bias=has_bias)
+
+
+@strict
+class HydraGemma3TextConfig(HydraDecoderConfigMixin, Gemma3TextConfig):
+    r"""A [`Gemma3TextConfig`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
+
+    model_type = "hydra_gemma3_text"
+    attribute_map = {"hidden_act": "hidden_activation"}
+
+    auto_classes = class_paths("decoders", "HydraGemma3Text", "ForSequenceClassification")
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        check_layer_types(self)
+        if self.use_bidirectional_attention:
+            raise ValueError(
+                "use_bidirectional_attention is True: a Hydra's tokens read those before them, set it to False"
+            )
+        if self.attn_logit_softcapping is not None:
+            raise ValueError(
+                f"attn_logit_softcapping is {self.attn_logit_softcapping}: a Hydra's scores are not bounded, set it to None"
+            )
+
+    @property
+    def attention_window(self) -> int | None:
+        return self.sliding_window
+
+    @property
+    def layer_spec(self) -> LayerSpec:
+        has_bias = self.attention_bias
+        return decoder_layer_spec(
+            self,
+            qkv_bias=has_bias,
+            output_bias=has_bias,
+            scaling=self.query_pre_attn_scalar**-0.5,
+        )
+
+
+__all__ = ["HydraGemma3TextConfig", "HydraGemmaConfig", "HydraLlamaConfig", "HydraQwen2Config", "HydraQwen3Config"]
