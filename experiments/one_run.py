@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -225,9 +226,7 @@ def parameter_groups(model: nn.Module, run: Run, classifier_rate: float) -> list
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         parts = name.split(".")
-        layer = next(
-            (int(part) for before, part in zip(parts, parts[1:], strict=False) if before in ("layer", "layers")), None
-        )
+        layer = next((int(part) for before, part in pairwise(parts) if before in ("layer", "layers")), None)
         if layer is not None:
             rate = run.learning_rate * (run.branch_rate if layer >= run.trunk else 1)
         elif "embeddings" in parts:

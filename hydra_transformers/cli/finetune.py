@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from .folders import FINETUNE_SETTINGS, claim, models_named
+from .folders import FINETUNE_SETTINGS, check_settings, claim, models_named, record_settings
 from .options import (
     BatchSize,
     Seed,
@@ -45,6 +45,7 @@ def finetune(
     seed: Seed = 0,
 ) -> None:
     """Fine-tune a Hydra of a pre-trained model in one run, and evaluate it."""
+    from .._io.processes import on_one_process
     from ..data.processors import load_processor
     from ..serving.saved_models import load_config
 
@@ -54,7 +55,7 @@ def finetune(
         return
     config = load_config(model)
     settings = {"model": model, "data": data, "members": members, "seed": seed}
-    claim(output, FINETUNE_SETTINGS, settings)
+    check_settings(output, FINETUNE_SETTINGS, settings)
     processor = load_processor(model, config)
     from ..training import finetune as train
 
@@ -77,8 +78,7 @@ def finetune(
         progress=sys.stderr.isatty(),
         **{input_kind(processor): column},
     )
-    for warning in result.warnings:
-        print(f"note: {warning}", file=sys.stderr)
+    on_one_process(lambda: record_settings(output, FINETUNE_SETTINGS, settings))
     from ..reports import evaluate_uncertainty
     from .evaluate import write_report
 

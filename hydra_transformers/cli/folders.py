@@ -49,13 +49,20 @@ def check_is_new(folder: Path) -> None:
 
 def claim(folder: Path, file: str, settings: dict[str, Any]) -> None:
     """Records a command's settings in its new folder; refuses one that the command filled with other settings."""
-    settings = json.loads(json.dumps(settings, default=str))
-    record = folder / file
-    if not record.exists():
+    if not (folder / file).exists():
         check_is_new(folder)
-        write_atomically(record, json.dumps(settings, indent=1) + "\n")
-        return
-    before = read_settings(record)
+        record_settings(folder, file, settings)
+    check_settings(folder, file, settings)
+
+
+def record_settings(folder: Path, file: str, settings: dict[str, Any]) -> None:
+    write_atomically(folder / file, json.dumps(settings, indent=1, default=str) + "\n")
+
+
+def check_settings(folder: Path, file: str, settings: dict[str, Any]) -> None:
+    """Refuses a folder that a command filled with other settings."""
+    settings = json.loads(json.dumps(settings, default=str))
+    before = read_settings(folder / file) if (folder / file).exists() else settings
     for name, value in settings.items():
         if before.get(name) != value:
             raise ValueError(

@@ -62,7 +62,11 @@ def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
         rows = rows.flatten()  # "translation.en" is a field of the column "translation"
     if source.limit is not None and source.limit < len(rows):
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
-        rows = rows.shuffle(seed=0).select(range(source.limit)) if features else _selected(rows, order[: source.limit])
+        rows = (
+            rows.shuffle(seed=0, keep_in_memory=True).select(range(source.limit))
+            if features
+            else _selected(rows, order[: source.limit])
+        )
     if len(rows) == 0:
         raise ValueError(f"{source.name} has no rows" + (f" in the split {split}" if split else ""))
     return rows, split, f"{source.name}: {len(rows):,} rows{words}"

@@ -66,7 +66,9 @@ def from_backbone(
         model = load_trained(model)
     [member, *others] = read_members(cls, model, "model")
     if others:
-        raise ValueError(f"from_backbone got a Hydra of {model.num_members} members: pass one of them, model.member(i)")
+        raise ValueError(
+            f"from_backbone got a Hydra of {model.num_members} members: pass one of them, model.member(i)"
+        )
     pruned = prune_heads(cls, member, heads_to_prune)
     whole = _compared(cls, member, model) if check else None
     return build(cls, [pruned]) if heads_to_prune or whole is None else whole
