@@ -10,7 +10,7 @@ from ..data.processors import check_same_processors, class_prompts, load_process
 from ..data.rows import SPLITS_TO_CUT, is_same_source
 from ..fusion import check_can_be_fused
 from ..pruning.member_plan import CIRCUITS, METHODS, MemberPlan, num_heads
-from ..pruning.objectives import OBJECTIVES, OOD_SCORES
+from ..pruning.objectives import OBJECTIVES
 from . import flags
 from .folders import PRUNE_SETTINGS, claim, load_config, load_model, models_named
 from .options import argument, choice, device_named, layers_or_share, one_of, option, positive_or_best, switch
@@ -58,7 +58,7 @@ def prune(
     ood_data: option(str | None, "out-of-distribution data for ood and avg", "NAME_OR_FOLDER") = None,
     ood_split: flags.OodSplit = None,
     score: option(
-        choice(OOD_SCORES), "circuits for ood and avg: the OOD score, best the one that will be used"
+        choice(("msp",)), "circuits for ood and avg: the OOD score"
     ) = "msp",
     seed: flags.Seed = 0,
     allow_equal: switch("--allow-equal", "allow members that lose the same heads, to be trained apart") = False,
