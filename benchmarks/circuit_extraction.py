@@ -23,7 +23,7 @@ import torch
 from transformers import ViTConfig, ViTForImageClassification
 
 from hydra_transformers.pruning import prune_heads
-from hydra_transformers.pruning.extraction import GreedySearch
+from hydra_transformers.pruning.extraction import CHECK_EVERY, GreedySearch
 from hydra_transformers.pruning.heads import as_heads_to_prune, heads_of
 from hydra_transformers.pruning.objectives import SampleValues, Score, objective_scores, sample_values
 from provenance import where_it_ran
@@ -232,7 +232,7 @@ def time_state(preset: Preset, folder: Path, device: str, removed: list) -> dict
 
     search = start("shortlist")
     search.remove_one()  # the first removal has nothing to make a short list from
-    cycle = search.circuit.made_from["check_every"]
+    cycle = CHECK_EVERY
     with Measured(device) as shortlist:
         for _ in range(cycle):
             search.remove_one()
@@ -240,7 +240,7 @@ def time_state(preset: Preset, folder: Path, device: str, removed: list) -> dict
         "seconds_per_removal": shortlist.seconds / cycle,
         "ratio": measured.seconds / (shortlist.seconds / cycle),
         "peak_gib": shortlist.peak_gib,
-        "shortlist": search.circuit.made_from["shortlist"],
+        "shortlist": search.shortlist_size,
         "check_every": cycle,
         "checks_agreed": [agreed for _, agreed in search.circuit.checks],
     }

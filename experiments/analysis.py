@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.provenance import where_it_ran
 from experiments.heads import HeadReport, analyse_heads, sweep_budgets
-from experiments.heads.head_report import CIRCUITS, REPORT, RESULTS, TAYLOR
+from experiments.heads.head_report import CIRCUITS, REPORT, RESULTS, TAYLOR, in_dtype
 from hydra_transformers._io.files import parse_json, write_atomically
 from hydra_transformers.pruning import extract_circuit, taylor_scores
 
@@ -78,9 +78,7 @@ def analyse(setting: Setting, args: argparse.Namespace) -> tuple[HeadReport, dic
     clock.tell("fine-tuning")
     model = comparison.backbone(0)
     choosing = drawn(splits.circuit_id, len(splits.circuit_id)), drawn(splits.circuit_ood, len(splits.circuit_ood))
-    options = {"mode": setting.circuit_mode, "progress": False}
-    if args.device == "cuda":
-        options["dtype"] = setting.circuit_dtype
+    dtype = setting.circuit_dtype if args.device == "cuda" else None
     heads = model.config.num_hidden_layers * model.config.num_attention_heads
     budget, others = heads // 3, {}
     for index in range(1, args.fine_tunings):
@@ -89,7 +87,7 @@ def analyse(setting: Setting, args: argparse.Namespace) -> tuple[HeadReport, dic
         scores = taylor_scores(other, choosing[0])
         others[f"{TAYLOR}, fine-tuning {index}"] = sorted(scores, key=scores.__getitem__)[:budget]
         others[f"{CIRCUITS['avg']}, fine-tuning {index}"] = extract_circuit(
-            other, *choosing, "avg", budget=budget, **options
+            in_dtype(other, dtype), *choosing, "avg", budget=budget, mode=setting.circuit_mode
         )
     judged = drawn(splits.test, JUDGED_ROWS)
     foreign = {name: drawn(rows, FOREIGN_ROWS) for sets in splits.ood.values() for name, rows in sets.items()}
@@ -103,7 +101,8 @@ def analyse(setting: Setting, args: argparse.Namespace) -> tuple[HeadReport, dic
         other_head_sets=others,
         seconds=args.seconds,
         noise_rows=NOISE_ROWS,
-        circuit_options=options,
+        circuit_options={"mode": setting.circuit_mode},
+        circuit_dtype=dtype,
         tell=clock.tell,
     )
     tuned = {}

@@ -218,15 +218,14 @@ class Comparison:
         """A ranking of the heads; the average's is long enough to sample members from, where these are compared."""
         setting = self.setting
         ranked = setting.heads_to_rank if objective == "avg" else 0
+        backbone = prune_heads(self.once(self.backbone, seed))
         return extract_circuit(
-            self.once(self.backbone, seed),
+            backbone.to(self.setting.circuit_dtype or backbone.dtype) if self.device == "cuda" else backbone,
             *self.once(self.circuit_data),
             objective,
             budget=max((setting.heads_to_prune, ranked, *setting.budgets)),
             mode=self.setting.circuit_mode,
-            dtype=self.setting.circuit_dtype if self.device == "cuda" else None,
             checkpoint=self.folder / f"{Unit('circuit', seed, objective)}.json",
-            progress=False,
         )
 
     def pruned_member(self, seed: int, name: str) -> PreTrainedModel:

@@ -71,17 +71,16 @@ class ZeroShotComparison(Comparison):
         return ZeroShotClassifier(model, self.prompts(seed, label_set))
 
     def circuit_of_towers(self, seed: int, towers: str, objective: str) -> Circuit:
+        clip = prune_heads(self.once(self.clip, seed)[0])
         return extract_circuit(
-            self.once(self.clip, seed)[0],
+            clip.to(torch.bfloat16) if self.device == "cuda" else clip,
             *self.once(self.circuit_data),
             objective,
             budget=self.setting.heads_to_prune,
             class_prompts=self.prompts(seed),
             towers=TOWERS[towers],
             mode=self.setting.circuit_mode,
-            dtype=torch.bfloat16 if self.device == "cuda" else None,
             checkpoint=self.folder / f"circuit-{seed}-{towers}-{objective}.json",
-            progress=False,
         )
 
     def pruned(self, seed: int, towers: str, objective: str, heads: int) -> PreTrainedModel:

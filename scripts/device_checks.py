@@ -156,7 +156,7 @@ class Checks:
         rows, others, prompts = self._circuit_data()
         options = {"class_prompts": prompts} if prompts else {}
         backbone = self._backbone()
-        circuit = extract_circuit(backbone, rows, others, "avg", budget=4, progress=False, **options)
+        circuit = extract_circuit(backbone, rows, others, "avg", budget=4, **options)
         return [list(head) for head in circuit.ranking], self._tensor(circuit.scores)
 
     def _backbone(self) -> PreTrainedModel:

@@ -191,12 +191,12 @@ def test_heads_are_ranked_by_squared_error():
         return -((numbers.squeeze(1).double() - targets.double()) ** 2).mean().item()
 
     found, expected = (
-        extract_circuit(model, data, objective=objective, budget=3, progress=False) for objective in ("acc", by_hand)
+        extract_circuit(model, data, objective=objective, budget=3) for objective in ("acc", by_hand)
     )
     assert found.ranking == expected.ranking and found.scores == pytest.approx(expected.scores)
     assert len(taylor_scores(model, data)) == model.config.num_hidden_layers * model.config.num_attention_heads
     with pytest.raises(ValueError, match="made for regression"):
-        extract_circuit(model, data, data, objective="avg", budget=1, progress=False)
+        extract_circuit(model, data, data, objective="avg", budget=1)
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), "3", [1.0, 2.0]])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -102,6 +103,11 @@ class HeadReport:
         return write_atomically(folder / REPORT, self.to_markdown(pictures))
 
 
+def in_dtype(model: PreTrainedModel, dtype: torch.dtype | None) -> PreTrainedModel:
+    """The model as a Hydra of one member in another dtype; the model itself for None."""
+    return model if dtype is None else prune_heads(model).to(dtype)
+
+
 def analyse_heads(
     model: PreTrainedModel,
     choosing_data: Any,
@@ -120,6 +126,7 @@ def analyse_heads(
     class_prompts: Mapping[str, Tensor] | None = None,
     batch_size: int = 32,
     circuit_options: Mapping[str, Any] | None = None,
+    circuit_dtype: torch.dtype | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> HeadReport:
     """What heads see, which are pruned, how many can go, and whether pruning is worse under noise.
@@ -141,6 +148,7 @@ def analyse_heads(
         class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
         batch_size: rows per batch if data comes in rows.
         circuit_options: further options of `extract_circuit`, such as `{"mode": "shortlist"}`.
+        circuit_dtype: in which circuits are extracted; by default the model's.
         tell: called with the name of each step when it begins.
     """
     hydra = prune_heads(model)
@@ -173,10 +181,10 @@ def analyse_heads(
     circuits = {}
     for objective, name in CIRCUITS.items():
         tell(f"circuit for {objective!r}")
-        options = {"budget": max(budget, *budgets), "progress": False, "batch_size": batch_size, **prompts}
+        options = {"budget": max(budget, *budgets), **prompts}
         options |= circuit_options or {}
         circuits[objective] = orders[name] = extract_circuit(
-            model, choosing_data, choosing_ood_data, objective, **options
+            in_dtype(model, circuit_dtype), choosing_data, choosing_ood_data, objective, **options
         )
     orders[RANDOM] = [random_order(model, seed) for seed in range(random_orders)]
 

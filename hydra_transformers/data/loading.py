@@ -221,18 +221,16 @@ def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:
         raise TypeError(
             'ood_data has data sets beside groups of them: pass {"near": {name: data}, "far": {name: data}}'
         )
-    groups = dict(ood_data) if any(nested) else {"OOD": dict(ood_data)}
-    for group, sets in groups.items():
-        if not sets:
-            raise ValueError(f"ood_data has no data sets ({group}): pass at least one, or leave it out")
-    return groups
+    return dict(ood_data) if any(nested) else {"OOD": dict(ood_data)}
 
 
 def check_has_variety(data: PreparedData, name: str, purpose: str, by_classes: bool = True) -> None:
     """Raises for a single row, and with `by_classes` for rows of one class. purpose: such as "to learn" """
-    if len(data) < 2 or (by_classes and len(set(map(str, data.labels))) < 2):
+    if len(data) < 2:
+        raise ValueError(f"{name} gives 1 row, too few {purpose}: read more of it")
+    if by_classes and len(set(map(str, data.labels))) < 2:
         raise ValueError(
-            f"the {len(data):,} rows of {name} are one row, or have one label, so there is nothing {purpose}: where the rows are "
+            f"all {len(data):,} rows of {name} have the same label, so there is nothing {purpose}: where the rows are "
             "sorted by class, read all of them, or draw some with limit= (--limit)"
         )
 

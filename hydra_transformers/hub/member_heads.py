@@ -10,8 +10,8 @@ from transformers import PreTrainedConfig
 from .._io.files import written_whole
 from ..fusion import number_of_layers, tower_configs
 from ..pruning import Circuit
+from ..pruning.circuits import FOLDER
 from ..pruning.heads import Head, heads_in
-from ..pruning.member_plan import CIRCUITS
 
 
 KEPT, PRUNED = "■", "·"
@@ -89,7 +89,7 @@ def load_circuits(folder: str | os.PathLike, configs: Sequence[PreTrainedConfig]
         folder (`str` or `os.PathLike`): the folder that has `circuits/`.
         configs: that of the Hydra, or of every member.
     """
-    left = [Circuit.load(path) for path in sorted((Path(folder) / CIRCUITS).glob("*.json"))]
+    left = [Circuit.load(path) for path in sorted((Path(folder) / FOLDER).glob("*.json"))]
     members = [(each, member) for each in configs for member in range(getattr(each, "num_members", 0))]
     if len(left) == 1 and all(pruned_heads(left[0], *member) <= set(left[0].ranking) for member in members):
         return left
@@ -101,7 +101,7 @@ def load_circuits(folder: str | os.PathLike, configs: Sequence[PreTrainedConfig]
         ordered.append(left.pop(left.index(circuit)))
     if left or 0 < len(ordered) < len(members):
         raise ValueError(
-            f"the circuits in {Path(folder) / CIRCUITS} are not those by which these members lost their heads: remove them, or "
+            f"the circuits in {Path(folder) / FOLDER} are not those by which these members lost their heads: remove them, or "
             "run `hydra-transformers prune` again"
         )
     return ordered or None
@@ -109,7 +109,7 @@ def load_circuits(folder: str | os.PathLike, configs: Sequence[PreTrainedConfig]
 
 def copy_circuits(source: str | os.PathLike, target: str | os.PathLike) -> None:
     """Copies the circuits, without checkpoints of an extraction, from one folder to another that has none."""
-    circuits, place = sorted((Path(source) / CIRCUITS).glob("*.json")), Path(target) / CIRCUITS
+    circuits, place = sorted((Path(source) / FOLDER).glob("*.json")), Path(target) / FOLDER
     if circuits and not place.exists():
         with written_whole(place) as folder:
             for path in circuits:

@@ -6,6 +6,7 @@ from .extraction import extract_circuit
 from .gradient_scores import taylor_scores
 from .head_maps import HeadMap
 from .heads import head_divergence, layer_divergence, overlap, prune_heads
+from .making import make_members
 from .masking import ablated
 from .member_plan import MemberPlan
 from .members import draw_members
@@ -27,6 +28,7 @@ __all__ = [
     "head_scores",
     "layer_divergence",
     "lowest_heads",
+    "make_members",
     "oba_prune",
     "oba_scores",
     "overlap",

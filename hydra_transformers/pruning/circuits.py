@@ -14,9 +14,10 @@ from .heads import Head, as_heads_to_prune, check_count, heads_in
 from .objectives import METRIC, OBJECTIVES
 
 
+FOLDER = "circuits"  # beside members that were drawn by circuits
 MODES = ("exact", "shortlist")
 ROUNDING = 1e-12  # of differences of scores: 0.8 - 0.7 is more than 0.1
-AXIS_LABELS = {"acc": "accuracy", "ood": "AUROC of foreign data", "avg": "mean of accuracy and AUROC"}
+AXIS_LABELS = {"acc": "accuracy", "ood": "AUROC of out-of-distribution data", "avg": "mean of accuracy and AUROC"}
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Circuit:
     made_from: the model, the data and the settings, with fingerprints
     checks: for "shortlist", (removal, whether the short list held the exact choice), where that was checked
     chance_from: the first removal (counted from 1) at which no candidate scored better than chance, or None
-    tied: how many candidates shared the score of each removal, where a margin chose (`made_from["ties_by"]`); None if unknown
+    tied: how many candidates shared the score of each removal, where a margin chose; None if unknown
     """
 
     ranking: list[Head]

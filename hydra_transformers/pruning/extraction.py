@@ -1,5 +1,6 @@
 """Circuit extraction (Algorithm 1): remove heads one by one, always the one without which the model scores best."""
 
+import hashlib
 import json
 import math
 import os
@@ -16,28 +17,21 @@ from .._io.files import parse_json, write_atomically
 from .._io.processes import from_first_process, gather_batches, rank_and_world_size
 from .._io.progress import progress_bar
 from ..data.evaluation_data import EvaluationData, read_data
-from ..data.fingerprints import (
-    fingerprint_of_config,
-    fingerprint_of_rows,
-    fingerprint_of_weights,
-    fingerprints_of_rows,
-)
+from ..data.fingerprints import fingerprint_of_weights, fingerprints_of_rows
 from ..data.prediction import check_chooses_one_class, classes_of
 from ..data.tags import NO_TAG, check_tags
 from ..data.tasks import ONE_CLASS, TOKENS, task_of_model
 from ..models.modeling_hydra import at_least_float32
 from .ablation import GIB, Ablate, ablation_of
-from .circuits import MODES, ROUNDING, Circuit
+from .circuits import MODES, Circuit
 from .heads import Head, Prompts, Towers, check_count, chosen_towers, heads_of, prune_heads
 from .objectives import (
-    MARGINS,
     METRIC,
     OBJECTIVES,
     Metric,
     SampleValues,
     Score,
     chance_score,
-    check_ood_score,
     metric_score,
     minus_loss_of,
     name_of,
@@ -46,9 +40,12 @@ from .objectives import (
 )
 
 
-ACCELERATOR_MEMORY_GIB = 4.0
-CPU_MEMORY_GIB = 0.25
-FINGERPRINTS = ("weights", "config", "kept_heads", "data", "ood_data", "class_prompts")  # too long for an error
+ACCELERATOR_MEMORY_GIB, CPU_MEMORY_GIB = 4.0, 0.25  # for the states of the candidates that run together
+BATCH_SIZE = 32  # where data comes in rows
+LEAST_SHORTLIST, CHECK_EVERY = (
+    8,
+    8,
+)  # a short list is a fifth of the heads or this many; all heads every so many removals
 
 
 def extract_circuit(
@@ -58,71 +55,57 @@ def extract_circuit(
     objective: str | Metric = "acc",
     *,
     budget: int,
-    score: str = "msp",
     class_prompts: Prompts | None = None,
     towers: Towers | None = None,
     trunk_layers: int | float = 0,
     mode: str = "exact",
-    shortlist: int | None = None,
-    check_every: int = 8,
-    batch_size: int = 32,
-    dtype: torch.dtype | None = None,
-    memory_gib: float | None = None,
-    tolerance: float | None = None,
     checkpoint: str | os.PathLike | None = None,
-    progress: bool = True,
 ) -> Circuit:
     """Ranks `budget` heads by greedy removal: each time the head without which the score is highest.
 
     A candidate is scored with its slice of the output projection zeroed. Heads of equal score are ordered by a margin, how
-    clearly the score is reached: for "acc" the negative log-likelihood of the labels, for "ood" the mean confidence (by the OOD
-    score) on `data` minus that on `ood_data`, for "avg" the mean of the two (the means to four digits). Then the first head in
-    order goes: vision before text, lower layer, lower head. `Circuit.tied` says how many heads shared each score. `model` stays
-    as it is; the extraction runs on its device.
+    clearly the score is reached: for "acc" the negative log-likelihood of the labels, for "ood" the mean confidence on `data`
+    minus that on `ood_data`, for "avg" the mean of the two (the means to four digits). Then the first head in order goes: vision
+    before text, lower layer, lower head. `Circuit.tied` says how many heads shared each score. `model` stays as it is; the
+    extraction runs on its device and in its dtype.
 
     Args:
-        model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
+        model (`PreTrainedModel`): a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
         data: in-distribution data with labels (which "ood" does not need): a DataLoader, a list of dict batches, or a
             Dataset or list of dict rows.
-        ood_data: out-of-distribution data for "ood" and "avg"; "acc" ignores it.
-        objective: "acc" (accuracy), "ood" (AUROC of an OOD score) or "avg" (the mean of both); or a metric of your own, a
-            function of all logits (samples, classes) and labels, on the CPU, that returns a number, higher being better.
-            A model of several labels or of numbers has its own loss in place of accuracy, and no "ood" and "avg".
-            With a metric, labels may be of any kind and the model may solve any problem, such as regression; the logits of
-            all candidates are held in memory, and heads of equal value go in their order.
-        budget: how many heads to rank; fewer than the model has.
-        score: the OOD score of "ood" and "avg": "msp" (the paper's, the maximum softmax probability), "max_logit", "energy",
-            "entropy" or "gen", best the one that the model will be used with. Scores that are fitted on features are
-            refused: every candidate would need a fit of its own.
-        class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
-        towers: for CLIP and SigLIP, the towers whose heads compete: both, or ("vision",) or ("text",).
-        trunk_layers: how many first layers (of each tower) keep all their heads, or which share of the layers; only heads of
-            later layers compete. Members that have these layers in common run them once when they are fused.
-        mode: "exact" evaluates every remaining head at every removal. "shortlist" does so at every `check_every`-th removal
-            only; in between it evaluates the `shortlist` heads that cost the score least when last evaluated.
-            `Circuit.checks` says how often the short list held the exact choice.
-        shortlist: by default a fifth of the heads, at least 8.
-        check_every: 1 makes "shortlist" exact.
-        batch_size: rows per batch where `data` and `ood_data` come in rows.
-        dtype: the dtype to evaluate in, e.g. `torch.bfloat16`; by default the model's.
-        memory_gib: a limit on the states of the candidates that run together; by default 4 on an accelerator and 0.25 on a
-            CPU. One candidate always runs; if that takes too much, use smaller batches.
-        tolerance: stop early, after the first removal that leaves the score more than this below the best so far, such as
-            0.02 for two points of accuracy. By default the whole budget is spent.
-        checkpoint: a JSON file, written after every removal, from which a stopped run resumes.
-        progress: whether to show a progress bar.
+        ood_data (*optional*): out-of-distribution data for "ood" and "avg"; "acc" ignores it.
+        objective (`str` or a function, defaults to `"acc"`): "acc" (accuracy), "ood" (AUROC of the maximum softmax
+            probability) or "avg" (the mean of both); or a metric of your own, a function of all logits (samples, classes) and
+            labels, on the CPU, that returns a number, higher being better. A multi-label or regression model has its own loss
+            in place of accuracy, and no "ood" and "avg". With a metric, labels may be of any kind; the logits of all
+            candidates are held in memory, and heads of equal value go in their order.
+        budget (`int`): how many heads to rank; fewer than the model has.
+        class_prompts (*optional*): for CLIP and SigLIP, the tokenizer's output with one row per class.
+        towers (*optional*): for CLIP and SigLIP, the towers whose heads compete: both, or ("vision",) or ("text",).
+        trunk_layers (`int` or `float`, defaults to 0): how many first layers (of each tower) keep all their heads, or which
+            share of the layers; only heads of later layers compete. Members that have these layers in common run them once
+            when they are fused.
+        mode (`str`, defaults to `"exact"`): "exact" evaluates every remaining head at every removal. "shortlist" does so at
+            every eighth removal only; in between it evaluates a fifth of the heads (at least 8), those that cost the score
+            least when last evaluated. `Circuit.checks` says how often the short list held the exact choice.
+        checkpoint (*optional*): a JSON file, written after every removal, from which a stopped run resumes.
+
+    Returns:
+        `Circuit`: the ranking, and the score after each removal.
+
+    Example:
+        ```py
+        circuit = extract_circuit(model, validation_rows, budget=24)
+        pruned = prune_heads(model, circuit.heads_to_prune())
+        ```
     """
-    if tolerance is not None and (not isinstance(tolerance, (int, float)) or not tolerance >= 0):
-        raise ValueError(f"tolerance is {tolerance!r}: pass how far the score may fall, such as 0.02, or None")
     _check_can_be_written(checkpoint)
-    settings = {"score": score, "class_prompts": class_prompts, "towers": towers, "trunk_layers": trunk_layers}
-    settings |= {"mode": mode, "shortlist": shortlist, "check_every": check_every, "batch_size": batch_size}
-    settings |= {"dtype": dtype, "memory_gib": memory_gib}
+    settings = {"class_prompts": class_prompts, "towers": towers, "trunk_layers": trunk_layers, "mode": mode}
     search = GreedySearch(model, data, ood_data, objective, budget=budget, **settings)
     if checkpoint is not None:
         search.resume(checkpoint)
-    search.run(budget, checkpoint, progress, tolerance)
-    return search.circuit.first(end_of(search.circuit, budget, tolerance))
+    search.run(budget, checkpoint)
+    return search.circuit.first(budget)
 
 
 class GreedySearch:
@@ -139,22 +122,18 @@ class GreedySearch:
         objective: str | Metric,
         *,
         budget: int,
-        score: str = "msp",
         class_prompts: Prompts | None = None,
         towers: Towers | None = None,
         trunk_layers: int | float = 0,
         mode: str = "exact",
-        shortlist: int | None = None,
-        check_every: int = 8,
-        batch_size: int = 32,
-        dtype: torch.dtype | None = None,
-        memory_gib: float | None = None,
     ):
         metric = objective if callable(objective) else None
         if metric is None and objective not in OBJECTIVES:
             raise ValueError(
                 f"objective is {objective!r}: pass one of {', '.join(map(repr, OBJECTIVES))}, or a function of logits and labels"
             )
+        if mode not in MODES:
+            raise ValueError(f"mode is {mode!r}: pass one of {', '.join(map(repr, MODES))}")
         task = task_of_model(model)
         if metric is None and objective == "acc" and task != ONE_CLASS:
             metric = minus_loss_of(model)  # the objective that the model was trained for
@@ -164,20 +143,12 @@ class GreedySearch:
             raise ValueError(
                 f"objective {objective!r} needs ood_data: pass out-of-distribution data, or objective='acc'"
             )
-        _check_mode(mode, shortlist, check_every)
-        check_ood_score(score)
         if metric is None:
             check_chooses_one_class(model, "model")
-        if not isinstance(dtype, torch.dtype | None):
-            raise TypeError(f"dtype is {dtype!r}: pass a torch.dtype such as torch.bfloat16")
-        if memory_gib is not None and not (isinstance(memory_gib, (int, float)) and 0 < memory_gib < math.inf):
-            raise ValueError(f"memory_gib is {memory_gib!r}: pass how many GiB candidates may take, such as 0.5")
         hydra = prune_heads(model)
+        memory = CPU_MEMORY_GIB if hydra.device.type == "cpu" else ACCELERATOR_MEMORY_GIB
         weights = fingerprint_of_weights(hydra)
-        hydra = hydra if dtype is None else hydra.to(dtype)
-        if memory_gib is None:
-            memory_gib = CPU_MEMORY_GIB if hydra.device.type == "cpu" else ACCELERATOR_MEMORY_GIB
-        engine = ablation_of(hydra, class_prompts, towers, int(memory_gib * GIB))
+        engine = ablation_of(hydra, class_prompts, towers, int(memory * GIB))
         if metric is None and engine.num_classes < 2:
             raise ValueError(
                 "model has a single output: pass a model that chooses one of several classes, or a metric"
@@ -187,53 +158,46 @@ class GreedySearch:
         check_count(budget, "budget", 1, num_heads - 1, f"{num_heads} heads compete")
 
         def read(data: Any, name: str, num_classes: int | None) -> EvaluationData:
-            settings = (engine.input_names, batch_size, hydra.device, hydra.dtype, num_classes, metric is not None)
+            settings = (engine.input_names, BATCH_SIZE, hydra.device, hydra.dtype, num_classes, metric is not None)
             return read_data(data, name, *settings, classes_of(hydra))
 
         id_set = read(data, "data", None if objective == "ood" else engine.num_classes)
         ood_set = read(ood_data, "ood_data", None) if has_ood_data else None
         _check_data(id_set, ood_set)
-        is_shortlist = mode == "shortlist"
         made_from = {
             "model": type(hydra).__name__,
             "weights": weights,
-            "config": fingerprint_of_config(hydra.config),
             "kept_heads": hydra.config.kept_heads,
             "data": id_set.description(),
             "ood_data": None if ood_set is None else ood_set.description(),
-            "class_prompts": None
-            if class_prompts is None
-            else fingerprint_of_rows(fingerprints_of_rows(engine.prompts)),
             "towers": None if class_prompts is None else chosen_towers(hydra, towers),
             "trunk_layers": trunk_layers or None,
             "dtype": str(hydra.dtype).removeprefix("torch."),
-            "shortlist": (shortlist or max(8, num_heads // 5)) if is_shortlist else None,
-            "check_every": check_every if is_shortlist else None,
-            "score": score if has_ood_data else None,
             "metric": None if metric is None else name_of(metric),
-            "ties_by": MARGINS[objective] if score == "msp" else MARGINS[objective].replace("confidence", score),
         }
+        # What a checkpoint belongs to, beside `made_from`: the config is not among the weights.
+        prompts = [] if class_prompts is None else fingerprints_of_rows(engine.prompts)
+        self.digest = hashlib.sha256(b"".join([_config_digest(hydra), *prompts])).hexdigest()
         self.engine, self.id_set, self.ood_set, self.metric = engine, id_set, ood_set, metric
         self.per_token = task == TOKENS
         if self.per_token:
             for inputs, labels in zip(id_set.inputs, id_set.labels, strict=True):
                 check_tags(labels, *inputs[engine.input_names[0]].shape, engine.num_classes)
         self.circuit = Circuit([], [], math.nan, objective, mode, made_from, tied=[])
+        self.shortlist_size = max(LEAST_SHORTLIST, num_heads // 5)
         # How each head's removal changed the score when it was last evaluated; the short list is made from it.
         self.effects: dict[Head, Score] = {}
 
-    def run(
-        self, budget: int, checkpoint: str | os.PathLike | None, progress: bool, tolerance: float | None = None
-    ) -> None:
-        """Removes heads until there are `budget`, or the score has fallen by more than `tolerance`."""
+    def run(self, budget: int, checkpoint: str | os.PathLike | None) -> None:
+        """Removes heads until there are `budget`."""
         is_first_process = rank_and_world_size()[0] == 0
         done = min(len(self.circuit.ranking), budget)
-        with progress_bar(budget, f"circuit ({self.circuit.objective})", "head", progress, initial=done) as bar:
-            while len(self.circuit.ranking) < end_of(self.circuit, budget, tolerance):
+        with progress_bar(budget, f"circuit ({self.circuit.objective})", "head", initial=done) as bar:
+            while len(self.circuit.ranking) < budget:
                 self.remove_one()
                 if checkpoint is not None and is_first_process:
                     state = {"circuit": self.circuit.to_dict(), "effects": list(self.effects.items())}
-                    write_atomically(checkpoint, json.dumps(state, indent=1))
+                    write_atomically(checkpoint, json.dumps(state | {"digest": self.digest}, indent=1))
                 bar.set_postfix(score=f"{self.circuit.scores[-1]:.4f}", refresh=False)
                 bar.update()
 
@@ -241,7 +205,7 @@ class GreedySearch:
         """One removal: evaluate the candidates, take the best, cut it out."""
         circuit, removal = self.circuit, len(self.circuit.ranking) + 1
         is_shortlist = circuit.mode == "shortlist"
-        is_exact = not is_shortlist or (removal - 1) % circuit.made_from["check_every"] == 0
+        is_exact = not is_shortlist or (removal - 1) % CHECK_EVERY == 0
         shortlist = self._shortlist()
         candidates = self.engine.heads if is_exact else shortlist
         scores, current = self.evaluate(candidates)
@@ -264,7 +228,7 @@ class GreedySearch:
         if not self.effects:
             return self.engine.heads
         by_effect = sorted(self.engine.heads, key=self.effects.__getitem__, reverse=True)
-        chosen = set(by_effect[: self.circuit.made_from["shortlist"]])
+        chosen = set(by_effect[: self.shortlist_size])
         return [head for head in self.engine.heads if head in chosen]
 
     def _mark_chance(self, removal: int, best_score: float) -> None:
@@ -298,10 +262,9 @@ class GreedySearch:
 
     def _sample_values(self, ablate: Ablate, data: EvaluationData, candidates: Sequence[Head]) -> SampleValues:
         """The values of all samples, (candidates + 1, samples); the last row is the model as it is."""
-        score = self.circuit.made_from.get("score") or "msp"
 
         def values_of(logits: Tensor, labels: Tensor | None) -> list[Tensor]:
-            return [value for value in sample_values(logits, labels, score) if value is not None]
+            return [value for value in sample_values(logits, labels) if value is not None]
 
         values = SampleValues(*self._over_samples(ablate, data, values_of))
         self._check_finite(values.confidence, candidates, data.name)
@@ -340,19 +303,21 @@ class GreedySearch:
             return
         try:
             state = parse_json(content)
-            circuit = Circuit.from_dict(state["circuit"])
+            circuit, digest = Circuit.from_dict(state["circuit"]), state["digest"]
             effects = {tuple(head): Score(*effect) for head, effect in state["effects"]}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"checkpoint {path} cannot be read as that of an extraction: pass another path, or delete it if it is broken"
             ) from error
-        another = f"checkpoint {path} belongs to another run, {{}}: delete it or pass another path"
-        ours = {"objective": self.circuit.objective, "mode": self.circuit.mode, **self.circuit.made_from}
-        theirs = {"objective": circuit.objective, "mode": circuit.mode, **circuit.made_from}
-        for name, value in json.loads(json.dumps(ours)).items():
-            if theirs.get(name) != value:
-                detail = "" if name in FINGERPRINTS else f" ({theirs.get(name)!r} there, {value!r} here)"
-                raise ValueError(another.format(f"with other {name}{detail}"))
+        ours, theirs = (
+            {"objective": each.objective, "mode": each.mode, **each.made_from} for each in (self.circuit, circuit)
+        )
+        ours, theirs = ours | {"config or class_prompts": self.digest}, theirs | {"config or class_prompts": digest}
+        differing = [name for name, value in json.loads(json.dumps(ours)).items() if theirs.get(name) != value]
+        if differing:
+            raise ValueError(
+                f"checkpoint {path} belongs to another run, with other {', '.join(differing)}: delete it or pass another path"
+            )
         self.circuit, self.effects = circuit, effects
         for head in circuit.ranking:
             self.engine.remove(head)
@@ -361,7 +326,8 @@ class GreedySearch:
             value, before = self.evaluate([])[1].value, circuit.scores[-1]
             if not math.isclose(value, before, rel_tol=1e-3, abs_tol=1e-6):
                 raise ValueError(
-                    another.format(f"whose metric of this name gave {before:g} where this one gives {value:g}")
+                    f"checkpoint {path} belongs to another run, whose metric of this name gave {before:g} where this one gives "
+                    f"{value:g}: delete it or pass another path"
                 )
 
 
@@ -372,36 +338,21 @@ def words_of(logits: Tensor | None, labels: Tensor) -> tuple[Tensor | None, Tens
     return None if logits is None else logits[:, are_words], labels[are_words]
 
 
-def end_of(circuit: Circuit, budget: int, tolerance: float | None) -> int:
-    """The removals after which a run ends, as far as is known: `budget`, or the first that leaves the score more than
-    `tolerance` below the best before it."""
-    best = circuit.dense_score
-    for removal, score in enumerate(circuit.scores[:budget], start=1):
-        if tolerance is not None and best - score > tolerance + ROUNDING:
-            return removal
-        best = max(best, score)
-    return budget
+def _config_digest(hydra: PreTrainedModel) -> bytes:
+    """Equal for configs that compute the same from equal weights: activations, epsilons, positions, windows."""
+    fields = hydra.config.to_dict()
+    for name in ("_name_or_path", "transformers_version"):
+        fields.pop(name, None)
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).digest()
 
 
 def _check_can_be_written(path: str | os.PathLike | None) -> None:
     """Fail early if the checkpoint is not writable."""
     if path is None:
         return
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"checkpoint is {path!r}: pass the path of a JSON file")
-    existing = next(each for each in Path(path).absolute().parents if each.exists())
+    existing = next(folder for folder in Path(path).absolute().parents if folder.exists())
     if Path(path).is_dir() or not existing.is_dir():
         raise ValueError(f"checkpoint is {path}, where no file can be written: pass the path of a JSON file")
-
-
-def _check_mode(mode: str, shortlist: int | None, check_every: int) -> None:
-    if mode not in MODES:
-        raise ValueError(f"mode is {mode!r}: pass one of {', '.join(map(repr, MODES))}")
-    if mode == "exact" and shortlist is not None:
-        raise ValueError("shortlist is for mode='shortlist': leave it out, or set the mode")
-    for name, count in (("shortlist", shortlist), ("check_every", check_every)):
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise ValueError(f"{name} is {count!r}: pass a whole number, at least 1")
 
 
 def _check_data(id_set: EvaluationData, ood_set: EvaluationData | None) -> None:
@@ -411,8 +362,8 @@ def _check_data(id_set: EvaluationData, ood_set: EvaluationData | None) -> None:
             raise ValueError(f"{data.name} has 1 sample: scores are shares over many, pass at least 2")
     if ood_set is not None and set(ood_set.input_digests) <= set(id_set.input_digests):
         warnings.warn(
-            "every sample of ood_data is in data too, so no head can help to tell them apart: pass data that is foreign "
-            "to the model as ood_data",
+            "every sample of ood_data is in data too, so no head can help to tell them apart: pass "
+            "out-of-distribution data as ood_data",
             stacklevel=4,
         )
     if len(id_set.classes) == 1:

@@ -6,27 +6,16 @@ computes what it would without the head, on every attention backend.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ..fusion import attention_names, encoder_config, number_of_layers, projection_names, tower_configs
+from ..fusion import attention_names
 from ..fusion.building import remaining_heads
-from ..fusion.structure import has_decoder
-from ..models.auto import HYDRA_CLASSES
-
-
-# Output projections inside a layer, in encoders that do not become Hydras.
-OTHER_OUTPUTS = (
-    "attention.out_proj",
-    "attn.out_proj",
-    "layer.0.SelfAttention.o",
-    "self_attn.o_proj",
-    "self_attn.out_proj",
-)
+from ..fusion.reading import backbone_names, dense_outline
+from ..models.auto import hydra_class
 
 
 class HeadOutput(NamedTuple):
@@ -46,13 +35,12 @@ def ablated(model: PreTrainedModel, heads_to_prune: dict) -> Iterator[PreTrained
     too: give each thread a copy if that must not be.
 
     Args:
-        model: a model of Transformers or a one-member Hydra. Beyond the families that become Hydras, any encoder whose
-            layers have an output projection with a known name and the shape that the config says; others are refused.
-        heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
+        model (`PreTrainedModel`): a model of Transformers of a family that becomes a Hydra, or a one-member Hydra.
+        heads_to_prune (`dict`): `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`.
     """
     outputs = head_outputs(model)
     left = remaining_heads(
-        {tower: [each.heads for each in layers] for tower, layers in outputs.items()}, heads_to_prune
+        {tower: [output.heads for output in layers] for tower, layers in outputs.items()}, heads_to_prune
     )
     with ExitStack() as hooks:
         for tower, layers in outputs.items():
@@ -68,80 +56,34 @@ def _turn_off(output: HeadOutput, heads: set[int]) -> torch.utils.hooks.Removabl
     mask = is_off.repeat_interleave(output.head_dim)
     # masked_fill, because infinity times zero is NaN
     return output.projection.register_forward_pre_hook(
-        lambda _, given: (given[0].masked_fill(mask.to(given[0].device), 0), *given[1:])
+        lambda _, args: (args[0].masked_fill(mask.to(args[0].device), 0), *args[1:])
     )
 
 
 def head_outputs(model: PreTrainedModel) -> dict[str, list[HeadOutput]]:
-    """The output projections layer by layer, by tower ("" where there are none); refuses a model where they are unknown."""
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(
-            f"model is a {type(model).__name__}: pass a model of Transformers, not compiled, wrapped or replicated"
-        )
+    """The output projections layer by layer, by tower ("" where there are none); raises where hooks would have no effect."""
+    found = hydra_class(model)  # raises for other families
     if any(module._compiled_call_impl is not None for module in model.modules()):
         raise ValueError("model is compiled, and would not see that heads are turned off: pass it before compile()")
     if getattr(model, "num_members", 1) > 1:
         raise ValueError(f"model has {model.num_members} members, which keep different heads: pass model.member(i)")
-    if hasattr(model, "num_members"):
-        attentions = {tower: map(model.get_submodule, names) for tower, names in attention_names(model).items()}
-        return {
-            tower: [HeadOutput(each.o_proj, list(each.kept_heads[0]), each.head_dim) for each in layers]
-            for tower, layers in attentions.items()
-        }
-    if has_decoder(model):
-        raise ValueError(
-            f"{type(model).__name__} is an encoder and a decoder, which number their layers alike: pass model.get_encoder()"
-        )
-    towers = tower_configs(encoder_config(model))
-    return {
-        tower: _of_layers(model, getattr(model, f"{tower}_model", None) if tower else model, config)
-        for tower, config in towers.items()
-    }
-
-
-def _of_layers(model: PreTrainedModel, encoder: nn.Module | None, config: PreTrainedConfig) -> list[HeadOutput]:
-    """The output projections of a plain encoder of `model`."""
-    refusal = f"{type(model).__name__}: its heads cannot be told apart"
-    counts = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
-    if encoder is None or not all(isinstance(each, int) for each in counts):
-        raise ValueError(f"{refusal}, the config does not say how many layers and heads there are")
-    count, heads = number_of_layers(config), config.num_attention_heads
-    stacks = [
-        _outputs_in(each) for each in encoder.modules() if isinstance(each, nn.ModuleList) and len(each) == count
-    ]
-    stacks = [stack for stack in stacks if stack is not None]
-    if len(stacks) != 1:
-        why = "no list of layers with a known output projection" if not stacks else "several lists of layers"
-        raise ValueError(f"{refusal}, it has {why}: pass an encoder that is made of {count} layers of one kind")
-    head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None) or config.hidden_size // heads
-    for layer, projection in enumerate(stacks[0]):
-        width = getattr(projection, "in_features", None)
-        if width != heads * head_dim:
-            raise ValueError(
-                f"{refusal}, the output projection of layer {layer} reads {width} numbers and the config names {heads} "
-                f"heads of {head_dim}: pass the model as Transformers made it, or what prune_heads returned"
-            )
-    return [HeadOutput(projection, list(range(heads)), head_dim) for projection in stacks[0]]
-
-
-def _outputs_in(layers: nn.ModuleList) -> list[nn.Module] | None:
-    """The output projection of each layer; None where a layer has no known one, or more than one."""
-    found = []
-    for layer in layers:
-        modules = dict(layer.named_modules())
-        names = [name for name in known_outputs() if name in modules]
-        if len(names) != 1:
-            return None
-        parents = [modules[names[0].rsplit(".", up)[0]] for up in range(1, names[0].count(".") + 1)]
-        # Weights beside the projection (paired heads, windows, sinks) or a fused attention that never calls it
-        if any(list(each.parameters(recurse=False)) or isinstance(each, nn.MultiheadAttention) for each in parents):
-            return None
-        found.append(modules[names[0]])
-    return found
-
-
-@cache
-def known_outputs() -> tuple[str, ...]:
-    """Names of output projections inside a layer: those of the families that become Hydras, and others."""
-    of_families = {names[-1] for hydra in set(HYDRA_CLASSES.values()) for names in projection_names(hydra)}
-    return tuple(sorted(of_families.union(OTHER_OUTPUTS)))
+    if not found.backbone_calls_projections and found is not type(model):
+        raise ValueError(f"{type(model).__name__} reads its projections without calling them: pass prune_heads(model)")
+    is_hydra = found is type(model)
+    outline = model if is_hydra else dense_outline(found, model)
+    theirs = {} if is_hydra else backbone_names(found, model)
+    outputs = {}
+    for tower, names in attention_names(outline).items():
+        outputs[tower] = []
+        for name in names:
+            attention, output = outline.get_submodule(name), f"{name}.o_proj"
+            output = output if is_hydra else theirs[f"{output}.weight"][0].removesuffix(".weight")
+            projection, heads = model.get_submodule(output), list(attention.kept_heads[0])
+            width = getattr(projection, "in_features", len(heads) * attention.head_dim)
+            if width != len(heads) * attention.head_dim:
+                raise ValueError(
+                    f"{output} reads {width} numbers, not {len(heads)} heads of {attention.head_dim}: pass the model as "
+                    "Transformers made it, or what prune_heads returned"
+                )
+            outputs[tower].append(HeadOutput(projection, heads, attention.head_dim))
+    return outputs

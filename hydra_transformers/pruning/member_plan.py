@@ -180,7 +180,7 @@ class MemberPlan:
             return draw_members(data=loader, class_prompts=class_prompts, trunk_layers=self.trunk_layers, **common)
         ranked, budget = self._ranked(config), self._most_lost(config)
         settings = {"class_prompts": class_prompts, "trunk_layers": self.trunk_layers, "mode": self.mode}
-        settings |= {"budget": ranked, "score": self.score, "batch_size": batch_size}
+        settings |= {"budget": ranked}
         circuits = []
         # One for each of several models, or one of the single model for each objective.
         for index, (model, objective) in enumerate(product(models, self.chosen_objectives)):

@@ -1,6 +1,6 @@
 """The score of a circuit: accuracy, separability of out-of-distribution data, the mean of the two (D.1.2), or the user's metric.
 
-Separability is the AUROC of an OOD score; the paper's is the maximum softmax probability. Scores are ratios of whole numbers, so
+Separability is the AUROC of the maximum softmax probability. Scores are ratios of whole numbers, so
 equally good candidates have exactly equal scores. Ties are common where the score is perfect or the data is small, so each score
 comes with a margin: how clearly the candidate reached it.
 """
@@ -9,14 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.evaluation_data import check_label_range
-from ..models.detection import COMPARE_MEMBERS, DETECTORS, answers_of
 from ..models.modeling_hydra import at_least_float32, gaussian_loss
 from .heads import has_two_towers
 
@@ -27,31 +26,9 @@ METRIC = "metric"  # the objective of a circuit for the user's own metric
 # (logits (samples, classes), labels (samples, ...)), both on the CPU -> a number, higher is better.
 Metric = Callable[[Tensor, Tensor], float]
 
-# The margin that decides between candidates of equal score, by objective.
-MARGINS = {
-    "acc": "negative log-likelihood",
-    "ood": "gap of mean confidence",
-    "avg": "gap of mean confidence minus negative log-likelihood",
-    METRIC: "the order of heads",
-}
-
-# OOD scores of a single model's logits; candidates have nothing else.
-OOD_SCORES = tuple(name for name, method in DETECTORS.items() if not method.state and name not in COMPARE_MEMBERS)
 LARGEST_MEAN = (
     1e30  # stands for the infinite -log probability of a label with logit -inf, so that margins can be subtracted
 )
-
-
-def check_ood_score(score: Any) -> None:
-    if score in OOD_SCORES:
-        return
-    if score in COMPARE_MEMBERS:
-        why = "compares members, and a circuit is of one model"
-    elif score in DETECTORS:
-        why = "is fitted on a model, which changes with every removed head"
-    else:
-        why = "circuits do not know"
-    raise ValueError(f"score is {score!r}, which {why}: pass one of {', '.join(map(repr, OOD_SCORES))}")
 
 
 class Score(NamedTuple):
@@ -68,7 +45,7 @@ class Score(NamedTuple):
 class SampleValues(NamedTuple):
     """What scores are computed from, (candidates, samples) each; the last two need labels.
 
-    confidence: the maximum softmax probability, or minus another OOD score
+    confidence: the maximum softmax probability
     """
 
     confidence: Tensor
@@ -76,13 +53,10 @@ class SampleValues(NamedTuple):
     nll: Tensor | None = None
 
 
-def sample_values(logits: Tensor, labels: Tensor | None, score: str = "msp") -> SampleValues:
+def sample_values(logits: Tensor, labels: Tensor | None) -> SampleValues:
     """(candidates, batch, classes) -> (candidates, batch) each"""
     logits = at_least_float32(logits)
-    if score == "msp":
-        confidence = nn.functional.softmax(logits, dim=-1).amax(dim=-1)
-    else:
-        confidence = -DETECTORS[score].score(answers_of(logits))
+    confidence = nn.functional.softmax(logits, dim=-1).amax(dim=-1)
     if labels is None:
         return SampleValues(confidence)
     of_label = labels.expand(logits.shape[:-1]).unsqueeze(-1)

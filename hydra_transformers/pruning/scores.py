@@ -50,15 +50,14 @@ def circuit_scores(
     metric: Metric | str = "acc",
     budget: int | None = None,
     mode: str = "exact",
-    dtype: torch.dtype | None = None,
 ) -> dict[Head, float]:
     """How many heads went before this one in a circuit; heads that the circuit does not rank share the highest score.
 
-    metric: `objective` of `extract_circuit`; mode, dtype: as there
+    metric: `objective` of `extract_circuit`; mode: as there
     budget: how many heads to rank; by default all but one
     """
     heads = heads_of(working_copy(model), towers)
-    settings = {"class_prompts": class_prompts, "towers": towers, "mode": mode, "dtype": dtype, "progress": False}
+    settings = {"class_prompts": class_prompts, "towers": towers, "mode": mode}
     budget = len(heads) - 1 if budget is None else budget
     circuit = extract_circuit(model, data, objective=metric, budget=budget, **settings)
     places = {head: float(place) for place, head in enumerate(circuit.ranking)}

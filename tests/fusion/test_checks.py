@@ -101,7 +101,7 @@ def test_what_computes_something_else_is_refused(name):
         lambda: VIT.hydra.from_backbone(backbone, {0: [1]}),
         lambda: VIT.hydra.from_pruned_members([vit_backbone(1), backbone]),
         lambda: head_scores(backbone, batches),
-        lambda: extract_circuit(backbone, batches, budget=1, progress=False),
+        lambda: extract_circuit(backbone, batches, budget=1),
     ):
         with pytest.raises(ValueError, match=words):
             use()

@@ -49,7 +49,7 @@ def test_pruning():
     ood = [{"pixel_values": images().flip(1)[:3]}]
 
     def everything() -> list:
-        circuit = extract_circuit(model, data, ood, objective="ood", budget=3, progress=False)
+        circuit = extract_circuit(model, data, ood, objective="ood", budget=3)
         return [
             taylor_scores(model, data),
             taylor_prune(model, data, heads_per_layer=2).heads_to_prune,

@@ -49,7 +49,7 @@ def test_the_package_works_on_them_as_on_its_own(family, by_remote_code):
     loaded, members = by_remote_code
     data = [{"pixel_values": images(), "labels": torch.tensor([0, 1, 2, 3])}]
     assert taylor_scores(loaded[0], data) == taylor_scores(members[0], data)
-    rankings = [extract_circuit(each, data, budget=2, progress=False).ranking for each in (loaded[0], members[0])]
+    rankings = [extract_circuit(each, data, budget=2).ranking for each in (loaded[0], members[0])]
     assert rankings[0] == rankings[1]
     assert prune_heads(loaded[0], {0: [2]}).config.kept_heads[0] == [[0, 3]]
     configs = [lora_config(each).target_parameters for each in (loaded[0], members[0])]

@@ -92,7 +92,7 @@ def test_leave_one_out_takes_a_metric_and_models_of_other_problems():
 
 def test_a_circuit_scores_heads_by_when_they_go():
     model, batches, _, _ = family("vit")
-    circuit = extract_circuit(model, batches, budget=4, progress=False)
+    circuit = extract_circuit(model, batches, budget=4)
     scores = head_scores(model, batches, "circuit", budget=4)
     assert sorted(scores, key=scores.get)[:4] == circuit.ranking
     assert sorted(scores.values()) == [0, 1, 2, 3, 4, 4, 4, 4, 4]

@@ -252,7 +252,7 @@ def test_whole_numbers_of_numpy_are_numbers_and_the_number_of_circuits_may_be_sa
 
 def test_circuits_of_other_weights_cause_a_warning(recwarn):
     backbones, batch = fine_tunings(2), {"pixel_values": images(4, 0), "labels": torch.arange(4) % 3}
-    circuits = [extract_circuit(each, [batch], budget=3, progress=False) for each in backbones]
+    circuits = [extract_circuit(each, [batch], budget=3) for each in backbones]
     draw_members(backbones, circuits=circuits, budget=2, allow_equal=True)
     assert not [each for each in recwarn if "other weights" in str(each.message)]
     with pytest.warns(UserWarning, match=r"circuits\[1\] was extracted from a model with other weights"):

@@ -52,7 +52,7 @@ def regression() -> tuple[BertForSequenceClassification, list[dict]]:
 @pytest.mark.slow
 def test_the_circuit_of_a_classifier_is_that_of_the_plain_loop():
     model, batches, _, _ = family("bert")
-    circuit = extract_circuit(model, batches, objective=f1_of_class_1, budget=2, progress=False)
+    circuit = extract_circuit(model, batches, objective=f1_of_class_1, budget=2)
     ranking, scores = greedy(model, batches, f1_of_class_1, 2)
     assert circuit.ranking == ranking
     assert circuit.scores == pytest.approx(scores, abs=1e-9)
@@ -61,7 +61,7 @@ def test_the_circuit_of_a_classifier_is_that_of_the_plain_loop():
 @pytest.mark.slow
 def test_a_model_for_regression_has_circuits(regression, tmp_path):
     model, batches = regression
-    circuit = extract_circuit(model, batches, objective=negative_error, budget=3, progress=False)
+    circuit = extract_circuit(model, batches, objective=negative_error, budget=3)
     ranking, scores = greedy(model, batches, negative_error, 3)
     assert circuit.ranking == ranking
     assert circuit.scores == pytest.approx(scores, rel=1e-6)
@@ -74,8 +74,8 @@ def test_a_model_for_regression_has_circuits(regression, tmp_path):
 
 def test_a_stopped_run_goes_on_and_another_metric_of_the_same_name_is_refused(regression, tmp_path):
     model, batches = regression
-    settings = {"budget": 3, "progress": False, "checkpoint": tmp_path / "run.json"}
-    whole = extract_circuit(model, batches, objective=negative_error, budget=3, progress=False)
+    settings = {"budget": 3, "checkpoint": tmp_path / "run.json"}
+    whole = extract_circuit(model, batches, objective=negative_error, budget=3)
     extract_circuit(model, batches, objective=negative_error, **settings | {"budget": 2})
     assert extract_circuit(model, batches, objective=negative_error, **settings) == whole
 
@@ -97,7 +97,7 @@ def test_the_metric_reads_every_sample_at_once_on_the_cpu(regression):
         seen.append((tuple(logits.shape), logits.device.type, labels.tolist()))
         return 0.0
 
-    circuit = extract_circuit(model, batches, objective=metric, budget=1, progress=False)
+    circuit = extract_circuit(model, batches, objective=metric, budget=1)
     assert set(map(str, seen)) == {str(((9, 1), "cpu", torch.cat([batch["labels"] for batch in batches]).tolist()))}
     assert circuit.ranking == [(0, 0)] and circuit.tied == [12], "of equal heads the first in order goes"
 
@@ -112,4 +112,4 @@ def test_wrong_metrics_and_missing_labels_are_refused(regression):
         (negative_error, without, "data has no labels: give every batch what the metric compares with"),
     ):
         with pytest.raises((TypeError, ValueError), match=problem):
-            extract_circuit(model, data, objective=metric, budget=1, progress=False)
+            extract_circuit(model, data, objective=metric, budget=1)

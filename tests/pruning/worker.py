@@ -31,7 +31,7 @@ def kill(path: Path, number: int) -> None:
 
     GreedySearch.evaluate = deadly
     model, id_batches, ood_batches, _ = family("vit")
-    extract_circuit(model, id_batches, ood_batches, "avg", budget=5, checkpoint=path, progress=False)
+    extract_circuit(model, id_batches, ood_batches, "avg", budget=5, checkpoint=path)
 
 
 def analyses(model, id_batches: list[dict], ood_batches: list[dict]) -> list[dict]:

@@ -22,7 +22,7 @@ def rows(count=24, seed=0):
 
 def test_a_circuit_keeps_the_loss_low_and_taylor_follows_its_gradient():
     model, data = BERT.backbone(**FIELDS).double().eval(), rows()
-    circuit = extract_circuit(model, data, budget=2, progress=False)
+    circuit = extract_circuit(model, data, budget=2)
     batch = {name: torch.stack([row[name] for row in data]) for name in data[0]}
     labels = batch.pop("labels").double()
 

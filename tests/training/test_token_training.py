@@ -35,7 +35,7 @@ def word_loss(model, rows) -> float:
 @pytest.mark.slow
 def test_circuits_remove_the_head_whose_loss_hurts_tags_least():
     model, rows = tiny_tags.backbone(), data()
-    circuit = extract_circuit(model, rows, budget=1, objective="acc", batch_size=7)
+    circuit = extract_circuit(model, rows, budget=1, objective="acc")
     without = {
         (layer, head): word_loss(AutoHydra.from_backbone(model, {layer: [head]}), rows)
         for layer in range(2)

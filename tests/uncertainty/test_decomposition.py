@@ -227,7 +227,7 @@ def test_regression_and_unknown_problems_are_refused_with_a_sentence():
 def test_circuits_for_foreign_data_refuse_models_that_do_not_choose_one_class(problem_type, hydra):
     model = bert_of(problem_type, hydra=hydra)
     with pytest.raises(ValueError, match=r"model is made for .*: pass a model that chooses one of several classes"):
-        extract_circuit(model if not hydra else model.member(0), TEXTS, TEXTS, "ood", budget=1, progress=False)
+        extract_circuit(model if not hydra else model.member(0), TEXTS, TEXTS, "ood", budget=1)
 
 
 LOGITS = torch.tensor([[[2.0, 0.0, -1.0], [0.5, 1.0, 0.0]]], dtype=torch.float64)

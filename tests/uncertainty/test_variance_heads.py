@@ -160,7 +160,7 @@ def test_one_member_alone_may_abstain():
 def test_circuits_and_taylor_scores_go_by_the_likelihood():
     [member] = members_of(backbones(1))
     data = labelled(member)
-    circuit = extract_circuit(member, data, budget=1, progress=False)
+    circuit = extract_circuit(member, data, budget=1)
     with torch.no_grad():
         assert circuit.dense_score == pytest.approx(-member.eval()(**data[0]).loss.item(), abs=1e-9)
     assert all(score > 0 for score in taylor_scores(member, data).values())
