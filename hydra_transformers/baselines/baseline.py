@@ -18,7 +18,7 @@ from ..data.prediction import answer_of, device_of
 from ..fusion import without_weights
 from ..models.auto import check_has_no_adapters
 from ..models.configuration_hydra import set_problem_type
-from ..models.modeling_hydra import HydraClassifierOutput, check_labels, mean_loss, watch_for_other_loss
+from ..models.modeling_hydra import HydraClassifierOutput, check_labels, mean_loss, warn_if_loss_uses_ensemble_logits
 
 
 MODEL_FOLDER = "model"
@@ -104,7 +104,7 @@ class Baseline(nn.Module):
             output.loss = self.loss(output.member_logits, labels, **count)
         elif self.training and self.num_members > 1:
             reason = f"each member of a {type(self).__name__} has a loss of its own"
-            watch_for_other_loss(output.logits, num_items_in_batch is not None, reason, otherwise="")
+            warn_if_loss_uses_ensemble_logits(output.logits, num_items_in_batch is not None, reason, otherwise="")
         return output
 
     def member_logits(self, **inputs: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class BatchEnsemble(Baseline):
     ):
         check_is_classifier(model)
         # Raises for other families, in which linear layers may read other rows than the batch's.
-        if not hydra_class(model).backbone_calls_projections:
+        if not hydra_class(model).supports_lora_on_qkvo:
             raise TypeError(
                 f"{type(model).__name__} reads weights without calling their layers: pass another classifier"
             )

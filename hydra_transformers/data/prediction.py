@@ -15,7 +15,7 @@ from ..models.modeling_hydra import (
     HydraClassifierOutput,
     ensemble_logits,
     log_mean_probability,
-    two_points,
+    mean_plus_minus_std,
 )
 from ..models.pipeline_hydra import evaluation_mode
 from .batches import batches, labels_of, split_labels
@@ -39,7 +39,7 @@ def predict(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 def member_logits_of(output: Any, source: str = "the model", per_token: bool = False) -> Tensor:
     """Read (batch, members, classes) from a model's output: `member_logits`, else `logits` or `logits_per_image` as one member.
-    Of heads that predict a variance, `two_points` in place of each member.
+    Of heads that predict a variance, `mean_plus_minus_std` in place of each member.
 
     per_token: of a classifier of tokens, (batch, members, tokens, classes)
     """
@@ -57,7 +57,7 @@ def member_logits_of(output: Any, source: str = "the model", per_token: bool = F
             f"{source} gave {name} of shape {tuple(getattr(output, name).shape)}: expected (batch, members, {places}classes), or "
             "without members"
         )
-    return two_points(logits, getattr(output, "member_variances", None))
+    return mean_plus_minus_std(logits, getattr(output, "member_variances", None))
 
 
 def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
@@ -73,7 +73,7 @@ def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
 
 
 def means_and_variances(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Undoes `two_points`: (batch, 2 * members, outputs) -> (batch, members, outputs) each"""
+    """Undoes `mean_plus_minus_std`: (batch, 2 * members, outputs) -> (batch, members, outputs) each"""
     below, above = points.unflatten(1, (-1, 2)).unbind(dim=2)
     return (below + above) / 2, ((above - below) / 2).square()
 

@@ -103,7 +103,7 @@ def check_is_all_read(cls: type, model: PreTrainedModel, read: Iterable[str], na
     if getattr(model.config, "relative_attention", None) is False:
         unused = (*UNUSED, "encoder.LayerNorm.")  # of distances that nothing is compared with
     for key, _ in model.named_parameters():
-        if key not in known and not key.startswith(cls.unread) and not any(part in key for part in unused):
+        if key not in known and not key.startswith(cls.unused_prefixes) and not any(part in key for part in unused):
             raise ValueError(
                 f"{name} ({type(model).__name__}) has the parameter {key!r}, which {cls.__name__} does not know and would leave "
                 "out: merge or remove what was added to the model"

@@ -47,7 +47,7 @@ def read_with_new_classifiers(
         backbone, untrained = _with_head(cls, model, config, name)
     prefix = f"{cls.base_model_prefix}."
     heads = {name for name, _ in backbone.named_parameters() if not name.startswith(prefix)}
-    missing = {each for each in untrained - heads if not (each.startswith(cls.unread) or "pooler." in each)}
+    missing = {each for each in untrained - heads if not (each.startswith(cls.unused_prefixes) or "pooler." in each)}
     if missing:
         raise ValueError(f"{name} has no {min(missing)} of the right shape: pass a model that is pre-trained")
     _draw(backbone, untrained | heads, seed)

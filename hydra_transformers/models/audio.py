@@ -51,17 +51,15 @@ class HydraAudioEncoderMixin(HydraEncoderMixin):
         self,
         input_values: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        first_token_only: bool = False,
-        members_only: bool = False,
         **kwargs,
     ) -> HydraModelOutput:
         """
         input_values: (batch, frames, mel bins)
         attention_mask: (batch, tokens)
-        first_token_only, members_only: compute no more than a classifier reads, see `encode`
+        kwargs: of `encode`, too
         """
         inputs = {"input_values": input_values, "attention_mask": attention_mask}
-        return self.encode(inputs, first_token_only, members_only, **kwargs)
+        return self.encode(inputs, **kwargs)
 
 
 class HydraAudioClassifierMixin(HydraClassifierMixin):

@@ -108,7 +108,9 @@ class AutoHydra:
         if num_members == 1 and (num_labels, class_names, problem_type) == (None, None, None):
             model = load_trained(model) if is_name else model
             return hydra_class(model).from_backbone(model, heads_to_prune, check)
-        found = class_with_new_classifier(config_of(model) if is_name else described(model), problem_type)
+        found = class_with_new_classifier(
+            config_of(model) if is_name else config_with_architecture(model), problem_type
+        )
         return found.from_backbone(
             model,
             heads_to_prune,
@@ -376,7 +378,7 @@ def auto_class_of(config: PreTrainedConfig) -> str:
     return heads_of(families_of(config.model_type))[head_of(config)]
 
 
-def described(model: PreTrainedModel) -> PreTrainedConfig:
+def config_with_architecture(model: PreTrainedModel) -> PreTrainedConfig:
     """A copy of a model's config that names its class, and not the one that it was loaded from."""
     config = copy.copy(model.config)
     config.architectures = [type(model).__name__]

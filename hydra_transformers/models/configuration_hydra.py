@@ -14,7 +14,7 @@ KeptHeads = list[list[list[int]]]
 TrunkLayers = int | float | dict[str, int | float] | None  # a count or share of the layers: of all towers, or by tower
 
 # More layers, members or heads than any model has; a config that asks for them is broken, or means harm.
-MOST = 1_000
+MAX_LAYERS_HEADS_OR_MEMBERS = 1_000
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,10 @@ class HydraConfigMixin(ShippedPipelines):
                 "saved with (trust_remote_code=True, without importing hydra_transformers)"
             )
         for field in ("num_hidden_layers", "num_attention_heads"):
-            if not 1 <= getattr(self, field) <= MOST:
-                raise ValueError(f"{field} is {getattr(self, field)}: a Hydra has 1 to {MOST:,}")
+            if not 1 <= getattr(self, field) <= MAX_LAYERS_HEADS_OR_MEMBERS:
+                raise ValueError(
+                    f"{field} is {getattr(self, field)}: a Hydra has 1 to {MAX_LAYERS_HEADS_OR_MEMBERS:,}"
+                )
         super().__post_init__(**kwargs)  # in some families with a list of all layers
         if getattr(self, "is_decoder", False) or getattr(self, "add_cross_attention", False):
             raise ValueError(f"{type(self).__name__} is an encoder's: set is_decoder and add_cross_attention to False")
@@ -173,7 +175,7 @@ class HydraConfigMixin(ShippedPipelines):
         check_model_type(config_dict, cls)
         saved_for = len(config_dict.get("id2label") or ()) or config_dict.get("num_labels", 2)
         if config_dict.get("problem_type") == default_problem_type(saved_for):
-            # Nobody has chosen it, so that it may become another one with another number of labels.
+            # It was inferred when saved; infer it again for the new num_labels.
             config_dict = {**config_dict, "problem_type": None}
         return super().from_dict(config_dict, **kwargs)
 
@@ -204,8 +206,10 @@ def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> 
         if not isinstance(members, list):
             raise ValueError(f"kept_heads[{layer}] is {members!r}: give a list of kept heads for each member")
     num_members = len(kept_heads[0])
-    if not 1 <= num_members <= MOST:
-        raise ValueError(f"kept_heads[0] has {num_members:,} members: a Hydra has at most {MOST:,}, and at least one")
+    if not 1 <= num_members <= MAX_LAYERS_HEADS_OR_MEMBERS:
+        raise ValueError(
+            f"kept_heads[0] has {num_members:,} members: a Hydra has at most {MAX_LAYERS_HEADS_OR_MEMBERS:,}, and at least one"
+        )
     for layer, members in enumerate(kept_heads):
         if len(members) != num_members:
             raise ValueError(
@@ -278,7 +282,7 @@ def check_ensemble_loss(ensemble_loss: str) -> None:
 
 
 def check_aggregate(config) -> None:
-    """Refuses an unknown `aggregate`, one of a model whose logits are not one score, and variances of what is no number."""
+    """Validates `aggregate` and `predicts_variance`."""
     if config.predicts_variance and (config.problem_type != "regression" or config.aggregate is not None):
         raise ValueError("predicts_variance is for regression without an aggregate: leave one of them out")
     if config.aggregate is None:

@@ -40,20 +40,18 @@ class HydraImageEncoderMixin(HydraEncoderMixin):
         pixel_values: torch.Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
         attention_mask: torch.Tensor | None = None,
-        first_token_only: bool = False,
-        members_only: bool = False,
         **kwargs,
     ) -> HydraModelOutput:
         """
         pixel_values: (batch, channels, height, width)
-        first_token_only, members_only: compute no more than a classifier reads, see `encode`
+        kwargs: of `encode`, too
         """
         if kwargs.pop("bool_masked_pos", None) is not None:
             raise ValueError("bool_masked_pos is for masked image modelling, which a Hydra does not do: leave it out")
         inputs = {"pixel_values": pixel_values, "attention_mask": attention_mask}
         if interpolate_pos_encoding is not None:  # not every family has it
             inputs["interpolate_pos_encoding"] = interpolate_pos_encoding
-        return self.encode(inputs, first_token_only, members_only, **kwargs)
+        return self.encode(inputs, **kwargs)
 
 
 class HydraImageClassifierMixin(HydraClassifierMixin):

@@ -330,7 +330,8 @@ class HydraAttention(nn.Module):
             if isinstance(attention_mask, torch.Tensor) and (self.is_trunk or not on_batch_axis):
                 attention_mask = attention_mask[:batch]
         query, key, value = self.project(hidden_states, first_token_only, on_batch_axis)
-        query, key, value = self.place(query, key, value, on_batch_axis, *positions)
+        if positions:
+            query, key, value = self.place(query, key, value, on_batch_axis, *positions)
         if self.adds_bias:
             bias = self.bias(hidden_states, query, key, *positions)
             attention_mask = masked_bias(bias, attention_mask, self.config._attn_implementation)
@@ -362,7 +363,7 @@ class HydraAttention(nn.Module):
         )
 
     def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, on_batch_axis: bool, *positions):
-        """Query, key and value with their positions, (rows, heads, tokens, head_dim) each; here they have none."""
+        """Query, key and value with their positions, (rows, heads, tokens, head_dim) each."""
         return query, key, value
 
     def bias(self, hidden_states: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *positions) -> torch.Tensor:
@@ -816,12 +817,12 @@ class HydraClassifierMixin:
             member_logits, variances = split_variances(member_logits, self.config)
         if self.decision is not None and self.is_calibrated:
             prepared = self.prepare(features).transpose(0, 1) if self.decision.reads_features else None
-            decision = self.decide(two_points(member_logits, variances), prepared)
+            decision = self.decide(mean_plus_minus_std(member_logits, variances), prepared)
             member_logits = decision.member_logits if variances is None else member_logits
             decided = decision.outputs()
         logits = ensemble_logits(member_logits, self.config.problem_type, self.config.aggregate)
         if loss is None and self.training and self.num_members > 1 and self.config.ensemble_loss == "members":
-            watch_for_other_loss(logits, from_trainer="num_items_in_batch" in kwargs)
+            warn_if_loss_uses_ensemble_logits(logits, from_trainer="num_items_in_batch" in kwargs)
         states = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
         return HydraClassifierOutput(loss, logits, member_logits, member_variances=variances, **states, **decided)
 
@@ -867,9 +868,10 @@ def split_variances(member_logits: torch.Tensor, config) -> tuple[torch.Tensor, 
     return means, logarithms.exp()
 
 
-def two_points(means: torch.Tensor, variances: torch.Tensor | None) -> torch.Tensor:
+def mean_plus_minus_std(means: torch.Tensor, variances: torch.Tensor | None) -> torch.Tensor:
     """Two numbers in place of each member, a standard deviation below and above its mean: (batch, 2 * members, outputs).
-    Their mean is the ensemble's, their variance its total one: whoever reads members' numbers need know of no variances."""
+    Their mean is the ensemble's, their variance its total one, so code that only reads member predictions also sees the total
+    variance."""
     deviations = None if variances is None else variances.sqrt()
     return means if variances is None else torch.stack([means - deviations, means + deviations], dim=2).flatten(1, 2)
 
@@ -916,7 +918,7 @@ def ensemble_loss(loss_function: Callable, labels: torch.Tensor, member_logits: 
     loss_function = loss_function if variances is None else gaussian_loss
     if config.ensemble_loss == "members":
         return mean_loss(loss_function, labels, member_logits.unbind(dim=1), config, **kwargs)
-    points = two_points(means, variances)
+    points = mean_plus_minus_std(means, variances)
     answer = ensemble_logits(points, config.problem_type, getattr(config, "aggregate", None))
     if variances is not None:
         answer = torch.cat([answer, _variance(points).log()], dim=-1)
@@ -957,7 +959,7 @@ def check_labels(labels: torch.Tensor, member_logits: torch.Tensor, problem_type
         )
 
 
-def watch_for_other_loss(
+def warn_if_loss_uses_ensemble_logits(
     logits: torch.Tensor,
     from_trainer: bool,
     wanted: str = "config.ensemble_loss is 'members', a loss for each member",

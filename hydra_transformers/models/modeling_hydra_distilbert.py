@@ -48,14 +48,12 @@ class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        first_token_only: bool = False,
-        members_only: bool = False,
         **kwargs,
     ) -> HydraModelOutput:
         """
         input_ids, attention_mask, position_ids: (batch, tokens)
         inputs_embeds: (batch, tokens, hidden), in place of input_ids
-        first_token_only, members_only: compute no more than a classifier reads, see `encode`
+        kwargs: of `encode`, too
         """
         inputs = {
             "input_ids": input_ids,
@@ -63,7 +61,7 @@ class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel
             "inputs_embeds": inputs_embeds,
             "position_ids": position_ids,
         }
-        return self.encode(inputs, first_token_only, members_only, **kwargs)
+        return self.encode(inputs, **kwargs)
 
 
 class DistilBertClassifierMixin(HydraTextClassifierMixin):

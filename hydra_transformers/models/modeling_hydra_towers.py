@@ -407,7 +407,7 @@ class HydraCLIPForImageClassification(HydraVisionTowerClassifierMixin, HydraCLIP
     config: HydraCLIPVisionConfig
     backbone_classes = (CLIPForImageClassification,)
     encoder_class = HydraCLIPVisionModel
-    unread = ("vision_model.post_layernorm.",)
+    unused_prefixes = ("vision_model.post_layernorm.",)
 
     def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         return hidden_states[:, :, 1:].mean(dim=2)
@@ -555,7 +555,7 @@ class HydraSiglipForImageClassification(HydraVisionTowerClassifierMixin, HydraSi
     encoder_class = HydraSiglipVisionModel
     # A backbone's classifier has the pooling head, and does not read it.
     own_fields = {"vision_use_head": False}
-    unread = ("vision_model.head.",)
+    unused_prefixes = ("vision_model.head.",)
 
     def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         return hidden_states.mean(dim=2)

@@ -226,7 +226,7 @@ class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
         members = config.num_members
         self.reads_all_layers = config.use_weighted_layer_sum
         if self.reads_all_layers:
-            self.unread = (f"{self.base_model_prefix}.final_norm.",)
+            self.unused_prefixes = (f"{self.base_model_prefix}.final_norm.",)
             count = config.num_hidden_layers + 1  # the embeddings, and each layer
             self.layer_weights = nn.Parameter(torch.full((members, count), 1 / count))
         self.projector = GroupedLinear(config.hidden_size, [config.classifier_proj_size] * members)
@@ -295,7 +295,7 @@ class HydraWavLMPreTrainedModel(HydraWaveformMixin, HydraModelMixin, WavLMPreTra
     _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
     backbone_types = ("wavlm",)
     _supports_sdpa = True
-    backbone_calls_projections = False
+    supports_lora_on_qkvo = False
     backbone_rules = (
         *WAVEFORM_RULES,
         Rule("layers.*.attention.bias_gate.maps.*", "encoder.layers.*.attention.gru_rel_pos_linear.*"),

@@ -113,17 +113,15 @@ class HydraWhisperModel(HydraEncoderMixin, HydraWhisperPreTrainedModel):
         self,
         input_features: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        first_token_only: bool = False,
-        members_only: bool = False,
         **kwargs,
     ) -> HydraModelOutput:
         """
         input_features: (batch, mel bins, frames)
         attention_mask: not read, as in Whisper itself, which reads silence
-        first_token_only, members_only: compute no more than a classifier reads, see `encode`
+        kwargs: of `encode`, too
         """
         kwargs.pop("use_cache", None)  # of Whisper's decoder; checkpointed layers would warn of it
-        return self.encode({"input_features": input_features}, first_token_only, members_only, **kwargs)
+        return self.encode({"input_features": input_features}, **kwargs)
 
 
 class HydraWhisperForAudioClassification(HydraWaveformClassifierMixin, HydraWhisperPreTrainedModel):

@@ -84,9 +84,8 @@ class HydraModelMixin:
     - `per_member_parameters`: bare parameters with one row per member,
     - `backbone_config_key`: the part of a backbone's config that it is made from, where that is not all of it,
     - `own_fields`: config fields that are always so, whatever a backbone's says,
-    - `backbone_calls_projections`: False where the backbone's attention reads the weights of q, k, v and o without calling them,
-      so that adapters on them change nothing,
-    - `unread`: how names of parameters begin, of a backbone or its own, that no answer depends on,
+    - `supports_lora_on_qkvo`: False where the backbone's attention reads the weights of q, k, v and o without calling them,
+    - `unused_prefixes`: prefixes of parameters that do not affect the output,
     - `is_base_model`: on the class without a head, which then takes what it needs from a model with one.
 
     Checkpoints hold `kept_heads_mask` of each attention: packed rows do not tell whose they are.
@@ -98,8 +97,8 @@ class HydraModelMixin:
     per_member_parameters: tuple[str, ...] = ()
     backbone_config_key: str | None = None
     own_fields: dict[str, bool] = {}
-    unread: tuple[str, ...] = ()
-    backbone_calls_projections: bool = True
+    unused_prefixes: tuple[str, ...] = ()
+    supports_lora_on_qkvo: bool = True
     is_base_model: bool = False
     _can_record_outputs = {"attentions": HydraAttention}
     _keys_to_ignore_on_load_missing = [r"kept_heads_mask$"]  # of weights that were put together by hand

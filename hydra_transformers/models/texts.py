@@ -59,8 +59,6 @@ class HydraTextEncoderMixin(HydraEncoderMixin):
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        first_token_only: bool = False,
-        members_only: bool = False,
         **kwargs,
     ) -> HydraModelOutput:
         """input_ids, attention_mask, position_ids: (batch, tokens); inputs_embeds: (batch, tokens, hidden); others: `encode`"""
@@ -70,7 +68,7 @@ class HydraTextEncoderMixin(HydraEncoderMixin):
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
         }
-        return self.encode(inputs, first_token_only, members_only, **kwargs)
+        return self.encode(inputs, **kwargs)
 
 
 class HydraTypedTextEncoderMixin(HydraTextEncoderMixin):
@@ -85,8 +83,6 @@ class HydraTypedTextEncoderMixin(HydraTextEncoderMixin):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        first_token_only: bool = False,
-        members_only: bool = False,
         **kwargs,
     ) -> HydraModelOutput:
         """As `HydraTextEncoderMixin.forward`; token_type_ids: (batch, tokens)"""
@@ -97,7 +93,7 @@ class HydraTypedTextEncoderMixin(HydraTextEncoderMixin):
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
         }
-        return self.encode(inputs, first_token_only, members_only, **kwargs)
+        return self.encode(inputs, **kwargs)
 
 
 class HydraTextClassifierBase(HydraClassifierMixin):

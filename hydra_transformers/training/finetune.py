@@ -17,7 +17,7 @@ from ..data.processors import load_processor
 from ..data.rows import DataSource, overlap
 from ..data.tasks import ONE_CLASS, task_of_model
 from ..fusion.probe import TEXT_TOKENS
-from ..models.auto import AutoHydra, class_with_new_classifier, config_of, described
+from ..models.auto import AutoHydra, class_with_new_classifier, config_of, config_with_architecture
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished
 from .members import compute_accuracy, train_and_save
 from .trainer import HydraTrainer, HydraTrainingArguments
@@ -129,7 +129,7 @@ def finetune(
     columns["label_separator"] = label_separator
     source = DataSource(data, split=split, part="training", **columns)
     class_names, problem_type = classes_in(source, regression)
-    config = config_of(model) if is_name else described(model)
+    config = config_of(model) if is_name else config_with_architecture(model)
     hydra_class = class_with_new_classifier(config, problem_type)
     config.architectures = [hydra_class.backbone_classes[0].__name__]
     if processor is None or isinstance(processor, (str, os.PathLike)):

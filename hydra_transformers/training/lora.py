@@ -42,7 +42,7 @@ def lora_config(
         raise ImportError("lora_config() needs peft: pip install peft") from error
 
     is_hydra, projections = hasattr(type(model), "backbone_rules"), _projections_of(model)
-    if not is_hydra and not getattr(hydra_class_of(model), "backbone_calls_projections", True):
+    if not is_hydra and not getattr(hydra_class_of(model), "supports_lora_on_qkvo", True):
         raise ValueError(
             f"model is a {type(model).__name__}, whose attention reads weights without calling their modules, so that adapters would "
             "change nothing: pass AutoHydra.from_backbone(model)"

@@ -68,8 +68,8 @@ def hydra_parameter_names(model: nn.Module) -> dict[str, str]:
     hydra_class = hydra_class_of(model)
     known = {} if hydra_class is None else backbone_names(hydra_class, model)
     found = {theirs: ours for ours, of_backbone in known.items() for theirs in of_backbone}
-    unread = () if hydra_class is None else hydra_class.unread
-    found |= {name: name for name in names if name not in found and name.startswith(unread)}
+    unused_prefixes = () if hydra_class is None else hydra_class.unused_prefixes
+    found |= {name: name for name in names if name not in found and name.startswith(unused_prefixes)}
     missing = next((name for name in names if name not in found), None)
     if missing is not None:
         raise ValueError(
@@ -147,7 +147,7 @@ def unused_parameters(model: nn.Module) -> set[str]:
     empty = {name for name, parameter in model.named_parameters() if parameter.numel() == 0}
     layers = {name.removesuffix("attention.qkv_proj.weight") for name in empty if name.endswith("qkv_proj.weight")}
     norms = tuple(f"{layer}attention_norm." for layer in layers if model.get_submodule(layer[:-1]).norm_first)
-    idle = norms + _parts_without_heads(model) + getattr(model, "unread", ())
+    idle = norms + _parts_without_heads(model) + getattr(model, "unused_prefixes", ())
     return empty | {name for name, _ in model.named_parameters() if name.startswith(idle)}
 
 
