@@ -21,9 +21,6 @@ from ..models.configuration_hydra import set_problem_type
 from ..models.modeling_hydra import HydraClassifierOutput, check_labels, mean_loss, warn_if_loss_uses_ensemble_logits
 
 
-MODEL_FOLDER = "model"
-
-
 class Baseline(nn.Module):
     """A model that answers with `member_logits`, and is trained, evaluated, calibrated and saved like a Hydra.
 

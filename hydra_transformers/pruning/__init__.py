@@ -8,7 +8,6 @@ from .head_maps import HeadMap
 from .heads import head_divergence, layer_divergence, overlap, prune_heads
 from .making import make_members
 from .masking import ablated
-from .member_plan import MemberPlan
 from .members import draw_members
 from .oba import oba_prune, oba_scores
 from .scores import HEAD_SCORES, head_scores, lowest_heads
@@ -19,7 +18,6 @@ __all__ = [
     "HEAD_SCORES",
     "Circuit",
     "HeadMap",
-    "MemberPlan",
     "TaylorPruning",
     "ablated",
     "draw_members",
