@@ -415,7 +415,7 @@ class Comparison:
         fitted = TemperatureScaling.fit(validation["member_logits"], validation["labels"])
         for path, scaling in zip(paths, (TemperatureScaling(1.0), fitted), strict=True):
             results = metrics_of(test, ood, scaling, shifted)
-            content = costs | {"temperature": scaling.temperature[0]} | results
+            content = costs | {"temperature": scaling.temperature} | results
             content |= {} if trainings is None else {"trainings": trainings}
             if held_out:
                 content["validation"] = metrics_of(validation, held_out, scaling)

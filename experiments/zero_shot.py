@@ -192,7 +192,7 @@ class ZeroShotComparison(Comparison):
                 answers = self.answers(classifiers[name], each.validation)
                 fitted[name] = TemperatureScaling.fit(answers["member_logits"], answers["labels"])
         results = {
-            source: {"temperature": scaling.temperature[0]}
+            source: {"temperature": scaling.temperature}
             | {
                 "sets": {
                     name: classification_metrics(scaling(answers["member_logits"]), answers["labels"])

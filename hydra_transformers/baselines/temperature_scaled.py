@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.prediction import ZeroShotClassifier, collect_member_logits
-from ..uncertainty.temperature import TemperatureScaledClassifier, TemperatureScaling
+from ..uncertainty.temperature import TemperatureScaledClassifier, TemperatureScaling, best_temperature
 
 
 def temperature_scaled(model: nn.Module, data: Any, batch_size: int = 32) -> TemperatureScaledClassifier:
@@ -49,8 +49,7 @@ def temperature_scaled_clip(
         raise TypeError(f"model is a {type(model).__name__}, no model of two towers: pass it to temperature_scaled")
     classifier = ZeroShotClassifier(model, class_prompts)
     # Part of the weights, it divides the logits of each member: that is the temperature to look for.
-    scaling = TemperatureScaling.fit(*_collected(classifier, data, batch_size), pooled=False)
-    temperature = scaling.temperature[0]
+    temperature = best_temperature(*_collected(classifier, data, batch_size), pooled=False)
     scaled = copy.deepcopy(model)
     with torch.no_grad():
         scaled.logit_scale -= math.log(temperature)

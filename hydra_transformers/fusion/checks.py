@@ -22,7 +22,7 @@ from .structure import Member, have_equal_tensors, member_fields, outline, slots
 logger = logging.get_logger(f"transformers.{__name__}")
 
 # Their forward hooks only record outputs or move tensors between devices.
-PACKAGES_OF_HARMLESS_HOOKS = ("transformers", "accelerate")
+PACKAGES_OF_HARMLESS_HOOKS = ("transformers", "accelerate", "hydra_transformers")
 # Parameters that do not affect the output: poolers that the task does not use, and tokens that hide patches in pre-training.
 UNUSED = ("pooler", "mask_token")
 # Config fields in which members may differ: they say how a member was made or trains, not what it computes.

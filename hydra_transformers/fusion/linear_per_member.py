@@ -45,7 +45,7 @@ def with_linear_layers(hydra: PreTrainedModel) -> PreTrainedModel:
         if kind is not None and any(module.widths) and name not in LOGITS:
             split.set_submodule(name, kind(module))
     if split.decision is not None:
-        split.decision.seen = None  # the packed weights would count as its own
+        split.decision.compare_again()
     return split
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterable
+from contextlib import nullcontext
 from itertools import combinations
 
 import torch
@@ -90,7 +91,8 @@ def outputs_of(
     model: PreTrainedModel, inputs: dict[str, torch.Tensor], keys: Iterable[str]
 ) -> dict[str, torch.Tensor]:
     """A model's outputs of these names, as far as it has them, in eval mode and in its own dtype."""
-    with evaluation_mode(model), torch.autocast(model.device.type, enabled=False):
+    uncalibrated = getattr(model, "uncalibrated", nullcontext)  # a calibrated Hydra's logits have a temperature
+    with evaluation_mode(model), uncalibrated(), torch.autocast(model.device.type, enabled=False):
         outputs = model.forward(**inputs, return_dict=True)  # not model(...), which would compile a compiled model
     return {key: outputs[key] for key in keys if outputs.get(key) is not None}
 

@@ -1,40 +1,41 @@
-"""The decision of a calibrated model: how it is applied, and whether the weights are still those that were calibrated."""
+"""The decision of a calibrated model: when it abstains, and whether the model is still the one that was calibrated.
+
+Ships with calibrated models alone, with the file of their task, `decision_<task>.py`.
+"""
 
 import hashlib
+import importlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import attrgetter, is_
-from typing import Any
-from weakref import ref
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from .decision_settings import ROUNDING, check_settings
-from .detection import DETECTORS, answers_of, score
-from .modeling_hydra import (
-    FixedDtype,
-    at_least_float32,
-    is_exporting,
-    log_mean_of_exponentials,
-    log_mean_probability,
-)
+from .modeling_hydra import FixedDtype, is_exporting
 
 
 logger = logging.get_logger(f"transformers.{__name__}")
 
+VERSION = 2  # of the settings
+TASKS = ("single_label_classification", "multi_label_classification", "regression", "token_classification", "reward")
+# Settings of a model's config that change its predictions, and leave the weights as they are.
+CONFIG_FIELDS = ("problem_type", "aggregate", "hidden_act", "hidden_activation", "activation", "activation_function")
+RECALIBRATE = "call calibrate() again"
+
 
 @dataclass(frozen=True)
-class Decided:
-    """
+class DecisionOutput:
+    """What a calibrated model decides.
+
     member_logits: (batch, members, classes), with the temperature
     detector_score: (batch,), higher is less sure
-    abstain: (batch,) bool, whether the score is above the threshold, or the answer is not a number
-    prediction_set: (batch, classes) bool, the possible classes, all where the answer is not a number; None without sets
-    interval: (batch, outputs, 2), of regression: the lowest and the highest number that each output may be; else None
+    abstain: (batch,) bool, whether the score is above the threshold, or the prediction is not a number
+    prediction_set: (batch, classes) bool, the possible classes, all where the prediction is not a number; None without sets
+    interval: (batch, outputs, 2), of regression: the lowest and highest value that each output may have; else None
+    chosen_labels: (batch, labels) bool, of multi-label classification: the labels that are predicted; else None
     """
 
     member_logits: Tensor
@@ -42,252 +43,221 @@ class Decided:
     abstain: Tensor
     prediction_set: Tensor | None = None
     interval: Tensor | None = None
+    chosen_labels: Tensor | None = None
 
     def outputs(self) -> dict[str, Tensor | None]:
-        """What a model's output takes over beside the logits."""
+        """The fields that a model returns beside its logits."""
         return {name: getattr(self, name) for name in ("detector_score", "abstain", "prediction_set", "interval")}
 
 
 class Decision(FixedDtype):
-    """A temperature, a detector with its threshold, and prediction sets, as `calibrate` fitted them.
+    """What `calibrate` fitted for a model, and the digest of the model that it was fitted for. A task is a subclass.
+
+    The weights are compared with their digest when the model is saved or loaded, and at the first inference after it was in
+    training mode, gradients passed through it, or it got or lost an adapter. A changed model does not decide. Writing into
+    `weight.data` by hand is noticed only then.
 
     settings: the config's `decision`
-        temperature: a positive number
-        pooled: whether the temperature is the ensemble's, see `pool_then_scale`; absent, it divides each member's logits
-        detector: {"name", "by", "settings"}, see `detection.score`
-        threshold: None, or the highest score that is answered
-        sets: None, or {"method": "lac" | "aps" | "raps", "thresholds", "by_class", "k_reg", "penalty", "allow_empty"}
-        alpha: the share of the sets that may miss the right class
-        dtype: of the weights that were calibrated
-        state: {name: shape} of the detector's tensors
-        digests: {"weights": of the model's weights, in the dtype they had and in coarser ones, "state": of the tensors}
+        version, task: of these settings, one of `TASKS`
+        detector: {"name"}: what `detector_score` is
+        threshold: None, or the highest score that is not refused. It lies between two scores of the fitting rows, so that
+            rounding does not move rows across it
+        alpha: the share of the sets or intervals that may miss the right class or value; None without them
+        config: the `CONFIG_FIELDS` that the model had
+        dtype: of its weights
+        state: {name: shape} of the decision's tensors
+        digests: {"weights": of the weights in their dtype and in coarser ones, "state": of the tensors}
         sentences: what was fitted on what, and what it promises
-        classes, prompts: of a zero-shot classifier, the names of its classes and a digest of the prompts
     num_parameters: of the model, which bounds how large `state` may be
     """
 
+    task: str
+    fields: ClassVar[Mapping[str, tuple[type, ...]]] = {}  # of the task alone: name -> types
+    reads_features = False
+
     def __init__(self, settings: Mapping[str, Any], num_parameters: int):
         super().__init__()
-        self.check(settings, num_parameters)
+        check_settings(settings, self.fields, num_parameters)
         self.settings = dict(settings)
         for name, shape in settings["state"].items():
             self.register_buffer(name, torch.full(shape, math.nan, dtype=torch.float32))
-        self.is_on = True
-        self.seen: SeenWeights | None = None
+        self.is_same_model: bool | None = None  # of the last comparison; None if there is to be another
 
-    @classmethod
-    def check(cls, settings: Any, num_parameters: float) -> None:
-        """Refuses settings that `calibrate` cannot have written."""
-        check_settings(settings, num_parameters)
+    def above_threshold(self, detector_score: Tensor) -> Tensor:
+        """Which rows not to answer, bool; without a threshold those whose score is not a number."""
+        threshold = self.settings["threshold"]
+        return detector_score.isnan() if threshold is None else ~(detector_score <= float(threshold))
 
-    @property
-    def reads_features(self) -> bool:
-        return "features" in DETECTORS[self.settings["detector"]["name"]].reads
+    def per_output(self, name: str, like: Tensor) -> Tensor:
+        """A setting with a value for each output (the last axis of `like`), as a tensor."""
+        values = self.settings[name]
+        if len(values) != like.shape[-1]:  # one value would silently serve all outputs
+            raise ValueError(
+                f"decision.{name} has {len(values)} values, and the model has {like.shape[-1]} outputs: {RECALIBRATE}"
+            )
+        return torch.tensor([float(value) for value in values], dtype=like.dtype, device=like.device)
 
-    def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> Decided:
-        """member_logits: (batch, members, classes); member_features: (batch, members, dim), where `reads_features`"""
-        scale = pool_then_scale if self.settings.get("pooled") else torch.div
-        member_logits = scale(at_least_float32(member_logits), self.settings["temperature"])
-        detector, threshold, sets = (self.settings[name] for name in ("detector", "threshold", "sets"))
-        state = {name: getattr(self, name) for name in self.settings["state"]}
-        name, by = detector["name"], detector["by"]
-        detector_score = score(name, answers_of(member_logits, member_features, state), by, **detector["settings"])
-        log_probabilities = log_mean_probability(member_logits)
-        is_no_number = log_probabilities.isnan().any(dim=-1)
-        abstain, chosen = is_no_number, None
-        if threshold is not None:
-            abstain = abstain | ~(detector_score <= float(threshold))
-        if sets is not None:
-            chosen = prediction_sets(log_probabilities.exp(), **sets) | is_no_number.unsqueeze(-1)
-        return Decided(member_logits, detector_score, abstain, chosen)
+    # Is the model still the one that was calibrated?
 
     def is_current(self, model: nn.Module) -> bool:
-        """Whether the model's weights are those that were calibrated.
-
-        All numbers are compared at the first call, and again after training, a cast, a copy or a move, or where an operation
-        wrote to a weight, or a weight or module was replaced. Writing into `weight.data` leaves no trace, and is noticed only
-        then.
-        """
+        """Whether the model is the one that was calibrated; see above for when its weights are read."""
         if is_exporting():
             return True  # `export` has compared them
-        if self.seen is None or not self.seen.is_untouched() or _has_adapters(model):
+        if self.is_same_model is None or has_adapters(model) or config_settings(model) != self.settings["config"]:
             return self.compare(model)
-        return self._warn_unless(self.seen.are_calibrated)
+        return self.is_same_model
 
     def compare(self, model: nn.Module) -> bool:
-        """`is_current` by all numbers of the weights, whatever was seen before."""
-        self.seen = None
-        if _has_adapters(model):
-            return self._warn_unless(False)
-        weights = list(model.parameters())
-        is_replica = not weights  # of DataParallel: its weights are plain tensors
-        weights = weights or weights_of_replica(model)
+        """`is_current`, by all numbers of the weights; warns where the model is another one."""
+        self.is_same_model = None
+        weights = list(model.parameters()) or weights_of_replica(model)
         if any(weight.is_meta for weight in weights):
             if hasattr(model, "hf_device_map"):
                 logger.warning_once(
-                    "weights of this model are offloaded, so that nobody can tell whether it was calibrated with them: its "
-                    "temperature, its threshold and its sets are left out, load it without offloading"
+                    "weights of this model are offloaded and cannot be compared with those that were calibrated: nothing is "
+                    "decided, load it without offloading"
                 )
-            return False  # otherwise there is no model, only its shapes
-        are_calibrated = digest_of(weights) in (self.settings["digests"] or {"weights": []})["weights"]
-        if not is_replica:
-            self.seen = SeenWeights(model, weights, are_calibrated)
+            return False
+        task, config = task_name(model), config_settings(model)
+        changes = [
+            f"{name} was {then!r} and is {config.get(name)!r}"
+            for name, then in self.settings["config"].items()
+            if config.get(name) != then
+        ]
+        if task != self.task:
+            changes = [f"it was made for {self.task} and is for {task}"]
+        elif not changes and has_adapters(model):
+            changes = ["it has adapters"]
+        elif not changes and digest_of(weights) not in self.settings["digests"]["weights"]:
+            changes = ["the weights have changed"]
+        if changes:
+            logger.warning_once(
+                f"this is not the model that was calibrated ({', '.join(changes)}): it does not abstain, and has no "
+                f"temperature and no sets, {RECALIBRATE}"
+            )
+        if not has_adapters(model):
+            self.is_same_model = not changes
         then, now = self.settings["dtype"], dtype_of(weights)
         if None not in (then, now) and self.reads_features and _eps(now) > _eps(then):
             logger.warning_once(
-                f"this model was calibrated in {then} and runs in {now}: its detector, {self.settings['detector']['name']}, reads "
-                "features, and may take what rounding changes in them for foreign; call calibrate() in this dtype"
+                f"this model was calibrated in {then} and runs in {now}, and its detector, {self.settings['detector']['name']}, "
+                "reads features: rounding may look out-of-distribution, call calibrate() in this dtype"
             )
-        return self._warn_unless(are_calibrated)
+        return not changes
 
-    def _warn_unless(self, is_current: bool) -> bool:
-        if not is_current:
-            logger.warning_once(
-                "the weights have changed since this model was calibrated: its temperature, its threshold and its sets are "
-                "left out, call calibrate() again"
-            )
-        return is_current
+    def remember(self, model: nn.Module) -> None:
+        """Takes a model for the one that was calibrated."""
+        weights = list(model.parameters())
+        digests = {digest_of(weights, dtype) for dtype in (None, torch.float32, torch.bfloat16, torch.float16)}
+        self.settings["dtype"], self.settings["config"] = dtype_of(weights), config_settings(model)
+        self.settings["digests"] = {"weights": sorted(digests), "state": self.state_digest()}
+        self.is_same_model = True
+
+    def compare_again(self, *_: Any) -> None:
+        """At the next inference."""
+        self.is_same_model = None
+
+    def watch(self, logits: Tensor) -> None:
+        """Compares the weights again after gradients have passed through these logits."""
+        if logits.requires_grad and not torch.compiler.is_compiling():
+            logits.register_hook(self.compare_again)
 
     def train(self, mode: bool = True) -> nn.Module:
-        if mode or self.training:
-            self.seen = None
+        if mode:
+            self.compare_again()
         return super().train(mode)
 
     def _apply(self, fn, recurse=True):
-        self.seen = None  # it holds on to the weights' memory
+        self.compare_again()
         return super()._apply(fn, recurse)
 
+    def _load_from_state_dict(self, *args):
+        self.compare_again()
+        return super()._load_from_state_dict(*args)
+
     def check_loaded(self) -> None:
-        expected = (self.settings["digests"] or {}).get("state")
-        if not any(buffer.is_meta for buffer in self.buffers()) and self.state_digest() != expected:
+        """Raises an error where the tensors are not those of the settings."""
+        if (
+            not any(buffer.is_meta for buffer in self.buffers())
+            and self.state_digest() != self.settings["digests"]["state"]
+        ):
             raise ValueError(
-                "decision.state is not what was saved with these settings: the file of one calibration lies beside that of "
-                "another, or of none; save the calibrated model again, or take `decision` out of config.json"
+                "decision.state is not what was saved with these settings: save the calibrated model again, or load it with "
+                "decision=None"
             )
 
     def state_digest(self) -> str:
         return digest_of(self.get_buffer(name) for name in sorted(self.settings["state"]))  # JSON sorts names, too
 
 
-@contextmanager
-def uncalibrated(model: nn.Module) -> Iterator[None]:
-    """A calibrated model answers as if it were not: no temperature, nothing decided."""
-    decision = model.decision
-    before = decision is not None and decision.is_on
-    try:
-        if before:
-            decision.is_on = False
-        yield
-    finally:
-        if before:
-            decision.is_on = True
+COMMON = {
+    "version": (int,),
+    "task": (str,),
+    "detector": (dict,),
+    "threshold": (float, int, str, type(None)),  # JSON has no infinity: it is written as text
+    "alpha": (float, type(None)),
+    "config": (dict, type(None)),
+    "dtype": (str, type(None)),
+    "state": (dict,),
+    "digests": (dict, type(None)),
+    "sentences": (list,),
+}
 
 
-def pool_then_scale(member_logits: Tensor, temperature: float) -> Tensor:
-    """Member logits whose mean probability is the ensemble's answer with a temperature: (batch, members, classes).
-
-    With p the members' mean probability, the answer is q = softmax(log p / T). Each member is first divided by T alone; then
-    its probability of a class is multiplied by what is missing from the mean of all to q, the same factor for all members.
-    A member whose probabilities now sum to more than 1 is reduced to 1, and what it loses goes, class by class, to those
-    below 1: every member sums to 1 again, and the mean stays q. Each member keeps its log Σ exp z / T.
-    """
-    scaled = member_logits / temperature
-    if member_logits.shape[1] == 1 or temperature == 1:
-        return scaled
-    smallest = torch.finfo(scaled.dtype).tiny  # keeps logarithms, and their gradients, finite
-    sums = scaled.logsumexp(dim=-1, keepdim=True)
-    log_members = scaled - sums
-    log_mean = log_mean_of_exponentials(log_members)
-    factor = (log_mean_probability(member_logits) / temperature).log_softmax(dim=-1) - log_mean
-    factor = factor.masked_fill(log_mean == -math.inf, 0.0)  # a class that no member allows
-    log_members = log_members + factor.unsqueeze(1)
-    log_total = log_members.logsumexp(dim=-1, keepdim=True)  # near 0
-    surplus = -torch.expm1(-log_total.clamp(min=0))  # as a share of what the member has
-    lack = -torch.expm1(log_total.clamp(max=0))
-    lost = (log_members + surplus.clamp(min=smallest).log()).logsumexp(dim=1, keepdim=True)
-    shares = lack / lack.sum(dim=1, keepdim=True).clamp(min=smallest)
-    received = lost + shares.clamp(min=smallest).log()
-    return torch.stack([log_members - log_total.clamp(min=0), received]).logsumexp(dim=0) + sums
+def check_settings(settings: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]], num_parameters: float) -> None:
+    """Raises an error for settings that `calibrate` cannot have written."""
+    for name, types in {**COMMON, **fields}.items():
+        if name not in settings or not isinstance(settings[name], types):
+            found = repr(settings[name])[:100] if name in settings else "missing"
+            raise ValueError(f"decision.{name} is {found}: {RECALIBRATE}, or load the model with decision=None")
+    if not 0 < settings.get("temperature", 1.0) < math.inf:
+        raise ValueError(f"decision.temperature is {settings['temperature']}: {RECALIBRATE}")
+    most = max(2**26, 16 * num_parameters)  # bounds the memory that a config alone can ask for
+    for name, shape in settings["state"].items():
+        if not all(type(size) is int and size > 0 for size in shape) or math.prod(shape) > most:
+            raise ValueError(f"decision.state.{name} is {str(shape)[:100]}: {RECALIBRATE}")
 
 
-def prediction_sets(
-    probabilities: Tensor,
-    method: str,
-    thresholds: list[float],
-    by_class: bool = False,
-    k_reg: int | None = None,
-    penalty: float | None = None,
-    allow_empty: bool = False,
-) -> Tensor:
-    """The classes that suit each row, bool (batch, classes), of the ensemble's probabilities (batch, classes)."""
-    if method == "lac":
-        unsuited = 1 - probabilities
-    else:
-        # ONNX has one sort, and it is stable.
-        is_stable = {} if is_exporting() else {"stable": True}
-        ordered, order = probabilities.sort(dim=-1, descending=True, **is_stable)
-        unsuited = ordered.cumsum(dim=-1)
-        if method == "raps":
-            ranks = torch.arange(1, probabilities.shape[-1] + 1, device=probabilities.device)
-            unsuited = unsuited + penalty * (ranks - k_reg).clamp(min=0)
-        unsuited = torch.zeros_like(unsuited).scatter(-1, order, unsuited)
-    highest = torch.tensor([float(each) for each in thresholds], dtype=unsuited.dtype, device=unsuited.device)
-    chosen = unsuited <= highest + ROUNDING
-    if allow_empty:
-        return chosen
-    likeliest = nn.functional.one_hot(probabilities.argmax(dim=-1), probabilities.shape[-1]).bool()
-    return chosen | (likeliest & ~chosen.any(dim=-1, keepdim=True))
+def decision_of(settings: Any, num_parameters: int) -> Decision | None:
+    """The decision that these settings describe; None, with a warning, for those of an earlier version."""
+    if not isinstance(settings, Mapping) or settings.get("version") != VERSION:
+        logger.warning_once(
+            f"this model was calibrated by another version of hydra_transformers, and decides nothing: {RECALIBRATE}"
+        )
+        return None
+    if settings.get("task") not in TASKS:
+        raise ValueError(f"decision.task is {str(settings.get('task'))[:100]!r}: pass one of {', '.join(TASKS)}")
+    # By name: a model ships the file of its own task.
+    module = importlib.import_module(f".decision_{settings['task']}", __package__)
+    return module.TaskDecision(settings, num_parameters)
 
 
-# The weights: are they those that were calibrated?
-
-NUMBERS_PER_PASS = 2**20  # bounds the memory of a checksum
-
-
-@torch.no_grad()
-def digest_of(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> str:
-    """A digest of every bit of the tensors, the same on every device.
-
-    dtype: as if they were cast to it; those that are no finer stay as they are
-    """
-    digest, checksums = hashlib.sha256(), []
-    for tensor in _plain(tensors):
-        is_finer = dtype is not None and tensor.is_floating_point() and _eps(tensor.dtype) < _eps(dtype)
-        own = dtype if is_finer else tensor.dtype
-        digest.update(f"{tuple(tensor.shape)} {own} ".encode())
-        checksums.append(_checksum(tensor.reshape(-1), own))
-    for checksum in checksums:  # all are under way before the first is waited for
-        digest.update(f"{checksum.tolist()} ".encode())
-    return digest.hexdigest()
+def task_name(model: nn.Module) -> str:
+    """The task of a model, or of the model inside it: one of `TASKS`."""
+    if any("ForTokenClassification" in type(module).__name__ for module in model.modules()):
+        return "token_classification"
+    config = _config_of(model)
+    problem_type = getattr(config, "problem_type", None)
+    if problem_type is None and getattr(config, "num_labels", None) == 1:
+        problem_type = "regression"  # as in Transformers' loss
+    if problem_type == "regression" and getattr(config, "aggregate", None) is not None:
+        return "reward"
+    return problem_type or "single_label_classification"
 
 
-def _eps(dtype: str | torch.dtype) -> float:
-    return torch.finfo(getattr(torch, dtype) if isinstance(dtype, str) else dtype).eps
+def config_settings(model: nn.Module) -> dict[str, Any]:
+    """Those of `CONFIG_FIELDS` that a model's config has, None left out."""
+    config = _config_of(model)
+    found = {name: getattr(config, name, None) for name in CONFIG_FIELDS}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
-def _checksum(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of each pass over the numbers two sums of their bits: plain, and times odd numbers that tell places apart."""
-    totals = [torch.zeros((), dtype=torch.int64, device=values.device)]
-    odd = 2 * torch.arange(min(2 * values.numel(), NUMBERS_PER_PASS), dtype=torch.int32, device=values.device) + 1
-    for part in values.split(NUMBERS_PER_PASS):
-        part = part.to(dtype)
-        part = part.byte() if dtype == torch.bool else torch.view_as_real(part).flatten() if dtype.is_complex else part
-        bits = part.view({1: torch.uint8, 2: torch.int16}.get(part.element_size(), torch.int32)).int()
-        for numbers in bits.split(NUMBERS_PER_PASS):  # 64 bits are two numbers
-            totals += [numbers.sum(), (numbers * odd[: len(numbers)]).sum()]
-    return torch.stack(totals)
+def _config_of(model: nn.Module) -> Any:
+    return next((module.config for module in model.modules() if hasattr(module, "config")), None)
 
 
-def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The tensors that hold numbers, be it inside of others (torchao's, distributed ones)."""
-    for tensor in tensors:
-        if hasattr(tensor, "__tensor_flatten__"):
-            yield from _plain(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-        else:
-            yield tensor.detach()
-
-
-def _has_adapters(model: nn.Module) -> bool:
+def has_adapters(model: nn.Module) -> bool:
+    """Whether PEFT, or Transformers through it, has put adapters on the model."""
     return getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config")
 
 
@@ -298,45 +268,58 @@ def dtype_of(weights: list[Tensor]) -> str | None:
 
 
 def weights_of_replica(model: nn.Module) -> list[Tensor]:
-    """In the order of `model.parameters()`."""
+    """Those of a copy by `nn.DataParallel`, whose weights are plain tensors, in the order of `model.parameters()`."""
     found = (each for module in model.modules() for each in vars(module).get("_former_parameters", {}).values())
     return list({id(weight): weight for weight in found if weight is not None}.values())
 
 
-class SeenWeights:
-    """Weights that were compared, and what tells without reading them that none, nor a module, was replaced or changed."""
+# Digests
 
-    def __init__(self, model: nn.Module, weights: list[nn.Parameter], are_calibrated: bool):
-        self.weights, self.are_calibrated, self.stamp = weights, are_calibrated, _stamp(weights)
-        places = {}  # the module's own dict of parameters and the name in it, of each weight
-        for module in model.modules():
-            for name, weight in module._parameters.items():
-                if weight is not None:
-                    places.setdefault(weight, (module._parameters, name))
-        self.owners, self.names = zip(*places.values(), strict=True)
-        self.model = ref(model)  # which holds this: in a cycle, its memory would be freed late
-        self.inside = [module._modules for module in model.modules() if module._modules and module is not model]
-        self.modules = self.modules_in(model)
-
-    def modules_in(self, model: nn.Module) -> list[list[nn.Module | None]]:
-        top = [module for module in model._modules.values() if not isinstance(module, Decision)]
-        return [top, *map(list, map(dict.values, self.inside))]
-
-    def is_untouched(self) -> bool:
-        in_place = all(map(is_, map(dict.get, self.owners, self.names), self.weights))
-        model = self.model()
-        in_place = in_place and model is not None and self.modules_in(model) == self.modules
-        return in_place and _stamp(self.weights) == self.stamp
-
-    def __reduce__(self) -> tuple:
-        """A copied or pickled model has none: the versions of its weights start anew."""
-        return type(None), ()
+WORDS_PER_PASS = {"cpu": 2**16}  # fits a processor's cache; elsewhere 2**22, which bounds the memory
+POSITION, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # odd, of splitmix64
 
 
-def _stamp(weights: list[nn.Parameter]) -> tuple[int, bool]:
-    """Changes with every operation that writes into a weight, and where PEFT has frozen the weights for its adapters."""
-    is_trained = weights[0].requires_grad
-    try:
-        return sum(map(attrgetter("_version"), weights)), is_trained
-    except RuntimeError:  # made in inference mode, where nobody writes
-        return 0, is_trained
+@torch.no_grad()
+def digest_of(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> str:
+    """A digest of every bit of the tensors and its place, the same on every device.
+
+    dtype: as if they were cast to it; those that are no finer stay as they are
+    """
+    digest, sums = hashlib.sha256(), []
+    for tensor in _plain(tensors):
+        is_finer = dtype is not None and tensor.is_floating_point() and _eps(tensor.dtype) < _eps(dtype)
+        target = dtype if is_finer else tensor.dtype
+        digest.update(f"{tuple(tensor.shape)} {target} ".encode())
+        sums.append(_mixed_sum(tensor.reshape(-1), target))
+    for total in sums:  # all are under way on a GPU before the first is waited for
+        digest.update(f"{int(total)} ".encode())
+    return digest.hexdigest()
+
+
+def _mixed_sum(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum modulo 2^64 of each 64-bit word, mixed with its place."""
+    words = WORDS_PER_PASS.get(values.device.type, 2**22)
+    places = torch.arange(words, device=values.device) * POSITION
+    total, start = torch.zeros((), dtype=torch.int64, device=values.device), 0
+    for part in values.split(words * 8 // dtype.itemsize):
+        part = part.to(dtype).view(torch.uint8)
+        part = nn.functional.pad(part, (0, -len(part) % 8)).view(torch.int64)
+        mixed = part + (places[: len(part)] + start * POSITION % 2**63)
+        mixed = mixed * FIRST
+        mixed = (mixed ^ (mixed >> 32)) * SECOND
+        total += (mixed ^ (mixed >> 29)).sum()
+        start += len(part)
+    return total
+
+
+def _eps(dtype: str | torch.dtype) -> float:
+    return torch.finfo(getattr(torch, dtype) if isinstance(dtype, str) else dtype).eps
+
+
+def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The tensors that hold numbers, also inside of others (torchao's, distributed ones)."""
+    for tensor in tensors:
+        if hasattr(tensor, "__tensor_flatten__"):
+            yield from _plain(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        else:
+            yield tensor.detach()

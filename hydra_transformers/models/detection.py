@@ -1,6 +1,5 @@
 """Scores of how far out of distribution an input looks, from the members' logits and features; higher is further out."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .modeling_hydra import at_least_float32, log_mean_of_exponentials
+from .modeling_hydra import at_least_float32, entropy_split, label_log_probabilities, log_mean
 
 
 @dataclass(frozen=True)
@@ -44,27 +43,11 @@ def answers_of(
     features = None if member_features is None else at_least_float32(member_features)
     log_probabilities = None
     if logits is not None and multi_label:
-        log_probabilities = nn.functional.logsigmoid(torch.stack([-logits, logits], dim=-1))
+        log_probabilities = label_log_probabilities(logits)
     elif logits is not None:
         log_probabilities = logits.log_softmax(dim=-1)
     answers = Answers(logits, log_probabilities, features, state or {})
     return answers.mean() if by == "mean" else answers
-
-
-def log_mean(log_probabilities: Tensor) -> Tensor:
-    """Log of the mean probability over the members: (batch, members, ...) -> (batch, ...)"""
-    # Rounding can lift a certain prediction a hair above log 1.
-    return log_mean_of_exponentials(log_probabilities).clamp(max=0)
-
-
-def entropy_split(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Entropy of the mean probability, mean of the members' entropies, and their difference:
-    (batch, members, ..., classes) -> (batch, ...) each"""
-    total = torch.special.entr(log_mean(log_probabilities).exp()).sum(dim=-1)
-    aleatoric = torch.special.entr(log_probabilities.exp()).sum(dim=-1).mean(dim=1)
-    # Rounding can leave a difference just below 0; a single member has nothing to differ from.
-    epistemic = (total - aleatoric).clamp(min=0) if log_probabilities.shape[1] > 1 else torch.zeros_like(total)
-    return total, aleatoric, epistemic
 
 
 def differing_pairs(log_probabilities: Tensor) -> Tensor:
@@ -128,28 +111,12 @@ def gen(answers: Answers, gamma: float = 0.1, top_classes: int = 100) -> Tensor:
     """Generalised entropy Σ p_c^γ (1 - p_c)^γ over the most probable classes (Liu et al., 2023)."""
     probabilities = answers.log_probabilities.exp().sort(dim=-1, descending=True).values
     others = probabilities[..., 1:]
-    # 1 - p of a sure answer would be a difference of equal numbers: the sum of the others is exact.
+    # 1 - p of a sure prediction would be a difference of equal numbers: the sum of the others is exact.
     rest = torch.cat([others.sum(dim=-1, keepdim=True), 1 - others], dim=-1)
     return (probabilities * rest)[..., :top_classes].pow(gamma).sum(dim=-1)
 
 
-def kl_matching(answers: Answers) -> Tensor:
-    """min_k KL(p ‖ d_k), d_k the mean probability where k was predicted (Hendrycks et al., 2022)."""
-    probabilities = answers.log_probabilities.exp()
-    templates = answers.state["log_templates"].to(probabilities)  # (members, templates, classes)
-    cross_entropies = -_product("bmc,mkc->bmk", probabilities, templates)
-    return (cross_entropies.amin(dim=-1) - entropy(answers)).clamp(min=0)
-
-
 # Of the features.
-
-
-def she(answers: Answers) -> Tensor:
-    """- the inner product with the mean feature of the predicted class (Zhang et al., 2023)."""
-    patterns = answers.state["patterns"].to(answers.features)  # (members, classes, dim)
-    predicted = answers.log_probabilities.argmax(dim=-1)
-    of_predicted = patterns[torch.arange(len(patterns), device=patterns.device), predicted]
-    return -(answers.features * of_predicted).sum(dim=-1)
 
 
 def knn(answers: Answers, k: int = 50) -> Tensor:
@@ -188,13 +155,6 @@ def _whitened(answers: Answers, whitening: str) -> Tensor:
     return _product("bmd,mde->bme", centred, answers.state[whitening].to(centred))
 
 
-def vim(answers: Answers) -> Tensor:
-    """α ‖residual of f outside the principal space‖ - log Σ exp z_c (Wang et al., 2022)."""
-    centred = answers.features - answers.state["origin"].to(answers.features)
-    residual = _product("bmd,mdr->bmr", centred, answers.state["residual_space"].to(centred)).norm(dim=-1)
-    return answers.state["alpha"].to(centred) * residual + energy(answers)
-
-
 @dataclass(frozen=True)
 class Method:
     """
@@ -204,7 +164,6 @@ class Method:
     state: the tensors that it needs, whose first dimension is the members
     needs_labels: whether these are made of labelled data
     multi_label: the score of answers to each of several labels, where there is one
-    bounds: between which scores lie
     settings, fit_settings: the defaults of what can be set, of the score and of the fit
     """
 
@@ -214,30 +173,24 @@ class Method:
     state: tuple[str, ...] = ()
     needs_labels: bool = False
     multi_label: Callable[..., Tensor] | None = None
-    bounds: tuple[float, float] = (0.0, math.inf)
     settings: Mapping[str, Any] = field(default_factory=dict)
     fit_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 EITHER, MEMBERS, MEAN_FIRST = ("members", "mean"), ("members",), ("mean", "members")
-FEATURES, BOTH = ("features",), ("logits", "features")
+FEATURES = ("features",)
 GAUSSIAN = ("center", "whitening", "class_means")
-SIGNED, SHARE = (-math.inf, math.inf), (0.0, 1.0)
 DETECTORS = {
-    "msp": Method(msp, MEAN_FIRST, multi_label=max_sigmoid, bounds=SHARE),
+    "msp": Method(msp, MEAN_FIRST, multi_label=max_sigmoid),
     # The logits of the mean are log-probabilities: their energy is always 0, their largest says what msp says.
-    "max_logit": Method(max_logit, MEMBERS, multi_label=max_logit, bounds=SIGNED),
-    "energy": Method(energy, MEMBERS, multi_label=joint_energy, bounds=SIGNED),
+    "max_logit": Method(max_logit, MEMBERS, multi_label=max_logit),
+    "energy": Method(energy, MEMBERS, multi_label=joint_energy),
     "entropy": Method(entropy, MEAN_FIRST, multi_label=lambda answers: entropy(answers).sum(dim=-1)),
     "mutual_information": Method(
         mutual_information, MEMBERS, multi_label=lambda answers: mutual_information(answers).sum(dim=-1)
     ),
-    "disagreement": Method(
-        disagreement, MEMBERS, multi_label=lambda answers: disagreement(answers).mean(dim=-1), bounds=SHARE
-    ),
+    "disagreement": Method(disagreement, MEMBERS, multi_label=lambda answers: disagreement(answers).mean(dim=-1)),
     "gen": Method(gen, MEAN_FIRST, settings={"gamma": 0.1, "top_classes": 100}),
-    "kl_matching": Method(kl_matching, MEAN_FIRST, state=("log_templates",)),
-    "she": Method(she, EITHER, BOTH, ("patterns",), needs_labels=True, bounds=SIGNED),
     "knn": Method(
         knn,
         EITHER,
@@ -256,16 +209,7 @@ DETECTORS = {
         FEATURES,
         (*GAUSSIAN, "background_whitening"),
         needs_labels=True,
-        bounds=SIGNED,
         fit_settings={"shrinkage": None},
-    ),
-    "vim": Method(
-        vim,
-        MEMBERS,
-        BOTH,
-        ("origin", "residual_space", "alpha"),
-        bounds=SIGNED,
-        fit_settings={"principal_dim": None, "sample_size": 10_000, "seed": 0},
     ),
 }
 COMPARE_MEMBERS = ("mutual_information", "disagreement")  # nothing to tell of a single model
@@ -276,7 +220,3 @@ def score(name: str, answers: Answers, by: str | None = None, multi_label: bool 
     method = DETECTORS[name]
     function = method.multi_label if multi_label else method.score
     return function(answers.mean() if (by or method.by[0]) == "mean" else answers, **settings).mean(dim=1)
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)

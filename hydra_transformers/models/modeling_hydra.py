@@ -719,7 +719,8 @@ class HydraClassifierOutput(ModelOutput):
     member_variances: (batch, members, outputs), of heads that predict a variance
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
     attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
-    detector_score, abstain, prediction_set, interval: what a calibrated model decides, see `decision.Decided`; the
+    detector_score, abstain, prediction_set, interval: what a calibrated model decides, see
+        `decision.DecisionOutput`; the
         logits of a calibrated classifier have its temperature
     """
 
@@ -789,7 +790,7 @@ class HydraClassifierMixin:
         return ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
 
     def decide(self, member_logits: torch.Tensor, prepared: torch.Tensor | None):
-        """What the calibrated model decides, `decision.Decided`; prepared: (batch, members, ...), where it reads features"""
+        """What the calibrated model decides, `decision.DecisionOutput`; prepared: (batch, members, ...), where it reads features"""
         return self.decision(member_logits, prepared)
 
     def encode_and_classify(self, inputs: dict, labels: torch.Tensor | None, **kwargs) -> HydraClassifierOutput:
@@ -813,6 +814,8 @@ class HydraClassifierMixin:
             set_problem_type(self.config)  # before Transformers' loss does, by the labels of a batch
         if labels is not None:
             loss = self.compute_loss(labels, member_logits, **kwargs)
+        if self.decision is not None:
+            self.decision.watch(member_logits)
         if self.config.predicts_variance:
             member_logits, variances = split_variances(member_logits, self.config)
         if self.decision is not None and self.is_calibrated:
@@ -841,6 +844,27 @@ def log_mean_of_exponentials(logarithms: torch.Tensor) -> torch.Tensor:
         # member by member: one kernel each, a third of what logsumexp launches
         total = reduce(torch.logaddexp, logarithms.unbind(dim=1))
     return total - math.log(logarithms.shape[1])
+
+
+def log_mean(log_probabilities: torch.Tensor) -> torch.Tensor:
+    """Log of the mean probability over the members: (batch, members, ...) -> (batch, ...)"""
+    # Rounding can lift a certain prediction slightly above log 1.
+    return log_mean_of_exponentials(log_probabilities).clamp(max=0)
+
+
+def label_log_probabilities(member_logits: torch.Tensor) -> torch.Tensor:
+    """Log of the probabilities of no and yes, label by label: (batch, members, labels) -> (batch, members, labels, 2)"""
+    return nn.functional.logsigmoid(torch.stack([-member_logits, member_logits], dim=-1))
+
+
+def entropy_split(log_probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Entropy of the mean probability, mean of the members' entropies, and their difference:
+    (batch, members, ..., classes) -> (batch, ...) each"""
+    total = torch.special.entr(log_mean(log_probabilities).exp()).sum(dim=-1)
+    aleatoric = torch.special.entr(log_probabilities.exp()).sum(dim=-1).mean(dim=1)
+    # Rounding can leave a difference just below 0; a single member has nothing to differ from.
+    epistemic = (total - aleatoric).clamp(min=0) if log_probabilities.shape[1] > 1 else torch.zeros_like(total)
+    return total, aleatoric, epistemic
 
 
 def logit_of_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:

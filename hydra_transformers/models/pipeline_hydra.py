@@ -1,4 +1,4 @@
-"""Pipelines that say how sure they are: per input one dict, with what a calibrated model decides."""
+"""Pipelines with uncertainty: per input one dict, with what a calibrated model decides."""
 
 import base64
 import binascii
@@ -16,7 +16,7 @@ from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 from transformers.pipelines import ImageClassificationPipeline, Pipeline
 
 from .configuration_hydra import OUTPUTS_OF_HYDRAS
-from .detection import answers_of, entropy_split
+from .modeling_hydra import entropy_split, label_log_probabilities
 
 
 def read_image(image: Any, name: str = "the image", mode: str = "RGB", timeout: float | None = None) -> Any:
@@ -59,22 +59,22 @@ def image_mode(config: Any) -> str:
     return "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
 
 
-class AnswersMixin:
-    """Answers each input with
+class PredictionsMixin:
+    """Gives for each input
 
     label, score: the likeliest class and its probability
     uncertainty, aleatoric, epistemic: the entropy of the mean probability, the mean of the members' own entropies, and
         their difference, in nats; of a multi-label model, and of SigLIP, summed over the labels
-    abstain: whether the model should rather not answer; None where it was not calibrated for that. Always for inputs that
-        hold nothing (empty texts, images of one colour) and answers that are not numbers
+    abstain: whether the model should rather not answer; None where it was not calibrated for that. True for inputs that
+        hold nothing (empty texts, images of one colour) and predictions that are not numbers
     detector, detector_score, threshold: by what a calibrated model abstains: above the threshold; None otherwise
     reason: why it abstains, in a sentence; None where it does not
     prediction_set: the classes that it may be, the likeliest first; None where it was not calibrated for that
     truncated: of texts, whether the model read only the beginning
     scores: the `top_k` likeliest labels with their scores (5; None for all)
 
-    Of a model of several labels
-    labels: those that are answered with yes, the likeliest first: from its own threshold on where it was calibrated, else 0.5
+    Of a multi-label model
+    labels: those that are predicted, the likeliest first: from its own threshold on where it was calibrated, else 0.5
     prediction_set: the labels that it may have
     scores: of each label also its uncertainty, aleatoric, epistemic, and abstain where it was calibrated for single labels
 
@@ -111,10 +111,10 @@ class AnswersMixin:
         candidates, config = model_outputs.get("candidate_labels"), self.model.config
         names, problem_type = candidates or config.id2label, getattr(config, "problem_type", None)
         truncated = {"truncated": notes["truncated"]} if "truncated" in notes else {}
-        # A single output of a plain model may have no problem type, and be calibrated for numbers.
+        # A single output of a plain model may have no problem type, and be calibrated for regression.
         if model_outputs.get("interval") is not None or problem_type == "regression":
             decided = self.decided(model_outputs, notes.get("empty"), is_number=torch.isfinite)
-            return number_answer(model_outputs, names) | decided | truncated
+            return regression_fields(model_outputs, names) | decided | truncated
         member_logits, chosen = (model_outputs.get(name) for name in ("member_logits", "prediction_set"))
         has_labels = problem_type == "multi_label_classification"
         # Two towers with a bias say yes or no to each text.
@@ -123,7 +123,7 @@ class AnswersMixin:
         order = logits.argsort(descending=True, stable=True).tolist()
         values = probabilities(logits, function_to_apply or ("sigmoid" if is_multi_label else "softmax"))
         scores = [{"label": names[place], "score": values[place]} for place in order[: None if has_labels else top_k]]
-        labels = label_answer(model_outputs, names, scores, self.settings(model_outputs)) if has_labels else {}
+        labels = multi_label_fields(model_outputs, names, scores, self.settings(model_outputs)) if has_labels else {}
         return {
             "label": names[order[0]],
             "score": values[order[0]],
@@ -153,7 +153,7 @@ class AnswersMixin:
         settings, reason = self.settings(outputs), empty
         if settings is not None:
             detector, threshold = settings["detector"]["name"], settings["threshold"]
-            # Of several labels, one of them may be enough for an answer.
+            # With a score per label, one label may be enough to answer.
             detector_score = outputs["detector_score"][0].min().item()
             abstain = None if threshold is None else outputs["abstain"][0].all().item()
         if reason is None and not is_number(outputs["logits"][0]).all():
@@ -172,14 +172,16 @@ KEPT_OUTPUTS = ("logits", *OUTPUTS_OF_HYDRAS, "candidate_labels")
 PARTS_OF_UNCERTAINTY = ("uncertainty", "aleatoric", "epistemic")
 
 
-def label_answer(outputs: dict, names: Any, scores: list[dict], settings: dict[str, Any] | None) -> dict[str, Any]:
-    """What the answer of a model of several labels has beside others; adds to each of `scores` what is known of the label.
+def multi_label_fields(
+    outputs: dict, names: Any, scores: list[dict], settings: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The `labels` of a multi-label prediction; adds to each of `scores` what is known of the label.
 
     settings: of the decision, if the model has one
     """
     logits, members = outputs["logits"][0], outputs.get("member_logits")
-    answers = answers_of((logits[None] if members is None else members[0])[None].double(), multi_label=True)
-    parts = [part[0].tolist() for part in entropy_split(answers.log_probabilities)]
+    member_logits = (logits[None] if members is None else members[0])[None].double()
+    parts = [part[0].tolist() for part in entropy_split(label_log_probabilities(member_logits))]
     lowest = [0.0] * len(logits) if settings is None else list(map(float, settings["log_odds"]))
     places = {names[place]: place for place in range(len(logits))}
     for score in scores:
@@ -188,11 +190,11 @@ def label_answer(outputs: dict, names: Any, scores: list[dict], settings: dict[s
         if settings is not None and settings["per_label"]:
             score["abstain"] = outputs["abstain"][0, place].item()
     odds = logits.tolist()
-    return {"labels": [each["label"] for each in scores if odds[place := places[each["label"]]] >= lowest[place]]}
+    return {"labels": [score["label"] for score in scores if odds[place := places[score["label"]]] >= lowest[place]]}
 
 
-def number_answer(outputs: dict, names: Any) -> dict[str, Any]:
-    """The answer of a regression model to one row."""
+def regression_fields(outputs: dict, names: Any) -> dict[str, Any]:
+    """The fields of a regression model's prediction for one row."""
     numbers, members, own, interval = map(outputs.get, ("logits", "member_logits", "member_variances", "interval"))
     scores = [{"label": names[place], "score": number} for place, number in enumerate(numbers[0].tolist())]
     # One row is (members, outputs); a plain model is one member.
@@ -217,8 +219,10 @@ def probabilities(logits: Tensor, function_to_apply: Any) -> list[float]:
 
 def entropies(member_logits: Tensor, is_multi_label: bool) -> dict[str, float]:
     """The parts of the uncertainty, of logits (members, classes)."""
-    answers = answers_of(member_logits[None].double(), multi_label=is_multi_label)
-    parts = entropy_split(answers.log_probabilities)
+    member_logits = member_logits[None].double()
+    parts = entropy_split(
+        label_log_probabilities(member_logits) if is_multi_label else member_logits.log_softmax(dim=-1)
+    )
     return {name: part.sum().item() for name, part in zip(PARTS_OF_UNCERTAINTY, parts, strict=True)}
 
 
@@ -240,7 +244,7 @@ class ImagesMixin:
         return found
 
 
-class HydraImageClassificationPipeline(ImagesMixin, AnswersMixin, ImageClassificationPipeline):
+class HydraImageClassificationPipeline(ImagesMixin, PredictionsMixin, ImageClassificationPipeline):
     pass
 
 
@@ -259,7 +263,7 @@ def predict(
     batch_size: int = 1,
     **parameters: Any,
 ) -> list[dict[str, Any]]:
-    """Answers raw inputs as a pipeline does, with a dict each: see `AnswersMixin`.
+    """Predicts raw inputs as a pipeline does, with a dict each: see `PredictionsMixin`.
 
     model: runs in eval mode, on its device
     inputs: texts; PIL images, or paths or URLs of images; or audio: arrays at the sampling rate of the feature extractor,
@@ -269,7 +273,7 @@ def predict(
     """
     if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Iterable):
         raise TypeError(
-            f"inputs is a {type(inputs).__name__}: pass a list of texts, images or sounds, [{type(inputs).__name__}]"
+            f"inputs is a {type(inputs).__name__}: pass a list of texts, images or audio, [{type(inputs).__name__}]"
         )
     inputs = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in inputs]
     pipeline_class.check_parameters(parameters)
@@ -308,28 +312,27 @@ def processor_of(model: nn.Module, auto_class: type) -> Any:
     return cache[name, auto_class]
 
 
-# The modules that are kept in eval mode: the mode each goes back to, and for how many callers it is kept.
-_modes_before: dict[nn.Module, tuple[bool, int]] = {}
-_modes_lock = threading.RLock()
+# Models in use: how many callers each has, and its modules that were in training mode before the first of them.
+_in_use: dict[nn.Module, tuple[int, list[nn.Module]]] = {}
+_lock = threading.RLock()
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; on leaving, every module is back in the mode it was in. Of several threads, the last to leave
-    puts it back."""
-    modules = list(model.modules())
-    with _modes_lock:
-        for module in modules:
-            before, callers = _modes_before.get(module, (module.training, 0))
-            _modes_before[module] = (before, callers + 1)
-        model.eval()
+    """Eval mode inside; on leaving, every module is back in the mode it was in. Of several threads the last puts it back."""
+    with _lock:
+        in_training = [module for module in model.modules() if module.training]
+        callers, before = _in_use.get(model, (0, in_training))
+        _in_use[model] = (callers + 1, before)
+        if in_training:
+            model.eval()
     try:
         yield
     finally:
-        with _modes_lock:
-            for module in modules:
-                before, callers = _modes_before.pop(module)
-                if callers > 1:
-                    _modes_before[module] = (before, callers - 1)
-                else:
-                    module.training = before
+        with _lock:
+            callers, before = _in_use.pop(model)
+            if callers > 1:
+                _in_use[model] = (callers - 1, before)
+            else:
+                for module in before:
+                    module.training = True

@@ -1,11 +1,11 @@
-"""The pipeline for sounds that says how sure it is."""
+"""The audio classification pipeline with uncertainty."""
 
 from transformers.pipelines import AudioClassificationPipeline
 
-from .pipeline_hydra import AnswersMixin
+from .pipeline_hydra import PredictionsMixin
 
 
-class HydraAudioClassificationPipeline(AnswersMixin, AudioClassificationPipeline):
+class HydraAudioClassificationPipeline(PredictionsMixin, AudioClassificationPipeline):
     def _sanitize_parameters(self, top_k: int | str | None = "", function_to_apply: str | None = None, **parameters):
         # Transformers' own fills in what was not asked for, over what the pipeline was made with.
         *before, after = super()._sanitize_parameters(function_to_apply=function_to_apply, **parameters)

@@ -1,4 +1,4 @@
-"""The pipeline for texts that says how sure it is."""
+"""The text classification pipeline with uncertainty."""
 
 from functools import cached_property
 from typing import Any
@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from transformers.pipelines import Pipeline, TextClassificationPipeline
 
-from .pipeline_hydra import AnswersMixin
+from .pipeline_hydra import PredictionsMixin
 
 
-class HydraTextClassificationPipeline(AnswersMixin, TextClassificationPipeline):
+class HydraTextClassificationPipeline(PredictionsMixin, TextClassificationPipeline):
     @cached_property
     def most_tokens(self) -> int:
         return min(self.tokenizer.model_max_length, most_tokens(self.model))

@@ -1,4 +1,4 @@
-"""The pipeline for tokens that says how sure it is of each entity."""
+"""The token classification pipeline with the uncertainty of each entity."""
 
 from typing import Any
 
@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 from transformers.pipelines import Pipeline, TokenClassificationPipeline
 
-from .detection import entropy_split
 from .entities import Entity, entities_in, have_prefixes, worst_and_mean
+from .modeling_hydra import entropy_split
+from .pipeline_hydra import PARTS_OF_UNCERTAINTY
 from .pipeline_hydra_text import has_content, most_tokens
 
 
-PARTS = ("uncertainty", "aleatoric", "epistemic")
 KEPT_OUTPUTS = ("logits", "member_logits", "detector_score", "abstain")
 
 
 class HydraTokenClassificationPipeline(TokenClassificationPipeline):
-    """Answers each text, or list of words, with
+    """Gives for each text, or list of words
 
     entities: a dict for each
         entity_group: its kind, "PER"; of tags without "B-" and "I-" (POS) every word is an entity, its tag the kind
@@ -26,12 +26,12 @@ class HydraTokenClassificationPipeline(TokenClassificationPipeline):
         abstain: whether one of its words is above the threshold; None where the model was not calibrated for that
         detector_score: of its least sure word, by which it abstains
     uncertainty, aleatoric, epistemic: of the least sure word of the text, whether or not it is part of an entity
-    abstain: whether it abstains on any entity. Always for texts that hold nothing and answers that are not numbers
+    abstain: whether it abstains on any entity. True for texts that hold nothing and predictions that are not numbers
     detector, threshold: by what a calibrated model abstains: above the threshold; None otherwise
     reason: why it abstains, in a sentence; None where it does not
     truncated: whether the model read only the beginning
 
-    A word's answer is that of its first token, as in training. For other ways to put tokens together, ask the plain
+    A word's prediction is that of its first token, as in training. For other ways to put tokens together, ask the plain
     "token-classification" pipeline with its `aggregation_strategy`.
     """
 
@@ -42,13 +42,13 @@ class HydraTokenClassificationPipeline(TokenClassificationPipeline):
     def check_model_type(self, supported_models: Any) -> None:
         # Also one that came with its repository, or that a wrapper holds.
         if not any("ForTokenClassification" in type(each).__name__ for each in self.model.modules()):
-            raise ValueError(f"model is a {type(self.model).__name__}: this pipeline takes classifiers of tokens")
+            raise ValueError(f"model is a {type(self.model).__name__}: this pipeline takes token classifiers")
 
     def _sanitize_parameters(self, top_k: int | None = None, **parameters):
         # Other pipelines have top_k; an entity has one kind.
         if parameters:
             raise ValueError(
-                f"{next(iter(parameters))} is no parameter of this pipeline, which puts words together by their first tokens: "
+                f"{next(iter(parameters))} is not a parameter of this pipeline, which puts words together by their first tokens: "
                 'leave it out, or ask pipeline("token-classification")'
             )
         return {}, {}, {}
@@ -101,7 +101,7 @@ class HydraTokenClassificationPipeline(TokenClassificationPipeline):
         tags = [names[index] for index in chosen.tolist()]
         members = own["member_logits"] if "member_logits" in own else own["logits"].unsqueeze(0)
         parts = entropy_split(members.double().log_softmax(dim=-1).unsqueeze(0))
-        parts = {name: part[0].tolist() for name, part in zip(PARTS, parts, strict=True)}
+        parts = {name: part[0].tolist() for name, part in zip(PARTS_OF_UNCERTAINTY, parts, strict=True)}
         decided = self._decided(own, notes["empty"], bool(probabilities.isnan().any()))
         entities = [
             self._described(entity, notes, confidence, parts, own, decided)

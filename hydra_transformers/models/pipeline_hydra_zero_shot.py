@@ -4,10 +4,10 @@ from typing import Any
 
 from transformers.pipelines import ZeroShotImageClassificationPipeline
 
-from .pipeline_hydra import AnswersMixin, ImagesMixin
+from .pipeline_hydra import ImagesMixin, PredictionsMixin
 
 
-class HydraZeroShotImageClassificationPipeline(ImagesMixin, AnswersMixin, ZeroShotImageClassificationPipeline):
+class HydraZeroShotImageClassificationPipeline(ImagesMixin, PredictionsMixin, ZeroShotImageClassificationPipeline):
     @staticmethod
     def check_parameters(parameters: dict[str, Any]) -> None:
         if not parameters.get("candidate_labels"):

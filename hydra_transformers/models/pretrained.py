@@ -1,10 +1,12 @@
 """Weight rules, constructors, saving, loading and pushing of every Hydra model."""
 
 import importlib
+import inspect
 import math
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -14,11 +16,10 @@ import torch
 from huggingface_hub import HfApi
 from transformers import PreTrainedModel
 from transformers import initialization as init
+from transformers.dynamic_module_utils import get_relative_import_files
 
 from .configuration_hydra import SHARED_PARTS, TrunkLayers, check_aggregate, set_problem_type
-from .decision import Decision, uncalibrated
 from .modeling_hydra import Grouped, HydraAttention, mask_of
-from .task_decisions import decision_of
 
 
 # A checkpoint is one of the first two; where both lie in a folder, Transformers loads the first.
@@ -138,17 +139,17 @@ class HydraModelMixin:
     def post_init(self) -> None:
         self.num_members: int = self.config.num_members
         settings = None if self.is_base_model else getattr(self.config, "decision", None)
-        self.decision: Decision | None = None
-        if settings is not None:
-            self.decision = decision_of(settings, sum(weight.numel() for weight in self.parameters()))
+        self.decision: torch.nn.Module | None = None
+        if settings is not None:  # by name: models that are not calibrated ship without these files
+            module = importlib.import_module(".decision", __package__)
+            self.decision = module.decision_of(settings, sum(weight.numel() for weight in self.parameters()))
             self._keep_in_fp32_modules_strict = ["decision"]
         super().post_init()
 
     @property
     def is_calibrated(self) -> bool:
         """Whether a calibration is applied: not while it trains, nor with other weights (`Decision.is_current`)."""
-        decision = self.decision
-        return decision is not None and decision.is_on and not self.training and self._has_its_weights()
+        return self.decision is not None and not self.training and self._has_its_weights()
 
     @torch.compiler.assume_constant_result  # a compiled model is looked at when it is compiled
     def _has_its_weights(self) -> bool:
@@ -166,9 +167,33 @@ class HydraModelMixin:
 
         return predict(self, self.pipeline_class(), inputs, processor, batch_size, **parameters)
 
-    def uncalibrated(self) -> AbstractContextManager[None]:
-        """`with hydra.uncalibrated():` it answers as before its calibration."""
-        return uncalibrated(self)
+    @contextmanager
+    def uncalibrated(self) -> Iterator[None]:
+        """`with hydra.uncalibrated():` it predicts as before its calibration."""
+        decision, self.decision = self.decision, None
+        try:
+            yield
+        finally:
+            self.decision = decision
+
+    @property
+    def peft_config(self) -> Any:
+        """Set and deleted by PEFT. Merging an adapter leaves no other trace, so the decision compares the weights again."""
+        if "peft_config" not in self.__dict__:
+            raise AttributeError("peft_config")
+        return self.__dict__["peft_config"]
+
+    @peft_config.setter
+    def peft_config(self, value: Any) -> None:
+        self.__dict__["peft_config"] = value
+        if self.decision is not None:
+            self.decision.compare_again()
+
+    @peft_config.deleter
+    def peft_config(self) -> None:
+        del self.__dict__["peft_config"]
+        if self.decision is not None:
+            self.decision.compare_again()
 
     def initial_std(self, module: Grouped) -> float:
         """How widely a packed layer's fresh weights spread."""
@@ -181,7 +206,7 @@ class HydraModelMixin:
             init.normal_(module.weight, mean=0.0, std=self.initial_std(module))
             if module.bias is not None:
                 init.zeros_(module.bias)
-        if isinstance(module, Decision):
+        if module is self.decision:
             for tensor in module.buffers():
                 init.constant_(tensor, math.nan)  # what is not loaded then shows
         if hasattr(module, "kept_heads_mask"):
@@ -209,6 +234,8 @@ class HydraModelMixin:
         if self.decision is not None:
             self.decision.compare(self)  # says so where the decision is about other weights
         saved = super().save_pretrained(save_directory, *args, **kwargs)
+        if self.decision is not None:
+            add_code_of(self.decision, Path(save_directory))
         whole, index = Path(save_directory, WHOLE), Path(save_directory, INDEX_OF_SHARDS)
         if whole.exists() and index.exists():  # one is of an earlier save, and may be loaded in place of this one
             min(whole, index, key=lambda path: path.stat().st_mtime_ns).unlink()
@@ -234,6 +261,20 @@ def package(part: str) -> ModuleType:
             "building a Hydra, taking one apart or calibrating it needs the package hydra_transformers, which is not "
             "installed here or too old: pip install --upgrade hydra_transformers"
         ) from error
+
+
+def add_code_of(decision: torch.nn.Module, folder: Path) -> None:
+    """Adds the files of a decision to the code in a folder, which Transformers finds by an import in this file."""
+    source = Path(inspect.getfile(type(decision)))
+    for path in (source, *map(Path, get_relative_import_files(source))):
+        # Others, such as modeling_hydra.py, are there already, and may be of another version than this package's.
+        if path.name.startswith(("decision", "detection")) or not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
+    code = folder / Path(__file__).name
+    line = f"from .{source.stem} import {type(decision).__name__}  # noqa: E402, F401\n"
+    if code.exists() and line not in code.read_text(encoding="utf-8"):
+        with open(code, "a", encoding="utf-8") as file:
+            file.write(f"\n{line}")
 
 
 def remove_from_hub(patterns: list[str], repo_id: str, token: str | bool | None, revision: str | None) -> None:

@@ -5,9 +5,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from .configuration_hydra import set_problem_type
-from .decision import Decided
 from .modeling_hydra import HydraClassifierMixin, at_least_float32, log_mean_probability
-from .task_decisions import DECISIONS, TaskDecision
 
 
 class HydraTokenClassifierMixin(HydraClassifierMixin):
@@ -89,24 +87,3 @@ def check_token_classes(config: PreTrainedConfig) -> None:
             f"problem_type is {config.problem_type!r} with {config.num_labels} labels, and a token has one class of several: set "
             "problem_type to 'single_label_classification', and num_labels to at least 2"
         )
-
-
-class TokensDecision(TaskDecision):
-    """A temperature, and how unsure a token may be: an entity is answered if none of its words is above the threshold.
-
-    settings, beside those of every task
-        temperature: a positive number
-    `detector_score` and `abstain` are (batch, tokens), of 1 - the probability of each token's likeliest class.
-    """
-
-    fields = ("temperature",)
-    score_bounds = (0.0, 1.0)
-
-    def forward(self, member_logits: torch.Tensor, member_features: torch.Tensor | None = None) -> Decided:
-        """member_logits: (batch, members, tokens, classes)"""
-        member_logits = at_least_float32(member_logits) / self.settings["temperature"]
-        detector_score = 1 - log_mean_probability(member_logits).exp().amax(dim=-1)
-        return Decided(member_logits, detector_score, self.above_threshold(detector_score))
-
-
-DECISIONS["tokens"] = TokensDecision

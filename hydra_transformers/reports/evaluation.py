@@ -258,8 +258,6 @@ class _SingleLabelReader:
         own_batches = batches(data, self.batch_size, reader.device, rank, world_size, names)
         for number, batch in enumerate(own_batches):
             member_logits, features = reader(batch)
-            if number == 0:
-                self.score.check_heads(reader)
             labels = split_labels(batch)[1] if labelled else None
             if labelled and labels is None:
                 raise ValueError(f"{place} has no labels: add a column labels (or label) with class indices")

@@ -17,9 +17,8 @@ from .multi_label import LabelSets, multi_label_metrics
 from .raw_inputs import predict_decisions
 from .regression import regression_metrics
 from .rewards import best_of_n, preference_metrics
-from .streaming import StreamingComputeMetrics, UncertaintyAccumulator, compute_metrics
+from .streaming import UncertaintyAccumulator, compute_metrics
 from .task import Task
-from .task_calibration import TaskCalibration
 from .tasks import task_of
 from .temperature import TemperatureScaling
 
@@ -39,9 +38,7 @@ __all__ = [
     "Detector",
     "LabelSets",
     "NumberPrediction",
-    "StreamingComputeMetrics",
     "Task",
-    "TaskCalibration",
     "TemperatureScaling",
     "UncertaintyAccumulator",
     "best_of_n",

@@ -1,9 +1,9 @@
-"""When not to answer: a threshold on an uncertainty score, fitted on held-out data for a target."""
+"""When not to answer: a threshold on an uncertainty score, fitted on validation data for a target."""
 
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
 from typing import Any
@@ -25,7 +25,8 @@ class Abstention:
     """Answer if the score is at most `threshold`, abstain if it is higher. Made by `fit`; shares are fractions.
 
     Attributes:
-        threshold: rows that score higher are not answered; rows of equal score are all answered, or none.
+        threshold: rows that score higher are not answered; rows of equal score are all answered, or none. It lies midway
+            between two scores of the fitting rows, so that scores that are rounded otherwise do not cross it.
         target: "risk", "coverage" or "tpr".
         value: the target's value, such as 0.05.
         confidence: of the guarantee; `None` without one.
@@ -36,6 +37,7 @@ class Abstention:
         fpr: share of the (in-distribution) fitting rows that are not answered, 1 - coverage.
         tpr: share of the out-of-distribution rows that are not answered; `None` without any.
         score: the score's name, if given: a report of another score refuses the threshold.
+        unit: what is counted, for sentences.
     """
 
     threshold: float
@@ -50,6 +52,7 @@ class Abstention:
     fpr: float
     tpr: float | None
     score: str | None = None
+    unit: str = "rows"
 
     @classmethod
     def fit(
@@ -63,11 +66,12 @@ class Abstention:
         tpr: float | None = None,
         confidence: float | None = None,
         score: str | None = None,
+        unit: str = "rows",
     ) -> "Abstention":
         """Find the threshold that reaches one target: `risk`, `coverage` or `tpr`.
 
         Args:
-            scores: (samples,), any uncertainty score of held-out in-distribution rows; higher is more uncertain.
+            scores: (samples,), any uncertainty score of in-distribution validation rows; higher is more uncertain.
             correct: (samples,), whether the model is right about each; needed for `risk`.
             ood_scores: (samples,), the score of out-of-distribution rows; needed for `tpr`.
             risk: at most this share of the answers is wrong; the largest coverage that keeps it.
@@ -77,6 +81,7 @@ class Abstention:
             confidence: with 0.95, say, the target holds for new rows, not only for these, in 95 % of all fits: see below.
                 Without it the threshold meets the target on these rows, and new ones may miss it.
             score: the score's name, kept with the threshold.
+            unit: what each score is of, for sentences.
 
         The guarantees need new rows that are independent and of the same distribution as these (for `tpr`, as
         `ood_scores`), and no row that the model or the score was fitted or chosen on. They assume nothing else:
@@ -93,26 +98,25 @@ class Abstention:
         Example:
             >>> rule = Abstention.fit([0.1, 0.2, 0.3, 0.8, 0.9], correct=[1, 1, 1, 0, 1], risk=0.1)
             >>> rule.threshold, rule.coverage, rule.risk, rule.risk_without
-            (0.3, 0.6, 0.0, 0.2)
-            >>> rule.abstain([0.25, 0.31])
+            (0.55, 0.6, 0.0, 0.2)
+            >>> rule.abstain([0.25, 0.61])
             tensor([False,  True])
         """
         target, value = check_target({"risk": risk, "coverage": coverage, "tpr": tpr})
         if confidence is not None:
             confidence = check_share(confidence, "confidence")
-        if score is not None and not isinstance(score, str):
-            raise TypeError(f"score is a {type(score).__name__}: pass the score's name, and the scores first")
         given = [_wide(each).dtype for each in (scores, ood_scores) if each is not None]
         dtype = torch.float64 if all(each == torch.float64 for each in given) else torch.float32
         scores, correct, ood_scores = _checked(scores, correct, ood_scores)
+        all_scores = scores if ood_scores is None else torch.cat([scores, ood_scores])
         if target == "risk":
             if correct is None:
                 raise ValueError(
                     "correct is missing: a risk is fitted on rows whose answers are known to be right or wrong"
                 )
-            threshold = _threshold_of_risk(scores, correct, value, confidence)
+            threshold = just_above(_threshold_of_risk(scores, correct, value, confidence), all_scores, dtype)
         elif target == "coverage":
-            threshold = _threshold_of_share(scores, value, confidence, "coverage")
+            threshold = just_above(_threshold_of_share(scores, value, confidence, "coverage"), all_scores, dtype)
         else:
             if ood_scores is None:
                 raise ValueError("ood_scores is missing: a tpr is fitted on the scores of out-of-distribution rows")
@@ -121,10 +125,10 @@ class Abstention:
                 raise ValueError(
                     f"tpr={value:g} cannot be reached: too many of ood_scores are -inf, below any threshold"
                 )
-            threshold = _next_below(lowest_refused, dtype)  # that score itself is refused
+            threshold = _just_below(lowest_refused, all_scores, dtype)  # that score itself is refused
         ood_rows = 0 if ood_scores is None else len(ood_scores)
         shares = _shares(threshold, scores, correct, ood_scores)
-        return cls(threshold, target, value, confidence, len(scores), ood_rows, **shares, score=score)
+        return cls(threshold, target, value, confidence, len(scores), ood_rows, **shares, score=score, unit=unit)
 
     def abstain(self, scores: Any) -> Tensor:
         """Which rows not to answer: a bool tensor of the scores' shape. NaN is not answered either."""
@@ -140,9 +144,9 @@ class Abstention:
         if self.confidence is None:
             return f"No guarantee: the target holds on the fitting rows, new rows may miss it. {SHIFT}"
         promise = {
-            "risk": f"at most {_percent(self.value)} of the answers are wrong",
-            "coverage": f"at least {_percent(self.value)} of the rows are answered",
-            "tpr": f"at least {_percent(self.value)} of the out-of-distribution rows are refused",
+            "risk": f"at most {_percent(self.value)} of the answered {self.unit} are wrong",
+            "coverage": f"at least {_percent(self.value)} of the {self.unit} are answered",
+            "tpr": f"at least {_percent(self.value)} of the out-of-distribution {self.unit} are refused",
         }[self.target]
         rows = f"{self.ood_rows} out-of-distribution" if self.target == "tpr" else str(self.rows)
         return (
@@ -153,29 +157,18 @@ class Abstention:
     @property
     def sentence(self) -> str:
         """The effect of abstaining on the fitting rows, and the guarantee."""
-        bought = what_it_buys(self.coverage, self.risk, self.risk_without)
+        effect = describe_tradeoff(self.coverage, self.risk, self.risk_without)
         if self.tpr is not None:
-            bought += f"; {_rounded(self.tpr)} of the out-of-distribution rows are refused"
-        return f"On the fitting rows, {bought}. {self.guarantee}"
+            effect += f"; {_rounded(self.tpr)} of the out-of-distribution {self.unit} are refused"
+        return f"Of the {self.rows:,} fitting {self.unit}, {effect}. {self.guarantee}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Numbers, strings and None, for JSON; an infinite threshold is written as text."""
-        threshold = self.threshold if math.isfinite(self.threshold) else str(self.threshold)
-        return asdict(self) | {"threshold": threshold}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "Abstention":
-        """The inverse of `to_dict`."""
-        try:
-            read = cls(**{**content, "threshold": float(content["threshold"])})
-            if read.target not in TARGETS or math.isnan(read.threshold):
-                raise ValueError(f"target is {read.target!r}, threshold {read.threshold}")
-        except (TypeError, ValueError, KeyError) as error:
-            raise ValueError("this is no abstention: pass what to_dict gave") from error
-        return read
+    @property
+    def saved_threshold(self) -> float | str:
+        """For JSON, which has no infinity."""
+        return self.threshold if math.isfinite(self.threshold) else str(self.threshold)
 
 
-def what_it_buys(coverage: float, risk: float | None, risk_without: float | None) -> str:
+def describe_tradeoff(coverage: float, risk: float | None, risk_without: float | None) -> str:
     """The effect of abstaining in words: "answering 90 % cuts errors from 8.1 % to 4.2 %"."""
     if coverage == 0:
         return "nothing is answered"
@@ -199,10 +192,32 @@ def _rounded(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _next_below(score: float, dtype: torch.dtype) -> float:
-    """The next lower number of the scores' own dtype: anything between would be rounded up to the score."""
-    lowest = torch.tensor([score, -math.inf], dtype=dtype, device="cpu")
-    return float(torch.nextafter(*lowest))
+def just_above(score: float, scores: Tensor, dtype: torch.dtype) -> float:
+    """A threshold midway between a score and the next higher of `scores`, in the scores' dtype."""
+    higher = scores[scores > score]
+    return _between(score, float(higher.min()) if len(higher) else score + _half_spacing(scores), dtype)
+
+
+def _just_below(score: float, scores: Tensor, dtype: torch.dtype) -> float:
+    """A threshold midway between a score and the next lower of `scores`, below it in the scores' dtype."""
+    lower = scores[scores < score]
+    middle = _between(float(lower.max()) if len(lower) else score - _half_spacing(scores), score, dtype)
+    return (
+        middle
+        if middle < score
+        else float(torch.nextafter(*torch.tensor([score, -math.inf], dtype=dtype, device="cpu")))
+    )
+
+
+def _half_spacing(scores: Tensor) -> float:
+    finite = scores[scores.isfinite()]
+    return float(finite.max() - finite.min()) / (2 * len(finite)) if len(finite) else 0.0
+
+
+def _between(low: float, high: float, dtype: torch.dtype) -> float:
+    """Their middle; the lower one where the middle would be rounded to the other."""
+    middle = float(torch.tensor(low / 2 + high / 2, dtype=dtype, device="cpu"))
+    return middle if low <= middle < high else low
 
 
 def _shares(

@@ -2,19 +2,17 @@
 
 import hashlib
 import json
-import math
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..data.prediction import answer_of, device_of, zero_shot_in
-from ..models.decision import Decision
-from ..models.decision_settings import check_settings
+from ..models.decision import Decision, decision_of
 from ..models.modeling_hydra import HydraClassifierOutput
-from ..models.task_decisions import decision_of
 from .features import AnswerReader
 from .saving import find_saved, load_tensors, save_tensors, saved_in
 
@@ -36,7 +34,10 @@ class OtherClassesError(ValueError):
 
 class CalibratedClassifier(nn.Module):
     """Any classifier or baseline with a decision: its outputs have `logits` and `member_logits` with the temperature,
-    `detector_score`, `abstain` and `prediction_set`. Made by `calibrate`."""
+    `detector_score`, `abstain` and `prediction_set`. Made by `calibrate`.
+
+    The model inside gets a forward hook, which notices that it was trained.
+    """
 
     def __init__(self, model: nn.Module, decision: Decision):
         super().__init__()
@@ -44,10 +45,15 @@ class CalibratedClassifier(nn.Module):
             raise OtherClassesError(decision.settings.get("classes"))
         self.model, self.decision = model, decision
         self._make_reader()
+        model.register_forward_hook(TrainingWatch(decision))
+        self.are_trainable = self._are_trainable()
         self.train(model.training)
 
     def _make_reader(self) -> None:
         self.reader = [AnswerReader(self.model, self.decision.reads_features)]  # in a list: not a submodule
+
+    def _are_trainable(self) -> bool:
+        return any(weight.requires_grad for weight in self.model.parameters())
 
     @property
     def device(self) -> torch.device:
@@ -67,6 +73,9 @@ class CalibratedClassifier(nn.Module):
 
     @torch.compiler.assume_constant_result  # as for a Hydra
     def _has_its_weights(self) -> bool:
+        if self.are_trainable != self._are_trainable():  # PEFT freezes a model for its adapters
+            self.are_trainable = not self.are_trainable
+            self.decision.compare_again()
         return self.decision.is_current(self.model)
 
     def save(self, folder: str | os.PathLike) -> Path:
@@ -82,23 +91,45 @@ class CalibratedClassifier(nn.Module):
     @staticmethod
     def classes_saved_in(folder: str | os.PathLike) -> list[str] | None:
         """The class names of a saved decision; None if they are the model's own."""
-        _, settings = _read(folder)
-        if "task" in settings:  # it chooses no class, and `load` checks it
-            return None
-        check_settings(settings, math.inf)
-        return settings.get("classes")
+        classes = _read(folder)[1].get("classes")
+        return classes if isinstance(classes, list) and all(isinstance(name, str) for name in classes) else None
 
     @classmethod
     def load(cls, model: nn.Module, folder: str | os.PathLike) -> "CalibratedClassifier":
         """The model with the decision saved in `folder`, or in a repository of the Hub."""
         tensors, settings = _read(folder)
         try:
-            decision = decision_of(settings, num_parameters(model))
+            decision = decision_of(settings, sum(weight.numel() for weight in model.parameters()))
+            if decision is None:
+                raise ValueError("it was saved by another version")
             decision.load_state_dict(tensors)
             decision.check_loaded()
         except (ValueError, RuntimeError) as error:
-            raise ValueError(f"{folder} holds no decision that can be read: {error}") from error
-        return cls(model, decision.to(device_of(model)))
+            raise ValueError(
+                f"{folder} holds no decision that can be read: {error}; calibrate the model again"
+            ) from error
+        decision.to(device_of(model)).compare(model)
+        return cls(model, decision)
+
+
+class TrainingWatch:
+    """A forward hook: after a forward in training mode, or gradients, a decision compares the model's weights again."""
+
+    def __init__(self, decision: Decision | None):
+        self.decision = (lambda: None) if decision is None else weakref.ref(decision)
+
+    def __reduce__(self) -> tuple:
+        return TrainingWatch, (None,)  # a copied or pickled model is not the one that is watched
+
+    def __call__(self, module: nn.Module, inputs: tuple, output: Any) -> None:
+        decision = self.decision()
+        if decision is None:
+            return
+        if module.training:
+            decision.compare_again()
+        for value in output.values() if isinstance(output, dict) else ():
+            if isinstance(value, Tensor):
+                decision.watch(value)
 
 
 def _read(folder: str | os.PathLike) -> tuple[dict, dict]:
@@ -107,7 +138,7 @@ def _read(folder: str | os.PathLike) -> tuple[dict, dict]:
     try:
         return load_tensors(path, "decision")
     except ValueError as error:
-        raise ValueError(f"{path} is no whole decision ({error}): calibrate and save it again") from error
+        raise ValueError(f"{path} is not a whole decision ({error}): calibrate and save it again") from error
 
 
 def prompts_of(model: nn.Module) -> dict[str, Any]:
@@ -119,7 +150,3 @@ def prompts_of(model: nn.Module) -> dict[str, Any]:
     is_padding = zero_shot.class_prompts.get("attention_mask", torch.ones_like(tokens)) == 0
     kept = [row[~padded].tolist() for row, padded in zip(tokens, is_padding, strict=True)]
     return {"classes": zero_shot.class_names, "prompts": hashlib.sha256(json.dumps(kept).encode()).hexdigest()}
-
-
-def num_parameters(model: nn.Module) -> int:
-    return sum(each.numel() for each in model.parameters())

@@ -1,6 +1,5 @@
 """Reads each member's features while a model predicts: the inputs of its last linear map."""
 
-import hashlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,13 +15,6 @@ from ..data.zero_shot import PromptSimilarity
 from ..models.decision import Decision
 from ..models.modeling_hydra import GroupedLinear
 from .temperature import TemperatureScaledClassifier, TemperatureScaling
-
-
-class Head(NamedTuple):
-    """One member's last linear map: weight (classes, dim) and bias (classes,)."""
-
-    weight: Tensor
-    bias: Tensor | None
 
 
 class Call(NamedTuple):
@@ -42,21 +34,18 @@ class AnswerReader:
 
     Features are the inputs of the linear map whose outputs are the logits, of every member; a `ValueError` says where there
     is no such map. They are read on a copy that shares the weights: the model gets no hooks, and other threads may use it.
-    `heads` holds the members' maps after the first batch.
     """
 
     def __init__(self, model: nn.Module, with_features: bool = True):
         self.name, self.with_features = type(model).__name__, with_features
-        self.scalings, self.heads = [], []
+        self.scalings: list[TemperatureScaling] = []
         self.calls: dict[int, list[Call]] = {}  # by thread
         while with_features and (inside := _without_temperature(model))[0] is not model:
             model, self.scalings = inside[0], [inside[1], *self.scalings]
         self.model = copy_sharing_weights(model) if with_features else model
         self.device = device_of(model)
         if with_features:
-            maps = _linear_maps(self.model)
-            self.are_computed = any(isinstance(module, PromptSimilarity) for module in maps)
-            for module in maps:
+            for module in _linear_maps(self.model):
                 module.register_forward_hook(self._record)
 
     def __call__(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -90,29 +79,19 @@ class AnswerReader:
         if is_empty:
             raise ValueError(f"{name} has no batches: pass at least one sample")
 
-    def fingerprint(self) -> dict[str, str] | None:
-        """Identifies the heads in their dtype; None if none were read, or if they are computed from prompts."""
-        if not self.heads or self.are_computed:
-            return None
-        digest = hashlib.sha256()
-        for tensor in (tensor for head in self.heads for tensor in head if tensor is not None):
-            digest.update(f"{tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
-        return {"dtype": str(self.heads[0].weight.dtype).removeprefix("torch."), "digest": digest.hexdigest()}
-
     def _record(self, module: nn.Module, inputs: tuple, output: Tensor) -> None:
         if inputs and isinstance(output, Tensor):
             self.calls[threading.get_ident()].append(Call(module, inputs, output))
 
     def _features(self, member_logits: Tensor) -> Tensor:
         """The inputs of the calls that gave, in this order, the logits of all members."""
-        members, features, heads = member_logits.shape[1], [], []
+        members, count, features = member_logits.shape[1], 0, []
         for call in self.calls[threading.get_ident()]:
-            found = None if len(heads) == members else _read(call, member_logits[:, len(heads) :])
+            found = None if count == members else _read(call, member_logits[:, count:])
             if found is not None:
                 features.append(found)
-                heads += _heads(call, found.shape[1])
-        if len(heads) != members:
+                count += found.shape[1]
+        if count != members:
             raise ValueError(
                 f"the logits of {self.name} are not the outputs of a linear map of each member, so it has no features that "
                 "could be read (its head may be compiled, adapted or of another kind): use a detector that reads logits alone"
@@ -122,21 +101,20 @@ class AnswerReader:
                 f"the members of {self.name} have features of {' and '.join(str(part.shape[-1]) for part in features)} "
                 "dimensions: use a detector that reads logits alone"
             )
-        self.heads = heads
         return torch.cat(features, dim=1)
 
 
 def without_decision(model: nn.Module) -> tuple[nn.Module, Decision | None]:
-    """A calibrated model without its decision, and the decision; None if it is off or not about these weights.
+    """A calibrated model without its decision, and the decision; None if it is not about this model.
 
     A Hydra is copied, sharing its weights, so that other threads still get decisions.
     """
     decision = dict(model.named_children()).get("decision")  # its own: PEFT's wrappers pass on attributes
-    if not isinstance(decision, Decision) or not decision.is_on:
+    if not isinstance(getattr(decision, "settings", None), dict):
         return model, None
     if isinstance(model, PreTrainedModel):
         inside = copy_sharing_weights(model)
-        inside.decision.is_on = False
+        inside.decision = None
     else:
         inside = model.model
     return inside, decision if decision.is_current(inside) else None
@@ -147,8 +125,7 @@ def _without_temperature(model: nn.Module) -> tuple[nn.Module, TemperatureScalin
     if isinstance(model, TemperatureScaledClassifier):
         return model.model, model.scaling
     inside, decision = without_decision(model)
-    settings = {} if decision is None else decision.settings
-    return inside, TemperatureScaling(settings.get("temperature", 1.0), settings.get("pooled", False))
+    return inside, TemperatureScaling(1.0 if decision is None else decision.settings.get("temperature", 1.0))
 
 
 def _linear_maps(model: nn.Module) -> list[nn.Module]:
@@ -196,22 +173,6 @@ def _read(call: Call, member_logits: Tensor) -> Tensor | None:
     )
     is_same = torch.allclose(output.to(expected.dtype), expected, rtol=0, atol=0, equal_nan=True)
     return inputs if is_same else None
-
-
-def _heads(call: Call, members: int) -> list[Head]:
-    module = call.module
-    if isinstance(module, PromptSimilarity):
-        _, text_features, scale, bias = call.inputs
-        weights = (scale.reshape(-1, 1, 1) * text_features.transpose(0, 1)).expand(call.output.shape[1], -1, -1)
-        # SigLIP adds one number to all classes of a member.
-        biases = [None] * len(weights) if bias is None else bias.reshape(-1, 1).expand(weights.shape[:2])
-        own = [Head(*each) for each in zip(weights, biases, strict=True)]
-    elif isinstance(module, GroupedLinear):
-        biases = [None] * len(module.widths) if module.bias is None else module.bias.split(module.widths)
-        own = [Head(*each) for each in zip(module.weight.split(module.widths), biases, strict=True)]
-    else:
-        own = [Head(module.weight, module.bias)]
-    return own * (members // len(own))
 
 
 def collect_answers(

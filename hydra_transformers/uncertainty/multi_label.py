@@ -1,22 +1,26 @@
-"""Several labels per row: metrics, a threshold per label, and sets that miss at most a promised share of the labels.
+"""Multi-label classification: metrics, a threshold per label, sets that miss at most a promised share of the labels.
 
-Every label is a yes or no of its own. The ensemble's answer is the mean of the members' sigmoids, held as log-odds.
+Every label is a yes or no of its own. The ensemble's prediction is the mean of the members' sigmoids, held as log-odds.
 """
 
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..models.decision import Decision, DecisionOutput
 from ..models.modeling_hydra import logit_of_mean_probability
-from .abstention import SHIFT, check_share, exact
+from .abstention import SHIFT, Abstention, check_share, check_target, exact
+from .decomposition import decompose
 from .inputs import as_member_logits, as_multi_hot, check_predictions, widened
 from .metrics import NUM_BINS, exact_mean, expected_calibration_error
+from .task import CLASS_COLUMNS, Fitted, Rows, Task, ValidationRows
+from .temperature import fit_temperature
 
 
 ROUNDING = 1e-9  # of log-odds
@@ -89,22 +93,6 @@ def summarize_labels(logits: Tensor, labels: Tensor, chosen: Tensor, num_bins: i
     }
 
 
-def metrics_by_label(
-    member_logits: Any, labels: Any, thresholds: Any = None, num_bins: int = NUM_BINS
-) -> dict[str, Tensor]:
-    """`average_precision`, `f1`, `ece` and `rows` (how many have it) of every label, (labels,) each; see
-    `multi_label_metrics`. Of a label that no row has, average precision and F1 are NaN.
-
-    Example:
-        >>> metrics_by_label([[[2.0, -1.0]], [[1.0, 3.0]]], [[1, 0], [1, 1]])["f1"]
-        tensor([1., 1.], dtype=torch.float64)
-    """
-    logits = log_odds(member_logits)
-    labels = as_multi_hot(labels, *logits.shape).to(logits.device)
-    chosen = logits >= log_odds_of(thresholds, logits.shape[1]).to(logits)
-    return _metrics_of_labels(logits, labels, chosen, num_bins)
-
-
 def _metrics_of_labels(logits: Tensor, labels: Tensor, chosen: Tensor, num_bins: int) -> dict[str, Tensor]:
     found: dict[str, list[float]] = {"average_precision": [], "f1": [], "ece": [], "rows": []}
     for scores, truth, yes in zip(logits.T.cpu(), labels.T.cpu(), chosen.T.cpu(), strict=True):
@@ -174,8 +162,8 @@ def _best_cut(scores: Tensor, truth: Tensor) -> Tensor:
     rows, hits = _counts_from_the_top(scores, truth)
     best = int((2 * hits / (rows + int(truth.sum()))).argmax())
     descending = scores.unique().flip(0)
-    if best + 1 == len(descending):
-        return descending[best]
+    if best + 1 == len(descending):  # below all rows, by half of their mean distance
+        return descending[best] - (descending[0] - descending[best]) / (2 * len(scores))
     return (descending[best] + descending[best + 1]) / 2
 
 
@@ -252,11 +240,6 @@ class LabelSets:
     def sets(self, member_logits: Any) -> Tensor:
         """Which labels are in each row's set: bool, (batch, labels)."""
         logits = log_odds(member_logits)
-        if logits.shape[1] != len(self.log_odds):
-            raise ValueError(
-                f"member_logits has {logits.shape[1]} labels, the sets were fitted for {len(self.log_odds)}: pass the logits of "
-                "the same model"
-            )
         return _at_least(logits, torch.tensor(self.log_odds, dtype=torch.float64, device="cpu"))
 
     def measure(self, member_logits: Any, labels: Any) -> dict[str, float]:
@@ -286,21 +269,6 @@ class LabelSets:
         least = math.ceil(1 / exact(self.alpha)) - 1
         return f"alpha={self.alpha:g} takes at least {least} calibration rows, there are {self.rows}: every set holds every label."
 
-    def to_dict(self) -> dict[str, Any]:
-        """Numbers and lists, for JSON; infinite log-odds are written as text."""
-        return asdict(self) | {"log_odds": [each if math.isfinite(each) else str(each) for each in self.log_odds]}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "LabelSets":
-        """The inverse of `to_dict`."""
-        try:
-            read = cls(**{**content, "log_odds": tuple(map(float, content["log_odds"]))})
-            if not read.log_odds or any(map(math.isnan, read.log_odds)):
-                raise ValueError(f"log_odds is {read.log_odds}")
-        except (TypeError, ValueError, KeyError) as error:
-            raise ValueError("these are no label sets: pass what to_dict gave") from error
-        return read
-
 
 def _at_least(logits: Tensor, lowest: Tensor) -> Tensor:
     """Whether log-odds reach the lowest of their label; differences were rounded, and in doubt they do."""
@@ -328,3 +296,147 @@ def _least_shift(needed: Tensor, labels: Tensor, alpha: float) -> float:
     if float(weights.sum()) <= allowed + tolerance:
         return -math.inf
     return float(shifts[is_last & (left <= allowed + tolerance)][0])
+
+
+# The task
+
+METRICS = {
+    "map": ("mAP", "high"),
+    "f1_micro": ("F1 micro", "high"),
+    "f1_macro": ("F1 macro", "high"),
+    "exact_match": ("All right", "high"),
+    "missed": ("Missed", "low"),
+    "ece": ("ECE", "low"),
+    "nll": ("NLL", "low"),
+    "brier": ("Brier", "low"),
+    "mutual_information": ("MI", ""),
+    "disagreement": ("DI", ""),
+    "set_missed": ("Missed by sets", ""),
+    "set_size": ("Set size", "low"),
+    "answered": ("Answered", ""),
+    "answered_right": ("Right of answered", "high"),
+}
+
+
+class MultiLabelTask(Task):
+    name = "multi_label_classification"
+    title = "multi-label classification"
+    metrics = METRICS
+    columns = CLASS_COLUMNS | {"labels": "strings", "scores": "label scores"}
+
+    def measure(
+        self, answers: Tensor, labels: Tensor | None, decision_output: DecisionOutput | None = None
+    ) -> dict[str, float]:
+        """`multi_label_metrics` (with the thresholds of a calibrated model), how much members differ, summed over the labels,
+        and what a calibrated model's sets and threshold bring."""
+        answers = answers if decision_output is None else decision_output.member_logits
+        parts, logits = decompose(answers, "multi_label_classification"), log_odds(answers)
+        chosen = logits >= 0 if decision_output is None else decision_output.chosen_labels
+        metrics, right = {}, None
+        if labels is not None:
+            labels = as_multi_hot(labels, *logits.shape)
+            metrics, right = summarize_labels(logits, labels, chosen), chosen == labels
+        metrics["mutual_information"] = exact_mean(parts.epistemic.sum(dim=1))
+        metrics["disagreement"] = exact_mean(parts.disagreement.mean(dim=1))
+        if decision_output is None:
+            return metrics
+        sets, answered = decision_output.prediction_set, ~decision_output.abstain
+        if sets is not None:
+            metrics["set_size"] = exact_mean(sets.sum(dim=1).double())
+            if labels is not None:
+                metrics["set_missed"] = exact_mean(missed_shares(sets, labels))
+        metrics["answered"] = exact_mean(answered.flatten().double())
+        if right is not None and answered.any():
+            right = right if answered.dim() == 2 else right.all(dim=1)
+            metrics["answered_right"] = exact_mean(right[answered].double())
+        return metrics
+
+    def scores(self, answers: Tensor) -> Tensor:
+        """The sum of the labels' entropies."""
+        return decompose(answers, "multi_label_classification").total.sum(dim=1)
+
+    # Calibration
+
+    def check_target(self, target: Mapping[str, float]) -> None:
+        """Also {"label_risk": 0.01}: at most this share of the decisions on single labels is wrong."""
+        if isinstance(target, Mapping) and set(target) == {"label_risk"}:
+            check_share(target["label_risk"], "label_risk")
+        else:
+            check_target(target)
+
+    def fit(self, rows: ValidationRows) -> Fitted:
+        """One temperature, a threshold per label, sets that miss few labels, and when to abstain.
+
+        The first half of the rows fits the temperature, for the likelihood of every yes and no, and the thresholds, for each
+        label's best F1. The second half lowers these to sets that keep the promise of `alpha` (see `LabelSets`), and fits the
+        target: of rows, whose score is the sum of their labels' entropies and which are right if all their decisions are; or
+        with "label_risk" of single labels, whose score is minus the distance of their log-odds to the threshold.
+        """
+        per_label = rows.target is not None and "label_risk" in rows.target
+        if per_label and rows.confidence is not None:
+            raise ValueError(
+                "confidence is for rows: the decisions on one row's labels depend on each other, so that no share of them can be "
+                'guaranteed; leave it out, or pass target={"risk": ...}'
+            )
+        first, second = (
+            Rows(half.answers, as_multi_hot(half.labels, len(half.answers), half.answers.shape[-1]))
+            for half in (rows.first, rows.second)
+        )
+        self._check_has_every_label(first.labels.any(dim=0) | second.labels.any(dim=0))
+        temperature = fit_temperature(first.answers, first.labels)
+        thresholds = best_thresholds(_divided(first.answers, temperature), first.labels)
+        settings = {
+            "detector": {"name": "distance" if per_label else "entropy"},
+            "temperature": temperature,
+            "log_odds": thresholds.logit().tolist(),
+            "set_log_odds": None,
+            "per_label": per_label,
+        }
+        sentences = [
+            f"Logits are divided by {temperature:.3g}. A label is predicted from a probability of its own on, "
+            f"{float(thresholds.min()):.2g} to {float(thresholds.max()):.2g}.",
+            f"Of {sum(rows.counts)} rows, a random half ({rows.counts[0]}) fitted these, and the other half ({rows.counts[1]}) "
+            "what follows: promises need rows that nothing else was fitted on.",
+        ]
+        sets = abstention = None
+        if rows.alpha is not None:
+            sets = LabelSets.fit(_divided(second.answers, temperature), second.labels, rows.alpha, thresholds)
+            lowest = [value if math.isfinite(value) else str(value) for value in sets.log_odds]
+            settings |= {"alpha": sets.alpha, "set_log_odds": lowest}
+            sentences.append(sets.sentence)
+        if rows.target is not None:
+            abstention = _fit_abstention(rows, self.decision(settings), second, per_label)
+            settings["threshold"] = abstention.saved_threshold
+            sentences.append(f"{'' if per_label else 'A row is right if all its labels are. '}{abstention.sentence}")
+        return Fitted(settings, sentences, abstention, sets)
+
+    def _check_has_every_label(self, is_there: Tensor) -> None:
+        missing = (~is_there).nonzero().flatten().tolist()
+        if missing:
+            names = [str(label) if self.classes is None else repr(self.classes[label]) for label in missing]
+            listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            raise ValueError(
+                f"no row of data has the label {listed}: its threshold cannot be fitted, add rows that have it"
+            )
+
+
+def _divided(member_logits: Tensor, temperature: float) -> Tensor:
+    dtype = torch.promote_types(member_logits.dtype, torch.float32)
+    return member_logits.to(dtype) / torch.tensor([temperature], dtype=dtype, device=member_logits.device)
+
+
+def _fit_abstention(rows: ValidationRows, decision: Decision, second: Rows, per_label: bool) -> Abstention:
+    output = decision(second.answers)
+    scores, right = output.detector_score, output.chosen_labels == second.labels
+    ood_scores = None if rows.ood is None else decision(rows.ood.answers).detector_score.flatten()
+    name, unit, target = decision.settings["detector"]["name"], "rows", rows.target
+    if per_label:
+        scores, right, unit, target = (
+            scores.flatten(),
+            right.flatten(),
+            "decisions on labels",
+            {"risk": target["label_risk"]},
+        )
+    else:
+        right = right.all(dim=1)
+    return rows.fit_abstention(scores, right, ood_scores, name, unit, target)

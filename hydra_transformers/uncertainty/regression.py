@@ -1,22 +1,21 @@
-"""Regression: its metrics, and intervals that hold the right number with a promised probability."""
+"""Regression: its metrics, and intervals that hold the right value with a promised probability."""
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..models.decision import Decided
+from ..models.decision import DecisionOutput
 from ..models.modeling_hydra import at_least_float32, spread
-from ..models.task_decisions import RegressionDecision
-from .abstention import Abstention, check_target
+from .abstention import Abstention, check_target, just_above
 from .conformal import conformal_quantile
 from .inputs import as_tensor, widened
 from .metrics import error_coverage_curve, exact_mean
-from .task import CLASS_COLUMNS, Task
-from .task_calibration import Fitted, HeldOutRows
+from .task import CLASS_COLUMNS, Fitted, Task, ValidationRows
 
 
 # Shares of the mean spread that are tried as the floor below the spread.
@@ -27,25 +26,18 @@ FLOORS = (0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
 
 
 def as_targets(targets: Any, rows: int, outputs: int, name: str = "labels") -> Tensor:
-    """Targets (rows, outputs) in float64; refuses other shapes, and what is not a number."""
+    """Targets (rows, outputs) in float64; raises an error for other shapes and for what is not finite."""
     targets = widened(as_tensor(targets).detach()).cpu()
-    if targets.numel() != rows * outputs or len(targets) != rows:
+    if targets.numel() != rows * outputs or len(targets) != rows or not targets.isfinite().all():
         raise ValueError(
-            f"{name} has shape {tuple(targets.shape)}, the model gives {outputs} number{'s' * (outputs > 1)} for each of {rows} "
-            f"rows: pass ({rows}, {outputs})"
+            f"{name} has shape {tuple(targets.shape)}{'' if targets.isfinite().all() else ' and values that are not finite'}: "
+            f"pass a finite value for each output of each row, ({rows}, {outputs})"
         )
-    targets = targets.reshape(rows, outputs)
-    bad = ~targets.isfinite().all(dim=1)
-    if bad.any():
-        raise ValueError(
-            f"{int(bad.sum())} of {rows} {name} are not finite numbers, the first in row {int(bad.nonzero()[0])}: remove these "
-            "rows, or fill in their numbers"
-        )
-    return targets
+    return targets.reshape(rows, outputs)
 
 
 def regression_metrics(member_outputs: Any, targets: Any, interval: Any = None) -> dict[str, float]:
-    r"""How good the numbers of an ensemble are. With several outputs each metric is the mean over them.
+    r"""How good the predictions of an ensemble are. With several outputs each metric is the mean over them.
 
     With the members' mean `μ`, the target `y` and the rows i:
 
@@ -125,7 +117,7 @@ def ranks(values: Tensor) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-NUMBER_COLUMNS = {
+METRICS = {
     "rmse": ("RMSE", "low"),
     "mae": ("MAE", "low"),
     "r2": ("R²", "high"),
@@ -140,106 +132,103 @@ NUMBER_COLUMNS = {
 }
 
 
-def measure_numbers(answers: Tensor, labels: Tensor | None, decided: Decided | None) -> dict[str, float]:
-    """`regression_metrics`, and what a calibrated model's threshold buys; without labels what can be said without them."""
-    interval = None if decided is None else decided.interval
-    if labels is None:
-        metrics = {"spread": float(number_scores(answers).mean())}
-        if interval is not None:
-            metrics["interval_width"] = float((interval[..., 1] - interval[..., 0]).double().mean())
-    else:
-        metrics = regression_metrics(answers, labels, interval)
-    if decided is not None:
-        answered = ~decided.abstain
-        metrics["answered"] = float(answered.double().mean())
-        if labels is not None and answered.any():
-            metrics["answered_mae"] = regression_metrics(answers[answered], labels[answered])["mae"]
-    return metrics
+class RegressionTask(Task):
+    name = "regression"
+    title = "regression"
+    metrics = METRICS
+    columns = CLASS_COLUMNS | {"interval": "intervals"}
 
+    def measure(
+        self, answers: Tensor, labels: Tensor | None, decision_output: DecisionOutput | None = None
+    ) -> dict[str, float]:
+        """`regression_metrics`, and what a calibrated model's intervals and threshold bring."""
+        interval = None if decision_output is None else decision_output.interval
+        if labels is None:
+            metrics = {"spread": float(self.scores(answers).mean())}
+            if interval is not None:
+                metrics["interval_width"] = float((interval[..., 1] - interval[..., 0]).double().mean())
+        else:
+            metrics = regression_metrics(answers, labels, interval)
+        if decision_output is not None:
+            answered = ~decision_output.abstain
+            metrics["answered"] = float(answered.double().mean())
+            if labels is not None and answered.any():
+                metrics["answered_mae"] = regression_metrics(answers[answered], labels[answered])["mae"]
+        return metrics
 
-def number_scores(answers: Tensor) -> Tensor:
-    """The spread of each row, the mean over outputs: (rows, members, outputs) -> (rows,)"""
-    return spread(widened(answers)).mean(dim=-1)
+    def scores(self, answers: Tensor) -> Tensor:
+        """The spread between members, the mean over outputs."""
+        return spread(widened(answers)).mean(dim=-1)
 
+    # Calibration
 
-# Calibration
+    def check_target(self, target: Mapping[str, float]) -> None:
+        """A risk is a mean absolute error in the unit of the labels, not a share."""
+        risk = target.get("risk") if isinstance(target, Mapping) and set(target) == {"risk"} else None
+        if risk is None:
+            check_target(target)
+        elif isinstance(risk, bool) or not isinstance(risk, Real) or not 0 < risk < math.inf:
+            raise ValueError(f"risk is {risk!r}: pass the largest mean absolute error, in the unit of the labels")
 
+    def fit(self, rows: ValidationRows) -> Fitted:
+        """Split-conformal intervals scaled by the members' spread, and the width above which nothing is answered.
 
-def check_number_target(target: Mapping[str, float]) -> None:
-    """As `check_target`, but a risk is a mean absolute error, which is no share."""
-    risk = target.get("risk") if isinstance(target, Mapping) and set(target) == {"risk"} else None
-    if risk is None:
-        check_target(target)
-    elif isinstance(risk, bool) or not isinstance(risk, Real) or not 0 < risk < math.inf:
-        raise ValueError(
-            f"risk is {risk!r}: pass the largest mean absolute error of the answers, in the unit of the labels"
+        With the members' mean μ and standard deviation σ, the interval is μ ± factor · (σ + floor), output by output. The first
+        half of the rows chooses the floor that explains their errors best; a high one makes intervals equally wide, where the
+        spread says little. The factor is the ceil((n + 1)(1 - alpha))-th smallest |y - μ| / (σ + floor) of the n rows of the
+        second half, so that a new row's value lies inside with probability at least 1 - alpha, for each output by itself.
+        """
+        if rows.alpha is None:
+            raise ValueError("alpha is None: a regression model abstains by the width of its intervals, pass a share")
+        if rows.confidence is not None and "risk" in rows.target:
+            raise ValueError(
+                "confidence is for shares: errors of a regression have no upper bound, so that no rows can promise their mean; "
+                'leave it out, or pass target={"coverage": ...}'
+            )
+        members, outputs = rows.first.answers.shape[1:]
+        if rows.target is not None and members == 1:
+            raise ValueError("model has one member, so that all intervals are equally wide: leave out target")
+        first, second = (
+            (widened(half.answers), as_targets(half.labels, len(half.answers), outputs))
+            for half in (rows.first, rows.second)
         )
-
-
-def fit_intervals(rows: HeldOutRows) -> Fitted:
-    """Split-conformal intervals scaled by the members' spread, and the width above which nothing is answered.
-
-    With the members' mean μ and standard deviation σ, the interval is μ ± factor · (σ + floor), output by output. The first
-    half of the rows chooses the floor that explains their errors best; a high one makes intervals equally wide, where the
-    spread says little. The factor is the ceil((n + 1)(1 - alpha))-th smallest |y - μ| / (σ + floor) of the n rows of the
-    second half, so that a new row's number lies inside with probability at least 1 - alpha, for each output by itself.
-    """
-    if rows.alpha is None:
-        raise ValueError(
-            "alpha is None: a regression model abstains by the width of its intervals, pass a share for them"
+        floors = _likeliest_floors(*first)
+        mean, rounding = second[0].mean(dim=1), 8 * torch.finfo(at_least_float32(rows.second.answers).dtype).eps
+        # With what the model rounds away, or a label that many rows have would fall out of their intervals.
+        errors = (second[1] - mean).abs() + rounding * (second[1].abs() + mean.abs())
+        ratios = errors / (spread(second[0]) + floors)
+        factors = torch.tensor(
+            [conformal_quantile(ratio, rows.alpha) for ratio in ratios.unbind(dim=1)], dtype=ratios.dtype
         )
-    if rows.confidence is not None and "risk" in rows.target:
-        raise ValueError(
-            "confidence is for shares: errors of numbers have no upper bound, so that no rows can promise their mean; leave it "
-            'out, or pass target={"coverage": ...}'
-        )
-    members, outputs = rows.first.answers.shape[1:]
-    if rows.target is not None and members == 1:
-        raise ValueError(
-            "model has one member, so that all intervals are equally wide and no width can be too wide: leave out target, or "
-            "pass a model of several members"
-        )
-    first, second = (
-        (widened(part.answers), as_targets(part.labels, len(part.answers), outputs))
-        for part in (rows.first, rows.second)
-    )
-    floors = _likeliest_floors(*first)
-    mean, rounding = second[0].mean(dim=1), 8 * torch.finfo(at_least_float32(rows.second.answers).dtype).eps
-    # With what the model rounds away, or a label that many rows have would fall out of their intervals.
-    errors = (second[1] - mean).abs() + rounding * (second[1].abs() + mean.abs())
-    ratios = errors / (spread(second[0]) + floors)
-    factors = torch.tensor([conformal_quantile(each, rows.alpha) for each in ratios.unbind(dim=1)], dtype=ratios.dtype)
-    if factors.isinf().any():
-        raise ValueError(
-            f"alpha={rows.alpha:g} cannot be promised on {len(second[0])} rows, half of data (the other half fits the floor): "
-            f"pass at least {2 * math.ceil(1 / rows.alpha)} rows, or a larger alpha"
-        )
-    # All numbers right would make the width 0, and the decision's factors are positive.
-    factors = factors.clamp(min=1e-12)
-    settings = {
-        "detector": {"name": "width"},
-        "threshold": None,
-        "alpha": rows.alpha,
-        "floors": floors.tolist(),
-        "factors": factors.tolist(),
-    }
-    decision = rows.unfinished(RegressionDecision, settings)
-    # In the model's dtype: rounded otherwise, rows of equal width would fall on the other side of the threshold.
-    decided = decision(rows.second.answers)
-    found = regression_metrics(*second, decided.interval)
-    sentences = [
-        f"With probability {1 - rows.alpha:g} or more{' each' * (outputs > 1)} number lies in its interval, if new rows are "
-        f"independent and of the same distribution as the {len(second[0])} fitting rows; there intervals are "
-        f"{found['interval_width']:.3g} wide on average, and the mean absolute error is {found['mae']:.3g}."
-    ]
-    abstention = None
-    if rows.target is not None:
-        errors = (second[1] - second[0].mean(dim=1)).abs().mean(dim=1)
-        ood_scores = None if rows.ood is None else decision(rows.ood).detector_score
-        abstention = _abstention(decided.detector_score, errors, ood_scores, rows)
-        settings["threshold"] = abstention.to_dict()["threshold"]
-        sentences.append(_sentence(abstention))
-    return Fitted(settings, sentences, abstention)
+        if factors.isinf().any():
+            raise ValueError(
+                f"alpha={rows.alpha:g} cannot be promised on {len(second[0])} rows, half of data (the other half fits the floor): "
+                f"pass at least {2 * math.ceil(1 / rows.alpha)} rows, or a larger alpha"
+            )
+        factors = factors.clamp(min=1e-12)  # intervals have a width even if all predictions are right
+        settings = {
+            "detector": {"name": "width"},
+            "alpha": rows.alpha,
+            "floors": floors.tolist(),
+            "factors": factors.tolist(),
+        }
+        decision = self.decision(settings)
+        # In the model's dtype: rounded otherwise, rows of equal width would fall on the other side of the threshold.
+        output = decision(rows.second.answers)
+        metrics = regression_metrics(*second, output.interval)
+        sentences = [
+            f"With probability {1 - rows.alpha:g} or more{' each' * (outputs > 1)} value lies in its interval, if new rows are "
+            f"independent and of the same distribution as the {len(second[0])} fitting rows; there intervals are "
+            f"{metrics['interval_width']:.3g} wide on average, and the mean absolute error is {metrics['mae']:.3g}."
+        ]
+        abstention = None
+        if rows.target is not None:
+            errors = (second[1] - mean).abs().mean(dim=1)
+            ood_scores = None if rows.ood is None else decision(rows.ood.answers).detector_score
+            abstention = _abstention(output.detector_score, errors, ood_scores, rows)
+            settings["threshold"] = abstention.saved_threshold
+            sentences.append(_sentence(abstention))
+        return Fitted(settings, sentences, abstention)
 
 
 def _likeliest_floors(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -256,7 +245,7 @@ def _likeliest_floors(outputs: Tensor, targets: Tensor) -> Tensor:
     return floors.gather(0, unlikeliness.argmin(dim=0, keepdim=True)).squeeze(0)
 
 
-def _abstention(scores: Tensor, errors: Tensor, ood_scores: Tensor | None, rows: HeldOutRows) -> Abstention:
+def _abstention(scores: Tensor, errors: Tensor, ood_scores: Tensor | None, rows: ValidationRows) -> Abstention:
     """The threshold for a target. A risk is the mean absolute error of the answered rows, in the unit of the labels."""
     [(name, value)] = rows.target.items()
     if name == "risk":
@@ -270,52 +259,27 @@ def _abstention(scores: Tensor, errors: Tensor, ood_scores: Tensor | None, rows:
                 f"no width keeps the mean absolute error at {value:g}: the lowest is {float(risks[is_end].min()):.3g}; ask for "
                 "no less, or pass a better model"
             )
-        threshold = float(ordered[holding[-1, 0]])
+        all_scores = scores if ood_scores is None else torch.cat([scores, ood_scores])
+        threshold = just_above(float(ordered[holding[-1, 0]]), all_scores, scores.dtype)
         fitted = Abstention(threshold, name, value, None, len(scores), 0, 0.0, None, None, 0.0, None, "width")
     else:
-        fitted = Abstention.fit(scores, None, ood_scores, **rows.target, confidence=rows.confidence, score="width")
+        fitted = rows.fit_abstention(scores, None, ood_scores, "width")
     answered = scores <= fitted.threshold
     measured = fitted.measure(scores, None, ood_scores)
-    risk = float(errors[answered].mean()) if answered.any() else None
-    return Abstention(
-        **vars(fitted)
-        | measured
-        | {"risk": risk, "risk_without": float(errors.mean()), "ood_rows": _count(ood_scores)}
-    )
-
-
-def _count(scores: Tensor | None) -> int:
-    return 0 if scores is None else len(scores)
+    measured["risk"] = float(errors[answered].mean()) if answered.any() else None
+    ood_rows = 0 if ood_scores is None else len(ood_scores)
+    return replace(fitted, **measured | {"risk_without": float(errors.mean()), "ood_rows": ood_rows})
 
 
 def _sentence(abstention: Abstention) -> str:
     after = "" if abstention.risk is None else f", with a mean absolute error of {abstention.risk:.3g}"
     refused = (
-        "" if abstention.tpr is None else f"; {100 * abstention.tpr:.3g} % of the rows from elsewhere are refused"
+        f"; {100 * abstention.tpr:.3g} % of the out-of-distribution rows are refused"
+        if abstention.tpr is not None
+        else ""
     )
     return (
         f"Intervals wider than {abstention.threshold:.3g} are not answered: on the fitting rows "
         f"{100 * abstention.coverage:.3g} % are answered{after} (all of them: {abstention.risk_without:.3g}){refused}. "
         f"{abstention.guarantee}"
     )
-
-
-class RegressionTask(Task):
-    name = "regression"
-    title = "regression"
-    metrics = NUMBER_COLUMNS
-    columns = CLASS_COLUMNS | {"interval": "intervals"}
-
-    def check_target(self, target: Mapping[str, float]) -> None:
-        check_number_target(target)
-
-    def fit(self, rows: HeldOutRows) -> Fitted:
-        return fit_intervals(rows)
-
-    def measure(
-        self, answers: Tensor, labels: Tensor | None, decision_output: Decided | None = None
-    ) -> dict[str, float]:
-        return measure_numbers(answers, labels, decision_output)
-
-    def scores(self, answers: Tensor) -> Tensor:
-        return number_scores(answers)

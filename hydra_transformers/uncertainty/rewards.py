@@ -9,18 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from ..data.loading import load_data, load_if_named
-from ..data.prediction import config_of
-from ..models.decision import Decided, Decision
+from ..models.decision import Decision, DecisionOutput
 from ..models.modeling_hydra import aggregated, spread
-from .abstention import Abstention
 from .features import collect_answers
 from .inputs import as_tensor, widened
 from .metrics import ood_metrics
-from .task import CLASS_COLUMNS, Task
-from .task_calibration import Fitted, HeldOutRows
+from .task import CLASS_COLUMNS, Fitted, Task, ValidationRows
 
 
-PAIR_COLUMNS = {
+METRICS = {
     "pair_accuracy": ("Pair accuracy", "high"),
     "wrong_pairs_auroc": ("AUROC of wrong pairs", "high"),
     "margin": ("Margin", ""),
@@ -34,17 +31,9 @@ def collect_pairs(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor,
 
     data: {"chosen": data, "rejected": data}, row i of one against row i of the other
     """
-    if not isinstance(data, Mapping) or set(data) != {"chosen", "rejected"}:
-        found = ", ".join(data) if isinstance(data, Mapping) else f"a {type(data).__name__}"
-        raise TypeError(
-            f"data is {found}: a reward model is judged by pairs, pass {{'chosen': data, 'rejected': data}}, or rows "
-            "with texts of these names"
-        )
     chosen, rejected = (
         collect_answers(model, data[name], batch_size, with_features=False)[0] for name in ("chosen", "rejected")
     )
-    if chosen.shape[-1] != 1:
-        raise ValueError(f"model has {chosen.shape[-1]} outputs: pairs are judged by a model with one, the score")
     if len(chosen) != len(rejected):
         raise ValueError(
             f"data['chosen'] has {len(chosen)} rows, data['rejected'] {len(rejected)}: row i of one belongs to row i of the other"
@@ -95,8 +84,8 @@ def best_of_n(scores: Any, gold: Any, counts: Sequence[int]) -> dict[int, float]
         counts: the numbers n, each at most the number of answers.
 
     Example:
-        >>> best_of_n([[0.1, 0.9, 0.5]], [[1.0, 3.0, 2.0]], [1, 3])
-        {1: 2.0, 3: 3.0}
+        >>> best_of_n([[0.1, 0.9, 0.5]], [[1.0, 3.0, 2.0]], [3])
+        {3: 3.0}
     """
     scores, gold = (widened(as_tensor(each)).cpu() for each in (scores, gold))
     if scores.dim() != 2 or scores.shape != gold.shape:
@@ -108,10 +97,8 @@ def best_of_n(scores: Any, gold: Any, counts: Sequence[int]) -> dict[int, float]
     answers, found = scores.shape[1], {}
     ordered = gold.gather(1, scores.argsort(dim=1, descending=True, stable=True))
     for n in counts:
-        if type(n) is not int or not 1 <= n <= answers:
-            raise ValueError(
-                f"counts has {n!r}: pass whole numbers from 1 to {answers}, so many answers each prompt has"
-            )
+        if not 1 <= n <= answers:
+            raise ValueError(f"counts has {n!r}: pass numbers from 1 to {answers}, so many answers each prompt has")
         # The answer of rank k is the best of n if the other n - 1 rank below it.
         chances = [math.comb(answers - 1 - k, n - 1) / math.comb(answers, n) for k in range(answers)]
         found[n] = float((ordered * torch.tensor(chances, dtype=torch.float64)).sum(dim=1).mean())
@@ -125,64 +112,14 @@ def _scores(scores: Any, name: str) -> Tensor:
     if scores.dim() != 3 or scores.shape[-1] != 1 or len(scores) == 0:
         raise ValueError(f"{name} has shape {tuple(scores.shape)}: pass (pairs, members), one pair or more")
     if not scores.isfinite().all():
-        raise ValueError(f"{name} has scores that are not finite numbers: check the model's weights and inputs")
+        raise ValueError(f"{name} has scores that are not finite: check the model's weights and inputs")
     return scores
-
-
-def fit_relevance(rows: HeldOutRows) -> Fitted:
-    """The score below which a row counts as not relevant, from rows labelled 1 (relevant) and 0 (not).
-
-    A risk is the share of rows that are not relevant among those answered; a coverage the share of the relevant rows that are
-    answered; a tpr the share of rows from elsewhere that are not.
-    """
-    if rows.target is None:
-        raise ValueError(
-            "target is missing: a reward model is calibrated for a score below which nothing is relevant, pass one, such as "
-            '{"coverage": 0.95} or {"risk": 0.05}'
-        )
-    # Nothing but the threshold is fitted, so that all rows may serve it.
-    answers = torch.cat([rows.first.answers, rows.second.answers])
-    labels = torch.cat([rows.first.labels, rows.second.labels]).reshape(len(answers), -1)
-    odd = ((labels != 0) & (labels != 1)).any(dim=1)
-    if labels.shape[1] != 1 or odd.any():
-        shown = "several numbers per row" if labels.shape[1] != 1 else f"{labels[odd][0].item():g}"
-        raise ValueError(f"labels has {shown}: pass 1 for a row that is relevant, and 0 for one that is not")
-    relevant = labels.squeeze(1).bool()
-    if not relevant.any() or relevant.all():
-        raise ValueError(
-            f"all {len(labels)} labels are {int(relevant[0])}: pass rows that are relevant, and rows that are not"
-        )
-    aggregate = rows.aggregate
-    low = -aggregated(answers, aggregate).squeeze(1)
-    ood = None if rows.ood is None else -aggregated(rows.ood, aggregate).squeeze(1)
-    fitted_on, correct = (low, relevant) if "risk" in rows.target else (low[relevant], None)
-    options = {**rows.target, "confidence": rows.confidence, "score": "low score"}
-    abstention = Abstention.fit(fitted_on, correct, ood, **options)
-    settings = {"detector": {"name": "low score"}, "alpha": None, "aggregate": aggregate}
-    settings["threshold"] = abstention.to_dict()["threshold"]
-    guarantee = abstention.guarantee.replace("of the rows are", "of the relevant rows are")
-    guarantee = guarantee.replace("of the answers are wrong", "of the answered rows are not relevant")
-    kept = low <= abstention.threshold
-    sentence = (
-        f"Scores below {-abstention.threshold:.3g} count as nothing relevant: of {len(low)} rows, "
-        f"{_percent(kept[relevant])} of the relevant ones are answered and {_percent(kept[~relevant])} of the others. "
-        f"{guarantee}"
-    )
-    return Fitted(settings, [sentence], abstention)
-
-
-def _percent(those: Tensor) -> str:
-    return f"{100 * those.double().mean().item():.3g} %"
-
-
-def aggregate_of(model: nn.Module) -> str:
-    return getattr(config_of(model), "aggregate", None) or "mean"
 
 
 class RewardTask(Task):
     name = "reward"
     title = "rewards and reranking"
-    metrics = PAIR_COLUMNS
+    metrics = METRICS
     columns = CLASS_COLUMNS | {"interval": "intervals"}
 
     def load(self, data: Any, model: nn.Module) -> Any:
@@ -200,20 +137,60 @@ class RewardTask(Task):
             return collect_pairs(model, data, batch_size)
         return super().collect(model, data, batch_size)
 
-    def fit(self, rows: HeldOutRows) -> Fitted:
-        return fit_relevance(rows)
-
-    def decide(self, decision: Decision, answers: Tensor) -> Decided:
+    def decide(self, decision: Decision, answers: Tensor) -> DecisionOutput:
         return decision(answers[..., :1])  # of pairs those of the chosen
 
     def measure(
-        self, answers: Tensor, labels: Tensor | None, decision_output: Decided | None = None
+        self, answers: Tensor, labels: Tensor | None, decision_output: DecisionOutput | None = None
     ) -> dict[str, float]:
-        """answers: of pairs"""
+        """answers: of pairs, (pairs, members, 2)"""
+        if answers.shape[-1] != 2:
+            raise TypeError(
+                'data has no pairs: a reward model is evaluated on {"chosen": data, "rejected": data}, or rows with texts of '
+                "these names"
+            )
         metrics = preference_metrics(*answers.unbind(dim=-1), self.aggregate or "mean")
         if decision_output is not None:
             metrics["answered"] = float((~decision_output.abstain).double().mean())
         return metrics
 
     def scores(self, answers: Tensor) -> Tensor:
+        """Minus the score; of pairs that of the chosen."""
         return -aggregated(answers[..., :1], self.aggregate).squeeze(1)
+
+    # Calibration
+
+    def fit(self, rows: ValidationRows) -> Fitted:
+        """The score below which a row counts as not relevant, from rows labelled 1 (relevant) and 0 (not).
+
+        A risk is the share of rows that are not relevant among those answered; a coverage the share of the relevant rows that
+        are answered; a tpr the share of out-of-distribution rows that are not.
+        """
+        if rows.target is None:
+            raise ValueError(
+                "target is missing: a reward model is calibrated for a score below which nothing is relevant, pass one, such as "
+                '{"coverage": 0.95} or {"risk": 0.05}'
+            )
+        # Nothing but the threshold is fitted, so that all rows may serve it.
+        answers = torch.cat([rows.first.answers, rows.second.answers])
+        labels = torch.cat([rows.first.labels, rows.second.labels]).reshape(len(answers), -1)
+        relevant = labels[:, 0] == 1
+        if labels.shape[1] != 1 or not ((labels == 0) | (labels == 1)).all() or relevant.all() or not relevant.any():
+            raise ValueError("labels are not 1 for relevant rows and 0 for others: pass both, one label per row")
+        low = self.scores(answers)
+        ood = None if rows.ood is None else self.scores(rows.ood.answers)
+        is_risk = "risk" in rows.target
+        scores, correct, unit = (low, relevant, "rows") if is_risk else (low[relevant], None, "relevant rows")
+        abstention = rows.fit_abstention(scores, correct, ood, "low score", unit)
+        settings = {"detector": {"name": "low score"}, "threshold": abstention.saved_threshold}
+        answered = low <= abstention.threshold
+        sentence = (
+            f"Scores below {-abstention.threshold:.3g} count as nothing relevant: of {len(low)} rows, "
+            f"{_percent(answered[relevant])} of the relevant ones are answered and {_percent(answered[~relevant])} of the others. "
+            f"{abstention.guarantee.replace('rows are wrong', 'rows are not relevant')}"
+        )
+        return Fitted(settings, [sentence], abstention)
+
+
+def _percent(rows: Tensor) -> str:
+    return f"{100 * rows.double().mean().item():.3g} %"

@@ -1,13 +1,20 @@
 """Single-label classification: one class of several."""
 
+from typing import Any
+
 from torch import Tensor
 
-from ..models.decision import Decided
-from .conformal import count_sets, summarize_sets
+from ..data.loading import load_if_named
+from ..data.prediction import config_of, zero_shot_in
+from ..models.decision import DecisionOutput
+from .calibrated_classifier import prompts_of
+from .conformal import ConformalSets, check_method, count_sets, summarize_sets
 from .decomposition import decompose
-from .detectors import ood_score
+from .detectors import Detector, detector_by_name, ood_score
+from .features import collect_answers
 from .metrics import classification_metrics, diversity_metrics, exact_mean
-from .task import Task
+from .task import Fitted, Rows, Task, ValidationRows
+from .temperature import TemperatureScaling, fit_temperature
 
 
 METRICS = {
@@ -32,7 +39,7 @@ class SingleLabelTask(Task):
     metrics = METRICS
 
     def measure(
-        self, answers: Tensor, labels: Tensor | None, decision_output: Decided | None = None
+        self, answers: Tensor, labels: Tensor | None, decision_output: DecisionOutput | None = None
     ) -> dict[str, float]:
         answers = answers if decision_output is None else decision_output.member_logits
         metrics = {} if labels is None else classification_metrics(answers, labels)
@@ -52,3 +59,68 @@ class SingleLabelTask(Task):
 
     def scores(self, answers: Tensor) -> Tensor:
         return ood_score(answers)
+
+    # Calibration
+
+    def set_options(
+        self, detector: str | Detector, train_data: Any, sets: str, temperature: bool, batch_size: int
+    ) -> None:
+        if isinstance(detector, Detector):  # a new one, so that a fit leaves the given one as it is
+            settings = {"by": detector.by, "multi_label": detector.multi_label, **detector.settings}
+            self.detector = detector_by_name(detector.name, **settings)
+        else:
+            self.detector = detector_by_name(detector)
+        zero_shot = zero_shot_in(self.model)
+        if zero_shot is None and any(hasattr(module, "get_image_features") for module in self.model.modules()):
+            raise ValueError(
+                f"model is a {type(self.model).__name__}, whose classes are those of each call's prompts: calibrate a "
+                "ZeroShotClassifier of it"
+            )
+        if self.detector.multi_label:
+            raise ValueError("detector is made for multi-label models: leave out multi_label")
+        num_classes = getattr(config_of(self.model), "num_labels", None)
+        check_method(sets, num_classes if zero_shot is None else len(zero_shot.text_features))
+        if train_data is not None and not self.detector.needs_fit:
+            raise ValueError(f"train_data is for detectors that learn, {self.detector.name} does not: leave it out")
+        self.train_data, self.batch_size = load_if_named(train_data, self.model, split="train"), batch_size
+        self.sets, self.scales = sets, temperature
+
+    def collect_rows(self, data: Any, batch_size: int) -> Rows:
+        answers, features, labels = collect_answers(self.model, data, batch_size, self.detector.reads_features)
+        return Rows(answers, labels, features)
+
+    def fit(self, rows: ValidationRows) -> Fitted:
+        """A temperature and a detector on the first half of the rows; its threshold and the sets on the second."""
+        first, second, detector = rows.first, rows.second, self.detector
+        scaling = TemperatureScaling(fit_temperature(first.answers, first.labels) if self.scales else 1.0)
+        if detector.needs_fit and self.train_data is not None:
+            detector.fit(scaling.wrap(self.model), self.train_data, self.batch_size)
+        elif detector.needs_fit:
+            detector.fit_answers(scaling(first.answers), first.features, first.labels)
+        settings = {
+            "temperature": scaling.temperature,
+            "detector": {"name": detector.name, "by": detector.by, "settings": detector.score_settings},
+            "sets": None,
+            **prompts_of(self.model),
+        }
+        state, abstention, sets = detector.state or {}, None, None
+        sentences = [
+            f"The ensemble's prediction has the temperature {scaling.temperature:.3g}; the detector is {detector.description}.",
+            f"Of {sum(rows.counts)} rows, a random half ({rows.counts[0]}) fitted these, and the other half ({rows.counts[1]}) "
+            "what follows: promises need rows that nothing else was fitted on.",
+        ]
+        scaled = scaling(second.answers)
+        if rows.target is not None:
+            decision = self.decision(settings, state)
+            scores = decision(second.answers, second.features).detector_score
+            ood_scores = None if rows.ood is None else decision(rows.ood.answers, rows.ood.features).detector_score
+            correct = decompose(scaled).prediction == second.labels
+            abstention = rows.fit_abstention(scores, correct, ood_scores, detector.name)
+            settings["threshold"] = abstention.saved_threshold
+            sentences.append(abstention.sentence)
+        if rows.alpha is not None:
+            sets = ConformalSets.fit(scaled, second.labels, rows.alpha, self.sets)
+            threshold = sets.threshold if sets.threshold < float("inf") else "inf"
+            settings |= {"sets": {"method": sets.method, "threshold": threshold}, "alpha": sets.alpha}
+            sentences.append(sets.sentence)
+        return Fitted(settings, sentences, abstention, sets, state)

@@ -151,47 +151,6 @@ def compute_metrics(prediction: Any) -> dict[str, float]:
     return metrics | diversity_metrics(member_logits)
 
 
-class StreamingComputeMetrics:
-    """`compute_metrics` without holding all logits: for `TrainingArguments(batch_eval_metrics=True)`.
-
-    Trainer calls it once per batch, and with `compute_result=True` on the last one. Batches left by a failed evaluation are
-    dropped when the next one begins.
-    """
-
-    def __init__(self) -> None:
-        self._accumulator = UncertaintyAccumulator()
-        self._evaluation: Any = None
-
-    def __call__(self, prediction: Any, compute_result: bool = True) -> dict[str, float]:
-        evaluation = _running_evaluation()
-        accumulator = self._accumulator if evaluation == self._evaluation else UncertaintyAccumulator()
-        self._evaluation, self._accumulator = evaluation, UncertaintyAccumulator()
-        member_logits, has_members = _member_logits(prediction.predictions)
-        accumulator.update(member_logits, prediction.label_ids)
-        if not compute_result:
-            self._accumulator = accumulator
-            return {}
-        metrics = accumulator.compute()
-        if not has_members:
-            _warn_of_missing_members()
-            del metrics["mutual_information"], metrics["disagreement"]
-        return metrics
-
-
-def _running_evaluation() -> tuple[int, int] | None:
-    """Identifies one pass over Trainer's data; None outside Trainer.
-
-    Trainer's loaders register with Accelerate while they are read. One whose reading broke off stays registered, so reading it
-    again adds a second entry.
-    """
-    try:
-        from accelerate.state import GradientState
-    except ImportError:
-        return None
-    loaders = GradientState().dataloader_references
-    return None if loaders[-1] is None else (id(loaders[-1]), len(loaders))
-
-
 def _warn_of_missing_members() -> None:
     warnings.warn(
         "Trainer handed over logits without member_logits, so mutual_information and disagreement are left out: call "

@@ -1,15 +1,16 @@
 """What a task is: how predictions are read, measured and calibrated. `tasks` lists the tasks there are."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from ..data.loading import load_if_named
 from ..data.prediction import classes_of, config_of
-from ..models.decision import Decided, Decision
-from .abstention import check_target
-from .task_calibration import Fitted, HeldOutRows, collect_rows
+from ..models.decision import VERSION, Decision, DecisionOutput, config_settings, decision_of
+from .abstention import Abstention, check_target
+from .features import collect_answers
 
 
 # Columns of a prediction and their types, see `Task.columns`.
@@ -29,6 +30,74 @@ CLASS_COLUMNS = {
 }
 
 
+class Rows(NamedTuple):
+    """Predictions (rows, members, ...), labels (rows, ...) and features (rows, members, dim), on the CPU."""
+
+    answers: Tensor
+    labels: Tensor | None
+    features: Tensor | None = None
+
+    def take(self, places: Tensor) -> "Rows":
+        return Rows(*(None if part is None else part[places] for part in self))
+
+
+@dataclass(frozen=True)
+class ValidationRows:
+    """What a decision is fitted on.
+
+    first, second: random halves of the data; promises are made from the second, which nothing else may be fitted on
+    ood: out-of-distribution rows, or None
+    target, confidence, alpha: as given to `calibrate`, and checked there
+    """
+
+    first: Rows
+    second: Rows
+    ood: Rows | None
+    target: Mapping[str, float] | None
+    confidence: float | None
+    alpha: float | None
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return len(self.first.labels), len(self.second.labels)
+
+    def fit_abstention(
+        self,
+        scores: Tensor,
+        correct: Tensor | None,
+        ood_scores: Tensor | None,
+        score: str,
+        unit: str = "rows",
+        target: Mapping[str, float] | None = None,
+    ) -> Abstention:
+        """`Abstention.fit` for the target, with an error that says how many rows there are."""
+        options = {**(target or self.target), "confidence": self.confidence, "score": score, "unit": unit}
+        try:
+            return Abstention.fit(scores, correct, ood_scores, **options)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} (fitted on half of data, {len(scores)} {unit}: a promise needs rows that nothing else was fitted on)"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The result of a task's fit.
+
+    settings: of its decision, without those that every task has
+    sentences: what was fitted, and what it promises
+    abstention: the threshold, if there is a target
+    sets: prediction sets, if the task has them
+    state: tensors of the decision
+    """
+
+    settings: dict[str, Any]
+    sentences: list[str]
+    abstention: Abstention | None = None
+    sets: Any = None
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+
 class Task:
     """What a model predicts, and all that depends on it. Made by `task_of(model)`.
 
@@ -38,7 +107,8 @@ class Task:
         metrics (`dict`): metric -> (title, "high" or "low" for what is better, "" for neither), in the order of tables.
         columns (`dict`): column -> type of the predictions, in order. Types are Arrow's names, or "strings", "scores",
             "label scores", "intervals", "entities". Models of texts have `truncated` ("bool") as well.
-        classes (`list[str]` or `None`): the names of the model's classes.
+        model (`nn.Module`): whose task it is.
+        classes (`list[str]` or `None`): the names of its classes.
         aggregate (`str` or `None`): of a reward model, how members' scores become one.
     """
 
@@ -48,7 +118,7 @@ class Task:
     columns: Mapping[str, str] = CLASS_COLUMNS
 
     def __init__(self, model: nn.Module):
-        self.classes = classes_of(model)
+        self.model, self.classes = model, classes_of(model)
         self.aggregate = getattr(config_of(model), "aggregate", None)
 
     def load(self, data: Any, model: nn.Module) -> Any:
@@ -57,22 +127,15 @@ class Task:
 
     def collect(self, model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor | None]:
         """The members' outputs (rows, members, ...) for all of `data`, and its labels (rows, ...) or None, on the CPU."""
-        return collect_rows(model, data, batch_size)
+        answers, _, labels = collect_answers(model, data, batch_size, with_features=False)
+        return answers, labels
 
-    def check_target(self, target: Mapping[str, float]) -> None:
-        """Raises an error for a target of `calibrate` that this task does not have."""
-        check_target(target)
-
-    def fit(self, rows: HeldOutRows) -> Fitted:
-        """The settings of a decision, what they promise in sentences, and the threshold."""
-        raise NotImplementedError
-
-    def decide(self, decision: Decision, answers: Tensor) -> Decided:
+    def decide(self, decision: Decision, answers: Tensor) -> DecisionOutput:
         """What a calibrated model decides on the outputs of `collect`."""
         return decision(answers)
 
     def measure(
-        self, answers: Tensor, labels: Tensor | None, decision_output: Decided | None = None
+        self, answers: Tensor, labels: Tensor | None, decision_output: DecisionOutput | None = None
     ) -> dict[str, float]:
         """The metrics of `answers`; without labels those that need none, without `decision_output` those of the model alone."""
         raise NotImplementedError
@@ -80,3 +143,42 @@ class Task:
     def scores(self, answers: Tensor) -> Tensor:
         """How uncertain each row is, (rows,); higher is less sure. Tells out-of-distribution rows apart."""
         raise NotImplementedError
+
+    # Calibration
+
+    def set_options(self, detector: Any, train_data: Any, sets: str, temperature: bool, batch_size: int) -> None:
+        """Takes the options of `calibrate` that only single-label models have; others raise an error where one is given."""
+        given = {"detector": detector != "msp", "train_data": train_data is not None, "sets": sets != "lac"}
+        given["temperature"] = temperature is not True
+        for name, is_given in given.items():
+            if is_given:
+                raise ValueError(f"{name} is for single-label classification, this is {self.title}: leave it out")
+
+    def check_target(self, target: Mapping[str, float]) -> None:
+        """Raises an error for a target of `calibrate` that this task does not have."""
+        check_target(target)
+
+    def collect_rows(self, data: Any, batch_size: int) -> Rows:
+        """`collect`, with what else `fit` reads."""
+        return Rows(*self.collect(self.model, data, batch_size))
+
+    def fit(self, rows: ValidationRows) -> Fitted:
+        """The settings of a decision, what they promise in sentences, and the threshold."""
+        raise NotImplementedError
+
+    def decision(self, settings: Mapping[str, Any], state: Mapping[str, Tensor] | None = None) -> Decision:
+        """A decision with these settings and tensors, for the model."""
+        common = {
+            "version": VERSION,
+            "task": self.name,
+            "threshold": None,
+            "alpha": None,
+            "dtype": None,
+            "digests": None,
+        }
+        common |= {"config": config_settings(self.model), "sentences": []}
+        common["state"] = {name: list(tensor.shape) for name, tensor in (state or {}).items()}
+        decision = decision_of({**common, **settings}, sum(weight.numel() for weight in self.model.parameters()))
+        for name, tensor in (state or {}).items():
+            getattr(decision, name).copy_(tensor)
+        return decision

@@ -218,7 +218,7 @@ REFUSALS = [
     ({"ood_data": {"near": {"A": []}}}, ValueError, r"A \(near\) is empty"),
     ({"ood_data": {"near": {"A": ID}, "B": ID}}, TypeError, "ood_data has data sets beside groups of them"),
     ({"corruptions": {"blur": ID}}, TypeError, "corruptions must be a dict of dicts"),
-    ({"score": "odin"}, ValueError, "unknown OOD score"),
+    ({"score": "odin"}, ValueError, "unknown detector"),
     ({"models": {}}, ValueError, "models is empty"),
     ({"models": [SavedLogits()]}, TypeError, "list is not a model: pass one model, or several as {name: model}"),
     (

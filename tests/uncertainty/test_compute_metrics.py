@@ -4,11 +4,10 @@ import evaluate
 import numpy as np
 import pytest
 import torch
-from transformers import EvalPrediction, Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
+from transformers import EvalPrediction, Trainer, TrainingArguments
 
 from hydra_transformers.data.prediction import predict
 from hydra_transformers.uncertainty import (
-    StreamingComputeMetrics,
     classification_metrics,
     compute_metrics,
     diversity_metrics,
@@ -32,53 +31,11 @@ def test_member_logits_are_found_among_trainers_predictions():
 
 
 def test_logits_alone_say_nothing_of_the_members():
-    streaming = StreamingComputeMetrics()
-    for function in (compute_metrics, streaming):
-        with pytest.warns(UserWarning, match=r"disagreement are left out: call trainer.evaluate\(ignore_keys=\[\]\)"):
-            metrics = function(EvalPrediction(MEAN_LOGITS, LABELS))
-        assert set(metrics) == {"accuracy", "brier", "nll", "ece", "aece", "aurc"}
-        for name, value in metrics.items():
-            assert value == pytest.approx(EXPECTED[name], rel=1e-5), name
-
-
-class MembersForImageClassification(ViTForImageClassification):
-    """A plain ViT that answers as three members."""
-
-    def forward(self, pixel_values, labels=None, **kwargs):
-        output = super().forward(pixel_values, labels=labels)
-        output["member_logits"] = output.logits.unsqueeze(1) * torch.tensor([1.0, 2.0, -1.0]).view(1, 3, 1)
-        return output
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_trainer_reports_the_metrics(tmp_path, streamed):
-    torch.manual_seed(0)
-    config = ViTConfig(
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=4,
-        patch_size=2,
-        num_labels=5,
-    )
-    model = MembersForImageClassification(config)
-    rows = [{"pixel_values": torch.randn(3, 4, 4), "labels": i % 5} for i in range(21)]
-    trainer = Trainer(
-        model=model,
-        args=TrainingArguments(
-            tmp_path, per_device_eval_batch_size=4, batch_eval_metrics=streamed, report_to=[], use_cpu=True
-        ),
-        eval_dataset=rows,
-        compute_metrics=StreamingComputeMetrics() if streamed else compute_metrics,
-    )
-    with torch.no_grad():
-        expected = model.eval()(torch.stack([row["pixel_values"] for row in rows])).member_logits
-    labels = [row["labels"] for row in rows]
-    for _ in range(2):  # the second evaluation starts afresh
-        metrics = trainer.evaluate()
-        for name, value in (classification_metrics(expected, labels) | diversity_metrics(expected)).items():
-            assert metrics[f"eval_{name}"] == pytest.approx(value, abs=1e-4), name
+    with pytest.warns(UserWarning, match=r"disagreement are left out: call trainer.evaluate\(ignore_keys=\[\]\)"):
+        metrics = compute_metrics(EvalPrediction(MEAN_LOGITS, LABELS))
+    assert set(metrics) == {"accuracy", "brier", "nll", "ece", "aece", "aurc"}
+    for name, value in metrics.items():
+        assert value == pytest.approx(EXPECTED[name], rel=1e-5), name
 
 
 HYDRA_ROWS = [{"pixel_values": image, "labels": i % 5} for i, image in enumerate(images(21))]
@@ -100,10 +57,8 @@ def metrics_of(model):
     return classification_metrics(member_logits, labels) | diversity_metrics(member_logits)
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_trainer_reports_the_diversity_of_a_hydra(tmp_path, streamed):
-    function = StreamingComputeMetrics() if streamed else compute_metrics
-    trainer = hydra_trainer(tmp_path, function, batch_eval_metrics=streamed)
+def test_trainer_reports_the_diversity_of_a_hydra(tmp_path):
+    trainer = hydra_trainer(tmp_path, compute_metrics)
     expected = metrics_of(trainer.model)
     assert expected["mutual_information"] > 0.001
     metrics = trainer.evaluate(ignore_keys=[])
@@ -137,36 +92,8 @@ def test_a_function_written_for_plain_models_gets_the_logits_of_a_hydra(tmp_path
     assert trainer.predict(HYDRA_ROWS).predictions.shape == (21, 5)
 
 
-@pytest.mark.parametrize("workers", [{}, {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}])
-def test_an_evaluation_that_failed_leaves_nothing_in_the_next(tmp_path, workers):
-    trainer = hydra_trainer(tmp_path, StreamingComputeMetrics(), batch_eval_metrics=True, **workers)
-    calls = []
-
-    def interrupted(module, arguments):
-        calls.append(arguments)
-        if len(calls) in (3, 4):  # two evaluations: the first stops at its third batch, the second at once
-            raise KeyboardInterrupt
-
-    hook = trainer.model.register_forward_pre_hook(interrupted)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            trainer.evaluate(ignore_keys=[])
-    hook.remove()
-    metrics = trainer.evaluate(ignore_keys=[])
-    for name, value in metrics_of(trainer.model).items():
-        assert metrics[f"eval_{name}"] == pytest.approx(value, abs=1e-4), name
-
-
-def test_a_batch_that_is_refused_leaves_nothing_in_the_next_evaluation():
-    streaming = StreamingComputeMetrics()
-    streaming(EvalPrediction(LOGITS[:10], LABELS[:10]), compute_result=False)
-    with pytest.raises(ValueError, match="labels is of type"):
-        streaming(EvalPrediction(LOGITS[10:], LABELS[10:] + 0.5))
-    assert streaming(EvalPrediction(LOGITS, LABELS)) == EXPECTED
-
-
 def test_evaluate_metrics_refuse_labels_between_two_classes(tmp_path):
-    with pytest.raises(ValueError, match="labels is of type"):
+    with pytest.raises(ValueError, match=r"labels is torch\.float"):
         ClassificationMetrics(cache_dir=tmp_path).add(prediction=LOGITS[0], reference=1.7)
 
 
@@ -188,14 +115,6 @@ def test_evaluate_metrics_compute_at_once_sample_by_sample_and_from_tensors(tmp_
         diversity.add(prediction=logits)
     assert metric.compute() == classification_metrics(LOGITS, LABELS)
     assert diversity.compute() == diversity_metrics(LOGITS)
-
-
-def test_evaluate_stores_a_few_numbers_per_sample_not_the_logits(tmp_path):
-    metric = ClassificationMetrics(cache_dir=tmp_path)
-    metric.add_batch(predictions=GENERATOR.normal(size=(50, 2, 3000)), references=np.zeros(50, dtype=int))
-    metric.writer.write_examples_on_file()
-    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 50_000
-    assert metric.compute()["accuracy"] <= 1
 
 
 def test_evaluate_ood_metrics(tmp_path):

@@ -1,36 +1,30 @@
 """Every detector is what its definition says, whatever model it reads and however the data is batched."""
 
 import copy
-import json
 import threading
-import warnings
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from scipy.special import logsumexp, softmax
-from scipy.stats import entropy as kl_divergence
+from scipy.special import softmax
 from sklearn.covariance import EmpiricalCovariance, oas
 from sklearn.neighbors import NearestNeighbors
 
 from hydra_transformers.baselines import DeepEnsemble, MCDropout
 from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier, predict
-from hydra_transformers.models.detection import DETECTORS, answers_of, score
+from hydra_transformers.models.detection import DETECTORS, Answers, answers_of, score
 from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.uncertainty import (
     Detector,
-    TemperatureScaling,
     UncertaintyAccumulator,
     collect_answers,
     detector_by_name,
     ood_metrics,
     ood_score,
 )
-from hydra_transformers.uncertainty.detector_fits import Moments, Reservoir, whitening_of
+from hydra_transformers.uncertainty.detector_fits import BankFit
 from hydra_transformers.uncertainty.detectors import OOD_SCORES
 from hydra_transformers.uncertainty.features import AnswerReader
-from tests.baselines.test_contract import lora_ensemble
 from tests.families import (
     AST,
     BERT,
@@ -71,7 +65,7 @@ TRAIN, TEST = answers(240), answers(30, seed=1, spread=2.0)
 
 
 def fitted(name: str, train=TRAIN, **settings) -> Detector:
-    return detector_by_name(name, **settings).fit_answers(*train, heads=HEADS if name == "vim" else None)
+    return detector_by_name(name, **settings).fit_answers(*train)
 
 
 # Each score by its definition, of one member: logits (rows, classes) and features (rows, dim)
@@ -100,31 +94,6 @@ def reference_knn(train, logits, features, k=50):
     return NearestNeighbors(n_neighbors=k).fit(unit[0]).kneighbors(unit[1])[0][:, -1]
 
 
-def reference_kl_matching(train, logits, features):
-    known = softmax(train[0], axis=-1)
-    predicted = known.argmax(axis=-1)
-    templates = [known[predicted == label].mean(axis=0) for label in range(CLASSES) if (predicted == label).any()]
-    return np.array([min(kl_divergence(row, template) for template in templates) for row in softmax(logits, axis=-1)])
-
-
-def reference_she(train, logits, features):
-    known_logits, known, labels = train
-    right = known_logits.argmax(axis=-1) == labels
-    patterns = np.stack([known[right & (labels == label)].mean(axis=0) for label in range(CLASSES)])
-    return -np.array([row @ patterns[label] for row, label in zip(features, logits.argmax(axis=-1), strict=True)])
-
-
-def reference_vim(train, logits, features, member=0, principal_dim=3):
-    weight, bias = (np.asarray(part, dtype=float) for part in HEADS[member])
-    origin = -np.linalg.pinv(weight) @ bias
-    covariance = EmpiricalCovariance(assume_centered=True).fit(train[1] - origin).covariance_
-    order = np.argsort(-np.linalg.eigvalsh(covariance))
-    eigenvectors = np.linalg.eigh(covariance)[1][:, order]
-    outside = eigenvectors[:, principal_dim:]
-    alpha = train[0].max(axis=-1).mean() / np.linalg.norm((train[1] - origin) @ outside, axis=-1).mean()
-    return alpha * np.linalg.norm((features - origin) @ outside, axis=-1) - logsumexp(logits, axis=-1)
-
-
 def reference_gen(train, logits, features):
     p = -np.sort(-softmax(logits, axis=-1), axis=-1)[:, :100]
     return np.sum(p**0.1 * (1 - p) ** 0.1, axis=-1)
@@ -134,9 +103,6 @@ REFERENCES = {
     "mahalanobis": reference_mahalanobis,
     "relative_mahalanobis": reference_relative,
     "knn": reference_knn,
-    "kl_matching": reference_kl_matching,
-    "she": reference_she,
-    "vim": reference_vim,
     "gen": reference_gen,
 }
 
@@ -155,10 +121,7 @@ def mean_of(given):
 @pytest.mark.parametrize("name", REFERENCES)
 def test_by_members_the_score_is_the_mean_of_the_members_own(name):
     expected = np.mean(
-        [
-            REFERENCES[name](of_member(TRAIN, m), *of_member(TEST, m)[:2], **({"member": m} if name == "vim" else {}))
-            for m in range(MEMBERS)
-        ],
+        [REFERENCES[name](of_member(TRAIN, m), *of_member(TEST, m)[:2]) for m in range(MEMBERS)],
         axis=0,
     )
     detector = detector_by_name(name, by="members")
@@ -174,10 +137,8 @@ def test_by_the_mean_the_score_is_that_of_the_ensemble_as_one_model(name):
     if detector.needs_fit:
         detector = fitted(name, by="mean")
     np.testing.assert_allclose(detector(*TEST[:2]), expected, rtol=1e-8, atol=1e-8)
-    if name != "she":
-        assert not torch.allclose(
-            detector(*TEST[:2]), (fitted if detector.needs_fit else detector_by_name)(name, by="members")(*TEST[:2])
-        )
+    by_members = (fitted if detector.needs_fit else detector_by_name)(name, by="members")
+    assert not torch.allclose(detector(*TEST[:2]), by_members(*TEST[:2]))
 
 
 def test_scores_of_logits_are_those_of_ood_score():
@@ -208,8 +169,6 @@ def test_gen_tells_sure_answers_apart_in_float32():
 def test_every_fitted_detector_finds_what_is_far_from_the_training_data(name):
     detector = fitted(name)
     near, far = answers(200, seed=2), answers(200, seed=3, spread=4.0)
-    if name in ("kl_matching", "she"):  # by the largest of many logits, which spread makes larger
-        far = (torch.zeros_like(far[0]), far[1] * 0.1, far[2])
     assert ood_metrics(detector(*near[:2]), detector(*far[:2]))["auroc"] > 0.8
 
 
@@ -229,45 +188,23 @@ def test_how_the_rows_are_batched_leaves_no_trace(name, size, monkeypatch):
     torch.testing.assert_close(batched(*TEST[:2]), fitted(name)(*TEST[:2]), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", FITTED)
-def test_a_fit_twice_is_the_same_to_the_last_digit(name):
-    first, second = fitted(name), fitted(name)
-    assert all(torch.equal(first.state[key], second.state[key]) for key in first.state)
-
-
-def test_moments_keep_their_digits_far_from_zero():
-    features = 1e6 + torch.randn(500, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    moments = Moments()
-    for part in features.split(64):
-        moments.update(part)
-    for member in range(2):
-        expected = np.cov(features[:, member].numpy().T, bias=True)
-        np.testing.assert_allclose(moments.about(moments.mean())[member], expected, rtol=1e-8, atol=1e-9)
-
-
 def test_the_bank_is_a_sample_of_all_rows_and_does_not_depend_on_batches():
-    rows = torch.arange(1000.0).reshape(-1, 1)
+    angles = torch.linspace(0, 1, 1000)
+    rows = torch.stack([angles.cos(), angles.sin()], dim=1).unsqueeze(1)  # (rows, 1 member, 2), of length 1
     kept = []
     for size in (1, 33, 1000):
-        reservoir = Reservoir(50, seed=3)
+        bank = BankFit(k=1, bank_size=50, seed=3)
         for part in rows.split(size):
-            reservoir.update(part)
-        kept.append(reservoir.rows.flatten().tolist())
-    assert kept[0] == kept[1] == kept[2]
+            bank.update(Answers(features=part), None)
+        kept.append(bank.state(2)["bank"][0, :, 1].asin().tolist())
+    assert kept[0] == kept[1] == kept[2] == sorted(kept[0])
     assert len(set(kept[0])) == 50
     means = []
     for seed in range(40):
-        reservoir = Reservoir(50, seed)
-        reservoir.update(rows)
-        means.append(float(reservoir.rows.mean()))
-    assert abs(np.mean(means) - 499.5) < 25  # 499.5 ± 6.3
-
-
-def test_knn_holds_no_more_than_the_bank(monkeypatch):
-    detector = fitted("knn", bank_size=60, k=5, seed=1)
-    assert detector.state["bank"].shape == (MEMBERS, 60, DIM)
-    whole = torch.nn.functional.normalize(TRAIN[1], dim=-1).transpose(0, 1)
-    assert all((whole[0] == row).all(-1).any() for row in detector.state["bank"][0])
+        bank = BankFit(k=1, bank_size=50, seed=seed)
+        bank.update(Answers(features=rows), None)
+        means.append(float(bank.rows[:, 0, 1].asin().mean()))
+    assert abs(np.mean(means) - 0.5) < 0.025  # 0.5 ± 0.0063
 
 
 # Numerics
@@ -282,28 +219,18 @@ def test_fewer_rows_than_dimensions_are_shrunk():
     means = np.stack([features[labels == label, 0].mean(axis=0) for label in range(2)])
     covariance, shrinkage = oas(features[:, 0] - means[labels], assume_centered=True)
     assert 0 < shrinkage < 1
-    foreign = generator.normal(size=(7, 1, 40))
-    expected = [gaussian_distance(foreign[:, 0], mean, np.linalg.inv(covariance)) for mean in means]
-    scores = detector(torch.zeros(7, 1, 2), torch.tensor(foreign))
+    ood = generator.normal(size=(7, 1, 40))
+    expected = [gaussian_distance(ood[:, 0], mean, np.linalg.inv(covariance)) for mean in means]
+    scores = detector(torch.zeros(7, 1, 2), torch.tensor(ood))
     np.testing.assert_allclose(scores, np.min(expected, axis=0), rtol=1e-8)
-
-
-def test_shrinkage_may_be_given():
-    covariance = torch.diag(torch.tensor([1.0, 3.0], dtype=torch.float64)).unsqueeze(0)
-    whitening = whitening_of(covariance, rows=100, groups=1, shrinkage=0.5)[0]
-    torch.testing.assert_close(
-        whitening @ whitening, torch.diag(torch.tensor([1 / 1.5, 1 / 2.5], dtype=torch.float64))
-    )
 
 
 def test_directions_in_which_features_never_vary_do_not_count():
     logits, features, labels = TRAIN
     constant = torch.cat([features, torch.full((240, MEMBERS, 2), 3.0)], dim=-1)
     detector = detector_by_name("relative_mahalanobis").fit_answers(logits, constant, labels)
-    foreign = torch.cat([TEST[1], torch.full((30, MEMBERS, 2), 3.0)], dim=-1)
-    torch.testing.assert_close(
-        detector(TEST[0], foreign), fitted("relative_mahalanobis")(*TEST[:2]), rtol=1e-7, atol=1e-7
-    )
+    ood = torch.cat([TEST[1], torch.full((30, MEMBERS, 2), 3.0)], dim=-1)
+    torch.testing.assert_close(detector(TEST[0], ood), fitted("relative_mahalanobis")(*TEST[:2]), rtol=1e-7, atol=1e-7)
 
 
 def test_features_that_do_not_vary_are_refused():
@@ -313,7 +240,7 @@ def test_features_that_do_not_vary_are_refused():
         detector_by_name("mahalanobis").fit_answers(logits, same, labels)
 
 
-@pytest.mark.parametrize("name", [name for name in FITTED if name != "kl_matching"])
+@pytest.mark.parametrize("name", FITTED)
 def test_float32_features_give_the_scores_of_float64(name):
     low = fitted(name, tuple(each.float() if each.is_floating_point() else each for each in TRAIN))
     assert {tensor.dtype for tensor in low.state.values()} == {torch.float32}
@@ -357,24 +284,6 @@ def test_a_class_without_rows_is_no_class_to_be_near_to():
     assert detector(TRAIN[0], TRAIN[1])[of_class].mean() > 2 * detector(TRAIN[0], TRAIN[1])[~of_class].mean()
 
 
-def test_she_refuses_a_class_that_is_never_got_right():
-    logits, features, labels = (each.clone() for each in TRAIN)
-    logits[labels == 1, 2, 1] -= 100
-    with pytest.raises(ValueError, match=r"some member gets no row of class 1 right .1 of 4 classes"):
-        detector_by_name("she").fit_answers(logits, features, labels)
-
-
-def test_kl_matching_takes_the_classes_that_were_predicted():
-    logits = TRAIN[0].clone()
-    logits[:, :, 3] -= 100
-    detector = detector_by_name("kl_matching", by="members").fit_answers(logits)
-    expected = [
-        reference_kl_matching((np.asarray(logits[:, m]), None, None), np.asarray(TEST[0][:, m]), None)
-        for m in range(3)
-    ]
-    np.testing.assert_allclose(detector(TEST[0]), np.mean(expected, axis=0), rtol=1e-7)
-
-
 # Multi-label models
 
 
@@ -404,7 +313,7 @@ def test_multi_label_scores_are_those_of_the_literature():
 
 def test_scores_about_one_class_of_several_have_no_multi_label_form():
     for name in [name for name, method in DETECTORS.items() if method.multi_label is None]:
-        with pytest.raises(ValueError, match=f"{name} is about one class of several, and has no multi-label form"):
+        with pytest.raises(ValueError, match=f"{name} has no multi-label form"):
             detector_by_name(name, multi_label=True)
 
 
@@ -415,9 +324,9 @@ def test_the_config_says_which_form_a_model_needs():
         for kind in ("multi_label_classification", "single_label_classification", "regression")
     )
     assert detector_by_name("energy", multi_label=True).score(multi, data).shape == (4,)
-    with pytest.raises(ValueError, match=r"made for multi_label_classification .*: make it with multi_label=True"):
+    with pytest.raises(ValueError, match=r"made for multi_label_classification .*: multi_label=False"):
         detector_by_name("energy").score(multi, data)
-    with pytest.raises(ValueError, match=r"made for single_label_classification .*: make it with multi_label=False"):
+    with pytest.raises(ValueError, match=r"made for single_label_classification .*: multi_label=True"):
         detector_by_name("energy", multi_label=True).score(single, data)
     with pytest.raises(ValueError, match="made for regression"):
         detector_by_name("energy").score(regression, data)
@@ -473,16 +382,6 @@ def test_baselines_have_one_feature_for_each_member(family):
     torch.testing.assert_close(torch.nn.functional.linear(features, head.weight, head.bias), logits)
 
 
-def test_lora_ensembles_and_temperatures_have_features():
-    backbone, inputs = VIT.backbone(), VIT.inputs()
-    expected = head_input(backbone, inputs)
-    _, features, _ = collect_answers(lora_ensemble(backbone), [inputs])
-    torch.testing.assert_close(features, expected.unsqueeze(1).expand(-1, 2, -1))
-    logits, features, _ = collect_answers(TemperatureScaling(2.0).wrap(backbone), [inputs])
-    torch.testing.assert_close(features[:, 0], expected)
-    torch.testing.assert_close(logits, predict(backbone, inputs) / 2)
-
-
 def test_the_features_of_clip_are_the_images_embeddings():
     inputs = CLIP.inputs()
     prompts = {name: inputs[name] for name in ("input_ids", "attention_mask")}
@@ -493,9 +392,6 @@ def test_the_features_of_clip_are_the_images_embeddings():
         expected = backbone(**inputs)
     torch.testing.assert_close(features[:, 0], expected.image_embeds)
     torch.testing.assert_close(logits[:, 0], expected.logits_per_image)
-    reader = AnswerReader(classifier)
-    reader({"pixel_values": inputs["pixel_values"]})
-    torch.testing.assert_close(expected.image_embeds @ reader.heads[0].weight.T, expected.logits_per_image)
 
 
 class TokenHead(torch.nn.Module):
@@ -575,38 +471,21 @@ def labelled_images(rows: int, seed: int = 0, spread: float = 1.0) -> list[dict]
     return [{"pixel_values": each, "labels": row % 5} for row, each in enumerate(pixels)]
 
 
-@pytest.mark.parametrize("name", [name for name in DETECTORS if name != "she"])
+@pytest.mark.parametrize("name", DETECTORS)
 def test_a_detector_fits_and_scores_data_of_any_model(name):
     hydra = VIT.hydra.from_pruned_members(VIT.members(), shared=())
     train, test = labelled_images(60), labelled_images(9, seed=1)
     detector = detector_by_name(name, **({"k": 3} if name == "knn" else {}))
     if detector.needs_fit:
         assert detector.fit(hydra, train, batch_size=7) is detector
-        reader = AnswerReader(hydra)
-        reader(VIT.inputs())
         again = detector_by_name(name, **({"k": 3} if name == "knn" else {}))
-        again.fit_answers(*collect_answers(hydra, train), heads=reader.heads)
+        again.fit_answers(*collect_answers(hydra, train))
         # Inverses of covariances of few rows magnify rounding, which differs with the size of batches, by 1e8.
         expected = detector.score(hydra, test)
         torch.testing.assert_close(again(*collect_answers(hydra, test)[:2]), expected, rtol=2e-6, atol=2e-6)
     scores = detector.score(hydra, test, batch_size=4)
     assert scores.shape == (9,) and scores.dtype == torch.float64 and scores.device.type == "cpu"
     torch.testing.assert_close(scores, detector(*collect_answers(hydra, test)[:2]))
-
-
-def test_detectors_say_what_they_need():
-    said = {name: detector_by_name(name) for name in DETECTORS}
-    assert {name for name, each in said.items() if each.needs_labels} == {"she", "mahalanobis", "relative_mahalanobis"}
-    assert {name for name, each in said.items() if each.reads_features} == set(FITTED) - {"kl_matching"}
-    assert {name for name, each in said.items() if not each.needs_fit} == set(OOD_SCORES)
-
-
-def test_inputs_are_left_as_they_were():
-    logits, features, labels = (each.clone() for each in TRAIN)
-    detector = detector_by_name("relative_mahalanobis").fit_answers(logits, features, labels)
-    detector(logits, features)
-    for each, before in zip((logits, features, labels), TRAIN, strict=True):
-        assert torch.equal(each, before)
 
 
 # Reports
@@ -635,12 +514,11 @@ def test_a_report_scores_by_a_fitted_detector(tmp_path):
 @pytest.mark.parametrize(
     ("score", "message"),
     [
-        ("vim", r"vim needs a fit: pass detector_by_name\('vim'\).fit\(model, train_data\)"),
-        (detector_by_name("vim"), "vim is not fitted"),
+        ("knn", "knn is not fitted"),
         ({"Hydra": "msp"}, "score is for Hydra, models has Single, Hydra"),
         ({"Hydra": "msp", "Single": "energy"}, "score is energy and msp: models are compared by one"),
         (detector_by_name("energy", multi_label=True), "made for multi-label models"),
-        (3, "score is a int: pass a name, or a Detector"),
+        (3, "unknown detector 3"),
     ],
 )
 def test_scores_that_cannot_be_used_are_refused_before_any_work(score, message):
@@ -661,95 +539,8 @@ def test_the_accumulator_takes_features():
         part = slice(start, start + 20)
         accumulator.update(TEST[0][part], TEST[2][part], member_features=TEST[1][part])
     torch.testing.assert_close(accumulator.gather().values()["score"], detector(*TEST[:2]))
-    with pytest.raises(ValueError, match="mahalanobis reads features: pass member_features"):
+    with pytest.raises(ValueError, match="member_features is missing, and mahalanobis reads features"):
         accumulator.update(TEST[0])
-
-
-# Files
-
-
-@pytest.mark.parametrize("name", DETECTORS)
-def test_a_saved_detector_is_the_same_when_loaded(name, tmp_path):
-    settings = {"knn": {"k": 7}, "gen": {"gamma": 0.2}}.get(name, {})
-    detector = fitted(name, **settings) if name in FITTED else detector_by_name(name, **settings)
-    path = detector.save(tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["detector.safetensors"] and path.parent == tmp_path
-    loaded = Detector.load(tmp_path)
-    assert (loaded.description, loaded.fitted_on) == (detector.description, detector.fitted_on)
-    assert torch.equal(loaded(*TEST[:2]), detector(*TEST[:2]))
-
-
-def broken(tmp_path, change):
-    """A saved detector with something changed: its tensors and its description."""
-    fitted("mahalanobis").save(tmp_path)
-    tensors = load_file(tmp_path / "detector.safetensors")
-    saved = {
-        "name": "mahalanobis",
-        "by": "members",
-        "multi_label": False,
-        "settings": {"shrinkage": None},
-        "fitted_on": {"members": MEMBERS, "classes": CLASSES, "dim": DIM, "rows": 240, "head": None},
-    }
-    change(tensors, saved)
-    save_file(tensors, tmp_path / "detector.safetensors", metadata={"format": "pt", "detector": json.dumps(saved)})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda tensors, saved: tensors.pop("center"), "its tensors are class_means, whitening"),
-        (lambda tensors, saved: tensors.update(center=tensors["center"][:2]), "not those of 3 members, 4 classes"),
-        (lambda tensors, saved: tensors.update(center=tensors["center"][:, :2].clone()), "features of 6 dimensions"),
-        (lambda tensors, saved: tensors["center"].fill_(torch.nan), "its center is not made of finite numbers"),
-        (lambda tensors, saved: saved.update(name="odin"), "unknown detector 'odin'"),
-        (lambda tensors, saved: saved.update(by="both"), "by is 'both'"),
-        (lambda tensors, saved: saved.pop("fitted_on"), "fitted_on"),
-        (lambda tensors, saved: saved["fitted_on"].update(dim=7), "features of 7 dimensions"),
-        (lambda tensors, saved: saved["fitted_on"].update(head={"dtype": 3}), "digest"),
-        (
-            lambda tensors, saved: saved["fitted_on"].update(head={"dtype": 3, "digest": 4}),
-            "fingerprint of a head",
-        ),
-        (lambda tensors, saved: saved["fitted_on"].update(members="many"), "many|size"),
-        (lambda tensors, saved: saved.update(settings={"gamma": 3}), "mahalanobis has no setting 'gamma'"),
-    ],
-)
-def test_a_broken_file_is_refused(tmp_path, change, message):
-    broken(tmp_path, change)
-    with pytest.raises(ValueError, match=rf"detector.safetensors is no detector .*{message}"):
-        Detector.load(tmp_path)
-
-
-def test_a_file_of_something_else_is_no_detector(tmp_path):
-    path = tmp_path / "detector.safetensors"
-    with pytest.raises(FileNotFoundError, match=r"has no detector.safetensors: save a Detector there first"):
-        Detector.load(tmp_path)
-    save_file({"weight": torch.zeros(2)}, path)
-    for content in (path.read_bytes(), b"", b"\x00" * 40, b"{}", b"\xff" * 100):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match="is no detector"):
-            Detector.load(tmp_path)
-
-
-def test_another_model_is_refused(tmp_path):
-    model, other = VIT.backbone(), VIT.backbone(1)
-    train = labelled_images(60)
-    detector = detector_by_name("knn", k=3).fit(model, train)
-    detector.save(tmp_path)
-    loaded = Detector.load(tmp_path)
-    torch.testing.assert_close(loaded.score(model, train), detector.score(model, train))
-    with pytest.raises(
-        ValueError, match="ViTForImageClassification has another head than the model that knn was fitted"
-    ):
-        loaded.score(other, train)
-    with pytest.raises(ValueError, match="has another head than"):
-        evaluate_uncertainty(other, train, score=loaded)
-    with pytest.raises(ValueError, match=r"fitted on 1 member, 5 classes and .* these answers have 2 members"):
-        loaded.score(DeepEnsemble([model, other]), train)
-    low = [{**row, "pixel_values": row["pixel_values"].float()} for row in train]
-    torch.testing.assert_close(
-        loaded.score(copy.deepcopy(model).float(), low), detector.score(model, train), atol=1e-3, rtol=0
-    )
 
 
 # What is refused
@@ -759,65 +550,29 @@ def test_another_model_is_refused(tmp_path):
     ("call", "message"),
     [
         (lambda: detector_by_name("odin"), "unknown detector 'odin': choose one of msp"),
-        (lambda: detector_by_name("energy", by="mean"), "by is 'mean', which energy has no form for: pass 'members'"),
-        (lambda: detector_by_name("vim", by="mean"), "by is 'mean', which vim has no form for"),
-        (lambda: detector_by_name("msp", k=3), "msp has no setting 'k': it has none"),
-        (lambda: detector_by_name("knn", gamma=3), "knn has no setting 'gamma': choose from k, bank_size, seed"),
-        (lambda: detector_by_name("knn", k=0), "k is 0: pass a positive whole number"),
-        (lambda: detector_by_name("knn", k=2.5), "k is 2.5: pass a positive whole number"),
-        (lambda: detector_by_name("knn", k=20, bank_size=10), "bank_size is 10, k 20"),
-        (lambda: detector_by_name("gen", gamma=-1), "gamma is -1: pass a positive number"),
-        (lambda: detector_by_name("mahalanobis", shrinkage=2), "shrinkage is 2: pass a number from 0 to 1"),
-        (
-            lambda: detector_by_name("vim", principal_dim=6).fit_answers(*TRAIN, heads=HEADS),
-            "principal_dim is 6, features have 6",
-        ),
-        (lambda: detector_by_name("vim").fit_answers(*TRAIN), "vim needs heads"),
-        (
-            lambda: detector_by_name("vim").fit_answers(*TRAIN, heads=HEADS[:2]),
-            "heads has 2 maps, the answers are of 3",
-        ),
-        (lambda: detector_by_name("vim").fit_answers(TRAIN[0] - 1000, TRAIN[1], heads=HEADS), "is not positive"),
+        (lambda: detector_by_name("energy", by="mean"), "by is 'mean', energy has 'members'"),
+        (lambda: detector_by_name("msp", k=3), "k is 3: msp has no settings"),
+        (lambda: detector_by_name("knn", k=0), "k is 0: knn has k, bank_size, seed"),
         (lambda: detector_by_name("energy").fit_answers(TRAIN[0]), "energy needs no fit"),
         (lambda: detector_by_name("knn")(*TEST[:2]), "knn is not fitted: call fit"),
-        (lambda: detector_by_name("knn").save("nowhere"), "knn is not fitted"),
         (
             lambda: detector_by_name("mahalanobis").fit_answers(*TRAIN[:2]),
             "data has no labels, and mahalanobis learns",
         ),
-        (lambda: detector_by_name("mahalanobis").fit_answers(TRAIN[0], labels=TRAIN[2]), "mahalanobis reads features"),
-        (
-            lambda: detector_by_name("mahalanobis").fit_answers(*TRAIN[:2], TRAIN[2] + 1),
-            "is 4, member_logits has 4 classes",
-        ),
+        (lambda: detector_by_name("mahalanobis").fit_answers(TRAIN[0], labels=TRAIN[2]), "member_features is missing"),
+        (lambda: detector_by_name("mahalanobis").fit_answers(*TRAIN[:2], TRAIN[2] + 1), "is 4: pass class indices"),
         (lambda: detector_by_name("knn").fit_answers(*(each[:20] for each in TRAIN)), "k is 50, data has 20 rows"),
         (lambda: detector_by_name("knn").fit_answers(*(each[:0] for each in TRAIN)), "data has no rows"),
-        (lambda: detector_by_name("kl_matching").fit_answers(TRAIN[0][:0]), "data has no rows"),
         (
             lambda: detector_by_name("knn").fit_answers(TRAIN[0], TRAIN[1][:9]),
-            "member_logits has 240 rows, member_features has 9 rows: pass one of each for every row",
+            r"member_features has shape \(9, 3, 6\)",
         ),
-        (lambda: fitted("knn")(TEST[0]), "knn reads features: pass member_features"),
-        (lambda: fitted("knn")(TEST[0], TEST[1][:, :2]), r"member_features has shape \(30, 2, 6\), member_logits"),
-        (
-            lambda: fitted("knn")(TEST[0], TEST[1][..., :5]),
-            "fitted on .* 6 dimensions, these answers have .* 5 dimensions",
-        ),
-        (
-            lambda: fitted("mahalanobis")(TEST[0][..., :3], TEST[1]),
-            "fitted on 3 members, 4 classes .* have 3 members, 3 classes",
-        ),
+        (lambda: fitted("knn")(TEST[0], TEST[1][..., :5]), "fitted on .*'dim': 6.*, these have .*'dim': 5"),
+        (lambda: fitted("mahalanobis")(TEST[0][..., :3], TEST[1]), "fitted on .*'classes': 4.*'classes': 3"),
         (lambda: fitted("knn")(TEST[0], TEST[1] * torch.nan), r"member_features\[0, 0\] is not finite"),
-        (lambda: fitted("vim")(TEST[0] * torch.nan, TEST[1]), r"member_logits\[0, 0\] is not a prediction"),
         (lambda: detector_by_name("energy")(TEST[0] * torch.nan), r"member_logits\[0, 0\] is not a prediction"),
-        (
-            lambda: fitted("mahalanobis", (TRAIN[0], TRAIN[1] * torch.inf, TRAIN[2])),
-            r"member_features\[0, 0\] is not finite",
-        ),
-        (lambda: detector_by_name("energy")(TEST[0][..., :1]), "has 1 class"),
-        (lambda: detector_by_name("energy").score(VIT.backbone(), []), "data has no batches"),
+        (lambda: detector_by_name("energy")(TEST[0][..., :1]), "with at least 2 classes"),
         (lambda: detector_by_name("knn").fit(VIT.backbone(), []), "data has no batches"),
-        (lambda: detector_by_name("she").fit(VIT.backbone(), [VIT.inputs()]), "data has no labels, and she learns"),
     ],
 )
 def test_refusals(call, message):
@@ -836,10 +591,3 @@ def test_a_failed_fit_leaves_the_detector_as_it_was():
 def test_an_empty_batch_has_no_scores():
     assert fitted("knn")(TEST[0][:0], TEST[1][:0]).shape == (0,)
     assert detector_by_name("msp")(TEST[0][:0]).shape == (0,)
-
-
-def test_warnings_are_given_for_nothing_else():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for name in FITTED:
-            fitted(name)(*TEST[:2])

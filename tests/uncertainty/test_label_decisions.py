@@ -1,4 +1,4 @@
-"""Models of several labels, from fusing to decisions."""
+"""Multi-label models, from fusing to decisions."""
 
 import copy
 import math
@@ -81,15 +81,6 @@ def test_unshared_members_answer_with_the_mean_of_their_sigmoids(family):
     torch.testing.assert_close(alone(**inputs).logits, members[1](**inputs).logits, rtol=0, atol=1e-10)
 
 
-def test_the_loss_of_one_member_leaves_the_others_without_gradients():
-    hydra = AutoHydra.from_pruned_members(members_of(), shared=())
-    logits = hydra(**padded_texts()).member_logits
-    labels = torch.ones_like(logits[:, 0])
-    torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0], labels).backward()
-    rows = hydra.classifier.weight.grad.view(3, LABELS, -1)
-    assert rows[0].any() and not rows[1:].any()
-
-
 def test_a_calibrated_model_names_labels_and_keeps_its_promises_on_new_rows(hydra):
     new = texts_for(hydra, 600, seed=1)
     calibration = calibrate(hydra, [texts_for(hydra, 600)], alpha=0.2, target={"risk": 0.4}, confidence=0.9)
@@ -102,7 +93,7 @@ def test_a_calibrated_model_names_labels_and_keeps_its_promises_on_new_rows(hydr
     parts = decompose(outputs.member_logits, "multi_label_classification")
     torch.testing.assert_close(outputs.detector_score.double(), parts.total.sum(dim=1), rtol=0, atol=1e-5)
     assert "at most 20 % of a row's labels are missing from its set" in str(calibration)
-    assert "With 90 % confidence at most 40 % of the answers are wrong" in str(calibration)
+    assert "With 90 % confidence at most 40 % of the answered rows are wrong" in str(calibration)
     with hydra.uncalibrated():
         plain = hydra(**without_labels(new)).member_logits
     torch.testing.assert_close(outputs.member_logits, plain / settings["temperature"])
@@ -128,22 +119,13 @@ def test_a_model_may_abstain_from_single_labels(hydra):
     wrong = (answer != batch["labels"].bool())[~outputs.abstain]
     assert 0 < len(wrong) < outputs.abstain.numel() and float(wrong.double().mean()) < 0.05
     assert calibration.abstention.risk <= 0.02 < calibration.abstention.risk_without
-    assert "Of the 600 decisions on labels of the fitting rows" in str(calibration)
+    assert "Of the 600 fitting decisions on labels" in str(calibration)
 
 
 def test_answers_that_are_not_numbers_may_be_every_label_and_are_abstained_from(hydra):
     calibrate(hydra, [texts_for(hydra, 60)], target={"coverage": 0.9})
     decided = hydra.decision(torch.full((2, 3, LABELS), math.nan))
-    assert decided.prediction_set.all() and decided.abstain.all() and not decided.answer.any()
-
-
-def test_saved_is_loaded(hydra, tmp_path):
-    batch = texts_for(hydra, 60)
-    calibrate(hydra, [batch], target={"risk": 0.6})
-    hydra.save_pretrained(tmp_path)
-    before, after = (each(**without_labels(batch)) for each in (hydra, type(hydra).from_pretrained(tmp_path)))
-    for name in ("logits", "detector_score", "abstain", "prediction_set"):
-        assert torch.equal(before[name], after[name]), name
+    assert decided.prediction_set.all() and decided.abstain.all() and not decided.chosen_labels.any()
 
 
 def test_a_deep_ensemble_is_calibrated_as_well(tmp_path):
@@ -160,9 +142,9 @@ def test_a_deep_ensemble_is_calibrated_as_well(tmp_path):
     assert torch.equal(loaded(**without_labels(batch)).prediction_set, theirs.prediction_set)
 
 
-def test_a_report_has_the_metrics_of_several_labels(hydra, tmp_path):
-    batch, foreign = texts_for(hydra, 120), without_labels(texts_for(hydra, 50, seed=7))
-    plain = evaluate_uncertainty(hydra, [batch], {"elsewhere": [foreign]})
+def test_a_report_has_the_metrics_of_multi_label_models(hydra, tmp_path):
+    batch, ood = texts_for(hydra, 120), without_labels(texts_for(hydra, 50, seed=7))
+    plain = evaluate_uncertainty(hydra, [batch], {"elsewhere": [ood]})
     expected = multi_label_metrics(hydra(**without_labels(batch)).member_logits, batch["labels"])
     [result] = plain.models.values()
     assert {name: result["data"][name] for name in expected} == expected and "set_missed" not in result["data"]
@@ -184,17 +166,20 @@ def test_a_report_has_the_metrics_of_several_labels(hydra, tmp_path):
     "change, settings, message",
     [
         (lambda labels: labels * torch.tensor([1, 0, 1]), {}, "no row of data has the label 'LABEL_1'"),
-        (lambda labels: labels.argmax(dim=1), {}, "takes a 0 or 1 for each of its 3 labels, .* not one class index"),
-        (lambda labels: labels.masked_fill(labels == 1, math.nan), {}, "is nan: pass 1 where a row has the label"),
+        (lambda labels: labels.argmax(dim=1), {}, "a multi-label model takes a 0 or 1 for each label"),
+        (
+            lambda labels: labels.masked_fill(labels == 1, math.nan),
+            {},
+            "values from nan to nan: a multi-label model takes a 0 or 1",
+        ),
         (lambda labels: labels[:, :2], {}, "labels has shape"),
         (None, {"target": {"label_risk": 0.1}, "confidence": 0.9}, "confidence is for rows"),
         (None, {"target": {"label_risk": 2}}, "label_risk is 2: pass a share"),
         (
             None,
             {"target": {"risk": 0.01}, "confidence": 0.99},
-            "cannot be guaranteed .*fitted on half of data: 30 rows",
+            "cannot be guaranteed .*fitted on half of data, 30 rows",
         ),
-        (None, {"detector": "energy"}, "detector is for models that choose one class"),
     ],
 )
 def test_what_cannot_be_fitted_gets_a_sentence(change, settings, message, hydra):
@@ -206,28 +191,11 @@ def test_what_cannot_be_fitted_gets_a_sentence(change, settings, message, hydra)
     assert hydra.decision is None
 
 
-@pytest.mark.parametrize(
-    "field, value, message",
-    [
-        ("log_odds", [1.0, "x", 2.0], "decision.log_odds is .* a list of numbers, one for each label"),
-        ("set_log_odds", [1.0], "decision.set_log_odds is .* as many numbers as log_odds"),
-        ("per_label", 1, "decision.per_label is '1': it must be True or False"),
-        ("temperature", -1, "decision.temperature is '-1': it must be a positive number"),
-        ("task", "nonsense", "decision.task is 'nonsense': this version knows"),
-        ("task", ["several labels"], "decision.task is .* this version knows"),
-    ],
-)
-def test_a_decision_of_strangers_is_checked(field, value, message, hydra):
-    calibrate(hydra, [texts_for(hydra, 60)])
-    settings = dict(hydra.config.decision) | {field: value}
-    config = type(hydra.config).from_dict(hydra.config.to_dict() | {"decision": settings})
-    with pytest.raises(ValueError, match=message):
-        type(hydra)(config)
-
-
 def test_a_decision_for_another_number_of_labels_is_refused(hydra):
     """One number would silently serve all labels."""
     calibrate(hydra, [texts_for(hydra, 60)])
     hydra.decision.settings |= {"log_odds": [0.5], "set_log_odds": [0.1]}
-    with pytest.raises(ValueError, match=r"decision.log_odds has 1 numbers, and the model has \d outputs: calibrate"):
+    with pytest.raises(
+        ValueError, match=r"decision.log_odds has 1 values, and the model has \d outputs: call calibrate"
+    ):
         hydra(input_ids=texts_for(hydra, 2)["input_ids"])

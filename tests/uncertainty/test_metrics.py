@@ -145,11 +145,11 @@ def test_labels_of_a_single_class_are_fine():
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0] * 10, "labels has 10 rows, member_logits has 12: pass one label per row"),
-        ([0] * 11 + [5], r"labels\[11\] is 5, member_logits has 5 classes: pass labels from 0 to 4"),
+        ([0] * 10, r"labels is torch.int64 of shape \(10,\): pass one class index per row"),
+        ([0] * 11 + [5], r"labels\[11\] is 5: pass class indices from 0 to 4"),
         ([-100] + [0] * 11, r"labels\[0\] is -100"),
-        ([0.5] * 12, "integer class indices"),
-        ([[0, 1]] * 12, r"labels has shape \(12, 2\)"),
+        ([0.5] * 12, "labels is torch.float32"),
+        ([[0, 1]] * 12, r"labels is torch.int64 of shape \(12, 2\)"),
     ],
 )
 def test_unfit_labels_are_refused_with_a_sentence(labels, message):
@@ -160,8 +160,8 @@ def test_unfit_labels_are_refused_with_a_sentence(labels, message):
 @pytest.mark.parametrize(
     ("id_scores", "ood_scores", "message"),
     [
-        ([1.0], [], "ood_scores is empty: pass at least one sample"),
-        ([], [1.0], "id_scores is empty"),
+        ([1.0], [], r"ood_scores has shape \(0,\)"),
+        ([], [1.0], r"id_scores has shape \(0,\)"),
         ([1.0], [0.0, math.nan], r"ood_scores\[1\] is NaN"),
         ([[1.0]], [0.0], r"id_scores has shape \(1, 1\)"),
     ],

@@ -15,7 +15,6 @@ from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.models.pipeline_hydra_text import HydraTextClassificationPipeline
 from hydra_transformers.uncertainty import calibrate, decompose, predict_decisions
-from hydra_transformers.uncertainty.calibration import remember_weights
 from tests.fresh_process import run_without_package
 from tests.tiny_data import CLASSES, picture_rows, pictures, save_bert, save_clip, save_vit
 
@@ -284,7 +283,7 @@ def test_answers_that_are_no_numbers_abstain(kind, folders):
     with torch.no_grad():
         hydra.classifier.weight.fill_(torch.nan)
     if kind == "calibrated":
-        remember_weights(hydra.decision, hydra)
+        hydra.decision.remember(hydra)
     [answer] = hydra.predict(IMAGES[:1], processor_for(folders / kind))
     assert answer["abstain"] is True and answer["reason"] == "The answer is not a number."
     if kind == "calibrated":
@@ -421,7 +420,7 @@ def test_what_has_no_names_for_its_classes_is_refused(folders):
 
 def test_refusals(folders):
     images, clip = load_trained(folders / "images"), load_trained(folders / "zero-shot")
-    with pytest.raises(TypeError, match="inputs is a str: pass a list of texts, images or sounds"):
+    with pytest.raises(TypeError, match="inputs is a str: pass a list of texts, images or audio"):
         images.predict("one.png")
     with pytest.raises(ValueError, match="candidate_labels is missing"):
         clip.predict(IMAGES)

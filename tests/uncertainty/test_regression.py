@@ -1,4 +1,4 @@
-"""Numbers instead of classes: intervals, abstention by width, metrics, and one way to ask for them."""
+"""Regression: intervals, abstention by width, and metrics."""
 
 import copy
 import math
@@ -10,11 +10,10 @@ from scipy import stats
 from transformers import PreTrainedConfig
 
 from hydra_transformers import AutoHydra
-from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 from hydra_transformers.reports import Report, evaluate_uncertainty
-from hydra_transformers.uncertainty import CalibratedClassifier, calibrate, predict_uncertainty, regression_metrics
-from tests.families import FAMILIES, bert_backbone, for_families, vit_backbone
+from hydra_transformers.uncertainty import calibrate, predict_uncertainty, regression_metrics
+from tests.families import FAMILIES, bert_backbone, for_families
 
 
 ROWS = 400
@@ -75,7 +74,7 @@ def test_intervals_hold_what_was_promised():
     assert found.interval.shape == (2000, 2, 2)
     assert ((torch.stack(inside).mean(dim=0) - 0.8).abs() < 0.025).all()
     assert torch.allclose((low + high) / 2, found.logits, atol=1e-5)
-    assert not found.abstain.any() and "With probability 0.8 or more each number" in str(calibration)
+    assert not found.abstain.any() and "With probability 0.8 or more each value" in str(calibration)
 
 
 def test_no_label_that_many_rows_have_is_rounded_out_of_its_interval():
@@ -135,38 +134,13 @@ def test_rows_of_equal_width_are_answered_where_the_threshold_is_theirs():
         labels = 3 + torch.randn(400, 1, generator=generator)
         numbers = labels[:, None] + 0.05 * torch.randn(400, 3, 1, generator=generator)
         rows = [{"numbers": numbers.bfloat16(), "labels": labels}]
-        elsewhere = [{"numbers": numbers.bfloat16()}]
+        others = [{"numbers": numbers.bfloat16()}]
         second = torch.randperm(400, generator=torch.Generator().manual_seed(0))[200:]
         for target in ({"coverage": 0.8}, {"tpr": 0.8}):
-            ood = elsewhere if "tpr" in target else None
+            ood = others if "tpr" in target else None
             model = calibrate(SavedNumbers(), rows, ood, target=target).model
             abstain = model(numbers=numbers.bfloat16()).abstain.double()
             assert (abstain.mean() if "tpr" in target else 1 - abstain[second].mean()) >= 0.8 - 1e-9
-
-
-def test_a_decision_is_saved_with_the_model_and_stale_without_its_weights(tmp_path):
-    model = hydra_of(2)
-    calibrate(model, rows_for(model), target={"coverage": 0.8})
-    model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path)
-    inputs = rows_for(hydra_of(2), seed=5, count=8)[0]["input_ids"]
-    for name in ("logits", "interval", "abstain", "detector_score"):
-        assert torch.equal(model(input_ids=inputs)[name], loaded(input_ids=inputs)[name])
-    with torch.no_grad():
-        loaded.classifier.weight.mul_(2)
-    assert loaded(input_ids=inputs).interval is None
-
-
-def test_other_models_are_wrapped(tmp_path):
-    models = [vit_backbone(seed, num_labels=1, problem_type="regression").float() for seed in range(2)]
-    ensemble = DeepEnsemble(models).eval()
-    images = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    rows = [{"pixel_values": images, "labels": torch.randn(60, generator=torch.Generator().manual_seed(1))}]
-    calibrated = calibrate(ensemble, rows).model
-    assert calibrated(pixel_values=images).interval.shape == (60, 1, 2)
-    calibrated.save(tmp_path)
-    loaded = CalibratedClassifier.load(ensemble, tmp_path)
-    assert torch.equal(loaded(pixel_values=images).interval, calibrated(pixel_values=images).interval)
 
 
 @pytest.mark.slow
@@ -209,10 +183,8 @@ def test_the_report_has_the_metrics_of_the_task_and_reads_back(tmp_path):
     model = hydra_of()
     single = bert_backbone(0, num_labels=1, problem_type="regression").float()
     calibrate(model, rows_for(model), target={"coverage": 0.8})
-    foreign = [{"input_ids": torch.full((30, 6), 7)}]
-    report = evaluate_uncertainty(
-        {"Hydra": model, "single": single}, rows_for(hydra_of(), seed=1), {"sevens": foreign}
-    )
+    ood = [{"input_ids": torch.full((30, 6), 7)}]
+    report = evaluate_uncertainty({"Hydra": model, "single": single}, rows_for(hydra_of(), seed=1), {"sevens": ood})
     assert isinstance(report, Report) and report.task == "regression"
     found = report.models["Hydra"]["data"]
     assert 0.8 < found["interval_coverage"] <= 1 and 0.7 < found["answered"] < 0.9
@@ -238,16 +210,14 @@ WIDE = [{"input_ids": torch.ones(30, 6, dtype=torch.long), "labels": torch.ones(
 @pytest.mark.parametrize(
     "data, options, message",
     [
-        (NAN, {}, "1 of 15 labels are not finite numbers"),
-        (WIDE, {}, r"labels has shape \(15, 2\), the model gives 1 number for each"),
+        (NAN, {}, "values that are not finite"),
+        (WIDE, {}, r"labels has shape \(15, 2\): pass a finite value for each output"),
         (None, {"alpha": 0.001}, "pass at least 2000 rows"),
         (None, {"alpha": None}, "alpha is None"),
         (None, {"target": {"risk": -1}}, "largest mean absolute error"),
         (None, {"target": {"risk": 1e-9}}, "no width keeps the mean absolute error"),
         (None, {"target": {"risk": 1}, "confidence": 0.9}, "confidence is for shares"),
         (None, {"target": {"tpr": 0.9}}, "ood_data is missing"),
-        (None, {"detector": "energy"}, "detector is for models that choose one class"),
-        (None, {"temperature": False}, "temperature is for models that choose one class"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused_with_a_sentence(data, options, message):

@@ -8,6 +8,7 @@ from sklearn.metrics import log_loss
 from hydra_transformers.data.prediction import SavedLogits, predict
 from hydra_transformers.models.modeling_hydra import log_mean_probability
 from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics, decompose
+from hydra_transformers.uncertainty.temperature import best_temperature
 
 
 def overconfident(samples=600, members=3, classes=5, factor=4.0, seed=0):
@@ -32,18 +33,6 @@ def pooled_nll(logits, labels, temperature):
     return log_loss(labels, pooled_answer(logits, temperature), labels=range(logits.shape[-1]))
 
 
-@pytest.mark.parametrize(("pooled", "nll"), [(None, pooled_nll), (False, nll)], ids=["pooled", "members"])
-def test_the_fitted_temperature_minimises_the_ensembles_nll(pooled, nll):
-    logits, labels = overconfident()
-    scaling = TemperatureScaling.fit(logits, labels, pooled=pooled)
-    (temperature,) = scaling.temperature
-    assert 3 < temperature < 5 and scaling.pooled is (pooled is None)
-    best = nll(logits, labels, temperature)
-    assert all(best <= nll(logits, labels, temperature * factor) for factor in (0.5, 0.9, 0.999, 1.001, 1.1, 2))
-    found = scaling(logits).softmax(-1).mean(1)
-    assert log_loss(labels, found, labels=range(5)) == pytest.approx(best, abs=1e-10)
-
-
 # Pooled first
 
 
@@ -51,7 +40,7 @@ def test_the_fitted_temperature_minimises_the_ensembles_nll(pooled, nll):
 @pytest.mark.parametrize("members", [1, 2, 3, 5])
 def test_the_mean_of_the_members_is_the_pooled_answer_with_the_temperature(members, temperature):
     logits = 6 * torch.randn(200, members, 7, generator=torch.Generator().manual_seed(members), dtype=torch.float64)
-    scaled = TemperatureScaling(temperature, pooled=True)(logits)
+    scaled = TemperatureScaling(temperature)(logits)
     expected = pooled_answer(logits, temperature)
     torch.testing.assert_close(scaled.softmax(-1).mean(1), expected, atol=1e-10, rtol=0)
     torch.testing.assert_close(log_mean_probability(scaled), expected.log(), atol=1e-9, rtol=1e-9)
@@ -65,13 +54,13 @@ def test_the_mean_of_the_members_is_the_pooled_answer_with_the_temperature(membe
 
 def test_a_single_model_and_a_temperature_of_1_are_left_bit_for_bit_as_they_were():
     logits = torch.randn(20, 3, 4)
-    assert torch.equal(TemperatureScaling(1.0, pooled=True)(logits), logits)
-    assert torch.equal(TemperatureScaling(2.5, pooled=True)(logits[:, :1]), logits[:, :1] / 2.5)
+    assert torch.equal(TemperatureScaling(1.0)(logits), logits)
+    assert torch.equal(TemperatureScaling(2.5)(logits[:, :1]), logits[:, :1] / 2.5)
 
 
 def test_sure_members_that_contradict_each_other_share_what_the_temperature_moves():
     sure = torch.tensor([[[60.0, 0.0], [60.0, 0.0], [0.0, 60.0]]], dtype=torch.float64)
-    found = TemperatureScaling(2.0, pooled=True)(sure).softmax(-1)[0]
+    found = TemperatureScaling(2.0)(sure).softmax(-1)[0]
     answer = torch.tensor([2.0, 1.0]).double().sqrt() / (2**0.5 + 1)
     torch.testing.assert_close(found.mean(0), answer, atol=1e-10, rtol=0)
     torch.testing.assert_close(found[2], torch.tensor([0.0, 1.0]).double(), atol=1e-10, rtol=0)
@@ -81,14 +70,14 @@ def test_sure_members_that_contradict_each_other_share_what_the_temperature_move
 def test_pooled_logits_and_their_gradients_stay_finite():
     logits = torch.tensor([[[200.0, 0.0, -200.0], [-200.0, 0.0, 200.0]], [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]])
     logits.requires_grad_()
-    scaled = TemperatureScaling(0.7, pooled=True)(logits)
+    scaled = TemperatureScaling(0.7)(logits)
     scaled.sum().backward()
     assert scaled.isfinite().all() and logits.grad.isfinite().all()
     ruled_out = torch.tensor([[[1.0, 0.0, -torch.inf], [0.0, 2.0, -torch.inf]]])
-    found = TemperatureScaling(2.0, pooled=True)(ruled_out)
+    found = TemperatureScaling(2.0)(ruled_out)
     assert found.softmax(-1)[..., 2].eq(0).all() and found[..., :2].isfinite().all()
     nothing = torch.full((1, 2, 3), torch.nan)
-    assert TemperatureScaling(2.0, pooled=True)(nothing).isnan().all()
+    assert TemperatureScaling(2.0)(nothing).isnan().all()
 
 
 def test_pooling_first_calibrates_better_where_the_members_mean_is_what_is_off():
@@ -99,43 +88,10 @@ def test_pooling_first_calibrates_better_where_the_members_mean_is_what_is_off()
     labels = pooled_answer(logits, 0.5).multinomial(1, generator=generator).squeeze(1)
     ece = {}
     for pooled in (True, False):
-        scaling = TemperatureScaling.fit(logits[:4000], labels[:4000], pooled=pooled)
-        ece[pooled] = classification_metrics(scaling(logits[4000:]), labels[4000:])["ece"]
+        temperature = best_temperature(logits[:4000], labels[:4000], pooled)
+        scaled = TemperatureScaling(temperature)(logits[4000:]) if pooled else logits[4000:] / temperature
+        ece[pooled] = classification_metrics(scaled, labels[4000:])["ece"]
     assert ece[True] < 0.8 * ece[False]
-
-
-def test_a_pooled_temperature_is_saved_and_loaded_and_an_old_file_means_what_it_meant(tmp_path):
-    logits = torch.randn(6, 3, 4)
-    scaling = TemperatureScaling(1.7, pooled=True)
-    path = scaling.save(tmp_path)
-    assert torch.equal(TemperatureScaling.load(tmp_path)(logits), scaling(logits))
-    path.write_text('{"temperature": [1.7]}')
-    assert torch.equal(TemperatureScaling.load(tmp_path)(logits), logits / torch.tensor(1.7))
-
-
-def test_what_cannot_be_pooled_is_refused():
-    with pytest.raises(ValueError, match="the pooled answer has one"):
-        TemperatureScaling([1.0, 2.0], pooled=True)
-    logits, labels = overconfident()
-    with pytest.raises(ValueError, match=r"pooled is True, .* per_member finds one for each member"):
-        TemperatureScaling.fit(logits, labels, per_member=True, pooled=True)
-    with pytest.raises(ValueError, match="each label is a choice of its own"):
-        TemperatureScaling.fit(logits, torch.nn.functional.one_hot(labels, 5), pooled=True)
-    assert not TemperatureScaling.fit(logits, torch.nn.functional.one_hot(labels, 5)).pooled
-
-
-# One temperature for each member
-
-
-def test_a_temperature_per_member_minimises_each_members_own_nll():
-    logits, labels = overconfident()
-    logits = logits * torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64).view(1, 3, 1)
-    scaling = TemperatureScaling.fit(logits, labels, per_member=True)
-    assert len(scaling.temperature) == 3
-    for member, temperature in enumerate(scaling.temperature):
-        alone = logits[:, member : member + 1]
-        assert TemperatureScaling.fit(alone, labels).temperature == (temperature,)
-        assert all(nll(alone, labels, temperature) <= nll(alone, labels, temperature * f) for f in (0.99, 1.01))
 
 
 def test_scaling_lowers_nll_and_calibration_error_and_keeps_a_single_models_predictions():
@@ -150,52 +106,13 @@ def test_fitting_is_deterministic_and_takes_float16():
     logits, labels = overconfident()
     half = TemperatureScaling.fit(logits.half(), labels)
     assert half.temperature == TemperatureScaling.fit(logits.half(), labels).temperature
-    assert half.temperature[0] == pytest.approx(TemperatureScaling.fit(logits, labels).temperature[0], rel=1e-2)
-
-
-def test_members_are_scaled_before_they_are_averaged():
-    logits = torch.randn(4, 2, 3)
-    scaled = TemperatureScaling([2.0, 4.0])(logits)
-    torch.testing.assert_close(scaled, torch.stack([logits[:, 0] / 2, logits[:, 1] / 4], dim=1))
-    wrapped = TemperatureScaling(2.0).wrap(SavedLogits())
-    output = wrapped(member_logits=logits)
-    torch.testing.assert_close(output.logits.exp(), (logits / 2).softmax(-1).mean(1))
-    torch.testing.assert_close(predict(wrapped, {"member_logits": logits, "row": torch.arange(4)}), logits / 2)
-
-
-@pytest.mark.parametrize("per_member", [False, True])
-def test_labels_of_probability_0_at_every_temperature_are_refused(per_member):
-    logits, labels = overconfident()
-    logits[3, :, labels[3]] = -torch.inf
-    with pytest.raises(ValueError, match=r"some label the probability 0 \(logit -inf\) at every temperature"):
-        TemperatureScaling.fit(logits, labels, per_member)
+    assert half.temperature == pytest.approx(TemperatureScaling.fit(logits, labels).temperature, rel=1e-2)
 
 
 def test_a_label_that_one_member_rules_out_is_no_obstacle():
     logits, labels = overconfident()
     logits[3, 0, labels[3]] = -torch.inf
-    assert 3 < TemperatureScaling.fit(logits, labels).temperature[0] < 5
-
-
-def test_a_saved_temperature_is_loaded_exactly(tmp_path):
-    scaling = TemperatureScaling([1 / 3, math.pi])
-    path = scaling.save(tmp_path / "model")
-    assert path == tmp_path / "model" / "temperature.json"
-    assert TemperatureScaling.load(tmp_path / "model").temperature == scaling.temperature
-    assert [file.name for file in path.parent.iterdir()] == ["temperature.json"]
-    assert json.loads(path.read_text()) == {"temperature": [1 / 3, math.pi]}
-
-
-def test_a_missing_or_broken_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"has no temperature\.json"):
-        TemperatureScaling.load(tmp_path)
-    for content in (b"\x80\xff\x00", b"[" * 100_000, b'{"temperature": [-1]}'):
-        (tmp_path / "temperature.json").write_bytes(content)
-        with pytest.raises(ValueError, match="is not a temperature file"):
-            TemperatureScaling.load(tmp_path)
-    (tmp_path / "temperature.json").write_text("{}")
-    with pytest.raises(ValueError, match="is not a temperature file"):
-        TemperatureScaling.load(tmp_path)
+    assert 3 < TemperatureScaling.fit(logits, labels).temperature < 5
 
 
 def test_logits_without_a_best_temperature_give_the_edge_and_a_warning():
@@ -203,19 +120,62 @@ def test_logits_without_a_best_temperature_give_the_edge_and_a_warning():
     always_right = torch.nn.functional.one_hot(labels, 2).double().unsqueeze(1)
     with pytest.warns(UserWarning, match="at the edge of the search range"):
         scaling = TemperatureScaling.fit(always_right, labels)
-    assert scaling.temperature == pytest.approx((0.01,))
+    assert scaling.temperature == pytest.approx(0.01)
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf, [], [1.0, 0.0]])
+@pytest.mark.parametrize(("pooled", "nll"), [(True, pooled_nll), (False, nll)], ids=["pooled", "members"])
+def test_the_fitted_temperature_minimises_the_ensembles_nll(pooled, nll):
+    logits, labels = overconfident()
+    temperature = best_temperature(logits, labels, pooled)
+    assert 3 < temperature < 5
+    best = nll(logits, labels, temperature)
+    assert all(best <= nll(logits, labels, temperature * factor) for factor in (0.5, 0.9, 0.999, 1.001, 1.1, 2))
+    if pooled:
+        assert TemperatureScaling.fit(logits, labels).temperature == temperature
+        found = TemperatureScaling(temperature)(logits).softmax(-1).mean(1)
+        assert log_loss(labels, found, labels=range(5)) == pytest.approx(best, abs=1e-10)
+
+
+def test_a_wrapped_model_has_the_temperature():
+    logits = torch.randn(4, 2, 3)
+    wrapped = TemperatureScaling(2.0).wrap(SavedLogits())
+    torch.testing.assert_close(wrapped(member_logits=logits).logits.exp(), pooled_answer(logits, 2.0))
+    found = predict(wrapped, {"member_logits": logits, "row": torch.arange(4)})
+    torch.testing.assert_close(found, TemperatureScaling(2.0)(logits))
+
+
+def test_a_saved_temperature_is_loaded_exactly(tmp_path):
+    path = TemperatureScaling(1 / 3).save(tmp_path / "model")
+    assert json.loads(path.read_text()) == {"temperature": [1 / 3], "pooled": True}
+    assert TemperatureScaling.load(tmp_path / "model").temperature == 1 / 3
+    assert [file.name for file in path.parent.iterdir()] == ["temperature.json"]
+
+
+# Files of earlier versions hold temperatures of members: read as that of the ensemble, they would change its answers.
+@pytest.mark.parametrize(
+    "content", [b"\x80\xff\x00", b'{"temperature": [-1], "pooled": true}', b"{}", b'{"temperature": [1.7]}']
+)
+def test_a_file_of_anything_else_is_refused(content, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no temperature\.json"):
+        TemperatureScaling.load(tmp_path)
+    (tmp_path / "temperature.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"is not a temperature of an ensemble .*: fit and save it again"):
+        TemperatureScaling.load(tmp_path)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
 def test_impossible_temperatures_are_refused(temperature):
-    with pytest.raises(ValueError, match="pass one positive number"):
+    with pytest.raises(ValueError, match="pass a positive number"):
         TemperatureScaling(temperature)
 
 
-def test_unfit_fitting_data_is_refused_with_a_sentence():
+@pytest.mark.parametrize("pooled", [True, False])
+def test_unfit_fitting_data_is_refused_with_a_sentence(pooled):
     with pytest.raises(ValueError, match="is not a prediction"):
-        TemperatureScaling.fit(torch.full((3, 1, 2), torch.nan), [0, 1, 0])
+        best_temperature(torch.full((3, 1, 2), torch.nan), [0, 1, 0], pooled)
     with pytest.raises(ValueError, match="labels is empty"):
-        TemperatureScaling.fit(torch.zeros(0, 1, 2), torch.zeros(0, dtype=torch.long))
-    with pytest.raises(ValueError, match="2 temperatures, member_logits has 3 members"):
-        TemperatureScaling([1.0, 2.0])(torch.zeros(1, 3, 2))
+        best_temperature(torch.zeros(0, 1, 2), torch.zeros(0, dtype=torch.long), pooled)
+    logits, labels = overconfident()
+    logits[3, :, labels[3]] = -torch.inf
+    with pytest.raises(ValueError, match=r"some label the probability 0 \(logit -inf\) at every temperature"):
+        best_temperature(logits, labels, pooled)

@@ -17,7 +17,11 @@ MODULES = (
     "uncertainty.metrics",
     "uncertainty.paired",
     "uncertainty.streaming",
+    "uncertainty.multi_label",
+    "uncertainty.regression",
+    "uncertainty.rewards",
     "uncertainty.temperature",
+    "uncertainty.token_classification",
     "reports.table",
 )
 

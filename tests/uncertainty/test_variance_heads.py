@@ -13,7 +13,7 @@ from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.fusion.plain_models import to_transformers
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.models.configuration_hydra_bert import HydraBertConfig
-from hydra_transformers.models.pipeline_hydra import number_answer
+from hydra_transformers.models.pipeline_hydra import regression_fields
 from hydra_transformers.pruning import extract_circuit, taylor_scores
 from hydra_transformers.training import Recipe, finetune_members, with_variance
 from hydra_transformers.uncertainty import calibrate, predict_uncertainty
@@ -92,7 +92,7 @@ def test_ensembles_of_such_models_and_calibrated_ones_tell_the_parts_apart():
         outputs = model(**padded_texts())
         for name in ("logits", "member_logits", "member_variances"):
             torch.testing.assert_close(outputs[name], expected[name], rtol=0, atol=1e-10)
-    answer = number_answer(outputs, hydra.config.id2label)
+    answer = regression_fields(outputs, hydra.config.id2label)
     assert answer["epistemic"] == pytest.approx(expected.member_logits[0].var(dim=0, correction=0).mean().item())
     assert answer["uncertainty"] == pytest.approx(answer["epistemic"] + expected.member_variances[0].mean().item())
 

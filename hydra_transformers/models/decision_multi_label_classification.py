@@ -1,0 +1,55 @@
+"""The decision of a multi-label model: a temperature, a threshold per label, the labels that a row may have, when to abstain."""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .decision import Decision, DecisionOutput
+from .modeling_hydra import at_least_float32, entropy_split, label_log_probabilities, logit_of_mean_probability
+
+
+ROUNDING = 1e-6  # of log-odds
+
+
+class TaskDecision(Decision):
+    """settings, beside those of every task
+    temperature: what logits are divided by
+    log_odds: of each label, from where on it is predicted
+    set_log_odds: of each label, from where on it is in the set; None without sets
+    per_label: whether the threshold is about each label by itself
+
+    `detector_score` and `abstain` are (batch,), of the sum of the labels' entropies; with `per_label` (batch, labels), of minus
+    the distance of each label's log-odds to its threshold.
+    """
+
+    task = "multi_label_classification"
+    fields: ClassVar = {
+        "temperature": (float, int),
+        "log_odds": (list,),
+        "set_log_odds": (list, type(None)),
+        "per_label": (bool,),
+    }
+
+    def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> DecisionOutput:
+        """member_logits: (batch, members, labels)"""
+        member_logits = at_least_float32(member_logits) / self.settings["temperature"]
+        log_odds = logit_of_mean_probability(member_logits)
+        beyond = log_odds - self.per_output("log_odds", log_odds)
+        if self.settings["per_label"]:
+            detector_score = -beyond.abs()
+        else:
+            detector_score = entropy_split(label_log_probabilities(member_logits))[0].sum(dim=-1)
+        chosen = None
+        if self.settings["set_log_odds"] is not None:
+            lowest = [_rounded_down(float(value)) for value in self.settings["set_log_odds"]]
+            lowest = torch.tensor(lowest, dtype=log_odds.dtype, device=log_odds.device)
+            chosen = (log_odds >= lowest) | log_odds.isnan()
+        abstain = self.above_threshold(detector_score)
+        return DecisionOutput(member_logits, detector_score, abstain, chosen, chosen_labels=beyond >= 0)
+
+
+def _rounded_down(log_odds: float) -> float:
+    """In doubt a label is in the set."""
+    return log_odds - ROUNDING * (1 + abs(log_odds)) if math.isfinite(log_odds) else log_odds

@@ -1,0 +1,214 @@
+"""Token classification: metrics of words and entities, and which entities to answer.
+
+Predictions are those of words, as `collect_words` gives them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..data.tags import NO_TAG, collect_words, rows_of_words
+from ..models.decision import Decision, DecisionOutput
+from ..models.entities import Entity, entities_in, have_prefixes, worst_and_mean
+from ..models.modeling_hydra import entropy_split, log_mean_probability
+from .abstention import Abstention
+from .inputs import wide_log_softmax, widened
+from .metrics import classification_metrics, error_coverage_curve, exact_mean
+from .task import Fitted, Rows, Task, ValidationRows
+from .temperature import fit_temperature
+
+
+DEFAULT_ALPHA = 0.1  # of `calibrate`, which makes sets for other tasks
+ONE_OF_EACH_TEXT = "entities (one drawn from each text)"
+
+
+class FoundEntities(NamedTuple):
+    """The entities that a model finds, one after the other.
+
+    texts: the number of each one's text
+    scores: the score of its least sure word; higher is less sure
+    right: whether kind, beginning and end are those of an entity that is there; None without tags
+    num_there: how many entities there are
+    """
+
+    texts: Tensor
+    scores: Tensor
+    right: Tensor | None
+    num_there: int
+
+
+def find_entities(answers: Tensor, labels: Tensor | None, scores: Tensor, classes: Sequence[str]) -> FoundEntities:
+    """answers: (texts, members, words, classes); labels, scores: (texts, words); classes: the names of the tags"""
+    by_prefix = have_prefixes(classes)
+    chosen = log_mean_probability(answers).argmax(dim=-1)
+    are_words = ~answers.isnan().all(dim=-1).all(dim=1) if labels is None else labels != NO_TAG
+    texts, found_scores, right, num_there = [], [], [], 0
+    for text in range(len(answers)):
+        own = are_words[text]
+        predicted = _entities(chosen[text][own], classes, by_prefix)
+        there = None if labels is None else set(_entities(labels[text][own], classes, by_prefix))
+        num_there += 0 if there is None else len(there)
+        of_words = scores[text][own].tolist()
+        for entity in predicted:
+            texts.append(text)
+            found_scores.append(worst_and_mean(entity, of_words)[0])
+            right.append(there is not None and entity in there)
+    return FoundEntities(
+        torch.tensor(texts, dtype=torch.long),
+        torch.tensor(found_scores, dtype=scores.dtype),
+        None if labels is None else torch.tensor(right, dtype=torch.bool),
+        num_there,
+    )
+
+
+def _entities(tags: Tensor, classes: Sequence[str], by_prefix: bool) -> list[Entity]:
+    return entities_in([classes[tag] for tag in tags.tolist()], by_prefix)
+
+
+def entity_metrics(found: FoundEntities) -> dict[str, float]:
+    """Precision, recall and F1 over all texts together: an entity is right if its kind, beginning and end are.
+
+    Example:
+        >>> right, nothing = torch.tensor([True, False]), torch.zeros(2)
+        >>> entity_metrics(FoundEntities(nothing, nothing, right, num_there=4))
+        {'precision': 0.5, 'recall': 0.25, 'entity_f1': 0.3333333333333333}
+    """
+    right, predicted = int(found.right.sum()), len(found.right)
+    return {
+        "precision": right / predicted if predicted else 0.0,
+        "recall": right / found.num_there if found.num_there else 0.0,
+        "entity_f1": 2 * right / (predicted + found.num_there) if predicted + found.num_there else 0.0,
+    }
+
+
+METRICS = {
+    "entity_f1": ("Entity F1", "high"),
+    "precision": ("Precision", "high"),
+    "recall": ("Recall", "high"),
+    "entity_aurc": ("Entity AURC", "low"),
+    "accuracy": ("Word accuracy", "high"),
+    "ece": ("Word ECE", "low"),
+    "nll": ("Word NLL", "low"),
+    "mutual_information": ("MI", ""),
+    "answered": ("Entities answered", ""),
+    "answered_risk": ("Wrong of answered", "low"),
+}
+
+
+COLUMNS = {
+    "entities": "entities",
+    "uncertainty": "double",
+    "aleatoric": "double",
+    "epistemic": "double",
+    "abstain": "bool",
+    "detector": "string",
+    "threshold": "double",
+    "reason": "string",
+    "truncated": "bool",
+}
+
+
+class TokenTask(Task):
+    name = "token_classification"
+    title = "token classification"
+    metrics = METRICS
+    columns = COLUMNS
+
+    def collect(self, model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor | None]:
+        """The members' logits for words (texts, members, words, classes), and their tags (texts, words)."""
+        return collect_words(model, data, batch_size)
+
+    def measure(
+        self, answers: Tensor, labels: Tensor | None, decision_output: DecisionOutput | None = None
+    ) -> dict[str, float]:
+        """Metrics of entities and of words, and what a calibrated model's threshold brings.
+
+        entity_aurc: the area under risk (share of wrong entities among those answered) against coverage, the surest first
+        """
+        answers = answers if decision_output is None else decision_output.member_logits
+        found = find_entities(answers, labels, _least_sure(answers), self.classes)
+        words, tags = rows_of_words(answers, labels)
+        metrics = {"mutual_information": float(entropy_split(wide_log_softmax(words))[2].mean())}
+        if labels is not None:
+            of_words = classification_metrics(words, tags)
+            metrics |= entity_metrics(found) | {name: of_words[name] for name in ("accuracy", "ece", "nll")}
+            if len(found.scores):
+                metrics["entity_aurc"] = exact_mean(error_coverage_curve(-found.scores, (~found.right).double())[1])
+        if decision_output is not None and len(found.scores):
+            # An entity is answered if it abstains on none of its words.
+            answered = find_entities(answers, labels, decision_output.abstain.double(), self.classes).scores == 0
+            metrics["answered"] = float(answered.double().mean())
+            if labels is not None and answered.any():
+                metrics["answered_risk"] = float((~found.right[answered]).double().mean())
+        return metrics
+
+    def scores(self, answers: Tensor) -> Tensor:
+        """The mean over the words of a text of 1 - the probability of the likeliest tag."""
+        return _least_sure(answers).nanmean(dim=1).nan_to_num(0.0)
+
+    # Calibration
+
+    def fit(self, rows: ValidationRows) -> Fitted:
+        """A temperature for the words, and how unsure the least sure word of an entity may be.
+
+        The first half of the texts fits the temperature. The second half fits the threshold of the target, with the entities
+        that the model finds as its units: each has the score of its least sure word, and is wrong unless kind, beginning and
+        end are right. The entities of one text depend on each other, so a promise with a confidence is made from one of each
+        text, drawn at random, and is about such draws: over all entities the share can be higher where long texts err more.
+        """
+        if rows.alpha not in (None, DEFAULT_ALPHA):
+            raise ValueError("alpha is for sets and intervals: leave it out, a target says which entities to answer")
+        temperature = fit_temperature(
+            *rows_of_words(*rows.first[:2]), pooled=False
+        )  # the decision divides members' logits
+        settings = {"detector": {"name": "msp"}, "temperature": temperature}
+        words = int((rows.first.labels != NO_TAG).sum())
+        sentences = [
+            f"Logits are divided by {temperature:.3g}, fitted on the {words:,} words of a random half of the texts "
+            f"({rows.counts[0]:,}). What follows was fitted on the other half: promises need texts that nothing else was fitted on."
+        ]
+        abstention = None
+        if rows.target is not None:
+            abstention = self._fit_threshold(rows, self.decision(settings))
+            settings["threshold"] = abstention.saved_threshold
+            sentences.append(f"{abstention.sentence} Entities that it does not find are not counted.")
+            if rows.confidence is not None:
+                sentences[-1] += (
+                    " Over all entities of a text together nothing is promised: texts with many may err more."
+                )
+        return Fitted(settings, sentences, abstention)
+
+    def _fit_threshold(self, rows: ValidationRows, decision: Decision) -> Abstention:
+        entities = {"data": self._entities(rows.second, decision)}
+        if rows.ood is not None:
+            entities["ood_data"] = self._entities(rows.ood, decision)
+        for name, found in entities.items():
+            if len(found.scores) == 0:
+                raise ValueError(f"the model finds no entity in {name}: pass more texts, or texts with entities")
+        unit = "entities"
+        if rows.confidence is not None:
+            unit = ONE_OF_EACH_TEXT
+            entities = {name: _one_of_each_text(found) for name, found in entities.items()}
+        ood_scores = None if rows.ood is None else entities["ood_data"].scores
+        return rows.fit_abstention(entities["data"].scores, entities["data"].right, ood_scores, "msp", unit)
+
+    def _entities(self, rows: Rows, decision: Decision) -> FoundEntities:
+        output = decision(rows.answers)
+        return find_entities(output.member_logits, rows.labels, output.detector_score, self.classes)
+
+
+def _least_sure(answers: Tensor) -> Tensor:
+    """1 - the probability of the likeliest tag: (texts, members, words, classes) -> (texts, words)"""
+    return 1 - log_mean_probability(widened(answers)).exp().amax(dim=-1)
+
+
+def _one_of_each_text(found: FoundEntities) -> FoundEntities:
+    order = torch.randperm(len(found.texts), generator=torch.Generator().manual_seed(0))
+    first: dict[int, int] = {}
+    for place in order.tolist():
+        first.setdefault(int(found.texts[place]), place)
+    chosen = torch.tensor(sorted(first.values()), dtype=torch.long)
+    right = None if found.right is None else found.right[chosen]
+    return FoundEntities(found.texts[chosen], found.scores[chosen], right, found.num_there)

@@ -1,0 +1,290 @@
+"""A decision knows its model: once that is another one, nothing is decided, and one warning says to calibrate again."""
+
+import copy
+import json
+import logging
+import math
+import pickle
+
+import peft
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForImageClassification, Trainer, TrainingArguments
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.utils import logging as transformers_logging
+
+from hydra_transformers.models import decision as decision_module
+from hydra_transformers.models.decision import TASKS, digest_of
+from hydra_transformers.uncertainty import CalibratedClassifier, calibrate, detector_by_name
+from tests.uncertainty.test_calibration import backbone_of, hydra_of, rows_for
+
+
+BATCH = rows_for("vit", seed=1, labelled=False)[0]
+
+
+@pytest.fixture
+def warned(caplog):
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    transformers_logging.get_logger("transformers").warning_once.cache_clear()
+    yield caplog
+    logger.removeHandler(caplog.handler)
+
+
+def calibrated_hydra(**options):
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}, **options)
+    return hydra.eval()
+
+
+def one_step(model, fused: bool) -> None:
+    """Of AdamW, in the mode that the model is in."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    model(**rows_for("vit")[0]).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def merge_adapter(model) -> None:
+    settings = peft.LoraConfig(target_modules=["fc1"], r=2, init_lora_weights=False)
+    peft.get_peft_model(model, settings).merge_and_unload()
+
+
+def train_and_evaluate(model) -> None:
+    model.train()
+    one_step(model, fused=True)
+    model.eval()
+
+
+HYDRA_CHANGES = {
+    "trained": train_and_evaluate,
+    "trained in eval mode": lambda hydra: one_step(hydra, fused=False),
+    "trained in eval mode by fused steps": lambda hydra: one_step(hydra, fused=True),
+    "a merged adapter": merge_adapter,
+    "an adapter merged into frozen weights": lambda hydra: merge_adapter(hydra.requires_grad_(False)),
+    "other weights loaded": lambda hydra: hydra.load_state_dict(
+        {name: tensor * 2 if tensor.is_floating_point() else tensor for name, tensor in hydra.state_dict().items()}
+    ),
+    "cast and back": lambda hydra: hydra.bfloat16().float(),
+    "another aggregate": lambda hydra: setattr(hydra.config, "problem_type", "multi_label_classification"),
+}
+
+
+@pytest.mark.parametrize("change", HYDRA_CHANGES)
+def test_a_changed_hydra_does_not_decide(change, warned, tmp_path):
+    hydra = calibrated_hydra()
+    with torch.no_grad():
+        assert hydra(**BATCH).abstain is not None
+    HYDRA_CHANGES[change](hydra)
+    with torch.no_grad():
+        out = hydra(**BATCH)
+    assert out.abstain is None and out.prediction_set is None and not hydra.is_calibrated
+    assert (
+        warned.text.count("this is not the model that was calibrated") == 1 and "call calibrate() again" in warned.text
+    )
+    hydra.save_pretrained(tmp_path)
+    assert not type(hydra).from_pretrained(tmp_path).is_calibrated
+    hydra.config.problem_type = "single_label_classification"
+    hydra.calibrate(rows_for("vit"))
+    assert hydra.is_calibrated
+
+
+WRAPPED_CHANGES = {
+    "trained": train_and_evaluate,
+    "trained in eval mode by fused steps": lambda model: one_step(model, fused=True),
+    "a merged adapter": lambda model: peft.get_peft_model(
+        model, peft.LoraConfig(target_modules=["fc1"], r=2, init_lora_weights=False)
+    ).merge_and_unload(),
+}
+
+
+@pytest.mark.parametrize("change", WRAPPED_CHANGES)
+def test_a_plain_model_that_changed_in_its_wrapper_does_not_decide(change):
+    backbone = backbone_of("vit")
+    calibrated = calibrate(backbone, rows_for("vit"), target={"coverage": 0.5}).model.eval()
+    with torch.no_grad():
+        assert calibrated(**BATCH).abstain is not None
+        assert copy.deepcopy(backbone)(**BATCH).logits.equal(pickle.loads(pickle.dumps(backbone))(**BATCH).logits)
+    WRAPPED_CHANGES[change](backbone)
+    with torch.no_grad():
+        assert calibrated(**BATCH).abstain is None
+
+
+def test_a_plain_model_that_trainer_trained_does_not_decide(tmp_path):
+    backbone = backbone_of("vit")
+    calibrated = calibrate(backbone, rows_for("vit"), target={"coverage": 0.5}).model.eval()
+    [batch] = rows_for("vit", count=8)
+    rows = [{name: value[row] for name, value in batch.items()} for row in range(8)]
+    arguments = TrainingArguments(
+        tmp_path, max_steps=1, report_to="none", use_cpu=True, save_strategy="no", disable_tqdm=True
+    )
+    trainer = Trainer(backbone, arguments, train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    trainer.evaluate()  # leaves the model in eval mode
+    with torch.no_grad():
+        assert not backbone.training and calibrated(**BATCH).abstain is None
+
+
+def test_a_model_that_stays_as_it_is_decides_and_its_weights_are_read_once(monkeypatch):
+    hydra = calibrated_hydra()
+    hydra.train()
+    hydra(**BATCH)
+    hydra.eval()
+    copied = copy.deepcopy(hydra)
+    assert hydra(**BATCH).abstain is not None and copied(**BATCH).abstain is not None  # also with gradients
+    monkeypatch.setattr(decision_module, "digest_of", None)
+    assert hydra(**BATCH).abstain is not None
+    assert hydra.member(0).decision is None and hydra.member(0).config.decision is None
+
+
+def test_a_digest_sees_every_bit_and_every_place():
+    values = torch.randn(2_500_000, generator=torch.Generator().manual_seed(0))
+    digest = digest_of([values])
+    assert digest == digest_of([values.clone()]) and digest == digest_of([values.double()], torch.float32)
+    assert digest_of([values], torch.bfloat16) == digest_of([values.bfloat16()]) != digest
+    other = values.clone()
+    other[-1] = torch.nextafter(other[-1], other[-1] + 1)
+    swapped = values.clone()
+    swapped[[0, 2_499_999]] = swapped[[2_499_999, 0]]
+    assert len({digest, digest_of([other]), digest_of([swapped]), digest_of([values.view(4, -1)])}) == 4
+    for dtype in (torch.float64, torch.int8, torch.bool, torch.complex64):
+        first, second = torch.ones(7).to(dtype), torch.ones(7).to(dtype)
+        second[3] = 0
+        assert digest_of([first]) != digest_of([second])
+
+
+@pytest.mark.parametrize("distance", [1, 2, 32_768, 65_536, 524_288, 1_048_576])
+def test_rows_that_were_swapped_are_seen_where_weights_were_once_bfloat16(distance):
+    values = torch.randn(2_100_000, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    swapped = values.clone()
+    swapped[:64], swapped[distance * 2 : distance * 2 + 64] = values[distance * 2 : distance * 2 + 64], values[:64]
+    if distance < 32:
+        swapped = values.clone()
+        swapped[[0, distance]] = swapped[[distance, 0]]
+    assert digest_of([values]) != digest_of([swapped])
+
+
+@pytest.mark.parametrize("kind", ["problem_type", "hidden_act"])
+def test_a_model_that_is_loaded_with_other_settings_does_not_decide(kind, tmp_path):
+    calibrated_hydra().save_pretrained(tmp_path)
+    options = {"problem_type": {"problem_type": "multi_label_classification"}, "hidden_act": {"hidden_act": "relu"}}[
+        kind
+    ]
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path, **options).eval()
+    with torch.no_grad():
+        assert not loaded.is_calibrated and loaded(**BATCH).abstain is None
+
+
+@pytest.mark.slow
+def test_a_model_is_compared_when_it_is_compiled():
+    hydra = calibrated_hydra()
+    with torch.no_grad():
+        compiled = torch.compile(hydra, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(**BATCH).abstain, hydra(**BATCH).abstain)
+        torch.compiler.reset()
+        train_and_evaluate_with_gradients(hydra)
+        assert torch.compile(hydra, fullgraph=True, backend="eager")(**BATCH).abstain is None
+    torch.compiler.reset()
+
+
+def train_and_evaluate_with_gradients(hydra) -> None:
+    with torch.enable_grad():
+        train_and_evaluate(hydra)
+
+
+def test_a_replica_of_data_parallel_decides():
+    """As `nn.DataParallel` makes them, which needs GPUs: their weights are plain tensors, and they have no parameters."""
+    hydra = calibrated_hydra()
+    replicas = {module: module._replicate_for_data_parallel() for module in hydra.modules()}
+    for module, replica in replicas.items():
+        replica._modules = {name: replicas[child] for name, child in module._modules.items() if child is not None}
+        replica._former_parameters = {
+            name: weight.detach().clone() for name, weight in module._parameters.items() if weight is not None
+        }
+        for name, weight in replica._former_parameters.items():
+            setattr(replica, name, weight)
+    replica = replicas[hydra]
+    replica.decision.compare_again()
+    assert not list(replica.parameters()) and replica.is_calibrated
+    replicas[hydra.vit.layers[0].mlp.fc1].weight.mul_(2)
+    assert not replica.decision.compare(replica)
+
+
+def test_a_model_without_weights_does_not_decide_and_offloading_is_warned_of(warned):
+    hydra = calibrated_hydra().to("meta")
+    assert hydra(pixel_values=BATCH["pixel_values"].to("meta")).abstain is None
+    hydra.hf_device_map = {"": "disk"}
+    assert not hydra.is_calibrated
+    assert "weights of this model are offloaded" in warned.text
+
+
+def test_a_decision_of_an_earlier_version_asks_for_a_new_calibration(warned, tmp_path):
+    hydra = calibrated_hydra(detector=detector_by_name("knn", k=3))
+    hydra.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["decision"]["version"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert loaded.decision is None and "calibrated by another version" in warned.text
+    with hydra.uncalibrated(), torch.no_grad():
+        assert torch.equal(loaded(**BATCH).logits, hydra(**BATCH).logits)
+    loaded.calibrate(rows_for("vit"), target={"risk": 0.9})
+    assert loaded.is_calibrated
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [
+        ("temperature", -1),
+        ("temperature", "1"),
+        ("temperature", math.nan),
+        ("threshold", [1.0]),
+        ("detector", {"name": "best"}),
+        ("detector", {"name": "knn", "by": "row"}),
+        ("sets", "aps"),
+        ("state", {"bank": [1_000_000, 1_000_000]}),
+        ("state", {"center": [2, 2]}),
+        ("task", "several labels"),
+        ("sentences", "all is well"),
+    ],
+)
+def test_settings_that_calibrate_cannot_have_written_are_refused(path, value, tmp_path):
+    hydra = calibrated_hydra(detector=detector_by_name("knn", k=3))
+    settings = hydra.config.decision | {path: value}
+    config = copy.deepcopy(hydra.config)
+    config.decision = settings
+    with pytest.raises(ValueError, match=r"decision\."), torch.device("meta"):
+        type(hydra)(config)
+    save_file(
+        dict(hydra.decision.named_buffers()), tmp_path / "decision.safetensors", {"decision": json.dumps(settings)}
+    )
+    with pytest.raises(ValueError, match=r"decision\."):
+        CalibratedClassifier.load(backbone_of("vit"), tmp_path)
+
+
+def test_a_file_that_is_not_a_decision_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no decision\.safetensors: save a"):
+        CalibratedClassifier.load(backbone_of("vit"), tmp_path)
+    save_file({"bank": torch.zeros(2)}, tmp_path / "decision.safetensors")
+    with pytest.raises(ValueError, match=r"is not a whole decision .*: calibrate and save it again"):
+        CalibratedClassifier.load(backbone_of("vit"), tmp_path)
+
+
+def test_calibrated_models_alone_ship_the_code_of_decisions(tmp_path, remote_code):
+    hydra = hydra_of("vit")
+    hydra.save_pretrained(tmp_path / "plain")
+    assert not [path.name for path in (tmp_path / "plain").glob("de*ion*.py")]
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}, detector="mahalanobis")
+    hydra.save_pretrained(tmp_path / "hydra")
+    names = {path.name for path in (tmp_path / "hydra").glob("de*ion*.py")}
+    assert names == {"decision.py", "decision_single_label_classification.py", "detection.py"} and len(TASKS) == 5
+    shipped = get_class_from_dynamic_module(f"modeling_hydra_vit.{type(hydra).__name__}", tmp_path / "hydra")
+    assert shipped is not type(hydra)
+    loaded = shipped.from_pretrained(tmp_path / "hydra").eval()
+    loaded.save_pretrained(tmp_path / "again")
+    assert {path.name for path in (tmp_path / "again").glob("de*ion*.py")} == names
+    with torch.no_grad():
+        ours, theirs = hydra(**BATCH), loaded(**BATCH)
+    for name in ("detector_score", "abstain", "prediction_set"):
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-4)
