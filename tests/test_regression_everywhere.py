@@ -190,9 +190,7 @@ def test_heads_are_ranked_by_squared_error():
     def by_hand(numbers, targets):
         return -((numbers.squeeze(1).double() - targets.double()) ** 2).mean().item()
 
-    found, expected = (
-        extract_circuit(model, data, objective=objective, budget=3) for objective in ("acc", by_hand)
-    )
+    found, expected = (extract_circuit(model, data, objective=objective, budget=3) for objective in ("acc", by_hand))
     assert found.ranking == expected.ranking and found.scores == pytest.approx(expected.scores)
     assert len(taylor_scores(model, data)) == model.config.num_hidden_layers * model.config.num_attention_heads
     with pytest.raises(ValueError, match="made for regression"):
