@@ -281,8 +281,8 @@ def save_for_the_hub(folder: Path, report: Report, hydra: PreTrainedModel, pace:
         repo_id=f"me/{MODEL_FOLDER}",
         dataset="sklearn-digits",
         fine_tuning=f"Each member by itself, from one model that learned which way digits are turned: {pace.finetuning_steps} "
-        f"steps of AdamW at a peak learning rate of {RECIPE.learning_rate:g}, its new classifier at "
-        f"{RECIPE.classifier_learning_rate:g}.",
+        f"steps of AdamW at a peak learning rate of {RECIPE.arguments['learning_rate']:g}, its new classifier at "
+        f"{RECIPE.arguments['classifier_learning_rate']:g}.",
         report_model="Hydra",
     )
     card.save(folder / "README.md")

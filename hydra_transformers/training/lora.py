@@ -10,7 +10,7 @@ from ..models.auto import AutoHydra
 
 
 if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel
+    from peft import LoraConfig
 
 
 TARGETS = ("q", "k", "v", "o")
@@ -108,10 +108,3 @@ def _check_modules_exist(model: nn.Module, targets: tuple[str, ...]) -> tuple[st
 def is_peft_model(model: nn.Module) -> bool:
     """Whether `model` is a `PeftModel`; peft need not be installed to ask."""
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
-
-
-def adapter_settings(model: "PeftModel") -> dict[str, Any]:
-    """The config of the active adapter as plain values, the same in every process and for every version of PEFT."""
-    settings = model.peft_config[model.active_adapter].to_dict()
-    settings.pop("peft_version", None)
-    return {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
