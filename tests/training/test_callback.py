@@ -1,6 +1,5 @@
 """PostPruningCallback: what trains, what stays, and what it refuses."""
 
-import logging
 import re
 import shutil
 
@@ -103,15 +102,6 @@ def test_a_trunk_does_not_train_nor_what_comes_before_it(family, form):
     assert PostPruningCallback(PARTS, trunk_layers=0.75).trains(model) == found
 
 
-def test_the_number_of_trained_parameters_is_logged(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    model = tiny_model("vit", "member")
-    with caplog.at_level(logging.INFO, logger="transformers.hydra_transformers.training.callbacks"):
-        tiny_trainer("vit", model, two_steps(tmp_path), callbacks=[PostPruningCallback("classifier")])
-    total = sum(parameter.numel() for parameter in model.parameters())
-    assert f"training {32 * 5 + 5} of {total:,} parameters" in caplog.text
-
-
 def test_resetting_zeroes_the_classifier_and_not_the_pooler(tmp_path):
     model = tiny_model("bert", "fused")
     before = copy_of_weights(model)
@@ -162,15 +152,6 @@ def test_dropout_is_set_inside_the_layers_and_not_in_the_config(tmp_path):
     assert [module.p for module in layer_dropouts(model)] == [0.3] * 6, "behind attention and MLP of three layers"
     assert model.vit.embeddings.dropout.p == 0.0
     assert model.config.hidden_dropout_prob == 0.0
-
-
-def test_training_twice_with_one_trainer_goes_on(tmp_path):
-    model = tiny_model("vit", "member")
-    trainer = tiny_trainer("vit", model, two_steps(tmp_path), callbacks=[PostPruningCallback(reset_classifier=True)])
-    trainer.train()
-    after_first = model.classifier.weight.detach().clone()
-    trainer.train()
-    assert after_first.any() and not torch.equal(model.classifier.weight, after_first)
 
 
 def test_added_too_late_it_raises_with_the_remedy(tmp_path):

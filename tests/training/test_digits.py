@@ -10,7 +10,7 @@ from sklearn.model_selection import train_test_split
 from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
 
 from hydra_transformers import HydraViTForImageClassification
-from hydra_transformers.training import HydraTrainer, compute_accuracy, finetune_members, recipe
+from hydra_transformers.training import finetune_members, recipe
 from tests.training.tiny import QUIET
 
 
@@ -86,29 +86,3 @@ def test_fine_tuning_brings_the_accuracy_of_pruned_members_back(backbone, digits
     assert max(before) < whole - 0.25
     assert min(after) > whole - 0.05
     assert accuracy(HydraViTForImageClassification.from_pruned_members(tuned, shared=()), test) > whole - 0.03
-
-
-@pytest.mark.parametrize("kind", ["members", "ensemble"])
-def test_the_loss_of_a_fused_hydra_goes_down(kind, backbone, digits, tmp_path):
-    """Both losses as a whole: the mean of the members' or that of the ensemble."""
-    members = [HydraViTForImageClassification.from_backbone(backbone, {0: [head], 1: [0, head]}) for head in (1, 2, 3)]
-    hydra = HydraViTForImageClassification.from_pruned_members(members)
-    settings = recipe("imagenet1k").with_arguments(learning_rate=0.05, max_steps=25, warmup_steps=3)
-    hydra.config.ensemble_loss = kind
-    trainer = HydraTrainer(
-        model=hydra,
-        args=settings.training_arguments(
-            tmp_path, per_device_train_batch_size=64, save_strategy="no", logging_steps=5, **QUIET
-        ),
-        train_dataset=digits[0],
-        eval_dataset=digits[1],
-        compute_metrics=compute_accuracy,
-        callbacks=settings.callbacks(),
-    )
-    before = trainer.evaluate()
-    trainer.train()
-    after = trainer.evaluate()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[-1] < losses[0]
-    assert after["eval_loss"] < before["eval_loss"]
-    assert after["eval_accuracy"] > before["eval_accuracy"]

@@ -1,15 +1,12 @@
 """EnsembleLoss against cross-entropies written out by hand."""
 
-import math
-
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import TrainingArguments
 
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 from hydra_transformers.training import EnsembleLoss
-from tests.training.tiny import QUIET, copy_of_weights, tiny_dataset, tiny_model, tiny_trainer
+from tests.training.tiny import tiny_model
 
 
 LOGITS = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -65,45 +62,6 @@ def test_without_smoothing_it_is_the_loss_of_the_model(kind):
     batch = {"pixel_values": torch.randn(4, 3, 8, 8, dtype=torch.float64), "labels": LABELS}
     outputs = model(**batch)
     torch.testing.assert_close(EnsembleLoss(kind)(outputs, LABELS), outputs.loss)
-
-
-@pytest.mark.parametrize("kind", ["members", "ensemble"])
-def test_trainer_reports_the_loss_it_was_given(kind, tmp_path):
-    model = tiny_model("vit", "fused")
-    arguments = TrainingArguments(tmp_path, label_smoothing_factor=0.1, per_device_eval_batch_size=12, **QUIET)
-    trainer = tiny_trainer("vit", model, arguments, compute_loss_func=EnsembleLoss(kind, 0.1))
-    rows = tiny_dataset("vit")
-    reported = trainer.evaluate(rows)["eval_loss"]
-    with torch.no_grad():
-        outputs = model(torch.stack([row["pixel_values"] for row in rows]))
-    labels = torch.tensor([row["labels"] for row in rows])
-    if kind == "members":
-        by_hand = sum(F.cross_entropy(z, labels, label_smoothing=0.1) for z in outputs.member_logits.unbind(1)) / 3
-    else:
-        by_hand = F.cross_entropy(outputs.member_logits.softmax(-1).mean(1).log(), labels, label_smoothing=0.1)
-    assert math.isclose(reported, by_hand.item(), rel_tol=1e-5)
-
-
-def test_gradient_accumulation_gives_the_step_of_the_whole_batch(tmp_path):
-    """Batches of 5, 5 and 2 rows, accumulated: means of the parts would weigh the last rows too much."""
-    weights = []
-    for batch_size, accumulation in ((12, 1), (5, 3)):
-        model = tiny_model("vit", "fused")
-        arguments = TrainingArguments(
-            tmp_path,
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=accumulation,
-            max_steps=1,
-            optim="sgd",
-            learning_rate=0.1,
-            lr_scheduler_type="constant",
-            save_strategy="no",
-            **QUIET,
-        )
-        tiny_trainer("vit", model, arguments, compute_loss_func=EnsembleLoss("members", 0.1)).train()
-        weights.append(copy_of_weights(model))
-    for name, weight in weights[0].items():
-        torch.testing.assert_close(weights[1][name], weight, rtol=1e-5, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize(

@@ -65,17 +65,12 @@ def test_what_trains_and_what_stays_bit_for_bit(name, form, tmp_path):
     assert moved - expected == set()
 
 
-def test_cifar100_starts_from_a_classifier_of_zeros(tmp_path):
-    model = tiny_model("vit", "fused")
-    trainer_of("cifar100", model, tmp_path)
-    assert not model.classifier.weight.any() and not model.classifier.bias.any()
-
-
-def test_dropout_is_that_of_the_paper(tmp_path):
+def test_dropout_and_the_start_of_the_classifier_are_those_of_the_paper(tmp_path):
     for name, expected in {"imagenet1k": 0.1, "cifar100": 0.0}.items():
         model = tiny_model("vit", "fused")
         trainer_of(name, model, tmp_path)
         assert {module.p for module in layer_dropouts(model)} == {expected}
+        assert bool(model.classifier.weight.any() or model.classifier.bias.any()) == (name != "cifar100")
     bert = tiny_model("bert", "fused")
     trainer_of("sst2", bert, tmp_path)
     assert {module.p for module in layer_dropouts(bert)} == {bert.config.hidden_dropout_prob} == {0.1}
@@ -229,11 +224,8 @@ def test_a_recipe_of_ones_own(tmp_path):
         dataclasses.replace(mine, keep_zeros=True)
 
 
-def test_training_that_would_end_in_its_warm_up_is_refused(tmp_path):
+def test_an_unknown_recipe_and_a_training_that_would_end_in_its_warm_up_are_refused(tmp_path):
     with pytest.raises(ValueError, match="max_steps is 100 and warmup_steps is 5000"):
         recipe("imagenet1k").training_arguments(tmp_path, max_steps=100)
-
-
-def test_an_unknown_recipe_is_refused():
     with pytest.raises(ValueError, match="no recipe 'mnist': choose from imagenet1k, cifar100, sst2"):
         recipe("mnist")

@@ -181,6 +181,15 @@ def test_every_family_has_such_a_head(family):
     assert outputs.member_variances.shape == means.shape and (outputs.member_variances == 1).all()
 
 
+def test_the_random_state_stays_as_it_is():
+    model = BERT.backbone(num_labels=1, problem_type="regression")
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    with_variance(model)
+    assert torch.equal(torch.rand(3), expected)
+
+
 @pytest.mark.slow
 def test_fine_tuning_learns_the_noise_of_the_labels(tmp_path):
     generator = torch.Generator().manual_seed(0)
