@@ -1,13 +1,10 @@
-"""Hashes of weights, configs and data that identify a run when it is resumed."""
+"""Hashes of weights and rows that identify a run when it is resumed."""
 
 import hashlib
-import json
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
 
 
 def fingerprint_of_weights(model: nn.Module) -> str:
@@ -17,23 +14,6 @@ def fingerprint_of_weights(model: nn.Module) -> str:
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
         digest.update(_bytes(parameter))
     return digest.hexdigest()
-
-
-# Fields that change no output, and `kept_heads`, which a run records separately.
-IGNORED_FIELDS = ("_name_or_path", "architectures", "auto_map", "dtype", "fast_inference", "id2label", "label2id")
-IGNORED_FIELDS += ("aggregate", "kept_heads", "torch_dtype", "transformers_version")
-
-
-def fingerprint_of_config(config: PreTrainedConfig) -> str:
-    """Equal for configs that compute the same from equal weights: activations, epsilons, positions, windows."""
-
-    def without_ignored(fields: Any) -> Any:
-        if not isinstance(fields, dict):
-            return fields
-        return {str(name): without_ignored(value) for name, value in fields.items() if name not in IGNORED_FIELDS}
-
-    fields = json.dumps(without_ignored(config.to_dict()), sort_keys=True, default=str)
-    return hashlib.sha256(fields.encode()).hexdigest()
 
 
 def fingerprints_of_rows(batch: Mapping[str, Tensor]) -> list[bytes]:
@@ -48,10 +28,6 @@ def fingerprints_of_rows(batch: Mapping[str, Tensor]) -> list[bytes]:
             digest.update(_bytes(tensor[row]))
         digests.append(digest.digest())
     return digests
-
-
-def fingerprint_of_rows(digests: list[bytes]) -> str:
-    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def _bytes(tensor: Tensor) -> memoryview:

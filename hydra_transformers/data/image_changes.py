@@ -1,7 +1,6 @@
-"""Random crops and flips of training images, as recipes name them."""
+"""Random crops and flips of training images."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,14 +35,3 @@ class RandomCropAndFlip:
                 left, top = int(right * (width - wide + 1)), int(down * (height - high + 1))
                 return left, top, left + wide, top + high
         return 0, 0, width, height
-
-
-def random_changes(transforms: Sequence[tuple[str, dict]]) -> tuple[RandomCropAndFlip | None, list[str]]:
-    """What a recipe's transforms do to an image before the model's processor, and the names of those that are not known."""
-    named = dict(transforms)
-    crop, flip = named.pop("RandomResizedCrop", None), named.pop("RandomHorizontalFlip", None)
-    unknown = [name for name in named if name not in ("Normalize", "tokenize")]  # the processor does these
-    if crop is None and flip is None:
-        return None, unknown
-    scale = None if crop is None else tuple(crop.get("scale", (0.08, 1.0)))
-    return RandomCropAndFlip(scale, 0.0 if flip is None else flip.get("p", 0.5)), unknown

@@ -194,13 +194,6 @@ def _selected(rows: Any, places: list[int]) -> Any:
     return rows.select(places) if hasattr(rows, "select") else torch.utils.data.Subset(rows, places)
 
 
-def is_same_source(name: str, other: str) -> bool:
-    """Whether two names mean one data set, however its folder is written."""
-    if Path(name).exists() and Path(other).exists():
-        return Path(name).samefile(other)
-    return name == other
-
-
 def overlap(split: str | None, other: str | None) -> bool:
     """Whether two splits of one data set certainly share rows: they are equal, or one is a part of the other."""
     if split is None or other is None:  # all rows
