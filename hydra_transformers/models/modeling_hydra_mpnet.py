@@ -16,6 +16,7 @@ from .modeling_hydra import GroupedPooler, embed, hydra_layers, shared_or_per_me
 from .pretrained import HydraModelMixin, Rule, attention_rules
 from .relative_attention import HydraBiasedAttention
 from .texts import (
+    GroupedClassificationHead,
     HydraTwoMapTextClassifierMixin,
     HydraTypedTextClassifierMixin,
     HydraTypedTextEncoderMixin,
@@ -86,6 +87,9 @@ class HydraMPNetForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraM
 
     encoder_class = HydraMPNetModel
     encoder_options = {"add_pooling_layer": False}
+
+    def add_head(self, config: HydraMPNetConfig) -> None:
+        self.classifier = GroupedClassificationHead(config, nn.Tanh())  # MPNet does not read classifier_dropout
 
 
 class HydraMPNetForTokenClassification(
