@@ -59,7 +59,7 @@ class MIMO(Baseline):
         self.projection = self.padding_position = None
         if self.reads_images:
             self.projection = _patch_projection_name(self.model)
-            self._change_projection(self.model, lambda weight: _split_weight(weight, num_members, spread, generator))
+            self._split_projection(spread, generator)
         else:
             _check_reads_embeddings(self.model)
             self.padding_position = _padding_position(self.model)
@@ -127,13 +127,13 @@ class MIMO(Baseline):
         return sum(super(MIMO, self).loss(logits.unsqueeze(1), own, **kwargs) for logits, own in of_members)
 
     @torch.no_grad()
-    def _change_projection(self, model: PreTrainedModel, change: Callable[[Tensor], Tensor]) -> None:
-        """Gives the convolution another weight, and other input channels with it."""
-        conv = copy.deepcopy(model.get_submodule(self.projection))
-        before, weight = conv.in_channels, change(widened(conv.weight)).to(conv.weight)
+    def _split_projection(self, spread: float, generator: torch.Generator) -> None:
+        """Gives the convolution the channels of all places."""
+        conv = self.model.get_submodule(self.projection)
+        before = conv.in_channels
+        weight = _split_weight(widened(conv.weight), self.num_members, spread, generator).to(conv.weight)
         conv.weight, conv.in_channels = nn.Parameter(weight), weight.shape[1]
-        model.set_submodule(self.projection, conv)
-        for module in model.modules():  # some check the number of channels
+        for module in self.model.modules():  # some check the number of channels
             if getattr(module, "num_channels", None) == before:
                 module.num_channels = conv.in_channels
 

@@ -1,4 +1,4 @@
-"""Diverse members: from several fine-tunings, or from one backbone by objective, by samples of one ranking, or by data."""
+"""Diverse members: from several fine-tuned models, or from one backbone by objective, by samples of one ranking, or by data."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def draw_members(
 ) -> list[PreTrainedModel]:
     """Different one-member Hydras, ready for `from_pruned_members` or for fine-tuning one by one.
 
-    `model` is one backbone, or a list of several fine-tunings of one pre-trained model, each of which makes one member. The
+    `model` is one backbone, or a list of several fine-tuned models of one pre-trained model, each of which makes one member. The
     other arguments say where the members come from:
 
     - `circuits`, `budget`: one member per circuit, without its first `budget` heads. With `budget="best"` each circuit removes
@@ -184,8 +184,6 @@ def _check_number(circuits: Any, expected: int | None, is_several: bool) -> None
     if isinstance(circuits, Circuit):
         raise TypeError("circuits is a single circuit: pass one per member, or sample members from it with circuit=")
     count = len(circuits)
-    if not count:
-        raise ValueError("circuits is empty: pass one circuit per member")
     if expected not in (None, count):
         problem = f"there are {expected} backbones, and circuits has {count}: pass one of each backbone"
         other = f"num_members is {expected}, circuits has {count}: each makes one member, leave it out"

@@ -50,7 +50,7 @@ class TaylorPruning:
             heads_to_prune = as_heads_to_prune(tuple(head) for head in fields["pruned"])
             return cls(heads_to_prune, scores, fields["heads_per_layer"], fields["scope"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no Taylor pruning ({error}): pass a file that save() wrote") from error
+            raise ValueError(f"{path} is not a Taylor pruning ({error}): pass a file that save() wrote") from error
 
 
 def taylor_prune(

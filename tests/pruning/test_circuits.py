@@ -318,7 +318,7 @@ def test_the_best_budget_removes_as_many_heads_as_cost_nothing():
 
 
 def test_anything_but_a_circuit_is_refused_with_the_reason(tmp_path):
-    no_head = "its ranking has an entry that is no head"
+    no_head = "its ranking has an entry that is not a head"
     for content, flaw in (
         ("{}", "its fields are others, 'ranking'"),
         ("[1, 2]", "its fields are others"),
@@ -341,12 +341,12 @@ def test_anything_but_a_circuit_is_refused_with_the_reason(tmp_path):
         ({"tied": [1]}, "its tied is not one count for each of its 2 heads"),
         ({"objective": "f1"}, "its objective is 'f1'"),
         ({"mode": "fast"}, "its mode 'fast'"),
-        ({"checks": [[2, "yes"]]}, "its checks are not pairs"),
         ({"made_from": []}, "its made_from is a list"),
-        ({"chance_from": "2"}, "its chance_from '2'"),
         ({"author": "me"}, "its fields are others, .*author"),
     ):
         content = json.dumps(CIRCUIT.to_dict() | content) if isinstance(content, dict) else content
         (tmp_path / "other.json").write_bytes(content.encode() if isinstance(content, str) else content)
-        with pytest.raises(ValueError, match=rf"other\.json is no circuit \(.*{flaw}.*\): pass a file that Circuit"):
+        with pytest.raises(
+            ValueError, match=rf"other\.json is not a circuit \(.*{flaw}.*\): pass a file that Circuit"
+        ):
             Circuit.load(tmp_path / "other.json")

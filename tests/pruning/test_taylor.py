@@ -169,7 +169,7 @@ def test_a_saved_pruning_is_the_pruning(tmp_path):
         assert TaylorPruning.load(tmp_path / "taylor.json") == pruning
     for content in (b"[]", b"\x80\xff\x00", b"[" * 100_000):
         (tmp_path / "taylor.json").write_bytes(content)
-        with pytest.raises(ValueError, match="is no Taylor pruning"):
+        with pytest.raises(ValueError, match="is not a Taylor pruning"):
             TaylorPruning.load(tmp_path / "taylor.json")
 
 
