@@ -29,10 +29,25 @@ def text_of(prediction: Mapping[str, Any]) -> str:
 
 
 def answer_of(prediction: Mapping[str, Any]) -> str | None:
-    """What a model predicts; None where it abstains. Of entities those that it does not abstain on."""
-    if not prediction["abstain"]:
-        return text_of(prediction)
-    return _names([each for each in prediction.get("entities", ()) if not each["abstain"]]) or None
+    """What a model predicts; None where it abstains. Of labels and entities those that it does not abstain on."""
+    if prediction["abstain"]:
+        return _names([each for each in prediction.get("entities", ()) if not each["abstain"]]) or None
+    unsure = unsure_labels(prediction)
+    if unsure:
+        return ", ".join(label for label in prediction["labels"] if label not in unsure) or None
+    return text_of(prediction)
+
+
+def unsure_labels(prediction: Mapping[str, Any]) -> list[str]:
+    """The labels that a multi-label model abstains on, among those that `scores` holds."""
+    scores = prediction["scores"] if "labels" in prediction else ()
+    return [score["label"] for score in scores if score.get("abstain")]
+
+
+def why_of(prediction: Mapping[str, Any]) -> str | None:
+    """Why an answer is empty, or not all of the prediction."""
+    unsure = unsure_labels(prediction)
+    return prediction["reason"] or (f"It is not sure about {', '.join(unsure)}." if unsure else None)
 
 
 def _names(entities: Sequence[Mapping[str, Any]]) -> str:
@@ -48,8 +63,13 @@ def to_columns(answers: Sequence[Mapping[str, Any] | BadRow], columns: Mapping[s
     return {name: [answer.get(name) for answer in found] for name in columns}
 
 
-def to_table(answers: Sequence[Mapping[str, Any] | BadRow], columns: Mapping[str, str]) -> Any:
-    """A table with `answer`, `prediction` and `why` in place of `label` and `reason`, and with the other columns."""
+def to_table(
+    answers: Sequence[Mapping[str, Any] | BadRow], columns: Mapping[str, str], top_k: int | None = None
+) -> Any:
+    """A table with `answer`, `prediction` and `why` in place of `label` and `reason`, and with the other columns.
+
+    answers: of multi-label models with the scores of all labels; top_k: how many of them the table holds
+    """
     import pyarrow
 
     first: dict[str, list[Any]] = {"answer": [], "prediction": [], "why": []}
@@ -57,8 +77,10 @@ def to_table(answers: Sequence[Mapping[str, Any] | BadRow], columns: Mapping[str
         bad = isinstance(answer, BadRow)
         first["answer"].append(None if bad else answer_of(answer))
         first["prediction"].append(None if bad else text_of(answer))
-        first["why"].append(f"It cannot be read: {answer.reason}." if bad else answer["reason"])
+        first["why"].append(f"It cannot be read: {answer.reason}." if bad else why_of(answer))
     rest = to_columns(answers, columns)
+    if "scores" in rest:
+        rest["scores"] = [None if scores is None else scores[:top_k] for scores in rest["scores"]]
     types = dict.fromkeys(first, "string") | {name: columns[name] for name in rest if name not in ("label", "reason")}
     return pyarrow.table({name: (first | rest)[name] for name in types}, schema=arrow_schema(types))
 

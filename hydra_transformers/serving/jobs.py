@@ -72,9 +72,9 @@ def predict_data(
     The file has all rows of the data in their order: `row`, which counts from 0, the columns of the data (of images and audio
     their path), and
 
-    - `answer`: the label, or empty where the model abstains; of entities those that it does not abstain on
+    - `answer`: the label, or empty where the model abstains; of labels and entities those that it does not abstain on
     - `prediction`: what it would say if it never abstained; empty only where a row cannot be read
-    - `why`: the reason for an empty answer
+    - `why`: the reason for an empty answer, or for one that is not all of the prediction
     - `score`, `uncertainty` and the other fields of `predict`.
 
     A column of the data with one of these names becomes `input_NAME`. Until the file is complete, its parts are in the folder
@@ -166,6 +166,9 @@ class PartReader:
         self.folder = (path if path.is_dir() else path.parent) if path.exists() else None
         self.rows = rows.with_format("arrow")  # files stay undecoded: a broken one is a bad row
         self.predictor = HydraPredictor(model, **{**settings, "strict": False})
+        self.top_k = self.predictor.parameters["top_k"]
+        if self.predictor.task.name == "multi_label_classification":
+            self.predictor.parameters["top_k"] = None  # whether it abstains on a label is among the scores
         self.model_digest = digest_of_model(self.predictor)
 
     @property
@@ -197,7 +200,7 @@ class PartReader:
         inputs = values[0]
         if len(values) == 2:
             inputs = [{"text": one, "text_pair": other} for one, other in zip(*values, strict=True)]
-        predicted = to_table(self.predictor.answers(inputs), self.predictor.columns)
+        predicted = to_table(self.predictor.answers(inputs), self.predictor.columns, self.top_k)
         table = {"row": pyarrow.array(places), **dict(zip(predicted.column_names, predicted.columns, strict=True))}
         kept = {}
         for name, column in zip(batch.column_names, batch.columns, strict=True):
@@ -267,7 +270,7 @@ class Parts:
 
     def __init__(self, output: Path, reader: PartReader, strict: bool):
         self.output, self.reader, self.strict = output, reader, strict
-        settings = [reader.predictor.parameters, reader.columns, len(reader.rows), reader.rows_per_part]
+        settings = [reader.predictor.parameters, reader.top_k, reader.columns, len(reader.rows), reader.rows_per_part]
         digest = _digest([reader.model_digest, reader.data_digest(), settings])[:12]
         self.folder = output.with_name(f"{output.name}.{digest}.parts")
         others = [each for each in output.parent.glob("*.parts") if each.name.startswith(f"{output.name}.")]

@@ -61,7 +61,7 @@ def test_the_example_of_the_page_runs(readers_folder, capsys):
     [
         ("docs/serving.md", ["serve"]),
         ("docs/app.md", ["app", "push"]),
-        ("docs/scaling.md", ["predict", "export", "build", "finetune"]),
+        ("docs/scaling.md", ["predict", "export", "finetune"]),
     ],
 )
 def test_the_pages_name_flags_that_exist(page, commands, capsys, monkeypatch):

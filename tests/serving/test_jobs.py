@@ -53,7 +53,7 @@ def test_every_format_holds_the_table_with_the_answers(folders, reviews, tmp_pat
     expected = HydraPredictor(folders["texts"], device="cpu")({"text": [TEXTS[place] for place in good]})
     for suffix in (".parquet", ".jsonl", ".csv"):
         output = tmp_path / suffix[1:] / f"answers{suffix}"
-        run("predict", folders["texts"], reviews, "--output", output, "--device", "cpu", "--batch-size", 2)
+        run("predict", folders["texts"], reviews, "--output", output, "--batch-size", 2)
         rows = read(output)
         assert list(rows[0])[:6] == ["row", "text", "stars", "answer", "prediction", "why"]
         assert [int(row["row"]) for row in rows] == [int(row["stars"]) for row in rows] == list(range(10))
@@ -67,7 +67,7 @@ def test_every_format_holds_the_table_with_the_answers(folders, reviews, tmp_pat
         assert bad["why"] == "It cannot be read: there is none."
         assert os.listdir(output.parent) == [output.name]
     captured = capsys.readouterr()
-    assert "10 rows with their answers; 1 cannot be read (the first is row 6)" in captured.out
+    assert "answers to 9 of 10 rows; row 6 and 0 more cannot be read, see the column why" in captured.out
     assert "note: this model was not calibrated" in captured.err
 
 
@@ -281,7 +281,7 @@ def test_strict_raises_an_error_at_a_bad_row_also_of_an_earlier_run(folders, rev
         tmp_path / "answers.csv",
         "row 6 is not a text. It cannot be read: there is none. Leave --strict",
     )
-    words = ["predict", folders["texts"], reviews, "--output", output, "--device", "cpu", "--strict"]
+    words = ["predict", folders["texts"], reviews, "--output", output, "--strict"]
     assert main([*map(str, words)]) == 2 and sentence in capsys.readouterr().err
     with pytest.raises(ValueError, match=sentence):
         predict_data(folders["texts"], reviews, output, device="cpu", strict=True)

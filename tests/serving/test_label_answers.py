@@ -1,12 +1,14 @@
 """Answers of models of several labels: pipelines, columns, a process without the package, ONNX."""
 
+import json
+
+import pyarrow.parquet
 import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
 
 from hydra_transformers import AutoHydra
-from hydra_transformers.serving import HydraPredictor
-from hydra_transformers.serving.answers import arrow_schema
+from hydra_transformers.serving import HydraPredictor, predict_data
 from hydra_transformers.uncertainty import decompose
 from tests.fresh_process import run_without_package
 from tests.tiny_data import SIZES, WORDS, names_of, save_bert
@@ -97,14 +99,20 @@ def test_the_standard_pipeline_gives_every_label_its_sigmoid(tmp_path):
     assert answer["abstain"] is None and answer["prediction_set"] is None
 
 
-def test_columns_hold_all_that_answers_have(tmp_path):
-    saved(tmp_path, alpha=0.3, target={"label_risk": 0.3})
-    predictor = HydraPredictor(tmp_path)
-    columns = predictor({"text": TEXTS})
-    assert all(isinstance(labels, list) for labels in columns["labels"])
-    pyarrow = pytest.importorskip("pyarrow")
-    table = pyarrow.table(columns, schema=arrow_schema(predictor.columns))
-    assert table.column("scores").to_pylist()[0][0].keys() == {"label", "score", *PARTS, "abstain"}
+def test_a_table_answers_with_the_labels_that_the_model_is_sure_of(tmp_path):
+    """Whether it is sure of a label does not depend on how many scores the table holds."""
+    saved(tmp_path / "model", alpha=0.3, target={"label_risk": 0.05})
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    expected = HydraPredictor(tmp_path / "model", device="cpu", top_k=None)({"text": TEXTS})
+    unsure = [{each["label"] for each in scores if each["abstain"]} for scores in expected["scores"]]
+    assert any(unsure)
+    predict_data(tmp_path / "model", tmp_path / "texts.jsonl", tmp_path / "a.parquet", top_k=1, device="cpu")
+    for place, row in enumerate(pyarrow.parquet.read_table(tmp_path / "a.parquet").to_pylist()):
+        sure = [label for label in expected["labels"][place] if label not in unsure[place]]
+        assert row["answer"] == (", ".join(sure) or (None if unsure[place] else "no label"))
+        assert row["labels"] == expected["labels"][place] and (row["why"] is not None) == bool(unsure[place])
+        assert [each["label"] for each in row["scores"]] == [expected["scores"][place][0]["label"]]
+        assert row["scores"][0].keys() == {"label", "score", *PARTS, "abstain"}
 
 
 @pytest.mark.slow

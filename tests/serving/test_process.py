@@ -33,7 +33,7 @@ class Server:
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
 
     def start(self) -> None:
-        options = ["--device", "cpu", "--port", self.port, "--max-batch", 2, "--max-wait-ms", WAIT_MS]
+        options = ["--port", self.port, "--max-batch", 2, "--max-wait-ms", WAIT_MS]
         self.process = processes.start(self.log, child.serve, str(self.folder), *map(str, options))
         self.wait_for(0)
 
