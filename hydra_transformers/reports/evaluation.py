@@ -101,7 +101,7 @@ def evaluate_uncertainty(
             for place, each in data_sets.items()
         }
         _warn_of_useless_results(name, task, found[name], groups)
-    described = next(iter(scores.values())).description if task.name == SINGLE_LABEL else task.name
+    described = next(iter(scores.values())).description if task.name == SINGLE_LABEL else "uncertainty of the prediction"
     return Report(
         task.name,
         {name: _metrics(measured, groups) for name, measured in found.items()},
