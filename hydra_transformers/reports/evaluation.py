@@ -21,6 +21,7 @@ from ..uncertainty.decomposition import decompose
 from ..uncertainty.detectors import Detector, as_detector, ood_score
 from ..uncertainty.features import AnswerReader, without_decision
 from ..uncertainty.metrics import exact_mean, ood_metrics
+from ..uncertainty.rewards import RewardTask
 from ..uncertainty.streaming import UncertaintyAccumulator
 from ..uncertainty.task import Task
 from ..uncertainty.tasks import task_of
@@ -101,7 +102,9 @@ def evaluate_uncertainty(
             for place, each in data_sets.items()
         }
         _warn_of_useless_results(name, task, found[name], groups)
-    described = next(iter(scores.values())).description if task.name == SINGLE_LABEL else "uncertainty of the prediction"
+    described = (
+        next(iter(scores.values())).description if task.name == SINGLE_LABEL else "uncertainty of the prediction"
+    )
     return Report(
         task.name,
         {name: _metrics(measured, groups) for name, measured in found.items()},
@@ -119,8 +122,6 @@ def _tasks(models: Mapping[str, nn.Module], data: Any) -> dict[str, Task]:
     names = {task.name for task in tasks.values()}
     are_pairs = isinstance(data, Mapping) and set(data) == {"chosen", "rejected"}
     if names <= {REGRESSION, REWARD} and (are_pairs or len(names) > 1):
-        from ..uncertainty.rewards import RewardTask
-
         tasks = {
             name: RewardTask(model) for name, model in models.items()
         }  # a plain model of one output has no aggregate
@@ -137,19 +138,22 @@ def _data_sets(
     data: Any, ood_data: Any, corruptions: Mapping[str, Mapping[Any, Any]]
 ) -> tuple[dict[str, Any], dict[str, tuple[str, str, str]]]:
     """The data sets by their names in the report, and their groups, see `Report.groups`."""
-    data_sets, groups = {DATA: data}, {DATA: (ID, DATA, "")}
-    for group, sets in ({} if isinstance(ood_data, Mapping) and not ood_data else ood_groups(ood_data)).items():
-        for name, each in sets.items():
-            title = name if group == "OOD" else f"{name} ({group})"
-            data_sets[title], groups[title] = each, (group, name, "")
     if not isinstance(corruptions, Mapping) or not all(isinstance(sweep, Mapping) for sweep in corruptions.values()):
         raise TypeError(
             "corruptions must be a dict of dicts, {corruption: {severity: data}}: pass corrupted_sets(data, names)"
         )
+    named = [(DATA, data, (ID, DATA, ""))]
+    for group, sets in ({} if isinstance(ood_data, Mapping) and not ood_data else ood_groups(ood_data)).items():
+        if group in (ID, CORRUPTION):
+            raise ValueError(f"ood_data has a group called {group!r}, as the report calls others: rename it")
+        for name, each in sets.items():
+            named.append((name if group == "OOD" else f"{name} ({group})", each, (group, name, "")))
     for corruption, sweep in corruptions.items():
         for severity, each in sweep.items():
-            title = f"{corruption}, severity {severity}"
-            data_sets[title], groups[title] = each, (CORRUPTION, corruption, str(severity))
+            named.append((f"{corruption}, severity {severity}", each, (CORRUPTION, corruption, str(severity))))
+    data_sets, groups = {title: each for title, each, _ in named}, {title: group for title, _, group in named}
+    if len(data_sets) < len(named):
+        raise ValueError(f"two data sets have one name ({', '.join(title for title, *_ in named)}): rename one")
     return data_sets, groups
 
 

@@ -217,6 +217,8 @@ REFUSALS = [
     ({"data": [{"member_logits": LOGITS}]}, ValueError, "data has no labels: add a column labels"),
     ({"ood_data": {"near": {"A": []}}}, ValueError, r"A \(near\) is empty"),
     ({"ood_data": {"near": {"A": ID}, "B": ID}}, TypeError, "ood_data has data sets beside groups of them"),
+    ({"ood_data": {"data": saved(30, 0, 3)}}, ValueError, r"two data sets have one name \(data, data\)"),
+    ({"ood_data": {"id": {"A": saved(30, 0, 3)}}}, ValueError, "ood_data has a group called 'id'"),
     ({"corruptions": {"blur": ID}}, TypeError, "corruptions must be a dict of dicts"),
     ({"score": "odin"}, ValueError, "unknown detector"),
     ({"models": {}}, ValueError, "models is empty"),
