@@ -157,7 +157,9 @@ class HydraBeitModel(HydraImageEncoderMixin, HydraBeitPreTrainedModel):
         hidden_states, mask, layer_kwargs = super().embed_inputs(pixel_values, **others)
         side = self.config.patches_per_side
         if self.config.use_relative_position_bias or self.config.use_shared_relative_position_bias:
-            if hidden_states.shape[2] != 1 + side**2:
+            patch = self.config.patch_size
+            patches = zip(pixel_values.shape[2:], (patch, patch) if isinstance(patch, int) else patch, strict=True)
+            if any(size // length != side for size, length in patches):
                 raise ValueError(
                     f"pixel_values are {pixel_values.shape[2]} x {pixel_values.shape[3]}: the model knows the distances of "
                     f"{side} x {side} patches, pass images of size {self.config.image_size}"

@@ -92,6 +92,8 @@ REFUSALS = [
     (lambda: by_flash(MPNET), "'flash_attention_2', which cannot add a bias of positions: use 'eager' or"),
     (lambda: BEIT.fused().set_attn_implementation("flex_attention"), "flex_attention"),
     (lambda: BEIT.fused()(torch.zeros(1, 3, 12, 8).double()), r"pixel_values are 12 x 8: .* pass images of size 8"),
+    # as many patches as in a square image
+    (lambda: BEIT.fused()(torch.zeros(1, 3, 4, 16).double()), r"pixel_values are 4 x 16: .* pass images of size 8"),
     (
         lambda: DEBERTA.hydra.from_backbone(DEBERTA.backbone(conv_kernel_size=3)),
         "conv_kernel_size is 3: a Hydra has no",
