@@ -28,7 +28,7 @@ def write_space(folder: str | os.PathLike, repo_id: str) -> Path:
     """Writes a Space into a folder: README.md, app.py, requirements.txt and this package. `push_space_to_hub` publishes it.
 
     Args:
-        folder (`str` or `os.PathLike`): a new folder, or a Space that was written before, which is replaced.
+        folder (`str` or `os.PathLike`): a new folder, or a Space that was written before, whose files are replaced.
         repo_id (`str`): the model on the Hub, which the Space loads when it starts.
 
     Returns:
