@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import SequenceFeatureExtractor
 from transformers.pipelines.audio_utils import ffmpeg_read
 
+from ..models.pipeline_hydra_audio import check_is_whole
+
 
 def prepared_audio(audio: Any, extractor: SequenceFeatureExtractor) -> dict[str, Tensor]:
     """Audio as the model's input: for AST `{"input_values": (frames, mel bins)}`, for models of raw audio `{"input_values":
@@ -42,7 +44,7 @@ def waveform(audio: Any, sampling_rate: int) -> np.ndarray:
     if isinstance(audio, (str, os.PathLike)):
         audio = Path(audio).read_bytes()
     if isinstance(audio, bytes):
-        _check_is_whole(audio)
+        check_is_whole(audio)
         plain = _plain_wav(audio, sampling_rate)
         return ffmpeg_read(audio, sampling_rate) if plain is None else plain
     array = np.asarray(audio)
@@ -54,16 +56,6 @@ def waveform(audio: Any, sampling_rate: int) -> np.ndarray:
     if samples.ndim != 1 or not len(samples):
         raise ValueError(f"audio has the shape {samples.shape}: pass (samples,), or (channels, samples)")
     return samples
-
-
-def _check_is_whole(content: bytes) -> None:
-    """Raises for a WAV file that is cut off, of which decoders would return the part that is there."""
-    place = 12
-    while content[:4] == b"RIFF" and place + 8 <= len(content):
-        name, size = content[place : place + 4], int.from_bytes(content[place + 4 : place + 8], "little")
-        place += 8 + size + size % 2
-        if name == b"data" and place - size % 2 > len(content):
-            raise ValueError("the WAV file is cut off, its header says that it has more samples: save it again")
 
 
 def _plain_wav(content: bytes, sampling_rate: int) -> np.ndarray | None:

@@ -1,6 +1,4 @@
-"""Names the task of a model, which everything that fits, judges or shows its answers is chosen by."""
-
-from collections.abc import Collection
+"""Names the task of a model."""
 
 from torch import nn
 
@@ -9,13 +7,6 @@ from .prediction import classifies_tokens, config_of, problem_type_of
 
 ONE_CLASS, SEVERAL_LABELS, REGRESSION, TOKENS = "one class", "several labels", "regression", "tokens"
 REWARDS = "rewards"  # or rerankers: regression with one output, whose config says how members are put together
-WORDS = {
-    ONE_CLASS: "choosing one of several classes",
-    SEVERAL_LABELS: "multi-label classification",
-    REGRESSION: "regression",
-    TOKENS: "the classes of tokens",
-    REWARDS: "rewards or reranking",
-}
 
 
 def task_of_model(model: nn.Module) -> str:
@@ -29,14 +20,3 @@ def task_of_model(model: nn.Module) -> str:
         return REWARDS
     tasks = {"multi_label_classification": SEVERAL_LABELS, "regression": REGRESSION}
     return tasks.get(problem_type, ONE_CLASS)
-
-
-def check_task(model: nn.Module, name: str, tasks: Collection[str]) -> str:
-    """The model's task; refuses one that is not among `tasks`. name: what messages call the model"""
-    task = task_of_model(model)
-    if task not in tasks:
-        known = " or ".join(WORDS[each] for each in tasks)
-        raise ValueError(
-            f"{name} is made for {WORDS[task]} (problem_type in its config), and this is about {known}: pass another model"
-        )
-    return task

@@ -275,6 +275,13 @@ def predict(
         raise TypeError(
             f"inputs is a {type(inputs).__name__}: pass a list of texts, images or audio, [{type(inputs).__name__}]"
         )
+    if hasattr(inputs, "iloc") and hasattr(inputs, "columns"):  # a DataFrame, whose iterator gives names of columns
+        columns = [name for name in ("text", "image", "audio") if name in inputs.columns] or list(inputs.columns)
+        if len(columns) != 1:
+            raise ValueError(
+                f"inputs has the columns {', '.join(map(str, columns))}: pass one of them, inputs[column]"
+            )
+        inputs = inputs[columns[0]]
     inputs = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in inputs]
     pipeline_class.check_parameters(parameters)
     readers = {

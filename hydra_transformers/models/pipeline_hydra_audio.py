@@ -1,8 +1,20 @@
 """The audio classification pipeline with uncertainty."""
 
+from typing import Any
+
 from transformers.pipelines import AudioClassificationPipeline
 
 from .pipeline_hydra import PredictionsMixin
+
+
+def check_is_whole(content: bytes) -> None:
+    """Raises for a WAV file that is cut off, of which decoders would return the part that is there."""
+    place = 12
+    while content[:4] == b"RIFF" and place + 8 <= len(content):
+        name, size = content[place : place + 4], int.from_bytes(content[place + 4 : place + 8], "little")
+        place += 8 + size + size % 2
+        if name == b"data" and place - size % 2 > len(content):
+            raise ValueError("the WAV file is cut off, its header says that it has more samples: save it again")
 
 
 class HydraAudioClassificationPipeline(PredictionsMixin, AudioClassificationPipeline):
@@ -11,3 +23,11 @@ class HydraAudioClassificationPipeline(PredictionsMixin, AudioClassificationPipe
         *before, after = super()._sanitize_parameters(function_to_apply=function_to_apply, **parameters)
         after = {} if function_to_apply is None else {"function_to_apply": after["function_to_apply"]}
         return *before, after if top_k == "" else after | {"top_k": top_k}
+
+    def preprocess(self, inputs: Any) -> Any:
+        if isinstance(inputs, str) and not inputs.startswith(("http://", "https://")):
+            with open(inputs, "rb") as file:
+                inputs = file.read()
+        if isinstance(inputs, bytes):
+            check_is_whole(inputs)
+        return super().preprocess(inputs)

@@ -131,10 +131,14 @@ def test_rows_of_files_are_prepared_without_torchcodec():
     assert batch["input_values"].shape == (2, 10, 7) and batch["labels"].tolist() == [0, 1]
 
 
-def test_a_wav_file_that_is_cut_off_is_a_bad_row_of_data_and_tables():
+def test_a_wav_file_that_is_cut_off_is_read_nowhere(tmp_path):
     with pytest.raises(ValueError, match=r"row 0 of the data cannot be read as audio \(the WAV file is cut off"):
         load_data([{"audio": {"bytes": CUT_OFF[RATE], "path": None}, "label": 0}], extractor())[0]
-    predictor = HydraPredictor(AST.fused().float(), extractor(), name="audio", strict=False)
+    hydra = AST.fused().float()
+    (tmp_path / "cut.wav").write_bytes(CUT_OFF[RATE])
+    with pytest.raises(ValueError, match="the WAV file is cut off"):
+        hydra.predict([tmp_path / "cut.wav"], extractor())
+    predictor = HydraPredictor(hydra, extractor(), name="audio", strict=False)
     answers = predictor({"audio": [wav(tone(0.3)), CUT_OFF[RATE]]})
     assert answers["label"][0] is not None and answers["label"][1] is None
     assert "the WAV file is cut off" in answers["error"][1]

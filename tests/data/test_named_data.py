@@ -30,3 +30,12 @@ def test_named_data_and_dataframes_are_loaded_for_the_model(place):
     calibrations = [calibrate(AutoHydra.from_backbone(model), *sets, target={"tpr": 0.5}) for sets in forms]
     for results in (list(map(str, reports)), list(map(str, calibrations))):
         assert results[0] == results[1] == results[2]
+
+
+def test_predict_takes_the_column_of_a_dataframe_and_not_its_names(place):
+    hydra = AutoHydra.from_backbone(load_trained(place / "bert"))
+    frame = pd.DataFrame({"text": ["a film", "bad bad"], "label": [1, 0]}, index=[3, 3])
+    expected = hydra.predict(["a film", "bad bad"])
+    assert hydra.predict(frame) == hydra.predict(frame["text"]) == hydra.predict(frame[["text"]]) == expected
+    with pytest.raises(ValueError, match="inputs has the columns first, second: pass one of them"):
+        hydra.predict(pd.DataFrame({"first": ["a"], "second": ["b"]}))
