@@ -163,7 +163,7 @@ class Method:
     reads: "logits", "features"
     state: the tensors that it needs, whose first dimension is the members
     needs_labels: whether these are made of labelled data
-    multi_label: the score of answers to each of several labels, where there is one
+    multi_label: the score of a multi-label model, where there is one
     settings, fit_settings: the defaults of what can be set, of the score and of the fit
     """
 

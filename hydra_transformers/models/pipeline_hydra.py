@@ -87,7 +87,7 @@ class PredictionsMixin:
 
     @staticmethod
     def check_parameters(parameters: dict[str, Any]) -> None:
-        """Refuses parameters of `predict` that are missing, before anything is loaded."""
+        """Raises an error for parameters of `predict` that are missing, before anything is loaded."""
 
     def check_model_type(self, supported_models: Any) -> None:
         pass  # any classifier will do, also one that came with its repository

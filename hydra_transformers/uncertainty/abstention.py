@@ -36,7 +36,7 @@ class Abstention:
         risk_without: share of wrong answers if all are answered.
         fpr: share of the (in-distribution) fitting rows that are not answered, 1 - coverage.
         tpr: share of the out-of-distribution rows that are not answered; `None` without any.
-        score: the score's name, if given: a report of another score refuses the threshold.
+        score: the score's name, if given: a report of another score raises an error.
         unit: what is counted, for sentences.
     """
 
@@ -334,14 +334,14 @@ def _refuse_guaranteed_risk(wrong: list[bool], ends: list[int], risk: float, con
 
 
 def check_target(target: Mapping[str, float | None]) -> tuple[str, float]:
-    """The name and value of the one target given; refuses several, none, and values that are no shares."""
+    """The name and value of the one target given; raises an error for several, none, and values that are not shares."""
     if not isinstance(target, Mapping) or set(target) - set(TARGETS):
         raise ValueError(
             f"target is {target!r}: pass a dict with one of {', '.join(TARGETS)}, such as {{'risk': 0.05}}"
         )
     given = {name: value for name, value in target.items() if value is not None}
     if len(given) != 1:
-        found = ", ".join(given) if given else "none"
+        found = ", ".join(given) or "none"
         raise ValueError(f"the target must be one of risk=, coverage= and tpr=, got {found}: pass exactly one")
     ((name, value),) = given.items()
     return name, check_share(value, name)

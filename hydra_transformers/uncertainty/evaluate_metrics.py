@@ -9,7 +9,6 @@ Each batch is reduced to a few numbers per sample before it is stored, so the lo
 from typing import Any
 
 import torch
-from torch import Tensor
 
 
 try:
@@ -29,15 +28,7 @@ from .metrics import (
 )
 
 
-PREDICTIONS = (
-    "\n    predictions: member logits, (samples, members, classes)\n    references: class indices, (samples,)\n"
-)
-
-
-def _info(description: str, inputs: str, features: dict[str, Any]) -> evaluate.MetricInfo:
-    return evaluate.MetricInfo(
-        description=description, citation="", inputs_description=inputs, features=Features(features)
-    )
+INPUTS = "predictions: member logits, (samples, members, classes); references: class indices, (samples,)"
 
 
 class _MemberMetrics(evaluate.Metric):
@@ -45,8 +36,16 @@ class _MemberMetrics(evaluate.Metric):
 
     names: tuple[str, ...]
 
+    def _info(self) -> evaluate.MetricInfo:
+        columns = {"predictions": Sequence(Value("float64"))}
+        if "correct" in self.names:
+            columns["references"] = Value("int64")
+        return evaluate.MetricInfo(
+            description=self.__doc__, citation="", inputs_description=INPUTS, features=Features(columns)
+        )
+
     def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
-        """Reduce a batch of member logits (batch, members, classes), and labels (batch,) where needed, and store the result."""
+        """Reduces a batch of member logits (batch, members, classes), and labels (batch,) where needed, and stores it."""
         member_logits, labels = as_member_logits(predictions), None
         if "correct" in self.names:
             labels = as_labels(references, len(member_logits), member_logits.shape[-1])
@@ -56,12 +55,13 @@ class _MemberMetrics(evaluate.Metric):
         super().add_batch(predictions=rows.numpy(), **kwargs)
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
-        """Store one sample: member logits (members, classes), and its label where needed."""
+        """Stores one sample: member logits (members, classes), and its label where needed."""
         self.add_batch(predictions=as_tensor(prediction).unsqueeze(0), references=[reference], **kwargs)
 
-    def values(self, predictions: list) -> dict[str, Tensor]:
+    def _compute(self, predictions: list, references: list | None = None) -> dict[str, float]:
         columns = torch.tensor(predictions, dtype=torch.float64, device="cpu").unbind(dim=1)
-        return dict(zip(self.names, columns, strict=True))
+        values = dict(zip(self.names, columns, strict=True))
+        return summarize_diversity(values) if references is None else summarize_classification(values)
 
 
 class ClassificationMetrics(_MemberMetrics):
@@ -69,34 +69,20 @@ class ClassificationMetrics(_MemberMetrics):
 
     names = UNCERTAINTY_VALUES + LABELLED_VALUES
 
-    def _info(self) -> evaluate.MetricInfo:
-        columns = {"predictions": Sequence(Value("float64")), "references": Value("int64")}
-        return _info("Accuracy, calibration and selective prediction of an ensemble.", PREDICTIONS, columns)
-
-    def _compute(self, predictions: list, references: list) -> dict[str, float]:
-        return summarize_classification(self.values(predictions))
-
 
 class DiversityMetrics(_MemberMetrics):
     """mutual_information and disagreement, as `diversity_metrics` defines them; labels are not needed."""
 
     names = UNCERTAINTY_VALUES
 
-    def _info(self) -> evaluate.MetricInfo:
-        columns = {"predictions": Sequence(Value("float64"))}
-        return _info("How much the members of an ensemble differ.", PREDICTIONS, columns)
-
-    def _compute(self, predictions: list) -> dict[str, float]:
-        return summarize_diversity(self.values(predictions))
-
 
 class OODMetrics(evaluate.Metric):
     """auroc, aupr and fpr95, as `ood_metrics` defines them."""
 
     def _info(self) -> evaluate.MetricInfo:
-        inputs = "\n    predictions: OOD scores, (samples,), higher is more out of distribution\n    references: 1 out of, 0 in distribution\n"
-        columns = {"predictions": Value("float64"), "references": Value("int64")}
-        return _info("How well scores separate out-of-distribution samples.", inputs, columns)
+        inputs = "predictions: OOD scores, (samples,), higher is more out of distribution; references: 1 out of, 0 in distribution"
+        columns = Features({"predictions": Value("float64"), "references": Value("int64")})
+        return evaluate.MetricInfo(description=self.__doc__, citation="", inputs_description=inputs, features=columns)
 
     def _compute(self, predictions: list, references: list) -> dict[str, float]:
         scores = torch.tensor(predictions, dtype=torch.float64, device="cpu")

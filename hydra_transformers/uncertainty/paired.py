@@ -18,7 +18,7 @@ NORMAL_95 = 1.96  # how many standard errors lie on either side of a 95 % interv
 
 @dataclass(frozen=True)
 class Change:
-    """The change of a metric, after minus before, and its 95 % interval over other rows of the same kind."""
+    """The change of a metric, after minus before, and its 95 % interval over other rows of the same distribution."""
 
     difference: float
     low: float
@@ -70,39 +70,13 @@ def auroc_change(id_before: Tensor, id_after: Tensor, ood: Sequence[tuple[Tensor
     ood: for each OOD set its scores before and after
 
     Example:
-        >>> known, foreign = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5])
-        >>> change = auroc_change(known, known, [(foreign, foreign - 0.25)])
+        >>> known, ood = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5])
+        >>> change = auroc_change(known, known, [(ood, ood - 0.25)])
         >>> round(change.difference, 3)
         -0.5
     """
     of_id, of_ood = _auroc_parts(id_before, id_after, ood)
     return _sum_of_means([of_id, *(each / len(ood) for each in of_ood)], math.fsum(map(exact_mean, of_ood)) / len(ood))
-
-
-def quality_change(
-    correct: tuple[Tensor, Tensor], known: tuple[Tensor, Tensor], groups: Sequence[Sequence[tuple[Tensor, Tensor]]]
-) -> Change:
-    """The change of the mean of accuracy and detection; detection is the mean over groups of their sets' mean AUROC.
-
-    correct: 1 (right) and 0 (wrong) per row, before and after
-    known: the scores of the same rows, before and after
-    groups: for each group of OOD sets, for each set its scores before and after
-
-    The known rows count in both, so their two parts are added row by row.
-
-    Example:
-        >>> right, known, foreign = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5])
-        >>> quality_change((right, 1 - right), (known, known), [[(foreign, foreign)]]).difference
-        -0.16666666666666666
-    """
-    answers = correct[1] - correct[0]
-    parts, difference = [answers.double() / 2], exact_mean(answers) / 2
-    for sets in groups:
-        of_id, of_ood = _auroc_parts(*known, sets)
-        parts[0] = parts[0] + of_id / (2 * len(groups))
-        parts += [each / (2 * len(groups) * len(sets)) for each in of_ood]
-        difference += math.fsum(map(exact_mean, of_ood)) / (2 * len(groups) * len(sets))
-    return _sum_of_means(parts, difference)
 
 
 def _auroc_parts(

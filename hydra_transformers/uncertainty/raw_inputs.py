@@ -1,4 +1,4 @@
-"""Answers raw texts, images or sounds with any classifier, as `hydra.predict` does with a Hydra."""
+"""Predicts raw texts, images or audio with any classifier, as `hydra.predict` does with a Hydra."""
 
 from collections.abc import Iterable
 from typing import Any

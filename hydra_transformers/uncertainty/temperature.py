@@ -131,7 +131,7 @@ def best_temperature(member_logits: Any, labels: Any, pooled: bool = True) -> fl
 
     member_logits: (samples, members, classes)
     labels: (samples,), or of a multi-label model (samples, labels), 0 or 1
-    pooled: of the members' mean probability, or (and with several labels) of each member's logits before the mean
+    pooled: of the members' mean probability, or (and of multi-label models) of each member's logits before the mean
     """
     if as_tensor(labels).dim() == 2:
         member_logits, pooled = as_member_logits(member_logits, least_classes=1), False
