@@ -6,7 +6,7 @@ from datasets import Dataset
 from transformers import BertTokenizer, LlamaConfig, LlamaForCausalLM
 
 from hydra_transformers import AutoHydra
-from tests.test_regression_everywhere import backbone
+from tests.test_regression_end_to_end import backbone
 from tests.tiny_data import WORDS
 
 

@@ -2,7 +2,6 @@
 tower of two."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from hydra_transformers.training.parameter_groups import unused_parameters
 from hydra_transformers.uncertainty import calibrate, decompose, predict_uncertainty
 from hydra_transformers.uncertainty.features import AnswerReader
 from tests.families import CLIP, CLIP_CLASSIFIER, SIGLIP, SIGLIP_CLASSIFIER, images, padded_texts
-from tests.tiny_data import CLASSES, picture_rows, pictures, save_clip, save_siglip
+from tests.tiny_data import CLASSES, picture_rows, pictures, save_siglip
 
 
 PROMPTS = padded_texts(3)
@@ -93,7 +92,7 @@ def test_a_siglip_is_judged_and_calibrated_by_class_prompts():
     assert report.models["Hydra"]["data"]["accuracy"] == pytest.approx(right.double().mean().item())
     classifier = calibrate(ZeroShotClassifier(hydra, PROMPTS), LABELLED, target={"coverage": 0.5}).model.eval()
     assert classifier(pixel_values=images()).abstain.shape == (4,)
-    with pytest.raises(ValueError, match="has no classes but those of each call's prompts"):
+    with pytest.raises(ValueError, match="whose classes are those of each call's prompts"):
         calibrate(hydra, LABELLED, target={"coverage": 0.5})
 
 
@@ -109,14 +108,13 @@ def test_a_temperature_divides_the_logits_of_pairs_with_their_bias(make):
 
 
 @pytest.mark.parametrize("family", [CLIP, SIGLIP], ids=lambda family: family.name)
-def test_features_and_heads_of_members_give_their_logits(family):
+def test_features_of_members_are_their_image_embeddings(family):
     hydra = AutoHydra.from_pruned_members([prune_heads(family.backbone(), {"vision": {0: [head]}}) for head in (0, 1)])
     reader = AnswerReader(ZeroShotClassifier(hydra, PROMPTS))
     logits, features = reader({"pixel_values": images(4, seed=3)})
-    for member, (weight, bias) in enumerate(reader.heads):
-        found = features[:, member] @ weight.T + (0 if bias is None else bias)
-        torch.testing.assert_close(found, logits[:, member])
-    assert (reader.heads[0].bias is not None) == (family is SIGLIP)
+    embeddings = hydra.get_image_features(pixel_values=images(4, seed=3)).member_pooler_output
+    torch.testing.assert_close(features, torch.nn.functional.normalize(embeddings, dim=-1))
+    assert logits.shape == (4, 2, len(PROMPTS["input_ids"]))
 
 
 def test_baselines_made_for_clip_refuse_siglip():
@@ -162,37 +160,6 @@ def test_the_card_of_a_classifier_of_one_tower_is_that_of_an_image_classifier(fa
     card = str(create_model_card(family.fused().float(), repo_id="me/images"))
     assert "pipeline_tag: image-classification" in card and "AutoModelForImageClassification" in card
     assert "prompt" not in card
-
-
-@pytest.mark.slow
-def test_the_command_line_prunes_fuses_and_asks_a_siglip(siglip, tmp_path, capsys):
-    data = ["--data", siglip / "pictures"]
-    circuit = ["--objectives", "acc", "--budget", 1, "--out-of", 2, "--members", 2]
-    run("prune", siglip / "siglip", *data, *circuit, "--output", tmp_path / "pruned")
-    run("fuse", tmp_path / "pruned", "--output", tmp_path / "hydra")
-    run("info", tmp_path / "hydra")
-    told = capsys.readouterr().out
-    assert "HydraSiglipModel, 2 members" in told and "8 x 8 pixels and 64 tokens" in told
-    run("predict", tmp_path / "hydra", siglip / "0.png", "--labels", *CLASSES, "--json")
-    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {each["label"] for each in answer["scores"]} == set(CLASSES)
-
-
-@pytest.mark.slow
-def test_the_command_line_fine_tunes_two_towers_as_an_image_classifier(tmp_path, capsys):
-    save_clip(tmp_path / "clip")
-    picture_rows(24).save_to_disk(tmp_path / "pictures")
-    data = ["--data", tmp_path / "pictures"]
-    run("finetune", tmp_path / "clip", *data, "--members", 2, "--max-steps", 2, "--output", tmp_path / "tuned")
-    assert type(load_trained(tmp_path / "tuned" / "member-0")) is CLIPForImageClassification
-    run("prune", tmp_path / "tuned", *data, "--objectives", "acc", "--budget", 1, "--output", tmp_path / "pruned")
-    run("fuse", tmp_path / "pruned", "--output", tmp_path / "hydra")
-    capsys.readouterr()
-    run("info", tmp_path / "hydra")
-    told = capsys.readouterr().out
-    assert "HydraCLIPForImageClassification, 2 members" in told and "3 classes: red, green, blue" in told
-    assert "(8 x 8 pixels per sample)" in told
-    run("evaluate", tmp_path / "hydra", *data, "--output", tmp_path / "judged")
 
 
 # Image classifiers that are one tower of two
