@@ -4,19 +4,17 @@ With torch.distributed itself: accelerate's `gather_object` silently returns one
 variables were set.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 
 
 # The rows in the order of the data set; by exact type, as a subclass may shuffle.
 COMMON_SAMPLERS = (SequentialSampler, BatchSampler)
-LONGEST_WAIT = timedelta(days=30)  # one process may train for days while the others have finished
+LONGEST_WAIT = timedelta(days=30)  # one process may work for days while the others have finished
 
 _waiting: tuple[Any, Any] = (None, None)  # the group of all processes, and that of `gather`
 
@@ -81,58 +79,19 @@ def from_first_process(value: Any) -> Any:
     return values[0]
 
 
-def total(value: Tensor | int) -> Tensor | int:
-    """The sum of the values of all processes, in every process; 0 from those that have none."""
-    if rank_and_world_size()[1] == 1:
-        return value
-    kinds = gather(None if isinstance(value, int) else (value.shape, value.dtype))
-    kind = next((kind for kind in kinds if kind is not None), None)
-    if kind is None:
-        return sum(gather(value))
-    shape, dtype = kind
-    result = torch.zeros(shape, dtype=dtype, device="cpu") + (value if isinstance(value, int) else value.cpu())
-    dist.all_reduce(result, group=_waiting_group())
-    return result if isinstance(value, int) else result.to(value.device)
-
-
 def raise_everywhere(error: Exception | None) -> None:
     """Raises the error of any process in all of them: one that stopped alone would leave the others waiting for it."""
-    _raise_first(gather(error))
-
-
-def _raise_first(gathered: list[Any]) -> None:
-    for found in gathered:
-        if isinstance(found, Exception):
+    for found in gather(error):
+        if found is not None:
             found.is_everywhere = True  # the command line prints it once
             raise found
 
 
-def in_rounds(parts: Iterable[Sized]) -> Iterator[tuple[Sized, int]]:
-    """The parts of this process, each with the number of rows of others since its last one.
-
-    Process r of W has the parts r, r + W, ... All meet before every round; an error in reading a part is raised in all.
-    """
-    rank, _ = rank_and_world_size()
-    parts, between, lengths = iter(parts), 0, [0]
-    while any(length is not None for length in lengths):
-        part = length = None
-        try:
-            part = next(parts, None)
-            length = None if part is None else len(part)
-        except Exception as error:
-            length = error
-        lengths = gather(length)
-        _raise_first(lengths)
-        if part is not None:
-            yield part, between + sum(lengths[:rank])
-            between = sum(filter(None, lengths[rank + 1 :]))
-
-
-def on_one_process(act: Callable[[], Any], is_this_one: bool | None = None) -> Any:
-    """Calls `act` in one process, by default the first, and lets the others wait; its errors are raised in all of them.
-    Returns the result, in the others None."""
+def on_one_process(act: Callable[[], Any]) -> Any:
+    """Calls `act` in the first process and lets the others wait; its errors are raised in all of them. Returns the result, in
+    the others None."""
     result = error = None
-    if rank_and_world_size()[0] == 0 if is_this_one is None else is_this_one:
+    if rank_and_world_size()[0] == 0:
         try:
             result = act()
         except Exception as found:
