@@ -52,7 +52,7 @@ READERS = {
     "predict_uncertainty": lambda model, data: predict_uncertainty(model, data).total.tolist(),
     "evaluate_uncertainty": judged,
     "calibrate": lambda model, data: calibrate(AutoHydra.from_backbone(model), data).temperature,
-    "temperature_scaled": lambda model, data: list(temperature_scaled(model, data).scaling.temperature),
+    "temperature_scaled": lambda model, data: temperature_scaled(model, data).scaling.temperature,
     "detectors": lambda model, data: detector_by_name("energy").score(model, data).tolist(),
     "extract_circuit": lambda model, data: extract_circuit(model, data, data, "avg", budget=2).scores,
     "taylor_scores": lambda model, data: list(taylor_scores(model, data).values()),
