@@ -198,6 +198,7 @@ def seeds(setting: Setting) -> Iterator[Run]:
         yield replace(setting.single, epochs=longer, seed=100 * seed)
         usual = replace(setting.one_run, seed=100 * seed)
         yield usual
+        yield replace(usual, branch_rate=round(5 / 3 * usual.branch_rate, 1))
         yield replace(usual, trunk=11, epochs=round(4 * usual.epochs / 3))
         yield replace(usual, members=5)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from . import models
 from ._version import __version__
-from .models.families import after_import
 
 
 # By name, the subpackage that has it. A new name is a line here, and one below for type checkers.
@@ -56,7 +55,6 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
-after_import(f"{__name__}.models.modeling_hydra", lambda _: importlib.import_module(".fast", __name__))
 
 
 def __getattr__(name: str) -> Any:

@@ -128,8 +128,6 @@ class HydraConfigMixin(ShippedPipelines):
             standard deviation between members. It may be set on a loaded model, and is saved.
         predicts_variance (`bool`, *optional*, defaults to `False`):
             Whether the heads of a regression model give means, and behind them log-variances: `training.with_variance`.
-        fast_inference (`bool`, *optional*, defaults to `True`):
-            Whether layers may run without module calls where that gives the same result.
     """
 
     keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)  # Trainer gathers logits alone
@@ -141,7 +139,6 @@ class HydraConfigMixin(ShippedPipelines):
     ensemble_loss: str = "members"
     aggregate: str | None = None
     predicts_variance: bool = False
-    fast_inference: bool = True
     decision: dict | None = None
 
     def __post_init__(self, **kwargs):

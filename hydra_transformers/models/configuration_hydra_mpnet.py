@@ -10,8 +10,8 @@ from .configuration_hydra_bert import bert_layer_spec
 @strict
 class HydraMPNetConfig(HydraConfigMixin, MPNetConfig):
     r"""
-    An [`MPNetConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
+    An [`MPNetConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`,
+    `ensemble_loss`).
 
     Args:
         add_pooling_layer (`bool`, *optional*, defaults to `True`):

@@ -37,15 +37,12 @@ class HydraTowersConfigMixin(ShippedPipelines):
             The vision tower. It has as many members as the text tower, or one that is used with all of them.
         ensemble_loss (`str`, *optional*, defaults to `"members"`):
             `"members"` for the mean of the members' losses, `"ensemble"` for that of the ensemble.
-        fast_inference (`bool`, *optional*, defaults to `True`):
-            `False` switches it off in both towers.
 
     Each tower's config has `kept_heads[layer][member]` (the backbone heads that a member keeps in a layer, ascending)
     and `shared` (the parts that exist once for all members: `["embeddings", "layernorm", "mlp"]` by default).
     """
 
     ensemble_loss: str = "members"
-    fast_inference: bool = True
 
     def __post_init__(self, **kwargs):
         num_members = kwargs.pop("num_members", None)
@@ -61,8 +58,6 @@ class HydraTowersConfigMixin(ShippedPipelines):
             )
         check_num_members(num_members, self)
         check_ensemble_loss(self.ensemble_loss)
-        if not self.fast_inference:
-            self.vision_config.fast_inference = self.text_config.fast_inference = False
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
@@ -143,7 +138,7 @@ class HydraCLIPVisionConfig(HydraConfigMixin, CLIPVisionConfig):
 class HydraCLIPConfig(HydraTowersConfigMixin, CLIPConfig):
     r"""
     A [`CLIPConfig`] whose towers carry the fused-attention part ([`HydraTowersConfigMixin`]: `text_config`,
-    `vision_config`, `ensemble_loss`, `fast_inference`).
+    `vision_config`, `ensemble_loss`).
     """
 
     model_type = "hydra_clip"
@@ -199,7 +194,7 @@ class HydraSiglipVisionConfig(HydraConfigMixin, SiglipVisionConfig):
 class HydraSiglipConfig(HydraTowersConfigMixin, SiglipConfig):
     r"""
     A [`SiglipConfig`] whose towers carry the fused-attention part ([`HydraTowersConfigMixin`]: `text_config`,
-    `vision_config`, `ensemble_loss`, `fast_inference`).
+    `vision_config`, `ensemble_loss`).
     """
 
     model_type = "hydra_siglip"

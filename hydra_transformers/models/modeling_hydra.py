@@ -544,16 +544,6 @@ def hydra_layers(
     return nn.ModuleList(layer_class(config, layer, norm, attention_class) for layer in range(len(config.kept_heads)))
 
 
-# `hydra_transformers.fast` of the installed package puts a faster way through the layers here, which returns None where they
-# have to be called: (layers, hidden_states, attention_mask, first_token_only, kwargs) -> hidden_states
-fast_layers: Callable[..., torch.Tensor | None] | None = None
-
-
-def set_fast_layers(run: Callable[..., torch.Tensor | None] | None) -> None:
-    global fast_layers
-    fast_layers = run
-
-
 def run_layers(
     layers: Sequence[HydraLayer], hidden_states: torch.Tensor, attention_mask=None, first_token_only=False, **kwargs
 ) -> torch.Tensor:
@@ -562,10 +552,6 @@ def run_layers(
     attention_mask: what `encoder_mask` or `members_mask` returns
     first_token_only: let the last layer compute the first token alone
     """
-    if fast_layers is not None:
-        states = fast_layers(layers, hidden_states, attention_mask, first_token_only, kwargs)
-        if states is not None:
-            return states
     positions = kwargs.pop("positions", ())  # positional, as gradient checkpointing tracks no others
     for index, layer in enumerate(layers, start=1):
         only_first = first_token_only and index == len(layers)

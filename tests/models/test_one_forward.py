@@ -3,11 +3,9 @@
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 import hydra_transformers
-from hydra_transformers.models import modeling_hydra
 from tests.families import VIT
 
 
@@ -15,10 +13,7 @@ ROOT = Path(hydra_transformers.__file__).parent
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("is_installed", [True, False], ids=["with the package", "by remote code alone"])
-def test_a_forward_passes_through_few_functions_in_few_files(is_installed, monkeypatch):
-    if not is_installed:
-        monkeypatch.setattr(modeling_hydra, "fast_layers", None)
+def test_a_forward_passes_through_few_functions_in_few_files():
     hydra, inputs, seen = VIT.fused("uniform"), VIT.inputs(), set()
 
     def watch(frame, event, _):
@@ -32,5 +27,5 @@ def test_a_forward_passes_through_few_functions_in_few_files(is_installed, monke
     finally:
         sys.setprofile(None)
     functions = "\n".join(f"{path}:{line} {name}" for path, line, name in sorted(seen))
-    assert len({path for path, *_ in seen}) <= 5, functions
-    assert len(seen) <= (40 if is_installed else 26), functions
+    assert len({path for path, *_ in seen}) <= 2, functions
+    assert len(seen) <= 27, functions
