@@ -5,7 +5,7 @@
     python -m experiments.one_run --rows 64 --workers 1 ...                           # does it run? few rows of each set
 
 Every training is plain torch on the package's models, with AdamW, a cosine schedule with warm-up and the same batches for all
-methods. Every method has its own learning rates, the last of a few that were tried on validation rows (`sweep`). "validation" is
+methods. Every method has its own learning rates, the best on validation rows of those that `sweep` tries (of soups, `composed`). "validation" is
 what choices are made on; "test", with near and far out-of-distribution sets, is for the table of what was chosen.
 """
 
@@ -189,6 +189,18 @@ def variants(setting: Setting) -> Iterator[Run]:
     yield replace(usual, loss="ensemble")
 
 
+def chosen(setting: Setting, rows: Sequence[dict[str, Any]]) -> Setting:
+    """The setting with the learning rates that were best on validation rows, of those that `sweep` tried."""
+    best = {}
+    for kind in ("single", "one_run"):
+        usual = getattr(setting, kind)
+        tried = [row for row in rows if row["name"] == usual.group and "validation" in row]
+        if tried:
+            run = max(tried, key=lambda row: (row["validation"]["accuracy"], -row["validation"]["aurc"]))["run"]
+            best[kind] = replace(usual, learning_rate=run["learning_rate"], branch_rate=run["branch_rate"])
+    return replace(setting, **best)
+
+
 def seeds(setting: Setting) -> Iterator[Run]:
     """What is published: three seeds of each, five checkpoints for each seed of a Deep Ensemble."""
     longer = round(1.5 * setting.single.epochs)
@@ -333,8 +345,8 @@ def metrics(logits: dict[str, Tensor], labels: dict[str, Tensor]) -> dict[str, d
 class Judge:
     """A setting's data on a device, and what is trained and measured with it."""
 
-    def __init__(self, args: argparse.Namespace):
-        self.args, self.setting = args, SETTINGS[args.setting]
+    def __init__(self, args: argparse.Namespace, setting: Setting):
+        self.args, self.setting = args, setting
         splits = self.setting.read(args.data, args.start).to(args.device)
         self.train_rows, self.sets = splits.train, data_sets(splits)
         if args.rows:
@@ -379,8 +391,11 @@ class Judge:
             yield self.trained(replace(tuned, learning_rate=factor * single.learning_rate))
 
 
-def work(queue: Any, results: Any, args: argparse.Namespace) -> None:
-    judge = Judge(args)
+def work(queue: Any, results: Any, args: argparse.Namespace, rates: dict[str, Any]) -> None:
+    setting = SETTINGS[args.setting]
+    for kind, run in rates.items():
+        setting = replace(setting, **{kind: run})
+    judge = Judge(args, setting)
     while (task := queue.get()) is not None:
         try:
             for row in judge.composed(task) if isinstance(task, int) else [judge.trained(task)]:
@@ -390,13 +405,16 @@ def work(queue: Any, results: Any, args: argparse.Namespace) -> None:
     results.put(None)
 
 
-def run_all(tasks: Sequence[Run | int], args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def run_all(
+    tasks: Sequence[Run | int], args: argparse.Namespace, rows: list[dict[str, Any]], setting: Setting
+) -> None:
     """Works on all tasks, a few at a time, and writes the results after each."""
+    rates = {"single": setting.single, "one_run": setting.one_run}
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(), context.Queue()
     for task in [*tasks, *[None] * args.workers]:
         queue.put(task)
-    workers = [context.Process(target=work, args=(queue, results, args)) for _ in range(args.workers)]
+    workers = [context.Process(target=work, args=(queue, results, args, rates)) for _ in range(args.workers)]
     for worker in workers:
         worker.start()
     ended, machine = 0, where_it_ran(args.device)
@@ -427,11 +445,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(words)
     rows: list[dict[str, Any]] = []
-    runs = dict.fromkeys(run for name in args.only if name != COMPOSED for run in GROUPS[name](SETTINGS[args.setting]))
-    if runs:
-        run_all(list(runs), args, rows)
-    if COMPOSED in args.only:
-        run_all([0, 100, 200], args, rows)
+    setting = SETTINGS[args.setting]
+    for name in args.only:
+        tasks = [0, 100, 200] if name == COMPOSED else list(dict.fromkeys(GROUPS[name](setting)))
+        run_all(tasks, args, rows, setting)
+        if name == "sweep":
+            setting = chosen(setting, rows)
 
 
 if __name__ == "__main__":
