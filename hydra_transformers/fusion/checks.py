@@ -21,8 +21,8 @@ from .structure import Member, have_equal_tensors, member_fields, outline, slots
 # Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.
 logger = logging.get_logger(f"transformers.{__name__}")
 
-# Their forward hooks only record outputs or move tensors between devices.
-PACKAGES_OF_HARMLESS_HOOKS = ("transformers", "accelerate", "hydra_transformers")
+# Their forward hooks only record outputs, watch for training, or move tensors between devices.
+MODULES_OF_HARMLESS_HOOKS = ("transformers.", "accelerate.", "hydra_transformers.uncertainty.")
 # Parameters that do not affect the output: poolers that the task does not use, and tokens that hide patches in pre-training.
 UNUSED = ("pooler", "mask_token")
 # Config fields in which members may differ: they say how a member was made or trains, not what it computes.
@@ -82,19 +82,19 @@ def check_has_no_hooks(model: PreTrainedModel, name: str) -> None:
     """Raises for forward hooks, which a Hydra built from the model would not have."""
     for path, module in model.named_modules():
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
-            if _package_of(hook) not in PACKAGES_OF_HARMLESS_HOOKS:
+            if not f"{_module_of(hook)}.".startswith(MODULES_OF_HARMLESS_HOOKS):
                 raise ValueError(
                     f"{name} has a forward hook on {path or 'itself'} ({getattr(hook, '__qualname__', hook)}), which its Hydra "
                     "would not have: remove it (handle.remove(), or leave the block that added it)"
                 )
 
 
-def _package_of(function: Callable) -> str:
-    """The package that defines a function."""
+def _module_of(function: Callable) -> str:
+    """The module that defines a function, or the class of a callable object."""
     while isinstance(function, partial):
         function = function.func
     function = inspect.unwrap(getattr(function, "__func__", function))
-    return (getattr(function, "__module__", None) or type(function).__module__).partition(".")[0]
+    return getattr(function, "__module__", None) or type(function).__module__
 
 
 def check_is_all_read(cls: type, model: PreTrainedModel, read: Iterable[str], name: str) -> None:

@@ -304,10 +304,10 @@ def _mixed_sum(values: Tensor, dtype: torch.dtype) -> Tensor:
     for part in values.split(words * 8 // dtype.itemsize):
         part = part.to(dtype).view(torch.uint8)
         part = nn.functional.pad(part, (0, -len(part) % 8)).view(torch.int64)
-        mixed = part + (places[: len(part)] + start * POSITION % 2**63)
-        mixed = mixed * FIRST
-        mixed = (mixed ^ (mixed >> 32)) * SECOND
-        total += (mixed ^ (mixed >> 29)).sum()
+        first = (start * POSITION + 2**63) % 2**64 - 2**63  # as int64 wraps around, so that passes of any size agree
+        mixed = places[: len(part)].add(first).add_(part).mul_(FIRST)
+        mixed.bitwise_xor_(mixed >> 32).mul_(SECOND)
+        total += mixed.bitwise_xor_(mixed >> 29).sum()
         start += len(part)
     return total
 

@@ -67,6 +67,7 @@ class Abstention:
         confidence: float | None = None,
         score: str | None = None,
         unit: str = "rows",
+        others: Any = None,
     ) -> "Abstention":
         """Find the threshold that reaches one target: `risk`, `coverage` or `tpr`.
 
@@ -82,6 +83,7 @@ class Abstention:
                 Without it the threshold meets the target on these rows, and new ones may miss it.
             score: the score's name, kept with the threshold.
             unit: what each score is of, for sentences.
+            others: (samples,), scores of further rows that rounding shall not move across the threshold either.
 
         The guarantees need new rows that are independent and of the same distribution as these (for `tpr`, as
         `ood_scores`), and no row that the model or the score was fitted or chosen on. They assume nothing else:
@@ -108,7 +110,8 @@ class Abstention:
         given = [_wide(each).dtype for each in (scores, ood_scores) if each is not None]
         dtype = torch.float64 if all(each == torch.float64 for each in given) else torch.float32
         scores, correct, ood_scores = _checked(scores, correct, ood_scores)
-        all_scores = scores if ood_scores is None else torch.cat([scores, ood_scores])
+        further = [as_scores(_wide(each), "others") for each in (ood_scores, others) if each is not None]
+        all_scores = torch.cat([scores, *further])
         if target == "risk":
             if correct is None:
                 raise ValueError(

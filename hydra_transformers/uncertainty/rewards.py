@@ -181,7 +181,7 @@ class RewardTask(Task):
         ood = None if rows.ood is None else self.scores(rows.ood.answers)
         is_risk = "risk" in rows.target
         scores, correct, unit = (low, relevant, "rows") if is_risk else (low[relevant], None, "relevant rows")
-        abstention = rows.fit_abstention(scores, correct, ood, "low score", unit)
+        abstention = rows.fit_abstention(scores, correct, ood, "low score", unit, others=low)
         settings = {"detector": {"name": "low score"}, "threshold": abstention.saved_threshold}
         answered = low <= abstention.threshold
         sentence = (

@@ -69,9 +69,16 @@ class ValidationRows:
         score: str,
         unit: str = "rows",
         target: Mapping[str, float] | None = None,
+        others: Tensor | None = None,
     ) -> Abstention:
         """`Abstention.fit` for the target, with an error that says how many rows there are."""
-        options = {**(target or self.target), "confidence": self.confidence, "score": score, "unit": unit}
+        options = {
+            **(target or self.target),
+            "confidence": self.confidence,
+            "score": score,
+            "unit": unit,
+            "others": others,
+        }
         try:
             return Abstention.fit(scores, correct, ood_scores, **options)
         except ValueError as error:

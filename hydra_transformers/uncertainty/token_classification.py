@@ -187,12 +187,14 @@ class TokenTask(Task):
         for name, found in entities.items():
             if len(found.scores) == 0:
                 raise ValueError(f"the model finds no entity in {name}: pass more texts, or texts with entities")
-        unit = "entities"
+        unit, others = "entities", torch.cat([found.scores for found in entities.values()])
         if rows.confidence is not None:
             unit = ONE_OF_EACH_TEXT
             entities = {name: _one_of_each_text(found) for name, found in entities.items()}
         ood_scores = None if rows.ood is None else entities["ood_data"].scores
-        return rows.fit_abstention(entities["data"].scores, entities["data"].right, ood_scores, "msp", unit)
+        return rows.fit_abstention(
+            entities["data"].scores, entities["data"].right, ood_scores, "msp", unit, others=others
+        )
 
     def _entities(self, rows: Rows, decision: Decision) -> FoundEntities:
         output = decision(rows.answers)

@@ -21,8 +21,8 @@ from hydra_transformers import (
     HydraViTConfig,
     HydraViTForImageClassification,
 )
-from hydra_transformers.models import auto
 from hydra_transformers.models.configuration_hydra import HydraConfigMixin
+from hydra_transformers.models.families import FAMILIES, config_class
 from tests.families import (
     BERT,
     CLIP,
@@ -37,7 +37,7 @@ from tests.families import (
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
 RAGGED = [[[0, 1], [3]], [[], [1, 2]]]
 CONFIGS = [HydraViTConfig, HydraBertConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig]
-OF_LAYERS = [each for each in vars(auto).values() if isinstance(each, type) and issubclass(each, HydraConfigMixin)]
+OF_LAYERS = [each for each in map(config_class, FAMILIES) if issubclass(each, HydraConfigMixin)]
 
 
 @for_families(OWN_LAYERS)

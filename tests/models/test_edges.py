@@ -18,7 +18,7 @@ from tests.families import (
 
 
 def fused(family, **fields):
-    """Three members that keep all heads: uniform, so that small batches run fast."""
+    """Three members that keep all heads."""
     return family.hydra.from_pruned_members([family.backbone(seed, **fields) for seed in range(3)])
 
 

@@ -11,8 +11,10 @@ from hydra_transformers.models import modeling_hydra
 from hydra_transformers.models.images import as_patch_projection
 from hydra_transformers.models.modeling_hydra import GroupedLinear, GroupedOutput, is_exporting
 from tests.families import (
+    BEIT,
     BERT,
     CLIP,
+    DEBERTA,
     LLAMA,
     MODERNBERT,
     OWN_LAYERS,
@@ -24,7 +26,7 @@ from tests.families import (
 
 
 # How many heads members keep is decided in the attention, which all families share.
-COMPILED = [(VIT, "all"), *((family, "ragged") for family in OWN_LAYERS)]
+COMPILED = [(VIT, "all"), *((family, "ragged") for family in (VIT, CLIP, BEIT, DEBERTA, MODERNBERT, LLAMA))]
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ TRUNKS = [*ENDS, *((family, TRUNK) for family in DISTINCT)]
 
 @pytest.mark.parametrize(("family", "layers"), TRUNKS, ids=[f"{family.name}-{layers}" for family, layers in TRUNKS])
 def test_a_trunk_changes_no_answer(family, layers):
-    """By the plain way, which gradients need, and by the fast one."""
+    """With gradients and without."""
     hydra, whole = with_and_without(family, layers)
     assert trunk_layers(hydra) == {layers} and trunk_layers(whole) == {0}
     for gradients in (False, True):

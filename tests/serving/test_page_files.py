@@ -169,7 +169,7 @@ def test_audio_that_cannot_be_read_gets_a_sentence(tmp_path):
     model = HydraPredictor(WAV2VEC2.fused().float(), Wav2Vec2FeatureExtractor(), name="tones")
     contents = {
         b"no audio": "a.wav is not a WAV file that can be read",
-        wav(tone(1.0))[:-20]: "a.wav is cut off, its header promises more samples: send the whole file",
+        wav(tone(1.0))[:-20]: "a.wav has no samples, or fewer than its header says: send the whole file",
         wav(tone(1.0), RATE // 2): "a.wav has 16 bits and 8,000 samples per second: send 16 bits and 16,000",
         wav(tone(1.0, samples=90_000)): "a.wav has more than 0.1 MB",
     }

@@ -138,6 +138,15 @@ def test_a_model_that_stays_as_it_is_decides_and_its_weights_are_read_once(monke
     assert hydra.member(0).decision is None and hydra.member(0).config.decision is None
 
 
+def test_a_digest_does_not_depend_on_the_size_of_passes_which_devices_have_of_their_own(monkeypatch):
+    values = [torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in ((777, 1001), (5,), (0, 3))]
+    digests = set()
+    for words in (64, 1000, 2**16, 2**22):
+        monkeypatch.setitem(decision_module.WORDS_PER_PASS, "cpu", words)
+        digests |= {(digest_of(values), digest_of(values, torch.bfloat16))}
+    assert len(digests) == 1
+
+
 def test_a_digest_sees_every_bit_and_every_place():
     values = torch.randn(2_500_000, generator=torch.Generator().manual_seed(0))
     digest = digest_of([values])

@@ -163,3 +163,13 @@ def test_ensembles_of_reward_models_abstain_too():
 def test_what_cannot_be_fitted_is_refused_with_a_sentence(labels, options, message):
     with pytest.raises(ValueError, match=message):
         calibrate(reward_model("mean").float(), [{"input_ids": TEXTS, "labels": labels}], **options)
+
+
+def test_rows_that_are_not_relevant_do_not_move_by_rounding_either():
+    model = reward_model("min").float()
+    calibration = calibrate(model, [{"input_ids": TEXTS, "labels": RELEVANT}], target={"coverage": 0.8})
+    with torch.no_grad():
+        scores = model(input_ids=TEXTS).detector_score.sort().values
+    threshold = calibration.abstention.threshold
+    below, above = scores[scores <= threshold].max().item(), scores[scores > threshold].min().item()
+    assert threshold == pytest.approx((below + above) / 2, abs=1e-6)
