@@ -1,6 +1,6 @@
 """The paper's own data sets (appendix C): by their names on the Hub, and OpenOOD's image lists from its own folder."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from hydra_transformers.data.loading import PreparedData, load_data, remember_ma
 from hydra_transformers.data.processors import load_processor
 from hydra_transformers.data.rows import DataSource
 from hydra_transformers.fusion.probe import TEXT_TOKENS
-from hydra_transformers.shift import corrupted_sets, load_standard_set
+from hydra_transformers.shift import corrupted_sets
 from hydra_transformers.training import Recipe
 
 from .shifted_sets import IMAGE_CORRUPTIONS, ROWS, SEVERITIES, TEXT_CORRUPTIONS, Shifted
@@ -40,7 +40,7 @@ class HubSets:
     ood: {"near": {name: source}, "far": {name: source}}
     num_labels: of the task
     held_out: how many training rows are for validation and circuits; 0 takes a hundredth of the test rows for both
-    standard: the standard corrupted set of such images, of `hydra_transformers.shift.STANDARD_SETS`; texts are corrupted here
+    standard: the standard corrupted set of such images, "cifar100-c" or "imagenet-c"; texts are corrupted here
     """
 
     train: DataSource
@@ -144,6 +144,28 @@ def reader(sets: HubSets, recipe: Recipe) -> Callable[[Path | None, str], Splits
         return Splits(**parts, circuit_ood=prepared(sets.circuit_ood), ood=ood, shift=shift)
 
     return read
+
+
+def load_standard_set(name: str, corruptions: Sequence[str], severities: Sequence[int], limit: int) -> Shifted:
+    """At most `limit` rows of each part of a standard corrupted set, drawn with the seed 0; the parts are downloaded whole."""
+    from datasets import load_dataset
+
+    whole = load_dataset("robro/cifar100-c-parquet", split="train") if name == "cifar100-c" else None
+    parts = [] if whole is None else list(zip(whole["corruption_name"], whole["corruption_level"], strict=True))
+
+    def read(corruption: str, severity: int) -> Any:
+        if whole is None:
+            repository = f"Tsomaros/ImageNet-C-{corruption}-severity_{severity}"
+            rows = load_dataset(repository, split="validation")
+        else:
+            rows = whole.select([row for row, part in enumerate(parts) if part == (corruption, severity)])
+        if not len(rows):
+            raise ValueError(f"{name} has no rows of {corruption!r} at severity {severity}: its columns have changed")
+        return rows if limit >= len(rows) else rows.shuffle(seed=0).select(range(limit))
+
+    return {
+        corruption: {severity: read(corruption, severity) for severity in severities} for corruption in corruptions
+    }
 
 
 def _held_out_of_train(changed: Any, train: Any, test: Any, held_out: int) -> dict[str, Any]:

@@ -6,44 +6,32 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import Subset
 
 from ..data.batches import ChangedBatches, check_is_data
-from .corruptions import SEVERITIES, checked_severities, corrupt, corruption_named, names_of
-from .pixel_scale import PixelScale
+from .corruptions import SEVERITIES, check_severity, corrupt, corruption_named, names_of
 
 
-def corrupted(
-    data: Any,
-    name: str,
-    severity: int,
-    seed: int = 0,
-    *,
-    processor: Any = None,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
-) -> Any:
+def corrupted(data: Any, name: str, severity: int, seed: int = 0, *, processor: Any = None) -> Any:
     """A data set that `corrupt` changes when it is read; it can be used wherever `data` can.
 
     Args:
-        data: images in any form that `batches` takes, with `pixel_values`; or texts (or images) from `load_data`, or a Subset
-            of these.
+        data: images in any form that `batches` takes, with `pixel_values`; or texts (or images) from `load_data`.
         name, severity, seed: as in `corrupt`.
-        processor, mean, std: how `pixel_values` were scaled. By default the image processor of the data set is used, also in a
-            DataLoader or Subset (`load_data` keeps it there); without one, images are taken to lie in [0, 1].
+        processor: the image processor that scaled `pixel_values`. By default that of the data set, also in a DataLoader or
+            Subset (`load_data` keeps it there); without one, images are taken to lie in [0, 1].
 
     Images are corrupted in batches, on the device they are read to, at the size the model reads, as in ImageNet-C. Texts are
     corrupted before they are tokenized.
     """
     kind = kind_of(data)
-    name, [severity] = corruption_named(name, kind).name, checked_severities([severity])
+    corruption_named(name, kind)
+    check_severity(severity)
+    settings = {"name": name, "severity": severity, "seed": seed}
     if kind == "text":
-        return _with_changed_texts(data, partial(corrupt, name=name, severity=severity, seed=seed))
-    if processor is None and mean is None and std is None:
-        processor = _processor_of(data)
-    scale = PixelScale.of(processor, mean, std)
-    settings = {"name": name, "severity": severity, "seed": seed, "mean": scale.mean, "std": scale.std}
-    return ChangedBatches(data, partial(_corrupt_pixels, **settings))
+        change = partial(corrupt, **settings)
+        return replace(data, change=change if data.change is None else partial(_in_turn, data.change, change))
+    processor = _processor_of(data) if processor is None else processor
+    return ChangedBatches(data, partial(_corrupt_pixels, processor=processor, **settings))
 
 
 def corrupted_sets(
@@ -51,31 +39,25 @@ def corrupted_sets(
     corruptions: str | Sequence[str] = "all",
     severities: Sequence[int] = SEVERITIES,
     seed: int = 0,
-    **scale: Any,
+    processor: Any = None,
 ) -> dict[str, dict[int, Any]]:
     """`{corruption: {severity: data}}`, as `evaluate_uncertainty(corruptions=...)` takes it.
 
     Args:
-        data, seed, scale: as in `corrupted`.
+        data, seed, processor: as in `corrupted`.
         corruptions: one or several names of `CORRUPTIONS` or of groups ("noise", "blur", "colour", "digital", "characters",
             "words"), or "all" for this kind of data.
         severities: some of 1 to 5.
     """
-    severities = checked_severities(severities)
     return {
-        name: {severity: corrupted(data, name, severity, seed, **scale) for severity in severities}
+        name: {severity: corrupted(data, name, severity, seed, processor=processor) for severity in severities}
         for name in names_of(corruptions, kind_of(data))
     }
 
 
-def _corrupt_pixels(batch: dict[str, Tensor], **settings: Any) -> dict[str, Tensor]:
-    _check_has_pixels(batch)
-    return {**batch, "pixel_values": corrupt(batch["pixel_values"], **settings)}
-
-
 def kind_of(data: Any) -> str:
     """Whether a data set holds images ("image") or texts ("text"); raises for tokenized texts and audio."""
-    if getattr(data, "kind", None) == "text" or (isinstance(data, Subset) and kind_of(data.dataset) == "text"):
+    if getattr(data, "kind", None) == "text":
         return "text"
     check_is_data(data)
     rows = getattr(data, "dataset", data)
@@ -85,18 +67,17 @@ def kind_of(data: Any) -> str:
     return "image"
 
 
+def _corrupt_pixels(batch: dict[str, Tensor], **settings: Any) -> dict[str, Tensor]:
+    _check_has_pixels(batch)
+    return {**batch, "pixel_values": corrupt(batch["pixel_values"], **settings)}
+
+
 def _check_has_pixels(row: Mapping[str, Any]) -> None:
     if "pixel_values" not in row:
         raise ValueError(
             f"the data has no pixel_values to corrupt, it has {', '.join(row) or 'nothing'}: pass load_data(rows, model) of "
             "images or texts; texts are corrupted before they are tokenized, and audio is not corrupted"
         )
-
-
-def _with_changed_texts(data: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(data, Subset):
-        return Subset(_with_changed_texts(data.dataset, change), data.indices)
-    return replace(data, change=change if data.change is None else partial(_in_turn, data.change, change))
 
 
 def _in_turn(first: Callable[[str], str], second: Callable[[str], str], text: str) -> str:

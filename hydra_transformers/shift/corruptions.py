@@ -6,30 +6,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..models.pipeline_hydra import read_image
 from . import image_corruptions as on_images
 from . import text_corruptions as on_texts
-from .pixel_scale import PixelScale
-from .random_numbers import key_of, row_keys
 
 
 SEVERITIES = (1, 2, 3, 4, 5)
 """From hardly visible to hardly readable."""
 VALUES_AT_A_TIME = 2**24  # of a tensor of images, to limit the memory for random numbers
+TOLERANCE = 0.05  # resizing overshoots a little at edges
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """A way to corrupt images or texts, in five strengths; `CORRUPTIONS` has all of them.
+    """A way to corrupt images or texts (`kind`), named as in ImageNet-C where it has it; `CORRUPTIONS` has all of them.
 
-    name: that of ImageNet-C, where it has it
-    kind: "image" or "text"
-    group: similar corruptions, which can be named together
-    measure: the meaning of the strengths
-    strengths: one for each severity from 1 to 5
+    measure: the meaning of the strengths, one for each severity
     change: the function, see `image_corruptions` and `text_corruptions`
     """
 
@@ -75,52 +71,38 @@ CORRUPTIONS = {
 """All corruptions, by name."""
 
 
-def corrupt(
-    data: Any,
-    name: str,
-    severity: int,
-    seed: int = 0,
-    *,
-    processor: Any = None,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
-) -> Any:
+def corrupt(data: Any, name: str, severity: int, seed: int = 0, *, processor: Any = None) -> Any:
     """Corrupted images or texts; `data` stays as it is.
 
     Args:
         data: a tensor of images, (rows, channels, height, width) or (channels, height, width), with 1 or 3 channels: uint8,
-            floats in [0, 1], or such images scaled by `processor`, or by `mean` and `std`; a PIL image; a text; or a list of
-            texts or PIL images.
+            floats in [0, 1], or such images scaled by `processor`; a PIL image; a text; or a list of texts or PIL images.
         name: one of `CORRUPTIONS`.
         severity: 1 to 5.
         seed: the result depends on it and on the image or text alone, not on its batch or place; all severities use the same
             random numbers.
-        processor, mean, std: how the images were scaled. They are scaled back, corrupted, clamped to [0, 1] and scaled again.
+        processor: the image processor that scaled the images. They are scaled back, corrupted, clamped to [0, 1] and scaled
+            again.
 
     Returns the same type, device and dtype as `data`.
     """
-    [severity], scale = checked_severities([severity]), PixelScale.of(processor, mean, std)
+    check_severity(severity)
     if isinstance(data, (list, tuple)):
-        return [_corrupted(value, name, severity, seed, scale) for value in data]
-    return _corrupted(data, name, severity, seed, scale)
-
-
-def _corrupted(data: Any, name: str, severity: int, seed: int, scale: PixelScale) -> Any:
+        return [corrupt(value, name, severity, seed, processor=processor) for value in data]
     corruption = corruption_named(name, "text" if isinstance(data, str) else "image")
     strength = corruption.strengths[severity - 1]
     if isinstance(data, str):
-        return corruption.change(data, strength, random.Random(key_of(corruption.name, seed, data)))
+        return corruption.change(data, strength, random.Random(on_images.key_of(name, seed, data)))
     if isinstance(data, Tensor):
-        return _corrupted_tensor(data, corruption, strength, seed, scale)
+        return _corrupted_tensor(data, corruption, strength, seed, pixel_scale(processor))
     if hasattr(data, "convert") and hasattr(data, "size"):
         return _corrupted_picture(data, corruption, strength, seed)
     raise TypeError(
-        f"data is a {type(data).__name__}: pass a tensor of images, a PIL image, a text, or a list of texts or PIL images; "
-        "for data sets there is corrupted(data, ...)"
+        f"data is a {type(data).__name__}, not images or texts: for data sets there is corrupted(data, ...)"
     )
 
 
-def _corrupted_tensor(data: Tensor, corruption: Corruption, strength: float, seed: int, scale: PixelScale) -> Tensor:
+def _corrupted_tensor(data: Tensor, corruption: Corruption, strength: float, seed: int, scale: np.ndarray) -> Tensor:
     batch = data if data.dim() == 4 else data.unsqueeze(0)
     if batch.dim() != 4 or batch.shape[1] not in (1, 3) or not (data.is_floating_point() or data.dtype == torch.uint8):
         raise ValueError(
@@ -133,31 +115,61 @@ def _corrupted_tensor(data: Tensor, corruption: Corruption, strength: float, see
 
 
 @torch.no_grad()
-def _changed(batch: Tensor, corruption: Corruption, strength: float, seed: int, scale: PixelScale) -> Tensor:
+def _changed(batch: Tensor, corruption: Corruption, strength: float, seed: int, scale: np.ndarray) -> Tensor:
     if len(batch) == 0:
         return batch
     is_uint8 = batch.dtype == torch.uint8
-    unit = (batch.float() / 255 if is_uint8 else scale.unscaled(batch)).contiguous()
-    changed = corruption.change(unit, strength, row_keys(unit, corruption.name, seed)).clamp(0, 1)
-    return (changed * 255).round().to(torch.uint8) if is_uint8 else scale.scaled(changed, batch.dtype)
+    mean, std = (torch.tensor(values.tolist(), device=batch.device).view(1, -1, 1, 1) for values in scale)
+    unit = (batch.float() / 255 if is_uint8 else _unscaled(batch, mean, std)).contiguous()
+    changed = corruption.change(unit, strength, on_images.row_keys(unit, corruption.name, seed)).clamp(0, 1)
+    return (changed * 255).round().to(torch.uint8) if is_uint8 else ((changed - mean) / std).to(batch.dtype)
 
 
 def _corrupted_picture(picture: Any, corruption: Corruption, strength: float, seed: int) -> Any:
     """A PIL image; any mode but grey becomes RGB."""
-    import numpy as np
     from PIL import Image
 
     picture = read_image(picture, mode="L" if picture.mode == "L" else "RGB")
     pixels = torch.from_numpy(np.array(picture)).view(picture.height, picture.width, -1).permute(2, 0, 1)
-    array = _corrupted_tensor(pixels, corruption, strength, seed, PixelScale()).permute(1, 2, 0).numpy()
+    array = _corrupted_tensor(pixels, corruption, strength, seed, pixel_scale()).permute(1, 2, 0).numpy()
     return Image.fromarray(array if array.shape[2] == 3 else array[..., 0])
 
 
-def checked_severities(severities: Sequence[int]) -> list[int]:
-    severities = [severities] if isinstance(severities, (int, str)) else list(severities)
-    if not severities or any(severity not in SEVERITIES or isinstance(severity, bool) for severity in severities):
-        raise ValueError(f"severity is {severities}: pass whole numbers from 1 to 5")
-    return severities
+def pixel_scale(processor: Any = None) -> np.ndarray:
+    """Mean and standard deviation of an image processor (also inside CLIP's): pixel_values = (images in [0, 1] - mean) / std.
+
+    Returns (2, channels), or (2, 1) for all channels.
+    """
+    processor = getattr(processor, "image_processor", processor)
+    if processor is None or not processor.do_normalize:
+        scale = np.array([[0.0], [1.0]])
+    else:
+        scale = np.array([processor.image_mean, processor.image_std], dtype=float).reshape(2, -1)
+    if processor is None:
+        return scale
+    if getattr(processor, "do_rescale", True):
+        return scale / (255 * processor.rescale_factor)
+    # Images were in [0, 1] before, unless the mean is one of levels up to 255.
+    return scale / (255.0 if scale[0].max() > 1 else 1.0)
+
+
+def _unscaled(pixel_values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """(rows, channels, height, width) -> float32 images in [0, 1]; raises for values outside."""
+    # Two statements, each rounded by itself: fused on a device, they would have other last digits.
+    images = pixel_values.float() * std
+    images = images + mean
+    low, high = images.amin().item(), images.amax().item()
+    if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):
+        raise ValueError(
+            f"the images hold values from {low:.3g} to {high:.3g}, not from 0 to 1: pass the image processor that made them as "
+            "processor="
+        )
+    return images.clamp(0, 1)
+
+
+def check_severity(severity: int) -> None:
+    if severity not in SEVERITIES:
+        raise ValueError(f"severity is {severity}: pass whole numbers from 1 to 5")
 
 
 def corruption_named(name: str, kind: str) -> Corruption:
@@ -172,18 +184,8 @@ def names_of(chosen: str | Sequence[str], kind: str) -> list[str]:
     """Corruptions of a kind ("image", "text") by name, by group, or "all" of them; each once, in the order given."""
     names: list[str] = []
     for name in [chosen] if isinstance(chosen, str) else chosen:
-        group = [
-            each.name for each in CORRUPTIONS.values() if name == each.group or (name == "all" and each.kind == kind)
-        ]
-        names += [corruption_named(each, kind).name for each in group or [name]]
-    if not names:
-        raise ValueError('corruptions is empty: name at least one, a group of them, or "all"')
+        members = [each.name for each in CORRUPTIONS.values() if each.group == name]
+        if name == "all":
+            members = [each.name for each in CORRUPTIONS.values() if each.kind == kind]
+        names += [corruption_named(member, kind).name for member in members or [name]]
     return list(dict.fromkeys(names))
-
-
-def corruption_table() -> str:
-    """All corruptions with their strengths at each severity, in markdown."""
-    rows = [["name", "for", "group", "strength", *map(str, SEVERITIES)], ["---"] * 4 + ["--:"] * len(SEVERITIES)]
-    for each in CORRUPTIONS.values():
-        rows.append([f"`{each.name}`", f"{each.kind}s", each.group, each.measure, *map("{:g}".format, each.strengths)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

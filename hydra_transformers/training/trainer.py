@@ -4,7 +4,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -22,7 +21,7 @@ from ..data.prediction import classes_of, padding_of
 from ..data.tasks import ONE_CLASS, TOKENS, task_of_model
 from .checkpoints import has_ended, last_checkpoint, load_member, trainer_state
 from .lora import is_peft_model
-from .losses import IGNORED_LABEL, EnsembleLoss, TrunkMixing
+from .losses import IGNORED_LABEL, EnsembleLoss
 from .parameter_groups import set_rates
 
 
@@ -37,18 +36,16 @@ def _setting(default: Any, help_text: str) -> Any:
 @dataclass
 class HydraTrainingArguments(TrainingArguments):
     """`TrainingArguments` with the learning rates of a Hydra that is fine-tuned in one run. A plain `Trainer` takes them, too, and
-    trains everything at `learning_rate`.
+    trains everything at `learning_rate`. The defaults were chosen on validation rows, see docs/fine-tuning.md.
 
     Args:
         learning_rate (`float`, defaults to 2.5e-5):
             The peak learning rate of the trunk and the embeddings, and of all layers of a model with one member.
-        branch_rate (`float`, defaults to 3.0):
+        branch_rate (`float`, defaults to 6.0):
             The learning rate of the branches, the layers behind the trunk of several members, as a multiple of
             `learning_rate`. A pooler inside the encoder is part of them.
         classifier_learning_rate (`float`, *optional*, defaults to 1e-3):
             The peak learning rate of what follows the encoder, for new classifiers; `None` for `learning_rate`.
-        mixing (`float`, defaults to 0.0):
-            Above 0: mix rows behind the trunk with weights of Beta(mixing, mixing); see `TrunkMixing`.
         class_weights (`str`, *optional*):
             "balanced" gives rare classes more weight: each class counts as if it had as many training rows as the others.
         weight_decay, warmup_steps, lr_scheduler_type:
@@ -56,9 +53,8 @@ class HydraTrainingArguments(TrainingArguments):
     """
 
     learning_rate: float = _setting(2.5e-5, "The peak learning rate of trunk and embeddings.")
-    branch_rate: float = _setting(3.0, "The learning rate of the branches, as a multiple of learning_rate.")
+    branch_rate: float = _setting(6.0, "The learning rate of the branches, as a multiple of learning_rate.")
     classifier_learning_rate: float | None = _setting(1e-3, "Of what follows the encoder; None for learning_rate.")
-    mixing: float = _setting(0.0, "Above 0: mix rows behind the trunk, weights from Beta(mixing, mixing).")
     class_weights: str | None = _setting(None, '"balanced" gives rare classes more weight.')
     weight_decay: float = _setting(0.05, "Decoupled weight decay, not on biases and norms.")
     warmup_steps: float = _setting(0.1, "Steps of linear warm-up; below 1, a share of all steps.")
@@ -68,7 +64,7 @@ class HydraTrainingArguments(TrainingArguments):
         super().__post_init__()
         if self.class_weights not in (None, "balanced"):
             raise ValueError(f'class_weights is {self.class_weights!r}: pass "balanced" or None')
-        for name in ("branch_rate", "classifier_learning_rate", "mixing"):
+        for name in ("branch_rate", "classifier_learning_rate"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is {value}: pass a finite number that is not negative")
@@ -127,28 +123,21 @@ class HydraTrainer(Trainer):
         super().__init__(
             model, args, data_collator, train_dataset, eval_dataset, processing_class=processing_class, **kwargs
         )
-        self.mixing: TrunkMixing | None = None
         balanced = getattr(args, "class_weights", None) is not None
-        alpha = getattr(args, "mixing", 0.0)
-        if self.compute_loss_func is None and (args.label_smoothing_factor or balanced or alpha):
+        if self.compute_loss_func is None and (args.label_smoothing_factor or balanced):
             self.label_smoother = None
-            self._set_loss(balanced, alpha)
+            self._set_loss(balanced)
 
-    def _set_loss(self, balanced: bool, alpha: float) -> None:
+    def _set_loss(self, balanced: bool) -> None:
         model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        task = task_of_model(model)
-        if task not in (ONE_CLASS, TOKENS) or (alpha and task == TOKENS):
+        if task_of_model(model) not in (ONE_CLASS, TOKENS):
             raise ValueError(
-                "label_smoothing_factor, class_weights and mixing are for models that choose one class"
-                f"{' per row' if alpha else ''}, and this one does not: leave them out"
+                "label_smoothing_factor and class_weights are for models that choose one class, and this one does not: leave "
+                "them out"
             )
         weights = balanced_weights(self.train_dataset, model.config.num_labels) if balanced else None
         kind = getattr(model.config, "ensemble_loss", "members")
         self.compute_loss_func = EnsembleLoss(kind, self.args.label_smoothing_factor, weights)
-        if alpha:
-            if getattr(model, "num_members", 1) < 2 or kind != "members":
-                raise ValueError("mixing is for a Hydra of several members with ensemble_loss 'members': leave it out")
-            self.mixing = TrunkMixing(model, alpha)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         is_new = self.optimizer is None
@@ -158,10 +147,6 @@ class HydraTrainer(Trainer):
         if is_new and (branch_rate != 1.0 or classifier_rate is not None):
             set_rates(optimizer, self.model, branch_rate * self.args.learning_rate, classifier_rate)
         return optimizer
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        with nullcontext() if self.mixing is None else self.mixing.active():
-            return super().train(*args, **kwargs)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
@@ -177,10 +162,6 @@ class HydraTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        if self.mixing is not None:
-            self.compute_loss_func.mixing = self.mixing if model.training else None
-            if model.training:
-                self.mixing.draw(len(inputs["labels"]), inputs["labels"].device)
         is_mean = self.compute_loss_func is None and self.args.n_gpu <= 1 and self._gives_means(inputs.get("labels"))
         if num_items_in_batch is None or not is_mean:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)

@@ -12,10 +12,9 @@ from PIL import Image
 from torch.nn.functional import interpolate
 from transformers import CLIPImageProcessorPil, ViTImageProcessorPil
 
-from hydra_transformers.shift import CORRUPTIONS, SEVERITIES, corrupt, corruption_table
-from hydra_transformers.shift.corruptions import names_of
-from hydra_transformers.shift.pixel_scale import PixelScale
-from hydra_transformers.shift.random_numbers import normal, row_keys, uniform
+from hydra_transformers.shift import CORRUPTIONS, SEVERITIES, corrupt
+from hydra_transformers.shift.corruptions import names_of, pixel_scale
+from hydra_transformers.shift.image_corruptions import normal, row_keys, uniform
 from hydra_transformers.shift.text_corruptions import NEIGHBOURS
 from tests.pages import ROOT
 
@@ -64,7 +63,8 @@ def test_tensors_bytes_pictures_and_pixel_values_are_corrupted_alike(name):
     of_pictures = torch.stack([torch.from_numpy(np.array(picture)).permute(2, 0, 1) for picture in pictures])
     as_floats = corrupt(given.float() / 255, name, 3)
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in (MEAN, STD))
-    normalised = corrupt((given.float() / 255 - mean) / std, name, 3, mean=MEAN, std=STD)
+    processor = ViTImageProcessorPil(image_mean=MEAN, image_std=STD)
+    normalised = corrupt((given.float() / 255 - mean) / std, name, 3, processor=processor)
     assert torch.equal(as_bytes, of_pictures)
     assert ((as_floats * 255).round() - as_bytes.float()).abs().max() == 0
     assert torch.allclose(normalised * std + mean, as_floats, atol=2e-5)
@@ -144,9 +144,8 @@ def test_a_processors_scale_is_undone():
         CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}),
     ):
         pixel_values = processor(picture, return_tensors="pt")["pixel_values"]
-        scale = PixelScale.of(processor)
-        assert torch.allclose(scale.unscaled(pixel_values), torch.full((1, 3, 8, 8), 96 / 255), atol=1e-5)
-        assert torch.allclose(scale.scaled(scale.unscaled(pixel_values), torch.float32), pixel_values, atol=1e-4)
+        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in pixel_scale(processor))
+        torch.testing.assert_close((pixel_values * std + mean).float(), torch.full((1, 3, 8, 8), 96 / 255))
     processor = ViTImageProcessorPil(**size, do_rescale=False)  # reads images in [0, 1]
     images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     noisy = corrupt((images - 0.5) / 0.5, "gaussian_noise", 3, processor=processor)
@@ -191,30 +190,30 @@ def test_names_groups_and_all_of_a_kind():
     assert names_of("all", "image") == ON_IMAGES and names_of("all", "text") == ON_TEXTS
     blurs = [name for name in ON_IMAGES if name.endswith("_blur")]
     assert names_of(["blur", "motion_blur", "contrast"], "image") == [*blurs, "contrast"]
-    assert corruption_table() in (ROOT / "docs/uncertainty.md").read_text()
+    page = (ROOT / "docs/uncertainty.md").read_text()
+    for each in CORRUPTIONS.values():
+        strengths = " | ".join(map("{:g}".format, each.strengths))
+        assert f"| `{each.name}` | {each.kind}s | {each.group} | {each.measure} | {strengths} |" in page
 
 
 @pytest.mark.parametrize(
-    ("data", "name", "severity", "settings", "words"),
+    ("data", "name", "severity", "words"),
     [
-        (IMAGES, "jpeg", 1, {}, "no corruption is called 'jpeg': there are"),
-        (IMAGES, "noise", 1, {}, "no corruption is called 'noise'"),  # a group
-        (IMAGES, "contrast", 6, {}, "from 1 to 5"),
-        (IMAGES, "contrast", True, {}, "from 1 to 5"),
-        ("a text", "contrast", 1, {}, "contrast is for images, and the data are texts"),
-        (IMAGES, "typos", 1, {}, "typos is for texts"),
-        ({"pixel_values": IMAGES}, "contrast", 1, {}, r"corrupted\(data"),
-        (IMAGES - 1, "contrast", 1, {}, "pass the image processor"),
-        (IMAGES.long(), "contrast", 1, {}, "torch.int64"),
-        (IMAGES[:, :2], "contrast", 1, {}, "1 or 3 channels"),
-        (IMAGES, "contrast", 1, {"mean": 0.5}, "a mean and a std, or a processor"),
-        (IMAGES, "contrast", 1, {"processor": object()}, "image processor"),
-        (Image.new("I;16", (4, 4)), "contrast", 1, {}, "mode I;16, of more than 256 levels"),
+        (IMAGES, "jpeg", 1, "no corruption is called 'jpeg': there are"),
+        (IMAGES, "noise", 1, "no corruption is called 'noise'"),  # a group
+        (IMAGES, "contrast", 6, "from 1 to 5"),
+        ("a text", "contrast", 1, "contrast is for images, and the data are texts"),
+        (IMAGES, "typos", 1, "typos is for texts"),
+        ({"pixel_values": IMAGES}, "contrast", 1, r"corrupted\(data"),
+        (IMAGES - 1, "contrast", 1, "pass the image processor"),
+        (IMAGES.long(), "contrast", 1, "torch.int64"),
+        (IMAGES[:, :2], "contrast", 1, "1 or 3 channels"),
+        (Image.new("I;16", (4, 4)), "contrast", 1, "mode I;16, of more than 256 levels"),
     ],
 )
-def test_wrong_data_names_and_scales_raise(data, name, severity, settings, words):
+def test_wrong_data_names_and_scales_raise(data, name, severity, words):
     with pytest.raises((TypeError, ValueError), match=words):
-        corrupt(data, name, severity, **settings)
+        corrupt(data, name, severity)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
