@@ -17,7 +17,7 @@ help:
 	@echo "make test-oldest  all tests, on the oldest supported torch and transformers"
 	@echo "make test-ray     the tests of Ray, with Ray installed beside the rest"
 	@echo "make gpu          everything once on this machine's GPU, with the packages that are installed"
-	@echo "make demo         fine-tune three times, fuse, judge, save and reload on this machine"
+	@echo "make demo         fine-tune on 20 intents in one run, calibrate, say \"I don't know\": two minutes"
 	@echo "make docs         build the site into site/: the pages, and the reference from the docstrings"
 	@echo "make notebooks    run the notebooks and check that they succeed"
 	@echo "make quality      check formatting, lint, floors and types; make style repairs the first two"
