@@ -16,7 +16,7 @@ from .configuration_hydra_beit import HydraBeitConfig
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, as_patch_projection
 from .modeling_hydra import Grouped, Norm, embed, hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
-from .relative_attention import HydraBiasedAttention
+from .relative_attention import HydraTableBiasAttention
 
 
 class HydraBeitEmbeddings(BeitEmbeddings):
@@ -62,7 +62,7 @@ class DistanceBias(Grouped):
         return self.weight[:, distances].unsqueeze(0)
 
 
-class HydraBeitAttention(HydraBiasedAttention):
+class HydraBeitAttention(HydraTableBiasAttention):
     """positions: the number of the distance between each query and key, (tokens, tokens), and the bias of all layers, if any"""
 
     def __init__(self, config: HydraBeitConfig, layer: int, norm: Norm):

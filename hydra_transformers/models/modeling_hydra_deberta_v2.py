@@ -17,7 +17,6 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Embeddin
 from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
 from .modeling_hydra import (
     GroupedLinear,
-    HydraAttention,
     Norm,
     embed,
     hydra_layers,
@@ -26,6 +25,7 @@ from .modeling_hydra import (
     shared_or_per_member,
 )
 from .pretrained import HydraModelMixin, Rule, attention_rules
+from .relative_attention import HydraBiasAttention
 from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
 from .tokens import HydraTokenClassifierMixin
 
@@ -100,7 +100,7 @@ def rows_of_distances(tokens: int, config: HydraDebertaV2Config) -> slice:
     return slice(max(0, reach - far), reach + far + 1)
 
 
-class HydraDebertaV2Attention(HydraAttention):
+class HydraDebertaV2Attention(HydraBiasAttention):
     """Queries are compared with the keys of distances, and keys with the queries of distances (`config.terms`).
 
     positions: the embeddings of distances, (members or 1, distances, hidden), and the number of the distance between each

@@ -38,8 +38,8 @@ from .configuration_hydra_decoders import (
     HydraQwen2Config,
     HydraQwen3Config,
 )
+from .fixed_dtype import FixedDtype
 from .modeling_hydra import (
-    FixedDtype,
     HydraAttention,
     HydraLayer,
     HydraModelOutput,
@@ -48,7 +48,6 @@ from .modeling_hydra import (
     hydra_layers,
     members_mask,
     shared_or_per_member,
-    split_heads,
 )
 from .pretrained import HydraModelMixin, Rule, attention_rules
 from .rotary_attention import HydraRotaryAttention, RotaryTables, for_each_query, queries_per_kv_head
@@ -150,9 +149,7 @@ class HydraDecoderAttention(HydraRotaryAttention):
     def qkv_widths(self) -> list[int]:
         return [self.head_dim * (sum(counts) + 2 * len(counts)) for counts in self.queries_per_kv_head]
 
-    def project(
-        self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool
-    ) -> tuple[torch.Tensor, ...]:
+    def project(self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool) -> list[tuple]:
         """Of key and value each head once, however many queries read it."""
         if first_token_only or self.queries_per_key == 1:
             return super().project(hidden_states, first_token_only, on_batch_axis)
@@ -163,10 +160,7 @@ class HydraDecoderAttention(HydraRotaryAttention):
             by_member = list(zip(projected, filter(None, self.widths), strict=True))
             query = [states[..., :width] for states, width in by_member]
             others = [states[..., width:] for states, width in by_member]
-        return (
-            *split_heads(query, 1, self.head_dim, on_batch_axis),
-            *split_heads(others, 2, self.head_dim, on_batch_axis),
-        )
+        return [(query, 1), (others, 2)]
 
     def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, on_batch_axis: bool, *positions):
         query, key, value = super().place(query, key, value, on_batch_axis, *positions)

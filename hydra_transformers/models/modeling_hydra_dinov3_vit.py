@@ -19,8 +19,9 @@ from transformers.models.dinov3_vit.modeling_dinov3_vit import (
 )
 
 from .configuration_hydra_dinov3_vit import HydraDINOv3ViTConfig
+from .fixed_dtype import FixedDtype
 from .images import HydraImageEncoderMixin, as_patch_projection
-from .modeling_hydra import FixedDtype, hydra_layers, shared_or_per_member
+from .modeling_hydra import hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
 from .rotary_attention import HydraRotaryAttention, RotaryTables
 

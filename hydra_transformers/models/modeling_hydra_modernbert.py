@@ -19,8 +19,8 @@ from transformers.models.modernbert.modeling_modernbert import (
 )
 
 from .configuration_hydra_modernbert import HydraModernBertConfig
+from .fixed_dtype import FixedDtype
 from .modeling_hydra import (
-    FixedDtype,
     Grouped,
     GroupedLinear,
     GroupedOutput,

@@ -14,7 +14,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEmbeddings, MPNetEncod
 from .configuration_hydra_mpnet import HydraMPNetConfig
 from .modeling_hydra import GroupedPooler, embed, hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
-from .relative_attention import HydraBiasedAttention
+from .relative_attention import HydraTableBiasAttention
 from .texts import (
     GroupedClassificationHead,
     HydraTwoMapTextClassifierMixin,
@@ -68,7 +68,7 @@ class HydraMPNetModel(HydraTypedTextEncoderMixin, HydraMPNetPreTrainedModel):
         self.relative_attention_bias = shared_or_per_member(
             config, "embeddings", lambda: RelativeAttentionBias(config)
         )
-        self.layers = hydra_layers(config, attention_class=HydraBiasedAttention)
+        self.layers = hydra_layers(config, attention_class=HydraTableBiasAttention)
         self.pooler = None
         if config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer:
             self.pooler = GroupedPooler(config.hidden_size, config.hidden_size, config.num_members, nn.Tanh())

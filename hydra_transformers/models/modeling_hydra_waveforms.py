@@ -47,6 +47,7 @@ from .modeling_hydra import (
     GroupedLinear,
     HydraAttention,
     HydraLayer,
+    HydraModelOutput,
     Norm,
     PerMember,
     embed,
@@ -55,7 +56,7 @@ from .modeling_hydra import (
     shared_or_per_member,
 )
 from .pretrained import HydraModelMixin, Rule, attention_rules
-from .relative_attention import HydraBiasedAttention
+from .relative_attention import HydraTableBiasAttention
 
 
 WAVEFORM_RULES = (
@@ -232,6 +233,24 @@ class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
         self.projector = GroupedLinear(config.hidden_size, [config.classifier_proj_size] * members)
         self.classifier = GroupedLinear(config.classifier_proj_size, [config.head_width] * members)
 
+    def weighted_sum(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What heads read in place of the last layer's states, by the softmax of `layer_weights`: one (members or 1, batch, tokens,
+        hidden) for the embeddings and for each layer -> (members, batch, tokens, hidden)"""
+        weights = self.layer_weights.softmax(dim=-1).unbind(dim=1)  # (members,) each
+        return sum(states * weight.view(-1, 1, 1, 1) for states, weight in zip(hidden_states, weights, strict=True))
+
+    def encode_all_layers(self, **kwargs) -> HydraModelOutput:
+        """The encoder's outputs with the weighted sum of all states in place of the last ones."""
+        asked = kwargs.get("output_hidden_states")
+        outputs = self.base_model(**kwargs | {"output_hidden_states": True})
+        hidden_states = self.weighted_sum([states.transpose(0, 1) for states in outputs.hidden_states])
+        pooled = self.base_model.pool(hidden_states, attention_mask=kwargs.get("attention_mask"))
+        outputs.member_last_hidden_state = hidden_states.transpose(0, 1)
+        outputs.member_pooler_output = pooled.transpose(0, 1)
+        if not (self.config.output_hidden_states if asked is None else asked):
+            outputs.hidden_states = None
+        return outputs
+
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         return self.projector(features)
 
@@ -331,7 +350,7 @@ class BiasGate(Grouped):
         return first * (second * self.weight.unsqueeze(1) - 1) + 2
 
 
-class HydraWavLMAttention(HydraBiasedAttention):
+class HydraWavLMAttention(HydraTableBiasAttention):
     """Each head weighs the bias of positions by its own part of the states that the attention reads."""
 
     def __init__(self, config: HydraWavLMConfig, layer: int, norm: Norm):

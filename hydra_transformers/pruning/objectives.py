@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.evaluation_data import check_label_range
-from ..models.modeling_hydra import at_least_float32, gaussian_loss
+from ..models.modeling_hydra import at_least_float32
+from ..models.regression import gaussian_loss
 from .heads import has_two_towers
 
 
