@@ -29,7 +29,6 @@ class HydraBeitEmbeddings(BeitEmbeddings):
 
 class HydraBeitPreTrainedModel(HydraModelMixin, BeitPreTrainedModel):
     config_class = HydraBeitConfig
-    config: HydraBeitConfig
     base_model_prefix = "beit"
     architecture = "BEiT"
     _no_split_modules = ["HydraBeitEmbeddings", "HydraLayer"]
@@ -132,8 +131,6 @@ def norm_of(config: HydraBeitConfig) -> nn.Module:
 
 
 class HydraBeitModel(HydraImageEncoderMixin, HydraBeitPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (BeitModel,)
 
     def __init__(self, config: HydraBeitConfig, add_pooling_layer: bool | None = None):
@@ -172,16 +169,10 @@ class HydraBeitModel(HydraImageEncoderMixin, HydraBeitPreTrainedModel):
 
 
 class HydraBeitForImageClassification(HydraImageClassifierMixin, HydraBeitPreTrainedModel):
-    """The fused image classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (BeitForImageClassification,)
-
     encoder_class = HydraBeitModel
     encoder_options = {"add_pooling_layer": True}
 
     @property
     def reads_first_token(self) -> bool:
         return not self.config.use_mean_pooling
-
-
-__all__ = ["HydraBeitForImageClassification", "HydraBeitModel", "HydraBeitPreTrainedModel"]

@@ -37,7 +37,6 @@ POSITION_MAPS = {"c2p": "position_key_proj", "p2c": "position_query_proj"}
 
 class HydraDebertaV2PreTrainedModel(HydraModelMixin, DebertaV2PreTrainedModel):
     config_class = HydraDebertaV2Config
-    config: HydraDebertaV2Config
     base_model_prefix = "deberta"
     architecture = "DeBERTa"
     _no_split_modules = ["DebertaV2Embeddings", "HydraLayer"]
@@ -152,8 +151,6 @@ class HydraDebertaV2Attention(HydraBiasAttention):
 
 
 class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (DebertaV2Model,)
 
     def __init__(self, config: HydraDebertaV2Config):
@@ -209,10 +206,7 @@ class GroupedContextPooler(nn.Module):
 
 
 class HydraDebertaV2ForSequenceClassification(HydraTypedTextClassifierMixin, HydraDebertaV2PreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (DebertaV2ForSequenceClassification,)
-
     encoder_class = HydraDebertaV2Model
 
     def add_head(self, config: HydraDebertaV2Config) -> None:
@@ -232,15 +226,5 @@ class HydraDebertaV2ForSequenceClassification(HydraTypedTextClassifierMixin, Hyd
 class HydraDebertaV2ForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraDebertaV2PreTrainedModel
 ):
-    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (DebertaV2ForTokenClassification,)
     encoder_class = HydraDebertaV2Model
-
-
-__all__ = [
-    "HydraDebertaV2ForSequenceClassification",
-    "HydraDebertaV2ForTokenClassification",
-    "HydraDebertaV2Model",
-    "HydraDebertaV2PreTrainedModel",
-]

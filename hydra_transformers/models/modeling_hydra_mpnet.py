@@ -26,7 +26,6 @@ from .tokens import HydraTokenClassifierMixin
 
 class HydraMPNetPreTrainedModel(HydraModelMixin, MPNetPreTrainedModel):
     config_class = HydraMPNetConfig
-    config: HydraMPNetConfig
     base_model_prefix = "mpnet"
     architecture = "MPNet"
     supports_gradient_checkpointing = True
@@ -58,8 +57,6 @@ class RelativeAttentionBias(nn.Embedding):
 
 
 class HydraMPNetModel(HydraTypedTextEncoderMixin, HydraMPNetPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (MPNetModel,)
 
     def __init__(self, config: HydraMPNetConfig, add_pooling_layer: bool | None = None):
@@ -81,10 +78,7 @@ class HydraMPNetModel(HydraTypedTextEncoderMixin, HydraMPNetPreTrainedModel):
 
 
 class HydraMPNetForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraMPNetPreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (MPNetForSequenceClassification,)
-
     encoder_class = HydraMPNetModel
     encoder_options = {"add_pooling_layer": False}
 
@@ -95,15 +89,5 @@ class HydraMPNetForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraM
 class HydraMPNetForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraMPNetPreTrainedModel
 ):
-    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (MPNetForTokenClassification,)
     encoder_class = HydraMPNetModel
-
-
-__all__ = [
-    "HydraMPNetForSequenceClassification",
-    "HydraMPNetForTokenClassification",
-    "HydraMPNetModel",
-    "HydraMPNetPreTrainedModel",
-]

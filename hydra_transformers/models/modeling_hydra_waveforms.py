@@ -260,7 +260,6 @@ class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
 
 class HydraWav2Vec2PreTrainedModel(HydraWaveformMixin, HydraModelMixin, Wav2Vec2PreTrainedModel):
     config_class = HydraWav2Vec2Config
-    config: HydraWav2Vec2Config
     base_model_prefix = "wav2vec2"
     architecture = "Wav2Vec2"
     _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
@@ -269,22 +268,17 @@ class HydraWav2Vec2PreTrainedModel(HydraWaveformMixin, HydraModelMixin, Wav2Vec2
 
 
 class HydraWav2Vec2Model(HydraWaveformEncoderMixin, HydraWav2Vec2PreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`; pooled is the mean of the frames that are no padding."""
-
     backbone_classes = (Wav2Vec2Model,)
     parts = (Wav2Vec2FeatureEncoder, Wav2Vec2FeatureProjection, Wav2Vec2PositionalConvEmbedding)
 
 
 class HydraWav2Vec2ForSequenceClassification(HydraWaveformClassifierMixin, HydraWav2Vec2PreTrainedModel):
-    """The fused audio classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (Wav2Vec2ForSequenceClassification,)
     encoder_class = HydraWav2Vec2Model
 
 
 class HydraHubertPreTrainedModel(HydraWaveformMixin, HydraModelMixin, HubertPreTrainedModel):
     config_class = HydraHubertConfig
-    config: HydraHubertConfig
     base_model_prefix = "hubert"
     architecture = "HuBERT"
     _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
@@ -293,22 +287,17 @@ class HydraHubertPreTrainedModel(HydraWaveformMixin, HydraModelMixin, HubertPreT
 
 
 class HydraHubertModel(HydraWaveformEncoderMixin, HydraHubertPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`; pooled is the mean of the frames that are no padding."""
-
     backbone_classes = (HubertModel,)
     parts = (HubertFeatureEncoder, HubertFeatureProjection, HubertPositionalConvEmbedding)
 
 
 class HydraHubertForSequenceClassification(HydraWaveformClassifierMixin, HydraHubertPreTrainedModel):
-    """The fused audio classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (HubertForSequenceClassification,)
     encoder_class = HydraHubertModel
 
 
 class HydraWavLMPreTrainedModel(HydraWaveformMixin, HydraModelMixin, WavLMPreTrainedModel):
     config_class = HydraWavLMConfig
-    config: HydraWavLMConfig
     base_model_prefix = "wavlm"
     architecture = "WavLM"
     _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
@@ -384,8 +373,6 @@ class WavLMPositionBias(nn.Embedding):
 
 
 class HydraWavLMModel(HydraWaveformEncoderMixin, HydraWavLMPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`; pooled is the mean of the frames that are no padding."""
-
     backbone_classes = (WavLMModel,)
     parts = (WavLMFeatureEncoder, WavLMFeatureProjection, WavLMPositionalConvEmbedding)
     position_bias_class = WavLMPositionBias
@@ -393,20 +380,5 @@ class HydraWavLMModel(HydraWaveformEncoderMixin, HydraWavLMPreTrainedModel):
 
 
 class HydraWavLMForSequenceClassification(HydraWaveformClassifierMixin, HydraWavLMPreTrainedModel):
-    """The fused audio classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (WavLMForSequenceClassification,)
     encoder_class = HydraWavLMModel
-
-
-__all__ = [
-    "HydraHubertForSequenceClassification",
-    "HydraHubertModel",
-    "HydraHubertPreTrainedModel",
-    "HydraWav2Vec2ForSequenceClassification",
-    "HydraWav2Vec2Model",
-    "HydraWav2Vec2PreTrainedModel",
-    "HydraWavLMForSequenceClassification",
-    "HydraWavLMModel",
-    "HydraWavLMPreTrainedModel",
-]

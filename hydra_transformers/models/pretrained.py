@@ -108,6 +108,7 @@ class HydraModelMixin:
         super().__init_subclass__(**kwargs)
         by_name = {path.rpartition(".")[2]: auto_class for auto_class, path in cls.config_class.auto_classes.items()}
         cls._auto_class = by_name.get(cls.__name__, cls._auto_class)  # so that Transformers saves the code with it
+        cls.__doc__ = inspect.getdoc(cls)  # where it has none, that of its mixin
 
     @classmethod
     def from_backbone(
