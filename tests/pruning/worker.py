@@ -45,15 +45,8 @@ def join(folder: Path, rank: int, world_size: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
     for name in ("vit", "clip"):
         model, id_batches, ood_batches, prompts = family(name, batch=BATCH)
-        circuit = extract_circuit(
-            model,
-            id_batches,
-            ood_batches,
-            "avg",
-            budget=3,
-            class_prompts=prompts,
-            checkpoint=f"{folder}/{name}-checkpoint.json",
-        )
+        settings = {"budget": 3, "class_prompts": prompts, "checkpoint": f"{folder}/{name}-checkpoint.json"}
+        circuit = extract_circuit(model, id_batches, ood_batches, "avg", **settings)
         circuit.save(f"{folder}/{name}-{rank}.json")
 
     model, id_batches, ood_batches, _ = family("vit")
