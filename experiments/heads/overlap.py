@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from hydra_transformers.pruning import head_divergence, layer_divergence, overlap
-from hydra_transformers.pruning.heads import Head, as_heads_to_prune
+from hydra_transformers.pruning.heads import Head
 from hydra_transformers.reports.table import markdown_table
 
 
@@ -18,7 +17,7 @@ class Pair:
     sizes: how many heads each has
     common: how many both have
     overlap: |A ∩ B| / |A ∪ B|
-    head_divergence, layer_divergence: see `hydra_transformers.pruning`, in nats
+    head_divergence, layer_divergence: `divergence` of the heads, and of how they spread over the layers
     p_value: the probability that random sets have as many in common, or more
     """
 
@@ -77,15 +76,14 @@ def compare_head_sets(heads: Sequence[Head], head_sets: Mapping[str, Sequence[He
 def compared(heads: Sequence[Head], a: Sequence[Head], b: Sequence[Head]) -> Pair:
     sizes, both = (len(a), len(b)), len(set(a) & set(b))
     likely = list(commons(len(heads), *sizes))
-    prune_a, prune_b = as_heads_to_prune(a), as_heads_to_prune(b)
     return Pair(
         sizes=sizes,
         common=both,
         common_by_chance=len(a) * len(b) / len(heads),
-        overlap=overlap(prune_a, prune_b),
+        overlap=both / len({*a, *b}),
         overlap_by_chance=sum(p * common / (sum(sizes) - common) for common, p in likely),
-        head_divergence=head_divergence(prune_a, prune_b),
-        layer_divergence=layer_divergence(prune_a, prune_b),
+        head_divergence=divergence(a, b),
+        layer_divergence=divergence([head[:-1] for head in a], [head[:-1] for head in b]),
         p_value=min(1.0, sum(p for common, p in likely if common >= both)),
     )
 
@@ -94,3 +92,11 @@ def commons(heads: int, a: int, b: int) -> Iterator[tuple[int, float]]:
     """Each number of common heads that random sets of `a` and `b` heads can have, and its probability."""
     for common in range(max(0, a + b - heads), min(a, b) + 1):
         yield common, math.comb(a, common) * math.comb(heads - a, b - common) / math.comb(heads, b)
+
+
+def divergence(a: Sequence[tuple], b: Sequence[tuple]) -> float:
+    """Jensen–Shannon divergence, in nats, of the shares of each place in `a` and in `b`: 0 for equal ones, ln 2 where they have
+    nothing in common."""
+    p, q = ({place: count / len(places) for place, count in Counter(places).items()} for places in (a, b))
+    mean = {place: (p.get(place, 0.0) + q.get(place, 0.0)) / 2 for place in p | q}
+    return sum(share * math.log(share / mean[place]) / 2 for shares in (p, q) for place, share in shares.items())

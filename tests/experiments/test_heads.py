@@ -6,12 +6,13 @@ from itertools import combinations
 
 import pytest
 import torch
+from scipy.spatial.distance import jensenshannon
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from experiments.heads.outputs import one_member
-from experiments.heads.overlap import compare_head_sets
+from experiments.heads.overlap import compare_head_sets, divergence
 from experiments.heads.proposition import (
     FAILS,
     HOLDS,
@@ -29,7 +30,7 @@ from experiments.heads.separation import (
     mahalanobis_by_chance,
 )
 from experiments.heads.sweep import sweep_budgets
-from hydra_transformers.pruning import overlap, prune_heads
+from hydra_transformers.pruning import prune_heads
 from hydra_transformers.pruning.heads import as_heads_to_prune
 from hydra_transformers.reports import evaluate_uncertainty
 from tests.families import HEAD_DIM, VIT
@@ -201,11 +202,14 @@ def test_chance_levels_are_means_over_all_pairs_of_sets():
     [pair] = compare_head_sets(EVERY, {"a": a, "b": b}).pairs.values()
     others = list(combinations(EVERY, 4))  # against one fixed set: all are alike by symmetry
     commons = [len(set(a) & set(other)) for other in others]
-    overlaps = [overlap(as_heads_to_prune(a), as_heads_to_prune(other)) for other in others]
+    overlaps = [common / (7 - common) for common in commons]
     assert pair.common == 1 and pair.sizes == (3, 4)
     assert pair.common_by_chance == pytest.approx(sum(commons) / len(others))
     assert pair.overlap_by_chance == pytest.approx(sum(overlaps) / len(others))
     assert pair.p_value == pytest.approx(sum(common >= 1 for common in commons) / len(others))
+    assert divergence(a, a) == 0 and divergence(a, EVERY[3:6]) == pytest.approx(math.log(2))
+    assert divergence(a, EVERY[2:5]) == pytest.approx(2 / 3 * math.log(2))  # (1 - f) ln 2 for the share f in common
+    assert divergence([(0,), (0,), (1,)], [(0,), (2,)]) == pytest.approx(jensenshannon([2, 1, 0], [1, 0, 1]) ** 2)
 
 
 def test_a_point_is_what_the_pruned_network_reaches():
