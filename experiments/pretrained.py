@@ -1,4 +1,4 @@
-"""Settings on real pre-trained models, fine-tuned several times: DINOv2-S on Tiny ImageNet, gte-small on SST-2.
+"""Settings on pre-trained models: DINOv2-S on Tiny ImageNet, gte-small on SST-2.
 
 Data come from plain files (`local_files.py`) where a folder is given, else from the Hub.
 """
@@ -32,8 +32,6 @@ from .shifted_sets import shifted_images, shifted_texts
 from .splits import CIRCUIT_ROWS, Splits
 
 
-GROUPS = ("untuned", "tuned", "fine-tunings", "fine-tunings-tuned", "trunk", "baselines")
-GROUPS += ("soups",)
 QUICK = {"eval_strategy": "no", "save_strategy": "no"}  # a training takes seconds
 
 # Tiny ImageNet: 100 of its classes to learn, 50 for circuits and the choice between recipes, 50 as near OOD.
@@ -186,14 +184,11 @@ TINYIMAGENET_DINOV2 = Setting(
     heads_per_layer=5,
     batch_size=256,
     lora_learning_rate=1e-3,
-    lora_epochs=8,
-    groups=GROUPS,
     start="facebook/dinov2-small",
     sampled_dropout=0.1,
     circuit_dtype=torch.bfloat16,
     judged_dtype=torch.bfloat16,
     circuit_mode="shortlist",
-    lora_from_start=True,
     training_arguments=QUICK,
 )
 
@@ -272,15 +267,12 @@ SST2_GTE = Setting(
     heads_per_layer=10,
     batch_size=128,
     lora_learning_rate=5e-4,
-    lora_epochs=2,
-    groups=GROUPS,
     start="thenlper/gte-small",
     groups_by_length=True,
     circuit_dtype=torch.bfloat16,
     judged_dtype=torch.bfloat16,
     circuit_mode="shortlist",
-    lora_from_start=True,
     training_arguments=QUICK,
 )
 
-PRETRAINED = (TINYIMAGENET_DINOV2.name, SST2_GTE.name)
+SETTINGS = {setting.name: setting for setting in (TINYIMAGENET_DINOV2, SST2_GTE)}

@@ -1,7 +1,6 @@
 """The results of a setting in one JSON file."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from benchmarks.provenance import where_it_ran
 from hydra_transformers._io.files import write_atomically
 
 
+RESULTS = Path(__file__).parent / "results"
 DIGITS = 6  # significant ones; metrics carry no more
 
 
@@ -39,26 +39,10 @@ def results_file(folder: Path, setting: str) -> Path:
     return folder / f"{setting}.json"
 
 
-def write_results(results: dict[str, Any], path: Path, groups: Sequence[str] | None = None) -> None:
-    """Where nothing was judged, what is there stays.
-
-    groups: where only these were judged, the other methods stay, too; "added" then says where and when these were
-    """
-    if not results["seeds"]:
-        return
-    if groups is not None and path.exists():
-        results = joined(json.loads(path.read_text()), results, groups)
-    write_atomically(path, in_lines(results, depth=3) + "\n")
-
-
-def joined(found: dict[str, Any], new: dict[str, Any], groups: Sequence[str]) -> dict[str, Any]:
-    """Results with some more, which may have been made elsewhere."""
-    both = dict(found)
-    for part in ("seeds", "circuits"):
-        keys = [*found[part], *(key for key in new[part] if key not in found[part])]
-        both[part] = {key: found[part].get(key, {}) | new[part].get(key, {}) for key in keys}
-    about = {name: value for name, value in new.items() if name not in ("seeds", "circuits", "added")}
-    return both | {"added": found.get("added", {}) | dict.fromkeys(groups, about)}
+def write_results(results: dict[str, Any], path: Path) -> None:
+    """Where nothing was judged, what is there stays."""
+    if results["seeds"]:
+        write_atomically(path, in_lines(results, depth=3) + "\n")
 
 
 def in_lines(value: Any, depth: int) -> str:
@@ -70,5 +54,4 @@ def in_lines(value: Any, depth: int) -> str:
 
 def read_results(folder: Path) -> dict[str, Any]:
     """{setting: results} of all that are there."""
-    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    return {name: content for name, content in found.items() if "seeds" in content or "tasks" in content}
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}

@@ -11,7 +11,6 @@ from .rows import PrepareImages, TensorRows, as_it_is
 from .setting import Setting
 from .shifted_sets import shifted_images
 from .splits import Splits
-from .units import GROUPS
 
 
 def images(count: int, seed: int, labelled: bool = True) -> TensorRows:
@@ -39,7 +38,7 @@ def splits() -> Splits:
 
 def new_backbone(start: str | None = None) -> ViTForImageClassification:
     """Always the same encoder, as if it were pre-trained, with a new classifier."""
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6}
     config = ViTConfig(
         image_size=8, patch_size=4, num_labels=3, hidden_dropout_prob=0.1, initializer_range=0.3, **sizes
     )
@@ -58,12 +57,8 @@ SMALLEST = Setting(
     read=lambda folder, start: splits(),
     member_recipe=TUNE_IMAGES.with_arguments(num_train_epochs=1),
     heads_to_prune=2,
-    heads_per_layer=3,
+    heads_per_layer=5,
     batch_size=16,
     lora_learning_rate=1e-3,
-    groups=tuple(GROUPS),
     training_arguments=QUICK,
-    heads_to_rank=5,
-    budgets=(1,),
-    deep_trunks=(1,),
 )

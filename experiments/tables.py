@@ -1,149 +1,117 @@
-"""The results as markdown tables, and the page that shows them."""
+"""The results as markdown tables, and the pages that show them."""
 
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from hydra_transformers._io.files import write_atomically
 
-from . import fine_tuning_tables, overview, task_tables, zero_shot_tables
-from .figures import table_of_figures
-from .pretrained import PRETRAINED
-from .results import read_results
-from .setting import Setting
-from .settings import SETTINGS
-from .table import Column, Run, set_columns, table
-
-
-COMPARED = {
-    "single": "Single",
-    "single-tuned": "Single, tuned on",
-    "temperature": "Temperature scaling",
-    "deep-ensembles": "Deep Ensembles",
-    "deep-ensembles-temperature": "Deep Ensembles, temperature",
-    "mc-dropout": "MC Dropout",
-    "lora-ensembles": "LoRA Ensembles",
-    "last-layer-laplace": "Laplace, last layer",
-    "oba-tuned": "OBA",
-    "taylor-0-tuned": "Taylor",
-    "circ-acc-tuned": "CircAcc",
-    "circ-ood-tuned": "CircOOD",
-    "circ-avg-tuned": "CircAvg",
-    "hydra-taylor": "Hydra (Taylor)",
-    "hydra-circ": "**Hydra (Circ)**",
-    "hydra-circ-temperature": "Hydra (Circ), temperature",
-}
-ZERO_SHOT = {
-    "single": "Single",
-    "oba-zero-shot": "OBA",
-    "taylor-0-zero-shot": "Taylor",
-    "circ-acc-zero-shot": "CircAcc",
-    "circ-ood-zero-shot": "CircOOD",
-    "circ-avg-zero-shot": "CircAvg",
-    "hydra-taylor-zero-shot": "Hydra (Taylor)",
-    "hydra-circ-zero-shot": "**Hydra (Circ)**",
-}
-MEMBERS = {
-    "single": "Single",
-    "deep-ensembles": "Deep Ensembles (3)",
-    "hydra-circ": "Hydra (Circ), 3 members",
-    "hydra-circ-5": "Hydra (Circ), 5 members",
-}
-FUSION = {
-    "hydra-circ": "Hydra (Circ), fused",
-    "hydra-circ-not-fused": "Hydra (Circ), not fused",
-    "hydra-taylor": "Hydra (Taylor), fused",
-    "hydra-taylor-not-fused": "Hydra (Taylor), not fused",
-}
-DIVERSITY = {
-    "deep-ensembles": "Deep Ensembles",
-    "lora-ensembles": "LoRA Ensembles",
-    "hydra-taylor": "Hydra (Taylor)",
-    "hydra-circ": "Hydra (Circ)",
-    "varied-heads": "one circuit: heads",
-    "varied-order": "one circuit: batch order",
-    "varied-noise": "one circuit: training noise",
-    "varied-order-noise": "one circuit: batch order, noise",
-    "varied-heads-order-noise": "one circuit: heads, batch order, noise",
-    "varied-nothing": "one circuit: nothing",
-}
-
-
-def ood_mean(name: str) -> Callable[[Run], float]:
-    return lambda run: mean(of_set[name] for sets in run["ood"]["msp"].values() for of_set in sets.values())
+from . import one_run_table, zero_shot_tables
+from .figures import ROOT, table_of_figures
+from .methods import TITLES, with_temperature
+from .results import RESULTS, read_results
+from .table import ACCURACY, ECE, Column, Run, Seeds, auroc, markdown, table
 
 
 QUALITY: tuple[Column, ...] = (
-    ("Acc ↑", lambda run: 100 * run["id"]["accuracy"], ".2f"),
-    ("Brier ↓", lambda run: run["id"]["brier"], ".3f"),
+    ("work", lambda run: run["multiply_adds"] / run["single"]["multiply_adds"], ".2f"),
+    ACCURACY,
     ("NLL ↓", lambda run: run["id"]["nll"], ".3f"),
-    ("ECE ↓", lambda run: run["id"]["ece"], ".3f"),
-    ("aECE ↓", lambda run: run["id"]["aece"], ".3f"),
-    ("AUROC ↑", lambda run: 100 * ood_mean("auroc")(run), ".1f"),
-    ("FPR95 ↓", lambda run: 100 * ood_mean("fpr95")(run), ".1f"),
-    ("AUPR ↑", lambda run: 100 * ood_mean("aupr")(run), ".1f"),
-)
-COST: Column = ("Multiply-adds", lambda run: run["multiply_adds"] / 1e9, ".2f G")
-DIVERSITY_COLUMNS: tuple[Column, ...] = (
-    ("ID MI", lambda run: run["id"]["mutual_information"], ".3f"),
-    ("ID disagreement", lambda run: run["id"]["disagreement"], ".3f"),
-    ("OOD MI", lambda run: ood_mean("mutual_information")(run), ".3f"),
-    ("OOD disagreement", lambda run: ood_mean("disagreement")(run), ".3f"),
+    ECE,
+    ("ECE, temperature ↓", lambda run: run["tempered"]["id"]["ece"], ".3f"),
+    ("near AUROC ↑", auroc(group="near"), ".1f"),
+    ("… by energy", auroc("energy", "near"), ".1f"),
+    ("far AUROC ↑", auroc(group="far"), ".1f"),
+    ("… by energy", auroc("energy", "far"), ".1f"),
+    ("validation Acc", lambda run: 100 * run["validation"]["id"]["accuracy"], ".2f"),
 )
 
 
-def by_budget(setting: Setting) -> dict[str, str]:
-    """Hydra (Circ) with more and more heads pruned, zero-shot and fine-tuned."""
-    rows = {"single": "0 heads pruned"}
-    for budget in setting.budgets:
-        rows[f"hydra-circ-zero-shot-{budget}"] = f"{budget} heads pruned, zero-shot"
-        rows[f"hydra-circ-{budget}-heads"] = f"{budget} heads pruned"
-    rows["hydra-circ-zero-shot"] = f"{setting.heads_to_prune} heads pruned, zero-shot"
-    return rows | {"hydra-circ": f"{setting.heads_to_prune} heads pruned"}
+def shifted(metric: str, severity: int | None = None, times: float = 100.0) -> Callable[[Run], float | None]:
+    """The mean of a metric over corruptions and severities, or over one severity; None without results under shift."""
+
+    def value(run: Run) -> float | None:
+        if "shift" not in run:
+            return None
+        places = [n for n, one in enumerate(run["shift"]["severities"]) if severity in (None, one)]
+        found = [sweep[metric][place] for sweep in run["shift"]["corruptions"].values() for place in places]
+        return times * mean(found) if found else None
+
+    return value
 
 
-def render(results: dict[str, Any], settings: Mapping[str, Setting] = SETTINGS) -> dict[str, str]:
+def shift_columns(example: Run) -> list[Column]:
+    """Accuracy by severity, then averages over corruptions and severities (the paper's tables 13 and 14)."""
+    severities = example["shift"]["severities"]
+    return [
+        ("Acc ↑, clean", *ACCURACY[1:]),
+        *((f"severity {severity}", shifted("accuracy", severity), ".2f") for severity in severities),
+        ("average", shifted("accuracy"), ".2f"),
+        ("ECE ↓", shifted("ece", times=1), ".3f"),
+        ("… with a temperature", lambda run: shifted("ece", times=1)(run["tempered"]), ".3f"),
+        ("AUROC ↑", shifted("ood_auroc"), ".1f"),
+    ]
+
+
+def comparison_tables(seeds: Seeds) -> dict[str, str]:
+    """Of a setting of `comparison.py`: what columns need beside a run is one model, and the same method with a temperature."""
+    beside = {
+        seed: {
+            name: run | {"single": methods["single"], "tempered": methods.get(with_temperature(name), run)}
+            for name, run in methods.items()
+        }
+        for seed, methods in seeds.items()
+    }
+    example = next(iter(beside.values()))["single"]
+    tables = {"quality": table(beside, TITLES, QUALITY)}
+    return tables | ({"shift": table(beside, TITLES, shift_columns(example))} if "shift" in example else {})
+
+
+TIMES = ROOT / "benchmarks" / "results" / "inference_cost_h200.json"
+MODES, BATCHES = ("eager", "compiled"), (1, 4, 32, 256)
+TIMED_MODELS = {"vit": "ViT-B/16", "bert": "BERT-base, 128 tokens"}
+TIMED_METHODS = {
+    "single": "One model",
+    "3 models in sequence": "Three models side by side (a Deep Ensemble)",
+    "Hydra 3, three quarters merged": "**Hydra of the three**, three quarters of the layers merged",
+    "Hydra 3, nothing merged": "**Hydra of the three**, nothing merged",
+}
+
+
+def table_of_times() -> str:
+    """Times of batches on an H200 in bfloat16, those of one Transformers model in the same mode being 1; a dash was not measured."""
+    found = {
+        (row["family"], row["method"], row["mode"], row["batch"]): f"{row['ratio']:.2f}"
+        for row in json.loads(TIMES.read_text())["rows"]
+        if row["dtype"] == "bfloat16"
+    }
+    places = list(product(MODES, BATCHES))
+    headings = [f"{mode}, batch {batch}" if batch == BATCHES[0] else f"{batch}" for mode, batch in places]
+    rows = {
+        f"{model}: {title}": [found.get((family, method, *place), "-") for place in places]
+        for family, model in TIMED_MODELS.items()
+        for method, title in TIMED_METHODS.items()
+    }
+    return markdown(headings, rows)
+
+
+def render(results: dict[str, Any]) -> dict[str, str]:
     """All tables by name, `setting/table`."""
-    tables = task_tables.render(results.get("tasks", task_tables.NOT_RUN)) if settings is SETTINGS else {}
+    tables = {}
     for name, content in results.items():
-        if "tasks" in content:
+        if "rows" in content:
+            if "setting" in content:
+                tables[name] = one_run_table.render(content)
             continue
-        seeds = content["seeds"]
-        tables[f"{name}/machine"] = (
-            f"{content['machine']}, {content['versions']}, {content['date']}, {len(seeds)} seeds."
-        )
-        if "carried" in content:  # a comparison on CLIP
-            tables |= zero_shot_tables.render(name, content)
-            continue
-        setting = settings[name]
-        if name in PRETRAINED:
-            tables |= fine_tuning_tables.render(name, content, setting)
-            continue
-        trade_offs = (QUALITY[0], QUALITY[3], QUALITY[5], *set_columns(seeds), *DIVERSITY_COLUMNS[2:])
-        for label, methods, columns in (
-            ("quality", COMPARED, QUALITY),
-            ("zero-shot", ZERO_SHOT, QUALITY),
-            ("diversity", DIVERSITY, (*DIVERSITY_COLUMNS, QUALITY[0], QUALITY[5])),
-            ("members", MEMBERS, (*QUALITY, COST)),
-            ("fusion", FUSION, (*QUALITY, *DIVERSITY_COLUMNS[2:])),
-            ("budgets", by_budget(setting), trade_offs),
-        ):
-            tables[f"{name}/{label}"] = table(seeds, methods, columns)
-    if of_fine_tunings := pretrained_only(results):
-        tables["overview"] = overview.table_of_all(of_fine_tunings, settings)
-        tables["times"] = overview.table_of_times()
-        tables["figures"] = table_of_figures()
-        for name in overview.FAMILIES.keys() & of_fine_tunings.keys():
-            seeds, family = of_fine_tunings[name]["seeds"], overview.FAMILIES[name]
-            tables[f"{name}/first"] = overview.first_table(seeds, family)
+        about = ", ".join(content[part] for part in ("machine", "versions", "date"))
+        tables[f"{name}/machine"] = f"{about}, {len(content['seeds'])} seeds."
+        found = zero_shot_tables.render(content) if "carried" in content else comparison_tables(content["seeds"])
+        tables |= {f"{name}/{label}": text for label, text in found.items()}
     return tables
-
-
-def pretrained_only(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The results of the settings with several fine-tunings, in their order."""
-    return {name: results[name] for name in PRETRAINED if name in results}
 
 
 MARKED = re.compile(r"<!-- table: (?P<name>[^ ]+) -->\n(?P<text>.*?)\n?<!-- end -->", re.DOTALL)
@@ -160,15 +128,21 @@ def with_tables(page: str, tables: dict[str, str]) -> str:
     return MARKED.sub(renewed, page)
 
 
-def write_tables(
-    results: Path, pages: Sequence[Path], settings: Mapping[str, Setting] = SETTINGS, pictures: Path | None = None
-) -> None:
-    """Renews the tables of the pages, or prints all of them where there are none; draws the picture into a folder."""
-    found = read_results(results)
-    tables = render(found, settings)
-    if pictures and (of_fine_tunings := pretrained_only(found)):
-        overview.draw(of_fine_tunings, settings, pictures)
-    if not pages:
-        print("\n\n".join(f"{name}\n{text}" for name, text in tables.items()))
-    for page in pages:
+def pages() -> list[Path]:
+    """The pages that show a table."""
+    candidates = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in candidates if MARKED.search(page.read_text())]
+
+
+def all_tables() -> dict[str, str]:
+    return render(read_results(RESULTS)) | {"times": table_of_times(), "figures": table_of_figures()}
+
+
+def write_pages() -> None:
+    tables = all_tables()
+    for page in pages():
         write_atomically(page, with_tables(page.read_text(), tables))
+
+
+def print_tables(results: Path) -> None:
+    print("\n\n".join(f"{name}\n{text}" for name, text in render(read_results(results)).items()))

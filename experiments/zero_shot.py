@@ -1,18 +1,13 @@
 """The paper's comparison on CLIP (5.3, tables 3 and 24 to 27): methods that train nothing more, judged as zero-shot classifiers.
 
     python -m experiments.zero_shot --data DIR --start DINOV2 --seeds 3 --workers 3     # a small CLIP, trained first
-    python -m experiments.zero_shot --setting clip-vit-b32 --data OPENOOD --seeds 1     # the paper's own, from the Hub
-    python -m experiments.zero_shot --tables                                            # tables from the results files
     python -m experiments.zero_shot --smallest                                          # does it run? made-up data
 
-DIR holds plain files (see local_files.py), OPENOOD what OpenOOD's benchmark downloads. A seed's work is done by one process, up
-to `--workers` of them at a time. Stopped and started again, it goes on with what lies in `--runs`.
+DIR holds plain files (see local_files.py). A seed's work is done by one process, up to `--workers` of them at a time. Stopped and started again, it goes on with what lies in `--runs`.
 """
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,18 +21,16 @@ from transformers import PreTrainedModel
 
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import BayesVLM, ViLU, collect_confidences, failure_metrics
-from hydra_transformers.data.batches import batches
 from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads, taylor_prune
 from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics, ood_metrics
 
-from .comparison import PAGES, RESULTS
-from .methods import EVALUATION_BATCH, Comparison, fused
+from .comparison import add_options, run_workers
+from .methods import EVALUATION_BATCH, OBJECTIVES, Comparison, fused
 from .results import gather, results_file, rounded, write_results
 from .rows import TensorRows
-from .tables import write_tables
-from .units import OBJECTIVES
-from .zero_shot_settings import SETTINGS, SMALLEST, LabelSet, ZeroShotSetting
+from .tables import print_tables
+from .zero_shot_settings import CLIP_TINYIMAGENET, SMALLEST, LabelSet, ZeroShotSetting
 
 
 TOWERS = {"both": None, "vision": ("vision",)}
@@ -52,8 +45,7 @@ class ZeroShotComparison(Comparison):
     start: str | None = field(kw_only=True)
 
     def run_seed(self, seed: int) -> None:
-        for method, make in self.methods(seed):
-            self.judge(seed, method, make)
+        super().run_seed(seed)
         self.failures(seed)
         self.carried(seed)
 
@@ -106,11 +98,8 @@ class ZeroShotComparison(Comparison):
             yield f"hydra-circ-{towers}", lambda towers=towers: hydra(towers, heads)
             yield f"hydra-circ-{towers}-fewer", lambda towers=towers: hydra(towers, setting.fewer_heads)
 
-    def stream(self, rows: Any) -> Iterator[dict[str, Tensor]]:
+    def stream(self, rows: TensorRows) -> Iterator[dict[str, Tensor]]:
         """Batches, prepared one at a time."""
-        if not isinstance(rows, TensorRows):
-            yield from batches(rows, EVALUATION_BATCH, self.device)
-            return
         for start in range(0, len(rows), EVALUATION_BATCH):
             yield rows.prepare(rows.part(slice(start, start + EVALUATION_BATCH)).tensors)
 
@@ -188,9 +177,8 @@ class ZeroShotComparison(Comparison):
         test = {name: self.answers(classifiers[name], each.test) for name, each in self.label_sets.items()}
         fitted = {"none": TemperatureScaling(1.0)}
         for name, each in self.label_sets.items():
-            if each.validation is not None:
-                answers = self.answers(classifiers[name], each.validation)
-                fitted[name] = TemperatureScaling.fit(answers["member_logits"], answers["labels"])
+            answers = self.answers(classifiers[name], each.validation)
+            fitted[name] = TemperatureScaling.fit(answers["member_logits"], answers["labels"])
         results = {
             source: {"temperature": scaling.temperature}
             | {
@@ -223,74 +211,30 @@ def run_seeds(setting: ZeroShotSetting, args: argparse.Namespace, seeds: list[in
     folder = args.runs / setting.name
     for seed in seeds:
         began = time.time()
-        comparison = ZeroShotComparison(
-            setting, splits, folder, args.device, args.seeds, args.seeds, label_sets=label_sets, start=start
-        )
+        comparison = ZeroShotComparison(setting, splits, folder, args.device, label_sets=label_sets, start=start)
         comparison.run_seed(seed)
         print(f"seed {seed}: {time.time() - began:.0f} s", flush=True)
 
 
-def run_workers(args: argparse.Namespace) -> None:
-    """A process per seed, `--workers` at a time; ends with an error if one did."""
-    waiting, running, failed = list(range(args.seeds)), {}, []
-    while waiting or running:
-        while waiting and len(running) < args.workers:
-            seed = waiting.pop(0)
-            running[seed] = subprocess.Popen(
-                [sys.executable, "-m", "experiments.zero_shot", *sys.argv[1:], "--seed", str(seed)]
-            )
-        time.sleep(0.5)
-        for seed, process in list(running.items()):
-            if process.poll() is not None:
-                failed += [seed] if process.returncode else []
-                del running[seed]
-    if failed:
-        sys.exit(
-            f"seeds {', '.join(map(str, failed))} did not finish: see above; started again, the others are not repeated"
-        )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setting", default=next(iter(SETTINGS)), choices=list(SETTINGS))
-    parser.add_argument("--data", type=Path, help="the folder with vision64/, or OpenOOD's")
-    parser.add_argument("--start", help="what the CLIP's vision tower starts from, or the CLIP itself")
-    parser.add_argument(
-        "--seeds", type=int, default=3, help="how many CLIPs are trained; one from the Hub has one seed"
-    )
-    parser.add_argument("--seed", type=int, help="do the work of this seed only, and write no tables")
-    parser.add_argument("--workers", type=int, default=1, help="seeds at a time")
-    parser.add_argument("--threads", type=int, default=4, help="CPU threads of each")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where work in progress lies")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results files")
-    parser.add_argument(
-        "--pages", type=Path, nargs="*", default=PAGES, help="whose tables are renewed; none: print them"
-    )
-    parser.add_argument("--tables", action="store_true", help="only renew the tables, from the results files")
-    parser.add_argument(
-        "--smallest", action="store_true", help="a tiny CLIP on made-up data, and tables printed: shows that it runs"
-    )
+    parser.add_argument("--start", help="what the CLIP's vision tower starts from")
+    add_options(parser)
     args = parser.parse_args()
-    setting = SMALLEST if args.smallest else SETTINGS[args.setting]
-    if not (args.smallest or args.tables) and args.data is None:
+    setting = SMALLEST if args.smallest else CLIP_TINYIMAGENET
+    if not args.smallest and args.data is None:
         parser.error(f"--data is missing: {setting.name} reads the files of a folder")
     if args.smallest:
         with tempfile.TemporaryDirectory() as folder:
-            args.runs, args.seeds = Path(folder), 1
+            args.runs = args.results = Path(folder)
             run_seeds(setting, args, [0])
-            results = args.runs / "results"
-            write_results(collected(args.runs / setting.name, args.device), results_file(results, setting.name))
-            return write_tables(results, [])
+            write_results(collected(args.runs / setting.name, args.device), results_file(args.results, setting.name))
+            return print_tables(args.results)
     if args.seed is not None:
         return run_seeds(setting, args, [args.seed])
-    if not args.tables:
-        if args.workers > 1:
-            run_workers(args)
-        else:
-            run_seeds(setting, args, list(range(args.seeds)))
-        write_results(collected(args.runs / setting.name, args.device), results_file(args.results, setting.name))
-    write_tables(args.results, args.pages)
+    run_workers("experiments.zero_shot", args)
+    write_results(collected(args.runs / setting.name, args.device), results_file(args.results, setting.name))
+    return print_tables(args.results)
 
 
 if __name__ == "__main__":

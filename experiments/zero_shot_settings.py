@@ -1,4 +1,4 @@
-"""CLIPs and data for `zero_shot.py`: a small CLIP on Tiny ImageNet, trained here, and the paper's own by their names on the Hub."""
+"""The CLIP and the data of `zero_shot.py`: a small CLIP, trained here on Tiny ImageNet."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,40 +6,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Subset
-from transformers import AutoConfig, AutoTokenizer, CLIPModel, Dinov2Model, PreTrainedModel
+from transformers import Dinov2Model, PreTrainedModel
 
-from hydra_transformers.data.loading import load_data
-from hydra_transformers.data.processors import load_processor
-from hydra_transformers.data.rows import DataSource
-
-from . import hub_sets, smallest
+from . import smallest
 from .captions import prompts_for, read_class_names
+from .clip_training import SMALLEST_NAMES, SMALLEST_SCHEDULE, Schedule, smallest_dinov2, trained_clip
 from .pretrained import IMAGE_SIZE, read_tiny_imagenet
 from .rows import TensorRows
 from .splits import Splits
-from .train_clip_tinyimagenet import SMALLEST_NAMES, SMALLEST_SCHEDULE, Schedule, smallest_dinov2, trained_clip
 
 
 @dataclass(frozen=True)
 class LabelSet:
-    """Classes by their names (each by one or more, the usual one first), and labelled rows; `validation` where there are any
-    to fit a temperature on."""
+    """Classes by their names (each by one or more, the usual one first), and labelled rows."""
 
     names: Sequence[Sequence[str]]
-    test: Any
-    validation: Any = None
+    test: TensorRows
+    validation: TensorRows
 
     @property
     def prompts(self) -> list[str]:
         return prompts_for(names[0] for names in self.names)
 
     def to(self, device: torch.device | str) -> "LabelSet":
-        moved = {
-            name: rows.to(device) if isinstance(rows, TensorRows) else rows
-            for name, rows in (("test", self.test), ("validation", self.validation))
-        }
-        return replace(self, **moved)
+        return replace(self, test=self.test.to(device), validation=self.validation.to(device))
 
 
 @dataclass(frozen=True)
@@ -132,79 +122,6 @@ CLIP_TINYIMAGENET = ZeroShotSetting(
     heads_per_layer=5,
     start="facebook/dinov2-small",
 )
-
-
-# The paper's own: OpenCLIP ViT-B/32 and nine data sets
-
-IMAGENET_HELD = 5_000  # training rows on which the temperature is fitted (C.3)
-OTHER_SETS = {
-    "cifar100": DataSource("uoft-cs/cifar100", "test", label="fine_label"),
-    "cifar10": DataSource("uoft-cs/cifar10", "test"),
-    "food101": DataSource("ethz/food101", "validation"),
-    "sun397": DataSource("tanganke/sun397", "test"),
-    "pets": DataSource("timm/oxford-iiit-pet", "test"),
-    "dtd": DataSource("tanganke/dtd", "test"),
-    "eurosat": DataSource("tanganke/eurosat", "test"),
-    "caltech101": DataSource("dpdl-benchmark/caltech101", "test"),
-}
-
-
-def read_paper_sets(folder: Path | None, start: str) -> tuple[Splits, dict[str, LabelSet]]:
-    """ImageNet-1K with OpenOOD's sets, of whose training rows 5,000 are for temperatures and as many for circuits as there are
-    out of distribution; and the eight others, which are judged on and nothing else."""
-    config = AutoConfig.from_pretrained(start)
-    processor = load_processor(start, config)
-    sets = hub_sets.IMAGENET1K
-
-    def prepared(source: hub_sets.Source, labelled: bool = False) -> Any:
-        if isinstance(source, hub_sets.ImageList):
-            return hub_sets.listed_images(source, folder, processor)
-        return load_data(**vars(source), model=config, processor=processor, labelled=labelled)
-
-    train, test = prepared(sets.train, labelled=True), prepared(sets.test, labelled=True)
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0)).tolist()
-    held, for_circuits = order[:IMAGENET_HELD], order[IMAGENET_HELD : IMAGENET_HELD + 1_000]
-    splits = Splits(
-        train=train,
-        validation=Subset(train, held),
-        circuit_id=Subset(train, for_circuits),
-        circuit_ood=prepared(sets.circuit_ood),
-        test=test,
-        ood={group: {name: prepared(each) for name, each in of_group.items()} for group, of_group in sets.ood.items()},
-    )
-    label_sets = {"imagenet1k": LabelSet(spoken(test.class_names), test, splits.validation)}
-    for name, source in OTHER_SETS.items():
-        rows = prepared(source, labelled=True)
-        label_sets[name] = LabelSet(spoken(rows.class_names), rows)
-    return splits, label_sets
-
-
-def spoken(names: Sequence[str]) -> list[list[str]]:
-    """Class names as data sets have them, as words: "aquarium_fish" and "tench, Tinca tinca"."""
-    return [[each.strip().replace("_", " ") for each in name.split(",")] for name in names]
-
-
-def clip_from_hub(
-    start: str, splits: Splits, label_sets: Mapping[str, LabelSet], folder: Path, seed: int, device: str
-):
-    return CLIPModel.from_pretrained(start).to(device).eval(), AutoTokenizer.from_pretrained(start)
-
-
-CLIP_VIT_B32 = ZeroShotSetting(
-    name="clip-vit-b32",
-    title="ImageNet-1K and eight other sets, OpenCLIP ViT-B/32",
-    read=read_paper_sets,
-    clip=clip_from_hub,
-    pairs=lambda splits: splits.validation,  # the authors' own factors, of LAION, load with `BayesVLM.load_factors`
-    views=lambda splits: splits.validation,
-    num_views=1,
-    heads_to_prune=24,
-    fewer_heads=18,
-    heads_per_layer=10,
-    start="laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
-)
-
-SETTINGS = {each.name: each for each in (CLIP_TINYIMAGENET, CLIP_VIT_B32)}
 
 
 # The smallest

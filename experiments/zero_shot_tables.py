@@ -83,14 +83,14 @@ def _names(carried: Mapping[str, Mapping[str, Run]]) -> tuple[Mapping[str, Run],
     return of_seed, next(iter(of_seed.values()))["sets"]
 
 
-def render(name: str, content: Mapping[str, Any]) -> dict[str, str]:
-    """All tables by name, `setting/table`."""
+def render(content: Mapping[str, Any]) -> dict[str, str]:
+    """All tables by name."""
     seeds = content["seeds"]
     example = next(iter(seeds.values()))["single"]
-    tables = {f"{name}/quality": table(seeds, METHODS, (*QUALITY, *detection(example)))}
+    tables = {"quality": table(seeds, METHODS, (*QUALITY, *detection(example)))}
     if content.get("failures"):
         example = next(iter(content["failures"].values()))["single"]
-        tables[f"{name}/failures"] = table(content["failures"], FAILURE_METHODS, failure_columns(example))
+        tables["failures"] = table(content["failures"], FAILURE_METHODS, failure_columns(example))
     if content.get("carried"):
-        tables[f"{name}/carried"] = carried_table(content["carried"])
+        tables["carried"] = carried_table(content["carried"])
     return tables

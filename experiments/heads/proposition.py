@@ -8,36 +8,31 @@ number is a mean over rows with a sampling error.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from hydra_transformers._io.processes import gather, gather_batches
-from hydra_transformers.data.evaluation_data import EvaluationData, read_data
-from hydra_transformers.data.prediction import check_chooses_one_class, classes_of
 from hydra_transformers.pruning.ablation import Ablation, ablation_of
-from hydra_transformers.pruning.heads import Head, heads_of, tower_and_place
+from hydra_transformers.pruning.heads import Head
 from hydra_transformers.reports.table import markdown_table
 from hydra_transformers.uncertainty.metrics import exact_mean
 from hydra_transformers.uncertainty.paired import NORMAL_95
 
-from .arguments import as_head_sets
-from .head_outputs import one_member, watched_heads
+from .outputs import Batches, one_member, watched_heads
 
 
-CLEAN = "clean"
+CLEAN, NOISY = "clean", "noisy"
 HOLDS, FAILS, UNCLEAR, NOT_REFUTED, UNKNOWN = "holds", "fails", "unclear", "not refuted", "-"
+PIXEL_NOISE = 0.5  # standard deviation, in the model's units
+TOKEN_NOISE = 0.2  # share of tokens
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over rows and its standard error; None for a single row, and for heads of CLIP's text tower, which all rows
-    share."""
+    """A mean over rows and its standard error; None for a single row."""
 
     value: float
     error: float | None = None
@@ -50,26 +45,22 @@ class Estimate:
         variance = math.fsum(((rows - mean) ** 2).tolist()) / (len(rows) - 1)
         return cls(mean, math.sqrt(variance / len(rows)))
 
-    def __sub__(self, other: "Estimate") -> "Estimate":
-        """For independent rows."""
-        errors = (self.error, other.error)
-        return Estimate(self.value - other.value, None if None in errors else math.hypot(*errors))
-
-    @property
-    def is_clear(self) -> bool | None:
-        """Whether 0 is outside the 95 % interval; None without an error."""
-        return None if self.error is None else abs(self.value) > NORMAL_95 * self.error
-
     def __str__(self) -> str:
         """With three decimals, or five if both numbers are small."""
         decimals = 3 if max(abs(self.value), self.error or 0) >= 0.01 else 5
         return f"{self.value:+.{decimals}f}" + ("" if self.error is None else f" ± {self.error:.{decimals}f}")
 
     def at_least_zero(self) -> str:
-        return {None: UNKNOWN, True: HOLDS if self.value >= 0 else FAILS, False: UNCLEAR}[self.is_clear]
+        return self._told(HOLDS if self.value >= 0 else FAILS, UNCLEAR)
 
     def equals_zero(self) -> str:
-        return {None: UNKNOWN, True: FAILS, False: NOT_REFUTED}[self.is_clear]
+        return self._told(FAILS, NOT_REFUTED)
+
+    def _told(self, apart: str, within: str) -> str:
+        """By whether 0 is outside the 95 % interval."""
+        if self.error is None:
+            return UNKNOWN
+        return apart if abs(self.value) > NORMAL_95 * self.error else within
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,6 @@ class LossChange:
     before, after: the loss with all heads, and without the set
     change: after - before
     slope: g·d; curvature: dᵀHd; second_order: g·d + ½ dᵀHd
-    rows: how many the means are over
     """
 
     before: float
@@ -88,170 +78,76 @@ class LossChange:
     slope: Estimate
     curvature: Estimate
     second_order: Estimate
-    rows: int
-
-
-@dataclass(frozen=True)
-class Premises:
-    """What Proposition 1 assumes and claims, for one head set and one noisy set.
-
-    clean_slope: g·d on clean data, assumed to be 0: "not refuted" if its 95 % interval contains 0
-    noisy_slope: g·d on noisy data, assumed to be at least 0
-    curvature: dᵀ(H_noisy - H_clean)d, assumed to be at least 0; the paper asks this of every d, its proof of this one
-    gap_before, gap_after: loss on noisy data less that on clean data; pruning is claimed to increase it
-    gap_change: by how much it does; expected_change: the same by the second-order expansion
-    """
-
-    clean_slope: Estimate
-    noisy_slope: Estimate
-    curvature: Estimate
-    gap_before: float
-    gap_after: float
-    gap_change: Estimate
-    expected_change: Estimate
-
-    def verdicts(self) -> dict[str, str]:
-        """Assumption -> "holds", "fails", "unclear" (within the sampling error), for an equation "not refuted", or "-" without
-        an error."""
-        return {
-            "g·d = 0, clean": self.clean_slope.equals_zero(),
-            "g·d ≥ 0, noisy": self.noisy_slope.at_least_zero(),
-            "dᵀ(H_noisy - H_clean)d ≥ 0": self.curvature.at_least_zero(),
-            "claim: the gap grows": self.gap_change.at_least_zero(),
-        }
 
 
 @dataclass(frozen=True)
 class PruningUnderNoise:
     """The result of `pruning_under_noise`.
 
-    changes: head set -> data set ("clean" and the noisy ones) -> `LossChange`
+    changes: head set -> "clean" and "noisy" -> `LossChange`
+    differences: head set -> noisy less clean, row by row, of "change", "curvature" and "second_order"
     head_sets: head set -> its heads
-    smallest_eigenvalues: with `all_directions`, noisy set -> the smallest eigenvalue of H_noisy - H_clean over all steps that
-        remove heads, each head a unit; below 0 it is not positive definite
-    paired: head set -> noisy set -> differences to the clean set of "change", "curvature" and "second_order". Only for paired
-        rows: as many, with the same labels in the same order
     """
 
     changes: dict[str, dict[str, LossChange]]
+    differences: dict[str, dict[str, Estimate]]
     head_sets: dict[str, list[Head]]
-    smallest_eigenvalues: dict[str, float] = field(default_factory=dict)
-    paired: dict[str, dict[str, dict[str, Estimate]]] = field(default_factory=dict)
 
-    @property
-    def noisy_sets(self) -> list[str]:
-        return [name for name in next(iter(self.changes.values())) if name != CLEAN]
+    def verdicts(self, head_set: str) -> dict[str, str]:
+        """What the proposition assumes and claims -> "holds", "fails", "unclear" (within the sampling error), for an equation "not
+        refuted", or "-" without an error. The paper asks the third of every d, its proof of this one."""
+        clean, noisy = (self.changes[head_set][data] for data in (CLEAN, NOISY))
+        differences = self.differences[head_set]
+        return {
+            "g·d = 0, clean": clean.slope.equals_zero(),
+            "g·d ≥ 0, noisy": noisy.slope.at_least_zero(),
+            "dᵀ(H_noisy - H_clean)d ≥ 0": differences["curvature"].at_least_zero(),
+            "claim: the gap grows": differences["change"].at_least_zero(),
+        }
 
-    def premises(self, head_set: str, noisy: str | None = None) -> Premises:
-        """Proposition 1's assumptions, as measured for a head set and a noisy set, by default the first."""
-        noisy = self.noisy_sets[0] if noisy is None else noisy
-        clean, other = (self.changes[head_set][data] for data in (CLEAN, noisy))
-        paired = self.paired.get(head_set, {}).get(noisy, {})
+    def gaps(self, head_set: str) -> tuple[float, float]:
+        """Loss on noisy data less that on clean data, before and after pruning."""
+        clean, noisy = (self.changes[head_set][data] for data in (CLEAN, NOISY))
+        return noisy.before - clean.before, noisy.after - clean.after
 
-        def difference(name: str) -> Estimate:
-            return paired[name] if name in paired else getattr(other, name) - getattr(clean, name)
-
-        return Premises(
-            clean_slope=clean.slope,
-            noisy_slope=other.slope,
-            curvature=difference("curvature"),
-            gap_before=other.before - clean.before,
-            gap_after=other.after - clean.after,
-            gap_change=difference("change"),
-            expected_change=difference("second_order"),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def to_markdown(self) -> str:
-        """The change of the loss, expected and true; then whether the assumptions hold."""
-        parts = ["### Change of the loss", self._change_table(), "Means over rows, ± one standard error."]
-        parts += ["### Proposition 1", self._premise_table()]
-        if self.smallest_eigenvalues:
-            found = ", ".join(f"{name} {value:+.3g}" for name, value in self.smallest_eigenvalues.items())
-            parts.append(f"Smallest eigenvalue of H_noisy - H_clean over all removals of heads: {found}.")
-        return "\n\n".join(parts) + "\n"
-
-    def _change_table(self) -> str:
+    def tables(self) -> dict[str, str]:
         heading = ["Heads cut out", "Number", "Data", "g·d", "dᵀHd", "g·d + ½ dᵀHd", "True change"]
-        rows = [
+        changes = [
             [head_set, str(len(self.head_sets[head_set])), data]
-            + [str(each) for each in (of.slope, of.curvature, of.second_order, of.change)]
-            for head_set, changes in self.changes.items()
-            for data, of in changes.items()
+            + [str(estimate) for estimate in (of.slope, of.curvature, of.second_order, of.change)]
+            for head_set, of_set in self.changes.items()
+            for data, of in of_set.items()
         ]
-        return markdown_table(heading, rows)
-
-    def _premise_table(self) -> str:
-        rows, titles = [], []
+        premises, titles = [], []
         for head_set in self.changes:
-            for noisy in self.noisy_sets:
-                premises = self.premises(head_set, noisy)
-                verdicts = premises.verdicts()
-                titles = list(verdicts)
-                gap = f"{premises.gap_before:.3f} → {premises.gap_after:.3f}"
-                rows.append([head_set, noisy, gap, *verdicts.values()])
-        return markdown_table(["Heads cut out", "Noisy data", "Gap before → after", *titles], rows)
-
-    def plot(self, folder: str | Path) -> list[Path]:
-        """Writes `proposition.png`, the expected and the true change of the loss, and returns its path."""
-        from .head_plots import draw_pruning_under_noise
-
-        return draw_pruning_under_noise(self, folder)
+            verdicts = self.verdicts(head_set)
+            titles = list(verdicts)
+            premises.append([head_set, "{:.3f} → {:.3f}".format(*self.gaps(head_set)), *verdicts.values()])
+        return {
+            "Change of the loss": markdown_table(heading, changes) + "\n\nMeans over rows, ± one standard error.",
+            "Proposition 1": markdown_table(["Heads cut out", "Gap before → after", *titles], premises),
+        }
 
 
 def pruning_under_noise(
-    model: PreTrainedModel,
-    clean_data: Any,
-    noisy_data: Any,
-    head_sets: Mapping[str, Any],
-    *,
-    all_directions: bool = False,
-    class_prompts: Mapping[str, Tensor] | None = None,
-    batch_size: int = 32,
+    model: PreTrainedModel, clean_data: Batches, noisy_data: Batches, head_sets: Mapping[str, Sequence[Head]]
 ) -> PruningUnderNoise:
     """How the loss on clean and on noisy data changes when heads are cut out, and whether Proposition 1's assumptions hold.
 
-    Args:
-        model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is.
-        clean_data, noisy_data: with labels: a DataLoader, a list of dict batches, or a Dataset or list of dict rows. Noisy data
-            may be several sets, `{name: data}`.
-        head_sets: name -> the heads to cut out: a `Circuit` (all that it ranks), a `TaylorPruning`, heads as `prune_heads`
-            takes them, or a list of heads.
-        all_directions: look for a removal of heads along which the noisy loss is curved less than the clean one, which the
-            paper's premise rules out; needs a Hessian-vector product for each head.
-        class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
-        batch_size: rows per batch if data comes in rows. Second derivatives take several times the memory of training.
+    clean_data, noisy_data: with labels; the same rows in the same order, so that differences are of pairs
     """
-    check_chooses_one_class(model, "model")
     hydra = one_member(model)
-    sets = as_head_sets(head_sets, "head_sets", heads_of(hydra))
-    loss = GatedLoss(hydra, ablation_of(hydra, class_prompts))
-    noisy_sets = noisy_data if isinstance(noisy_data, Mapping) else {"noisy": noisy_data}
-    if not noisy_sets or CLEAN in noisy_sets:
-        count = len(noisy_sets) - (CLEAN in noisy_sets)
-        raise ValueError(f'noisy_data has {count} sets beside "clean": pass at least one, of other names')
-    data = {CLEAN: loss.read(clean_data, "clean_data", batch_size)}
-    data |= {name: loss.read(each, f"noisy_data ({name})", batch_size) for name, each in noisy_sets.items()}
-    rows = {name: loss.rows(each, sets) for name, each in data.items()}
-    labels = {name: torch.cat(gather_batches([part.cpu() for part in each.labels])) for name, each in data.items()}
-    pairs = [name for name in noisy_sets if torch.equal(labels[name], labels[CLEAN])]
-    changes, paired = {}, {}
-    for head_set in sets:
-        of_data = {name: by_set[head_set] for name, by_set in rows.items()}
-        changes[head_set] = {name: _loss_change(each, data[name].num_samples) for name, each in of_data.items()}
-        paired[head_set] = {name: _differences(of_data[name], of_data[CLEAN]) for name in pairs}
-    hessians = {name: loss.hessian(each) for name, each in data.items()} if all_directions else {}
-    smallest = {
-        name: float(torch.linalg.eigvalsh(hessian - hessians[CLEAN])[0])
-        for name, hessian in hessians.items()
-        if name != CLEAN
-    }
-    return PruningUnderNoise(changes, sets, smallest, paired)
-
-
-Place = tuple[str, int]  # tower and layer
+    loss = GatedLoss(hydra, ablation_of(hydra, None))
+    data = {CLEAN: clean_data, NOISY: noisy_data}
+    if not torch.equal(*(torch.cat([batch["labels"] for batch in batches]) for batches in data.values())):
+        raise ValueError("noisy_data has other labels than clean_data: pass the same rows in the same order")
+    rows = {name: loss.rows(batches, name, head_sets) for name, batches in data.items()}
+    changes = {head_set: {name: _loss_change(rows[name][head_set]) for name in data} for head_set in head_sets}
+    differences = {}
+    for head_set in head_sets:
+        clean, noisy = (_compared(rows[name][head_set]) for name in data)
+        differences[head_set] = {name: Estimate.of(values - clean[name]) for name, values in noisy.items()}
+    return PruningUnderNoise(changes, differences, {name: list(heads) for name, heads in head_sets.items()})
 
 
 class GatedLoss:
@@ -259,37 +155,26 @@ class GatedLoss:
 
     def __init__(self, hydra: PreTrainedModel, engine: Ablation):
         self.hydra, self.engine = hydra, engine
-        self.data_tower = next(iter(engine.towers))
-        self.heads: dict[Place, list[int]] = {
-            (name, layer): heads
-            for name, tower in engine.towers.items()
-            for layer, heads in enumerate(tower.heads)
-            if heads
-        }
+        [tower] = engine.towers.values()
+        self.heads: dict[int, list[int]] = {layer: heads for layer, heads in enumerate(tower.heads) if heads}
 
-    def read(self, data: Any, name: str, batch_size: int) -> EvaluationData:
-        names, count, place = self.engine.input_names, self.engine.num_classes, (self.hydra.device, self.hydra.dtype)
-        return read_data(data, name, names, batch_size, *place, count, classes=classes_of(self.hydra))
-
-    def rows(self, data: EvaluationData, sets: Mapping[str, Sequence[Head]]) -> dict[str, dict[str, Tensor]]:
-        """Head set -> "before", "after", "slope" and "curvature" of each row, (rows,). If all rows share a gate, slope and
-        curvature are sums over batches, (batches,)."""
-        of_batches = gather_batches(
-            [self._batch(inputs, labels, sets) for inputs, labels in zip(data.inputs, data.labels, strict=True)]
-        )
+    def rows(
+        self, data: Batches, name_of_data: str, sets: Mapping[str, Sequence[Head]]
+    ) -> dict[str, dict[str, Tensor]]:
+        """Head set -> "before", "after", "slope" and "curvature" of each row, (rows,)."""
+        batches = [self._batch(batch, sets) for batch in data]
         found = {}
         for name in sets:
-            found[name] = {key: torch.cat([each[name][key] for each in of_batches]) for key in of_batches[0][name]}
+            found[name] = {key: torch.cat([of_batch[name][key] for of_batch in batches]) for key in batches[0][name]}
             if not all(value.isfinite().all() for value in found[name].values()):
                 raise ValueError(
-                    f"the loss on {data.name}, or a derivative of it, is no finite number without the heads of {name!r}: look "
+                    f"the loss on {name_of_data} data, or a derivative of it, is not finite without the heads of {name!r}: look "
                     "for NaN in the data and in the weights"
                 )
         return found
 
-    def _batch(
-        self, inputs: Mapping[str, Tensor], labels: Tensor, sets: Mapping[str, Sequence[Head]]
-    ) -> dict[str, dict[str, Tensor]]:
+    def _batch(self, batch: Mapping[str, Tensor], sets: Mapping[str, Sequence[Head]]) -> dict[str, dict[str, Tensor]]:
+        inputs, labels = {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
         values: dict[str, dict[str, Tensor]] = {}
         gates = self.gates(len(labels))
         with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivatives
@@ -309,66 +194,44 @@ class GatedLoss:
             for name, of_set in values.items()
         }
 
-    def hessian(self, data: EvaluationData) -> Tensor:
-        """Second derivatives of the mean loss along the removals of all pairs of heads, (heads, heads)"""
-        heads = [(place, index) for place, numbers in self.heads.items() for index in range(len(numbers))]
-        total = torch.zeros(len(heads), len(heads), dtype=torch.float64)
-        for inputs, labels in zip(data.inputs, data.labels, strict=True):
-            gates = self.gates(len(labels))
-            with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
-                slopes = self._derivatives(self(inputs, labels, gates).sum(), gates, keep=True)
-                for row, (place, index) in enumerate(heads):
-                    second = self._derivatives(slopes[place][:, index].sum(), gates)
-                    total[row] += torch.cat([each.sum(dim=0) for each in second.values()]).double().cpu()
-        total = torch.stack(gather(total)).sum(dim=0)
-        return (total + total.t()) / (2 * data.num_samples)
-
-    def gates(self, rows: int, turned_off: Sequence[Head] | None = None) -> dict[Place, Tensor]:
-        """(rows, heads) in the tower that reads the data, (1, heads) in the one that reads the prompts: at 0 with gradients, or
-        with 1 for heads that are turned off."""
-        gates = {}
-        for (tower, layer), numbers in self.heads.items():
-            shape = (rows if tower == self.data_tower else 1, len(numbers))
-            gates[tower, layer] = torch.zeros(shape, dtype=self.hydra.dtype, device=self.hydra.device)
+    def gates(self, rows: int, turned_off: Sequence[Head] | None = None) -> dict[int, Tensor]:
+        """(rows, heads) of each layer: at 0 with gradients, or with 1 for heads that are turned off."""
+        gates = {
+            layer: torch.zeros(rows, len(numbers), dtype=self.hydra.dtype, device=self.hydra.device)
+            for layer, numbers in self.heads.items()
+        }
         if turned_off is None:
-            return {place: gate.requires_grad_() for place, gate in gates.items()}
-        for tower, layer, head in map(tower_and_place, turned_off):
-            gates[tower, layer][:, self.heads[tower, layer].index(head)] = 1
+            return {layer: gate.requires_grad_() for layer, gate in gates.items()}
+        for layer, head in turned_off:
+            gates[layer][:, self.heads[layer].index(head)] = 1
         return gates
 
-    def __call__(self, inputs: Mapping[str, Tensor], labels: Tensor, gates: Mapping[Place, Tensor]) -> Tensor:
+    def __call__(self, inputs: Mapping[str, Tensor], labels: Tensor, gates: Mapping[int, Tensor]) -> Tensor:
         """(rows,)"""
 
-        def gated(tower: str, layer: int, heads: Tensor) -> Tensor:
-            return heads * (1 - gates[tower, layer])[:, None, :, None]
+        def gated(layer: int, heads: Tensor) -> Tensor:
+            return heads * (1 - gates[layer])[:, None, :, None]
 
         with watched_heads(self.hydra, gated):
             *_, logits = self.engine.over([])(inputs)
         return nn.functional.cross_entropy(logits[0], labels, reduction="none")
 
-    def _derivatives(self, value: Tensor, gates: Mapping[Place, Tensor], keep: bool = False) -> dict[Place, Tensor]:
+    def _derivatives(self, value: Tensor, gates: Mapping[int, Tensor], keep: bool = False) -> dict[int, Tensor]:
         settings = {"create_graph": keep, "retain_graph": True, "allow_unused": True, "materialize_grads": True}
         return dict(zip(gates, torch.autograd.grad(value, list(gates.values()), **settings), strict=True))
 
-    def _along(self, derivatives: Mapping[Place, Tensor], heads: Sequence[Head]) -> Tensor:
-        """The sum over some heads: (rows,), or (1,) for the whole batch if all rows share a gate."""
-        places = list(map(tower_and_place, heads))
-        parts = [derivatives[tower, layer][:, self.heads[tower, layer].index(head)] for tower, layer, head in places]
-        if all(tower == self.data_tower for tower, _, _ in places):
-            return torch.stack(parts).sum(dim=0)
-        return torch.stack([part.sum() for part in parts]).sum(dim=0, keepdim=True)
+    def _along(self, derivatives: Mapping[int, Tensor], heads: Sequence[Head]) -> Tensor:
+        """The sum over some heads: (rows,)"""
+        parts = [derivatives[layer][:, self.heads[layer].index(head)] for layer, head in heads]
+        return torch.stack(parts).sum(dim=0)
 
 
-def _loss_change(rows: Mapping[str, Tensor], count: int) -> LossChange:
-    def estimate(values: Tensor) -> Estimate:
-        return Estimate.of(values) if len(values) == count else Estimate(math.fsum(values.tolist()) / count)
-
+def _loss_change(rows: Mapping[str, Tensor]) -> LossChange:
     return LossChange(
         before=exact_mean(rows["before"]),
         after=exact_mean(rows["after"]),
-        slope=estimate(rows["slope"]),
-        rows=count,
-        **{name: estimate(values) for name, values in _compared(rows).items()},
+        slope=Estimate.of(rows["slope"]),
+        **{name: Estimate.of(values) for name, values in _compared(rows).items()},
     )
 
 
@@ -381,11 +244,28 @@ def _compared(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _differences(noisy: Mapping[str, Tensor], clean: Mapping[str, Tensor]) -> dict[str, Estimate]:
-    """Between paired rows, for values that each row has."""
-    count, of_clean = len(clean["before"]), _compared(clean)
-    return {
-        name: Estimate.of(values - of_clean[name])
-        for name, values in _compared(noisy).items()
-        if len(values) == len(of_clean[name]) == count
-    }
+def with_noise(data: Batches, seed: int = 0) -> Batches:
+    """Data with Gaussian noise on `pixel_values`, or a share of `input_ids` replaced by others of the batch; the first and the last
+    token of a text stay."""
+    generator, noisy = torch.Generator().manual_seed(seed), []
+    for batch in data:
+        if "input_ids" in batch:
+            noisy.append(batch | {"input_ids": _replaced(batch["input_ids"], batch["attention_mask"], generator)})
+        else:
+            pixels = batch["pixel_values"]
+            noise = torch.randn(pixels.shape, generator=generator).to(pixels.device, pixels.dtype)
+            noisy.append(batch | {"pixel_values": pixels + PIXEL_NOISE * noise})
+    return noisy
+
+
+def _replaced(input_ids: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+    mask, rows = mask.bool().cpu(), torch.arange(len(input_ids))
+    inner = mask.clone()
+    inner[rows, mask.int().argmax(dim=1)] = False
+    inner[rows, mask.shape[1] - 1 - mask.int().flip(1).argmax(dim=1)] = False
+    words = input_ids.cpu()[inner]
+    chosen = inner & (torch.rand(inner.shape, generator=generator) < TOKEN_NOISE)
+    drawn = torch.randint(max(1, len(words)), (int(chosen.sum()),), generator=generator)
+    replaced = input_ids.cpu().clone()
+    replaced[chosen] = words[drawn]
+    return replaced.to(input_ids.device)

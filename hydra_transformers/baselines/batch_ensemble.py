@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..models.auto import hydra_class
-from .baseline import Baseline, check_is_classifier, check_is_count, is_number
+from .baseline import Baseline, check_is_classifier, check_is_count
 from .layer_replacement import linear_of, replace
 from .mc_dropout import repeated
 
@@ -23,8 +23,8 @@ class BatchEnsemble(Baseline):
     weight decay pulls members towards the model, not towards zero.
 
     Args:
-        model (`PreTrainedModel`): a classifier of a family that Hydras support; it is copied. DeBERTa, whose linear layers
-            also read a table of positions, raises an error when it runs; WavLM is not accepted.
+        model (`PreTrainedModel`): a classifier of a family that Hydras support; it is copied. WavLM, which reads
+            weights without calling their layers, and DeBERTa, whose layers also read a table of positions, are not accepted.
         num_members (`int`, defaults to 4): M.
         init (`str`, defaults to `"normal"`): how r and s start: "normal" (around one), "ones" (every member is the model, bit
             for bit) or "signs" (plus or minus one at random, for training from new weights).
@@ -42,15 +42,16 @@ class BatchEnsemble(Baseline):
     ):
         check_is_classifier(model)
         # Raises for other families, in which linear layers may read other rows than the batch's.
-        if not hydra_class(model).supports_lora_on_qkvo:
+        if not hydra_class(model).supports_lora_on_qkvo or getattr(model.config, "relative_attention", False):
             raise TypeError(
-                f"{type(model).__name__} reads weights without calling their layers: pass another classifier"
+                f"{type(model).__name__} reads weights without calling their layers, or a table of positions with them: pass "
+                "another classifier"
             )
         check_is_count(num_members)
-        if init not in INITS:
-            raise ValueError(f"init is {init!r}: pass one of {', '.join(INITS)}")
-        if std is not None and (init != "normal" or not (is_number(std) and std > 0)):
-            raise ValueError(f"std is {std!r} and init is {init!r}: pass a positive number, with init='normal' alone")
+        if init not in INITS or (std is not None and (init != "normal" or not std > 0)):
+            raise ValueError(
+                f"init is {init!r} and std {std!r}: pass one of {', '.join(INITS)}, and with 'normal' a positive std or none"
+            )
         super().__init__(copy.deepcopy(model), num_members=num_members, init=init, std=std, seed=seed)
         # Subclasses of nn.Linear may hold other numbers, or be read by other modules.
         linears = [module for module in self.model.modules() if type(module) is nn.Linear]
@@ -64,8 +65,6 @@ class BatchEnsemble(Baseline):
 
     def member(self, index: int) -> PreTrainedModel:
         """One member as a plain Transformers model."""
-        if not 0 <= index < self.num_members:
-            raise IndexError(f"member {index} does not exist: there are members 0 to {self.num_members - 1}")
         model = copy.deepcopy(self.model)
         replace(model, lambda linear: linear.of_member(index), member_linears(model))
         return model
@@ -108,8 +107,7 @@ class MemberLinear(nn.Module):
         """(members * batch, ..., in) -> (members * batch, ..., out)"""
         if inputs.shape[0] % self.num_members:
             raise ValueError(
-                f"a linear layer reads {inputs.shape[0]} rows, which are not those of {self.num_members} members: this model has "
-                "layers that read a table of positions, pass one without"
+                f"a linear layer reads {inputs.shape[0]} rows, which are not those of {self.num_members} members: pass another model"
             )
 
         def per_row(per_member: Tensor) -> Tensor:

@@ -11,14 +11,8 @@ from ..data.batches import batches
 from ..data.prediction import evaluation_mode
 from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32, log_mean_probability
 from .baseline import Baseline, check_is_count
-from .kronecker import (
-    Factors,
-    KroneckerPosterior,
-    probit_logits,
-    second_derivatives_of_similarity,
-    without_autocast,
-)
-from .prompt_classifier import PromptClassifier
+from .kronecker import Factors, KroneckerPosterior, probit_logits, second_derivatives_of_similarity, without_autocast
+from .prompt_classifier import PromptClassifier, check_has_images_and_texts, check_is_clip
 
 
 SIDES = ("image", "text")
@@ -37,8 +31,7 @@ class BayesVLM(Baseline):
     """
 
     def __init__(self, model: CLIPModel):
-        if not isinstance(model, CLIPModel):
-            raise TypeError(f"model is a {type(model).__name__}: pass a CLIPModel of Transformers")
+        check_is_clip(model)
         super().__init__(model)
         dtype = torch.promote_types(model.dtype, torch.float32)
         for side in SIDES:
@@ -75,14 +68,11 @@ class BayesVLM(Baseline):
         check_is_count(pairs_together, "pairs_together", 2)
         activations: dict[str, list[Tensor]] = {side: [] for side in SIDES}
         with evaluation_mode(self):
-            for number, batch in enumerate(batches(data, batch_size, self.device)):
-                missing = {"pixel_values", "input_ids"} - set(batch)
-                if missing:
-                    raise ValueError(f"batch {number} of data has no {min(missing)}: pass images with a text each")
-                counts = len(batch["pixel_values"]), len(batch["input_ids"])
-                if counts[0] != counts[1]:
+            for batch in batches(data, batch_size, self.device):
+                check_has_images_and_texts(batch, "data")
+                if len(batch["pixel_values"]) != len(batch["input_ids"]):
                     raise ValueError(
-                        f"batch {number} of data has {counts[0]} images and {counts[1]} texts: pass one text for each image"
+                        "a batch of data has other numbers of images and texts: pass one text for each image"
                     )
                 activations["image"].append(self._image_activations(batch["pixel_values"]))
                 texts = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}

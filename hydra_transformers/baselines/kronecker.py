@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from ..models.modeling_hydra import at_least_float32
-from .baseline import is_number
 
 
 LOG_RANGE = (math.log(1e-12), math.log(1e12))  # where the prior precision is searched
@@ -101,21 +100,17 @@ class KroneckerPosterior(nn.Module):
         prior_precision: λ; None for the one with the highest evidence
         pseudo_count: τ, how many times the data count
         """
-        for name, value in (("prior_precision", prior_precision), ("pseudo_count", pseudo_count)):
-            if value is not None and not (is_number(value) and value > 0):
-                raise ValueError(f"{name} is {value!r}: pass a positive number")
+        if not pseudo_count > 0 or not (prior_precision is None or prior_precision > 0):
+            raise ValueError(
+                f"prior_precision is {prior_precision!r} and pseudo_count {pseudo_count!r}: pass positive numbers"
+            )
         (of_inputs, input_basis), (of_outputs, output_basis) = map(_eigen, (input_factor, output_factor))
         if prior_precision is None:
             squared_length = float(weight.double().square().sum())
             prior_precision = best_prior_precision(of_inputs, of_outputs, squared_length, self.form, pseudo_count)
-        return {
-            "input_eigenvalues": of_inputs,
-            "input_basis": input_basis,
-            "output_eigenvalues": of_outputs,
-            "output_basis": output_basis,
-            "prior_precision": torch.tensor(prior_precision, dtype=torch.float64),
-            "pseudo_count": torch.tensor(pseudo_count, dtype=torch.float64),
-        }
+        prior, count = (torch.tensor(number, dtype=torch.float64) for number in (prior_precision, pseudo_count))
+        fitted = {"input_eigenvalues": of_inputs, "input_basis": input_basis, "output_eigenvalues": of_outputs}
+        return fitted | {"output_basis": output_basis, "prior_precision": prior, "pseudo_count": count}
 
     def set(self, fitted: dict[str, Tensor]) -> None:
         for name, value in fitted.items():
@@ -168,10 +163,6 @@ def best_prior_precision(
 ) -> float:
     """The λ with the highest evidence ½ (P log λ − λ ‖W‖² − log det), for P weights, ‖W‖² = squared_length and the
     determinant of the precision. The slope in log λ falls from end to end, so it is found by bisection."""
-    if squared_length == 0:
-        raise ValueError(
-            "all weights of the linear map are zero, so no prior precision fits them best: train the model first"
-        )
 
     def slope(prior_precision: float) -> float:
         """Twice d evidence / d log λ: the number of weights that the data determine, less λ ‖W‖²."""
@@ -188,8 +179,8 @@ def best_prior_precision(
     low, high = LOG_RANGE
     if slope(math.exp(low)) <= 0 or slope(math.exp(high)) >= 0:
         raise ValueError(
-            "no prior precision has the highest evidence: the data say nothing about these weights, for example because every "
-            "probability is 0 or 1; pass prior_precision, or more data"
+            "no prior precision has the highest evidence: the data say nothing about these weights, or all weights are zero; pass "
+            "prior_precision, or more data"
         )
     for _ in range(100):
         middle = (low + high) / 2

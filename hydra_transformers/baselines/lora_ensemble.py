@@ -111,6 +111,7 @@ def _adapter_weights(model: "PeftModel", adapter: str) -> dict[str, torch.Tensor
 
 
 def _with_adapters(backbone: PreTrainedModel, folders: Sequence[Path]) -> LoRAEnsemble:
+    """Loads an adapter from each folder; refuses those of which PEFT would leave out weights without a word."""
     from peft import PeftModel
 
     try:
@@ -118,8 +119,15 @@ def _with_adapters(backbone: PreTrainedModel, folders: Sequence[Path]) -> LoRAEn
         model = PeftModel.from_pretrained(copy.deepcopy(backbone), folders[0], adapter_name=folders[0].name)
         for member in folders[1:]:
             model.load_adapter(member, adapter_name=member.name)
+        # Resized embeddings are saved with an adapter, but belong to the backbone.
+        of_backbone = {f"base_model.model.{name}" for name in backbone.state_dict()}
         for member in folders:
-            _check_all_was_loaded(backbone, model, member)
+            with safe_open(member / WEIGHTS_FILE, "pt") as file:
+                saved, places = set(file.keys()), set(_adapter_weights(model, member.name))
+            if saved - places - of_backbone:
+                raise RuntimeError(f"no place for {min(saved - places - of_backbone)} of {member.name}")
+            if places - saved:
+                raise RuntimeError(f"no {min(places - saved)} in {member.name}")
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise ValueError(
@@ -127,19 +135,6 @@ def _with_adapters(backbone: PreTrainedModel, folders: Sequence[Path]) -> LoRAEn
             "the backbone that they were trained on"
         ) from error
     return LoRAEnsemble(model)
-
-
-def _check_all_was_loaded(backbone: PreTrainedModel, model: "PeftModel", member: Path) -> None:
-    """PEFT ignores weights that have no place, and places that have no weights."""
-    with safe_open(member / WEIGHTS_FILE, "pt") as file:
-        saved = set(file.keys())
-    places = set(_adapter_weights(model, member.name))
-    # Resized embeddings are saved with an adapter, but belong to the backbone.
-    surplus = saved - places - {f"base_model.model.{name}" for name in backbone.state_dict()}
-    if surplus:
-        raise RuntimeError(f"no place for {min(surplus)} of {member.name}")
-    if places - saved:
-        raise RuntimeError(f"no {min(places - saved)} in {member.name}")
 
 
 def finetune_lora_ensemble(

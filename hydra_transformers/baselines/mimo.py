@@ -14,7 +14,7 @@ from ..data.prediction import device_of, evaluation_mode
 from ..models.configuration_hydra import set_problem_type
 from ..models.modeling_hydra import HydraClassifierOutput
 from ..uncertainty.inputs import widened
-from .baseline import Baseline, check_is_classifier, check_is_count, is_number
+from .baseline import Baseline, check_is_classifier, check_is_count
 from .layer_replacement import changed, head_name
 
 
@@ -27,22 +27,18 @@ class MIMO(Baseline):
     """A classifier that reads `num_members` inputs, each in a place of its own, and has a head for each.
 
     In training the places hold different examples, which `MIMOCollator` draws. In use all places hold the same one: the
-    heads are an ensemble for about the price of one forward.
+    heads are an ensemble for about the price of one forward. It must be trained: a network trained on single inputs cannot
+    tell several apart. Starting from pre-trained weights is ours; the paper trains from scratch. The loss is the sum over
+    members, as in the paper.
 
-    model: a Transformers classifier that reads images through one convolution (like ViT) or texts through token embeddings
-        (like BERT); it is copied
-    num_members: M
-    spread: how much the places differ at the start. The projection of each is W / M plus noise that sums to zero over the
-        places, so that with one example in all places it starts as the model. 1.0 is noise as large as W / M; with 0.0 all
-        places are alike
-    seed: for that noise
-
-    For images, W is the projection of patches. For texts, each place has its own matrix behind the token embeddings; a token
-    is read if any place has one there. The heads start as copies of the model's. The loss is the sum over members, as in the
-    paper.
-
-    It must be trained: a network trained on single inputs cannot tell several apart. Starting from pre-trained weights is
-    ours; the paper trains from scratch.
+    Args:
+        model (`PreTrainedModel`): a classifier that reads images through one convolution (like ViT), or texts through token
+            embeddings (like BERT); it is copied. Its head is copied for each member.
+        num_members (`int`, defaults to 3): M.
+        spread (`float`, defaults to 1.0): how much the places differ at the start. The projection of each (of patches; for
+            texts a matrix behind the embeddings) is W / M plus noise that sums to zero over the places, so that with one
+            example in all places it starts as the model. 1.0 is noise as large as W / M; with 0.0 all places are alike.
+        seed (`int`, defaults to 0): for that noise.
     """
 
     def __init__(self, model: PreTrainedModel, num_members: int = 3, spread: float = 1.0, seed: int = 0):
@@ -50,8 +46,6 @@ class MIMO(Baseline):
         if model.main_input_name not in ("pixel_values", "input_ids"):
             raise ValueError(f"model is a {type(model).__name__}: pass a classifier of images or texts")
         check_is_count(num_members)
-        if not (is_number(spread) and spread >= 0):
-            raise ValueError(f"spread is {spread!r}: pass 0 or more")
         super().__init__(copy.deepcopy(model), num_members=num_members, spread=spread, seed=seed)
         self.reads |= {"places"}
         generator = torch.Generator("cpu").manual_seed(seed)
@@ -66,10 +60,9 @@ class MIMO(Baseline):
             mixing = _mixing_matrices(self.model.get_input_embeddings().weight, num_members, spread, generator)
             self.embeddings = nn.ParameterDict({"mixing": mixing})  # recipes train it with the embeddings, by its name
         self.head = head_name(self.model)
-        heads = changed(
-            self.model.get_submodule(self.head), lambda tensor: tensor.repeat(num_members, *[1] * (tensor.dim() - 1))
-        )
-        self.model.set_submodule(self.head, heads)
+        head = self.model.get_submodule(self.head)
+        copies = changed(head, lambda tensor: tensor.repeat(num_members, *[1] * (tensor.dim() - 1)))
+        self.model.set_submodule(self.head, copies)
 
     def outputs(
         self, inputs: dict[str, Tensor], labels: Tensor | None, num_items_in_batch: Tensor | int | None
@@ -86,8 +79,7 @@ class MIMO(Baseline):
             )
         if getattr(self, "_is_replica", False):  # its part of the batch lacks examples that its places name
             raise RuntimeError(
-                "nn.DataParallel splits a batch, and a MIMO in training reads examples of all of it together: train on "
-                "one GPU (CUDA_VISIBLE_DEVICES=0), or with a process for each (torchrun)"
+                "a MIMO trains on all of a batch together, which nn.DataParallel splits: train on one GPU, or with torchrun"
             )
         if labels is not None and num_items_in_batch is not None:  # it counts each example once
             num_items_in_batch = num_items_in_batch * len(places) / len(labels)
@@ -97,11 +89,9 @@ class MIMO(Baseline):
     def member_logits(self, **inputs: Tensor) -> Tensor:
         """inputs: (rows, ...), read in all places, or (rows, members, ...)"""
         dims = IMAGE_INPUTS if self.reads_images else TEXT_INPUTS
-        main = self.model.main_input_name
-        if main not in inputs or not inputs.keys() <= dims.keys():
+        if self.model.main_input_name not in inputs or not inputs.keys() <= dims.keys():
             raise ValueError(
-                f"a MIMO of {type(self.model).__name__} reads {', '.join(dims)} in its places, and got {', '.join(inputs)}: pass "
-                f"{main}, and nothing else of the model's inputs"
+                f"a MIMO of {type(self.model).__name__} reads {', '.join(dims)}, and got {', '.join(inputs)}: leave the others out"
             )
         for name, value in inputs.items():
             if value.dim() == dims[name]:
@@ -130,8 +120,12 @@ class MIMO(Baseline):
     def _split_projection(self, spread: float, generator: torch.Generator) -> None:
         """Gives the convolution the channels of all places."""
         conv = self.model.get_submodule(self.projection)
-        before = conv.in_channels
-        weight = _split_weight(widened(conv.weight), self.num_members, spread, generator).to(conv.weight)
+        before, wide = conv.in_channels, widened(conv.weight)
+        noise = _noise(wide.shape, self.num_members, generator).to(wide.device)
+        parts = (
+            wide + spread * wide.std() * noise
+        ) / self.num_members  # (members, out, in, height, width), sum to the weight
+        weight = parts.transpose(0, 1).flatten(1, 2).to(conv.weight)
         conv.weight, conv.in_channels = nn.Parameter(weight), weight.shape[1]
         for module in self.model.modules():  # some check the number of channels
             if getattr(module, "num_channels", None) == before:
@@ -141,13 +135,13 @@ class MIMO(Baseline):
 class MIMOCollator:
     """Collates rows to train a `MIMO`, and draws which examples are read together: `Trainer(data_collator=...)`.
 
-    num_members: of the MIMO
-    rho: the share of rows with one example in all places
-    repetitions: how often each example occurs in a batch; more cost more, for gradients with less noise
-    collator: makes a batch of rows; by default one that pads texts
+    The batch stays as it is and gets `places` (rows, members), which a MIMO ignores in evaluation.
 
-    The paper has 0.5 and 4; ViTs need mostly rows of one example (0.6 to 0.9). The batch stays as it is and gets `places`
-    (rows, members), which a MIMO ignores in evaluation. Use one process per GPU (`torchrun`): `nn.DataParallel` is refused.
+    Args:
+        num_members (`int`): of the MIMO.
+        rho (`float`, defaults to 0.5): the share of rows with one example in all places; ViTs need 0.6 to 0.9.
+        repetitions (`int`, defaults to 4): how often each example occurs in a batch; more cost more, for less noise.
+        collator (*optional*): makes a batch of rows; by default one that pads texts.
     """
 
     def __init__(
@@ -159,7 +153,7 @@ class MIMOCollator:
     ):
         check_is_count(num_members)
         check_is_count(repetitions, "repetitions")
-        if not (is_number(rho) and 0 <= rho <= 1):
+        if not 0 <= rho <= 1:
             raise ValueError(f"rho is {rho!r}: pass a share from 0 to 1")
         self.num_members, self.rho, self.repetitions, self.collator = num_members, rho, repetitions, collator
 
@@ -196,16 +190,17 @@ def _check_reads_embeddings(model: PreTrainedModel) -> None:
     if device.type == "meta":
         return
     padding = model.config.pad_token_id or 0
+    inputs = {"attention_mask": torch.tensor([[1, 1, 0]], device=device)}
+    inputs = inputs if "attention_mask" in inspect.signature(model.forward).parameters else {}
     tokens = torch.tensor([[padding + 1 if padding == 0 else padding - 1] * 2 + [padding]], device=device)
-    has_mask = "attention_mask" in inspect.signature(model.forward).parameters
-    mask = {"attention_mask": torch.tensor([[1, 1, 0]], device=device)} if has_mask else {}
     with evaluation_mode(model):
         try:
-            expected = model(input_ids=tokens, **mask).logits
-            found = model(inputs_embeds=model.get_input_embeddings()(tokens), **mask).logits
+            expected = model(input_ids=tokens, **inputs).logits
+            logits = model(inputs_embeds=model.get_input_embeddings()(tokens), **inputs).logits
+            is_same = torch.allclose(logits, expected, rtol=1e-3, atol=1e-5)
         except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
-            found = None
-    if found is None or not torch.allclose(found, expected, rtol=1e-3, atol=1e-5):
+            is_same = False
+    if not is_same:
         raise ValueError(
             f"{type(model).__name__} gives other logits for embeddings than for their tokens, and a MIMO mixes the embeddings of "
             "its places: pass an encoder like BERT"
@@ -228,12 +223,6 @@ def _noise(shape: Sequence[int], num_members: int, generator: torch.Generator) -
     """(members, *shape), summing to zero over the members"""
     drawn = torch.randn(num_members, *shape, generator=generator, device="cpu", dtype=torch.float64)
     return drawn - drawn.mean(dim=0)
-
-
-def _split_weight(weight: Tensor, members: int, spread: float, generator: torch.Generator) -> Tensor:
-    """(out, in, height, width) -> (out, members * in, height, width): parts that sum to the weight"""
-    noise = _noise(weight.shape, members, generator).to(weight.device)
-    return ((weight + spread * weight.std() * noise) / members).transpose(0, 1).flatten(1, 2)
 
 
 @torch.no_grad()

@@ -8,21 +8,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..fusion.building import default_dtype
 from ..models.auto import AutoHydra, hydra_class
-from .baseline import check_is_classifier, check_is_count, is_number
+from .baseline import check_is_classifier, check_is_count
 from .seeding import seeded
 
 
-WIDTHS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "hidden_dim",
-    "encoder_ffn_dim",
-    "embedding_size",
-    "pooler_hidden_size",
-    "coordinate_size",
-    "shape_size",
-)
+WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "hidden_dim", "encoder_ffn_dim", "embedding_size")
+WIDTHS += ("pooler_hidden_size",)
 
 
 class PackedEnsemble:
@@ -63,7 +54,7 @@ class PackedEnsemble:
     def narrow_config(config: PreTrainedConfig, num_members: int = 3, alpha: float = 2.0) -> PreTrainedConfig:
         """The config of one member; its widths must be whole numbers."""
         check_is_count(num_members)
-        if not (is_number(alpha) and 0 < alpha <= num_members):
+        if not 0 < alpha <= num_members:
             raise ValueError(f"alpha is {alpha!r}: pass a width of up to num_members ({num_members}) models")
         if not hasattr(config, "hidden_size"):
             raise ValueError(f"config is a {type(config).__name__} without a hidden_size: pass that of one encoder")

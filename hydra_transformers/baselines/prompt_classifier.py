@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from transformers import CLIPModel
 
 from ..cost import multiply_adds_of
 from ..data.prediction import evaluation_mode
@@ -30,12 +31,8 @@ class PromptClassifier(nn.Module):
         self.model = baseline
         self.num_prompts = len(class_prompts["input_ids"])
         with evaluation_mode(baseline):
-            parts = [
-                baseline.prompt_features(
-                    **{name: value[start : start + PROMPTS_PER_PASS] for name, value in class_prompts.items()}
-                )
-                for start in range(0, self.num_prompts, PROMPTS_PER_PASS)
-            ]
+            passes = zip(*(value.split(PROMPTS_PER_PASS) for value in class_prompts.values()), strict=True)
+            parts = [baseline.prompt_features(**dict(zip(class_prompts, part, strict=True))) for part in passes]
         self.num_features = len(parts[0])
         for number, features in enumerate(zip(*parts, strict=True)):
             self.register_buffer(f"features_{number}", torch.cat(features), persistent=False)
@@ -53,3 +50,14 @@ class PromptClassifier(nn.Module):
         prompts = {"input_ids": torch.zeros(self.num_prompts, 1, dtype=torch.long, device="meta")}
         counted = type(self)(self.model.without_weights(), prompts)
         return multiply_adds_of(counted, **example_inputs(self.model.config.vision_config, 1, "meta"))
+
+
+def check_is_clip(model: nn.Module) -> None:
+    if not isinstance(model, CLIPModel):
+        raise TypeError(f"model is a {type(model).__name__}: pass a CLIPModel of Transformers")
+
+
+def check_has_images_and_texts(batch: Mapping[str, Tensor], name: str) -> None:
+    missing = {"pixel_values", "input_ids"} - set(batch)
+    if missing:
+        raise ValueError(f"{name} has no {min(missing)}: pass images and texts, or use zero_shot()")

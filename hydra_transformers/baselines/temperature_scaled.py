@@ -45,8 +45,6 @@ def temperature_scaled_clip(
     The temperature T becomes part of the weights: `logit_scale` loses log T, and SigLIP's `logit_bias` is divided by T (which
     is fitted to a softmax over the classes, see `ZeroShotClassifier`). So the copy is saved and published as a plain CLIP.
     """
-    if not hasattr(model, "get_text_features"):
-        raise TypeError(f"model is a {type(model).__name__}, no model of two towers: pass it to temperature_scaled")
     classifier = ZeroShotClassifier(model, class_prompts)
     # Part of the weights, it divides the logits of each member: that is the temperature to look for.
     temperature = best_temperature(*_collected(classifier, data, batch_size), pooled=False)

@@ -3,20 +3,15 @@
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import CLIPModel
 
 from ..data.batches import batches, split_labels
-from ..data.prediction import (
-    accepted_inputs,
-    answer_of,
-    device_of,
-    evaluation_mode,
-    member_logits_of,
-)
+from ..data.prediction import accepted_inputs, answer_of, device_of, evaluation_mode, member_logits_of
 from ..data.zero_shot import check_class_prompts
 from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32
 from ..uncertainty.inputs import as_tensor
@@ -29,42 +24,23 @@ from ..uncertainty.metrics import (
 )
 from .baseline import Baseline, check_is_count
 from .kronecker import without_autocast
-from .prompt_classifier import PromptClassifier
+from .prompt_classifier import PromptClassifier, check_has_images_and_texts, check_is_clip
 
 
 WIDTHS = (512, 256, 128)  # of the predictor's hidden layers
-ATTENTION_STEPS = 200  # before the attention trains too
-
-
-class Features(NamedTuple):
-    """What the predictor reads: scale · features @ classesᵀ are the model's logits.
-
-    features: (rows, dim), of images; classes: (classes, dim), of the prompts
-    """
-
-    features: Tensor
-    classes: Tensor
-    scale: Tensor
-
-    def logits(self) -> Tensor:
-        return self.scale * self.features @ self.classes.t()
 
 
 class FailurePredictor(nn.Module):
     """A logit of "the prediction is right" from a row's features and those of all classes.
 
-    It reads the features, the mean of the classes weighted by attention (at first the model's probabilities) and the
-    predicted class, so it does not depend on the order or the number of the classes.
+    It reads the features, the mean of the classes weighted by the model's probabilities and the predicted class, so it does
+    not depend on the order or the number of the classes.
     """
 
-    def __init__(self, dim: int, learned_attention: bool, seed: int = 0):
+    def __init__(self, dim: int, seed: int = 0):
         super().__init__()
-        self.learned_attention = learned_attention
+        sizes = (3 * dim, *WIDTHS)
         with torch.random.fork_rng(devices=[]):  # reset draws the weights
-            if learned_attention:
-                self.of_features = nn.Linear(dim, dim, bias=False)
-                self.of_classes = nn.Linear(dim, dim, bias=False)
-            sizes = (3 * dim, *WIDTHS)
             hidden = [layer for size in pairwise(sizes) for layer in (nn.Linear(*size), nn.ReLU())]
             self.mlp = nn.Sequential(*hidden, nn.Linear(sizes[-1], 1))
         if self.mlp[0].weight.device.type != "meta":
@@ -72,25 +48,17 @@ class FailurePredictor(nn.Module):
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:
-        """Draws new weights; the attention starts as the model's probabilities."""
+        """Draws new weights."""
         generator = torch.Generator().manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if name.startswith("of_"):
-                parameter.copy_(torch.eye(len(parameter)))
-                continue
-            fan_in = self.mlp.get_submodule(name.split(".")[1]).in_features
-            drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
-            parameter.copy_((2 * drawn - 1) / math.sqrt(fan_in))
+        for linear in self.mlp[::2]:
+            for parameter in linear.parameters():
+                drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
+                parameter.copy_((2 * drawn - 1) / math.sqrt(linear.in_features))
 
-    def forward(self, read: Features) -> Tensor:
-        """-> (rows,)"""
-        logits = attention = read.logits()
-        if self.learned_attention:
-            projected = read._replace(features=self.of_features(read.features), classes=self.of_classes(read.classes))
-            attention = projected.logits()
-        expected = attention.softmax(dim=-1) @ read.classes
-        predicted = read.classes[logits.argmax(dim=-1)]
-        return self.mlp(torch.cat([read.features, expected, predicted], dim=-1)).squeeze(-1)
+    def forward(self, features: Tensor, classes: Tensor, logits: Tensor) -> Tensor:
+        """(rows, dim), (classes, dim), (rows, classes) -> (rows,)"""
+        expected, predicted = logits.softmax(dim=-1) @ classes, classes[logits.argmax(dim=-1)]
+        return self.mlp(torch.cat([features, expected, predicted], dim=-1)).squeeze(-1)
 
 
 class ViLU(Baseline):
@@ -102,15 +70,13 @@ class ViLU(Baseline):
 
     Args:
         model (`CLIPModel`): becomes part of this.
-        learned_attention (`bool`, defaults to `False`): train the attention over the classes too, as in the paper; the authors' published settings do not
     """
 
-    def __init__(self, model: CLIPModel, learned_attention: bool = False):
-        if not isinstance(model, CLIPModel):
-            raise TypeError(f"model is a {type(model).__name__}: pass a CLIPModel of Transformers")
-        super().__init__(model, learned_attention=learned_attention)
+    def __init__(self, model: CLIPModel):
+        check_is_clip(model)
+        super().__init__(model)
         where = {"device": device_of(model), "dtype": torch.promote_types(model.dtype, torch.float32)}
-        self.predictor = FailurePredictor(model.config.projection_dim, learned_attention).to(**where)
+        self.predictor = FailurePredictor(model.config.projection_dim).to(**where)
 
     def train(self, mode: bool = True) -> "ViLU":
         """The model stays in eval mode: the predictor alone trains."""
@@ -131,18 +97,15 @@ class ViLU(Baseline):
         features = self.model.get_text_features(**{name: prompts[name].to(self.device) for name in names})
         return nn.functional.normalize(at_least_float32(features.pooler_output), dim=-1)
 
-    def _read(self, features: Tensor, classes: Tensor) -> Features:
-        return Features(features, classes, at_least_float32(self.model.logit_scale.detach()).exp())
+    def logits_of(self, features: Tensor, classes: Tensor) -> Tensor:
+        """(rows, dim), (classes, dim) -> the model's logits (rows, classes)"""
+        return at_least_float32(self.model.logit_scale.detach()).exp() * features @ classes.t()
 
     def outputs(
         self, inputs: dict[str, Tensor], labels: Tensor | None, num_items_in_batch: Tensor | int | None
     ) -> HydraClassifierOutput:
         """The model's prediction over the texts of `input_ids`; `detector_score` (batch,); the predictor's loss."""
-        missing = {"pixel_values", "input_ids"} - inputs.keys()
-        if missing:
-            raise ValueError(
-                f"the batch has no {min(missing)}: pass images and the texts of the classes, or use zero_shot()"
-            )
+        check_has_images_and_texts(inputs, "the batch")
         output = self.classify(inputs["pixel_values"], self.class_features(**inputs), labels)
         if output.loss is not None and num_items_in_batch is not None:
             output.loss = output.loss * len(labels) / num_items_in_batch
@@ -159,12 +122,12 @@ class ViLU(Baseline):
         """What `forward` returns, for images and the features of classes (classes, dim)."""
         features = self.features(pixel_values)
         with without_autocast(features.device):
-            read = self._read(features, classes)
-            member_logits, right_logits = read.logits().unsqueeze(1), self.predictor(read)
-            output = answer_of(self.model, member_logits)
+            logits = self.logits_of(features, classes)
+            right_logits = self.predictor(features, classes, logits)
+            output = answer_of(self.model, logits.unsqueeze(1))
             output.detector_score = 1 - right_logits.sigmoid()
             if labels is not None:
-                output.loss = failure_loss(right_logits, member_logits[:, 0].argmax(dim=-1) == labels)
+                output.loss = failure_loss(right_logits, logits.argmax(dim=-1) == labels)
             return output
 
     def fit(
@@ -191,14 +154,36 @@ class ViLU(Baseline):
         """
         check_class_prompts(class_prompts, self.model)
         check_is_count(epochs, "epochs")
-        read, is_right = self._examples(data, class_prompts, batch_size)
+        features, classes, is_right = self._examples(data, class_prompts, batch_size)
         self.predictor.reset(seed)
-        self._train(read, is_right, batch_size, epochs, learning_rate, seed)
+        optimizer = torch.optim.AdamW(self.predictor.parameters(), lr=learning_rate, weight_decay=0.05)
+        steps = epochs * math.ceil(len(is_right) / batch_size)
+        warm_up = max(1, steps // 20)
+
+        def rate(step: int) -> float:
+            return min((step + 1) / warm_up, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+
+        schedule, generator = LambdaLR(optimizer, rate), torch.Generator().manual_seed(seed)
+        with torch.enable_grad():
+            for _ in range(epochs):
+                order = torch.randperm(len(is_right), generator=generator).to(is_right.device)
+                for part in order.split(batch_size):
+                    optimizer.zero_grad()
+                    logits = self.logits_of(features[part], classes)
+                    failure_loss(self.predictor(features[part], classes, logits), is_right[part]).backward()
+                    optimizer.step()
+                    schedule.step()
+        optimizer.zero_grad()
+        if not all(parameter.isfinite().all() for parameter in self.predictor.parameters()):
+            raise ValueError(
+                f"the predictor's weights are not finite after training (learning_rate is {learning_rate}): pass a smaller one, "
+                "and check that the model's features are finite"
+            )
         return self
 
     @torch.no_grad()
-    def _examples(self, data: Any, prompts: Mapping[str, Tensor], batch_size: int) -> tuple[Features, Tensor]:
-        """The features of all rows and classes, and whether each prediction is right."""
+    def _examples(self, data: Any, prompts: Mapping[str, Tensor], batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The features of all rows (rows, dim) and classes (classes, dim), and whether each prediction is right (rows,)."""
         all_features, all_labels = [], []
         with evaluation_mode(self):
             for batch in batches(data, batch_size, self.device):
@@ -212,45 +197,13 @@ class ViLU(Baseline):
             features, labels, classes = torch.cat(all_features), torch.cat(all_labels), self.class_features(**prompts)
         if labels.max() >= len(classes):  # negative labels are of no class: out-of-distribution rows
             raise ValueError(f"data has the label {labels.max().item()}: the classes are 0 to {len(classes) - 1}")
-        read = self._read(features, classes)
-        is_right = read.logits().argmax(dim=-1) == labels
+        is_right = self.logits_of(features, classes).argmax(dim=-1) == labels
         if is_right.all() or not is_right.any():
             raise ValueError(
                 f"the model answers {'all' if is_right.all() else 'none'} of the {len(labels)} rows rightly, so there is nothing to "
                 "tell apart: pass rows that it was not trained on"
             )
-        return read, is_right
-
-    def _train(
-        self, read: Features, is_right: Tensor, batch_size: int, epochs: int, learning_rate: float, seed: int
-    ) -> None:
-        named = dict(self.predictor.named_parameters())
-        attention = [parameter for name, parameter in named.items() if name.startswith("of_")]
-        others = [parameter for name, parameter in named.items() if not name.startswith("of_")]
-        groups = [{"params": others}, *([{"params": attention}] if attention else [])]
-        optimizer = torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.05)
-        generator = torch.Generator().manual_seed(seed)
-        steps = epochs * math.ceil(len(is_right) / batch_size)
-        warm_up = max(1, steps // 20)
-        done = 0
-        with torch.enable_grad():
-            for _ in range(epochs):
-                order = torch.randperm(len(is_right), generator=generator).to(is_right.device)
-                for part in order.split(batch_size):
-                    rate = min((done + 1) / warm_up, 0.5 + 0.5 * math.cos(math.pi * done / steps))
-                    for number, group in enumerate(optimizer.param_groups):
-                        group["lr"] = 0.0 if number and done < ATTENTION_STEPS else rate * learning_rate
-                    optimizer.zero_grad()
-                    right_logits = self.predictor(read._replace(features=read.features[part]))
-                    failure_loss(right_logits, is_right[part]).backward()
-                    optimizer.step()
-                    done += 1
-        optimizer.zero_grad()
-        if not all(parameter.isfinite().all() for parameter in self.predictor.parameters()):
-            raise ValueError(
-                f"the predictor's weights are not finite after training (learning_rate is {learning_rate}): pass a smaller one, "
-                "and check that the model's features are finite"
-            )
+        return features, classes, is_right
 
 
 class ViLUClassifier(PromptClassifier):
@@ -263,10 +216,8 @@ def failure_loss(right_logits: Tensor, is_right: Tensor) -> Tensor:
     accuracy = is_right.float().mean()
     weight = -torch.log1p(-accuracy)  # log(1 + a / (1 − a))
     weight = torch.where((accuracy > 0) & (accuracy < 1), weight, torch.ones_like(weight))
-    weights = torch.where(is_right, torch.ones_like(weight), weight)
-    return nn.functional.binary_cross_entropy_with_logits(
-        right_logits, is_right.to(right_logits.dtype), weights.to(right_logits.dtype)
-    )
+    weights = torch.where(is_right, torch.ones_like(weight), weight).to(right_logits.dtype)
+    return nn.functional.binary_cross_entropy_with_logits(right_logits, is_right.to(right_logits.dtype), weights)
 
 
 @torch.inference_mode()
@@ -285,8 +236,6 @@ def collect_confidences(model: nn.Module, data: Any, batch_size: int = 32) -> tu
             confidences.append((1 - output.detector_score.double()) if is_vilu else mean.amax(dim=-1))
             if labels is not None:
                 rights.append(mean.argmax(dim=-1) == labels)
-    if not confidences:
-        raise ValueError("data has no batches: pass at least one sample")
     return torch.cat(confidences).cpu(), torch.cat(rights).cpu() if rights else None
 
 

@@ -11,13 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.modeling_hydra import (
-    HydraClassifierOutput,
-    ensemble_logits,
-    log_mean_probability,
-    mean_plus_minus_std,
-)
+from ..models.modeling_hydra import HydraClassifierOutput, ensemble_logits, log_mean_probability
 from ..models.pipeline_hydra import evaluation_mode
+from ..models.regression import mean_plus_minus_std
 from .batches import batches, labels_of, split_labels
 from .labels import model_classes
 from .zero_shot import ZeroShotClassifier, zero_shot_in
@@ -57,7 +53,8 @@ def member_logits_of(output: Any, source: str = "the model", per_token: bool = F
             f"{source} gave {name} of shape {tuple(getattr(output, name).shape)}: expected (batch, members, {places}classes), or "
             "without members"
         )
-    return mean_plus_minus_std(logits, getattr(output, "member_variances", None))
+    variances = getattr(output, "member_variances", None)
+    return logits if variances is None else mean_plus_minus_std(logits, variances)
 
 
 def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:

@@ -16,7 +16,7 @@ from .modeling_hydra import (
 
 
 class HydraAudioEncoderMixin(HydraEncoderMixin):
-    """An encoder of spectrograms: embeddings of their patches."""
+    """A fused encoder of spectrograms, without a head: `HydraModelOutput`."""
 
     def get_input_embeddings(self) -> nn.Module:
         """The patch embeddings; those of the first member where members do not share them."""
@@ -63,6 +63,8 @@ class HydraAudioEncoderMixin(HydraEncoderMixin):
 
 
 class HydraAudioClassifierMixin(HydraClassifierMixin):
+    """A fused audio classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
     def pipeline_class(self) -> type:
         from .pipeline_hydra_audio import HydraAudioClassificationPipeline  # not above, as in `predict`
 

@@ -149,10 +149,8 @@ class HydraConfigMixin(ShippedPipelines):
                 "saved with (trust_remote_code=True, without importing hydra_transformers)"
             )
         for field in ("num_hidden_layers", "num_attention_heads"):
-            if not 1 <= getattr(self, field) <= MAX_LAYERS_HEADS_OR_MEMBERS:
-                raise ValueError(
-                    f"{field} is {getattr(self, field)}: a Hydra has 1 to {MAX_LAYERS_HEADS_OR_MEMBERS:,}"
-                )
+            if not 1 <= getattr(self, field) <= MAX_LAYERS_HEADS_OR_MEMBERS:  # before lists of this size are made
+                raise ValueError(f"{field} is {getattr(self, field)}: use 1 to {MAX_LAYERS_HEADS_OR_MEMBERS:,}")
         super().__post_init__(**kwargs)  # in some families with a list of all layers
         if getattr(self, "is_decoder", False) or getattr(self, "add_cross_attention", False):
             raise ValueError(f"{type(self).__name__} is an encoder's: set is_decoder and add_cross_attention to False")
@@ -199,31 +197,22 @@ def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> 
     """Refuses a `kept_heads[layer][member]` that no model can have."""
     if len(kept_heads) != num_layers:
         raise ValueError(f"kept_heads has {len(kept_heads)} layers, the model has {num_layers}: give a list for each")
-    for layer, members in enumerate(kept_heads):
-        if not isinstance(members, list):
-            raise ValueError(f"kept_heads[{layer}] is {members!r}: give a list of kept heads for each member")
     num_members = len(kept_heads[0])
     if not 1 <= num_members <= MAX_LAYERS_HEADS_OR_MEMBERS:
-        raise ValueError(
-            f"kept_heads[0] has {num_members:,} members: a Hydra has at most {MAX_LAYERS_HEADS_OR_MEMBERS:,}, and at least one"
-        )
+        raise ValueError(f"kept_heads[0] has {num_members:,} members: use 1 to {MAX_LAYERS_HEADS_OR_MEMBERS:,}")
     for layer, members in enumerate(kept_heads):
-        if len(members) != num_members:
+        if not isinstance(members, list) or len(members) != num_members:
             raise ValueError(
-                f"kept_heads[{layer}] has {len(members)} members, kept_heads[0] has {num_members}: "
-                "every layer needs every member (an empty list for a member that keeps no head there)"
+                f"kept_heads[{layer}] is {str(members)[:100]}: give a list of heads for each of the {num_members} members (an "
+                "empty list for a member that keeps no head there)"
             )
         for member, heads in enumerate(members):
-            where = f"kept_heads[{layer}][{member}]"
-            if not isinstance(heads, list) or not all(type(head) is int for head in heads):
-                raise ValueError(f"{where} is {heads!r}: give a list of head numbers")
-            for head in heads:
-                if not 0 <= head < num_heads:
-                    raise ValueError(f"{where} names head {head}: the backbone has heads 0 to {num_heads - 1}")
-            if len(set(heads)) != len(heads):
-                raise ValueError(f"{where} names a head twice: {heads}")
-            if sorted(heads) != heads:
-                raise ValueError(f"{where} is {heads}: give the heads in ascending order")
+            is_list = isinstance(heads, list) and all(type(head) is int for head in heads)
+            if not is_list or sorted({head for head in heads if 0 <= head < num_heads}) != heads:
+                raise ValueError(
+                    f"kept_heads[{layer}][{member}] is {heads!r}: give a list of heads, 0 to {num_heads - 1}, each once and in "
+                    "ascending order"
+                )
 
 
 def check_shared(shared: list[str]) -> None:

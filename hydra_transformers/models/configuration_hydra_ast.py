@@ -12,10 +12,5 @@ class HydraASTConfig(HydraConfigMixin, ASTConfig):
     r"""A [`ASTConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_ast"
-
     auto_classes = class_paths("ast", "HydraAST", "ForAudioClassification")
-
     layer_spec = property(vit_layer_spec)
-
-
-__all__ = ["HydraASTConfig"]

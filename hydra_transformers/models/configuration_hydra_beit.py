@@ -17,9 +17,7 @@ class HydraBeitConfig(HydraConfigMixin, BeitConfig):
     """
 
     model_type = "hydra_beit"
-
     add_pooling_layer: bool = True
-
     auto_classes = class_paths("beit", "HydraBeit", "ForImageClassification")
 
     def __post_init__(self, **kwargs):
@@ -53,6 +51,3 @@ class HydraBeitConfig(HydraConfigMixin, BeitConfig):
             mlp_dropout=self.hidden_dropout_prob,
             drop_path=tuple(self.drop_path_rate * layer / most for layer in range(self.num_hidden_layers)),
         )
-
-
-__all__ = ["HydraBeitConfig"]

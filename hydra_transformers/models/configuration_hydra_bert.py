@@ -33,11 +33,8 @@ class HydraBertConfig(HydraConfigMixin, BertConfig):
     """
 
     model_type = "hydra_bert"
-
     add_pooling_layer: bool = True
-
     auto_classes = class_paths("bert", "HydraBert", "ForSequenceClassification", "ForTokenClassification")
-
     layer_spec = property(bert_layer_spec)
 
 
@@ -52,11 +49,8 @@ class HydraRobertaConfig(HydraConfigMixin, RobertaConfig):
     """
 
     model_type = "hydra_roberta"
-
     add_pooling_layer: bool = True
-
     auto_classes = class_paths("bert", "HydraRoberta", "ForSequenceClassification", "ForTokenClassification")
-
     layer_spec = property(bert_layer_spec)
 
 
@@ -65,9 +59,7 @@ class HydraElectraConfig(HydraConfigMixin, ElectraConfig):
     r"""An [`ElectraConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_electra"
-
     auto_classes = class_paths("bert", "HydraElectra", "ForSequenceClassification", "ForTokenClassification")
-
     layer_spec = property(bert_layer_spec)
 
 
@@ -86,9 +78,7 @@ class HydraAlbertConfig(HydraConfigMixin, AlbertConfig):
     """
 
     model_type = "hydra_albert"
-
     add_pooling_layer: bool = True
-
     auto_classes = class_paths("bert", "HydraAlbert", "ForSequenceClassification", "ForTokenClassification")
 
     def __post_init__(self, **kwargs):
@@ -109,6 +99,3 @@ class HydraAlbertConfig(HydraConfigMixin, AlbertConfig):
     @property
     def layer_spec(self) -> LayerSpec:
         return replace(bert_layer_spec(self), mlp_dropout=None)
-
-
-__all__ = ["HydraAlbertConfig", "HydraBertConfig", "HydraElectraConfig", "HydraRobertaConfig"]

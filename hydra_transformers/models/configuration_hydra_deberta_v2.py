@@ -73,6 +73,3 @@ class HydraDebertaV2Config(HydraConfigMixin, DebertaV2Config):
             bert_layer_spec(self),
             scaling=1 / variance.float().sqrt().item(),
         )
-
-
-__all__ = ["HydraDebertaV2Config"]

@@ -62,7 +62,6 @@ class HydraLlamaConfig(HydraDecoderConfigMixin, LlamaConfig):
     r"""A [`LlamaConfig`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
 
     model_type = "hydra_llama"
-
     auto_classes = class_paths("decoders", "HydraLlama", "ForSequenceClassification", "ForTokenClassification")
 
     @property
@@ -76,7 +75,6 @@ class HydraQwen2Config(HydraDecoderConfigMixin, Qwen2Config):
     r"""A [`Qwen2Config`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
 
     model_type = "hydra_qwen2"
-
     auto_classes = class_paths("decoders", "HydraQwen2", "ForSequenceClassification", "ForTokenClassification")
 
     def __post_init__(self, **kwargs):
@@ -97,7 +95,6 @@ class HydraQwen3Config(HydraDecoderConfigMixin, Qwen3Config):
     r"""A [`Qwen3Config`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
 
     model_type = "hydra_qwen3"
-
     auto_classes = class_paths("decoders", "HydraQwen3", "ForSequenceClassification", "ForTokenClassification")
 
     def __post_init__(self, **kwargs):
@@ -118,7 +115,6 @@ class HydraGemmaConfig(HydraDecoderConfigMixin, GemmaConfig):
     r"""A [`GemmaConfig`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
 
     model_type = "hydra_gemma"
-
     auto_classes = class_paths("decoders", "HydraGemma", "ForSequenceClassification", "ForTokenClassification")
 
     def __post_init__(self, **kwargs):
@@ -168,6 +164,3 @@ class HydraGemma3TextConfig(HydraDecoderConfigMixin, Gemma3TextConfig):
             output_bias=has_bias,
             scaling=self.query_pre_attn_scalar**-0.5,
         )
-
-
-__all__ = ["HydraGemma3TextConfig", "HydraGemmaConfig", "HydraLlamaConfig", "HydraQwen2Config", "HydraQwen3Config"]

@@ -30,9 +30,7 @@ class HydraDinov2Config(HydraConfigMixin, Dinov2Config):
     r"""A [`Dinov2Config`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_dinov2"
-
     auto_classes = class_paths("dinov2", "HydraDinov2", "ForImageClassification")
-
     layer_spec = property(dinov2_layer_spec)
 
 
@@ -41,10 +39,5 @@ class HydraDinov2WithRegistersConfig(HydraConfigMixin, Dinov2WithRegistersConfig
     r"""A [`Dinov2WithRegistersConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_dinov2_with_registers"
-
     auto_classes = class_paths("dinov2", "HydraDinov2WithRegisters", "ForImageClassification")
-
     layer_spec = property(dinov2_layer_spec)
-
-
-__all__ = ["HydraDinov2Config", "HydraDinov2WithRegistersConfig"]

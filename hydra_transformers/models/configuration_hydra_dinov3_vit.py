@@ -47,6 +47,3 @@ class HydraDINOv3ViTConfig(HydraConfigMixin, DINOv3ViTConfig):
             attention_dropout=self.attention_dropout,
             drop_path=self.drop_path_rate,
         )
-
-
-__all__ = ["HydraDINOv3ViTConfig"]

@@ -11,7 +11,6 @@ class HydraDistilBertConfig(HydraConfigMixin, DistilBertConfig):
     r"""A [`DistilBertConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_distilbert"
-
     auto_classes = class_paths("distilbert", "HydraDistilBert", "ForSequenceClassification", "ForTokenClassification")
 
     @property
@@ -25,6 +24,3 @@ class HydraDistilBertConfig(HydraConfigMixin, DistilBertConfig):
             attention_dropout=self.attention_dropout,
             mlp_dropout=self.dropout,
         )
-
-
-__all__ = ["HydraDistilBertConfig"]

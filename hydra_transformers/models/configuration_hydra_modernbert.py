@@ -11,7 +11,6 @@ class HydraModernBertConfig(HydraConfigMixin, ModernBertConfig):
     r"""A [`ModernBertConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_modernbert"
-
     auto_classes = class_paths("modernbert", "HydraModernBert", "ForSequenceClassification", "ForTokenClassification")
 
     @property
@@ -32,6 +31,3 @@ class HydraModernBertConfig(HydraConfigMixin, ModernBertConfig):
             output_dropout=self.attention_dropout or None,
             inner_dropout=self.mlp_dropout,
         )
-
-
-__all__ = ["HydraModernBertConfig"]

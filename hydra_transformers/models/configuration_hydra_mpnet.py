@@ -19,12 +19,6 @@ class HydraMPNetConfig(HydraConfigMixin, MPNetConfig):
     """
 
     model_type = "hydra_mpnet"
-
     add_pooling_layer: bool = True
-
     auto_classes = class_paths("mpnet", "HydraMPNet", "ForSequenceClassification", "ForTokenClassification")
-
     layer_spec = property(bert_layer_spec)
-
-
-__all__ = ["HydraMPNetConfig"]

@@ -210,13 +210,3 @@ class HydraSiglipConfig(HydraTowersConfigMixin, SiglipConfig):
     auto_classes = class_paths("towers", "HydraSiglip") | {
         "AutoModelForZeroShotImageClassification": "modeling_hydra_towers.HydraSiglipModel"
     }
-
-
-__all__ = [
-    "HydraCLIPConfig",
-    "HydraCLIPTextConfig",
-    "HydraCLIPVisionConfig",
-    "HydraSiglipConfig",
-    "HydraSiglipTextConfig",
-    "HydraSiglipVisionConfig",
-]

@@ -41,11 +41,8 @@ class HydraViTConfig(HydraConfigMixin, ViTConfig):
     """
 
     model_type = "hydra_vit"
-
     add_pooling_layer: bool = True
-
     auto_classes = class_paths("vit", "HydraViT", "ForImageClassification")
-
     layer_spec = property(vit_layer_spec)
 
 
@@ -60,12 +57,6 @@ class HydraDeiTConfig(HydraConfigMixin, DeiTConfig):
     """
 
     model_type = "hydra_deit"
-
     add_pooling_layer: bool = True
-
     auto_classes = class_paths("vit", "HydraDeiT", "ForImageClassification")
-
     layer_spec = property(vit_layer_spec)
-
-
-__all__ = ["HydraDeiTConfig", "HydraViTConfig"]

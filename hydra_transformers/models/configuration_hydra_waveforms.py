@@ -40,7 +40,6 @@ class HydraWav2Vec2Config(HydraWaveformConfigMixin, Wav2Vec2Config):
     r"""A [`Wav2Vec2Config`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_wav2vec2"
-
     auto_classes = class_paths("waveforms", "HydraWav2Vec2") | {
         "AutoModelForAudioClassification": "modeling_hydra_waveforms.HydraWav2Vec2ForSequenceClassification"
     }
@@ -51,7 +50,6 @@ class HydraHubertConfig(HydraWaveformConfigMixin, HubertConfig):
     r"""A [`HubertConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_hubert"
-
     auto_classes = class_paths("waveforms", "HydraHubert") | {
         "AutoModelForAudioClassification": "modeling_hydra_waveforms.HydraHubertForSequenceClassification"
     }
@@ -62,10 +60,6 @@ class HydraWavLMConfig(HydraWaveformConfigMixin, WavLMConfig):
     r"""A [`WavLMConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_wavlm"
-
     auto_classes = class_paths("waveforms", "HydraWavLM") | {
         "AutoModelForAudioClassification": "modeling_hydra_waveforms.HydraWavLMForSequenceClassification"
     }
-
-
-__all__ = ["HydraHubertConfig", "HydraWav2Vec2Config", "HydraWavLMConfig"]

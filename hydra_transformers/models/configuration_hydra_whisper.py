@@ -11,7 +11,6 @@ class HydraWhisperConfig(HydraConfigMixin, WhisperConfig):
     r"""A [`WhisperConfig`], of its encoder, with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_whisper"
-
     auto_classes = class_paths("whisper", "HydraWhisper", "ForAudioClassification")
 
     attribute_map = WhisperConfig.attribute_map | {"intermediate_size": "encoder_ffn_dim"}
@@ -37,6 +36,3 @@ class HydraWhisperConfig(HydraConfigMixin, WhisperConfig):
             mlp_dropout=self.dropout,
             inner_dropout=self.activation_dropout,
         )
-
-
-__all__ = ["HydraWhisperConfig"]

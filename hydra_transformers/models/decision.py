@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from .modeling_hydra import FixedDtype, is_exporting
+from .fixed_dtype import FixedDtype
+from .modeling_hydra import is_exporting
 
 
 logger = logging.get_logger(f"transformers.{__name__}")

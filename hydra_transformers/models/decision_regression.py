@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from .decision import Decision, DecisionOutput
-from .modeling_hydra import at_least_float32, spread
+from .modeling_hydra import at_least_float32
+from .regression import spread
 
 
 class TaskDecision(Decision):

@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from .decision import Decision, DecisionOutput
-from .modeling_hydra import aggregated, at_least_float32
+from .modeling_hydra import at_least_float32
+from .regression import aggregated
 
 
 class TaskDecision(Decision):

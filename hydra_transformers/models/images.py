@@ -16,7 +16,7 @@ from .modeling_hydra import (
 
 
 class HydraImageEncoderMixin(HydraEncoderMixin):
-    """An encoder of images: embeddings of patches."""
+    """A fused encoder of images, without a head: `HydraModelOutput`."""
 
     patch_embeddings_name = "patch_embeddings"  # inside of the embeddings
 
@@ -55,6 +55,8 @@ class HydraImageEncoderMixin(HydraEncoderMixin):
 
 
 class HydraImageClassifierMixin(HydraClassifierMixin):
+    """A fused image classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
     def pipeline_class(self) -> type:
         from .pipeline_hydra import HydraImageClassificationPipeline  # not above, as in `predict`
 

@@ -19,13 +19,17 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import ModelOutput, logging
 
-from .configuration_hydra import LayerSpec, check_aggregate, set_problem_type, times_of_spread
+from .configuration_hydra import LayerSpec, check_aggregate, set_problem_type
 
+
+try:
+    from . import regression
+except ImportError:  # a model that was saved for classification ships without it
+    regression = None
 
 logger = logging.get_logger(f"transformers.{__name__}")
 
 ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 2048  # per member; below, one batched product is faster
-BACKENDS_WITH_BIAS = ("eager", "sdpa")  # they add a mask of numbers, which may differ between heads
 
 Norm = Callable[[int], nn.Module]  # makes the norm of states that are so wide
 
@@ -243,12 +247,12 @@ class HydraAttention(nn.Module):
     - the head axis, (batch, heads of all members, tokens, head_dim), where head counts differ, where the mask cannot be
       repeated, where scores have a bias, and for the eager backend, which returns its weights in this shape.
 
-    Families with positions in the attention override `place` or `bias`, which are given what `embed_inputs` returns as
-    "positions".
+    Families with positions in the attention override `place`, or set `adds_bias` and have `add_bias` (`relative_attention`);
+    both are given what `embed_inputs` returns as "positions".
     """
 
     queries_per_key = 1  # how many query heads read one head of keys and values
-    adds_bias = False  # whether `bias` adds anything to the scores
+    adds_bias = False  # whether `add_bias` changes the mask, which is added to the scores
 
     def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm):
         super().__init__()
@@ -283,17 +287,12 @@ class HydraAttention(nn.Module):
         """Raises for weights that were saved for other heads than the config names: `saved` is their `kept_heads_mask`."""
         if saved.is_meta:
             return  # nothing was loaded
-        found = [row.nonzero().flatten().tolist() for row in saved]
-        if found == self.kept_heads:
-            return
-        where = "another number of members"
-        if len(found) == len(self.kept_heads):
-            member = next(m for m, heads in enumerate(found) if heads != self.kept_heads[m])
-            where = f"layer {self.layer}, member {member}: {found[member]} saved, {self.kept_heads[member]} named"
-        raise ValueError(
-            f"the weights were saved for other heads than config.kept_heads names ({where}): use the config.json that was "
-            "saved with them"
-        )
+        heads = [row.nonzero().flatten().tolist() for row in saved]
+        if heads != self.kept_heads:
+            raise ValueError(
+                f"the weights were saved for other heads than config.kept_heads names (layer {self.layer}: {heads} saved, "
+                f"{self.kept_heads} named): use the config.json that was saved with them"
+            )
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         self.check_same_heads(state_dict.setdefault(f"{prefix}kept_heads_mask", self.kept_heads_mask))
@@ -314,7 +313,7 @@ class HydraAttention(nn.Module):
         hidden_states: (members or 1, batch, tokens, hidden)
         attention_mask: what `members_mask` returns
         first_token_only: compute queries of the first token alone
-        positions: for `place` and `bias`
+        positions: for `place` and `add_bias`
         """
         is_eager = self.config._attn_implementation == "eager"
         _, batch, tokens, _ = hidden_states.shape
@@ -324,17 +323,27 @@ class HydraAttention(nn.Module):
             return hidden_states.new_zeros(self.num_members, batch, queries, 0), weights
         on_batch_axis = self.fits_batch_axis and not is_eager and (not self.adds_bias or self.num_members == 1)
         if attention_mask is not None:
-            if first_token_only:
-                attention_mask = mask_of_first_token(attention_mask)
-            on_batch_axis = on_batch_axis and has_rows(attention_mask)
-            if isinstance(attention_mask, torch.Tensor) and (self.is_trunk or not on_batch_axis):
+            is_tensor = isinstance(
+                attention_mask, torch.Tensor
+            )  # flex attention's block masks cannot be repeated or cut
+            on_batch_axis = on_batch_axis and is_tensor
+            if is_tensor and (self.is_trunk or not on_batch_axis):
                 attention_mask = attention_mask[:batch]
-        query, key, value = self.project(hidden_states, first_token_only, on_batch_axis)
+            if first_token_only and attention_mask.dim() == 4:
+                attention_mask = attention_mask[:, :, :1]
+        heads = []
+        for projected, count in self.project(hidden_states, first_token_only, on_batch_axis):
+            if on_batch_axis:
+                states = projected.flatten(0, 1).unflatten(-1, (count, -1, self.head_dim))
+            else:
+                by_member = [member.unflatten(-1, (count, -1, self.head_dim)) for member in projected]
+                states = torch.cat(by_member, dim=-2)
+            heads += states.permute(2, 0, 3, 1, 4).unbind(0)
+        query, key, value = heads
         if positions:
             query, key, value = self.place(query, key, value, on_batch_axis, *positions)
         if self.adds_bias:
-            bias = self.bias(hidden_states, query, key, *positions)
-            attention_mask = masked_bias(bias, attention_mask, self.config._attn_implementation)
+            attention_mask = self.add_bias(attention_mask, hidden_states, query, key, *positions)
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -351,51 +360,17 @@ class HydraAttention(nn.Module):
 
     def project(
         self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool
-    ) -> tuple[torch.Tensor, ...]:
-        """Query (of the first token, where only it is computed), key and value, (rows, heads, tokens, head_dim) each."""
+    ) -> list[tuple[torch.Tensor | Sequence[torch.Tensor], int]]:
+        """Queries (of the first token, where only it is computed), keys and values, together or one after the other: what
+        `qkv_proj` gives, and how many of the three it holds."""
         if not first_token_only:
-            return split_heads(self.qkv_proj(hidden_states), 3, self.head_dim, on_batch_axis)
+            return [(self.qkv_proj(hidden_states), 3)]
         queries, others = zip(*((slice(width), slice(width, None)) for width in self.widths), strict=True)
-        query = self.qkv_proj(hidden_states[:, :, :1], queries)
-        return (
-            *split_heads(query, 1, self.head_dim, on_batch_axis),
-            *split_heads(self.qkv_proj(hidden_states, others), 2, self.head_dim, on_batch_axis),
-        )
+        return [(self.qkv_proj(hidden_states[:, :, :1], queries), 1), (self.qkv_proj(hidden_states, others), 2)]
 
     def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, on_batch_axis: bool, *positions):
         """Query, key and value with their positions, (rows, heads, tokens, head_dim) each."""
         return query, key, value
-
-    def bias(self, hidden_states: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *positions) -> torch.Tensor:
-        """What is added to the scores where `adds_bias`: (batch or 1, heads of all members, query tokens, tokens)"""
-        raise NotImplementedError
-
-
-def split_heads(
-    projected: torch.Tensor | Sequence[torch.Tensor], projections: int, head_dim: int, on_batch_axis: bool
-) -> tuple[torch.Tensor, ...]:
-    """(members, batch, tokens, projections * width), or a sequence over members -> for each projection (rows, heads, tokens,
-    head_dim)"""
-    if on_batch_axis:
-        members, batch, tokens, _ = projected.shape
-        heads = projected.reshape(members * batch, tokens, projections, -1, head_dim)
-    else:
-        heads = torch.cat([member.unflatten(-1, (projections, -1, head_dim)) for member in projected], dim=-2)
-    return heads.permute(2, 0, 3, 1, 4).unbind(0)
-
-
-def masked_bias(bias: torch.Tensor, attention_mask: torch.Tensor | None, backend: str) -> torch.Tensor:
-    """A mask to be added to the scores, (batch or 1, heads of all members, query tokens, tokens)."""
-    if backend not in BACKENDS_WITH_BIAS:
-        raise ValueError(
-            f"the attention backend is {backend!r}, which cannot add a bias of positions: use "
-            f"{' or '.join(map(repr, BACKENDS_WITH_BIAS))}"
-        )
-    if attention_mask is None:
-        return bias
-    if attention_mask.dtype == torch.bool:
-        return torch.where(attention_mask, bias, torch.finfo(bias.dtype).min)
-    return attention_mask + bias
 
 
 def mask_of(kept_heads: list[list[int]], num_heads: int) -> torch.Tensor:
@@ -437,20 +412,6 @@ def repeated_mask(attention_mask, times: int):
     return attention_mask.repeat(times, *[1] * (attention_mask.dim() - 1))
 
 
-def has_rows(attention_mask) -> bool:
-    """Whether a mask can be repeated over members and cut to query tokens: flex attention's block masks cannot."""
-    if isinstance(attention_mask, Mapping):
-        return all(map(has_rows, attention_mask.values()))
-    return attention_mask is None or isinstance(attention_mask, torch.Tensor)
-
-
-def mask_of_first_token(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """The rows of the first query token: (rows, 1, tokens, tokens) -> (rows, 1, 1, tokens); 2-D masks have none."""
-    if attention_mask is None or attention_mask.dim() == 2:
-        return attention_mask
-    return attention_mask[:, :, :1]
-
-
 # Output projection and MLP, equations 6 and 7: the layer
 
 
@@ -480,7 +441,7 @@ class HydraMLP(nn.Module):
 
 
 class HydraLayer(GradientCheckpointingLayer):
-    """One Transformer layer of all members, or of one in the trunk: `attend`, then `project_and_feed`."""
+    """One Transformer layer of all members, or of one in the trunk: attention, then `project_and_feed`."""
 
     def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm, attention_class: type[HydraAttention]):
         super().__init__()
@@ -499,38 +460,35 @@ class HydraLayer(GradientCheckpointingLayer):
         self, hidden_states: torch.Tensor, attention_mask=None, first_token_only: bool = False, *positions, **kwargs
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
-        heads = self.attend(hidden_states, attention_mask, first_token_only, *positions, **kwargs)
-        return self.project_and_feed(hidden_states[:, :, :1] if first_token_only else hidden_states, heads)
-
-    def attend(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
-        """Equations 4 and 5: the heads' outputs, the first result of `HydraAttention.forward`, whose arguments it takes."""
         normed = self.attention_norm(hidden_states) if self.norm_first else hidden_states
-        return self.attention(normed, *args, **kwargs)[0]
+        heads, _ = self.attention(normed, attention_mask, first_token_only, *positions, **kwargs)
+        return self.project_and_feed(hidden_states[:, :, :1] if first_token_only else hidden_states, heads)
 
     def project_and_feed(self, hidden_states: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
         """Equations 6 and 7: output projection and MLP, each added to the residual stream.
 
-        hidden_states: (members or 1, ..., query tokens, hidden), of the tokens that `attend` computed
-        heads: what `attend` returned; it may have further axes in front of the tokens where head counts are equal
+        hidden_states: (members or 1, ..., query tokens, hidden), of the tokens that the attention computed
+        heads: what the attention returned; it may have further axes in front of the tokens where head counts are equal
 
         Returns (members, ..., query tokens, hidden).
         """
-        hidden_states = self.add(hidden_states, self.attention.o_proj(heads), self.output_dropout)
+        branch = self.attention.o_proj(heads)
+        if self.output_dropout is not None:
+            branch = self.output_dropout(branch)
+        hidden_states = hidden_states + (self.drop(branch) if self.drop_path and self.training else branch)
         if not self.norm_first:
             hidden_states = self.attention_norm(hidden_states)
         branch = self.mlp(self.mlp_norm(hidden_states) if self.norm_first else hidden_states)
-        hidden_states = self.add(hidden_states, branch, self.mlp_dropout)
+        if self.mlp_dropout is not None:
+            branch = self.mlp_dropout(branch)
+        hidden_states = hidden_states + (self.drop(branch) if self.drop_path and self.training else branch)
         return hidden_states if self.norm_first else self.mlp_norm(hidden_states)
 
-    def add(self, hidden_states: torch.Tensor, branch: torch.Tensor, dropout: nn.Dropout | None) -> torch.Tensor:
-        """The sum of both; with stochastic depth a branch is left out in training, for a sample of a member."""
-        if dropout is not None and dropout.training:
-            branch = dropout(branch)
-        if self.drop_path and self.training:
-            keep = 1 - self.drop_path
-            mask = branch.new_empty(*branch.shape[:2], *[1] * (branch.dim() - 2)).bernoulli_(keep)
-            branch = branch * (mask / keep)
-        return hidden_states + branch
+    def drop(self, branch: torch.Tensor) -> torch.Tensor:
+        """Stochastic depth: a branch is left out for a sample of a member."""
+        keep = 1 - self.drop_path
+        mask = branch.new_empty(*branch.shape[:2], *[1] * (branch.dim() - 2)).bernoulli_(keep)
+        return branch * (mask / keep)
 
 
 def hydra_layers(
@@ -542,21 +500,6 @@ def hydra_layers(
     """norm: makes the norms; LayerNorms by default"""
     norm = norm or partial(nn.LayerNorm, eps=config.layer_spec.norm_eps)
     return nn.ModuleList(layer_class(config, layer, norm, attention_class) for layer in range(len(config.kept_heads)))
-
-
-def run_layers(
-    layers: Sequence[HydraLayer], hidden_states: torch.Tensor, attention_mask=None, first_token_only=False, **kwargs
-) -> torch.Tensor:
-    """All layers in turn: (members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden).
-
-    attention_mask: what `encoder_mask` or `members_mask` returns
-    first_token_only: let the last layer compute the first token alone
-    """
-    positions = kwargs.pop("positions", ())  # positional, as gradient checkpointing tracks no others
-    for index, layer in enumerate(layers, start=1):
-        only_first = first_token_only and index == len(layers)
-        hidden_states = layer(hidden_states, attention_mask, only_first, *positions, **kwargs)
-    return hidden_states
 
 
 # The encoder
@@ -621,9 +564,14 @@ class HydraEncoderMixin:
             output_hidden_states = self.config.output_hidden_states
         if output_hidden_states is False or output_hidden_states is None:
             returns_attentions = kwargs.get("output_attentions", getattr(self.config, "output_attentions", False))
-            first_token_only = first_token_only and not returns_attentions and (mask is None or has_rows(mask))
+            masks = mask.values() if isinstance(mask, Mapping) else (mask,)
+            can_cut = all(part is None or isinstance(part, torch.Tensor) for part in masks)
+            first_token_only = first_token_only and not returns_attentions and can_cut
             layers = [layer for _, layer in self.layers_in_order()] if self.runs_layers_again else self.layers
-            hidden_states = run_layers(layers, hidden_states, mask, first_token_only, **kwargs)
+            positions = kwargs.pop("positions", ())  # positional, as gradient checkpointing tracks no others
+            for index, layer in enumerate(layers, start=1):
+                only_first = first_token_only and index == len(layers)
+                hidden_states = layer(hidden_states, mask, only_first, *positions, **kwargs)
         else:
             hidden_states, all_states = self._all_hidden_states(hidden_states, mask, output_hidden_states, kwargs)
         members = self.num_members
@@ -727,7 +675,7 @@ class HydraClassifierMixin:
 
     # Whether the head reads the first token's state alone, so that the last layer need not compute the others.
     reads_first_token = True
-    # Whether the head reads the embeddings and every layer, by the softmax of `layer_weights`, (members, layers + 1).
+    # Whether the head reads the states of every layer: by `encode_all_layers`, which the family then has.
     reads_all_layers = False
     encoder_class: type[nn.Module]
     encoder_options: dict[str, bool] = {}  # of the encoder below the head
@@ -735,6 +683,11 @@ class HydraClassifierMixin:
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
+        if config.problem_type == "regression" and regression is None:
+            raise ImportError(
+                "this model was saved for classification, without the code of regression: pip install hydra_transformers, and "
+                "import it before loading the model"
+            )
         self.num_labels = config.num_labels
         setattr(self, self.base_model_prefix, self.encoder_class(config, **self.encoder_options))
         self.add_head(config)
@@ -751,12 +704,6 @@ class HydraClassifierMixin:
 
     def has_head_bias(self, config: PreTrainedConfig) -> bool:
         return True
-
-    def weighted_sum(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What heads read in place of the last layer's states: one (members or 1, batch, tokens, hidden) for the embeddings and
-        for each layer -> (members, batch, tokens, hidden)"""
-        weights = self.layer_weights.softmax(dim=-1).unbind(dim=1)  # (members,) each
-        return sum(states * weight.view(-1, 1, 1, 1) for states, weight in zip(hidden_states, weights, strict=True))
 
     def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         """What the head reads: (members, batch, tokens or 1, hidden) and (members, batch, pooled) -> (members, batch,
@@ -782,16 +729,10 @@ class HydraClassifierMixin:
     def encode_and_classify(self, inputs: dict, labels: torch.Tensor | None, **kwargs) -> HydraClassifierOutput:
         """The forward of every classifier: the encoder, the members' heads, the loss, and the ensemble's answer."""
         options = {"first_token_only": self.reads_first_token, "members_only": True, "return_dict": True} | kwargs
-        if self.reads_all_layers:
-            options["output_hidden_states"] = True
-        outputs: HydraModelOutput = self.base_model(**inputs, **options)
+        encoder = self.encode_all_layers if self.reads_all_layers else self.base_model
+        outputs: HydraModelOutput = encoder(**inputs, **options)
         hidden_states, pooled = outputs.member_last_hidden_state, outputs.member_pooler_output
         hidden_states, pooled = hidden_states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1)
-        if self.reads_all_layers:
-            hidden_states = self.weighted_sum([states.transpose(0, 1) for states in outputs.hidden_states])
-            pooled = self.base_model.pool(hidden_states, **inputs)
-            if not kwargs.get("output_hidden_states", self.config.output_hidden_states):
-                outputs.hidden_states = None
         features = self.select_features(hidden_states, pooled)
         member_logits, loss, variances, decided = self.classify(features).transpose(0, 1), None, None, {}
         if self.config.aggregate is not None:
@@ -803,10 +744,11 @@ class HydraClassifierMixin:
         if self.decision is not None:
             self.decision.watch(member_logits)
         if self.config.predicts_variance:
-            member_logits, variances = split_variances(member_logits, self.config)
+            member_logits, variances = regression.split_variances(member_logits)
         if self.decision is not None and self.is_calibrated:
             prepared = self.prepare(features).transpose(0, 1) if self.decision.reads_features else None
-            decision = self.decide(mean_plus_minus_std(member_logits, variances), prepared)
+            points = member_logits if variances is None else regression.mean_plus_minus_std(member_logits, variances)
+            decision = self.decide(points, prepared)
             member_logits = decision.member_logits if variances is None else member_logits
             decided = decision.outputs()
         logits = ensemble_logits(member_logits, self.config.problem_type, self.config.aggregate)
@@ -861,48 +803,6 @@ def logit_of_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
     return yes - no
 
 
-def spread(member_logits: torch.Tensor) -> torch.Tensor:
-    """The standard deviation between members, 0 for one: (batch, members, outputs) -> (batch, outputs)"""
-    return _variance(member_logits).sqrt()
-
-
-def _variance(member_logits: torch.Tensor) -> torch.Tensor:
-    return (member_logits - member_logits.mean(dim=1, keepdim=True)).square().mean(dim=1)
-
-
-def split_variances(member_logits: torch.Tensor, config) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What heads give, (batch, members, outputs) or with log-variances behind twice as wide -> means and variances, or None"""
-    if not getattr(config, "predicts_variance", False):
-        return member_logits, None
-    means, logarithms = at_least_float32(member_logits).chunk(2, dim=-1)
-    return means, logarithms.exp()
-
-
-def mean_plus_minus_std(means: torch.Tensor, variances: torch.Tensor | None) -> torch.Tensor:
-    """Two numbers in place of each member, a standard deviation below and above its mean: (batch, 2 * members, outputs).
-    Their mean is the ensemble's, their variance its total one, so code that only reads member predictions also sees the total
-    variance."""
-    deviations = None if variances is None else variances.sqrt()
-    return means if variances is None else torch.stack([means - deviations, means + deviations], dim=2).flatten(1, 2)
-
-
-def aggregated(member_logits: torch.Tensor, aggregate: str | None) -> torch.Tensor:
-    """One number of the members' numbers: (batch, members, outputs) -> (batch, outputs)
-
-    aggregate: see `configuration_hydra`; None for the mean
-    """
-    member_logits = at_least_float32(member_logits)
-    times = 0.0 if aggregate is None else times_of_spread(aggregate)
-    if times is None:
-        return member_logits.amin(dim=1)
-    mean = member_logits.mean(dim=1)
-    if times == 0:
-        return mean
-    # The root of 0 has no gradient: members that agree get none from here.
-    variance = _variance(member_logits).clamp(min=torch.finfo(mean.dtype).tiny)
-    return mean - times * variance.sqrt()
-
-
 def ensemble_logits(
     member_logits: torch.Tensor, problem_type: str | None, aggregate: str | None = None
 ) -> torch.Tensor:
@@ -912,7 +812,7 @@ def ensemble_logits(
     the pipelines do), and for regression the mean, or what the config's `aggregate` says.
     """
     if problem_type == "regression":
-        return aggregated(member_logits, aggregate)
+        return regression.aggregated(member_logits, aggregate)
     if problem_type == "multi_label_classification" or member_logits.shape[-1] == 1:
         return logit_of_mean_probability(member_logits)
     return log_mean_probability(member_logits)
@@ -923,22 +823,18 @@ def ensemble_loss(loss_function: Callable, labels: torch.Tensor, member_logits: 
 
     loss_function: `loss_function(labels, logits, config, **kwargs)`, as Transformers' models have it
     """
-    means, variances = split_variances(member_logits, config)
-    check_labels(labels, means, config.problem_type)
-    loss_function = loss_function if variances is None else gaussian_loss
+    variances, points = None, member_logits
+    if getattr(config, "predicts_variance", False):
+        loss_function = regression.gaussian_loss
+        means, variances = regression.split_variances(member_logits)
+        points = regression.mean_plus_minus_std(means, variances)
+    check_labels(labels, member_logits if variances is None else means, config.problem_type)
     if config.ensemble_loss == "members":
         return mean_loss(loss_function, labels, member_logits.unbind(dim=1), config, **kwargs)
-    points = mean_plus_minus_std(means, variances)
     answer = ensemble_logits(points, config.problem_type, getattr(config, "aggregate", None))
     if variances is not None:
-        answer = torch.cat([answer, _variance(points).log()], dim=-1)
+        answer = torch.cat([answer, regression.variance(points).log()], dim=-1)
     return mean_loss(loss_function, labels, [answer], config, **kwargs)
-
-
-def gaussian_loss(labels: torch.Tensor, logits: torch.Tensor, config, **kwargs) -> torch.Tensor:
-    """The negative log-likelihood of numbers, without its constant, under means and log-variances (batch, 2 * outputs)."""
-    means, variances = split_variances(logits, config)
-    return nn.functional.gaussian_nll_loss(means, labels.view_as(means).to(means.dtype), variances)
 
 
 def mean_loss(loss_function: Callable, labels: torch.Tensor, answers: Sequence[torch.Tensor], config, **kwargs):
@@ -997,17 +893,3 @@ def warn_if_loss_uses_ensemble_logits(
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-class FixedDtype(nn.Module):
-    """Buffers keep their dtype under `.to()`: in 16 bits, rotary frequencies would move the tokens of long texts, and a
-    decision's thresholds would change."""
-
-    def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
-        before = dict(self.named_buffers())
-        super()._apply(fn, recurse)
-        for name, buffer in before.items():
-            after = getattr(self, name)
-            if after.dtype != buffer.dtype:
-                setattr(self, name, after.to(buffer.dtype) if buffer.is_meta else buffer.to(after.device))
-        return self

@@ -16,7 +16,6 @@ from .pretrained import HydraModelMixin, Rule, attention_rules
 
 class HydraASTPreTrainedModel(HydraModelMixin, ASTPreTrainedModel):
     config_class = HydraASTConfig
-    config: HydraASTConfig
     base_model_prefix = "audio_spectrogram_transformer"
     architecture = "audio spectrogram transformer (AST)"
     _no_split_modules = ["ASTEmbeddings", "HydraLayer"]
@@ -30,8 +29,6 @@ class HydraASTPreTrainedModel(HydraModelMixin, ASTPreTrainedModel):
 
 
 class HydraASTModel(HydraAudioEncoderMixin, HydraASTPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (ASTModel,)
     last_norm = "layernorm"
 
@@ -64,8 +61,6 @@ class NormedHead(nn.Module):
 
 
 class HydraASTForAudioClassification(HydraAudioClassifierMixin, HydraASTPreTrainedModel):
-    """The fused audio classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (ASTForAudioClassification,)
     reads_first_token = False
 
@@ -76,6 +71,3 @@ class HydraASTForAudioClassification(HydraAudioClassifierMixin, HydraASTPreTrain
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         return self.classifier.layernorm(features)
-
-
-__all__ = ["HydraASTForAudioClassification", "HydraASTModel", "HydraASTPreTrainedModel"]

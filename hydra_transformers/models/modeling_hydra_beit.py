@@ -16,7 +16,7 @@ from .configuration_hydra_beit import HydraBeitConfig
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, as_patch_projection
 from .modeling_hydra import Grouped, Norm, embed, hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
-from .relative_attention import HydraBiasedAttention
+from .relative_attention import HydraTableBiasAttention
 
 
 class HydraBeitEmbeddings(BeitEmbeddings):
@@ -29,7 +29,6 @@ class HydraBeitEmbeddings(BeitEmbeddings):
 
 class HydraBeitPreTrainedModel(HydraModelMixin, BeitPreTrainedModel):
     config_class = HydraBeitConfig
-    config: HydraBeitConfig
     base_model_prefix = "beit"
     architecture = "BEiT"
     _no_split_modules = ["HydraBeitEmbeddings", "HydraLayer"]
@@ -62,7 +61,7 @@ class DistanceBias(Grouped):
         return self.weight[:, distances].unsqueeze(0)
 
 
-class HydraBeitAttention(HydraBiasedAttention):
+class HydraBeitAttention(HydraTableBiasAttention):
     """positions: the number of the distance between each query and key, (tokens, tokens), and the bias of all layers, if any"""
 
     def __init__(self, config: HydraBeitConfig, layer: int, norm: Norm):
@@ -132,8 +131,6 @@ def norm_of(config: HydraBeitConfig) -> nn.Module:
 
 
 class HydraBeitModel(HydraImageEncoderMixin, HydraBeitPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (BeitModel,)
 
     def __init__(self, config: HydraBeitConfig, add_pooling_layer: bool | None = None):
@@ -172,16 +169,10 @@ class HydraBeitModel(HydraImageEncoderMixin, HydraBeitPreTrainedModel):
 
 
 class HydraBeitForImageClassification(HydraImageClassifierMixin, HydraBeitPreTrainedModel):
-    """The fused image classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (BeitForImageClassification,)
-
     encoder_class = HydraBeitModel
     encoder_options = {"add_pooling_layer": True}
 
     @property
     def reads_first_token(self) -> bool:
         return not self.config.use_mean_pooling
-
-
-__all__ = ["HydraBeitForImageClassification", "HydraBeitModel", "HydraBeitPreTrainedModel"]

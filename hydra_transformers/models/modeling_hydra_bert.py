@@ -45,7 +45,6 @@ from .tokens import HydraTokenClassifierMixin
 
 class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
     config_class = HydraBertConfig
-    config: HydraBertConfig
     base_model_prefix = "bert"
     architecture = "BERT"
     _no_split_modules = ["BertEmbeddings", "HydraLayer"]
@@ -75,17 +74,12 @@ class BertEncoderMixin(HydraTypedTextEncoderMixin):
 
 
 class HydraBertModel(BertEncoderMixin, HydraBertPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (BertModel,)
     embeddings_class = BertEmbeddings
 
 
 class HydraBertForSequenceClassification(HydraTypedTextClassifierMixin, HydraBertPreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (BertForSequenceClassification,)
-
     encoder_class = HydraBertModel
     encoder_options = {"add_pooling_layer": True}
 
@@ -96,15 +90,12 @@ class HydraBertForSequenceClassification(HydraTypedTextClassifierMixin, HydraBer
 class HydraBertForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraBertPreTrainedModel
 ):
-    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (BertForTokenClassification,)
     encoder_class = HydraBertModel
 
 
 class HydraRobertaPreTrainedModel(HydraModelMixin, RobertaPreTrainedModel):
     config_class = HydraRobertaConfig
-    config: HydraRobertaConfig
     base_model_prefix = "roberta"
     architecture = "RoBERTa"
     _no_split_modules = ["RobertaEmbeddings", "HydraLayer"]
@@ -113,21 +104,16 @@ class HydraRobertaPreTrainedModel(HydraModelMixin, RobertaPreTrainedModel):
 
 
 class HydraRobertaModel(BertEncoderMixin, HydraRobertaPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (RobertaModel, XLMRobertaModel, CamembertModel)
     embeddings_class = RobertaEmbeddings
 
 
 class HydraRobertaForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraRobertaPreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (
         RobertaForSequenceClassification,
         XLMRobertaForSequenceClassification,
         CamembertForSequenceClassification,
     )
-
     encoder_class = HydraRobertaModel
     encoder_options = {"add_pooling_layer": False}
 
@@ -135,8 +121,6 @@ class HydraRobertaForSequenceClassification(HydraTwoMapTextClassifierMixin, Hydr
 class HydraRobertaForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraRobertaPreTrainedModel
 ):
-    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (
         RobertaForTokenClassification,
         XLMRobertaForTokenClassification,
@@ -147,7 +131,6 @@ class HydraRobertaForTokenClassification(
 
 class HydraElectraPreTrainedModel(HydraModelMixin, ElectraPreTrainedModel):
     config_class = HydraElectraConfig
-    config: HydraElectraConfig
     base_model_prefix = "electra"
     architecture = "ELECTRA"
     _no_split_modules = ["HydraElectraEmbeddings", "HydraLayer"]
@@ -171,8 +154,6 @@ class HydraElectraEmbeddings(ElectraEmbeddings):
 
 
 class HydraElectraModel(HydraTypedTextEncoderMixin, HydraElectraPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (ElectraModel,)
 
     def __init__(self, config: HydraElectraConfig):
@@ -183,10 +164,7 @@ class HydraElectraModel(HydraTypedTextEncoderMixin, HydraElectraPreTrainedModel)
 
 
 class HydraElectraForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraElectraPreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (ElectraForSequenceClassification,)
-
     encoder_class = HydraElectraModel
     head_activation = nn.GELU
 
@@ -194,8 +172,6 @@ class HydraElectraForSequenceClassification(HydraTwoMapTextClassifierMixin, Hydr
 class HydraElectraForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraElectraPreTrainedModel
 ):
-    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (ElectraForTokenClassification,)
     encoder_class = HydraElectraModel
 
@@ -205,7 +181,6 @@ ALBERT_LAYER = "encoder.albert_layer_groups.*.albert_layers.0."
 
 class HydraAlbertPreTrainedModel(HydraModelMixin, AlbertPreTrainedModel):
     config_class = HydraAlbertConfig
-    config: HydraAlbertConfig
     base_model_prefix = "albert"
     architecture = "ALBERT"
     supports_gradient_checkpointing = True
@@ -234,18 +209,13 @@ class HydraAlbertEmbeddings(AlbertEmbeddings):
 
 
 class HydraAlbertModel(BertEncoderMixin, HydraAlbertPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (AlbertModel,)
     embeddings_class = HydraAlbertEmbeddings
     runs_layers_again = True
 
 
 class HydraAlbertForSequenceClassification(HydraTypedTextClassifierMixin, HydraAlbertPreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (AlbertForSequenceClassification,)
-
     encoder_class = HydraAlbertModel
     encoder_options = {"add_pooling_layer": True}
 
@@ -256,27 +226,5 @@ class HydraAlbertForSequenceClassification(HydraTypedTextClassifierMixin, HydraA
 class HydraAlbertForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraAlbertPreTrainedModel
 ):
-    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (AlbertForTokenClassification,)
     encoder_class = HydraAlbertModel
-
-
-__all__ = [
-    "HydraAlbertForSequenceClassification",
-    "HydraAlbertForTokenClassification",
-    "HydraAlbertModel",
-    "HydraAlbertPreTrainedModel",
-    "HydraBertForSequenceClassification",
-    "HydraBertForTokenClassification",
-    "HydraBertModel",
-    "HydraBertPreTrainedModel",
-    "HydraElectraForSequenceClassification",
-    "HydraElectraForTokenClassification",
-    "HydraElectraModel",
-    "HydraElectraPreTrainedModel",
-    "HydraRobertaForSequenceClassification",
-    "HydraRobertaForTokenClassification",
-    "HydraRobertaModel",
-    "HydraRobertaPreTrainedModel",
-]

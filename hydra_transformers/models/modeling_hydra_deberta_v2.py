@@ -17,7 +17,6 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Embeddin
 from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
 from .modeling_hydra import (
     GroupedLinear,
-    HydraAttention,
     Norm,
     embed,
     hydra_layers,
@@ -26,6 +25,7 @@ from .modeling_hydra import (
     shared_or_per_member,
 )
 from .pretrained import HydraModelMixin, Rule, attention_rules
+from .relative_attention import HydraBiasAttention
 from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
 from .tokens import HydraTokenClassifierMixin
 
@@ -37,7 +37,6 @@ POSITION_MAPS = {"c2p": "position_key_proj", "p2c": "position_query_proj"}
 
 class HydraDebertaV2PreTrainedModel(HydraModelMixin, DebertaV2PreTrainedModel):
     config_class = HydraDebertaV2Config
-    config: HydraDebertaV2Config
     base_model_prefix = "deberta"
     architecture = "DeBERTa"
     _no_split_modules = ["DebertaV2Embeddings", "HydraLayer"]
@@ -100,7 +99,7 @@ def rows_of_distances(tokens: int, config: HydraDebertaV2Config) -> slice:
     return slice(max(0, reach - far), reach + far + 1)
 
 
-class HydraDebertaV2Attention(HydraAttention):
+class HydraDebertaV2Attention(HydraBiasAttention):
     """Queries are compared with the keys of distances, and keys with the queries of distances (`config.terms`).
 
     positions: the embeddings of distances, (members or 1, distances, hidden), and the number of the distance between each
@@ -152,8 +151,6 @@ class HydraDebertaV2Attention(HydraAttention):
 
 
 class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (DebertaV2Model,)
 
     def __init__(self, config: HydraDebertaV2Config):
@@ -209,10 +206,7 @@ class GroupedContextPooler(nn.Module):
 
 
 class HydraDebertaV2ForSequenceClassification(HydraTypedTextClassifierMixin, HydraDebertaV2PreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (DebertaV2ForSequenceClassification,)
-
     encoder_class = HydraDebertaV2Model
 
     def add_head(self, config: HydraDebertaV2Config) -> None:
@@ -232,15 +226,5 @@ class HydraDebertaV2ForSequenceClassification(HydraTypedTextClassifierMixin, Hyd
 class HydraDebertaV2ForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraDebertaV2PreTrainedModel
 ):
-    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (DebertaV2ForTokenClassification,)
     encoder_class = HydraDebertaV2Model
-
-
-__all__ = [
-    "HydraDebertaV2ForSequenceClassification",
-    "HydraDebertaV2ForTokenClassification",
-    "HydraDebertaV2Model",
-    "HydraDebertaV2PreTrainedModel",
-]

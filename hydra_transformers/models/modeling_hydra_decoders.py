@@ -38,8 +38,8 @@ from .configuration_hydra_decoders import (
     HydraQwen2Config,
     HydraQwen3Config,
 )
+from .fixed_dtype import FixedDtype
 from .modeling_hydra import (
-    FixedDtype,
     HydraAttention,
     HydraLayer,
     HydraModelOutput,
@@ -48,7 +48,6 @@ from .modeling_hydra import (
     hydra_layers,
     members_mask,
     shared_or_per_member,
-    split_heads,
 )
 from .pretrained import HydraModelMixin, Rule, attention_rules
 from .rotary_attention import HydraRotaryAttention, RotaryTables, for_each_query, queries_per_kv_head
@@ -150,9 +149,7 @@ class HydraDecoderAttention(HydraRotaryAttention):
     def qkv_widths(self) -> list[int]:
         return [self.head_dim * (sum(counts) + 2 * len(counts)) for counts in self.queries_per_kv_head]
 
-    def project(
-        self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool
-    ) -> tuple[torch.Tensor, ...]:
+    def project(self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool) -> list[tuple]:
         """Of key and value each head once, however many queries read it."""
         if first_token_only or self.queries_per_key == 1:
             return super().project(hidden_states, first_token_only, on_batch_axis)
@@ -163,10 +160,7 @@ class HydraDecoderAttention(HydraRotaryAttention):
             by_member = list(zip(projected, filter(None, self.widths), strict=True))
             query = [states[..., :width] for states, width in by_member]
             others = [states[..., width:] for states, width in by_member]
-        return (
-            *split_heads(query, 1, self.head_dim, on_batch_axis),
-            *split_heads(others, 2, self.head_dim, on_batch_axis),
-        )
+        return [(query, 1), (others, 2)]
 
     def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, on_batch_axis: bool, *positions):
         query, key, value = super().place(query, key, value, on_batch_axis, *positions)
@@ -312,7 +306,6 @@ class HydraDecoderClassifierMixin(HydraTextClassifierMixin):
 
 class HydraLlamaPreTrainedModel(HydraModelMixin, LlamaPreTrainedModel):
     config_class = HydraLlamaConfig
-    config: HydraLlamaConfig
     base_model_prefix = "model"
     architecture = "Llama"
     _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
@@ -321,28 +314,21 @@ class HydraLlamaPreTrainedModel(HydraModelMixin, LlamaPreTrainedModel):
 
 
 class HydraLlamaModel(HydraDecoderMixin, HydraLlamaPreTrainedModel):
-    """The fused decoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (LlamaModel,)
 
 
 class HydraLlamaForSequenceClassification(HydraDecoderClassifierMixin, HydraLlamaPreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (LlamaForSequenceClassification,)
     encoder_class = HydraLlamaModel
 
 
 class HydraLlamaForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraLlamaPreTrainedModel):
-    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (LlamaForTokenClassification,)
     encoder_class = HydraLlamaModel
 
 
 class HydraQwen2PreTrainedModel(HydraModelMixin, Qwen2PreTrainedModel):
     config_class = HydraQwen2Config
-    config: HydraQwen2Config
     base_model_prefix = "model"
     architecture = "Qwen2"
     _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
@@ -351,28 +337,21 @@ class HydraQwen2PreTrainedModel(HydraModelMixin, Qwen2PreTrainedModel):
 
 
 class HydraQwen2Model(HydraDecoderMixin, HydraQwen2PreTrainedModel):
-    """The fused decoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (Qwen2Model,)
 
 
 class HydraQwen2ForSequenceClassification(HydraDecoderClassifierMixin, HydraQwen2PreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (Qwen2ForSequenceClassification,)
     encoder_class = HydraQwen2Model
 
 
 class HydraQwen2ForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraQwen2PreTrainedModel):
-    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (Qwen2ForTokenClassification,)
     encoder_class = HydraQwen2Model
 
 
 class HydraQwen3PreTrainedModel(HydraModelMixin, Qwen3PreTrainedModel):
     config_class = HydraQwen3Config
-    config: HydraQwen3Config
     base_model_prefix = "model"
     architecture = "Qwen3"
     _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
@@ -381,29 +360,22 @@ class HydraQwen3PreTrainedModel(HydraModelMixin, Qwen3PreTrainedModel):
 
 
 class HydraQwen3Model(HydraDecoderMixin, HydraQwen3PreTrainedModel):
-    """The fused decoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (Qwen3Model,)
     attention_class = HydraNormedDecoderAttention
 
 
 class HydraQwen3ForSequenceClassification(HydraDecoderClassifierMixin, HydraQwen3PreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (Qwen3ForSequenceClassification,)
     encoder_class = HydraQwen3Model
 
 
 class HydraQwen3ForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraQwen3PreTrainedModel):
-    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (Qwen3ForTokenClassification,)
     encoder_class = HydraQwen3Model
 
 
 class HydraGemmaPreTrainedModel(HydraModelMixin, GemmaPreTrainedModel):
     config_class = HydraGemmaConfig
-    config: HydraGemmaConfig
     base_model_prefix = "model"
     architecture = "Gemma"
     _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
@@ -412,30 +384,23 @@ class HydraGemmaPreTrainedModel(HydraModelMixin, GemmaPreTrainedModel):
 
 
 class HydraGemmaModel(HydraDecoderMixin, HydraGemmaPreTrainedModel):
-    """The fused decoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (GemmaModel,)
     embedding_class = HydraScaledEmbedding
     norm_class = HydraOffsetRMSNorm
 
 
 class HydraGemmaForSequenceClassification(HydraDecoderClassifierMixin, HydraGemmaPreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (GemmaForSequenceClassification,)
     encoder_class = HydraGemmaModel
 
 
 class HydraGemmaForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraGemmaPreTrainedModel):
-    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (GemmaForTokenClassification,)
     encoder_class = HydraGemmaModel
 
 
 class HydraGemma3TextPreTrainedModel(HydraModelMixin, Gemma3PreTrainedModel):
     config_class = HydraGemma3TextConfig
-    config: HydraGemma3TextConfig
     base_model_prefix = "model"
     architecture = "Gemma 3"
     input_modalities = ("text",)
@@ -468,8 +433,6 @@ class HydraGemma3RotaryEmbedding(FixedDtype, Gemma3RotaryEmbedding):
 
 
 class HydraGemma3TextModel(HydraDecoderMixin, HydraGemma3TextPreTrainedModel):
-    """The fused decoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (Gemma3TextModel,)
     embedding_class = HydraScaledEmbedding
     norm_class = HydraOffsetRMSNorm
@@ -483,30 +446,5 @@ class HydraGemma3TextModel(HydraDecoderMixin, HydraGemma3TextPreTrainedModel):
 
 
 class HydraGemma3TextForSequenceClassification(HydraDecoderClassifierMixin, HydraGemma3TextPreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (Gemma3TextForSequenceClassification,)
     encoder_class = HydraGemma3TextModel
-
-
-__all__ = [
-    "HydraGemma3TextForSequenceClassification",
-    "HydraGemma3TextModel",
-    "HydraGemma3TextPreTrainedModel",
-    "HydraGemmaForSequenceClassification",
-    "HydraGemmaForTokenClassification",
-    "HydraGemmaModel",
-    "HydraGemmaPreTrainedModel",
-    "HydraLlamaForSequenceClassification",
-    "HydraLlamaForTokenClassification",
-    "HydraLlamaModel",
-    "HydraLlamaPreTrainedModel",
-    "HydraQwen2ForSequenceClassification",
-    "HydraQwen2ForTokenClassification",
-    "HydraQwen2Model",
-    "HydraQwen2PreTrainedModel",
-    "HydraQwen3ForSequenceClassification",
-    "HydraQwen3ForTokenClassification",
-    "HydraQwen3Model",
-    "HydraQwen3PreTrainedModel",
-]

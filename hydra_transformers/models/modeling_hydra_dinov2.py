@@ -55,7 +55,6 @@ class HydraDinov2Embeddings(Dinov2Embeddings):
 
 class HydraDinov2PreTrainedModel(HydraModelMixin, Dinov2PreTrainedModel):
     config_class = HydraDinov2Config
-    config: HydraDinov2Config
     base_model_prefix = "dinov2"
     architecture = "DINOv2"
     _no_split_modules = ["HydraDinov2Embeddings", "HydraLayer"]
@@ -94,17 +93,12 @@ class Dinov2ClassifierMixin(HydraImageClassifierMixin):
 
 
 class HydraDinov2Model(Dinov2EncoderMixin, HydraDinov2PreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (Dinov2Model,)
     embeddings_class = HydraDinov2Embeddings
 
 
 class HydraDinov2ForImageClassification(Dinov2ClassifierMixin, HydraDinov2PreTrainedModel):
-    """The fused image classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (Dinov2ForImageClassification,)
-
     encoder_class = HydraDinov2Model
 
 
@@ -118,7 +112,6 @@ class HydraDinov2WithRegistersEmbeddings(Dinov2WithRegistersEmbeddings):
 
 class HydraDinov2WithRegistersPreTrainedModel(HydraModelMixin, Dinov2WithRegistersPreTrainedModel):
     config_class = HydraDinov2WithRegistersConfig
-    config: HydraDinov2WithRegistersConfig
     base_model_prefix = "dinov2_with_registers"
     architecture = "DINOv2 with registers"
     _no_split_modules = ["HydraDinov2WithRegistersEmbeddings", "HydraLayer"]
@@ -127,25 +120,10 @@ class HydraDinov2WithRegistersPreTrainedModel(HydraModelMixin, Dinov2WithRegiste
 
 
 class HydraDinov2WithRegistersModel(Dinov2EncoderMixin, HydraDinov2WithRegistersPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (Dinov2WithRegistersModel,)
     embeddings_class = HydraDinov2WithRegistersEmbeddings
 
 
 class HydraDinov2WithRegistersForImageClassification(Dinov2ClassifierMixin, HydraDinov2WithRegistersPreTrainedModel):
-    """The fused image classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (Dinov2WithRegistersForImageClassification,)
-
     encoder_class = HydraDinov2WithRegistersModel
-
-
-__all__ = [
-    "HydraDinov2ForImageClassification",
-    "HydraDinov2Model",
-    "HydraDinov2PreTrainedModel",
-    "HydraDinov2WithRegistersForImageClassification",
-    "HydraDinov2WithRegistersModel",
-    "HydraDinov2WithRegistersPreTrainedModel",
-]

@@ -19,8 +19,9 @@ from transformers.models.dinov3_vit.modeling_dinov3_vit import (
 )
 
 from .configuration_hydra_dinov3_vit import HydraDINOv3ViTConfig
+from .fixed_dtype import FixedDtype
 from .images import HydraImageEncoderMixin, as_patch_projection
-from .modeling_hydra import FixedDtype, hydra_layers, shared_or_per_member
+from .modeling_hydra import hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
 from .rotary_attention import HydraRotaryAttention, RotaryTables
 
@@ -30,7 +31,6 @@ LAYER = "model.layer.*."
 
 class HydraDINOv3ViTPreTrainedModel(HydraModelMixin, DINOv3ViTPreTrainedModel):
     config_class = HydraDINOv3ViTConfig
-    config: HydraDINOv3ViTConfig
     base_model_prefix = "dinov3_vit"
     architecture = "DINOv3"
     _no_split_modules = ["HydraDINOv3ViTEmbeddings", "HydraLayer"]
@@ -78,8 +78,6 @@ class PatchRotations(FixedDtype, DINOv3ViTRopePositionEmbedding):
 
 
 class HydraDINOv3ViTModel(HydraImageEncoderMixin, HydraDINOv3ViTPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (DINOv3ViTModel,)
     last_norm = "norm"
 
@@ -100,6 +98,3 @@ class HydraDINOv3ViTModel(HydraImageEncoderMixin, HydraDINOv3ViTPreTrainedModel)
 
     def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:
         return hidden_states[:, :, 0]
-
-
-__all__ = ["HydraDINOv3ViTModel", "HydraDINOv3ViTPreTrainedModel"]

@@ -15,7 +15,6 @@ from .tokens import HydraTokenClassifierMixin
 
 class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel):
     config_class = HydraDistilBertConfig
-    config: HydraDistilBertConfig
     base_model_prefix = "distilbert"
     architecture = "DistilBERT"
     _no_split_modules = ["Embeddings", "HydraLayer"]
@@ -30,8 +29,6 @@ class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel)
 
 
 class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (DistilBertModel,)
 
     def __init__(self, config: HydraDistilBertConfig):
@@ -79,10 +76,7 @@ class DistilBertClassifierMixin(HydraTextClassifierMixin):
 
 
 class HydraDistilBertForSequenceClassification(DistilBertClassifierMixin, HydraDistilBertPreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (DistilBertForSequenceClassification,)
-
     encoder_class = HydraDistilBertModel
 
     def add_head(self, config: HydraDistilBertConfig) -> None:
@@ -102,15 +96,5 @@ class HydraDistilBertForSequenceClassification(DistilBertClassifierMixin, HydraD
 class HydraDistilBertForTokenClassification(
     HydraTokenClassifierMixin, DistilBertClassifierMixin, HydraDistilBertPreTrainedModel
 ):
-    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (DistilBertForTokenClassification,)
     encoder_class = HydraDistilBertModel
-
-
-__all__ = [
-    "HydraDistilBertForSequenceClassification",
-    "HydraDistilBertForTokenClassification",
-    "HydraDistilBertModel",
-    "HydraDistilBertPreTrainedModel",
-]

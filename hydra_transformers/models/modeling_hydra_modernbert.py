@@ -19,8 +19,8 @@ from transformers.models.modernbert.modeling_modernbert import (
 )
 
 from .configuration_hydra_modernbert import HydraModernBertConfig
+from .fixed_dtype import FixedDtype
 from .modeling_hydra import (
-    FixedDtype,
     Grouped,
     GroupedLinear,
     GroupedOutput,
@@ -39,7 +39,6 @@ MASKS = {"full_attention": create_bidirectional_mask, "sliding_attention": creat
 
 class HydraModernBertPreTrainedModel(HydraModelMixin, ModernBertPreTrainedModel):
     config_class = HydraModernBertConfig
-    config: HydraModernBertConfig
     base_model_prefix = "model"
     architecture = "ModernBERT"
     _no_split_modules = ["ModernBertEmbeddings", "HydraLayer"]
@@ -171,10 +170,7 @@ class ModernBertClassifierMixin:
 class HydraModernBertForSequenceClassification(
     ModernBertClassifierMixin, HydraTextClassifierMixin, HydraModernBertPreTrainedModel
 ):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (ModernBertForSequenceClassification,)
-
     encoder_class = HydraModernBertModel
 
     @property
@@ -185,15 +181,5 @@ class HydraModernBertForSequenceClassification(
 class HydraModernBertForTokenClassification(
     ModernBertClassifierMixin, HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraModernBertPreTrainedModel
 ):
-    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (ModernBertForTokenClassification,)
     encoder_class = HydraModernBertModel
-
-
-__all__ = [
-    "HydraModernBertForSequenceClassification",
-    "HydraModernBertForTokenClassification",
-    "HydraModernBertModel",
-    "HydraModernBertPreTrainedModel",
-]

@@ -14,7 +14,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEmbeddings, MPNetEncod
 from .configuration_hydra_mpnet import HydraMPNetConfig
 from .modeling_hydra import GroupedPooler, embed, hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
-from .relative_attention import HydraBiasedAttention
+from .relative_attention import HydraTableBiasAttention
 from .texts import (
     GroupedClassificationHead,
     HydraTwoMapTextClassifierMixin,
@@ -26,7 +26,6 @@ from .tokens import HydraTokenClassifierMixin
 
 class HydraMPNetPreTrainedModel(HydraModelMixin, MPNetPreTrainedModel):
     config_class = HydraMPNetConfig
-    config: HydraMPNetConfig
     base_model_prefix = "mpnet"
     architecture = "MPNet"
     supports_gradient_checkpointing = True
@@ -58,8 +57,6 @@ class RelativeAttentionBias(nn.Embedding):
 
 
 class HydraMPNetModel(HydraTypedTextEncoderMixin, HydraMPNetPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (MPNetModel,)
 
     def __init__(self, config: HydraMPNetConfig, add_pooling_layer: bool | None = None):
@@ -68,7 +65,7 @@ class HydraMPNetModel(HydraTypedTextEncoderMixin, HydraMPNetPreTrainedModel):
         self.relative_attention_bias = shared_or_per_member(
             config, "embeddings", lambda: RelativeAttentionBias(config)
         )
-        self.layers = hydra_layers(config, attention_class=HydraBiasedAttention)
+        self.layers = hydra_layers(config, attention_class=HydraTableBiasAttention)
         self.pooler = None
         if config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer:
             self.pooler = GroupedPooler(config.hidden_size, config.hidden_size, config.num_members, nn.Tanh())
@@ -81,10 +78,7 @@ class HydraMPNetModel(HydraTypedTextEncoderMixin, HydraMPNetPreTrainedModel):
 
 
 class HydraMPNetForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraMPNetPreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (MPNetForSequenceClassification,)
-
     encoder_class = HydraMPNetModel
     encoder_options = {"add_pooling_layer": False}
 
@@ -95,15 +89,5 @@ class HydraMPNetForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraM
 class HydraMPNetForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraMPNetPreTrainedModel
 ):
-    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (MPNetForTokenClassification,)
     encoder_class = HydraMPNetModel
-
-
-__all__ = [
-    "HydraMPNetForSequenceClassification",
-    "HydraMPNetForTokenClassification",
-    "HydraMPNetModel",
-    "HydraMPNetPreTrainedModel",
-]

@@ -75,12 +75,15 @@ def layer_norm_of(config: PreTrainedConfig) -> nn.LayerNorm:
 class HydraTowersOutput(ModelOutput):
     """
     loss: scalar, where `return_loss` was set
-    logits_per_image: (images, texts), the ensemble's answer
-    logits_per_text: (texts, images), the ensemble's answer the other way round
-    member_logits: (images, members, texts), of each member's cosines
+    logits_per_image: (images, texts), the ensemble's answer. For CLIP the log of the members' mean probability over the texts
+        of this call, so that a single text has the logit 0; for SigLIP the log-odds of the members' mean probability that both
+        belong together
+    logits_per_text: (texts, images), the same the other way round
+    member_logits: (images, members, texts), logit scale times cosine, for SigLIP plus the logit bias
     text_embeds: (texts, members of the text tower, projection), normalised
     image_embeds: (images, members of the vision tower, projection), normalised
-    similarity: (images, texts), the mean of `member_logits` over the members
+    similarity: (images, texts), the mean of `member_logits` over the members: of one image and one text, whatever else is in the
+        call. For retrieval, thresholds and single pairs; what CLIP itself calls `logits_per_image`
     """
 
     loss: torch.FloatTensor | None = None
@@ -113,10 +116,24 @@ class HydraTextTowerMixin(HydraTextEncoderMixin):
     main_input_name = "input_ids"
     input_modalities = ("text",)
     word_embeddings_name = "token_embedding"
+    embeddings_class: type[nn.Module]
+    last_norm = "final_layer_norm"
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__(config)
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: self.embeddings_class(config))
+        self.layers = hydra_layers(config)
+        self.final_layer_norm = shared_or_per_member(config, "layernorm", lambda: layer_norm_of(config))
+        self.add_pooling(config)
+        self.post_init()
+
+    def add_pooling(self, config: PreTrainedConfig) -> None:
+        """What makes one state of a text's, where the family has weights for that."""
 
 
 class HydraVisionTowerClassifierMixin(HydraImageClassifierMixin):
-    """A vision tower with a classifier per member.
+    """A vision tower with a classifier per member, which reads the mean of the patches: `logits` is the ensemble's answer,
+    `member_logits` each member's.
 
     The config is the tower's own, with the classes; a backbone's has it, as `backbone_config_key`, beside that of a text
     tower which its classifier has no use for.
@@ -136,11 +153,11 @@ class HydraVisionTowerClassifierMixin(HydraImageClassifierMixin):
 
 
 class HydraTwoTowersMixin:
-    """Both towers, fused. Member m pairs vision member m with text member m; a tower with a single member is used
+    """Both towers, fused: `HydraTowersOutput`. Member m pairs vision member m with text member m; a tower with a single member is used
     with all members of the other.
 
     A family has `text_model`, `vision_model`, `text_projection`, `visual_projection` and `logit_scale`, and says how cosines
-    become the members' logits, these the ensemble's, and both a loss.
+    become the members' logits (`logits_of`), these the ensemble's (`ensemble`), and both a loss (`loss_of_pairs`).
     """
 
     # Whether images are pooled from the first token's state alone, so that the last layer need not compute the others.
@@ -156,14 +173,6 @@ class HydraTwoTowersMixin:
     def logits_of(self, cosine: torch.Tensor) -> torch.Tensor:
         """The members' logits: (members, images, texts) -> (members, images, texts)"""
         return cosine * self.logit_scale.exp().to(cosine.device)[:, None, None]
-
-    def ensemble(self, member_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(images, members, texts) -> (images, texts) and (texts, images)"""
-        raise NotImplementedError
-
-    def loss_of_pairs(self, member_logits: torch.Tensor, logits_per_image, logits_per_text) -> torch.Tensor:
-        """The loss where text i belongs to image i, for members' logits (images, members, texts)."""
-        raise NotImplementedError
 
     @can_return_tuple
     def get_text_features(
@@ -240,7 +249,7 @@ class HydraTwoTowersMixin:
                     f"return_loss got {member_logits.shape[0]} images and {member_logits.shape[2]} texts: pass them in pairs"
                 )
             loss = self.loss_of_pairs(member_logits, logits_per_image, logits_per_text)
-        return self.output_class(
+        return HydraTowersOutput(
             loss=loss,
             logits_per_image=logits_per_image,
             logits_per_text=logits_per_text,
@@ -253,21 +262,6 @@ class HydraTwoTowersMixin:
         )
 
 
-@dataclass
-class HydraCLIPOutput(HydraTowersOutput):
-    """
-    loss: scalar, where `return_loss` was set
-    logits_per_image: (images, texts), the log of the members' mean probability over the texts of this call: for
-        classification among them. A single text always has probability 1, so its logit is 0
-    logits_per_text: (texts, images), the log of the members' mean probability over the images of this call
-    member_logits: (images, members, texts), logit scale times cosine
-    text_embeds: (texts, members of the text tower, projection), normalised
-    image_embeds: (images, members of the vision tower, projection), normalised
-    similarity: (images, texts), the mean of `member_logits` over the members: of one image and one text, whatever else
-        is in the call. For retrieval, thresholds and single pairs; what CLIP itself calls `logits_per_image`
-    """
-
-
 class HydraCLIPVisionEmbeddings(CLIPVisionEmbeddings):
     """CLIP's image embeddings with the patches embedded by a product."""
 
@@ -278,7 +272,6 @@ class HydraCLIPVisionEmbeddings(CLIPVisionEmbeddings):
 
 class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
     config_class = HydraCLIPConfig
-    config: HydraCLIPConfig
     base_model_prefix = "clip"
     architecture = "CLIP"
     _no_split_modules = ["CLIPTextEmbeddings", "HydraCLIPVisionEmbeddings", "HydraLayer"]
@@ -302,17 +295,9 @@ class HydraCLIPTextModel(HydraTextTowerMixin, HydraCLIPPreTrainedModel):
     """The fused text tower: `HydraModelOutput`; pooled is the state of the first end-of-text token."""
 
     config_class = HydraCLIPTextConfig
-    config: HydraCLIPTextConfig
     backbone_types = ("clip_text_model",)
     backbone_classes = (CLIPTextModel,)
-    last_norm = "final_layer_norm"
-
-    def __init__(self, config: HydraCLIPTextConfig):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: CLIPTextEmbeddings(config))
-        self.layers = hydra_layers(config)
-        self.final_layer_norm = shared_or_per_member(config, "layernorm", lambda: layer_norm_of(config))
-        self.post_init()
+    embeddings_class = CLIPTextEmbeddings
 
     def embed_inputs(
         self,
@@ -345,7 +330,6 @@ class HydraCLIPVisionModel(HydraVisionTowerMixin, HydraCLIPPreTrainedModel):
     """The fused vision tower: `HydraModelOutput`; pooled is the normalised state of the [CLS] token."""
 
     config_class = HydraCLIPVisionConfig
-    config: HydraCLIPVisionConfig
     backbone_types = ("clip_vision_model",)
     backbone_classes = (CLIPVisionModel,)
 
@@ -366,12 +350,9 @@ class HydraCLIPVisionModel(HydraVisionTowerMixin, HydraCLIPPreTrainedModel):
 
 
 class HydraCLIPModel(HydraTwoTowersMixin, HydraCLIPPreTrainedModel):
-    """Both towers, fused: `HydraCLIPOutput`."""
-
     backbone_classes = (CLIPModel,)
     per_member_parameters = ("logit_scale",)
     reads_first_token = True
-    output_class = HydraCLIPOutput
 
     def __init__(self, config: HydraCLIPConfig):
         super().__init__(config)
@@ -388,6 +369,7 @@ class HydraCLIPModel(HydraTwoTowersMixin, HydraCLIPPreTrainedModel):
         self.post_init()
 
     def ensemble(self, member_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(images, members, texts) -> (images, texts) and (texts, images)"""
         return log_mean_probability(member_logits), log_mean_probability(member_logits.permute(2, 1, 0))
 
     def loss_of_pairs(self, member_logits: torch.Tensor, logits_per_image, logits_per_text) -> torch.Tensor:
@@ -400,30 +382,13 @@ class HydraCLIPModel(HydraTwoTowersMixin, HydraCLIPPreTrainedModel):
 
 
 class HydraCLIPForImageClassification(HydraVisionTowerClassifierMixin, HydraCLIPPreTrainedModel):
-    """The fused image classifier, which reads the mean of the patches: `logits` is the ensemble's answer, `member_logits` each
-    member's."""
-
     config_class = HydraCLIPVisionConfig
-    config: HydraCLIPVisionConfig
     backbone_classes = (CLIPForImageClassification,)
     encoder_class = HydraCLIPVisionModel
     unused_prefixes = ("vision_model.post_layernorm.",)
 
     def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         return hidden_states[:, :, 1:].mean(dim=2)
-
-
-@dataclass
-class HydraSiglipOutput(HydraTowersOutput):
-    """
-    loss: scalar, where `return_loss` was set
-    logits_per_image: (images, texts), whose sigmoid is the mean over the members of the probability that both belong together
-    logits_per_text: (texts, images), the same the other way round
-    member_logits: (images, members, texts), logit scale times cosine, plus logit bias
-    text_embeds: (texts, members of the text tower, projection), normalised
-    image_embeds: (images, members of the vision tower, projection), normalised
-    similarity: (images, texts), the mean of `member_logits` over the members
-    """
 
 
 class HydraSiglipVisionEmbeddings(SiglipVisionEmbeddings):
@@ -436,7 +401,6 @@ class HydraSiglipVisionEmbeddings(SiglipVisionEmbeddings):
 
 class HydraSiglipPreTrainedModel(HydraModelMixin, SiglipPreTrainedModel):
     config_class = HydraSiglipConfig
-    config: HydraSiglipConfig
     base_model_prefix = "siglip"
     architecture = "SigLIP"
     _no_split_modules = [
@@ -466,18 +430,12 @@ class HydraSiglipTextModel(HydraTextTowerMixin, HydraSiglipPreTrainedModel):
     """The fused text tower: `HydraModelOutput`; pooled is what a head per member makes of the last token, be it padding."""
 
     config_class = HydraSiglipTextConfig
-    config: HydraSiglipTextConfig
     backbone_types = ("siglip_text_model",)
     backbone_classes = (SiglipTextModel,)
-    last_norm = "final_layer_norm"
+    embeddings_class = SiglipTextEmbeddings
 
-    def __init__(self, config: HydraSiglipTextConfig):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: SiglipTextEmbeddings(config))
-        self.layers = hydra_layers(config)
-        self.final_layer_norm = shared_or_per_member(config, "layernorm", lambda: layer_norm_of(config))
+    def add_pooling(self, config: HydraSiglipTextConfig) -> None:
         self.head = GroupedLinear(config.hidden_size, [config.projection_size] * config.num_members)
-        self.post_init()
 
     def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:
         return self.head(hidden_states[:, :, -1])
@@ -488,7 +446,6 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
     own whose heads are not pruned."""
 
     config_class = HydraSiglipVisionConfig
-    config: HydraSiglipVisionConfig
     backbone_types = ("siglip_vision_model",)
     backbone_classes = (SiglipVisionModel,)
     last_norm = "post_layernorm"
@@ -512,12 +469,9 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
 
 
 class HydraSiglipModel(HydraTwoTowersMixin, HydraSiglipPreTrainedModel):
-    """Both towers, fused: `HydraSiglipOutput`."""
-
     backbone_classes = (SiglipModel,)
     per_member_parameters = ("logit_scale", "logit_bias")
     reads_padding = True
-    output_class = HydraSiglipOutput
 
     def __init__(self, config: HydraSiglipConfig):
         super().__init__(config)
@@ -546,11 +500,7 @@ class HydraSiglipModel(HydraTwoTowersMixin, HydraSiglipPreTrainedModel):
 
 
 class HydraSiglipForImageClassification(HydraVisionTowerClassifierMixin, HydraSiglipPreTrainedModel):
-    """The fused image classifier, which reads the mean of the patches: `logits` is the ensemble's answer, `member_logits` each
-    member's."""
-
     config_class = HydraSiglipVisionConfig
-    config: HydraSiglipVisionConfig
     backbone_classes = (SiglipForImageClassification,)
     encoder_class = HydraSiglipVisionModel
     # A backbone's classifier has the pooling head, and does not read it.
@@ -559,17 +509,3 @@ class HydraSiglipForImageClassification(HydraVisionTowerClassifierMixin, HydraSi
 
     def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         return hidden_states.mean(dim=2)
-
-
-__all__ = [
-    "HydraCLIPForImageClassification",
-    "HydraCLIPModel",
-    "HydraCLIPPreTrainedModel",
-    "HydraCLIPTextModel",
-    "HydraCLIPVisionModel",
-    "HydraSiglipForImageClassification",
-    "HydraSiglipModel",
-    "HydraSiglipPreTrainedModel",
-    "HydraSiglipTextModel",
-    "HydraSiglipVisionModel",
-]

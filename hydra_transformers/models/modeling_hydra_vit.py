@@ -25,7 +25,6 @@ class HydraViTEmbeddings(ViTEmbeddings):
 
 class HydraViTPreTrainedModel(HydraModelMixin, ViTPreTrainedModel):
     config_class = HydraViTConfig
-    config: HydraViTConfig
     base_model_prefix = "vit"
     architecture = "vision transformer (ViT)"
     _no_split_modules = ["HydraViTEmbeddings", "HydraLayer"]
@@ -58,17 +57,12 @@ class ViTEncoderMixin(HydraImageEncoderMixin):
 
 
 class HydraViTModel(ViTEncoderMixin, HydraViTPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (ViTModel,)
     embeddings_class = HydraViTEmbeddings
 
 
 class HydraViTForImageClassification(HydraImageClassifierMixin, HydraViTPreTrainedModel):
-    """The fused image classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (ViTForImageClassification,)
-
     encoder_class = HydraViTModel
     encoder_options = {"add_pooling_layer": False}
 
@@ -83,7 +77,6 @@ class HydraDeiTEmbeddings(DeiTEmbeddings):
 
 class HydraDeiTPreTrainedModel(HydraModelMixin, DeiTPreTrainedModel):
     config_class = HydraDeiTConfig
-    config: HydraDeiTConfig
     base_model_prefix = "deit"
     architecture = "DeiT"
     _no_split_modules = ["HydraDeiTEmbeddings", "HydraLayer"]
@@ -92,26 +85,11 @@ class HydraDeiTPreTrainedModel(HydraModelMixin, DeiTPreTrainedModel):
 
 
 class HydraDeiTModel(ViTEncoderMixin, HydraDeiTPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`."""
-
     backbone_classes = (DeiTModel,)
     embeddings_class = HydraDeiTEmbeddings
 
 
 class HydraDeiTForImageClassification(HydraImageClassifierMixin, HydraDeiTPreTrainedModel):
-    """The fused image classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (DeiTForImageClassification,)
-
     encoder_class = HydraDeiTModel
     encoder_options = {"add_pooling_layer": False}
-
-
-__all__ = [
-    "HydraDeiTForImageClassification",
-    "HydraDeiTModel",
-    "HydraDeiTPreTrainedModel",
-    "HydraViTForImageClassification",
-    "HydraViTModel",
-    "HydraViTPreTrainedModel",
-]

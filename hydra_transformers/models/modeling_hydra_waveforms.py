@@ -47,6 +47,7 @@ from .modeling_hydra import (
     GroupedLinear,
     HydraAttention,
     HydraLayer,
+    HydraModelOutput,
     Norm,
     PerMember,
     embed,
@@ -55,7 +56,7 @@ from .modeling_hydra import (
     shared_or_per_member,
 )
 from .pretrained import HydraModelMixin, Rule, attention_rules
-from .relative_attention import HydraBiasedAttention
+from .relative_attention import HydraTableBiasAttention
 
 
 WAVEFORM_RULES = (
@@ -232,6 +233,24 @@ class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
         self.projector = GroupedLinear(config.hidden_size, [config.classifier_proj_size] * members)
         self.classifier = GroupedLinear(config.classifier_proj_size, [config.head_width] * members)
 
+    def weighted_sum(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What heads read in place of the last layer's states, by the softmax of `layer_weights`: one (members or 1, batch, tokens,
+        hidden) for the embeddings and for each layer -> (members, batch, tokens, hidden)"""
+        weights = self.layer_weights.softmax(dim=-1).unbind(dim=1)  # (members,) each
+        return sum(states * weight.view(-1, 1, 1, 1) for states, weight in zip(hidden_states, weights, strict=True))
+
+    def encode_all_layers(self, **kwargs) -> HydraModelOutput:
+        """The encoder's outputs with the weighted sum of all states in place of the last ones."""
+        asked = kwargs.get("output_hidden_states")
+        outputs = self.base_model(**kwargs | {"output_hidden_states": True})
+        hidden_states = self.weighted_sum([states.transpose(0, 1) for states in outputs.hidden_states])
+        pooled = self.base_model.pool(hidden_states, attention_mask=kwargs.get("attention_mask"))
+        outputs.member_last_hidden_state = hidden_states.transpose(0, 1)
+        outputs.member_pooler_output = pooled.transpose(0, 1)
+        if not (self.config.output_hidden_states if asked is None else asked):
+            outputs.hidden_states = None
+        return outputs
+
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         return self.projector(features)
 
@@ -241,7 +260,6 @@ class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
 
 class HydraWav2Vec2PreTrainedModel(HydraWaveformMixin, HydraModelMixin, Wav2Vec2PreTrainedModel):
     config_class = HydraWav2Vec2Config
-    config: HydraWav2Vec2Config
     base_model_prefix = "wav2vec2"
     architecture = "Wav2Vec2"
     _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
@@ -250,22 +268,17 @@ class HydraWav2Vec2PreTrainedModel(HydraWaveformMixin, HydraModelMixin, Wav2Vec2
 
 
 class HydraWav2Vec2Model(HydraWaveformEncoderMixin, HydraWav2Vec2PreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`; pooled is the mean of the frames that are no padding."""
-
     backbone_classes = (Wav2Vec2Model,)
     parts = (Wav2Vec2FeatureEncoder, Wav2Vec2FeatureProjection, Wav2Vec2PositionalConvEmbedding)
 
 
 class HydraWav2Vec2ForSequenceClassification(HydraWaveformClassifierMixin, HydraWav2Vec2PreTrainedModel):
-    """The fused audio classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (Wav2Vec2ForSequenceClassification,)
     encoder_class = HydraWav2Vec2Model
 
 
 class HydraHubertPreTrainedModel(HydraWaveformMixin, HydraModelMixin, HubertPreTrainedModel):
     config_class = HydraHubertConfig
-    config: HydraHubertConfig
     base_model_prefix = "hubert"
     architecture = "HuBERT"
     _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
@@ -274,22 +287,17 @@ class HydraHubertPreTrainedModel(HydraWaveformMixin, HydraModelMixin, HubertPreT
 
 
 class HydraHubertModel(HydraWaveformEncoderMixin, HydraHubertPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`; pooled is the mean of the frames that are no padding."""
-
     backbone_classes = (HubertModel,)
     parts = (HubertFeatureEncoder, HubertFeatureProjection, HubertPositionalConvEmbedding)
 
 
 class HydraHubertForSequenceClassification(HydraWaveformClassifierMixin, HydraHubertPreTrainedModel):
-    """The fused audio classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (HubertForSequenceClassification,)
     encoder_class = HydraHubertModel
 
 
 class HydraWavLMPreTrainedModel(HydraWaveformMixin, HydraModelMixin, WavLMPreTrainedModel):
     config_class = HydraWavLMConfig
-    config: HydraWavLMConfig
     base_model_prefix = "wavlm"
     architecture = "WavLM"
     _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
@@ -331,7 +339,7 @@ class BiasGate(Grouped):
         return first * (second * self.weight.unsqueeze(1) - 1) + 2
 
 
-class HydraWavLMAttention(HydraBiasedAttention):
+class HydraWavLMAttention(HydraTableBiasAttention):
     """Each head weighs the bias of positions by its own part of the states that the attention reads."""
 
     def __init__(self, config: HydraWavLMConfig, layer: int, norm: Norm):
@@ -365,8 +373,6 @@ class WavLMPositionBias(nn.Embedding):
 
 
 class HydraWavLMModel(HydraWaveformEncoderMixin, HydraWavLMPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`; pooled is the mean of the frames that are no padding."""
-
     backbone_classes = (WavLMModel,)
     parts = (WavLMFeatureEncoder, WavLMFeatureProjection, WavLMPositionalConvEmbedding)
     position_bias_class = WavLMPositionBias
@@ -374,20 +380,5 @@ class HydraWavLMModel(HydraWaveformEncoderMixin, HydraWavLMPreTrainedModel):
 
 
 class HydraWavLMForSequenceClassification(HydraWaveformClassifierMixin, HydraWavLMPreTrainedModel):
-    """The fused audio classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (WavLMForSequenceClassification,)
     encoder_class = HydraWavLMModel
-
-
-__all__ = [
-    "HydraHubertForSequenceClassification",
-    "HydraHubertModel",
-    "HydraHubertPreTrainedModel",
-    "HydraWav2Vec2ForSequenceClassification",
-    "HydraWav2Vec2Model",
-    "HydraWav2Vec2PreTrainedModel",
-    "HydraWavLMForSequenceClassification",
-    "HydraWavLMModel",
-    "HydraWavLMPreTrainedModel",
-]

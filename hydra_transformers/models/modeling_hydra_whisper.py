@@ -46,7 +46,6 @@ class HydraWhisperEmbeddings(nn.Module):
 
 class HydraWhisperPreTrainedModel(HydraModelMixin, WhisperPreTrainedModel):
     config_class = HydraWhisperConfig
-    config: HydraWhisperConfig
     base_model_prefix = "encoder"
     architecture = "Whisper encoder"
     input_modalities = ("audio",)
@@ -125,8 +124,6 @@ class HydraWhisperModel(HydraEncoderMixin, HydraWhisperPreTrainedModel):
 
 
 class HydraWhisperForAudioClassification(HydraWaveformClassifierMixin, HydraWhisperPreTrainedModel):
-    """The fused audio classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
-
     backbone_classes = (WhisperForAudioClassification,)
     encoder_class = HydraWhisperModel
 
@@ -144,6 +141,3 @@ class HydraWhisperForAudioClassification(HydraWaveformClassifierMixin, HydraWhis
         attention_mask: not read, as in Whisper itself
         """
         return self.encode_and_classify({"input_features": input_features}, labels, **kwargs)
-
-
-__all__ = ["HydraWhisperForAudioClassification", "HydraWhisperModel", "HydraWhisperPreTrainedModel"]

@@ -4,8 +4,6 @@ import base64
 import binascii
 import io
 import os
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -294,52 +292,30 @@ def predict(
         return answer(inputs, batch_size=batch_size, **parameters) if inputs else []
 
 
-# A thread's own, as two threads cannot use one tokenizer at a time: model -> (name, class) -> processor
-_loaded = threading.local()
-
-
 def processor_of(model: nn.Module, auto_class: type) -> Any:
-    """The processor that was saved with the model, loaded once."""
+    """The processor that was saved with the model."""
     name, config = model.config.name_or_path, model.config
     inside = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)
-    cache = vars(_loaded).setdefault("processors", weakref.WeakKeyDictionary()).setdefault(inside, {})
-    if (name, auto_class) in cache:
-        return cache[name, auto_class]
     try:
         # Who trusted the code of the model's repository need not be asked again; its config says which processor it has.
         is_trusted = type(inside).__module__.startswith("transformers_modules.")
         known = {"config": config} if config.model_type else {}
-        cache[name, auto_class] = auto_class.from_pretrained(name, trust_remote_code=is_trusted or None, **known)
+        return auto_class.from_pretrained(name, trust_remote_code=is_trusted or None, **known)
     except (OSError, ValueError, ImportError) as error:
         where = f"none could be loaded from {name}" if name else "the model was not loaded from anywhere"
         what = auto_class.__name__.removeprefix("Auto")
         raise ValueError(
             f"processor is missing, and {where}: pass the {what} that the model was trained with"
         ) from error
-    return cache[name, auto_class]
-
-
-# Models in use: how many callers each has, and its modules that were in training mode before the first of them.
-_in_use: dict[nn.Module, tuple[int, list[nn.Module]]] = {}
-_lock = threading.RLock()
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; on leaving, every module is back in the mode it was in. Of several threads the last puts it back."""
-    with _lock:
-        in_training = [module for module in model.modules() if module.training]
-        callers, before = _in_use.get(model, (0, in_training))
-        _in_use[model] = (callers + 1, before)
-        if in_training:
-            model.eval()
+    """Eval mode inside; on leaving, every module is back in the mode it was in."""
+    in_training = [module for module in model.modules() if module.training]
+    model.eval()
     try:
         yield
     finally:
-        with _lock:
-            callers, before = _in_use.pop(model)
-            if callers > 1:
-                _in_use[model] = (callers - 1, before)
-            else:
-                for module in before:
-                    module.training = True
+        for module in in_training:
+            module.training = True

@@ -108,6 +108,7 @@ class HydraModelMixin:
         super().__init_subclass__(**kwargs)
         by_name = {path.rpartition(".")[2]: auto_class for auto_class, path in cls.config_class.auto_classes.items()}
         cls._auto_class = by_name.get(cls.__name__, cls._auto_class)  # so that Transformers saves the code with it
+        cls.__doc__ = inspect.getdoc(cls)  # where it has none, that of its mixin
 
     @classmethod
     def from_backbone(
@@ -234,8 +235,10 @@ class HydraModelMixin:
         if self.decision is not None:
             self.decision.compare(self)  # says so where the decision is about other weights
         saved = super().save_pretrained(save_directory, *args, **kwargs)
+        if self.is_base_model or getattr(self.config, "problem_type", None) == "regression":
+            add_code(Path(__file__).with_name("regression.py"), "aggregated", Path(save_directory))
         if self.decision is not None:
-            add_code_of(self.decision, Path(save_directory))
+            add_code(Path(inspect.getfile(type(self.decision))), "TaskDecision", Path(save_directory))
         whole, index = Path(save_directory, WHOLE), Path(save_directory, INDEX_OF_SHARDS)
         if whole.exists() and index.exists():  # one is of an earlier save, and may be loaded in place of this one
             min(whole, index, key=lambda path: path.stat().st_mtime_ns).unlink()
@@ -263,15 +266,19 @@ def package(part: str) -> ModuleType:
         ) from error
 
 
-def add_code_of(decision: torch.nn.Module, folder: Path) -> None:
-    """Adds the files of a decision to the code in a folder, which Transformers finds by an import in this file."""
-    source = Path(inspect.getfile(type(decision)))
+def add_code(source: Path, name: str, folder: Path) -> None:
+    """Adds a file that not every model needs to the code in a folder, where Transformers finds it by an import in this file.
+
+    name: of something in it
+    """
+    if not source.exists():
+        return  # this model came without it
     for path in (source, *map(Path, get_relative_import_files(source))):
         # Others, such as modeling_hydra.py, are there already, and may be of another version than this package's.
-        if path.name.startswith(("decision", "detection")) or not (folder / path.name).exists():
+        if path.name.startswith(("decision", "detection", "regression")) or not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
     code = folder / Path(__file__).name
-    line = f"from .{source.stem} import {type(decision).__name__}  # noqa: E402, F401\n"
+    line = f"from .{source.stem} import {name}  # noqa: E402, F401\n"
     if code.exists() and line not in code.read_text(encoding="utf-8"):
         with open(code, "a", encoding="utf-8") as file:
             file.write(f"\n{line}")

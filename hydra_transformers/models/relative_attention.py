@@ -1,17 +1,45 @@
-"""Attention with a bias of positions, from one table for all layers."""
+"""Attention with a bias of positions."""
 
 import torch
 
 from .modeling_hydra import HydraAttention
 
 
-class HydraBiasedAttention(HydraAttention):
-    """A number for each head of the backbone and pair of tokens is added to the scores.
+BACKENDS_WITH_BIAS = ("eager", "sdpa")  # they add a mask of numbers, which may differ between heads
+
+
+class HydraBiasAttention(HydraAttention):
+    """Adds to the scores what a family's `bias` gives, (batch or 1, heads of all members, query tokens, tokens)."""
+
+    adds_bias = True
+
+    def add_bias(
+        self,
+        attention_mask: torch.Tensor | None,
+        hidden_states: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        *positions,
+    ) -> torch.Tensor:
+        """A mask to be added to the scores, (batch or 1, heads of all members, query tokens, tokens)."""
+        if self.config._attn_implementation not in BACKENDS_WITH_BIAS:
+            raise ValueError(
+                f"the attention backend is {self.config._attn_implementation!r}, which cannot add a bias of positions: use "
+                f"{' or '.join(map(repr, BACKENDS_WITH_BIAS))}"
+            )
+        bias = self.bias(hidden_states, query, key, *positions)
+        if attention_mask is None:
+            return bias
+        if attention_mask.dtype == torch.bool:
+            return torch.where(attention_mask, bias, torch.finfo(bias.dtype).min)
+        return attention_mask + bias
+
+
+class HydraTableBiasAttention(HydraBiasAttention):
+    """The bias is a number for each head of the backbone and pair of tokens, from one table for all layers.
 
     positions: (members or 1, 1, heads of the backbone, tokens, tokens), of which each layer takes the heads that it keeps
     """
-
-    adds_bias = True
 
     def bias(
         self, hidden_states: torch.Tensor, query: torch.Tensor, key: torch.Tensor, position_bias: torch.Tensor

@@ -19,7 +19,7 @@ from .modeling_hydra import (
 
 
 class HydraTextEncoderMixin(HydraEncoderMixin):
-    """An encoder of texts: embeddings of words and their positions."""
+    """A fused encoder of texts, without a head: `HydraModelOutput`."""
 
     word_embeddings_name = "word_embeddings"  # inside of the embeddings
 
@@ -72,8 +72,6 @@ class HydraTextEncoderMixin(HydraEncoderMixin):
 
 
 class HydraTypedTextEncoderMixin(HydraTextEncoderMixin):
-    """An encoder of texts that knows token types."""
-
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
@@ -97,6 +95,8 @@ class HydraTypedTextEncoderMixin(HydraTextEncoderMixin):
 
 
 class HydraTextClassifierBase(HydraClassifierMixin):
+    """A fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
     def pipeline_class(self) -> type:
         from .pipeline_hydra_text import HydraTextClassificationPipeline  # not above, as in `predict`
 
@@ -104,8 +104,6 @@ class HydraTextClassifierBase(HydraClassifierMixin):
 
 
 class HydraTypedTextClassifierMixin(HydraTextClassifierBase):
-    """A classifier of texts that knows token types."""
-
     @can_return_tuple
     def forward(
         self,

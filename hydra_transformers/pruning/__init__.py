@@ -5,10 +5,9 @@ from .circuits import Circuit
 from .extraction import extract_circuit
 from .gradient_scores import taylor_scores
 from .head_maps import HeadMap
-from .heads import head_divergence, layer_divergence, overlap, prune_heads
-from .making import make_members
+from .heads import prune_heads
 from .masking import ablated
-from .members import draw_members
+from .members import draw_members, make_members
 from .oba import oba_prune, oba_scores
 from .scores import HEAD_SCORES, head_scores, lowest_heads
 from .taylor import TaylorPruning, taylor_prune
@@ -22,14 +21,11 @@ __all__ = [
     "ablated",
     "draw_members",
     "extract_circuit",
-    "head_divergence",
     "head_scores",
-    "layer_divergence",
     "lowest_heads",
     "make_members",
     "oba_prune",
     "oba_scores",
-    "overlap",
     "prune_heads",
     "taylor_prune",
     "taylor_scores",

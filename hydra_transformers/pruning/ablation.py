@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from ..data.zero_shot import check_class_prompts, logits_of_cosines
 from ..fusion import tower_configs
 from ..fusion.packed_heads import heads_at, qkv_rows
-from ..models.modeling_hydra import HydraAttention, repeated_mask, run_layers
+from ..models.modeling_hydra import HydraAttention, repeated_mask
 from .heads import Head, Prompts, Towers, chosen_towers, has_two_towers, heads_of, tower_and_place
 
 
@@ -77,7 +77,8 @@ class Tower:
             runs_first = number not in numbers[:place]
             before.append(states)
             only_first = self.first_token_only and place == len(layers) - 1
-            heads = layer.attend(states, mask, only_first, *positions, **others)
+            normed = layer.attention_norm(states) if layer.norm_first else states
+            heads, _ = layer.attention(normed, mask, only_first, *positions, **others)
             residual = states[:, :, :1] if only_first else states
             for part in _even_parts(candidates.get(number, []) if runs_first else [], together):
                 # (1, candidates, rows, tokens, width); what candidates have in common is not repeated
@@ -128,18 +129,20 @@ class Tower:
 
         before: the states of the embeddings and of all layers before these, (1, rows, tokens, hidden) each
         """
-        mask = repeated_mask(mask, candidates)
+        mask, others = repeated_mask(mask, candidates), dict(layer_kwargs)
+        positions = others.pop("positions", ())
         norm = nn.Identity() if self.encoder.last_norm is None else getattr(self.encoder, self.encoder.last_norm)
         if self.weighted_sum is not None:
             found = [each.repeat(1, candidates, 1, 1) for each in before] + [states]
             for layer in layers:
-                found.append(run_layers([layer], found[-1].contiguous(), mask, **layer_kwargs))
+                found.append(layer(found[-1].contiguous(), mask, False, *positions, **others))
             if self.encoder.last_hidden_state_is_normed:
                 found[-1] = norm(found[-1])
             states = self.weighted_sum(found)
         else:
-            if layers:
-                states = run_layers(layers, states.contiguous(), mask, self.first_token_only, **layer_kwargs)
+            for index, layer in enumerate(layers, start=1):
+                only_first = self.first_token_only and index == len(layers)
+                states = layer(states.contiguous(), mask, only_first, *positions, **others)
             states = norm(states)
         to_pool = {name: repeated_mask(inputs[name], candidates) for name in self.names_to_pool if name in inputs}
         return self.read(states, self.encoder.pool(states, **to_pool))[0].unflatten(0, (candidates, -1))

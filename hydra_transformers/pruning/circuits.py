@@ -74,11 +74,6 @@ class Circuit:
         scores = [self.dense_score, *self.scores]
         return max(removed for removed, score in enumerate(scores) if max(scores) - score <= tolerance + ROUNDING)
 
-    @property
-    def agreement(self) -> float | None:
-        """Share of the checked removals at which the short list held the exact choice; None where none was checked."""
-        return sum(agreed for _, agreed in self.checks) / len(self.checks) if self.checks else None
-
     def plot(self, path: str | os.PathLike) -> Path:
         """Draws the score after each removal, and where it is best, as a PNG file; returns its path."""
         from .._io.pictures import COLOURS, Figure, write_png
@@ -133,19 +128,17 @@ class Circuit:
 
     def _flaw(self) -> str | None:
         """What is wrong with the first bad field."""
-        heads = len(self.ranking)
-        if not all(map(_is_head, self.ranking)) or len({len(head) for head in self.ranking}) > 1:
-            return "its ranking has an entry that is not a head"
-        if len(set(self.ranking)) < heads:
-            return "its ranking has a head twice"
-        if len(self.scores) != heads or not all(map(_is_number, [*self.scores, self.dense_score])):
-            return f"its scores are not one number for each of its {heads} heads and one for all of them"
-        if self.tied is not None and (len(self.tied) != heads or not all(map(_is_count, self.tied))):
-            return f"its tied is not one count for each of its {heads} heads"
+        count = len(self.ranking)
+        is_one_kind = all(map(_is_head, self.ranking)) and len({len(head) for head in self.ranking}) <= 1
+        if not is_one_kind or len(set(self.ranking)) < count:
+            return "its ranking is not a list of different heads"
+        numbers = [*self.scores, self.dense_score]
+        if len(self.scores) != count or not all(isinstance(each, (int, float)) for each in numbers):
+            return f"its scores are not one number for each of its {count} heads and one for all of them"
+        if not all(map(math.isfinite, numbers)) or (self.tied is not None and len(self.tied) != count):
+            return f"its scores are not finite, or its tied is not one count for each of its {count} heads"
         if self.objective not in (*OBJECTIVES, METRIC) or self.mode not in MODES:
             return f"its objective is {self.objective!r}, its mode {self.mode!r}"
-        if not isinstance(self.made_from, dict):
-            return f"its made_from is a {type(self.made_from).__name__}"
         return None
 
     def save(self, path: str | os.PathLike) -> None:
@@ -161,12 +154,5 @@ class Circuit:
 
 
 def _is_head(head: tuple) -> bool:
-    return head[:-2] in ((), ("vision",), ("text",)) and len(head) > 1 and all(map(_is_count, head[-2:]))
-
-
-def _is_count(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
-
-
-def _is_number(number: Any) -> bool:
-    return isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
+    are_counts = len(head) > 1 and all(isinstance(number, int) and number >= 0 for number in head[-2:])
+    return head[:-2] in ((), ("vision",), ("text",)) and are_counts

@@ -42,10 +42,8 @@ from .objectives import (
 
 ACCELERATOR_MEMORY_GIB, CPU_MEMORY_GIB = 4.0, 0.25  # for the states of the candidates that run together
 BATCH_SIZE = 32  # where data comes in rows
-LEAST_SHORTLIST, CHECK_EVERY = (
-    8,
-    8,
-)  # a short list is a fifth of the heads or this many; all heads every so many removals
+LEAST_SHORTLIST = 8  # a short list is a fifth of the heads, or this many
+CHECK_EVERY = 8  # removals, after which all heads are evaluated again
 
 
 def extract_circuit(
@@ -99,7 +97,10 @@ def extract_circuit(
         pruned = prune_heads(model, circuit.heads_to_prune())
         ```
     """
-    _check_can_be_written(checkpoint)
+    if checkpoint is not None:
+        existing = next(folder for folder in Path(checkpoint).absolute().parents if folder.exists())
+        if Path(checkpoint).is_dir() or not existing.is_dir():
+            raise ValueError(f"checkpoint is {checkpoint}, where no file can be written: pass the path of a JSON file")
     settings = {"class_prompts": class_prompts, "towers": towers, "trunk_layers": trunk_layers, "mode": mode}
     search = GreedySearch(model, data, ood_data, objective, budget=budget, **settings)
     if checkpoint is not None:
@@ -128,12 +129,11 @@ class GreedySearch:
         mode: str = "exact",
     ):
         metric = objective if callable(objective) else None
-        if metric is None and objective not in OBJECTIVES:
+        if (metric is None and objective not in OBJECTIVES) or mode not in MODES:
             raise ValueError(
-                f"objective is {objective!r}: pass one of {', '.join(map(repr, OBJECTIVES))}, or a function of logits and labels"
+                f"objective is {objective!r} and mode {mode!r}: pass one of {', '.join(map(repr, OBJECTIVES))} or a function of "
+                f"logits and labels, and one of {', '.join(map(repr, MODES))}"
             )
-        if mode not in MODES:
-            raise ValueError(f"mode is {mode!r}: pass one of {', '.join(map(repr, MODES))}")
         task = task_of_model(model)
         if metric is None and objective == "acc" and task != ONE_CLASS:
             metric = minus_loss_of(model)  # the objective that the model was trained for
@@ -203,18 +203,19 @@ class GreedySearch:
 
     def remove_one(self) -> None:
         """One removal: evaluate the candidates, take the best, cut it out."""
-        circuit, removal = self.circuit, len(self.circuit.ranking) + 1
-        is_shortlist = circuit.mode == "shortlist"
-        is_exact = not is_shortlist or (removal - 1) % CHECK_EVERY == 0
-        shortlist = self._shortlist()
-        candidates = self.engine.heads if is_exact else shortlist
+        circuit, heads, removal = self.circuit, self.engine.heads, len(self.circuit.ranking) + 1
+        candidates = shortlist = heads
+        if circuit.mode == "shortlist" and removal > 1:
+            least = sorted(heads, key=self.effects.__getitem__, reverse=True)[: self.shortlist_size]
+            shortlist = [head for head in heads if head in least]
+            candidates = heads if (removal - 1) % CHECK_EVERY == 0 else shortlist
         scores, current = self.evaluate(candidates)
         if removal == 1:
             circuit.dense_score = current.value
         best = max(candidates, key=scores.__getitem__)
-        if is_shortlist:
+        if circuit.mode == "shortlist":
             self.effects |= {head: score.over(current) for head, score in scores.items()}
-            if is_exact and removal > 1:
+            if removal > 1 and candidates is heads:
                 circuit.checks.append((removal, max(shortlist, key=scores.__getitem__) == best))
         self._mark_chance(removal, scores[best].value)
         circuit.ranking.append(best)
@@ -223,19 +224,11 @@ class GreedySearch:
         self.engine.remove(best)
         self.effects.pop(best, None)
 
-    def _shortlist(self) -> list[Head]:
-        """The heads whose removal cost least, in order; before anything was evaluated, all heads."""
-        if not self.effects:
-            return self.engine.heads
-        by_effect = sorted(self.engine.heads, key=self.effects.__getitem__, reverse=True)
-        chosen = set(by_effect[: self.shortlist_size])
-        return [head for head in self.engine.heads if head in chosen]
-
     def _mark_chance(self, removal: int, best_score: float) -> None:
-        if self.circuit.objective == METRIC:
+        if self.circuit.objective == METRIC or self.circuit.chance_from is not None:
             return  # nobody knows what guessing scores
         chance = chance_score(self.circuit.objective, self.engine.num_classes)
-        if self.circuit.chance_from is not None or best_score > chance:
+        if best_score > chance:
             return
         self.circuit.chance_from = removal
         warnings.warn(
@@ -251,7 +244,7 @@ class GreedySearch:
         if self.metric is not None:
             [logits] = self._over_samples(ablate, self.id_set, lambda logits, _: [at_least_float32(logits)])
             self._check_finite(logits.flatten(1), candidates, self.id_set.name)
-            own = [words_of(None, labels)[1] if self.per_token else labels for labels in self.id_set.labels]
+            own = [labels[labels != NO_TAG] if self.per_token else labels for labels in self.id_set.labels]
             labels = torch.cat(gather_batches([labels.cpu() for labels in own]))
             scores = [metric_score(self.metric, each, labels) for each in logits]
         else:
@@ -274,26 +267,22 @@ class GreedySearch:
         self, ablate: Ablate, data: EvaluationData, values_of: Callable[[Tensor, Tensor | None], Sequence[Tensor]]
     ) -> list[Tensor]:
         """`values_of(logits, labels)` for the samples of all processes: (candidates + 1, samples, ...) each, on the CPU."""
-        found = []
+        values = []
         for inputs, labels in zip(data.inputs, data.labels, strict=True):
-            pairs = ((logits, labels) for logits in ablate(inputs))
-            pairs = (words_of(*pair) for pair in pairs) if self.per_token else pairs
-            parts = zip(*(values_of(*pair) for pair in pairs), strict=True)
-            found.append([torch.cat(each).cpu() for each in parts])
-        return [torch.cat(each, dim=1) for each in zip(*gather_batches(found), strict=True)]
+            # A token classifier's samples are its words: (candidates, batch, tokens, classes) -> (candidates, words, classes)
+            words = (slice(None), labels != NO_TAG) if self.per_token else ...
+            own = labels[labels != NO_TAG] if self.per_token else labels
+            parts = zip(*(values_of(logits[words], own) for logits in ablate(inputs)), strict=True)
+            values.append([torch.cat(part).cpu() for part in parts])
+        return [torch.cat(part, dim=1) for part in zip(*gather_batches(values), strict=True)]
 
     def _check_finite(self, values: Tensor, candidates: Sequence[Head], name: str) -> None:
-        is_nan = values.isnan().any(dim=1).tolist()
-        if is_nan[-1]:
-            removed = len(self.circuit.ranking)
-            raise ValueError(
-                f"the model's logits on {name} are NaN with {removed} heads removed: check its weights and dtype"
-            )
-        if any(is_nan):
-            head = candidates[is_nan.index(True)]
-            raise ValueError(
-                f"without head {head} the logits on {name} are NaN, so it has no score: try a wider dtype"
-            )
+        for head, is_nan in zip([None, *candidates], values.isnan().any(dim=1).roll(1).tolist(), strict=True):
+            if is_nan:
+                which = f"with {len(self.circuit.ranking)} heads removed" if head is None else f"without head {head}"
+                raise ValueError(
+                    f"the logits on {name} are NaN {which}: check the model's weights, or try a wider dtype"
+                )
 
     def resume(self, path: str | os.PathLike) -> None:
         """Continues from the checkpoint at `path` if there is one; refuses one of another run."""
@@ -309,11 +298,11 @@ class GreedySearch:
             raise ValueError(
                 f"checkpoint {path} cannot be read as that of an extraction: pass another path, or delete it if it is broken"
             ) from error
-        ours, theirs = (
-            {"objective": each.objective, "mode": each.mode, **each.made_from} for each in (self.circuit, circuit)
-        )
-        ours, theirs = ours | {"config or class_prompts": self.digest}, theirs | {"config or class_prompts": digest}
-        differing = [name for name, value in json.loads(json.dumps(ours)).items() if theirs.get(name) != value]
+        runs = [
+            {"objective": each.objective, "mode": each.mode, "config or class_prompts": own, **each.made_from}
+            for each, own in ((self.circuit, self.digest), (circuit, digest))
+        ]
+        differing = [name for name, value in json.loads(json.dumps(runs[0])).items() if runs[1].get(name) != value]
         if differing:
             raise ValueError(
                 f"checkpoint {path} belongs to another run, with other {', '.join(differing)}: delete it or pass another path"
@@ -331,13 +320,6 @@ class GreedySearch:
                 )
 
 
-def words_of(logits: Tensor | None, labels: Tensor) -> tuple[Tensor | None, Tensor]:
-    """A token classifier's samples are its words: (candidates, batch, tokens, classes), (batch, tokens) -> (candidates, words,
-    classes), (words,)"""
-    are_words = labels != NO_TAG
-    return None if logits is None else logits[:, are_words], labels[are_words]
-
-
 def _config_digest(hydra: PreTrainedModel) -> bytes:
     """Equal for configs that compute the same from equal weights: activations, epsilons, positions, windows."""
     fields = hydra.config.to_dict()
@@ -346,29 +328,14 @@ def _config_digest(hydra: PreTrainedModel) -> bytes:
     return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).digest()
 
 
-def _check_can_be_written(path: str | os.PathLike | None) -> None:
-    """Fail early if the checkpoint is not writable."""
-    if path is None:
-        return
-    existing = next(folder for folder in Path(path).absolute().parents if folder.exists())
-    if Path(path).is_dir() or not existing.is_dir():
-        raise ValueError(f"checkpoint is {path}, where no file can be written: pass the path of a JSON file")
-
-
 def _check_data(id_set: EvaluationData, ood_set: EvaluationData | None) -> None:
     """Refuses a single sample, and warns of data that says little."""
-    for data in (id_set, ood_set) if ood_set is not None else (id_set,):
-        if data.num_samples < 2:
+    for data in (id_set, ood_set):
+        if data is not None and data.num_samples < 2:
             raise ValueError(f"{data.name} has 1 sample: scores are shares over many, pass at least 2")
     if ood_set is not None and set(ood_set.input_digests) <= set(id_set.input_digests):
-        warnings.warn(
-            "every sample of ood_data is in data too, so no head can help to tell them apart: pass "
-            "out-of-distribution data as ood_data",
-            stacklevel=4,
-        )
+        text = "every sample of ood_data is in data too, so no head can help to tell them apart: pass other data as ood_data"
+        warnings.warn(text, stacklevel=4)
     if len(id_set.classes) == 1:
-        warnings.warn(
-            f"all {id_set.num_samples} samples of data are of class {id_set.classes[0]}: the circuit for it may know no "
-            "other, pass data of all classes",
-            stacklevel=4,
-        )
+        text = f"all {id_set.num_samples} samples of data are of class {id_set.classes[0]}: the circuit for it may know no other"
+        warnings.warn(f"{text}, pass data of all classes", stacklevel=4)

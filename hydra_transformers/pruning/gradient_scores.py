@@ -19,11 +19,7 @@ from .heads import Head, Prompts, Towers, has_two_towers
 
 
 def taylor_scores(
-    model: PreTrainedModel,
-    data: Any,
-    *,
-    class_prompts: Prompts | None = None,
-    towers: Towers | None = None,
+    model: PreTrainedModel, data: Any, *, class_prompts: Prompts | None = None, towers: Towers | None = None
 ) -> dict[Head, float]:
     """The Taylor score of every head: the mean of |W · G| over its rows of q, k and v, averaged over the three.
     Keys and values that several heads read count for each of them.
@@ -45,11 +41,7 @@ def taylor_scores(
 
 
 def michel_scores(
-    model: PreTrainedModel,
-    data: Any,
-    *,
-    class_prompts: Prompts | None = None,
-    towers: Towers | None = None,
+    model: PreTrainedModel, data: Any, *, class_prompts: Prompts | None = None, towers: Towers | None = None
 ) -> dict[Head, float]:
     """The mean over the samples of |∂L(x) / ∂ξ|, where ξ = 1 multiplies the head's output.
 
@@ -101,8 +93,7 @@ class Calibration:
                 # Weighted by rows, so that a short last batch has its share only.
                 yield model(**inputs, labels=labels).loss * (_labels_in(labels) / self.rows)
             else:
-                logits = zero_shot_logits(model, inputs, self.text_features(model))
-                yield nn.functional.cross_entropy(logits, labels, reduction="sum") / self.rows
+                yield zero_shot_loss(model, inputs, labels, self.text_features(model)) / self.rows
 
     def text_features(self, model: PreTrainedModel) -> Tensor:
         """Unit features of the class prompts, (classes, features)."""
@@ -119,19 +110,18 @@ class Calibration:
                 texts = self.text_features(model)
                 summed = texts.detach().requires_grad_()
                 for inputs, labels in self.batches:
-                    logits = zero_shot_logits(model, inputs, summed)
-                    (nn.functional.cross_entropy(logits, labels, reduction="sum") / self.rows).backward()
+                    (zero_shot_loss(model, inputs, labels, summed) / self.rows).backward()
                 if texts.requires_grad:
                     texts.backward(summed.grad)
             return [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
 
 
-def zero_shot_logits(model: PreTrainedModel, inputs: Mapping[str, Tensor], texts: Tensor) -> Tensor:
-    """The logits (rows, classes) of images, for unit features `texts` (classes, features), or (rows, classes, features)."""
+def zero_shot_loss(model: PreTrainedModel, inputs: Mapping[str, Tensor], labels: Tensor, texts: Tensor) -> Tensor:
+    """The summed cross-entropy of images, for unit features `texts` (classes, features), or (rows, classes, features)."""
     images = model.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
     images = nn.functional.normalize(images, dim=-1)
     cosines = images @ texts.t() if texts.dim() == 2 else (images.unsqueeze(1) @ texts.transpose(1, 2)).squeeze(1)
-    return logits_of_cosines(model, cosines)
+    return nn.functional.cross_entropy(logits_of_cosines(model, cosines), labels, reduction="sum")
 
 
 @contextmanager
@@ -192,8 +182,7 @@ def _zero_shot_gradients(
     for inputs, labels in calibration.batches:
         own_texts = texts.detach().repeat(len(labels), 1, 1).requires_grad_()  # (rows, classes, features)
         with gates_on(_of_tower(attentions, "vision")) as gates:
-            logits = zero_shot_logits(hydra, inputs, own_texts)
-        loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+            loss = zero_shot_loss(hydra, inputs, labels, own_texts)
         in_texts, *in_gates = torch.autograd.grad(loss, [own_texts, *gates.values()])
         found = dict(zip(gates, in_gates, strict=True))
         if text_gates:

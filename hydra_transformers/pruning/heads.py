@@ -1,12 +1,10 @@
-"""Attention heads by number: cutting them out of a model, writing sets of them, comparing two sets.
+"""Attention heads by number: cutting them out of a model, and writing sets of them.
 
 A head is `(layer, head)`, for CLIP `(tower, layer, head)`, numbered as in the backbone. Heads are ordered by tower
 ("vision" before "text"), then layer, then head. Ties go to the first in this order.
 """
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING
 
@@ -117,51 +115,3 @@ def as_heads(heads_to_prune: dict) -> list[Head]:
         for layer, heads in layers.items()
         for head in heads
     ]
-
-
-def overlap(heads_a: dict, heads_b: dict) -> float:
-    """Heads in both sets as a share of the heads in either: |A ∩ B| / |A ∪ B|. Two empty sets overlap by 1.
-
-    heads_a, heads_b: `{layer: [heads]}`, for CLIP by tower
-
-    >>> overlap({0: [1, 2]}, {0: [2], 3: [0]})
-    0.3333333333333333
-    """
-    a, b = set(as_heads(heads_a)), set(as_heads(heads_b))
-    return len(a & b) / len(a | b) if a | b else 1.0
-
-
-def layer_divergence(heads_a: dict, heads_b: dict) -> float:
-    """Jensen–Shannon divergence, in nats, of how two head sets spread over the layers (of CLIP's two towers, different ones).
-
-    With p and q the shares of a set's heads per layer and m their mean: ½ KL(p ‖ m) + ½ KL(q ‖ m). It is 0 for equal numbers
-    of heads in each layer, whichever heads they are, and ln 2 = 0.693 for sets with no layer in common.
-
-    >>> layer_divergence({0: [1]}, {0: [3]}), round(layer_divergence({0: [1]}, {5: [1]}), 4)
-    (0.0, 0.6931)
-    """
-    return _divergence(heads_a, heads_b, lambda head: head[:-1])
-
-
-def head_divergence(heads_a: dict, heads_b: dict) -> float:
-    """Jensen–Shannon divergence, in nats, of two head sets in which every head has the same weight.
-
-    For sets of equal size with the share f in common it is (1 - f) ln 2, so it says the same as `overlap`; unlike for
-    `layer_divergence`, layers play no part.
-
-    >>> round(head_divergence({0: [1, 2]}, {0: [2], 3: [0]}), 4)
-    0.3466
-    """
-    return _divergence(heads_a, heads_b, lambda head: head)
-
-
-def _divergence(heads_a: dict, heads_b: dict, place_of: Callable[[Head], tuple]) -> float:
-    shares = []
-    for name, heads in (("heads_a", heads_a), ("heads_b", heads_b)):
-        counts = Counter(map(place_of, as_heads(heads)))
-        if not counts:
-            raise ValueError(f"{name} names no head: a set without heads has no spread")
-        shares.append({place: count / counts.total() for place, count in counts.items()})
-    p, q = shares
-    mean = {place: (p.get(place, 0.0) + q.get(place, 0.0)) / 2 for place in p | q}
-    return sum(share * math.log(share / mean[place]) / 2 for each in (p, q) for place, share in each.items())

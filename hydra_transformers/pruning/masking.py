@@ -67,9 +67,9 @@ def head_outputs(model: PreTrainedModel) -> dict[str, list[HeadOutput]]:
         raise ValueError("model is compiled, and would not see that heads are turned off: pass it before compile()")
     if getattr(model, "num_members", 1) > 1:
         raise ValueError(f"model has {model.num_members} members, which keep different heads: pass model.member(i)")
-    if not found.supports_lora_on_qkvo and found is not type(model):
-        raise ValueError(f"{type(model).__name__} reads its projections without calling them: pass prune_heads(model)")
     is_hydra = found is type(model)
+    if not found.supports_lora_on_qkvo and not is_hydra:
+        raise ValueError(f"{type(model).__name__} reads its projections without calling them: pass prune_heads(model)")
     outline = model if is_hydra else dense_outline(found, model)
     theirs = {} if is_hydra else backbone_names(found, model)
     outputs = {}

@@ -1,30 +1,40 @@
 """Diverse members: from several fine-tuned models, or from one backbone by objective, by samples of one ranking, or by data."""
 
+import math
+import os
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from ..data.batches import batches
+from .._io.processes import on_one_process
+from ..data.batches import batches, collate
 from ..data.fingerprints import fingerprint_of_weights
 from ..data.prediction import classes_of
 from ..fusion import check_can_be_fused, tower_configs, trunk_depth
-from .circuits import Circuit
-from .heads import Prompts, as_heads_to_prune, check_count, prune_heads, tower_and_place
+from .circuits import FOLDER, Circuit
+from .extraction import extract_circuit
+from .head_weights import by_layer
+from .heads import Prompts, as_heads_to_prune, check_count, heads_of, prune_heads, tower_and_place
+from .objectives import OBJECTIVES
 from .taylor import taylor_prune
 
 
 MOST_DRAWS = 1_000  # attempts to draw a new head set; there may be none
 
-# The options of each source of members.
+# The options of each source of members; others would have no effect.
 OPTIONS = {
-    "circuits": ("budget", "num_members"),
-    "circuit": ("budget", "out_of", "num_members"),
-    "data": ("heads_per_layer", "num_members"),
-    "nothing": ("num_members",),
+    "circuits": {"budget", "tolerance"},
+    "circuit": {"budget", "out_of"},
+    "data": {"heads_per_layer"},
+    "the models alone": set(),
 }
 
 
@@ -67,38 +77,42 @@ def draw_members(
     another budget, other data, or samples from more heads; `allow_equal=True` takes them, for training to make them different.
     A circuit of other weights causes a warning.
     """
+    models = [model] if isinstance(model, PreTrainedModel) else list(model)
+    is_several = not isinstance(model, PreTrainedModel)
     sources = {"circuits": circuits, "circuit": circuit, "data": data}
-    given = [name for name, value in sources.items() if value is not None]
-    options = {"budget": budget, "out_of": out_of, "heads_per_layer": heads_per_layer, "num_members": num_members}
-    is_several = not isinstance(model, PreTrainedModel) and isinstance(model, Sequence)
-    if is_several:
-        _check_backbones(model, given, num_members)
-    source = _source(given, options, is_several)
-    if budget == "best" and source != "circuits":
-        raise ValueError(
-            "budget is 'best', which each of several circuits has: pass circuits=[...], or a whole number"
-        )
+    options = {"budget": budget, "tolerance": tolerance, "out_of": out_of, "heads_per_layer": heads_per_layer}
+    source = _source(sources, options, is_several)
     if tolerance is not None and budget != "best":
         raise ValueError(f"tolerance is {tolerance!r}, which goes with budget='best': pass that, or leave it out")
-    if source == "circuits":
-        _check_number(circuits, len(model) if is_several else num_members, is_several)
-        num_members = len(circuits)
+    counts = {
+        "models": len(models) if is_several else None,
+        "circuits": len(circuits) if source == "circuits" else None,
+        "num_members": num_members,
+    }
+    counts = {name: count for name, count in counts.items() if count is not None} or {"num_members": 3}
+    num_members = next(iter(counts.values()))
+    if num_members < 1 or set(counts.values()) != {num_members}:
+        text = ", ".join(f"{name}: {count}" for name, count in counts.items())
+        raise ValueError(
+            f"each of them makes one member, and there are {text}: pass as many of each, or leave one out"
+        )
+    if is_several:
+        check_can_be_fused(models, "model")
     # Each backbone becomes a Hydra once, and the members are cut out of it.
-    whole = [prune_heads(each) for each in (model if is_several else [model])]
-    backbones = whole if is_several else whole * (num_members or 3)
+    whole = [prune_heads(each) for each in models]
+    backbones = whole if is_several else whole * num_members
     head_sets: list[dict] = []
     if source == "circuits":
         weights = [fingerprint_of_weights(each) for each in whole] * (1 if is_several else num_members)
         for place, each in enumerate(circuits):
-            _check_circuit(f"circuits[{place}]", each, weights[place])
-            own_budget = each.largest_budget(tolerance or 0.0) if budget == "best" else budget
-            head_sets.append(each.heads_to_prune(own_budget))
-            _check_trunk(f"circuits[{place}]", each, own_budget, trunk_layers, whole[0])
+            first = each.first(each.largest_budget(tolerance or 0.0) if budget == "best" else budget)
+            _check_circuit(f"circuits[{place}]", first, weights[place], trunk_layers, whole[0])
+            head_sets.append(first.heads_to_prune())
     elif source == "circuit":
-        _check_circuit("circuit", circuit, fingerprint_of_weights(whole[0]))
-        for place in range(len(backbones)):
+        for place in range(num_members):
             head_sets.append(sample_heads(circuit, budget, out_of, seed + place, taken=head_sets))
-        _check_trunk("circuit", circuit, out_of, trunk_layers, whole[0])
+        first = circuit if out_of is None else circuit.first(out_of)
+        _check_circuit("circuit", first, fingerprint_of_weights(whole[0]), trunk_layers, whole[0])
     elif source == "data":
         calibration = list(batches(data, classes=classes_of(backbones[0])))
         settings = {"heads_per_layer": heads_per_layer, "class_prompts": class_prompts, "trunk_layers": trunk_layers}
@@ -107,31 +121,26 @@ def draw_members(
             for place, backbone in enumerate(backbones)
         ]
     else:
-        head_sets = [{}] * len(backbones)
+        head_sets = [{}] * num_members
     members = [prune_heads(backbone, heads) for backbone, heads in zip(backbones, head_sets, strict=True)]
     if len(members) > 1:
         check_can_be_fused(members, "members", allow_equal)
     return members
 
 
-def _source(given: Sequence[str], options: Mapping[str, int | None], is_several: bool) -> str:
-    """Where members come from: "circuits", "circuit", "data" or, for several backbones, "nothing"; refuses other options."""
-    if len(given) > 1 or not (given or is_several):
+def _source(sources: Mapping[str, Any], options: Mapping[str, Any], is_several: bool) -> str:
+    """Where members come from: one of `OPTIONS`; refuses two sources, and options that have no effect."""
+    chosen = [name for name, value in sources.items() if value is not None]
+    chosen = chosen or ["the models alone"] * is_several
+    if len(chosen) != 1 or (is_several and chosen == ["circuit"]):
         raise ValueError(
-            f"draw_members got {' and '.join(given) or 'nothing to draw from'}: pass circuits, circuit or data"
+            f"draw_members got {' and '.join(chosen) or 'nothing to draw from'}: pass circuits (one for each of several models) "
+            "or data, or for one model a circuit"
         )
-    source = given[0] if given else "nothing"
     for name, value in options.items():
-        if value is not None and name not in OPTIONS[source]:
-            instead = "leave it out" if given else "leave it out, or pass circuits or data to prune by"
-            raise ValueError(f"{name} is {value!r}, which drawing from {source} has no use for: {instead}")
-    if options["num_members"] is not None and options["num_members"] < 1:
-        raise ValueError(f"num_members is {options['num_members']}: pass at least 1")
-    if source in ("circuits", "circuit") and options["budget"] is None:
-        raise ValueError(f"budget is missing: say how many heads each member loses when drawing from {source}")
-    if source == "data" and options["heads_per_layer"] is None:
-        raise ValueError("heads_per_layer is missing: say how many heads a layer keeps when drawing with data")
-    return source
+        if value is not None and name not in OPTIONS[chosen[0]]:
+            raise ValueError(f"{name} is {value!r}, which drawing from {chosen[0]} has no use for: leave it out")
+    return chosen[0]
 
 
 def sample_heads(circuit: Circuit, budget: int, out_of: int | None, seed: int, taken: Sequence[dict] = ()) -> dict:
@@ -164,55 +173,114 @@ def half_of_each(calibration: Sequence[Mapping[str, Tensor]], seed: int) -> list
     return halves
 
 
-def _check_backbones(backbones: Sequence[PreTrainedModel], given: Sequence[str], num_members: int | None) -> None:
-    count = len(backbones)
-    if not count:
-        raise ValueError("model is an empty list: pass at least one backbone")
-    if "circuit" in given:
-        raise ValueError(
-            f"circuit is a single one, and there are {count} backbones, which can spare different heads: extract one from each "
-            "and pass circuits=[...]"
-        )
-    if num_members not in (None, count):
-        raise ValueError(
-            f"num_members is {num_members}, and there are {count} backbones: each makes one member, leave it out"
-        )
-    check_can_be_fused(backbones, "model")
-
-
-def _check_number(circuits: Any, expected: int | None, is_several: bool) -> None:
-    if isinstance(circuits, Circuit):
-        raise TypeError("circuits is a single circuit: pass one per member, or sample members from it with circuit=")
-    count = len(circuits)
-    if expected not in (None, count):
-        problem = f"there are {expected} backbones, and circuits has {count}: pass one of each backbone"
-        other = f"num_members is {expected}, circuits has {count}: each makes one member, leave it out"
-        raise ValueError(problem if is_several else other)
-
-
-def _check_circuit(name: str, circuit: Any, weights: str) -> None:
-    """Refuses anything but a circuit, and warns if it was extracted from other weights."""
-    if not isinstance(circuit, Circuit):
-        raise TypeError(f"{name} is a {type(circuit).__name__}: pass what extract_circuit or Circuit.load returns")
+def _check_circuit(
+    name: str, circuit: Circuit, weights: str, trunk_layers: int | float, hydra: PreTrainedModel
+) -> None:
+    """Refuses a circuit of `hydra` with heads in the trunk, and warns if it was extracted from other weights."""
     if circuit.made_from.get("weights") not in (None, weights):
         warnings.warn(
             f"{name} was extracted from a model with other weights: its heads may not be the ones this model can spare",
             stacklevel=3,
         )
+    layers = {tower: len(config.kept_heads) for tower, config in tower_configs(hydra.config).items()}
+    for head in circuit.ranking:
+        tower, layer, _ = tower_and_place(head)
+        depth = trunk_depth(trunk_layers, layers[tower]) if tower in layers else 0
+        if layer < depth:
+            raise ValueError(
+                f"{name} ranks head {head}, which is in the first {depth} layers (trunk_layers): extract it with "
+                f"extract_circuit(..., trunk_layers={trunk_layers})"
+            )
 
 
-def _check_trunk(
-    name: str, circuit: Circuit, first: int | None, trunk_layers: int | float, hydra: PreTrainedModel
-) -> None:
-    """Refuses a circuit of `hydra` whose `first` heads (None: all) are partly in the trunk."""
-    depths = {
-        tower: trunk_depth(trunk_layers, len(config.kept_heads))
-        for tower, config in tower_configs(hydra.config).items()
-    }
-    places = [(head, *tower_and_place(head)) for head in circuit.ranking[:first]]
-    lost = next(((head, depths[tower]) for head, tower, layer, _ in places if layer < depths.get(tower, 0)), None)
-    if lost is not None:
+def make_members(
+    models: Sequence[PreTrainedModel],
+    data: Any,
+    ood_data: Any = None,
+    *,
+    method: str = "circuits",
+    num_members: int | None = None,
+    budget: int | None = None,
+    heads_per_layer: int | None = None,
+    objectives: Sequence[str] | None = None,
+    trunk_layers: int | float = 0,
+    seed: int = 0,
+    class_prompts: Prompts | None = None,
+    batch_size: int = 32,
+    folder: str | os.PathLike | None = None,
+) -> list[PreTrainedModel]:
+    """Chooses heads by data and draws members from one model, or one member from each of several.
+
+    Args:
+        models (`Sequence[PreTrainedModel]`): one model, whose members are differently pruned copies; or several fine-tuned
+            models of one pre-trained model, each of which makes one member. They stay as they are.
+        data: a Dataset or list of dict rows to choose heads by.
+        ood_data (*optional*): out-of-distribution rows, for the objectives "ood" and "avg".
+        method (`str`, defaults to `"circuits"`): "circuits" or "taylor".
+        num_members (`int`, *optional*): of one model, by default one per objective, or 3.
+        budget (`int`, *optional*): for circuits, how many heads each member loses; by default a sixth of those that compete.
+        heads_per_layer (`int`, *optional*): for Taylor scores, the heads that each layer keeps; by default two thirds.
+        objectives (`Sequence[str]`, *optional*): of circuits, one member each; with a single one, members are sampled from the
+            first heads of its ranking. By default all three with `ood_data` ("avg" for several models), otherwise "acc".
+        trunk_layers (`int` or `float`, defaults to 0): how many first layers keep all heads, or which share of the layers.
+        seed (`int`, defaults to 0): as for `draw_members`.
+        class_prompts (*optional*): for CLIP and SigLIP, the tokenizer's output with one row per class.
+        batch_size (`int`, defaults to 32): rows per batch.
+        folder (*optional*): gets the circuits, and a checkpoint of each, from which the same call resumes.
+
+    Returns:
+        `list[PreTrainedModel]`: the members as one-member Hydras.
+    """
+    is_several = len(models) > 1
+    source = list(models) if is_several else models[0]
+    heads = heads_of(prune_heads(models[0]), None, trunk_layers)
+    loader, ood_loader = (
+        rows if rows is None else DataLoader(rows, batch_size, collate_fn=collate) for rows in (data, ood_data)
+    )
+    common = {"class_prompts": class_prompts, "trunk_layers": trunk_layers}
+    if method == "taylor":
+        if budget is not None or objectives is not None or ood_data is not None:
+            raise ValueError("budget, objectives and ood_data are for circuits: pass heads_per_layer with taylor")
+        most = max(map(len, by_layer(heads).values()))
+        kept = heads_per_layer or max(1, round(most * 2 / 3))
+        check_count(kept, "heads_per_layer", 1, most - 1, "as many as a layer has cut nothing")
+        count = len(models) if is_several else num_members
+        return draw_members(source, data=loader, heads_per_layer=kept, num_members=count, seed=seed, **common)
+    if method != "circuits" or heads_per_layer is not None:
+        raise ValueError(f"method is {method!r}: pass 'circuits' with a budget, or 'taylor' with heads_per_layer")
+    if objectives is None:
+        has_one_each = not is_several and num_members in (None, len(OBJECTIVES))
+        objectives = ["acc"] if ood_data is None else OBJECTIVES if has_one_each else ["avg"]
+    if ood_data is None and set(objectives) != {"acc"}:
+        raise ValueError(f"the objectives {', '.join(objectives)} need out-of-distribution data: pass ood_data")
+    budget = max(1, len(heads) // 6) if budget is None else budget
+    check_count(budget, "budget", 1, len(heads) - 1, f"{len(heads)} heads compete")
+    expected = len(models) * len(objectives)
+    if (is_several and len(objectives) > 1) or (expected > 1 and num_members not in (None, expected)):
         raise ValueError(
-            f"{name} ranks head {lost[0]}, which is in the first {lost[1]} layers (trunk_layers): extract it with "
-            f"extract_circuit(..., trunk_layers={trunk_layers})"
+            f"there are {len(models)} models, {len(objectives)} objectives and num_members={num_members}: name one objective for "
+            "several models, and leave num_members out where each circuit makes one member"
         )
+    ranked = budget
+    if expected == 1:
+        num_members = num_members or 3
+        ranked = max(budget, min(max(2 * budget, budget + num_members - 1), len(heads) - 1))
+        ways = math.comb(ranked, budget)
+        if ways < num_members:
+            raise ValueError(
+                f"there are only {ways} ways to lose {budget} of {ranked} heads, for {num_members} members: pass another budget, "
+                "or fewer members"
+            )
+    if is_several:
+        check_can_be_fused(models, "models")  # before the long extraction
+    circuits = []
+    for index, (model, objective) in enumerate(product(models, objectives)):
+        place = None if folder is None else Path(folder) / FOLDER / (f"member-{index}" if is_several else objective)
+        checkpoint = None if place is None else place.with_suffix(".checkpoint")
+        circuit = extract_circuit(model, loader, ood_loader, objective, budget=ranked, checkpoint=checkpoint, **common)
+        if place is not None:
+            on_one_process(partial(circuit.save, place.with_suffix(".json")))
+        circuits.append(circuit)
+    if expected > 1:
+        return draw_members(source, circuits=circuits, budget=budget, seed=seed)
+    return draw_members(source, circuit=circuits[0], budget=budget, num_members=num_members, seed=seed)

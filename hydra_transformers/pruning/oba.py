@@ -78,12 +78,12 @@ def oba_prune(
 
     In training, zeros stay zero with the recipe's `keep_zeros=True`, or with `KeepZerosCallback`.
     """
-    if not (isinstance(sparsity, (int, float)) and 0 <= sparsity < 1):
-        raise ValueError(f"sparsity is {sparsity}: pass the share of weights that become zero, 0 or more and below 1")
-    if score not in SCORES:
-        raise ValueError(f"score is {score!r}: pass one of {', '.join(map(repr, SCORES))}")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps is {steps!r}: pass a whole number, 1 or more")
+    is_share = isinstance(sparsity, (int, float)) and 0 <= sparsity < 1
+    if not is_share or score not in SCORES or not (isinstance(steps, int) and steps >= 1):
+        raise ValueError(
+            f"sparsity is {sparsity}, score {score!r} and steps {steps!r}: pass a share from 0 to below 1, one of "
+            f"{', '.join(map(repr, SCORES))}, and 1 step or more"
+        )
     if not isinstance(model, PreTrainedModel) or hasattr(type(model), "backbone_rules"):
         raise TypeError(f"model is a {type(model).__name__}: pass a plain model of Transformers")
     check_has_no_adapters(model, "model")

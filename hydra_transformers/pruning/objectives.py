@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.evaluation_data import check_label_range
-from ..models.modeling_hydra import at_least_float32, gaussian_loss
+from ..models.modeling_hydra import at_least_float32
+from ..models.regression import gaussian_loss
 from .heads import has_two_towers
 
 
@@ -26,9 +27,8 @@ METRIC = "metric"  # the objective of a circuit for the user's own metric
 # (logits (samples, classes), labels (samples, ...)), both on the CPU -> a number, higher is better.
 Metric = Callable[[Tensor, Tensor], float]
 
-LARGEST_MEAN = (
-    1e30  # stands for the infinite -log probability of a label with logit -inf, so that margins can be subtracted
-)
+# Stands for the infinite -log probability of a label with logit -inf, so that margins can be subtracted.
+LARGEST_MEAN = 1e30
 
 
 class Score(NamedTuple):
@@ -89,15 +89,11 @@ def objective_scores(objective: str, id_values: SampleValues, ood_values: Sample
 def metric_score(metric: Metric, logits: Tensor, labels: Tensor) -> Score:
     """The user's metric of one candidate's logits (samples, classes)."""
     value = metric(logits, labels)
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"the metric {name_of(metric)} returned a {type(value).__name__}: it has to return one number, higher being better"
-        ) from error
-    if not math.isfinite(number):
-        raise ValueError(f"the metric {name_of(metric)} returned {number}: it has to be a finite number")
-    return Score(number, 0.0)
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise TypeError(f"the metric {name_of(metric)} returned {value.numel()} numbers: it has to return one")
+    if not math.isfinite(float(value)):
+        raise ValueError(f"the metric {name_of(metric)} returned {value}: it has to be a finite number")
+    return Score(float(value), 0.0)
 
 
 def name_of(metric: Metric) -> str:

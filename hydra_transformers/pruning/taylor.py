@@ -1,17 +1,13 @@
 """Taylor pruning (D.1.1): cuts the heads whose weights would change the loss least, to first order."""
 
-import json
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from .._io.files import parse_json, write_atomically
 from .gradient_scores import Calibration, weight_times_gradient
 from .head_weights import attentions_of, by_head, by_layer, scored_towers, working_copy
-from .heads import Head, Prompts, Towers, as_heads, as_heads_to_prune, check_count, heads_of, prune_heads
+from .heads import Head, Prompts, Towers, as_heads_to_prune, check_count, heads_of, prune_heads
 
 
 SCOPES = ("layer", "global")
@@ -31,26 +27,6 @@ class TaylorPruning:
     scores: dict[Head, float]
     heads_per_layer: int
     scope: str
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes the pruning as JSON, whole or not at all."""
-        fields = {
-            "heads_per_layer": self.heads_per_layer,
-            "scope": self.scope,
-            "scores": [[*head, score] for head, score in self.scores.items()],
-            "pruned": as_heads(self.heads_to_prune),
-        }
-        write_atomically(path, json.dumps(fields, indent=1))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike) -> "TaylorPruning":
-        try:
-            fields = parse_json(Path(path).read_bytes())
-            scores = {tuple(head): score for *head, score in fields["scores"]}
-            heads_to_prune = as_heads_to_prune(tuple(head) for head in fields["pruned"])
-            return cls(heads_to_prune, scores, fields["heads_per_layer"], fields["scope"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not a Taylor pruning ({error}): pass a file that save() wrote") from error
 
 
 def taylor_prune(

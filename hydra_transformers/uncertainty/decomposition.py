@@ -17,7 +17,8 @@ from ..data.prediction import (
 )
 from ..data.tags import NO_TAG, collect_words
 from ..models.detection import differing_pairs
-from ..models.modeling_hydra import entropy_split, log_mean, spread
+from ..models.modeling_hydra import entropy_split, log_mean
+from ..models.regression import spread
 from ..models.tokens import rows_of_tokens
 from .inputs import as_member_logits, as_tensor, wide_log_sigmoid, wide_log_softmax, widened
 from .temperature import TemperatureScaling

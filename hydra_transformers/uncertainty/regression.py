@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..models.decision import DecisionOutput
-from ..models.modeling_hydra import at_least_float32, spread
+from ..models.modeling_hydra import at_least_float32
+from ..models.regression import spread
 from .abstention import Abstention, check_target, just_above
 from .conformal import conformal_quantile
 from .inputs import as_tensor, widened

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..data.loading import load_data, load_if_named
 from ..models.decision import Decision, DecisionOutput
-from ..models.modeling_hydra import aggregated, spread
+from ..models.regression import aggregated, spread
 from .features import collect_answers
 from .inputs import as_tensor, widened
 from .metrics import ood_metrics

@@ -8,11 +8,19 @@ from datasets import Dataset
 from peft import get_peft_model
 from safetensors.torch import load_file
 from torch import nn
-from transformers import BartConfig, BartForSequenceClassification, Trainer, TrainingArguments
+from transformers import (
+    BartConfig,
+    BartForSequenceClassification,
+    SwinConfig,
+    SwinForImageClassification,
+    Trainer,
+    TrainingArguments,
+)
 
 from hydra_transformers.baselines import (
     MIMO,
     BatchEnsemble,
+    BayesVLM,
     DeepEnsemble,
     HeadEnsemble,
     LastLayerLaplace,
@@ -20,14 +28,30 @@ from hydra_transformers.baselines import (
     MCDropout,
     MIMOCollator,
     PackedEnsemble,
+    average_members,
     soup,
     temperature_scaled,
 )
+from hydra_transformers.baselines.kronecker import KroneckerPosterior
 from hydra_transformers.cost import count_multiply_adds
 from hydra_transformers.data.prediction import predict
 from hydra_transformers.training import lora_config
 from hydra_transformers.uncertainty import predict_uncertainty
-from tests.families import BERT, VIT, bert_backbone, for_families, randomise, vit_backbone
+from tests.families import (
+    BERT,
+    CLIP,
+    DEBERTA_V2,
+    LLAMA,
+    VIT,
+    WAVLM,
+    WHISPER,
+    bert_backbone,
+    for_families,
+    images,
+    padded_texts,
+    randomise,
+    vit_backbone,
+)
 from tests.training.tiny import QUIET, tiny_dataset, tiny_model
 
 
@@ -197,6 +221,7 @@ def test_other_tasks_are_answered_as_by_a_hydra(name, problem, labels):
 
 TOWERS = "pass a classifier of whole inputs"
 CLASSIFIERS = [BatchEnsemble, HeadEnsemble, MIMO, PackedEnsemble.from_backbone]
+PLACES = torch.tensor([[3, 1], [1, 0], [2, 3], [3, 2]])
 
 
 def with_adapters() -> nn.Module:
@@ -205,33 +230,113 @@ def with_adapters() -> nn.Module:
     return model
 
 
-REFUSALS = [
-    *((lambda make=make: make(VIT.fused()), TypeError, "HydraViTForImageClassification: " + TOWERS) for make in CLASSIFIERS),
-    *((lambda make=make: make(vit_backbone(), num_members=0), ValueError, "num_members is 0: pass at least 1") for make in CLASSIFIERS),
-    *(
-        (lambda make=make: make(with_adapters()), ValueError, r"has adapters of PEFT: pass what merge_and_unload\(\)")
-        for make in (BatchEnsemble, HeadEnsemble, MIMO, LastLayerLaplace)
-    ),
-    (lambda: BatchEnsemble(vit_backbone(), num_members=2.0), ValueError, "num_members is 2.0: pass at least 1, a whole number"),
-    (lambda: BatchEnsemble(vit_backbone(), init="zeros"), ValueError, "init is 'zeros': pass one of normal, ones, signs"),
-    (lambda: BatchEnsemble(vit_backbone(), init="ones", std=0.1), ValueError, "std is 0.1 and init is 'ones'"),
-    (lambda: BatchEnsemble(vit_backbone(), std=-1.0), ValueError, "std is -1.0"),
-    (lambda: MIMO(vit_backbone(), spread=-1.0), ValueError, "spread is -1.0"),
-    (lambda: MIMOCollator(2, 1.5), ValueError, "rho is 1.5"),
-    (lambda: MIMOCollator(2, 0.5, 0), ValueError, "repetitions is 0"),
-    (lambda: PackedEnsemble.from_backbone(vit_backbone(), 2, 3), ValueError, r"alpha is 3: pass a width of up to num_members \(2\)"),
-    (lambda: PackedEnsemble.from_backbone(vit_backbone(), 3, 2), ValueError, "not a whole number: pass an alpha .* such as 2.25"),
-    (lambda: DeepEnsemble([]), ValueError, "models is empty: pass a list"),
-    (lambda: LastLayerLaplace(vit_backbone(), num_samples=-1), ValueError, "num_samples is -1: pass at least 0"),
-    (lambda: LastLayerLaplace(vit_backbone()).fit([]), ValueError, "data has no samples"),
-    (lambda: LastLayerLaplace(bert_backbone(num_labels=1)), ValueError, "model has 1 output"),
-    (lambda: LastLayerLaplace(VIT.hydra.from_backbone(vit_backbone())), TypeError, r"has no nn\.Linear with 5 outputs"),
-    (lambda: MCDropout(vit_backbone(), p=0.1, num_samples=0), ValueError, "num_samples is 0"),
-    (lambda: MCDropout(vit_backbone(), p=1.0), ValueError, "p is 1.0: pass a probability"),
-    (lambda: MCDropout(nn.Linear(2, 2), p=0.1), ValueError, "Linear has no dropout"),
-    (lambda: LoRAEnsemble(vit_backbone()), TypeError, "model is a ViTForImageClassification: pass a PeftModel"),
-    (lambda: temperature_scaled(vit_backbone(), [VIT.inputs()]), ValueError, "data has no labels"),
-]  # fmt: skip
+def swin() -> nn.Module:
+    """Its rows are windows of images."""
+    sizes = {"embed_dim": 8, "depths": [2, 1], "num_heads": [2, 2], "window_size": 2}
+    return SwinForImageClassification(SwinConfig(image_size=8, patch_size=2, num_labels=3, **sizes))
+
+
+def animals(*names: str) -> nn.Module:
+    return vit_backbone(num_labels=2, id2label=dict(enumerate(names)), label2id={n: i for i, n in enumerate(names)})
+
+
+def mimo(**inputs) -> None:
+    MIMO(vit_backbone(), num_members=2).train()(**VIT.inputs(), places=PLACES, **inputs)
+
+
+def mimo_of_a_part() -> None:
+    """`nn.DataParallel` splits the examples, and places are numbers of examples in the whole batch."""
+    half = MIMO(vit_backbone(), num_members=2).train()._replicate_for_data_parallel()
+    half(pixel_values=VIT.inputs()["pixel_values"][:2], labels=LABELS[:2], places=PLACES[:2])
+
+
+def mimo_with_positions() -> None:
+    MIMO(bert_backbone(), num_members=2)(**BERT.inputs(), position_ids=torch.zeros(4, 7, dtype=torch.long))
+
+
+def pairs(pixel_values: torch.Tensor, **options) -> None:
+    BayesVLM(CLIP.backbone()).fit([{"pixel_values": pixel_values, **padded_texts(4)}], **options)
+
+
+def posterior(factor: float = 1.0, weight: float = 1.0, **options) -> None:
+    KroneckerPosterior(2, 2).fit(factor * torch.eye(2), torch.eye(2), weight * torch.eye(2), **options)
+
+
+RAGGED = [VIT.hydra.from_backbone(vit_backbone(), {0: [place]}) for place in range(2)]
+TABLE = {
+    TypeError: [
+        *((lambda make=make: make(VIT.fused()), "HydraViTForImageClassification: " + TOWERS) for make in CLASSIFIERS),
+        (lambda: BatchEnsemble(swin()), "model is a SwinForImageClassification: pass"),
+        (lambda: BatchEnsemble(WAVLM.backbone()), "WavLMFor.* reads weights without calling their layers"),
+        (
+            lambda: BatchEnsemble(DEBERTA_V2.backbone()),
+            "DebertaV2For.* or a table of positions with them: pass another",
+        ),
+        (lambda: LastLayerLaplace(VIT.hydra.from_backbone(vit_backbone())), r"has no nn\.Linear with 5 outputs"),
+        (lambda: MCDropout(CLIP.backbone(), p=0.1), "CLIPModel, not a classifier: wrap it in ZeroShotClassifier"),
+        (lambda: LoRAEnsemble(vit_backbone()), "model is a ViTForImageClassification: pass a PeftModel"),
+        (lambda: soup([vit_backbone(), BERT.backbone()]), r"models\[1\] is a BertFor.*, models\[0\] a ViTFor"),
+        (lambda: BayesVLM(VIT.backbone()), "model is a ViTForImageClassification: pass a CLIPModel"),
+    ],
+    ValueError: [
+        *(
+            (lambda make=make: make(vit_backbone(), num_members=0), "num_members is 0: pass at")
+            for make in CLASSIFIERS
+        ),
+        *(
+            (lambda make=make: make(with_adapters()), r"has adapters of PEFT: pass what merge_and_unload\(\)")
+            for make in (BatchEnsemble, HeadEnsemble, MIMO, LastLayerLaplace)
+        ),
+        (
+            lambda: BatchEnsemble(vit_backbone(), num_members=2.0),
+            "num_members is 2.0: pass at least 1, a whole number",
+        ),
+        (lambda: BatchEnsemble(vit_backbone(), init="zeros"), "init is 'zeros' .*: pass one of normal, ones, signs"),
+        (lambda: BatchEnsemble(vit_backbone(), init="ones", std=0.1), "init is 'ones' and std 0.1"),
+        (lambda: BatchEnsemble(vit_backbone(), std=-1.0), "init is 'normal' and std -1.0"),
+        (lambda: MIMOCollator(2, 1.5), "rho is 1.5"),
+        (lambda: MIMOCollator(2, 0.5, 0), "repetitions is 0"),
+        (lambda: MIMO(LLAMA.backbone()), "LlamaForSequenceClassification gives other logits for embeddings"),
+        (lambda: MIMO(WHISPER.backbone()), "pass a classifier of images or texts"),
+        (lambda: mimo(num_items_in_batch=4), "leave compute_loss_func and label smoothing out"),
+        (mimo_with_positions, "reads input_ids, attention_mask, token_type_ids, and got .*: leave the others out"),
+        (lambda: PackedEnsemble.from_backbone(vit_backbone(), 2, 3), r"alpha is 3: pass a width of up to num_members"),
+        (lambda: PackedEnsemble.from_backbone(vit_backbone(), 3, 2), r"not a whole number: pass .* such as 2\.25"),
+        (lambda: DeepEnsemble([]), "models is empty: pass a list"),
+        (lambda: DeepEnsemble([animals("a", "b"), animals("b", "a")]), r"models\[1\] calls its classes b, a, models"),
+        (
+            lambda: DeepEnsemble([vit_backbone(), vit_backbone(num_labels=7)])(**VIT.inputs()),
+            r"models\[1\] has 7 classes, models\[0\] has 5",
+        ),
+        (lambda: LastLayerLaplace(vit_backbone(), num_samples=-1), "num_samples is -1: pass at least 0"),
+        (lambda: LastLayerLaplace(vit_backbone()).fit([]), "data has no samples"),
+        (lambda: LastLayerLaplace(bert_backbone(num_labels=1)), "model has 1 output"),
+        (lambda: MCDropout(vit_backbone(), p=0.1, num_samples=0), "num_samples is 0"),
+        (lambda: MCDropout(vit_backbone(), p=1.0), "p is 1.0: pass a probability"),
+        (lambda: MCDropout(nn.Linear(2, 2), p=0.1), "Linear has no dropout"),
+        (
+            lambda: MCDropout(vit_backbone(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)),
+            "every dropout of ViTForImageClassification is 0, .*: pass p",
+        ),
+        (lambda: temperature_scaled(vit_backbone(), [VIT.inputs()]), "data has no labels"),
+        (lambda: soup([vit_backbone(0), vit_backbone(1)]), r"models\[1\] has little in common with models\[0\]"),
+        (lambda: soup([vit_backbone(), vit_backbone(num_labels=7)]), r"models\[1\] has other classes"),
+        (lambda: soup([vit_backbone(), vit_backbone(intermediate_size=16)]), "has intermediate_size"),
+        (lambda: soup(RAGGED), "models keep different heads, so their attention has no mean"),
+        (lambda: average_members([VIT.backbone()] * 5, 3), "into is 3, and there are 5 models"),
+        (lambda: average_members([VIT.backbone()] * 3, 3), "into is 3, and there are 3 models"),
+        (lambda: BayesVLM(CLIP.backbone()).fit([VIT.inputs()]), "data has no input_ids: pass images and texts"),
+        (lambda: BayesVLM(CLIP.backbone()).fit([]), "data has no samples"),
+        (lambda: pairs(images(3)), "other numbers of images and texts: pass one text for each"),
+        (lambda: pairs(images(4), pairs_together=0), "pairs_together is 0: pass at least 2, a whole number"),
+        (lambda: posterior(prior_precision=0), "prior_precision is 0 and pseudo_count 1.0: pass positive numbers"),
+        (lambda: posterior(pseudo_count=-1), "pseudo_count -1: pass positive numbers"),
+        (lambda: posterior(factor=float("nan")), "a Kronecker factor is not finite"),
+        (lambda: posterior(weight=0.0), "or all weights are zero"),
+    ],
+    RuntimeError: [(mimo_of_a_part, r"nn\.DataParallel splits: train on one GPU, or with torchrun")],
+}
+REFUSALS = [(call, error, words) for error, rows in TABLE.items() for call, words in rows]
 
 
 @pytest.mark.parametrize(("call", "error", "words"), REFUSALS, ids=[words[:30] for _, _, words in REFUSALS])

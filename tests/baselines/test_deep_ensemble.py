@@ -36,21 +36,3 @@ def test_clip_models_join_as_zero_shot_classifiers():
     with torch.no_grad():
         expected = [model(pixel_values=images(2), **prompts).logits_per_image for model in models]
     torch.testing.assert_close(member_logits, torch.stack(expected, dim=1))
-
-
-def test_models_that_order_their_classes_otherwise_do_not_join():
-    def animals(*names):
-        return vit_backbone(
-            num_labels=2, id2label=dict(enumerate(names)), label2id={n: i for i, n in enumerate(names)}
-        )
-
-    with pytest.raises(
-        ValueError, match=r"models\[1\] calls its classes dog, cat, models\[0\] cat, dog: .* same order"
-    ):
-        DeepEnsemble([animals("cat", "dog"), animals("dog", "cat")])
-
-
-def test_models_of_other_classes_do_not_join():
-    ensemble = DeepEnsemble([vit_backbone(), vit_backbone(num_labels=7)])
-    with pytest.raises(ValueError, match=r"models\[1\] has 7 classes, models\[0\] has 5"):
-        ensemble(**VIT.inputs())

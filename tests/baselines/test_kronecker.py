@@ -46,22 +46,13 @@ def factors_of(rows: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, 
     return factors.scaled()
 
 
-def test_for_one_row_the_factors_are_the_whole_matrix():
-    row, weight = numbers(1, INPUTS), numbers(OUTPUTS, INPUTS, seed=1)
-    input_factor, output_factor = factors_of(row, weight)
-    torch.testing.assert_close(
-        torch.kron(output_factor, input_factor), gauss_newton(row, weight), rtol=1e-10, atol=1e-12
-    )
-
-
-def test_for_many_rows_they_are_exact_where_the_curvature_is_the_same_for_all():
-    rows, weight = numbers(9, INPUTS), torch.zeros(OUTPUTS, INPUTS, dtype=torch.float64)
-    product = torch.kron(*reversed(factors_of(rows, weight)))
-    torch.testing.assert_close(product, gauss_newton(rows, weight), rtol=1e-10, atol=1e-12)
-    weight = numbers(OUTPUTS, INPUTS, seed=1)
-    product, whole = torch.kron(*reversed(factors_of(rows, weight))), gauss_newton(rows, weight)
-    assert product.trace() != pytest.approx(whole.trace().item(), rel=1e-3)  # an approximation, of the same size
-    assert 0.5 < product.trace() / whole.trace() < 2
+def test_the_factors_are_the_whole_matrix_for_one_row_and_where_the_curvature_is_the_same_for_all():
+    row, rows, weight = numbers(1, INPUTS), numbers(9, INPUTS), numbers(OUTPUTS, INPUTS, seed=1)
+    for data, of in ((row, weight), (rows, torch.zeros_like(weight))):
+        product = torch.kron(*reversed(factors_of(data, of)))
+        torch.testing.assert_close(product, gauss_newton(data, of), rtol=1e-10, atol=1e-12)
+    ratio = torch.kron(*reversed(factors_of(rows, weight))).trace() / gauss_newton(rows, weight).trace()
+    assert 0.5 < ratio < 2 and ratio != pytest.approx(1, rel=1e-3)  # an approximation, of the same size
 
 
 def fitted(form: str, **options) -> tuple[KroneckerPosterior, torch.Tensor]:
@@ -91,6 +82,9 @@ def test_variances_and_samples_are_those_of_the_inverted_precision(form):
     torch.testing.assert_close(
         posterior.output_variance(rows), expected.diagonal(dim1=1, dim2=2), rtol=1e-9, atol=1e-12
     )
+    assert KroneckerPosterior(INPUTS, OUTPUTS, form).output_variance(rows.float()).abs().max() == 0, (
+        "unset, it is sure"
+    )
     drawn = posterior.sample(40_000, seed=0)
     assert torch.equal(drawn[:5], posterior.sample(40_000, seed=0)[:5])
     torch.testing.assert_close(drawn.flatten(1).t().cov(), covariance, rtol=0.1, atol=0.02)
@@ -111,10 +105,6 @@ def test_the_prior_precision_has_the_highest_evidence(form):
     assert evidence(best) == pytest.approx(by_hand, rel=1e-9)
     for factor in (0.01, 0.5, 0.9, 1.1, 2, 100):
         assert evidence(best * factor) < evidence(best)
-    step = 1e-4
-    assert (evidence(best * math.exp(step)) - evidence(best * math.exp(-step))) / (2 * step) == pytest.approx(
-        0, abs=1e-6
-    )
 
 
 def test_a_single_weight_has_the_closed_form():
@@ -123,27 +113,6 @@ def test_a_single_weight_has_the_closed_form():
     # data / (data + λ) = λ w²
     expected = (-data * weight**2 + math.sqrt(data**2 * weight**4 + 4 * data * weight**2)) / (2 * weight**2)
     assert found == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_log_determinant_of_factors_counts_each_as_often_as_the_other_has_rows():
-    of_inputs, of_outputs = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0])
-    grown = [values + 1 for values in (of_inputs, of_outputs)]
-    expected = 2 * grown[0].log().sum() + 3 * grown[1].log().sum()
-    assert torch.allclose(precisions_of(of_inputs, of_outputs, 1.0, "factors").log().sum(), expected)
-
-
-def test_more_data_or_a_surer_prior_leave_less_variance():
-    rows = numbers(5, INPUTS, seed=2)
-    variances = [
-        fitted("factors", **options)[0].output_variance(rows).sum().item()
-        for options in (
-            {"prior_precision": 1.0},
-            {"prior_precision": 1.0, "pseudo_count": 4.0},
-            {"prior_precision": 1e9},
-        )
-    ]
-    assert variances[0] > variances[1] > variances[2] and variances[2] < 1e-7
-    assert KroneckerPosterior(INPUTS, OUTPUTS).output_variance(rows.float()).abs().max() == 0, "unset, it is sure"
 
 
 def test_the_curvature_of_a_similarity_is_that_of_autograd():
@@ -170,15 +139,3 @@ def test_probit_logits_have_about_the_mean_probability():
     assert (found - expected).abs().max() < 0.04
     assert (means.softmax(-1)[0] - expected).abs().max() > 2 * (found - expected).abs().max()
     assert torch.equal(probit_logits(means, torch.zeros_like(means)), means)
-
-
-def test_what_cannot_be_fitted_is_refused():
-    posterior, eye = KroneckerPosterior(2, 2), torch.eye(2)
-    with pytest.raises(ValueError, match="prior_precision is 0: pass a positive number"):
-        posterior.fit(eye, eye, eye, prior_precision=0)
-    with pytest.raises(ValueError, match="pseudo_count is -1: pass a positive number"):
-        posterior.fit(eye, eye, eye, pseudo_count=-1)
-    with pytest.raises(ValueError, match="a Kronecker factor is not finite"):
-        posterior.fit(eye * math.nan, eye, eye)
-    with pytest.raises(ValueError, match="all weights of the linear map are zero"):
-        posterior.fit(eye, eye, 0 * eye)

@@ -7,10 +7,10 @@ from transformers import LlamaConfig
 from hydra_transformers.baselines import PackedEnsemble
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import predict
-from tests.families import BERT, FAMILIES, VIT, for_families, vit_backbone
+from tests.families import ALBERT, BERT, CLIP_CLASSIFIER, DISTILBERT, LLAMA, VIT, WHISPER, for_families, vit_backbone
 
 
-@for_families([family for family in FAMILIES if not family.has_towers])
+@for_families([VIT, BERT, ALBERT, DISTILBERT, LLAMA, WHISPER, CLIP_CLASSIFIER])
 def test_members_are_alpha_over_m_as_wide_and_the_size_of_a_head_stays(family):
     model = family.backbone()
     packed = PackedEnsemble.from_backbone(model, num_members=4, alpha=2)
@@ -44,13 +44,6 @@ def test_member_by_member_they_are_the_models_class_with_weights_of_their_own_se
     assert not torch.allclose(first[:, 0], first[:, 1])
 
 
-def test_with_alpha_of_all_members_it_is_a_deep_ensemble_of_full_size_models():
-    model = vit_backbone()
-    packed = PackedEnsemble.from_backbone(model, num_members=3, alpha=3)
-    assert packed.config.hidden_size == model.config.hidden_size
-    assert count_parameters(packed) == 3 * count_parameters(model)
-
-
 @pytest.mark.slow
 def test_the_encoder_costs_alpha_squared_over_m():
     """The matrices of the layers, that is: attention's own products and what reads the image go with alpha."""
@@ -64,6 +57,9 @@ def test_the_encoder_costs_alpha_squared_over_m():
     assert count_parameters(packed) == 4 * count_parameters(narrow)
     assert in_layers(narrow) * 4 == in_layers(model) * 2**2 / 4
     assert count_multiply_adds(packed) == 4 * count_multiply_adds(packed.member(0))
+    whole = PackedEnsemble.from_backbone(model, num_members=3, alpha=3)  # a Deep Ensemble of full-size models
+    assert whole.config.hidden_size == model.config.hidden_size
+    assert count_parameters(whole) == 3 * count_parameters(model)
 
 
 @pytest.mark.parametrize(("keys", "expected"), [(12, 8), (4, 4), (6, 4), (1, 1)])

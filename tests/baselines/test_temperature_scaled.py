@@ -9,9 +9,8 @@ from transformers import CLIPModel
 
 from hydra_transformers.baselines import temperature_scaled, temperature_scaled_clip
 from hydra_transformers.data.prediction import ZeroShotClassifier, collect_member_logits, predict
-from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics
 from hydra_transformers.uncertainty.temperature import best_temperature
-from tests.families import CLIP, VIT, images, padded_texts, vit_backbone
+from tests.families import CLIP, images, padded_texts, vit_backbone
 
 
 def validation(rows: int = 64) -> list[dict]:
@@ -60,7 +59,7 @@ def fused():
 
 
 @pytest.mark.parametrize("make", [CLIP.backbone, fused], ids=["clip", "hydra"])
-def test_it_is_one_number_for_every_label_set_and_every_member(make):
+def test_it_is_one_number_for_every_label_set_and_every_member(make, tmp_path):
     model = make()
     before = copy.deepcopy(model.state_dict())
     scaled = temperature_scaled_clip(model, FIRST, DATA)
@@ -71,28 +70,9 @@ def test_it_is_one_number_for_every_label_set_and_every_member(make):
         torch.testing.assert_close(predict(own, DATA[0]), predict(plain, DATA[0]) / temperature)
         assert torch.equal(predict(own, DATA[0]).argmax(-1), predict(plain, DATA[0]).argmax(-1))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_it_has_the_smallest_nll_of_its_label_set():
-    scaled = temperature_scaled_clip(CLIP.backbone(), FIRST, DATA)
-    logits, labels = collect_member_logits(ZeroShotClassifier(scaled, FIRST), DATA)
-    best = classification_metrics(logits, labels, num_bins=2)["nll"]
-    for temperature in (0.5, 0.9, 1.1, 2.0):
-        assert classification_metrics(TemperatureScaling(temperature)(logits), labels, num_bins=2)["nll"] > best
-
-
-def test_saved_it_is_a_plain_clip(tmp_path):
-    scaled = temperature_scaled_clip(CLIP.backbone(), FIRST, DATA)
-    scaled.save_pretrained(tmp_path)
-    loaded = CLIPModel.from_pretrained(tmp_path, dtype=torch.float64)
-    assert torch.equal(loaded.logit_scale, scaled.logit_scale)
-    expected = predict(ZeroShotClassifier(scaled, SECOND), DATA[0])
-    torch.testing.assert_close(predict(ZeroShotClassifier(loaded, SECOND), DATA[0]), expected)
-
-
-def test_a_model_without_texts_is_refused():
-    with pytest.raises(TypeError, match="ViTForImageClassification, no model of two towers"):
-        temperature_scaled_clip(VIT.backbone(), {}, [])
+    if make is CLIP.backbone:  # saved it is a plain CLIP
+        scaled.save_pretrained(tmp_path)
+        assert torch.equal(CLIPModel.from_pretrained(tmp_path).logit_scale.double(), scaled.logit_scale)
 
 
 def test_a_temperature_that_half_precision_rounds_is_told():

@@ -10,7 +10,7 @@ from torch import nn
 
 from hydra_transformers.baselines import ViLU, collect_confidences, failure_metrics
 from hydra_transformers.baselines import vilu as module
-from hydra_transformers.baselines.vilu import FailurePredictor, Features, failure_loss
+from hydra_transformers.baselines.vilu import FailurePredictor, failure_loss
 from hydra_transformers.cost import count_multiply_adds
 from hydra_transformers.data.prediction import ZeroShotClassifier, predict
 from tests.families import CLIP, images, padded_texts
@@ -19,30 +19,16 @@ from tests.families import CLIP, images, padded_texts
 PROMPTS = padded_texts(seed=9)
 
 
-def features_of(rows: int = 6, classes: int = 4, dim: int = 12) -> Features:
+def test_the_predictor_reads_expected_and_predicted_classes_and_their_order_leaves_no_trace():
     generator = torch.Generator().manual_seed(0)
-    features, texts = (
-        nn.functional.normalize(torch.randn(count, dim, generator=generator), dim=-1) for count in (rows, classes)
+    features, classes = (
+        nn.functional.normalize(torch.randn(count, 12, generator=generator), dim=-1) for count in (6, 4)
     )
-    return Features(features, texts, torch.tensor(20.0))
-
-
-def test_at_the_start_the_attention_is_the_models_own_probability():
-    read = features_of()
-    learned, fixed = FailurePredictor(12, True), FailurePredictor(12, False)
-    torch.testing.assert_close(learned(read), fixed(read))
-    expected = read.logits().softmax(-1) @ read.classes
-    predicted = read.classes[read.logits().argmax(-1)]
-    by_hand = fixed.mlp(torch.cat([read.features, expected, predicted], dim=-1))[:, 0]
-    torch.testing.assert_close(fixed(read), by_hand)
-
-
-def test_the_order_and_the_number_of_the_classes_leave_no_trace():
-    read, predictor = features_of(), FailurePredictor(12, True)
-    order = torch.tensor([2, 0, 3, 1])
-    torch.testing.assert_close(predictor(read._replace(classes=read.classes[order])), predictor(read))
-    more = torch.cat([read.classes, -read.features.mean(0, keepdim=True) * 50])  # one that is never likely
-    assert predictor(read._replace(classes=more)).shape == (6,)
+    logits, predictor, order = 20 * features @ classes.t(), FailurePredictor(12), torch.tensor([2, 0, 3, 1])
+    found = predictor(features, classes, logits)
+    read = torch.cat([features, logits.softmax(-1) @ classes, classes[logits.argmax(-1)]], dim=-1)
+    torch.testing.assert_close(found, predictor.mlp(read)[:, 0])
+    torch.testing.assert_close(predictor(features, classes[order], logits[:, order]), found)
 
 
 def test_wrong_answers_weigh_more_where_they_are_few_and_batches_of_one_kind_weigh_1():
@@ -86,18 +72,14 @@ def test_trained_it_tells_failures_better_than_the_probability_and_leaves_the_an
     assert found > max(0.9, failure_metrics(probability, is_right)["auroc"])
 
 
-def test_the_same_seed_gives_the_same_predictor_and_the_attention_trains(monkeypatch):
+def test_the_same_seed_gives_the_same_predictor():
     data = rows(32)
-
-    def fitted(**options) -> ViLU:
-        return ViLU(backbone(), learned_attention=True).fit(data, PROMPTS, epochs=2, batch_size=4, **options)
-
-    monkeypatch.setattr(module, "ATTENTION_STEPS", 3)
-    one, same, other = fitted(), fitted(), fitted(seed=1)
-    weights = [vilu.predictor.state_dict() for vilu in (one, same, other)]
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    assert not torch.equal(weights[0]["mlp.0.weight"], weights[2]["mlp.0.weight"])
-    assert not torch.equal(weights[0]["of_features.weight"], torch.eye(12))
+    one, same, other = (
+        ViLU(backbone()).fit(data, PROMPTS, epochs=2, batch_size=4, seed=seed).predictor.state_dict()
+        for seed in (0, 0, 1)
+    )
+    assert all(torch.equal(value, same[name]) for name, value in one.items())
+    assert not torch.equal(one["mlp.0.weight"], other["mlp.0.weight"])
 
 
 def test_it_is_saved_and_only_its_predictor_ever_trains(tmp_path):
@@ -126,13 +108,13 @@ def test_failure_metrics_by_hand_and_the_docstrings_example():
 
 
 def test_its_zero_shot_classifier_has_a_cost():
-    """An image, its products with the classes (for the answer, for the predictor and for their mean), and the predictor."""
+    """An image, its products with the classes (for the answer, and for their mean), and the predictor."""
     clip = CLIP.backbone()
     vilu = ViLU(clip)
     predictor = sum(each.numel() for name, each in vilu.predictor.named_parameters() if name.endswith("weight"))
     plain = count_multiply_adds(ZeroShotClassifier(clip, PROMPTS))
     products = len(PROMPTS["input_ids"]) * clip.config.projection_dim
-    assert count_multiply_adds(vilu.zero_shot(PROMPTS)) == plain + 2 * products + predictor
+    assert count_multiply_adds(vilu.zero_shot(PROMPTS)) == plain + products + predictor
 
 
 def labelled(labels) -> list[dict]:
@@ -154,7 +136,6 @@ REFUSALS = [
     ),
     (lambda vilu: vilu.fit(rows(4), PROMPTS, epochs=0), "epochs is 0: pass at least 1"),
     (lambda vilu: vilu(**PROMPTS), "the batch has no pixel_values"),
-    (lambda vilu: vilu(pixel_values=images()), "the batch has no input_ids"),
     (lambda vilu: failure_metrics([0.5, 0.6], [True, True]), "is_right is the same for all samples"),
     (lambda vilu: failure_metrics([0.5], [True, False]), r"confidence has shape \(1,\), is_right \(2,\)"),
 ]

@@ -15,15 +15,10 @@ from transformers import (
     pipeline,
 )
 
-from hydra_transformers import AutoHydra, HydraWhisperConfig, HydraWhisperModel, export, load_data
-from hydra_transformers.cost import compare_costs, unpruned_backbone
+from hydra_transformers import AutoHydra, export, load_data
 from hydra_transformers.data.batches import batches, collate
-from hydra_transformers.export import inputs_of
-from hydra_transformers.models.modeling_hydra import PerMember
 from hydra_transformers.pruning import prune_heads
 from hydra_transformers.pruning.ablation import ablation_of
-from hydra_transformers.training import PostPruningCallback
-from hydra_transformers.training.parameter_groups import PARTS
 from tests.families import AST, HUBERT, WAV2VEC2, WHISPER, keep_first_layers, log_mel, padded_sounds, spectrograms
 
 
@@ -128,32 +123,11 @@ def test_a_mask_is_that_of_ast():
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
 
-def test_every_member_keeps_its_whole_head():
-    head = AST.fused().classifier
-    assert isinstance(head.layernorm, PerMember)
-    for seed in range(3):
-        theirs = AST.backbone(seed).classifier
-        assert torch.equal(head.layernorm[seed].weight, theirs.layernorm.weight)
-        assert torch.equal(head.layernorm[seed].bias, theirs.layernorm.bias)
-        assert torch.equal(head.out_proj.weight[5 * seed : 5 * seed + 5], theirs.dense.weight)
-
-
 @torch.no_grad()
 def test_frames_that_begin_no_patch_are_not_read():
     longer = torch.cat([spectrograms(), torch.ones(4, 2, 7, dtype=torch.float64)], dim=1)
     hydra = AST.fused()
     torch.testing.assert_close(hydra(input_values=longer).logits, hydra(input_values=spectrograms()).logits)
-
-
-def test_scores_of_several_labels_are_their_probabilities():
-    members = [AST.backbone(seed, problem_type="multi_label_classification").float() for seed in range(2)]
-    hydra, extractor = AutoHydra.from_pruned_members(members, shared=()), EXTRACTORS["ast"]
-    [answer] = hydra.predict([NOISE[:1_600]], extractor, top_k=None)
-    with torch.no_grad():
-        outputs = hydra(**extractor(NOISE[:1_600], sampling_rate=16_000, return_tensors="pt"))
-    found = {each["label"]: each["score"] for each in answer["scores"]}
-    expected = outputs.member_logits.sigmoid().mean(1)[0].tolist()
-    assert [found[f"LABEL_{index}"] for index in range(5)] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("all_layers", [False, True], ids=["last layer", "all layers"])
@@ -166,36 +140,6 @@ def test_heads_that_a_circuit_turns_off_are_as_good_as_gone(all_layers):
     for (layer, head), found in zip(engine.heads, ablated, strict=True):
         expected = prune_heads(hydra, {layer: [head]})(**WHISPER.inputs()).member_logits[:, 0]
         torch.testing.assert_close(found, expected, **EXACT)
-
-
-@torch.no_grad()
-def test_the_encoder_is_built_from_a_classifier_and_from_an_encoder():
-    backbone = WHISPER.backbone()
-    expected = backbone.encoder(**WHISPER.inputs()).last_hidden_state
-    for hydra in (HydraWhisperModel.from_backbone(backbone), AutoHydra.from_backbone(backbone.encoder)):
-        torch.testing.assert_close(hydra(**WHISPER.inputs()).last_hidden_state, expected, **EXACT)
-    mask = torch.ones(4, 10, dtype=torch.long)  # as some feature extractors make it, and Whisper does not read it
-    torch.testing.assert_close(hydra(**WHISPER.inputs(), attention_mask=0 * mask).last_hidden_state, expected, **EXACT)
-
-
-def test_positions_are_waves_and_stay():
-    config = HydraWhisperConfig(d_model=8, encoder_attention_heads=2, encoder_layers=1, max_source_positions=3)
-    positions = HydraWhisperModel(config).embeddings.embed_positions.weight
-    times = torch.arange(3).unsqueeze(1) * 10_000 ** -(torch.arange(4) / 3)
-    torch.testing.assert_close(positions.data, torch.cat([times.sin(), times.cos()], dim=1))
-    assert not positions.requires_grad
-    for model, count in ((WHISPER.fused(shared=(), heads="all"), 3), (WHISPER.backbone(), 1)):
-        frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-        assert len(frozen) == count and all(name.endswith("embed_positions.weight") for name in frozen)
-        model.requires_grad_(True)
-        trains = PostPruningCallback(trainable=PARTS).trains(model)
-        assert [name for name, is_trained in trains.items() if not is_trained] == frozen
-
-
-def test_the_cost_is_that_of_the_layers():
-    hydra = WHISPER.fused(shared=(), heads="all")
-    costs = compare_costs({"hydra": hydra, "one": unpruned_backbone(hydra)})
-    assert costs["hydra"].multiply_adds > 2.5 * costs["one"].multiply_adds > 0
 
 
 # Waveforms
@@ -242,13 +186,6 @@ def test_sounds_of_all_lengths_are_loaded_padded_and_answered():
     answers = hydra.predict(waves(), EXTRACTORS["hubert"], batch_size=2)
     for answer, probabilities in zip(answers, expected, strict=True):
         assert answer["score"] == pytest.approx(probabilities.max().item(), abs=1e-5)
-
-
-@pytest.mark.parametrize("masks", [False, True])
-def test_exports_have_a_mask_of_the_samples_where_the_feature_extractor_makes_one(masks):
-    found = inputs_of(WAV2VEC2.fused(), Wav2Vec2FeatureExtractor(return_attention_mask=masks), 2, 0.5)
-    assert set(found) == {"input_values", *(["attention_mask"] if masks else [])}
-    assert len({tensor.shape for tensor in found.values()}) == 1
 
 
 def test_exported_models_take_sounds_of_any_length_with_their_masks(tmp_path):

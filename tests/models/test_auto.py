@@ -20,7 +20,7 @@ from hydra_transformers.models import auto
 from hydra_transformers.models.auto import AUTO_CLASSES, HEADS, HYDRA_CLASSES, auto_class_of, classes_of
 from hydra_transformers.models.families import FAMILIES as TABLE
 from hydra_transformers.models.families import config_class
-from tests.families import BERT, CLIP, DISTINCT, FAMILIES, FEW, VIT, for_families
+from tests.families import BERT, CLIP, FAMILIES, FEW, VIT, for_families
 from tests.fresh_process import run_fresh
 
 
@@ -134,19 +134,6 @@ def test_members_that_call_their_classes_differently_are_refused():
     cat.config.id2label = dict(enumerate(["red", "blue", "green", "grey", "black"]))
     with pytest.raises(ValueError, match=r"number 1 is 'blue', not 'green'.*fine-tuned on the same labels"):
         AutoHydra.from_pruned_members([red, cat])
-
-
-@pytest.mark.slow
-def test_models_without_a_head_become_encoders():
-    for family in DISTINCT:
-        if family.has_towers:
-            continue
-        backbone = getattr(family.backbone(), family.hydra.base_model_prefix)
-        hydra, inputs = AutoHydra.from_backbone(backbone), family.inputs()
-        assert AutoHydra.supported()[type(backbone).__name__] == type(hydra).__name__
-        torch.testing.assert_close(
-            hydra(**inputs).last_hidden_state, backbone(**inputs).last_hidden_state, atol=1e-12, rtol=1e-10
-        )
 
 
 def test_every_row_of_the_tests_table_is_supported_and_every_supported_classifier_has_a_row():

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 
 import pytest
 import torch
@@ -31,8 +30,8 @@ def test_heads_that_were_swapped_between_members_are_refused(family, tmp_path):
     hydra = family.fused()
     hydra.save_pretrained(tmp_path)
     swap_first_members(tmp_path, family)
-    sentence = re.escape(
-        "other heads than config.kept_heads names (layer 0, member 0: [0, 2, 3] saved, [0, 1, 2, 3] named)"
+    sentence = (
+        r"other heads than config.kept_heads names \(layer 0: \[\[0, 2, 3\], .* saved, \[\[0, 1, 2, 3\], .* named\)"
     )
     with pytest.raises(ValueError, match=sentence):
         family.hydra.from_pretrained(tmp_path)

@@ -170,19 +170,6 @@ def test_base_models_become_base_hydras(with_pooler):
     )
 
 
-@torch.no_grad()
-def test_a_base_hydra_takes_what_it_needs_from_a_classifier():
-    backbone = vit_backbone()
-    hydra = HydraViTModel.from_backbone(backbone)
-    assert hydra.pooler is None
-    torch.testing.assert_close(
-        hydra(images()).last_hidden_state,
-        backbone.vit(images()).last_hidden_state,
-        atol=1e-12,
-        rtol=1e-10,
-    )
-
-
 # Back again
 
 

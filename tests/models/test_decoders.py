@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.batches import batches, collate
 from hydra_transformers.data.prediction import padding_of, predict
 from hydra_transformers.fusion import to_transformers
-from hydra_transformers.models.rotary_attention import rotated
 from hydra_transformers.pruning import head_scores, prune_heads
 from tests.families import BERT, GEMMA3, HEAD_DIM, LLAMA, MODERNBERT, VIT, for_families, padded_texts
 
@@ -33,23 +31,6 @@ def test_positions_of_each_row_and_embedded_words_are_read_as_by_the_backbone(fa
     assert hydra.get_input_embeddings().weight.equal(backbones[0].get_input_embeddings().weight)
     with pytest.raises(ValueError, match="pass input_ids or inputs_embeds, and not both"):
         hydra(**inputs)
-
-
-def test_a_key_goes_with_the_last_head_that_reads_it():
-    backbone = LLAMA.backbone(num_attention_heads=8, head_dim=HEAD_DIM, num_key_value_heads=2)
-    whole = LLAMA.hydra.from_backbone(backbone).model.layers[0].attention
-    query, keys, values = whole.qkv_proj.weight.split([8 * HEAD_DIM, 2 * HEAD_DIM, 2 * HEAD_DIM])
-    for gone, heads, kept_keys in (
-        ([0, 2], [1, 3, 4, 5, 6, 7], [0, 1]),
-        ([0, 1, 2, 3], [4, 5, 6, 7], [1]),
-        ([1, 4, 5, 6, 7], [0, 2, 3], [0]),
-        (list(range(8)), [], []),
-    ):
-        pruned = LLAMA.hydra.from_backbone(backbone, {0: gone}).model.layers[0].attention
-        wanted = ((query, heads), (keys, kept_keys), (values, kept_keys))
-        rows = [part.unflatten(0, (-1, HEAD_DIM))[kept].flatten(0, 1) for part, kept in wanted]
-        assert torch.equal(pruned.qkv_proj.weight, torch.cat(rows))
-        assert pruned.o_proj.weight.shape[0] == len(heads) * HEAD_DIM
 
 
 @torch.no_grad()
@@ -139,16 +120,6 @@ def test_a_model_that_is_cast_keeps_the_frequencies_of_its_positions(family):
         found = dict(cast.model.rotary_emb.named_buffers())
         assert found.keys() == before.keys() and {buffer.dtype for buffer in found.values()} == {torch.float32}
         assert all(found[name].is_meta or torch.equal(found[name], before[name]) for name in before)
-
-
-def test_half_precision_may_be_turned_in_float32():
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(3, 2, 5, HEAD_DIM, generator=generator).bfloat16()
-    angles = torch.randn(3, 5, HEAD_DIM, generator=generator)
-    turns = angles.cos().bfloat16(), angles.sin().bfloat16()
-    found = rotated(query, *turns, in_float32=True)
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(found, apply_rotary_pos_emb(query.float(), query.float(), *turns)[0].bfloat16())
 
 
 # The last token

@@ -4,14 +4,13 @@ import pytest
 import torch
 from transformers import AutoModel, CLIPTextModel, CLIPVisionModel
 
-from hydra_transformers import HydraCLIPModel, HydraCLIPTextModel, HydraCLIPVisionModel, HydraViTConfig
+from hydra_transformers import HydraCLIPTextModel, HydraCLIPVisionModel, HydraViTConfig
 from tests.families import (
     BERT,
     CLIP,
     VIT,
     bert_backbone,
     clip_backbone,
-    for_families,
     images,
     padded_texts,
 )
@@ -109,27 +108,8 @@ def test_clip_towers_come_from_clip_towers():
         HydraCLIPVisionModel.from_backbone(whole)
 
 
-def test_a_clip_converted_after_loading_has_members_of_one_dtype(tmp_path):
-    CLIP.fused().float().save_pretrained(tmp_path)
-    converted = HydraCLIPModel.from_pretrained(tmp_path).bfloat16()
-    assert {parameter.dtype for parameter in converted.member(0).parameters()} == {torch.bfloat16}
-
-
-def test_hidden_states_of_one_clip_tower_alone():
-    hydra = CLIP.fused()
-    hydra.config.vision_config.output_hidden_states = True
-    assert hydra(**CLIP.inputs()).vision_model_output.last_hidden_state.shape == (4, 5, 32)
-
-
 def test_what_a_hydra_has_no_part_for_is_refused():
     with pytest.raises(ValueError, match="bool_masked_pos is for masked image modelling"):
         VIT.members()[0].vit(images(), bool_masked_pos=torch.ones(4, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match="num_hidden_layers is 0"):
         HydraViTConfig(num_hidden_layers=0)
-
-
-@for_families([VIT, BERT])
-@pytest.mark.parametrize("shared", [(), ("embeddings",)], ids=["own", "shared"])
-def test_input_embeddings_are_found(family, shared):
-    hydra = family.fused(shared=shared)
-    assert next(hydra.get_input_embeddings().parameters()).requires_grad

@@ -1,10 +1,8 @@
 """What encoders return is not misread by tools that know nothing of members: means in the usual places."""
 
-import pytest
 import torch
-from transformers import AutoModel, ViTImageProcessorPil, pipeline
+from transformers import AutoModel, pipeline
 
-from hydra_transformers import HydraViTModel
 from tests.families import (
     BERT,
     CLIP,
@@ -13,9 +11,8 @@ from tests.families import (
     clip_backbone,
     for_families,
     images,
-    vit_backbone,
 )
-from tests.models.test_hub import bert_tokenizer, random_image
+from tests.models.test_hub import bert_tokenizer
 
 
 def tight(tensor, expected):
@@ -48,20 +45,6 @@ def test_the_feature_extraction_pipeline_gives_a_vector_per_token(tmp_path):
     tokens = tokenizer("a good film", return_tensors="pt")
     expected = torch.stack([backbone.bert(**tokens).last_hidden_state for backbone in backbones]).mean(0)
     torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("pool", [False, True])
-def test_the_image_feature_extraction_pipeline_gives_a_vector_per_token_or_image(pool):
-    backbones = [HydraViTModel.from_backbone(type(vit_backbone().vit)(vit_backbone().config)) for _ in range(3)]
-    hydra = HydraViTModel.from_pruned_members(backbones, shared=())
-    processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
-    extract = pipeline("image-feature-extraction", model=hydra, image_processor=processor)
-    features = extract(random_image(), pool=pool, return_tensors=True)
-    inputs = processor(random_image(), return_tensors="pt")
-    outputs = [backbone(**inputs) for backbone in backbones]
-    members = [each.pooler_output if pool else each.last_hidden_state for each in outputs]
-    torch.testing.assert_close(features, torch.stack(members).mean(0), atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()

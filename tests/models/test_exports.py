@@ -3,7 +3,6 @@
 The members of the families keep different numbers of heads; one has none in a layer, and one layer has none at all.
 """
 
-import onnxruntime
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +19,6 @@ from tests.families import (
     VIT,
     Family,
     for_families,
-    images,
     keep_first_layers,
 )
 
@@ -104,20 +102,6 @@ def test_exported_models_answer_as_the_model_does(shallow, tmp_path):
         found = run(batch)
         expected = shallow.family.ensemble_logits(outputs), outputs.member_logits
         assert_same([found["logits"], found["member_logits"]], expected)
-
-
-@for_families([VIT, LLAMA])
-@pytest.mark.slow
-def test_the_older_exporter_gives_the_same_logits(shallow, tmp_path):
-    """By tracing, which fixes the size of batches in embeddings that are Transformers' own; not in those of a ViT."""
-    names, tensors, sizes = list(shallow.inputs), shallow.example, {}
-    if shallow.family is VIT:
-        sizes = {"dynamic_axes": {"pixel_values": {0: "batch"}}}
-        tensors = (images(7).float(),)
-    torch.onnx.export(shallow, shallow.example, tmp_path / "model.onnx", dynamo=False, input_names=names, **sizes)
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    found = session.run(None, {name: each.numpy() for name, each in zip(names, tensors, strict=True)})
-    assert_same(found, shallow(*tensors))
 
 
 @for_families([VIT, CLIP])

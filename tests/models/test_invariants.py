@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from hydra_transformers.fusion import slots
-from hydra_transformers.models.modeling_hydra import PerMember
 from tests.families import (
     BERT,
     CLIP,
@@ -14,7 +13,6 @@ from tests.families import (
     FAMILIES,
     FEW,
     LLAMA,
-    OWN_LAYERS,
     SIGLIP,
     VIT,
     WAV2VEC2,
@@ -253,15 +251,6 @@ def test_logits_stand_for_mean_probabilities_in_float32(family, dtype):
 
 
 @torch.no_grad()
-def test_clip_logits_per_text_are_mean_probabilities_over_the_images():
-    inputs = CLIP.inputs()
-    references = [model(**inputs).logits_per_text for model in ablated_backbones(CLIP)]
-    outputs = CLIP.fused(shared=())(**inputs)
-    expected = torch.stack([logits.softmax(-1) for logits in references]).mean(0)
-    torch.testing.assert_close(outputs.logits_per_text.softmax(-1), expected, atol=1e-10, rtol=0)
-
-
-@torch.no_grad()
 def test_a_clip_that_differs_in_the_vision_tower_only_has_one_text_tower():
     inputs = CLIP.inputs()
     backbone = CLIP.backbone()
@@ -288,18 +277,6 @@ def test_computing_the_last_layer_for_the_first_token_alone_changes_nothing(fami
         assert everything.hidden_states[-1].shape[2] > 1
         shortcut = hydra(**inputs).member_logits
         torch.testing.assert_close(shortcut, everything.member_logits, atol=1e-12, rtol=1e-10)
-
-
-@for_families(OWN_LAYERS)
-def test_parts_that_are_not_shared_exist_once_per_member(family):
-    hydra = family.fused(shared=("mlp",))
-    layer = next(module for name, module in hydra.named_modules() if name.endswith(".layers.1"))
-    assert not isinstance(layer.mlp, PerMember)
-    norms = [module for name, module in layer.named_children() if "norm" in name]
-    has_branch_norms = hasattr(layer, "mlp_branch_norm")
-    assert len(norms) == (4 if has_branch_norms else 2) and all(
-        isinstance(norm, PerMember) and len(norm) == 3 for norm in norms
-    )
 
 
 def test_randomised_backbones_differ():

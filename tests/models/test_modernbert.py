@@ -81,14 +81,6 @@ def test_adapters_of_the_backbone_sit_on_the_joint_map():
         lora_config(backbone, targets=("q", "v"))
 
 
-def test_members_draw_their_own_dropout_from_shared_embeddings():
-    backbone = MODERNBERT.backbone(embedding_dropout=0.5)
-    members = [MODERNBERT.hydra.from_backbone(backbone) for _ in range(2)]
-    hydra = MODERNBERT.hydra.from_pruned_members(members, trunk_layers=0, allow_equal=True).train()
-    states, _, _ = hydra.model.embed_inputs(**MODERNBERT.inputs())
-    assert states.shape[0] == 2 and not torch.equal(states[0], states[1])
-
-
 def test_new_weights_spread_as_those_of_the_backbone():
     config = MODERNBERT.fused().config
     torch.manual_seed(0)

@@ -4,15 +4,12 @@ import copy
 
 import pytest
 import torch
-from transformers.models.beit.modeling_beit import BeitRelativePositionBias
 from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
 
 from hydra_transformers import HydraDebertaV2Config
-from hydra_transformers.fusion import to_transformers
-from hydra_transformers.models import modeling_hydra_beit as beit
 from hydra_transformers.models import modeling_hydra_deberta_v2 as deberta
 from hydra_transformers.models.modeling_hydra import PerMember
-from tests.families import BEIT, DEBERTA, DEBERTA_V2, MPNET, for_families, images, padded_texts
+from tests.families import BEIT, DEBERTA, MPNET, for_families, padded_texts
 
 
 pytestmark = pytest.mark.slow  # families other than ViT, BERT, CLIP and Llama
@@ -112,16 +109,6 @@ def test_what_cannot_be_computed_is_refused(call, words):
 
 
 @torch.no_grad()
-def test_the_bias_reaches_every_layer():
-    hydra = MPNET.hydra.from_backbone(MPNET.backbone())
-    before = hydra(**MPNET.inputs(), output_hidden_states=True).hidden_states
-    hydra.mpnet.relative_attention_bias.weight.zero_()
-    after = hydra(**MPNET.inputs(), output_hidden_states=True).hidden_states
-    assert torch.equal(after[0], before[0])
-    assert not any(torch.allclose(after[layer], before[layer], atol=1e-3) for layer in (1, 2, 3))
-
-
-@torch.no_grad()
 def test_a_text_of_padding_alone_is_what_it_is_for_mpnet():
     backbone, texts = MPNET.backbone(), MPNET.inputs()
     texts["attention_mask"][1] = 0
@@ -131,36 +118,7 @@ def test_a_text_of_padding_alone_is_what_it_is_for_mpnet():
         torch.testing.assert_close(hydra(**texts).member_logits[:, 0], backbone(**texts).logits, atol=1e-10, rtol=0)
 
 
-def test_a_head_that_all_layers_have_lost_leaves_its_column():
-    member = MPNET.hydra.from_backbone(MPNET.backbone(), {layer: [2] for layer in range(3)})
-    member(**MPNET.inputs()).logits.sum().backward()
-    gradient = member.mpnet.relative_attention_bias.weight.grad
-    assert gradient[:, 2].eq(0).all()
-    assert gradient[:, [0, 1, 3]].ne(0).any(0).all()
-
-
 # BEiT
-
-
-@pytest.mark.parametrize("side", [1, 2, 14])
-def test_distances_have_the_numbers_that_they_have_in_beit(side):
-    expected = BeitRelativePositionBias.generate_relative_position_index((side, side))
-    assert torch.equal(beit.numbers_of_distances(side, expected.device), expected)
-
-
-@torch.no_grad()
-def test_a_head_takes_its_row_of_the_table_along_and_back():
-    backbone = BEIT.backbone()
-    member = BEIT.hydra.from_backbone(backbone, {0: [1], 1: [0], 2: [2]})
-    for layer, kept in ((0, [0, 2, 3]), (1, [1, 2, 3])):
-        table = backbone.beit.layers[layer].relative_position_bias.relative_position_bias_table
-        assert torch.equal(member.beit.layers[layer].attention.distance_bias.weight, table.t()[kept])
-    for layer in member.beit.layers:  # a key bias, as training moves it, without effect
-        layer.attention.qkv_proj.bias[24:48] = 0.5
-    plain = to_transformers(member)
-    assert plain.config.num_attention_heads == 3
-    expected = member(images()).member_logits[:, 0]
-    torch.testing.assert_close(plain(images()).logits, expected, atol=1e-10, rtol=0)
 
 
 # DeBERTa
@@ -197,16 +155,6 @@ def test_padding_makes_no_nan_in_16_bits(implementation, dtype, is_autocast):
     with torch.autocast("cpu", dtype, enabled=is_autocast):
         outputs = hydra(**texts, output_hidden_states=True)
     assert all(states.isfinite().all() for states in (*outputs.hidden_states, outputs.logits))
-
-
-def test_a_head_takes_its_maps_of_positions_along():
-    member = DEBERTA_V2.hydra.from_backbone(DEBERTA_V2.backbone(), {0: [1, 2]})
-    attention = member.deberta.layers[0].attention
-    theirs = DEBERTA_V2.backbone().deberta.encoder.layer[0].attention.self
-    for ours, of_backbone in (("position_key_proj", "pos_key_proj"), ("position_query_proj", "pos_query_proj")):
-        for name in ("weight", "bias"):
-            heads = theirs.get_parameter(f"{of_backbone}.{name}").unflatten(0, (4, 8))
-            assert torch.equal(attention.get_parameter(f"{ours}.{name}"), heads[[0, 3]].flatten(0, 1))
 
 
 def test_members_drop_parts_of_the_distances_independently_in_training():

@@ -1,6 +1,5 @@
 """Token classifiers keep the promises of every Hydra, for each token: against plain Transformers models, in float64."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -170,9 +169,3 @@ def test_a_saved_token_classifier_is_found_by_auto_hydra(family, tmp_path):
         expected = hydra(**inputs).member_logits
         assert torch.equal(loaded(**inputs).member_logits, expected)
         assert torch.equal(auto(**inputs).member_logits, expected)
-
-
-def test_text_classifiers_are_what_they_were_before_a_config_says_otherwise():
-    config = copy.copy(BERT.fused().config)
-    config.architectures = None
-    assert type(AutoHydra.from_config(config)).__name__ == "HydraBertForSequenceClassification"

@@ -392,16 +392,3 @@ def test_a_trunk_is_counted_once():
     once = count_multiply_adds(whole) - 2 * of_trunk
     # Without a trunk, the first layer's queries, keys and values read the same states, but are products of their own.
     assert count_multiply_adds(hydra) == once
-
-
-@pytest.mark.slow
-@for_families([CLIP])  # which has a tower with a mask and one without
-@torch.no_grad()
-def test_compiles_and_exports_as_one_graph(family):
-    hydra, inputs = with_and_without(family)[0], family.inputs()
-    expected = hydra(**inputs).member_logits
-    compiled = torch.compile(hydra, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(**inputs).member_logits, expected)
-    torch.compiler.reset()
-    program = torch.export.export(hydra, (), inputs, strict=False)
-    torch.testing.assert_close(program.module()(**inputs).member_logits, expected)

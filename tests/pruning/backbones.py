@@ -17,55 +17,32 @@ from tests.families import FAMILIES, Family
 
 
 CLASSES = 5
-NAMES = [family.name for family in FAMILIES]
 OTHERS = {family.name: family for family in FAMILIES if family.name not in ("vit", "bert", "clip")}  # not built here
+
+
+DEPTH = {"num_hidden_layers": 3, "num_attention_heads": 3, "hidden_size": 24, "intermediate_size": 32}
+TOWER = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32}
+PATCHES = {"image_size": 8, "patch_size": 4}
 
 
 def vit(
     layers: int = 3, heads: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> ViTForImageClassification:
     torch.manual_seed(seed)
-    config = ViTConfig(
-        hidden_size=8 * heads,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=32,
-        image_size=8,
-        patch_size=4,
-        num_labels=CLASSES,
-    )
-    return _lively(ViTForImageClassification(config)).to(dtype).eval()
+    sizes = DEPTH | {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": 8 * heads}
+    return _lively(ViTForImageClassification(ViTConfig(**sizes, **PATCHES, num_labels=CLASSES))).to(dtype).eval()
 
 
 def bert(dtype: torch.dtype = torch.float64) -> BertForSequenceClassification:
     torch.manual_seed(1)
-    config = BertConfig(
-        hidden_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        intermediate_size=32,
-        vocab_size=40,
-        max_position_embeddings=12,
-        num_labels=CLASSES,
-    )
+    config = BertConfig(**DEPTH, vocab_size=40, max_position_embeddings=12, num_labels=CLASSES)
     return _lively(BertForSequenceClassification(config)).to(dtype).eval()
 
 
 def clip(dtype: torch.dtype = torch.float64) -> CLIPModel:
     torch.manual_seed(2)
-    tower = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = CLIPConfig(
-        vision_config={**tower, "image_size": 8, "patch_size": 4},
-        text_config={
-            **tower,
-            "vocab_size": 40,
-            "max_position_embeddings": 10,
-            "bos_token_id": 0,
-            "eos_token_id": 39,
-            "pad_token_id": 1,
-        },
-        projection_dim=12,
-    )
+    texts = {"vocab_size": 40, "max_position_embeddings": 10, "bos_token_id": 0, "eos_token_id": 39, "pad_token_id": 1}
+    config = CLIPConfig(vision_config=TOWER | PATCHES, text_config=TOWER | texts, projection_dim=12)
     return _lively(CLIPModel(config)).to(dtype).eval()
 
 

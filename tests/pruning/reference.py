@@ -67,17 +67,7 @@ def logits_of(model, batches, prompts) -> torch.Tensor:
     return torch.cat(outputs)
 
 
-def confidence_of(logits: torch.Tensor, score: str) -> torch.Tensor:
-    """An OOD score with its sign turned, as its paper defines it."""
-    probabilities = logits.softmax(-1)
-    if score == "entropy":
-        return (probabilities * probabilities.log()).sum(-1)
-    if score == "gen":
-        return -((probabilities * (1 - probabilities)) ** 0.1).sum(-1)
-    return {"msp": probabilities.amax(-1), "max_logit": logits.amax(-1), "energy": logits.logsumexp(-1)}[score]
-
-
-def judge(model, id_batches, ood_batches, objective, prompts=None, score="msp") -> tuple[float, float]:
+def judge(model, id_batches, ood_batches, objective, prompts=None) -> tuple[float, float]:
     """The score, and the margin that decides between heads of equal score: how likely the labels are, and how far apart
     the mean confidences."""
     id_logits, scores, margins = logits_of(model, id_batches, prompts), [], []
@@ -87,7 +77,7 @@ def judge(model, id_batches, ood_batches, objective, prompts=None, score="msp") 
         margins.append(-four_digits(torch.nn.functional.cross_entropy(id_logits, labels)))
     if objective in ("ood", "avg"):
         ood_logits = logits_of(model, ood_batches, prompts)
-        known, unknown = (confidence_of(logits, score) for logits in (id_logits, ood_logits))
+        known, unknown = (logits.softmax(-1).amax(-1) for logits in (id_logits, ood_logits))
         is_ood = [0] * len(known) + [1] * len(unknown)
         scores.append(roc_auc_score(is_ood, -torch.cat([known, unknown]).numpy()))
         margins.append(four_digits(known.mean()) - four_digits(unknown.mean()))
@@ -100,15 +90,7 @@ def four_digits(mean: torch.Tensor) -> float:
 
 
 def algorithm_1(
-    model,
-    id_batches,
-    ood_batches,
-    objective,
-    budget,
-    prompts=None,
-    towers=("vision", "text"),
-    score="msp",
-    trunk_layers=0,
+    model, id_batches, ood_batches, objective, budget, prompts=None, towers=("vision", "text"), trunk_layers=0
 ):
     """(ranking, scores)"""
     model = copy.deepcopy(model)
@@ -118,7 +100,7 @@ def algorithm_1(
         best, best_head = (float("-inf"), float("-inf")), None
         for head in candidates:
             before = zero_slice(model, head)
-            reached = judge(model, id_batches, ood_batches, objective, prompts, score)
+            reached = judge(model, id_batches, ood_batches, objective, prompts)
             restore_slice(model, head, before)
             if reached > best:
                 best, best_head = reached, head

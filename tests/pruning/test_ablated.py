@@ -2,25 +2,9 @@
 
 import pytest
 import torch
-from transformers import T5Config, T5EncoderModel
 
 from hydra_transformers.pruning import ablated, prune_heads
-from tests.families import (
-    ALBERT,
-    BERT,
-    CLIP,
-    DEBERTA_V2,
-    DINOV2,
-    DISTILBERT,
-    LLAMA,
-    MODERNBERT,
-    SIGLIP_CLASSIFIER,
-    VIT,
-    WAVLM,
-    WHISPER,
-    Family,
-    for_families,
-)
+from tests.families import ALBERT, BERT, CLIP, DEBERTA_V2, LLAMA, MODERNBERT, VIT, WHISPER, Family, for_families
 
 
 HEADS = {0: [1], 2: [0, 3], 1: [0, 1, 2, 3]}
@@ -35,7 +19,7 @@ def logits(family: Family, model) -> torch.Tensor:
         return family.logits(model, **family.inputs())
 
 
-@for_families([VIT, BERT, CLIP, ALBERT, DEBERTA_V2, DINOV2, DISTILBERT, LLAMA, MODERNBERT, SIGLIP_CLASSIFIER, WHISPER])
+@for_families([VIT, BERT, CLIP, ALBERT, DEBERTA_V2, LLAMA, MODERNBERT, WHISPER])
 def test_an_ablated_model_answers_as_one_with_zeroed_slices_and_as_a_pruned_one(family):
     model, heads = family.backbone(), heads_for(family)
     before = logits(family, model)
@@ -67,11 +51,6 @@ def test_a_pruned_model_is_ablated_by_the_numbers_of_its_backbone():
     with ablated(model, {0: [3]}):
         answers = logits(VIT, model)
     torch.testing.assert_close(answers, logits(VIT, prune_heads(model, {0: [3]})), rtol=0, atol=1e-12)
-    with (
-        pytest.raises(ValueError, match=r"heads_to_prune\[0\] names head 2: the model has the heads \[1, 3\]"),
-        ablated(model, {0: [2]}),
-    ):
-        pass
 
 
 def test_blocks_can_be_nested_and_end_with_an_exception():
@@ -96,41 +75,3 @@ def test_gradients_are_those_of_the_ablated_model_and_none_reach_the_heads():
     values = model.vit.layers[0].attention.v_proj.weight.grad
     assert torch.equal(values, reference.vit.layers[0].attention.v_proj.weight.grad)
     assert values[8:16].abs().max() == 0 and values[:8].abs().max() > 0
-
-
-def compiled():
-    model = VIT.backbone()
-    model.compile(backend="eager")
-    return model
-
-
-def sliced_by_hand():
-    model = VIT.backbone()
-    attention = model.vit.layers[0].attention
-    attention.o_proj.weight = torch.nn.Parameter(attention.o_proj.weight[:, :24])
-    attention.o_proj.in_features = 24
-    return model
-
-
-def t5():
-    return T5EncoderModel(T5Config(vocab_size=40, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))
-
-
-@pytest.mark.parametrize(
-    ("model", "problem"),
-    [
-        (t5, "model is a T5EncoderModel: pass a Hydra or one of"),
-        (VIT.fused, "model has 3 members, which keep different heads: pass model.member"),
-        (lambda: torch.nn.Linear(2, 2), "model is a Linear: pass a Hydra or one of"),
-        (compiled, "model is compiled"),
-        (sliced_by_hand, "o_proj reads 24 numbers, not 4 heads of 8"),
-        (
-            WAVLM.backbone,
-            "WavLMForSequenceClassification reads its projections without calling them: pass prune_heads",
-        ),
-        (CLIP.backbone, r"heads_to_prune is .*: pass \{'vision'"),
-    ],
-)
-def test_models_whose_heads_cannot_be_turned_off_are_refused(model, problem):
-    with pytest.raises((TypeError, ValueError), match=problem), ablated(model(), {0: [0]}):
-        pass

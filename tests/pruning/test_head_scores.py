@@ -2,8 +2,6 @@
 
 import copy
 import inspect
-import math
-import re
 
 import pytest
 import torch
@@ -52,13 +50,6 @@ def test_michel_is_the_mean_size_of_each_samples_derivative_in_a_gate(name, head
         above, below = (losses_with_gate(model, head, 1 + sign * step, batches, prompts) for sign in (1, -1))
         expected = ((above - below) / (2 * step)).abs().mean().item()
         assert scores[head] == pytest.approx(expected, rel=1e-6)
-
-
-def test_michel_does_not_depend_on_the_batches():
-    model, batches, _, _ = family("bert")
-    rows = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-    expected = head_scores(model, batches)
-    assert head_scores(model, rows_in_batches(rows, 6)) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["vit", "clip"])
@@ -128,13 +119,14 @@ def test_a_pruned_model_has_scores_for_the_heads_it_has():
         assert list(head_scores(pruned, batches, method)) == heads
 
 
-def test_normalized_scores_of_a_layer_have_the_norm_one():
+def test_michel_does_not_depend_on_the_batches_and_normalized_has_the_norm_one_in_every_layer():
     model, batches, _, _ = family("vit")
     plain, scores = head_scores(model, batches), head_scores(model, batches, normalize=True)
+    rows = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    assert head_scores(model, rows_in_batches(rows, 6)) == pytest.approx(plain, rel=1e-9)
     for layer in range(3):
-        values = torch.tensor([scores[(layer, head)] for head in range(3)])
-        assert values.norm().item() == pytest.approx(1)
         of_layer = torch.tensor([plain[(layer, head)] for head in range(3)])
+        values = torch.tensor([scores[(layer, head)] for head in range(3)])
         torch.testing.assert_close(values, of_layer / of_layer.norm())
 
 
@@ -144,29 +136,3 @@ def test_the_lowest_heads_are_chosen_over_all_layers_or_in_each():
     assert lowest_heads(scores, heads_per_layer=1) == {0: [1], 1: [0]}
     assert lowest_heads(scores, 0) == {} == lowest_heads(scores, heads_per_layer=2)
     assert lowest_heads({("vision", 0, 1): 1.0, ("text", 0, 0): 0.0}, 1) == {"text": {0: [0]}}
-    for wrong in ({}, {"budget": 1, "heads_per_layer": 1}):
-        with pytest.raises(ValueError, match="pass either budget"):
-            lowest_heads(scores, **wrong)
-    with pytest.raises(ValueError, match="budget is 5: 4 heads can go"):
-        lowest_heads(scores, 5)
-    with pytest.raises(ValueError, match=r"the score of \(1, 1\) is nan"):
-        lowest_heads(scores | {(1, 1): math.nan}, 1)
-
-
-def test_wrong_arguments_are_refused():
-    model, _, _, _ = family("vit")
-    text = [{**padded_texts(4), "labels": torch.tensor([0, 1, 2, -100])}]
-    floats = [{**padded_texts(4), "labels": torch.rand(4, 3)}]
-    for arguments, problem in (
-        ({"method": "gradient"}, "method is 'gradient': pass one of 'michel', 'taylor'"),
-        ({"method": "michel"}, "data is missing: 'michel' is computed on data"),
-        ({"method": "random", "towers": ("text",)}, "only CLIP and SigLIP have towers"),
-        ({"method": "michel", "data": []}, "data has no samples"),
-        ({"method": "leave_one_out", "model": bert_backbone(), "data": text}, "data has the label -100"),
-        (
-            {"method": "leave_one_out", "model": bert_backbone(), "data": floats},
-            "the labels are torch.float32 of shape (4, 3): pass class indices",
-        ),
-    ):
-        with pytest.raises((TypeError, ValueError), match=re.escape(problem)):
-            head_scores(**{"model": model} | arguments)

@@ -1,4 +1,4 @@
-"""OBA is θ · (Hθ) of the whole calibration set: against a full Hessian, and against differences of the loss."""
+"""OBA is θ · (Hθ) of the whole calibration set: against a full Hessian."""
 
 import argparse
 import copy
@@ -9,8 +9,6 @@ import torch
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import (
-    GPT2Config,
-    GPT2ForSequenceClassification,
     GptOssConfig,
     GptOssForSequenceClassification,
     Trainer,
@@ -20,8 +18,7 @@ from transformers import (
 )
 
 from hydra_transformers.pruning import oba_prune, oba_scores, prune_heads
-from hydra_transformers.pruning.gradient_scores import Calibration
-from hydra_transformers.pruning.oba import _differentiable_twice, ranked_weights, second_order_changes
+from hydra_transformers.pruning.oba import _differentiable_twice, ranked_weights
 from hydra_transformers.training import KeepZerosCallback, recipe
 from tests.families import CLIP_CLASSIFIER
 from tests.pruning.backbones import family, images, labelled, rows_in_batches
@@ -70,22 +67,6 @@ def test_scores_of_heads_are_those_of_the_full_hessian():
         assert scores[0, head] == pytest.approx(abs(total.item()), rel=1e-9)
 
 
-def test_the_term_is_the_second_difference_of_the_loss_along_the_weights():
-    model, rows = toy()
-    weights, size = ranked_weights(model), 1e-3
-    changes = second_order_changes(model, Calibration(model, rows_in_batches(rows, 4), None), weights)
-    before = [weight.detach().clone() for weight in weights]
-
-    def loss_at(factor: float) -> float:
-        with torch.no_grad():
-            for weight, value in zip(weights, before, strict=True):
-                weight.copy_(factor * value)
-            return model(**rows).loss.item()
-
-    difference = (loss_at(1 + size) - 2 * loss_at(1) + loss_at(1 - size)) / size**2
-    assert sum(change.sum() for change in changes).item() == pytest.approx(difference, rel=1e-4)
-
-
 def test_single_weights_go_by_the_full_hessian_and_exactly_as_many_as_asked_for():
     model, rows = toy()
     names = [
@@ -130,12 +111,16 @@ def test_the_batch_size_does_not_matter_and_the_model_stays_as_it_was(name):
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
 
 
-def test_clip_loses_weights_in_both_towers():
+def test_clip_loses_weights_in_both_towers_and_a_classifier_of_one_tower_keeps_its_head():
     model, batches, _, prompts = family("clip")
     pruned = oba_prune(model, batches, sparsity=0.2, class_prompts=prompts)
     assert type(pruned) is type(model) and pruned.config._attn_implementation == "sdpa"
     for tower in (pruned.vision_model, pruned.text_model):
         assert any((weight == 0).any() for weight in tower.parameters() if weight.dim() == 2)
+    model = CLIP_CLASSIFIER.backbone()
+    ranked = {id(weight) for weight in ranked_weights(model)}
+    names = {name for name, weight in model.named_parameters() if id(weight) in ranked}
+    assert "classifier.weight" not in names and "vision_model.encoder.layers.0.mlp.fc1.weight" in names
 
 
 def test_zeros_are_saved_and_stay_zero_in_training(tmp_path):
@@ -155,11 +140,8 @@ def test_zeros_are_saved_and_stay_zero_in_training(tmp_path):
 
 
 def test_a_recipe_keeps_zeros():
-    kept = replace(recipe("imagenet1k"), keep_zeros=True).callbacks()
-    assert any(isinstance(callback, KeepZerosCallback) for callback in kept)
-    assert not any(isinstance(callback, KeepZerosCallback) for callback in recipe("imagenet1k").callbacks())
-    with pytest.raises(ValueError, match="keep_zeros would keep the zeros that reset_classifier starts from"):
-        replace(recipe("cifar100"), keep_zeros=True)
+    kept = [replace(recipe("imagenet1k"), keep_zeros=flag).callbacks() for flag in (False, True)]
+    assert [any(isinstance(each, KeepZerosCallback) for each in callbacks) for callbacks in kept] == [False, True]
 
 
 def test_zeros_of_a_hydra_stay_too():
@@ -170,41 +152,6 @@ def test_zeros_of_a_hydra_stay_too():
     weight.data += 1
     callback.on_optimizer_step(None, None, None)
     assert not weight[0].any() and weight[1].all()
-
-
-def test_bad_input_gets_one_sentence():
-    model, rows = toy()
-    for sparsity in (1.0, -0.1, "half"):
-        with pytest.raises(ValueError, match=f"sparsity is {sparsity}: pass the share of weights"):
-            oba_prune(model, [rows], sparsity=sparsity)
-    with pytest.raises(ValueError, match="score is 'magnitude': pass one of 'plain', 'reference'"):
-        oba_prune(model, [rows], sparsity=0.1, score="magnitude")
-    with pytest.raises(ValueError, match="steps is 0: pass a whole number"):
-        oba_prune(model, [rows], sparsity=0.1, steps=0)
-    with pytest.raises(ValueError, match="data has no labels"):
-        oba_prune(model, [{"pixel_values": rows["pixel_values"]}], sparsity=0.1)
-    with pytest.raises(TypeError, match="ViTModel has no classifier"):
-        oba_prune(model.vit, [rows], sparsity=0.1)
-    with pytest.raises(
-        TypeError, match="is a HydraViTForImageClassification: pass a plain model"
-    ):  # whose q, k, v are one
-        oba_prune(prune_heads(model), [rows], sparsity=0.1)
-
-
-def test_the_head_of_a_classifier_of_one_tower_stays():
-    model = CLIP_CLASSIFIER.backbone()
-    ranked = {id(weight) for weight in ranked_weights(model)}
-    names = {name for name, weight in model.named_parameters() if id(weight) in ranked}
-    assert "classifier.weight" not in names and "vision_model.encoder.layers.0.mlp.fc1.weight" in names
-
-
-def test_a_model_without_layers_that_are_ranked_is_refused():
-    """GPT-2's linear layers are of a class of their own."""
-    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 40, "bos_token_id": 1, "eos_token_id": 1}
-    model = GPT2ForSequenceClassification(GPT2Config(**sizes, num_labels=3, pad_token_id=0))
-    batch = {"input_ids": torch.tensor([[2, 3]]), "labels": torch.tensor([0])}
-    with pytest.raises(TypeError, match=r"GPT2ForSequenceClassification has no nn\.Linear"):
-        oba_prune(model, [batch], sparsity=0.1)
 
 
 def test_a_model_without_sdpa_keeps_its_own_attention():
@@ -220,11 +167,8 @@ def test_a_model_without_sdpa_keeps_its_own_attention():
     model = GptOssForSequenceClassification(GptOssConfig(**sizes, **experts, num_labels=3, pad_token_id=0)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(
-                torch.ones_like(parameter)
-                if "sinks" in name
-                else torch.linspace(-1, 1, parameter.numel()).view_as(parameter)
-            )
+            spread = torch.linspace(-1, 1, parameter.numel()).view_as(parameter)
+            parameter.copy_(torch.ones_like(parameter) if "sinks" in name else spread)
     inputs = {"input_ids": torch.tensor([[2, 9, 31]])}
     with torch.no_grad():
         expected = model(**inputs).logits

@@ -1,6 +1,5 @@
 """The pages and docstrings about pruning are true, and the benchmark runs."""
 
-import doctest
 import json
 import re
 import runpy
@@ -10,7 +9,7 @@ import warnings
 import pytest
 
 from hydra_transformers import pruning
-from hydra_transformers.pruning import HEAD_SCORES, head_scores, heads
+from hydra_transformers.pruning import HEAD_SCORES, head_scores
 from tests.families import VIT
 from tests.pages import ROOT, run_python_blocks
 
@@ -22,11 +21,6 @@ def test_the_python_blocks_of_the_page_run_in_order(page, at_least, tmp_path, mo
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # random models score at chance
         run_python_blocks(page, at_least)
-
-
-def test_docstring_examples_are_true():
-    results = doctest.testmod(heads)
-    assert results.attempted == 3 and results.failed == 0
 
 
 def test_the_table_of_scores_names_every_method_there_is():

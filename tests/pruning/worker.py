@@ -1,6 +1,5 @@
 """What runs in a process of its own: `kill` dies in an evaluation, `join` is one of several processes."""
 
-import json
 import os
 import signal
 import sys
@@ -9,7 +8,6 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
-from experiments.heads import head_separation, pruning_under_noise
 from hydra_transformers._io import progress
 from hydra_transformers.pruning import extract_circuit
 from hydra_transformers.pruning.extraction import GreedySearch
@@ -34,30 +32,17 @@ def kill(path: Path, number: int) -> None:
     extract_circuit(model, id_batches, ood_batches, "avg", budget=5, checkpoint=path)
 
 
-def analyses(model, id_batches: list[dict], ood_batches: list[dict]) -> list[dict]:
-    noise = pruning_under_noise(model, id_batches, id_batches[:1], {"one": [(0, 1)]}, all_directions=True)
-    return [noise.to_dict(), head_separation(model, id_batches, ood_batches).to_dict()]
-
-
 def join(folder: Path, rank: int, world_size: int) -> None:
     sys.stderr.isatty = lambda: True
     progress.SECONDS_BEFORE_A_BAR = 0.0
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
     for name in ("vit", "clip"):
         model, id_batches, ood_batches, prompts = family(name, batch=BATCH)
-        circuit = extract_circuit(
-            model,
-            id_batches,
-            ood_batches,
-            "avg",
-            budget=3,
-            class_prompts=prompts,
-            checkpoint=f"{folder}/{name}-checkpoint.json",
-        )
+        settings = {"budget": 3, "class_prompts": prompts, "checkpoint": f"{folder}/{name}-checkpoint.json"}
+        circuit = extract_circuit(model, id_batches, ood_batches, "avg", **settings)
         circuit.save(f"{folder}/{name}-{rank}.json")
 
     model, id_batches, ood_batches, _ = family("vit")
-    Path(f"{folder}/analyses-{rank}.json").write_text(json.dumps(analyses(model, id_batches, ood_batches)))
     del id_batches[1]["labels"]  # the second process alone sees this batch
     shuffled = DataLoader(id_batches, batch_size=None, shuffle=True)
     subset = DataLoader(id_batches, batch_size=None, sampler=SubsetRandomSampler(range(len(id_batches))))

@@ -1,19 +1,11 @@
 """A small CLIP with real weights: its vision tower from DINOv2-S, its text tower from new weights, trained on Tiny ImageNet
 with captions made of the class names.
 
-    python -m experiments.train_clip_tinyimagenet --data DIR --start DINOV2 --output clip-tinyimagenet
-    python -m experiments.train_clip_tinyimagenet --smallest                       # does it run? made-up data, seconds
-
-DIR holds plain files (see local_files.py); DINOV2 is a folder or a name on the Hub. OUTPUT loads with
-`CLIPModel.from_pretrained` and `AutoTokenizer.from_pretrained`.
-
 It knows 100 classes by their names and synonyms. Words that no caption has it does not know, so it classifies by prompts, but
 only among things that it has seen.
 """
 
-import argparse
 import math
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +14,8 @@ from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel, Dinov2Config, Dinov2Model, PreTrainedTokenizerFast
 
 from hydra_transformers import HydraDinov2Model
-from hydra_transformers.data.prediction import ZeroShotClassifier, collect_member_logits
 
-from . import smallest
-from .captions import Captions, captions_for, prompts_for, read_class_names, word_tokenizer
-from .pretrained import IMAGE_SIZE, read_tiny_imagenet
+from .captions import Captions, captions_for, word_tokenizer
 from .rows import TensorRows
 from .splits import Splits
 
@@ -202,11 +191,6 @@ def trained_clip(
     return CLIPModel.from_pretrained(output).to(device).eval(), tokenizer
 
 
-def class_prompts(tokenizer: PreTrainedTokenizerFast, names: list[list[str]]) -> dict[str, Tensor]:
-    """The paper's prompt with the usual name of each class."""
-    return dict(tokenizer(prompts_for(of_class[0] for of_class in names), padding=True, return_tensors="pt"))
-
-
 def smallest_dinov2() -> Dinov2Model:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 8}
@@ -215,34 +199,3 @@ def smallest_dinov2() -> Dinov2Model:
 
 SMALLEST_NAMES = [["dark"], ["grey", "gray"], ["bright thing"]]
 SMALLEST_SCHEDULE = Schedule(epochs=4, batch_size=16, learning_rate=1e-3)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--start", default="facebook/dinov2-small", help="what the vision tower starts from")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--smallest", action="store_true", help="a tiny model on made-up data, kept in no file: shows that it runs"
-    )
-    args = parser.parse_args()
-    if not args.smallest and (args.data is None or args.output is None):
-        parser.error("--data or --output is missing: pass the folder with vision64/, and where the model goes")
-    with tempfile.TemporaryDirectory() as folder:
-        if args.smallest:
-            splits, names, start = smallest.splits().to(args.device), SMALLEST_NAMES, smallest_dinov2()
-            size, schedule, output = 8, SMALLEST_SCHEDULE, Path(folder) / "clip"
-        else:
-            splits, names = read_tiny_imagenet(args.data, None).to(args.device), read_class_names(args.data)
-            start = Dinov2Model.from_pretrained(args.start, dtype=torch.float32)
-            size, schedule, output = IMAGE_SIZE, Schedule(), args.output
-        model, tokenizer = trained_clip(splits, names, start, size, schedule, args.seed, args.device, output)
-        classifier = ZeroShotClassifier(model, class_prompts(tokenizer, names))
-        member_logits, labels = collect_member_logits(classifier, splits.test.batches(500))
-        print(f"test accuracy {(member_logits[:, 0].argmax(-1) == labels).double().mean():.4f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,60 @@
+"""The ensemble of a regression or reward model: its mean or `aggregate`, and heads that predict a variance.
+
+Ships with regression models, and with encoders, which may get such a head.
+"""
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from .configuration_hydra import times_of_spread
+
+
+def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def variance(member_logits: torch.Tensor) -> torch.Tensor:
+    """Between members, 0 for one: (batch, members, outputs) -> (batch, outputs)"""
+    return (member_logits - member_logits.mean(dim=1, keepdim=True)).square().mean(dim=1)
+
+
+def spread(member_logits: torch.Tensor) -> torch.Tensor:
+    """The standard deviation between members, 0 for one: (batch, members, outputs) -> (batch, outputs)"""
+    return variance(member_logits).sqrt()
+
+
+def aggregated(member_logits: torch.Tensor, aggregate: str | None) -> torch.Tensor:
+    """One number of the members' numbers: (batch, members, outputs) -> (batch, outputs)
+
+    aggregate: see `configuration_hydra`; None for the mean
+    """
+    member_logits = at_least_float32(member_logits)
+    times = 0.0 if aggregate is None else times_of_spread(aggregate)
+    if times is None:
+        return member_logits.amin(dim=1)
+    mean = member_logits.mean(dim=1)
+    if times == 0:
+        return mean
+    # The root of 0 has no gradient: members that agree get none from here.
+    return mean - times * variance(member_logits).clamp(min=torch.finfo(mean.dtype).tiny).sqrt()
+
+
+def split_variances(member_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Means and log-variances behind them, (..., 2 * outputs) -> means and variances, (..., outputs) each"""
+    means, logarithms = at_least_float32(member_logits).chunk(2, dim=-1)
+    return means, logarithms.exp()
+
+
+def mean_plus_minus_std(means: torch.Tensor, variances: torch.Tensor) -> torch.Tensor:
+    """Two numbers in place of each member, a standard deviation below and above its mean: (batch, 2 * members, outputs).
+    Their mean is the ensemble's, their variance its total one, so code that only reads member predictions also sees the total
+    variance."""
+    deviations = variances.sqrt()
+    return torch.stack([means - deviations, means + deviations], dim=2).flatten(1, 2)
+
+
+def gaussian_loss(labels: torch.Tensor, logits: torch.Tensor, config: PreTrainedConfig, **kwargs) -> torch.Tensor:
+    """The negative log-likelihood of numbers, without its constant, under means and log-variances (batch, 2 * outputs)."""
+    means, variances = split_variances(logits)
+    return nn.functional.gaussian_nll_loss(means, labels.view_as(means).to(means.dtype), variances)

@@ -1,0 +1,222 @@
+"""What experiments read: rows, files, made-up sets, and that no set has rows of another."""
+
+import gzip
+import json
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, Dinov2Config, Dinov2Model
+
+from experiments import pretrained
+from experiments.augmentation import resized_crop_and_flip
+from experiments.local_files import read_images, read_strings
+from experiments.made_up_sets import drawings, mixed_words, noise, spliced
+from experiments.rows import LengthBatches, PrepareImages, TensorRows, as_it_is, without_common_padding
+from experiments.shifted_sets import (
+    IMAGE_CORRUPTIONS,
+    SEVERITIES,
+    TEXT_CORRUPTIONS,
+    shifted_images,
+    shifted_texts,
+)
+from experiments.smallest import images
+from hydra_transformers.data.rows import DataSource
+from hydra_transformers.shift import corrupt
+
+
+# Rows
+
+
+def test_a_loader_fetches_whole_batches():
+    rows = images(10, 0)
+    batches = list(torch.utils.data.DataLoader(rows, batch_size=4, collate_fn=as_it_is))
+    assert [len(batch["labels"]) for batch in batches] == [4, 4, 2]
+    again = torch.cat([batch["pixel_values"] for batch in rows.batches(3)])
+    torch.testing.assert_close(torch.cat([batch["pixel_values"] for batch in batches]), again)
+    torch.testing.assert_close(rows[7]["pixel_values"], again[7])
+
+
+def test_images_are_normalised_and_brought_to_a_size():
+    prepare = PrepareImages((0.5,) * 3, (0.25,) * 3, size=12)
+    batch = {"pixel_values": torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)}
+    torch.testing.assert_close(prepare(batch)["pixel_values"], torch.full((2, 3, 12, 12), 2.0))
+
+
+def texts(lengths: list[int]) -> TensorRows:
+    mask = torch.arange(16) < torch.tensor(lengths).view(-1, 1)
+    ids = torch.randint(5, 50, mask.shape, generator=torch.Generator().manual_seed(0)) * mask
+    return TensorRows({"input_ids": ids, "attention_mask": mask.long()}, without_common_padding)
+
+
+def test_cutting_off_common_padding_changes_no_logits():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes)).eval()
+    rows = texts([3, 7, 5])
+    [batch] = rows.batches(3)
+    assert batch["input_ids"].shape == (3, 7)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch).logits, model(**rows.tensors).logits)
+    assert rows.sorted_by_length().tensors["attention_mask"].sum(1).tolist() == [3, 5, 7]
+
+
+def test_batches_by_length_hold_every_text_once_and_little_padding():
+    lengths = torch.randint(1, 17, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+    rows = texts(lengths)
+    batches = LengthBatches(rows, batch_size=8, seed=0)
+    assert sorted(index for batch in batches.indices for index in batch) == list(range(60))
+    assert sum(batches[index]["input_ids"].numel() for index in range(len(batches))) < 1.4 * sum(lengths)
+    assert LengthBatches(rows, 8, seed=0).indices == batches.indices != LengthBatches(rows, 8, seed=1).indices
+
+
+def test_crops_are_enlarged_and_keep_most_of_the_image():
+    pictures = torch.arange(8.0).view(1, 1, 1, 8).expand(64, 3, 8, 8)
+    torch.manual_seed(0)
+    crops = resized_crop_and_flip(pictures, size=16)
+    assert crops.shape == (64, 3, 16, 16)
+    widths = (crops[:, 0, 0, 0] - crops[:, 0, 0, -1]).abs()
+    assert (widths > 5.0).all() and widths.max() <= 7.5
+    assert 0 < (crops[:, 0, 0, -1] > crops[:, 0, 0, 0]).sum() < 64  # some are mirrored
+
+
+# Files
+
+
+def write_sheet(path, pictures: np.ndarray) -> None:
+    """Images (count, side, side, 3) side by side."""
+    path.parent.mkdir(exist_ok=True)
+    Image.fromarray(np.concatenate(list(pictures), axis=1)).save(path, quality=95)
+
+
+def test_images_are_cut_out_of_their_sheets(tmp_path):
+    for part in range(2):
+        sheet = np.stack([np.full((32, 32, 3), value + 100 * part, dtype="uint8") for value in (40, 80)])
+        write_sheet(tmp_path / "vision" / f"set_{part}.jpg", sheet)
+    np.save(tmp_path / "vision" / "set_labels.npy", np.array([2, 0, 1], dtype="uint8"))
+    rows = read_images(tmp_path, "set", as_it_is)
+    assert len(rows) == 3 and rows.tensors["labels"].tolist() == [2, 0, 1]
+    means = rows.tensors["pixel_values"].float().mean(dim=(1, 2, 3))
+    torch.testing.assert_close(means, torch.tensor([40.0, 80.0, 140.0]), atol=1, rtol=0)
+    for read in (lambda folder, name: read_images(folder, name, as_it_is), read_strings):
+        with pytest.raises(FileNotFoundError, match=r"other\.(jpg|jsonl\.gz) does not exist: pass the folder"):
+            read(tmp_path, "other")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    random = np.random.default_rng(0)
+    sets = {"train": [0, 1, 2], "held": [0, 1, 2], "test": [1, 2], "circuit_ood": [-1] * 5, "near": [-1]}
+    for name, labels in sets.items():
+        pictures = random.integers(0, 256, (len(labels), 64, 64, 3), dtype=np.uint8)
+        write_sheet(tmp_path / "vision64" / f"{name}_0.jpg", pictures)
+        np.save(tmp_path / "vision64" / f"{name}_labels.npy", np.array(labels))
+    for name in ("mnist", "textures"):
+        write_sheet(tmp_path / "vision" / f"{name}.jpg", random.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8))
+    (tmp_path / "text").mkdir()
+    for name in pretrained.HUB_TEXTS:
+        labels = [{"label": index % 2} if "sst2" in name else {} for index in range(9)]
+        rows = [{"text": f"words of number {index}"} | label for index, label in enumerate(labels)]
+        with gzip.open(tmp_path / "text" / f"{name}.jsonl.gz", "wt") as lines:
+            lines.write("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+def test_images_are_read_from_files_and_no_set_has_rows_of_another(folder, monkeypatch):
+    monkeypatch.setattr(pretrained, "CIRCUIT_ROWS", 1)
+    monkeypatch.setattr(pretrained, "FAR_COUNT", 3)
+    splits = pretrained.read_tiny_imagenet(folder, None)
+    parts = (splits.circuit_id, splits.validation, splits.circuit_ood, splits.validation_ood)
+    assert [len(rows) for rows in parts] == [1, 2, 3, 2]
+    sizes = {"mnist": 2, "textures": 2, "noise": 3, "drawings": 3}
+    assert {name: len(rows) for name, rows in splits.ood["far"].items()} == sizes
+    held = [*splits.circuit_id.tensors["labels"].tolist(), *splits.validation.tensors["labels"].tolist()]
+    assert sorted(held) == [0, 1, 2] and splits.test.tensors["labels"].tolist() == [1, 2]
+    near = splits.ood["near"]["other classes"]
+    assert "labels" not in near.tensors and near[0]["pixel_values"].shape == (3, 112, 112)
+
+
+def test_images_can_come_from_the_hub(tmp_path, monkeypatch):
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(4)})
+    columns = {"image": [Image.new("RGB", (10, 10))] * 8, "label": [*range(4), *range(4)]}
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "tiny")
+    source = DataSource(str(tmp_path / "tiny"))
+    pixels, found = pretrained.hub_images(source, last=2)
+    assert pixels.shape == (4, 3, 64, 64) and found.tolist() == [0, 1, 0, 1]
+    pixels, found = pretrained.hub_images(source, 2, 3)
+    assert len(pixels) == 2 and found is None
+    monkeypatch.setattr(pretrained, "TINY_TRAIN", source)
+    monkeypatch.setattr(pretrained, "CLASSES", 4)
+    monkeypatch.setattr(pretrained, "HELD_OF_EACH", 1)
+    assert pretrained.hub_training_images(is_held=True)[1].tolist() == [0, 1, 2, 3]
+    assert len(pretrained.hub_training_images(is_held=False)[0]) == 4
+
+
+def test_texts_are_read_from_files_or_the_hub(folder, tmp_path, monkeypatch):
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "words", "of", "number"]))
+    BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "tokenizer")
+    tokenizer = str(tmp_path / "tokenizer")
+    for name, value in {"HELD_ROWS": 6, "CIRCUIT_ROWS": 4, "TEXT_CIRCUIT_ROWS": 3}.items():
+        monkeypatch.setattr(pretrained, name, value)
+    splits = pretrained.read_sst2(folder, tokenizer)
+    parts = (splits.train, splits.validation, splits.circuit_id, splits.circuit_ood, splits.validation_ood)
+    assert [len(rows) for rows in parts] == [3, 2, 3, 3, 5]
+    assert {group: len(sets) for group, sets in splits.ood.items()} == {"near": 2, "far": 3}
+    for name, source in pretrained.HUB_TEXTS.items():
+        columns = {source.text: ["words of number"] * 9, "label": [0, 1, 0] * 3}
+        datasets.Dataset.from_dict(columns).save_to_disk(folder / "hub" / name)
+        local = DataSource(str(folder / "hub" / name), text=source.text)
+        monkeypatch.setitem(pretrained.HUB_TEXTS, name, local)
+    assert len(pretrained.read_sst2(None, tokenizer).train) == 3
+
+
+def test_dinov2_as_a_vit_computes_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "IMAGE_SIZE", 8)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 12}
+    torch.manual_seed(0)
+    dinov2 = Dinov2Model(Dinov2Config(**sizes, mlp_ratio=2, layerscale_value=0.3)).eval()
+    with torch.no_grad():
+        dinov2.embeddings.position_embeddings.normal_()
+    dinov2.save_pretrained(tmp_path)
+    vit = pretrained.new_dinov2(str(tmp_path)).eval()
+    pictures = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        states = dinov2(pictures).last_hidden_state
+        torch.testing.assert_close(vit.vit(pictures).last_hidden_state, states, atol=1e-5, rtol=1e-5)
+    assert vit.classifier.out_features == pretrained.CLASSES and vit.config.image_size == 8
+
+
+# Made-up and corrupted sets
+
+
+def test_made_up_sets_are_the_same_every_time_and_not_all_alike():
+    for make in (noise, drawings):
+        made = make(5, 32, seed=1)
+        assert made.shape == (5, 3, 32, 32) and made.dtype == torch.uint8
+        assert torch.equal(made, make(5, 32, seed=1)) and not torch.equal(made, make(5, 32, seed=2))
+        assert len({image.float().mean().item() for image in made}) == 5
+    known = ["one two three four", "five six", "seven eight nine"]
+    joined, mixed = spliced(known, seed=0), mixed_words(known, seed=0)
+    assert joined == spliced(known, seed=0) and [text.split()[0] for text in joined] == ["one", "five", "seven"]
+    assert all(text not in known for text in joined) and [len(text.split()) for text in mixed] == [4, 2, 3]
+    assert {word for text in mixed for word in text.split()} <= {word for text in known for word in text.split()}
+
+
+def test_corrupted_rows_are_test_rows_as_stored(monkeypatch):
+    monkeypatch.setattr("experiments.shifted_sets.ROWS", 5)
+    test = images(12, seed=0)
+    found = shifted_images(test, severities=(1, 5))
+    assert list(found) == list(IMAGE_CORRUPTIONS)
+    rows = found["pixelate"][5].tensors
+    assert torch.equal(rows["labels"], test.tensors["labels"][::2])
+    assert torch.equal(rows["pixel_values"], corrupt(test.tensors["pixel_values"][::2], "pixelate", 5))
+
+    def rows_of(strings: list[str]) -> TensorRows:
+        return TensorRows({"input_ids": torch.tensor([[len(text)] for text in strings])}, as_it_is)
+
+    strings = ["a film of joy and of sorrow", "bad, bad, bad"]
+    found = shifted_texts(strings, rows_of)(rows_of(strings))
+    assert list(found) == list(TEXT_CORRUPTIONS) and list(found["word_drops"]) == list(SEVERITIES)
+    lengths = [[len(corrupt(text, "word_drops", 5))] for text in strings]
+    assert found["word_drops"][5].tensors["input_ids"].tolist() == lengths
