@@ -164,7 +164,7 @@ def test_wheel_and_sdist_hold_the_package_and_nothing_else(tmp_path):
         assert check_package.problems(archive, tag=f"v{__version__}") == []
         files = {name.removeprefix("hydra_transformers/") for name in check_package.files_in(archive)}
         needed = ("py.typed", "hub/model_card.md", "hub/baseline_card.md", "serving/page.css")
-        assert files >= {*needed, "demo/trained/config.json", "demo/trained/model.safetensors"}
+        assert files >= {*needed, "demo/intents.csv"}
         assert not any(name.startswith(("tests", "docs", "experiments", "benchmarks")) for name in files)
     metadata = metadata_of(archives[0])
     assert (metadata["Name"], metadata["Version"]) == ("hydra-transformers", __version__)

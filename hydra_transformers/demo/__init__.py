@@ -2,6 +2,7 @@
 
 import csv
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,6 +75,7 @@ def run_demo(output: Path, fast: bool = False) -> None:
         save_strategy="no",
         logging_strategy="no",
         report_to="none",
+        disable_tqdm=not sys.stderr.isatty(),
         dataloader_pin_memory=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
     )
