@@ -20,7 +20,7 @@ help:
 	@echo "make demo         fine-tune on 20 intents in one run, calibrate, say \"I don't know\": two minutes"
 	@echo "make docs         build the site into site/: the pages, and the reference from the docstrings"
 	@echo "make notebooks    run the notebooks and check that they succeed"
-	@echo "make quality      check formatting, lint, floors and types; make style repairs the first two"
+	@echo "make quality      check formatting, lint, layers of imports and types; make style repairs the first two"
 	@echo "make coverage     tests with a coverage report"
 	@echo "make hf-tests     the common model tests of a Transformers checkout: CHECKOUT=path"
 

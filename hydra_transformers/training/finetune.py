@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
@@ -22,6 +22,9 @@ from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished
 from .members import compute_accuracy, train_and_save
 from .trainer import HydraTrainer, HydraTrainingArguments
 
+
+if TYPE_CHECKING:
+    from ..models.auto import HydraModel
 
 logger = logging.get_logger(f"transformers.{__name__}")
 
@@ -42,7 +45,7 @@ class FineTuned:
         warnings (`list[str]`): Sentences about a model that has not learned.
     """
 
-    model: PreTrainedModel
+    model: "HydraModel"
     train: PreparedData
     validation: PreparedData
     test: PreparedData
