@@ -184,7 +184,7 @@ def test_what_works_on_images_and_texts_works_on_audio():
 def test_it_is_published_with_a_card_and_a_handler_that_reads_wav_files(tmp_path):
     hydra = AST.fused().float()
     assert "pipeline_tag: audio-classification" in str(create_model_card(hydra, repo_id="someone/hydra-ast"))
-    publishing._stage(tmp_path, hydra, extractor(), None, None)
+    publishing._stage(tmp_path, hydra, extractor(), None)
     assert {"preprocessor_config.json", "audio.py", "handler.py"} <= {path.name for path in tmp_path.iterdir()}
     answerer = Answerer(hydra, extractor(), "audio")
     contents = [wav(tone(1.0)), wav(tone(0.2), channels=2)]
