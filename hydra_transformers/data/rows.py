@@ -86,27 +86,24 @@ def _load(source: DataSource) -> Any:
     # `load_dataset` takes these for file formats, and reads such files of the working directory.
     if not path.exists() and name.partition(":")[0] in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
         raise ValueError(f"there is no folder {name} here, and on the Hub no data set can have that name: check it")
+    if path.is_file() and path.suffix not in FILE_FORMATS:
+        raise ValueError(f"{path} is not a {', '.join(FILE_FORMATS)} file: pass one, or a folder")
     try:
         if path.is_file():
-            return _load_file(path)
+            settings = {"sep": "\t"} if path.suffix == ".tsv" else {}
+            settings |= AS_ROWS if FILE_FORMATS[path.suffix] == "csv" else {}
+            file = glob.escape(str(path.absolute()))
+            return datasets.load_dataset(FILE_FORMATS[path.suffix], data_files=file, **settings)
         if path.is_dir():
             builder = datasets.load_dataset_builder(str(path.absolute()))
             is_csv = hasattr(builder.config, "skip_blank_lines")
             return datasets.load_dataset(str(path.absolute()), **(AS_ROWS if is_csv else {}))
         name, _, config = name.partition(":")
         return datasets.load_dataset(name, config or None)
-    except datasets.exceptions.DatasetGenerationError as error:
-        raise ValueError(f"{name} cannot be read: {' '.join(str(error.__cause__ or error).split())}") from error
-
-
-def _load_file(path: Path) -> Any:
-    import datasets
-
-    if path.suffix not in FILE_FORMATS:
-        raise ValueError(f"{path} is not a {', '.join(FILE_FORMATS)} file: pass one, or a folder")
-    settings = {"sep": "\t"} if path.suffix == ".tsv" else {}
-    settings |= AS_ROWS if FILE_FORMATS[path.suffix] == "csv" else {}
-    return datasets.load_dataset(FILE_FORMATS[path.suffix], data_files=glob.escape(str(path.absolute())), **settings)
+    except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        reason = " ".join(str(error.__cause__ or error).split())
+        is_empty = "corresponds to no data" in reason or "BatchSize must be greater than 0" in reason
+        raise ValueError(f"{name} has no rows" if is_empty else f"{name} cannot be read: {reason}") from error
 
 
 # Splits and parts

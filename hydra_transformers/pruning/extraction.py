@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from .._io.files import parse_json, write_atomically
 from .._io.processes import from_first_process, gather_batches, rank_and_world_size
 from .._io.progress import progress_bar
-from ..data.evaluation_data import EvaluationData, read_data
 from ..data.fingerprints import fingerprint_of_weights, fingerprints_of_rows
 from ..data.prediction import check_chooses_one_class, classes_of
 from ..data.tags import NO_TAG, check_tags
@@ -24,6 +23,7 @@ from ..data.tasks import ONE_CLASS, TOKENS, task_of_model
 from ..models.modeling_hydra import at_least_float32
 from .ablation import GIB, Ablate, ablation_of
 from .circuits import MODES, Circuit
+from .evaluation_data import EvaluationData, read_data
 from .heads import Head, Prompts, Towers, check_count, chosen_towers, heads_of, prune_heads
 from .objectives import (
     METRIC,
