@@ -200,8 +200,12 @@ def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:
         return {}
     if not isinstance(ood_data, Mapping):
         return {"OOD": {"ood_data": ood_data}}
-    are_groups = any(isinstance(inner, Mapping) for inner in ood_data.values())
-    return dict(ood_data) if are_groups else {"OOD": dict(ood_data)}
+    are_groups = {isinstance(inner, Mapping) for inner in ood_data.values()}
+    if len(are_groups) > 1:
+        raise TypeError(
+            'ood_data has data sets beside groups of them: pass {"near": {name: data}, "far": {name: data}}'
+        )
+    return dict(ood_data) if are_groups == {True} else {"OOD": dict(ood_data)}
 
 
 def check_has_variety(data: PreparedData, name: str, purpose: str, by_classes: bool = True) -> None:
