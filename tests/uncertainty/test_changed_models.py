@@ -246,16 +246,12 @@ def test_a_decision_of_an_earlier_version_asks_for_a_new_calibration(warned, tmp
     "path, value",
     [
         ("temperature", -1),
-        ("temperature", "1"),
         ("temperature", math.nan),
-        ("threshold", [1.0]),
         ("detector", {"name": "best"}),
         ("detector", {"name": "knn", "by": "row"}),
-        ("sets", "aps"),
         ("state", {"bank": [1_000_000, 1_000_000]}),
         ("state", {"center": [2, 2]}),
         ("task", "several labels"),
-        ("sentences", "all is well"),
     ],
 )
 def test_settings_that_calibrate_cannot_have_written_are_refused(path, value, tmp_path):
