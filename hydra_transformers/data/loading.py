@@ -26,11 +26,10 @@ from .columns import (
     without_missing_columns,
 )
 from .labels import LabelLists, Labels, Tags, has_lists, match_names, model_classes
-from .prediction import config_of
+from .prediction import classifies_tokens, config_of
 from .processors import load_processor
 from .rows import FEW_ROWS, DataSource, as_rows, is_dataframe, load_rows
 from .tags import TOKEN_CLASSIFICATION, tokens_of_words
-from .tasks import TOKENS, task_of_model
 
 
 @dataclass
@@ -243,7 +242,7 @@ def _kind_of(processor: Any, model: Any, config: PreTrainedConfig | None) -> str
     if not isinstance(processor, PreTrainedTokenizerBase):
         return "image"
     if isinstance(model, nn.Module):
-        return "words" if task_of_model(model) == TOKENS else "text"
+        return "words" if classifies_tokens(model) else "text"
     is_tagger = config is not None and config.model_type in auto.HEADS and "Token" in auto.auto_class_of(config)
     return "words" if is_tagger else "text"
 
