@@ -279,7 +279,7 @@ def run_rewards(data: Path, start: str, seed: int, device: str, most: int | None
     tokenizer = AutoTokenizer.from_pretrained(start)
     reviews = read(data, "sst2_train")[:most]
     gold = sequence_start(start, 100, class_names=["negative", "positive"])
-    all_rows = prepared(reviews, gold, tokenizer, device, text="text", label="label", labels_in_order=True)
+    all_rows = prepared(reviews, gold, tokenizer, device, text="text", label="label")
     gold = finetune(gold, all_rows, Training(epochs=2, rows_per_batch=256), 100)
     generator = torch.Generator().manual_seed(seed)
     long = torch.tensor([place for place, row in enumerate(reviews) if len(row["text"].split()) >= 4])

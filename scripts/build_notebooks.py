@@ -1,7 +1,7 @@
 """Runs the notebooks from top to bottom, offline, and keeps what they show.
 
 python scripts/build_notebooks.py                  # run all and write their outputs
-python scripts/build_notebooks.py heads.ipynb      # only some
+python scripts/build_notebooks.py texts.ipynb      # only some
 python scripts/build_notebooks.py --check          # run all, write nothing, fail on the first error
 """
 

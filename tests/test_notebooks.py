@@ -19,18 +19,15 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 CHECKPOINTS = {
-    "analysis": "google/vit-base-patch16-224",
     "dont_know": "google/vit-base-patch16-224",
-    "heads": "google/vit-base-patch16-224",
     "texts": "sentence-transformers/all-MiniLM-L6-v2",
-    "three_fine_tunings": "google/vit-base-patch16-224",
     "zero_shot": "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
 }
 DATA_AND_MODEL = "## Data and model"  # the code cell below it is the only one that knows of the data
 # Another size of images, other numbers of classes, layers, heads and data sets, and a model that has learned nothing.
 OTHER_DATA = """
 import torch
-from transformers import CLIPConfig, CLIPModel, ViTConfig, ViTForImageClassification
+from transformers import CLIPConfig, CLIPModel, ViTConfig, ViTModel
 
 torch.manual_seed(0)
 class_names = names = ["ant", "bee", "cat", "dog", "elk"]
@@ -43,19 +40,13 @@ def rows(count, are_known=True):
     return rows if are_known else [{"pixel_values": row["pixel_values"]} for row in rows]
 """
 OTHER_SIZES = "hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32"
-OTHER_VIT = f"ViTForImageClassification(ViTConfig(image_size=12, patch_size=4, num_labels=5, {OTHER_SIZES})).eval()"
-OTHER_RUN = f"""
-train, choosing, calibration, test = (rows(count) for count in (60, 100, 60, 50))
-to_choose, ood = {{"near": {{"noise": rows(30, False)}}}}, {{"far": {{"noise": rows(40, False)}}}}
-pretrained, batch_size, target = {OTHER_VIT}, 20, {{"coverage": 0.8}}
-settings = replace(recipe("finetune-images"), epochs=None, max_steps=3, train_transforms=())
-"""
 OTHER = {
-    "analysis": f"model, foreign = {OTHER_VIT}, {{'noise': rows(40, False)}}\n"
-    "choosing, to_choose, test = rows(30), rows(30, False), rows(40)",
-    "dont_know": OTHER_RUN,
-    "heads": f"from hydra_transformers.data.batches import batches\nmodel = {OTHER_VIT}\n"
-    "to_score, to_judge = list(batches(rows(30))), list(batches(rows(40)))",
+    "dont_know": f"""
+train, validation, test = (rows(count) for count in (60, 60, 50))
+ood = {{"far": {{"noise": rows(40, False)}}}}
+pretrained, target = ViTModel(ViTConfig(image_size=12, patch_size=4, {OTHER_SIZES})), {{"coverage": 0.8}}
+settings = {{"max_steps": 3}}
+""",
     "texts": """
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -66,19 +57,18 @@ backend.pre_tokenizer = pre_tokenizers.Whitespace()
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", model_max_length=8)
 sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32, max_position_embeddings=8)
 config = BertConfig(vocab_size=len(words), id2label=dict(enumerate(class_names)), **sizes)
-pretrained = BertForSequenceClassification(config).eval()
+hydra = AutoHydra.from_backbone(BertForSequenceClassification(config), num_members=3, class_names=class_names)
 
 
 def texts(count, are_known=True):
     rows = [{"text": f"it is the {names[i % 5] if are_known else 'it'}", "label": names[i % 5]} for i in range(count)]
-    return load_data(rows, config, processor=tokenizer, text="text", labelled=are_known)
+    return load_data(rows, hydra, processor=tokenizer, text="text", labelled=are_known)
 
 
-train, choosing, calibration, test = (texts(count) for count in (60, 30, 60, 50))
-foreign, questions, batch_size, trunk_layers = texts(40, False), ["where is it", "the bee is"], 20, 1
-settings, target = replace(recipe("finetune-texts"), epochs=None, max_steps=3), {"coverage": 0.8}
+train, validation, test = (texts(count) for count in (60, 60, 50))
+out_of_scope, questions = texts(40, False), ["where is it", "the bee is"]
+settings, target = {"max_steps": 3}, {"coverage": 0.8}
 """,
-    "three_fine_tunings": OTHER_RUN,
     "zero_shot": f"""
 vision, text = dict(image_size=12, patch_size=4, {OTHER_SIZES}), dict(vocab_size=9, max_position_embeddings=6, {OTHER_SIZES})
 backbone = CLIPModel(CLIPConfig(vision_config=vision, text_config=text, projection_dim=8)).eval()
@@ -155,11 +145,9 @@ def test_the_notebook_is_kept_executed_and_small(path):
 
 def test_the_kept_stories_are_those_that_are_told():
     printed = {path.stem: "".join(printed_in(nbformat.read(path, as_version=4))) for path in NOTEBOOKS}
-    assert "Fuse: the ensemble's NLL is" in printed["three_fine_tunings"]
-    assert "answers as before: True" in printed["three_fine_tunings"]
     assert "decides as before: True" in printed["dont_know"]
     assert "decides as before: True" in printed["texts"]
-    assert "My tomatoes have brown spots on the leaves.\n    I don't know: " in printed["texts"]
+    assert "what is the meaning of life\n    I don't know: " in printed["texts"]
 
 
 def printed_in(notebook) -> list[str]:

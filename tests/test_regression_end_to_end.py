@@ -15,9 +15,7 @@ from transformers import (
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.cli import main
-from hydra_transformers.data import load_data
 from hydra_transformers.export import FILES, RUNNERS, export
-from hydra_transformers.hub import create_model_card
 from hydra_transformers.pruning import extract_circuit, taylor_scores
 from hydra_transformers.reports import Report, evaluate_uncertainty
 from hydra_transformers.serving import HydraPredictor, create_app
@@ -112,11 +110,6 @@ def test_a_calibrated_single_output_without_a_problem_type_is_regression():
     assert answer["interval"][0][0] < answer["score"] < answer["interval"][0][1]
 
 
-def test_commands_say_what_kind_of_model_it_is(folder, capsys):
-    assert main(["info", str(folder / "hydra")]) == 0
-    assert "regression with 1 output(s): LABEL_0" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("aggregate", "to"), [(None, "onnx"), ("mean-2std", "torch")])
 def test_exports_carry_interval_and_abstention(folder, tmp_path, aggregate, to):
@@ -144,17 +137,6 @@ def test_commands_calibrate_and_evaluate_it(folder, tmp_path, capsys):
     assert "RMSE" in capsys.readouterr().out
     report = tmp_path / "new" / "evaluation" / "report.json"
     assert Report.from_json(report).models["new"]["data"]["interval_coverage"] > 0.5
-    (tmp_path / "texts.jsonl").write_text('{"text": "a film", "label": "good"}\n' * 40)
-    texts = ["--data", str(tmp_path / "texts.jsonl"), "--output", str(tmp_path / "other")]
-    assert main(["calibrate", str(folder / "hydra"), *texts]) == 2
-    assert "has 'good' in the column 'label', and the model is made for regression" in capsys.readouterr().err
-
-
-def test_cards_speak_of_regression(folder):
-    hydra = AutoHydra.from_pretrained(folder / "hydra")
-    report = evaluate_uncertainty({"Hydra": hydra}, tokenized())
-    card = str(create_model_card(hydra, report, dataset="stsb", repo_id="me/numbers"))
-    assert "variance between members" in card and "| RMSE ↓ |" in card and "classes in" not in card
 
 
 def test_heads_are_ranked_by_squared_error():
@@ -168,14 +150,6 @@ def test_heads_are_ranked_by_squared_error():
     assert len(taylor_scores(model, data)) == model.config.num_hidden_layers * model.config.num_attention_heads
     with pytest.raises(ValueError, match="made for regression"):
         extract_circuit(model, data, data, objective="avg", budget=1)
-
-
-@pytest.mark.parametrize("value", [None, float("nan"), "3", [1.0, 2.0]])
-def test_labels_that_are_not_numbers_are_refused_with_a_sentence(value):
-    tokenizer = BertTokenizer(vocab={word: index for index, word in enumerate(WORDS)})
-    data = [{"text": "a film", "label": 0.5}, {"text": "bad", "label": value}]
-    with pytest.raises(ValueError, match=r"row [01] of .* give every row a number"):
-        load_data(data, backbone(0).config, processor=tokenizer)
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_the_citation_names_the_paper():
 
 def test_the_changelog_and_the_citation_tell_of_this_version():
     versions = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
-    assert versions[0] == __version__
+    assert versions[0].removesuffix(" (unreleased)") == __version__
     assert read_yaml(ROOT / "CITATION.cff")["version"] == __version__
 
 

@@ -8,9 +8,7 @@ import torch
 from transformers import AutoProcessor, CLIPForImageClassification, SiglipForImageClassification, pipeline
 
 from hydra_transformers import AutoHydra
-from hydra_transformers.baselines import BayesVLM, DeepEnsemble, ViLU, temperature_scaled_clip
-from hydra_transformers.cli import main
-from hydra_transformers.cost import compare_costs, count_multiply_adds, count_parameters, unpruned_backbone
+from hydra_transformers.baselines import DeepEnsemble, temperature_scaled_clip
 from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.fusion import to_transformers
 from hydra_transformers.hub import create_model_card
@@ -27,10 +25,6 @@ from tests.tiny_data import CLASSES, picture_rows, pictures, save_siglip
 PROMPTS = padded_texts(3)
 LABELLED = [{"pixel_values": images(30, seed=3), "labels": torch.arange(30) % 3}]
 CLASSIFIERS = pytest.mark.parametrize("family", [CLIP_CLASSIFIER, SIGLIP_CLASSIFIER], ids=lambda family: family.name)
-
-
-def run(*words) -> None:
-    assert main([str(word) for word in words]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +62,14 @@ def test_fixed_prompts_choose_one_class_by_a_softmax_over_the_logits_of_pairs(ma
 @torch.no_grad()
 def test_without_a_zero_shot_classifier_siglip_decides_on_each_text_and_clip_chooses_one():
     batch = {"pixel_values": images(), **PROMPTS}
-    for model in (SIGLIP.fused(), SIGLIP.backbone(), DeepEnsemble([SIGLIP.backbone(seed) for seed in range(2)])):
+    for model in (SIGLIP.fused(), DeepEnsemble([SIGLIP.backbone(seed) for seed in range(2)])):
         outputs = model(**batch)
         answer = outputs.logits_per_image if "logits_per_image" in outputs else outputs.logits
-        parts = predict_uncertainty(model, [batch])
-        torch.testing.assert_close(parts.mean_probabilities, answer.sigmoid().double())
-        assert parts.total.shape == (4, 3) and (parts.total > 0).all()
+        torch.testing.assert_close(predict_uncertainty(model, [batch]).mean_probabilities, answer.sigmoid().double())
     for model in (ZeroShotClassifier(SIGLIP.fused(), PROMPTS), CLIP.fused()):
         assert torch.allclose(predict_uncertainty(model, [batch]).mean_probabilities.sum(-1), torch.ones(4).double())
     fewer = {"pixel_values": images(2), **padded_texts(2)}
-    with pytest.raises(
-        ValueError, match="first batch of data has 3 classes or texts, a later one 2: pass the same texts"
-    ):
+    with pytest.raises(ValueError, match="batches of different classes or texts: pass the same texts"):
         predict_uncertainty(CLIP.fused(), [batch, fewer])
 
 
@@ -117,12 +107,6 @@ def test_features_of_members_are_their_image_embeddings(family):
     assert logits.shape == (4, 2, len(PROMPTS["input_ids"]))
 
 
-def test_baselines_made_for_clip_refuse_siglip():
-    for baseline in (BayesVLM, ViLU):
-        with pytest.raises(TypeError, match="model is a SiglipModel: pass a CLIPModel"):
-            baseline(SIGLIP.backbone())
-
-
 # Pipelines, cards, the command line
 
 
@@ -155,13 +139,6 @@ def test_the_card_of_a_siglip_asks_each_text_by_itself():
     assert "Multiply-adds per image" in card and "SigLIP" in card
 
 
-@CLASSIFIERS
-def test_the_card_of_a_classifier_of_one_tower_is_that_of_an_image_classifier(family):
-    card = str(create_model_card(family.fused().float(), repo_id="me/images"))
-    assert "pipeline_tag: image-classification" in card and "AutoModelForImageClassification" in card
-    assert "prompt" not in card
-
-
 # Image classifiers that are one tower of two
 
 
@@ -180,19 +157,6 @@ def test_two_pretrained_towers_become_image_classifiers_with_the_vision_tower(to
         for name, parameter in one.vision_model.named_parameters():
             if not name.startswith("head."):  # which no classifier reads
                 assert torch.equal(parameter, theirs[name]), name
-
-
-@CLASSIFIERS
-def test_costs_of_a_classifier_of_one_tower_need_no_text(family):
-    hydra, backbone = family.fused(), family.backbone()
-    plain = unpruned_backbone(hydra)
-    assert type(plain) is type(backbone) and count_multiply_adds(plain) <= count_multiply_adds(backbone)
-    unread = (
-        sum(each.numel() for each in backbone.vision_model.head.parameters()) if family is SIGLIP_CLASSIFIER else 0
-    )
-    assert count_parameters(plain) == count_parameters(backbone) - unread
-    costs = compare_costs({"one": backbone.float(), "hydra": hydra.float()}, [1], seconds=0)
-    assert all(cost.milliseconds[1] > 0 for cost in costs.values())
 
 
 def test_what_no_head_reads_is_not_trained():

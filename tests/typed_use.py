@@ -16,7 +16,7 @@ from hydra_transformers import (
     predict_uncertainty,
     prune_heads,
 )
-from hydra_transformers.baselines import average_members, soup
+from hydra_transformers.baselines import soup
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.hub import create_model_card, push_hydra_to_hub, push_space_to_hub, write_space
 from hydra_transformers.pruning import (
@@ -27,7 +27,7 @@ from hydra_transformers.pruning import (
     lowest_heads,
     to_transformers,
 )
-from hydra_transformers.serving import HydraPredictor, Limits, create_app, launch_page, predict_data, run
+from hydra_transformers.serving import HydraPredictor, create_app, launch_page, predict_data, run
 from hydra_transformers.shift import corrupted_sets
 from hydra_transformers.training import (
     HydraTrainer,
@@ -97,7 +97,7 @@ def train(rows: Batches, images: list[Image]) -> HydraViTForImageClassification:
     HydraTrainer(hydra, arguments, train_dataset=rows, eval_dataset=rows).train()
     hydra.calibrate(rows)
     fine_tunings = finetune_members([ViTForImageClassification(ViTConfig())], recipe("cifar100"), rows, rows, "tuned")
-    again = AutoHydra.from_pruned_members(average_members(fine_tunings, into=3))
+    again = AutoHydra.from_pruned_members(fine_tunings)
     finetune("facebook/dinov2-small", "cifar100", "hydra").model.calibrate(rows)
     print(again)
 
@@ -131,6 +131,6 @@ def use_elsewhere(model: PreTrainedModel) -> Path:
     predictor = HydraPredictor("my-hydra")
     print(predictor({"text": ["one", "two"]}), predict_data("my-hydra", "rows.csv", "answers.parquet"))
     run(create_app(predictor, max_batch=32), port=8000)
-    launch_page(predictor, limits=Limits(megabytes=5)).close()
+    launch_page(predictor).close()
     push_space_to_hub(write_space("page", "me/my-hydra"), "me/my-page")
     return export(model, "exported", to=["onnx", "torch"])

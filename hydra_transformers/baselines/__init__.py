@@ -1,6 +1,6 @@
 """Models to compare a Hydra with. Each answers with `member_logits` (batch, members, classes)."""
 
-from ..fusion.soup import average_members, soup
+from ..fusion.soup import soup
 from .baseline import Baseline
 from .batch_ensemble import BatchEnsemble
 from .bayesvlm import BayesVLM
@@ -28,7 +28,6 @@ __all__ = [
     "MIMOCollator",
     "PackedEnsemble",
     "ViLU",
-    "average_members",
     "collect_confidences",
     "failure_metrics",
     "finetune_lora_ensemble",

@@ -116,8 +116,15 @@ def _predict_data(model: str, data: str, output: Path, **settings: Any) -> None:
         print(UNCALIBRATED, file=sys.stderr)
     of_split = "" if finished.split is None or os.path.isfile(data) else f" of the split {finished.split}"
     bad = finished.bad_rows
-    unread = "" if not bad else f"; row {bad[0]} and {len(bad) - 1} more cannot be read, see the column why"
+    unread = f"; {_rows(bad)} cannot be read, see the column why" if bad else ""
     print(f"{output}: answers to {finished.rows - len(bad):,} of {finished.rows:,} rows{of_split}{unread}.")
+
+
+def _rows(numbers: Sequence[int]) -> str:
+    """ "row 6", "rows 6 and 9", or "rows 6, 9 and 3 more"."""
+    if len(numbers) <= 2:
+        return f"row{'s' * (len(numbers) - 1)} {' and '.join(map(str, numbers))}"
+    return f"rows {numbers[0]}, {numbers[1]} and {len(numbers) - 2:,} more"
 
 
 def _candidate_labels(model: str, labels: list[str] | None, task: str) -> dict[str, list[str]]:

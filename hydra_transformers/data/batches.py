@@ -66,11 +66,7 @@ def batches(
     else:
         dict_batches = islice(data, rank, None, world_size)
     for number, batch in enumerate(dict_batches):
-        if not isinstance(batch, Mapping):
-            raise TypeError(
-                f"batch {number} of data is a {type(batch).__name__}: each batch must be a dict of tensors "
-                'such as {"pixel_values": ..., "labels": ...}'
-            )
+        _check_is_dict(batch, f"batch {number}")
         batch = _with_class_indices(batch, classes)
         tensors = {name: _tensor(value) for name, value in batch.items() if _is_column(name, value)}
         if not tensors.keys() - set(LABEL_NAMES) or any(tensor.dim() == 0 for tensor in tensors.values()):
@@ -90,15 +86,20 @@ def check_is_data(data: Any, name: str = "data") -> None:
         )
 
 
+def _check_is_dict(value: Any, name: str) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f'{name} of data is a {type(value).__name__}, not a dict such as {{"pixel_values": ..., "labels": ...}}'
+        )
+
+
 def _holds_rows(data: Any) -> bool:
     if isinstance(data, (list, tuple)):
         first = data[0] if data else None
-        is_dict = isinstance(first, Mapping)
-        if is_dict and _dim(first.get(RAW_AUDIO)) == 1:
-            return True
-        if is_dict and _are_raw_audio(first):
+        if not isinstance(first, Mapping) or _are_raw_audio(first):
             return False
-        return is_dict and any(name in first and _dim(first[name]) == dim for name, dim in DIMS_OF_A_ROW.items())
+        is_row = any(name in first and _dim(first[name]) == dim for name, dim in DIMS_OF_A_ROW.items())
+        return is_row or _dim(first.get(RAW_AUDIO)) == 1
     return isinstance(data, Dataset) or any(cls.__module__.split(".")[0] == "datasets" for cls in type(data).__mro__)
 
 
@@ -130,11 +131,7 @@ def collate(
     """Rows as one batch of tensors. Shorter texts are filled up at the end with the token `padding`, which the attention mask
     leaves out; shorter raw audio with zeros, which its mask leaves out if it has one; labels that are names of `classes` become
     their indices."""
-    if not isinstance(rows[0], Mapping):
-        raise TypeError(
-            f"a row of data is a {type(rows[0]).__name__}: each row must be a dict "
-            'such as {"pixel_values": ..., "labels": ...}'
-        )
+    _check_is_dict(rows[0], "a row")
     rows = [_with_class_indices(row, classes) for row in rows]
     names = {name: name for row in rows for name, value in row.items() if _dim(value) is not None}
     # Under these names Transformers' collator rounds all labels to whole numbers if the first is one.

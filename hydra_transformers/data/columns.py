@@ -1,11 +1,11 @@
 """Finds the columns of a data set: those that a model reads, and the labels."""
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .audio import is_audio
-from .source import DataSource
 
 
 # The usual names, first choice first.
@@ -13,8 +13,35 @@ TEXT_NAMES = ("text", "sentence", "content", "review", "question")
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "class")
 WORD_NAMES = ("tokens", "words")
 TAG_NAMES = ("ner_tags", "tags", "labels", "pos_tags", "upos", "label")
-PLURALS = {"image": "images", "text": "texts", "audio": "audio", "words": "lists of words", "class": "class indices"}
-SCALARS = ("bool", "float", "int", "uint", "text", "class", "image", "audio")
+PLURALS = {"image": "images", "text": "texts", "audio": "audio", "words": "lists of words"}
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """The arguments of `load_data` that select rows and columns."""
+
+    data: Any
+    split: str | None = None
+    part: str | None = None
+    limit: int | None = None
+    image: str | None = None
+    audio: str | None = None
+    text: str | Sequence[str] | None = None
+    label: str | None = None
+    label_separator: str | None = None
+    max_length: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the data in messages."""
+        return os.fspath(self.data) if isinstance(self.data, (str, os.PathLike)) else "data"
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """The columns that `text` names: none, one, or two of pairs."""
+        if not self.text:
+            return ()
+        return tuple(name.strip() for name in (self.text.split(",") if isinstance(self.text, str) else self.text))
 
 
 def column_kinds(rows: Any) -> dict[str, str]:
@@ -48,22 +75,14 @@ def _kind_of_value(value: Any) -> str:
 def find_columns(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
     """The column of images, audio or texts (`kind`: "image", "audio", "text"); two where the source names text pairs."""
     kinds = column_kinds(rows)
-    columns = {"image": source.image, "audio": source.audio, "text": source.text}
-    other = next((column for name, column in columns.items() if name != kind and column is not None), None)
-    if other is not None:
-        raise ValueError(f"the column {other!r} does not go with a model of {PLURALS[kind]}: name it as {kind}=")
-    named = source.text_columns if kind == "text" else tuple(filter(None, [columns[kind]]))
-    if len(named) > 2:
-        raise ValueError(f"text is {source.text!r}: name one column, or two of pairs")
-    for name in named:
-        _check_exists(name, kinds, source)
-        if hasattr(rows, "features") and kinds[name] != kind and kinds[name].startswith(SCALARS):
-            raise ValueError(
-                f"the column {name!r} of {source.name} holds {PLURALS.get(kinds[name], kinds[name])}, not {PLURALS[kind]}: name "
-                "another"
-            )
-    if named:
-        return named
+    columns = {name: (column,) for name in ("image", "audio") if (column := getattr(source, name)) is not None}
+    columns |= {"text": source.text_columns} if source.text_columns else {}
+    for other in columns.keys() - {kind}:
+        raise ValueError(f"{columns[other][0]!r} does not go with a model of {PLURALS[kind]}: name it as {kind}=")
+    if kind in columns:
+        if len(columns[kind]) > 2:
+            raise ValueError(f"text is {source.text!r}: name one column, or two of pairs")
+        return tuple(_existing(name, kinds, source) for name in columns[kind])
     matching = [name for name in kinds if kinds[name] == kind and name != source.label]
     if kind == "text":
         usual = [name for name in TEXT_NAMES if name in matching]
@@ -77,11 +96,9 @@ def find_label_column(rows: Any, source: DataSource, num_labels: int | None) -> 
     model."""
     kinds = column_kinds(rows)
     if source.label is not None:
-        _check_exists(source.label, kinds, source)
-        return source.label
-    classes = [name for name in kinds if kinds[name] == "class"] or [
-        name for name in kinds if kinds[name] == "classes"
-    ]
+        return _existing(source.label, kinds, source)
+    classes = [name for name in kinds if kinds[name] == "class"]
+    classes = classes or [name for name in kinds if kinds[name] == "classes"]
     fitting = [name for name in classes if num_classes(rows, name) == num_labels]
     usual = [name for name in LABEL_NAMES if name in kinds]
     matching = fitting if len(fitting) == 1 else classes if len(classes) == 1 else usual[:1] or classes
@@ -108,17 +125,12 @@ def has_words(rows: Any, source: DataSource) -> bool:
 def find_word_column(rows: Any, source: DataSource) -> str:
     """The column of lists of words."""
     kinds = column_kinds(rows)
-    for name in source.text_columns:
-        _check_exists(name, kinds, source)
-        if kinds[name] != "words" or len(source.text_columns) > 1:
-            raise ValueError(
-                f"the column {name!r} of {source.name} does not hold lists of words, or is one of several, and a classifier of "
-                "tokens reads one column of words: name it as text= (--text-column)"
-            )
-        return name
-    usual = [name for name in WORD_NAMES if kinds.get(name) == "words"]
-    words = [name for name, kind in kinds.items() if kind == "words" and name not in TAG_NAMES]
-    return _one_of(usual[:1] or words, "text", kinds, source, "column of words")
+    if source.text_columns:
+        words = [name for name in source.text_columns if kinds[_existing(name, kinds, source)] == "words"]
+    else:
+        words = [name for name in WORD_NAMES if kinds.get(name) == "words"][:1]
+        words = words or [name for name, kind in kinds.items() if kind == "words" and name not in TAG_NAMES]
+    return _one_of(words, "text", kinds, source, "column of words")
 
 
 def find_tag_column(rows: Any, source: DataSource, words: str, num_labels: int | None) -> str:
@@ -126,28 +138,26 @@ def find_tag_column(rows: Any, source: DataSource, words: str, num_labels: int |
     kinds = column_kinds(rows)
     lists = [name for name, kind in kinds.items() if kind in ("words", "classes", "numbers") and name != words]
     if source.label is not None:
-        _check_exists(source.label, kinds, source)
         lists = [name for name in lists if name == source.label]
     fitting = [name for name in lists if num_labels is not None and num_classes(rows, name) == num_labels]
     usual = [name for name in TAG_NAMES if name in lists]
     return _one_of(fitting if len(fitting) == 1 else usual[:1] or lists, "label", kinds, source, "column of tags")
 
 
-def _check_exists(column: str, kinds: Mapping[str, str], source: DataSource) -> None:
+def _existing(column: str, kinds: Mapping[str, str], source: DataSource) -> str:
     if column not in kinds:
         raise ValueError(f"{source.name} has no column {column!r}: it has {', '.join(kinds)}")
+    return column
 
 
 def _one_of(
     matching: Sequence[str], kind: str, kinds: Mapping[str, str], source: DataSource, title: str | None = None
 ) -> str:
-    if len(matching) == 1:
-        return matching[0]
-    pairs = ", or two of pairs as FIRST,SECOND" if kind == "text" and matching else ""
-    raise ValueError(
-        f"{source.name} has {'more than one' if matching else 'no'} {title or f'{kind} column'} among {', '.join(kinds)}: name it "
-        f"as {kind}= (--{kind}-column){pairs}"
-    )
+    if len(matching) != 1:
+        found = f"{'more than one' if matching else 'no'} {title or f'{kind} column'} among {', '.join(kinds)}"
+        flag = "--label" if kind == "label" else "--column"
+        raise ValueError(f"{source.name} has {found}: name it as {kind}= ({flag})")
+    return matching[0]
 
 
 def without_missing_columns(source: DataSource, rows: Any) -> DataSource:
@@ -164,6 +174,7 @@ def without_missing_columns(source: DataSource, rows: Any) -> DataSource:
 
 
 def check_none_is_missing(rows: Any, column: str, kind: str, source: DataSource) -> None:
+    """Raises for rows without an input before any is read."""
     if not hasattr(rows, "features") or rows.data.column(column).null_count == 0:
         return
     if kind == "image":

@@ -2,14 +2,14 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
 from transformers import PreTrainedConfig
 
-from .columns import column_kinds
-from .source import DataSource
+from .columns import DataSource, column_kinds
 
 
 NO_TAG = -100  # of tokens that no loss and no metric counts
@@ -26,20 +26,14 @@ def are_generic(classes: Sequence[str]) -> bool:
 
 def match_names(names: Sequence[str], classes: Sequence[str], present: set[int], data_name: str) -> dict[int, int]:
     """Maps each present index of `names` to the place of the same name among the model's classes."""
-    places: dict[str, int | None] = {}
-    for place, name in enumerate(classes):
-        places[name] = None if name in places else place
+    counts, places = Counter(classes), {name: place for place, name in enumerate(classes)}
     for label in sorted(present):
-        if names[label] not in places:
+        if counts[names[label]] != 1:
             known = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+            fault = "which the model has several times" if counts[names[label]] else "which the model does not know"
             raise ValueError(
-                f"{data_name} has the class {names[label]!r}, which the model does not know (it knows {known}): rename or filter "
-                "it, set id2label in the model's config, pass class indices with labels_in_order=True (--labels-in-order), or "
-                "labelled=False for out-of-distribution data"
-            )
-        if places[names[label]] is None:
-            raise ValueError(
-                f"{data_name} has the class {names[label]!r}, and the model several of this name: rename them"
+                f"{data_name} has the class {names[label]!r}, {fault} (it knows {known}): rename or filter it, set id2label in the "
+                "model's config, pass class indices, or labelled=False for out-of-distribution data"
             )
     return {label: places[names[label]] for label in sorted(present)}
 
@@ -80,7 +74,7 @@ class Labels:
         if not isinstance(value, Real) or math.isinf(value) or value != int(value) or self.are_texts:
             raise ValueError(
                 f"the column {self.column!r} of {self.source.name} holds {repr(value)[:40]}, which is not a class: labels are "
-                "whole numbers, or all of them names; name their column as label= (--label-column)"
+                "whole numbers, or all of them names; name their column as label= (--label)"
             )
         return int(value)
 
@@ -90,8 +84,8 @@ class Labels:
         labels: the data's class indices that occur
         """
         present, names, count = set(labels), self.names, len(classes)
-        in_order, note = names is None or self.source.labels_in_order, "class indices taken as they are"
-        if names is not None and (self.are_texts if in_order else are_generic(classes) and not self.are_texts):
+        in_order, note = names is None, "class indices taken as they are"
+        if names is not None and are_generic(classes) and not self.are_texts:
             if len(names) != count:
                 raise ValueError(f"{self.source.name} has {len(names)} classes, the model {count}: they do not fit")
             in_order, note = True, f"{count} classes taken in order"
@@ -104,8 +98,6 @@ class Labels:
         matched = match_names(names, classes, present, self.source.name)
         return matched, f"{len(matched)} of the model's {count} classes, matched by name"
 
-    # One class for each row
-
     def indices(self) -> list[int]:
         """The data's own class indices of all rows."""
         labels = list(map(self.index, self.values))
@@ -116,13 +108,11 @@ class Labels:
             )
         return labels
 
-    def matched(self, classes: Sequence[str]) -> tuple[list[int], str]:
+    def matched(self, classes: Sequence[str]) -> tuple[list[Any], str]:
         """The labels as indices of the model's `classes`, and a note on how they were matched."""
         labels = self.indices()
         places, note = self.to_model(labels, classes)
         return [places[label] for label in labels], note
-
-    # Regression
 
     def are_numbers(self) -> bool:
         """Whether the labels are numbers for regression: some are not whole."""
@@ -137,7 +127,7 @@ class Labels:
             if len(parts) != outputs or not all(isinstance(part, Real) and math.isfinite(part) for part in parts):
                 raise ValueError(
                     f"row {row} of {self.source.name} has {repr(value)[:40]} in the column {self.column!r}, and the model is made "
-                    f"for regression: give every row {wanted}, or name another column as label= (--label-column)"
+                    f"for regression: give every row {wanted}, or name another column as label= (--label)"
                 )
         return self.values
 
@@ -153,20 +143,14 @@ class LabelLists(Labels):
         super().__init__(rows, column, source)
         if self.values is None:
             return
-        if self.are_texts:
-            self.are_texts, self.names = False, None
+        if self.are_texts and source.label_separator is not None:
             self.values = list(map(self._split, self.values))
+        self.are_texts, self.names = False, None if self.are_texts else self.names
         self.values = [self._listed(value, row) for row, value in enumerate(self.values)]
         self.take_names([label for labels in self.values for label in labels])
 
     def _split(self, cell: str | None) -> list[Any]:
-        separator = self.source.label_separator
-        if separator is None:
-            raise ValueError(
-                f"the column {self.column!r} of {self.source.name} holds {cell!r}, and the model is made for multi-label "
-                'classification: pass lists, or name what stands between labels, such as label_separator="|" (--label-separator)'
-            )
-        labels = [label.strip() for label in (cell or "").split(separator) if label.strip()]
+        labels = [label.strip() for label in (cell or "").split(self.source.label_separator) if label.strip()]
         return list(map(int, labels)) if all(label.isdecimal() for label in labels) else labels
 
     def _listed(self, value: Any, row: int) -> list[Any]:
@@ -174,7 +158,7 @@ class LabelLists(Labels):
         if not isinstance(value, (list, tuple)):
             raise ValueError(
                 f"row {row} of the column {self.column!r} of {self.source.name} is {repr(value)[:40]}: give each row a list of "
-                "labels, [3], or a 0 or 1 for every label"
+                'labels, [3], or a 0 or 1 for every label, or name what stands between them, label_separator="|"'
             )
         return list(value)
 
@@ -195,10 +179,6 @@ class LabelLists(Labels):
         if len(widths) == 1 and self.are_vectors(min(widths)):
             return [f"LABEL_{label}" for label in range(min(widths))]
         count = 1 + max((label for labels in self.list_indices() for label in labels), default=-1)
-        if count < 1:
-            raise ValueError(
-                f"no row of {self.source.name} has a label in the column {self.column!r}: nothing to learn"
-            )
         return [f"LABEL_{label}" for label in range(count)]
 
     def multi_hot(self, classes: Sequence[str]) -> tuple[list[list[float]], str]:

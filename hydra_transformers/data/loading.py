@@ -26,11 +26,10 @@ from .columns import (
     without_missing_columns,
 )
 from .labels import LabelLists, Labels, Tags, has_lists, match_names, model_classes
-from .prediction import config_of
+from .prediction import classifies_tokens, config_of
 from .processors import load_processor
 from .rows import FEW_ROWS, DataSource, as_rows, is_dataframe, load_rows
 from .tags import TOKEN_CLASSIFICATION, tokens_of_words
-from .tasks import TOKENS, task_of_model
 
 
 @dataclass
@@ -38,18 +37,14 @@ class PreparedData(torch.utils.data.Dataset):
     """Rows `{"pixel_values": ...}`, `{"input_ids": ..., ...}` or `{"input_values": ...}`, with `labels` where the data has
     any, each processed when it is read. Made by `load_data`.
 
-    rows: the data set as it came
     kind: "image", "text", "audio", or "words" for texts that are lists of words, with a tag for each
     columns: the one that is read, or two of text pairs
-    label: the column of labels; None without labels
     labels: of all rows, as the model's class indices, or for a multi-label model a 0. or 1. for each; None where they
         are read row by row
     class_names: the data's own classes, in order; None where they have no names
-    split: the one that was read; None without splits
     notes: sentences about what was found and chosen
     max_length: the tokens that a text, or a pair together, is cut to; None for no limit
     image_mode: the Pillow mode that the model reads
-    model_classes: the model's class names, for labels that are read row by row
     change: a function applied to each image or text before it is processed
     """
 
@@ -90,12 +85,12 @@ class PreparedData(torch.utils.data.Dataset):
         return prepared if self.label is None else {**prepared, "labels": label}
 
     def _prepared(self, values: list[Any]) -> dict[str, Any]:
+        for value in values:  # a processor would open the file that a text names
+            if isinstance(value, str) != (self.kind == "text") and self.kind != "audio":
+                raise TypeError(f"it is a {type(value).__name__}")
         if self.kind == "audio":
             return prepared_audio(values[0], self.processor)
         if self.kind == "text":
-            for column, text in zip(self.columns, values, strict=True):
-                if not isinstance(text, str):
-                    raise TypeError(f"its {column} is a {type(text).__name__}")
             texts = values if self.change is None else list(map(self.change, values))
             return dict(self.processor(*texts, truncation=True, **self._length))
         image = read_image(values[0], "it", self.image_mode) if hasattr(values[0], "mode") else values[0]
@@ -111,7 +106,7 @@ def load_data(
     data: Any,
     model: Any,
     *,
-    split: str | Sequence[str] | None = None,
+    split: str | None = None,
     part: str | None = None,
     limit: int | None = None,
     image: str | None = None,
@@ -120,7 +115,6 @@ def load_data(
     label: str | None = None,
     label_separator: str | None = None,
     labelled: bool | None = None,
-    labels_in_order: bool = False,
     max_length: int | None = None,
     processor: Any = None,
 ) -> PreparedData:
@@ -132,8 +126,8 @@ def load_data(
             `torch` Dataset, a DatasetDict, or a list, of dict rows.
         model: the model that reads the data, or its folder, Hub name or config; its class names are matched with those of
             the data. Or only its tokenizer, image processor or feature extractor: labels are then taken as they are.
-        split (`str` or several, *optional*): such as "train", "train[:1000]", "train[:10%]"; of several names the first that
-            exists; by default the first of validation, test and train.
+        split (`str`, *optional*): such as "train", "train[:1000]", "train[:10%]"; by default the first of validation, test and
+            train.
         part (`str`, *optional*): "training", "validation" or "test": the split with that purpose if it has labels, else a
             random tenth of the first split, the same each time, cut out before any limit.
         limit (`int`, *optional*): at most this many rows, drawn at random with seed 0, because many sets are sorted by class.
@@ -144,8 +138,6 @@ def load_data(
             csv files.
         labelled (`bool`, *optional*): True raises for data without labels; False leaves labels out, for out-of-distribution
             data, whose columns may have other names. By default labels are read where the data has any.
-        labels_in_order (`bool`, defaults to `False`): take the data's class indices as they are, whatever the names of the
-            classes.
         max_length (`int`, *optional*): the tokens that a text, or a pair together, is cut to; by default the tokenizer's own
             limit, or the model's if it is lower.
         processor (*optional*): the tokenizer, image processor, feature extractor or pair; by default the one saved with the
@@ -159,22 +151,13 @@ def load_data(
     if isinstance(data, PreparedData):
         return data
     data = as_rows(data)
-    source = DataSource(
-        data, split, part, limit, image, audio, text, label, label_separator, labels_in_order, max_length
-    )
+    source = DataSource(data, split, part, limit, image, audio, text, label, label_separator, max_length)
     config, processor = _config_and_processor(model, processor)
-    if not isinstance(data, (str, os.PathLike)) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        raise TypeError(
-            f"data is a {type(data).__name__}: pass the name of a data set, a folder or file, a DataFrame, a Dataset or a list of "
-            "dict rows"
-        )
     rows, split, note = load_rows(source)
     rows = undecoded(rows)
     if labelled is False:
         source = without_missing_columns(source, rows)
-    kind = "text" if isinstance(processor, PreTrainedTokenizerBase) else "image"
-    kind = "audio" if isinstance(processor, SequenceFeatureExtractor) else kind
-    kind = "words" if kind == "text" and _classifies_tokens(model, config) else kind
+    kind = _kind_of(processor, model, config)
     columns = (find_word_column(rows, source),) if kind == "words" else find_columns(rows, kind, source)
     for column in columns:
         check_none_is_missing(rows, column, kind, source)
@@ -216,26 +199,22 @@ def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:
         return {}
     if not isinstance(ood_data, Mapping):
         return {"OOD": {"ood_data": ood_data}}
-    nested = [isinstance(inner, Mapping) for inner in ood_data.values()]
-    if any(nested) and not all(nested):
+    are_groups = {isinstance(inner, Mapping) for inner in ood_data.values()}
+    if len(are_groups) > 1:
         raise TypeError(
             'ood_data has data sets beside groups of them: pass {"near": {name: data}, "far": {name: data}}'
         )
-    return dict(ood_data) if any(nested) else {"OOD": dict(ood_data)}
+    return dict(ood_data) if are_groups == {True} else {"OOD": dict(ood_data)}
 
 
 def check_has_variety(data: PreparedData, name: str, purpose: str, by_classes: bool = True) -> None:
     """Raises for a single row, and with `by_classes` for rows of one class. purpose: such as "to learn" """
-    if len(data) < 2:
-        raise ValueError(f"{name} gives 1 row, too few {purpose}: read more of it")
-    if by_classes and len(set(map(str, data.labels))) < 2:
+    labels = set(map(str, data.labels)) if by_classes else None
+    if len(data) < 2 or (labels is not None and len(labels) < 2):
         raise ValueError(
-            f"all {len(data):,} rows of {name} have the same label, so there is nothing {purpose}: where the rows are "
-            "sorted by class, read all of them, or draw some with limit= (--limit)"
+            f"the {len(data):,} rows of {name} are too few, or all have the same label, so there is nothing {purpose}: where rows "
+            "are sorted by class, read all of them, or draw some with limit= (--limit)"
         )
-
-
-# The model's side
 
 
 def _config_and_processor(model: Any, processor: Any) -> tuple[PreTrainedConfig | None, Any]:
@@ -257,21 +236,28 @@ def _config_and_processor(model: Any, processor: Any) -> tuple[PreTrainedConfig 
     return config, processor
 
 
+def _kind_of(processor: Any, model: Any, config: PreTrainedConfig | None) -> str:
+    if isinstance(processor, SequenceFeatureExtractor):
+        return "audio"
+    if not isinstance(processor, PreTrainedTokenizerBase):
+        return "image"
+    if isinstance(model, nn.Module):
+        return "words" if classifies_tokens(model) else "text"
+    is_tagger = config is not None and config.model_type in auto.HEADS and "Token" in auto.auto_class_of(config)
+    return "words" if is_tagger else "text"
+
+
 def _max_length(config: PreTrainedConfig | None, tokenizer: Any, max_length: int | None) -> int | None:
-    most = None if config is None else _most_positions(config)
+    encoder = MODEL_MAPPING.get(type(config), None)
+    most = getattr(config, "max_position_embeddings", None)
+    if isinstance(encoder, type):
+        most = most_tokens(without_weights(encoder, config))
     if max_length is not None:
         if most is not None and max_length > most:
-            raise ValueError(f"max_length (--max-length) is {max_length}: the model reads at most {most} tokens")
+            raise ValueError(f"max_length is {max_length}: the model reads at most {most} tokens")
         return max_length
     lengths = [length for length in (most, tokenizer.model_max_length) if length is not None and length < 10**9]
     return min(lengths, default=None)
-
-
-def _most_positions(config: PreTrainedConfig) -> int:
-    encoder = MODEL_MAPPING.get(type(config), None)
-    return (
-        most_tokens(without_weights(encoder, config)) if isinstance(encoder, type) else config.max_position_embeddings
-    )
 
 
 def remember_max_length(tokenizer: Any, config: PreTrainedConfig, max_length: int | None, default: int) -> None:
@@ -282,15 +268,6 @@ def remember_max_length(tokenizer: Any, config: PreTrainedConfig, max_length: in
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         length = _max_length(config, tokenizer, max_length)
         tokenizer.model_max_length = length if max_length is not None else min(default, length)
-
-
-def _classifies_tokens(model: Any, config: PreTrainedConfig | None) -> bool:
-    if isinstance(model, nn.Module):
-        return task_of_model(model) == TOKENS
-    return config is not None and config.model_type in auto.HEADS and "Token" in auto.auto_class_of(config)
-
-
-# Labels
 
 
 def _add_labels(data: PreparedData, source: DataSource, config: PreTrainedConfig | None, is_required: bool) -> None:
@@ -311,9 +288,7 @@ def _add_labels(data: PreparedData, source: DataSource, config: PreTrainedConfig
     data.model_classes = None if config is None or is_zero_shot else model_classes(config)
     if labels.values is None:
         if data.kind == "words" or are_lists:
-            raise ValueError(
-                f"{source.name} can only be read row by row: pass a list of rows, or a Dataset of datasets"
-            )
+            raise ValueError(f"{source.name} is read row by row: pass a list of rows, or a Dataset of datasets")
         note = "read row by row"
     elif data.kind == "words":
         data.labels, note = labels.of_words([row[data.columns[0]] for row in data.rows], data.model_classes)
@@ -328,10 +303,7 @@ def _add_labels(data: PreparedData, source: DataSource, config: PreTrainedConfig
         data.labels, note = labels.numbers(num_labels), "numbers taken as they are"
     elif config is None or num_labels == 1 or problem_type not in (None, "single_label_classification"):
         if labels.are_texts:
-            raise ValueError(
-                f"the labels of {source.name} are names: pass the model in place of its processor, whose class names are the "
-                "labels, or class indices"
-            )
+            raise ValueError(f"the labels of {source.name} are names: pass the model in place of its processor")
         data.labels, note = labels.values, "taken as they are"
     else:
         data.labels, note = labels.matched(data.model_classes)
@@ -348,15 +320,18 @@ def classes_in(source: DataSource, are_numbers: bool = False) -> tuple[list[str]
     rows, _, _ = load_rows(source)
     if has_words(rows, source):
         column = find_tag_column(rows, source, find_word_column(rows, source), None)
-        return Tags(rows, column, source).classes(), TOKEN_CLASSIFICATION
-    column = find_label_column(rows, source, None)
-    if not are_numbers and has_lists(rows, column, source):
-        return LabelLists(rows, column, source).classes(), "multi_label_classification"
-    labels = Labels(rows, column, source)
-    if are_numbers or labels.are_numbers():
-        labels.numbers(1)  # raises for others
-        return [column], "regression"
-    names = labels.names or [f"LABEL_{index}" for index in range(max(labels.indices()) + 1)]
-    if len(names) < 2:
+        names, problem_type = Tags(rows, column, source).classes(), TOKEN_CLASSIFICATION
+    else:
+        column = find_label_column(rows, source, None)
+        if not are_numbers and has_lists(rows, column, source):
+            names, problem_type = LabelLists(rows, column, source).classes(), "multi_label_classification"
+        else:
+            labels = Labels(rows, column, source)
+            if are_numbers or labels.are_numbers():
+                labels.numbers(1)  # raises for others
+                return [column], "regression"
+            names, problem_type = labels.names, None
+            names = names or [f"LABEL_{index}" for index in range(max(labels.indices()) + 1)]
+    if len(names) < (2 if problem_type is None else 1):
         raise ValueError(f"column {column!r} of {source.name} has {len(names)} class, so there is nothing to learn")
-    return names, None
+    return names, problem_type

@@ -35,27 +35,20 @@ def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
     """
     auto_class = PROCESSORS[auto_class_of(config)]
     what = auto_class.removeprefix("Auto")
-    if not name:
+    if not name or not _has_processor_files(name):  # AutoTokenizer would make an empty one
         raise NoProcessorError(
-            f"the model was not loaded from a folder or the Hub: pass its {what} as processor=, to load_data(data, model, processor=...)"
+            f"{name or 'the model, which was not loaded from a folder or the Hub,'} has no {what} saved with it: pass one as processor="
         )
-    if not _has_processor_files(name):  # AutoTokenizer would make an empty one
-        raise NoProcessorError(f"{name} has no {what} saved with it: name another as processor= (--processor)")
+    load = getattr(transformers, auto_class).from_pretrained
     try:
-        processor = getattr(transformers, auto_class).from_pretrained(name)
-        if "Token" in auto_class_of(config) and getattr(processor, "add_prefix_space", None) is False:
-            # Byte-level tokenizers read lists of words only if a space belongs to the word behind it.
-            processor = getattr(transformers, auto_class).from_pretrained(name, add_prefix_space=True)
-        return processor
+        processor = load(name)
     except ImportError:  # older versions of Transformers ask for torchvision even where Pillow would do
         if auto_class != "AutoImageProcessor":
             raise
         return transformers.ViTImageProcessorPil.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"the {what} of {name} cannot be read ({' '.join(str(error).split())[:120]}): install what it needs, or name "
-            "another as processor= (--processor)"
-        ) from error
+    # Byte-level tokenizers read lists of words only if a space belongs to the word behind it.
+    is_byte_level = "Token" in auto_class_of(config) and getattr(processor, "add_prefix_space", None) is False
+    return load(name, add_prefix_space=True) if is_byte_level else processor
 
 
 def find_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any | None:
@@ -93,13 +86,12 @@ def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConf
     expected = _preparation(first)
     for name, config in zip(names[1:], configs[1:], strict=True):
         processor = find_processor(name, config)
-        settings = {} if processor is None else _preparation(processor)
-        differing = [key for key in expected if key in settings and settings[key] != expected[key]]
-        if differing:
-            raise ValueError(
-                f"{name} prepares its inputs differently from {names[0]} ({differing[0]} differs): pass models of one "
-                "pre-trained model, or name one processor for all (--processor)"
-            )
+        settings = expected if processor is None else _preparation(processor)
+        for key in expected.keys() & settings.keys():
+            if settings[key] != expected[key]:
+                raise ValueError(
+                    f"{name} prepares its inputs differently from {names[0]} ({key} differs): pass models of one pre-trained model"
+                )
 
 
 def _preparation(processor: Any) -> dict[str, Any]:
@@ -109,7 +101,8 @@ def _preparation(processor: Any) -> dict[str, Any]:
     if hasattr(processor, "get_vocab"):
         settings = {name: getattr(processor, name, None) for name in ("do_lower_case", "padding_side")}
         return {"vocabulary": processor.get_vocab(), "special tokens": processor.special_tokens_map, **settings}
-    kinds = ("do_", "image_mean", "image_std", "size", "crop_size", "resample", "rescale_factor")
-    kinds += ("sampling_rate", "num_mel_bins", "max_length", "mean", "std", "return_attention_mask")  # of audio
-    kinds += ("feature_size", "chunk_length", "hop_length", "n_fft")  # of Whisper
-    return {name: value for name, value in processor.to_dict().items() if name.startswith(kinds) and value is not None}
+    images = ("do_", "image_mean", "image_std", "size", "crop_size", "resample", "rescale_factor")
+    audio = ("sampling_rate", "num_mel_bins", "max_length", "mean", "std", "return_attention_mask")
+    audio += ("feature_size", "chunk_length", "hop_length", "n_fft")  # of Whisper
+    settings = processor.to_dict().items()
+    return {name: value for name, value in settings if name.startswith(images + audio) and value is not None}

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from .columns import find_label_column, find_tag_column, find_word_column, has_words
+from .columns import DataSource, find_label_column, find_tag_column, find_word_column, has_words
 from .labels import NO_TAG
-from .source import DataSource
 
 
 FILE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
@@ -45,31 +44,32 @@ def as_rows(data: Any) -> Any:
 
 def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
     """The rows of a source, their split (None without splits), and a sentence about both."""
-    rows, split, words = as_rows(_load(source)), None, ""
+    rows, split, note = as_rows(_load(source)), None, ""
     # `datasets` calls rows "train" where it finds no split.
-    if isinstance(rows, Mapping) and list(rows) == ["train"] and not isinstance(source.split, str):
+    if isinstance(rows, Mapping) and list(rows) == ["train"] and source.split is None:
         rows = rows["train"]
-    if isinstance(rows, Mapping):
-        rows, split, words = _part_of(rows, source) if source.part else _split_of(rows, source)
-    elif isinstance(source.split, str):
+    if isinstance(rows, Mapping) and source.part is not None:
+        rows, split, note = _part_of(rows, source)
+    elif isinstance(rows, Mapping):
+        split = _choose_split(rows, source, PREFERRED_SPLITS)
+        rows, note = _rows_of_split(rows, split), f" of the split {split}"
+    elif source.split is not None:
         raise ValueError(f"{source.name} has no splits: leave out the split {source.split!r}")
     elif source.part is not None:
-        rows, words = _cut(rows, source, ("test", "validation")), f", cut out for the part {source.part}"
+        rows, note = _cut(rows, source, ("test", "validation")), f", cut out for the part {source.part}"
     features = getattr(rows, "features", None) or {}
     if any(column.startswith("__index_level_") for column in features):  # pandas took the first cells for row names
         raise ValueError(f"rows of {source.name} have more cells than its first line: check separators and quotes")
     if features and any("." in column and column not in features for column in source.text_columns):
         rows = rows.flatten()  # "translation.en" is a field of the column "translation"
     if source.limit is not None and source.limit < len(rows):
-        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
-        rows = (
-            rows.shuffle(seed=0, keep_in_memory=True).select(range(source.limit))
-            if features
-            else _selected(rows, order[: source.limit])
-        )
+        if features:
+            rows = rows.shuffle(seed=0, keep_in_memory=True).select(range(source.limit))
+        else:
+            rows = _selected(rows, _random_order(len(rows))[: source.limit])
     if len(rows) == 0:
         raise ValueError(f"{source.name} has no rows" + (f" in the split {split}" if split else ""))
-    return rows, split, f"{source.name}: {len(rows):,} rows{words}"
+    return rows, split, f"{source.name}: {len(rows):,} rows{note}"
 
 
 def _load(source: DataSource) -> Any:
@@ -79,44 +79,34 @@ def _load(source: DataSource) -> Any:
     import datasets
 
     path, name = Path(source.data), source.name
+    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+        return datasets.load_from_disk(path.absolute())
+    if not path.exists() and (name.startswith((".", "/", "~")) or path.suffix in FILE_FORMATS):
+        raise ValueError(f"there is no folder or file {name}")
+    # `load_dataset` takes these for file formats, and reads such files of the working directory.
+    if not path.exists() and name.partition(":")[0] in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
+        raise ValueError(f"there is no folder {name} here, and on the Hub no data set can have that name: check it")
+    if path.is_file() and path.suffix not in FILE_FORMATS:
+        raise ValueError(f"{path} is not a {', '.join(FILE_FORMATS)} file: pass one, or a folder")
     try:
         if path.is_file():
-            if path.suffix not in FILE_FORMATS:
-                raise ValueError(f"{path} is not a {', '.join(FILE_FORMATS)} file: pass one, or a folder")
-            settings = {"data_files": glob.escape(str(path.absolute()))}
-            settings |= {"sep": "\t"} if path.suffix == ".tsv" else {}
+            settings = {"sep": "\t"} if path.suffix == ".tsv" else {}
             settings |= AS_ROWS if FILE_FORMATS[path.suffix] == "csv" else {}
-            return datasets.load_dataset(FILE_FORMATS[path.suffix], **settings)
-        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-            return datasets.load_from_disk(path.absolute())
+            file = glob.escape(str(path.absolute()))
+            return datasets.load_dataset(FILE_FORMATS[path.suffix], data_files=file, **settings)
         if path.is_dir():
             builder = datasets.load_dataset_builder(str(path.absolute()))
             is_csv = hasattr(builder.config, "skip_blank_lines")
             return datasets.load_dataset(str(path.absolute()), **(AS_ROWS if is_csv else {}))
-        if name.startswith((".", "/", "~")) or path.suffix in FILE_FORMATS:
-            raise ValueError(f"there is no folder or file {name}")
         name, _, config = name.partition(":")
-        # `load_dataset` takes these for file formats, and reads such files of the working directory.
-        if name in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
-            raise ValueError(
-                f"there is no folder {name} here, and on the Hub no data set can have that name: check it"
-            )
         return datasets.load_dataset(name, config or None)
     except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
-        if "corresponds to no data" in reason or "BatchSize must be greater than 0" in reason:
-            raise ValueError(f"{name} has no rows") from error
-        if isinstance(error, ValueError):
-            raise
-        raise ValueError(f"{name} cannot be read: {reason}") from error
+        is_empty = "corresponds to no data" in reason or "BatchSize must be greater than 0" in reason
+        raise ValueError(f"{name} has no rows" if is_empty else f"{name} cannot be read: {reason}") from error
 
 
 # Splits and parts
-
-
-def _split_of(splits: Mapping[str, Any], source: DataSource) -> tuple[Any, str, str]:
-    split = _choose_split(splits, source, PREFERRED_SPLITS)
-    return _rows_of_split(splits, split), split, f" of the split {split}"
 
 
 def _rows_of_split(splits: Mapping[str, Any], split: str) -> Any:
@@ -127,27 +117,26 @@ def _rows_of_split(splits: Mapping[str, Any], split: str) -> Any:
 
     instruction = datasets.ReadInstruction.from_spec(split)
     slices = instruction.to_absolute({name: len(rows) for name, rows in splits.items()})
-    return datasets.concatenate_datasets(
-        [splits[part.splitname].select(range(part.from_, part.to)) for part in slices]
-    )
+    parts = [splits[part.splitname].select(range(part.from_, part.to)) for part in slices]
+    return datasets.concatenate_datasets(parts)
 
 
 def _choose_split(splits: Mapping[str, Any], source: DataSource, preferred: Sequence[str]) -> str:
-    if isinstance(source.split, str):
-        named = [part.partition("[")[0] for part in source.split.split("+")]
-        if not set(named) <= set(splits):
+    if source.split is not None:
+        named = {part.partition("[")[0] for part in source.split.split("+")}
+        if not named <= set(splits):
             raise ValueError(f"{source.name} has no split {source.split!r}: it has {', '.join(splits)}")
         return source.split
-    chosen = [name for name in source.split or preferred if name in splits] or (splits if len(splits) == 1 else [])
+    chosen = [name for name in preferred if name in splits] or (list(splits) if len(splits) == 1 else [])
     if not chosen:
         raise ValueError(f"{source.name} has the splits {', '.join(splits)}: choose one")
-    return next(iter(chosen))
+    return chosen[0]
 
 
 def _part_of(splits: Mapping[str, Any], source: DataSource) -> tuple[Any, str, str]:
     """The rows to train, validate or test on: the split with that purpose, else a random part of the first split."""
     first, matching = _choose_split(splits, source, SPLITS_TO_CUT), {}
-    if not isinstance(source.split, str):
+    if source.split is None:
         matching = {
             part: name
             for part, names in SPLITS_OF_PARTS.items()
@@ -183,11 +172,14 @@ def _cut(rows: Any, source: DataSource, parts: Sequence[str]) -> Any:
     count = len(rows)
     if count < 1 + len(parts):
         raise ValueError(f"{source.name} has {count} rows, too few for a part each to train, to validate and to test")
-    held_out = min(MOST_HELD_OUT_ROWS, max(1, count // 10))
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
+    held_out, order = min(MOST_HELD_OUT_ROWS, max(1, count // 10)), _random_order(count)
     places = {part: order[place * held_out : (place + 1) * held_out] for place, part in enumerate(parts)}
     places["training"] = order[len(parts) * held_out :]
     return _selected(rows, sorted(places[source.part]))
+
+
+def _random_order(count: int) -> list[int]:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
 
 
 def _selected(rows: Any, places: list[int]) -> Any:

@@ -53,14 +53,10 @@ class ZeroShotClassifier(nn.Module):
         super().__init__()
         check_class_prompts(class_prompts, clip_model)
         if class_names is not None and len(class_names) != len(class_prompts["input_ids"]):
-            raise ValueError(
-                f"class_names has {len(class_names)} names, class_prompts {len(class_prompts['input_ids'])} prompts: pass one "
-                "name per prompt"
-            )
+            raise ValueError(f"class_names has {len(class_names)} names: pass one per prompt")
         self.class_names = None if class_names is None else list(class_names)
-        prompts = {name: value for name, value in class_prompts.items() if isinstance(value, Tensor)}
         self.model = clip_model
-        self.class_prompts = prompts
+        self.class_prompts = {name: value for name, value in class_prompts.items() if isinstance(value, Tensor)}
         self.similarity = PromptSimilarity()
         self.register_buffer("text_features", torch.empty(0), persistent=False)
         self.refresh()
@@ -101,7 +97,7 @@ def logits_of_cosines(model: nn.Module, cosines: Tensor) -> Tensor:
 
 def zero_shot_in(model: nn.Module) -> ZeroShotClassifier | None:
     """The `ZeroShotClassifier` that the model is or contains."""
-    return next((each for each in model.modules() if isinstance(each, ZeroShotClassifier)), None)
+    return next((module for module in model.modules() if isinstance(module, ZeroShotClassifier)), None)
 
 
 class PromptSimilarity(nn.Module):

@@ -64,11 +64,7 @@ def from_backbone(
         return build(cls, members, shared, resolve_trunk(cls, members, shared, trunk_layers))
     if not isinstance(model, nn.Module):
         model = load_trained(model)
-    [member, *others] = read_members(cls, model, "model")
-    if others:
-        raise ValueError(
-            f"from_backbone got a Hydra of {model.num_members} members: pass one of them, model.member(i)"
-        )
+    [member] = read_members(cls, model, "model")  # of a Hydra with several, pass model.member(i)
     pruned = prune_heads(cls, member, heads_to_prune)
     whole = _compared(cls, member, model) if check else None
     return build(cls, [pruned]) if heads_to_prune or whole is None else whole
@@ -83,8 +79,6 @@ def from_pruned_members(
     check: bool = True,
 ) -> PreTrainedModel:
     """A Hydra of these members, which are averaged in the parts that `shared` names. See `AutoHydra.from_pruned_members`."""
-    if isinstance(members, nn.Module):
-        raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
     check_shared(shared)
     read: list[Member] = []
     for position, model in enumerate(members):
@@ -92,8 +86,6 @@ def from_pruned_members(
         for index, member in enumerate(of_model) if check else ():
             _compared(cls, member, model, index)
         read += of_model
-    if not read:
-        raise ValueError("members is empty: pass at least one model")
     for member in read:
         check_agrees(member, read[0])
         check_finite(member)

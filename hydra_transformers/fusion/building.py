@@ -69,8 +69,6 @@ def remaining_heads(kept: dict[str, list[list[int]]], heads_to_prune: dict | Non
 
 
 def _remaining_in_tower(kept: list[list[int]], heads_to_prune: dict) -> list[list[int]]:
-    if not isinstance(heads_to_prune, dict):
-        raise ValueError(f"heads_to_prune is {heads_to_prune!r:.60}: pass {{layer: [heads]}} of one member")
     pruned: list[set[int]] = [set() for _ in kept]
     for layer, heads in heads_to_prune.items():
         if str(layer) not in map(str, range(len(kept))):

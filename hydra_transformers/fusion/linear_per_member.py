@@ -32,10 +32,6 @@ def with_linear_layers(hydra: PreTrainedModel) -> PreTrainedModel:
     Returns:
         `PreTrainedModel`: the copy.
     """
-    if not any(isinstance_by_name(module, Grouped) for module in hydra.modules()):
-        raise TypeError(
-            f"hydra is a {type(hydra).__name__} without packed layers: pass a Hydra, as it was loaded or fused"
-        )
     check_has_no_adapters(hydra, "hydra")
     check_is_in_memory(hydra, "hydra")
     check_is_not_quantised(hydra, "hydra")

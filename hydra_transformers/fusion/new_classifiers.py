@@ -70,13 +70,11 @@ def set_classes(
     is_of_tokens: bool,
 ) -> None:
     """Sets the classes and the problem type in a config; without either, its own classes stay."""
-    if problem_type == TOKEN_CLASSIFICATION:
-        if not is_of_tokens:
-            raise ValueError(f"a {config.model_type} classifier for tokens is asked for: use its class for tokens")
+    if problem_type == TOKEN_CLASSIFICATION and is_of_tokens:
         problem_type = None
     if problem_type not in (None, *PROBLEM_TYPES):
-        known = ", ".join(map(repr, (*PROBLEM_TYPES, TOKEN_CLASSIFICATION)))
-        raise ValueError(f"problem_type is {problem_type!r}: pass one of {known}")
+        known = ", ".join(map(repr, PROBLEM_TYPES))
+        raise ValueError(f"problem_type is {problem_type!r}: pass one of {known}, or the class for tokens")
     if class_names is not None:
         least = 1 if problem_type in ("multi_label_classification", "regression") else 2
         if isinstance(class_names, str) or len(class_names) < least or len(set(class_names)) < len(class_names):

@@ -38,8 +38,6 @@ def read_members(cls: type, model: PreTrainedModel, name: str) -> list[Member]:
     name: what errors call the model
     """
     check_has_no_adapters(model, name)
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"{name} is a {type(model).__name__}: pass a Transformers or Hydra model")
     model_type = model.config.model_type
     if model_type not in (*cls.backbone_types, cls.config_class.model_type):
         raise ValueError(

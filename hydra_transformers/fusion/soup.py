@@ -40,28 +40,6 @@ def soup(models: Sequence[PreTrainedModel]) -> PreTrainedModel:
     return result.eval()
 
 
-def average_members(models: Sequence[PreTrainedModel], into: int = 3) -> list[PreTrainedModel]:
-    """Makes `into` better members of more fine-tuned models: each is the `soup` of as many of them, taken in their order.
-
-    Six models make three members of two: `AutoHydra.from_pruned_members(average_members(models), trunk_layers=9)` costs what a
-    Hydra of three models costs to run, and its shared parts are the mean of all six.
-
-    Args:
-        models (`Sequence[PreTrainedModel]`): as for `soup`; twice as many as `into`, or another multiple.
-        into (`int`, defaults to 3): the number of members.
-
-    Returns:
-        `list[PreTrainedModel]`: the members.
-    """
-    models = list(models)
-    if into < 1 or len(models) <= into or len(models) % into:
-        raise ValueError(
-            f"into is {into}, and there are {len(models)} models: pass 2 or more models for each member, as many for each"
-        )
-    each = len(models) // into
-    return [soup(models[start : start + each]) for start in range(0, len(models), each)]
-
-
 def _check_can_be_averaged(models: Sequence[PreTrainedModel]) -> None:
     first = models[0]
     for place, model in enumerate(models):

@@ -23,13 +23,10 @@ def trunk_depth(trunk_layers: int | float, layers: int) -> int:
 
 def check_trunk_layers(trunk_layers: int | float) -> None:
     """Raises for all but whole numbers and shares."""
-    if isinstance(trunk_layers, float) and not 0 <= trunk_layers < 1:
+    is_share = isinstance(trunk_layers, float) and 0 <= trunk_layers < 1
+    if not is_share and (isinstance(trunk_layers, bool) or not isinstance(trunk_layers, Integral)):
         raise ValueError(
-            f"trunk_layers is {trunk_layers}: pass a share of the layers below 1, such as 0.75, or a whole number of layers"
-        )
-    if isinstance(trunk_layers, bool) or not isinstance(trunk_layers, (Integral, float)):
-        raise TypeError(
-            f"trunk_layers is {trunk_layers!r}: pass a whole number of layers, or a share of them such as 0.75"
+            f"trunk_layers is {trunk_layers!r}: pass a share of the layers below 1, such as 0.75, or a whole number of layers"
         )
 
 

@@ -23,7 +23,6 @@ from .member_heads import heads_of_backbone, kept_heads_map, matches_circuit, pr
 
 if TYPE_CHECKING:
     from ..reports import Report
-    from ..uncertainty import TemperatureScaling
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 TO_FILL_IN = "**To be filled in after training:**"
@@ -45,7 +44,6 @@ def create_model_card(
     fine_tunings: bool | None = None,
     fine_tuning: str | None = None,
     report_model: str | None = None,
-    temperature: "TemperatureScaling | None" = None,
     plots: Mapping[str, str] | None = None,
 ) -> ModelCard:
     """Creates the card of a Hydra. What is not known is marked "To be filled in".
@@ -62,7 +60,6 @@ def create_model_card(
             default True where circuits come from different weights or members have all heads.
         fine_tuning (`str`, *optional*): a sentence on how the members were fine-tuned.
         report_model (`str`, *optional*): which of the report's models this one is; needed where it has several.
-        temperature (`TemperatureScaling`, *optional*): the temperature that is published with the model.
         plots (`Mapping[str, str]`, *optional*): title -> path in the repository, for pictures below the evaluation table.
 
     Returns:
@@ -120,7 +117,6 @@ def create_model_card(
         evaluation=evaluation,
         dataset=dataset,
         fine_tuning=fine_tuning,
-        temperature=temperature,
         plots=plots or {},
     )
     return ModelCard(re.sub(r"\n{3,}", "\n\n", str(card)).rstrip() + "\n")  # where the template's conditions stood

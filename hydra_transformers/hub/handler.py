@@ -22,14 +22,7 @@ import torch
 import transformers
 
 
-PROCESSORS = {
-    "AutoModelForAudioClassification": "AutoFeatureExtractor",
-    "AutoModelForImageClassification": "AutoImageProcessor",
-    "AutoModelForSequenceClassification": "AutoTokenizer",
-    "AutoModelForTokenClassification": "AutoTokenizer",
-    "AutoModelForZeroShotImageClassification": "AutoProcessor",
-}
-# What a request may hold.
+# What a request may hold, by the Auto class of the model.
 KINDS = {
     "AutoModelForAudioClassification": "audio",
     "AutoModelForImageClassification": "image",
@@ -37,6 +30,12 @@ KINDS = {
     "AutoModelForTokenClassification": "tokens",
     "AutoModelForZeroShotImageClassification": "zero-shot",
 }
+PROCESSORS = {
+    "audio": "AutoFeatureExtractor",
+    "image": "AutoImageProcessor",
+    "zero-shot": "AutoProcessor",
+}  # else a tokenizer
+PARAMETERS = {"zero-shot": ("top_k", "candidate_labels", "hypothesis_template"), "tokens": ()}  # else top_k
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # only these decoders read untrusted bytes
 MOST_PIXELS = 25_000_000  # in one request: a small file may decode to more than fits into memory
 MAX_ASPECT_RATIO = 100  # long side by short side: processors scale up the short one, and with it the long one
@@ -50,6 +49,11 @@ DEFAULT_TEMPLATE = "This is a photo of {}."  # as in Transformers' pipeline
 
 class RequestError(ValueError):
     """A request that cannot be answered; the message is one sentence that says why."""
+
+
+def require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise RequestError(sentence)
 
 
 class Answerer:
@@ -72,87 +76,72 @@ class Answerer:
 
     def read(self, data: Any) -> tuple[list[Any], dict[str, Any]]:
         """Checks a request; returns its texts, images or audio, and its parameters."""
-        if not isinstance(data, dict) or "inputs" not in data:
-            raise RequestError('the request has no inputs: send {"inputs": ...}')
-        if unknown := sorted(data.keys() - {"inputs", "parameters"}):
-            raise RequestError(f"the request has an unknown field {unknown[0][:40]!r}: send inputs and parameters")
+        require(isinstance(data, dict) and "inputs" in data, 'the request has no inputs: send {"inputs": ...}')
+        for name in sorted(data.keys() - {"inputs", "parameters"}):
+            raise RequestError(f"the request has an unknown field {name[:40]!r}: send inputs and parameters")
         inputs = data["inputs"] if isinstance(data["inputs"], list) else [data["inputs"]]
-        if not 1 <= len(inputs) <= self.most_inputs:
-            raise RequestError(f"inputs has {len(inputs)} entries: send 1 to {self.most_inputs}")
+        is_few = 1 <= len(inputs) <= self.most_inputs
+        require(is_few, f"inputs has {len(inputs)} entries: send 1 to {self.most_inputs}")
         parameters = self.read_parameters(data.get("parameters"))
-        if self.kind in ("text", "tokens"):
-            characters = sum(self.check_text(value, f"inputs[{place}]") for place, value in enumerate(inputs))
-            if characters > MOST_CHARACTERS:
-                raise RequestError(
-                    f"inputs has {characters:,} characters: send at most {MOST_CHARACTERS:,} in one request"
-                )
-            return inputs, parameters
-        values, taken = [], 0  # samples or pixels of the inputs before this one
+        values, taken = [], 0  # samples, pixels or characters of the inputs before this one
         for place, value in enumerate(inputs):
             name = f"inputs[{place}]"
-            if self.kind == "audio":
-                values.append(read_audio(value, name, self.processor.sampling_rate, taken))
-                taken, least = taken + len(values[-1]), least_samples(self.config)
-                if len(values[-1]) < least:
-                    raise RequestError(
-                        f"{name} has {len(values[-1])} samples, too few for this model: send at least {least}"
-                    )
+            if self.kind in ("text", "tokens"):
+                taken += self.check_text(value, name)
+            elif self.kind == "audio":
+                value = read_audio(value, name, self.processor.sampling_rate, taken)
+                taken, least = taken + len(value), least_samples(self.config)
+                few = f"{name} has {len(value)} samples, too few for this model: send at least {least}"
+                require(len(value) >= least, few)
             else:
-                values.append(read_image(value, name, taken=taken))
-                taken += values[-1].width * values[-1].height
+                value = read_image(value, name, taken=taken)
+                taken += value.width * value.height
+            values.append(value)
+        if self.kind in ("text", "tokens"):
+            many = f"inputs has {taken:,} characters: send at most {MOST_CHARACTERS:,} in one request"
+            require(taken <= MOST_CHARACTERS, many)
         return values, parameters
 
     def check_text(self, value: Any, name: str) -> int:
         """The number of characters of a text or a pair of texts, for token classification of a text or a list of words."""
-        form = "a list of words" if self.kind == "tokens" else '{"text": ..., "text_pair": ...}'
-        texts = [value]
-        if self.kind == "tokens" and isinstance(value, list):
-            texts = value
-        elif self.kind == "text" and isinstance(value, dict) and value.keys() == {"text", "text_pair"}:
+        form, texts = '{"text": ..., "text_pair": ...}', [value]
+        if self.kind == "tokens":
+            form, texts = "a list of words", value if isinstance(value, list) else [value]
+        elif isinstance(value, dict) and value.keys() == {"text", "text_pair"}:
             texts = list(value.values())
-        if not all(isinstance(text, str) for text in texts):
-            raise RequestError(f"{name} is {_kind(value)}: send a text, or {form}")
-        if not all(map(is_text, texts)):
-            raise RequestError(f"{name} has half a character (a lone surrogate): send whole ones")
-        if self.kind == "text" and not self.takes_empty and not "".join(texts).strip():
-            raise RequestError(f"{name} is empty, and this model reads nothing then: send a text")
+        is_known = all(isinstance(text, str) for text in texts)
+        require(is_known, f"{name} is {_kind(value)}: send a text, or {form}")
+        require(
+            all(is_text(text, len(text)) for text in texts),
+            f"{name} has half a character (a lone surrogate): send whole ones",
+        )
+        has_tokens = self.kind == "tokens" or self.takes_empty or "".join(texts).strip() != ""
+        require(has_tokens, f"{name} is empty, and this model reads nothing then: send a text")
         return sum(map(len, texts))
 
     def read_parameters(self, parameters: Any) -> dict[str, Any]:
         parameters = {} if parameters is None else parameters
-        if not isinstance(parameters, dict):
-            raise RequestError(f"parameters is {_kind(parameters)}: send an object, such as {{'top_k': 3}}")
-        known = {"zero-shot": ("top_k", "candidate_labels", "hypothesis_template"), "tokens": ()}
-        known = known.get(self.kind, ("top_k",))
-        if unknown := sorted(parameters.keys() - set(known)):
-            raise RequestError(
-                f"parameters has an unknown {unknown[0][:40]!r}: this model knows {', '.join(known) or 'none'}"
-            )
+        require(isinstance(parameters, dict), f"parameters is {_kind(parameters)}: send an object")
+        known = PARAMETERS.get(self.kind, ("top_k",))
+        for name in sorted(parameters.keys() - set(known)):
+            names = ", ".join(known) or "none"
+            raise RequestError(f"parameters has an unknown {name[:40]!r}: this model knows {names}")
         checked = {"top_k": 5, **parameters}
-        if type(checked["top_k"]) is not int or checked["top_k"] < 1:
-            raise RequestError("top_k must be a whole number from 1 on")
+        is_count = type(checked["top_k"]) is int and checked["top_k"] >= 1
+        require(is_count, "top_k must be a whole number from 1 on")
         if self.kind == "zero-shot":
-            checked["candidate_labels"] = _labels(parameters.get("candidate_labels"))
-            template = parameters.get("hypothesis_template", DEFAULT_TEMPLATE)
-            # Only {}: anything else in braces could read attributes.
-            is_short = is_text(template) and len(template) <= MOST_OF_A_LABEL
-            if not is_short or template.count("{}") != 1 or re.sub("[^{}]", "", template) != "{}":
-                raise RequestError(
-                    f"hypothesis_template must be a text of at most {MOST_OF_A_LABEL:,} characters with one {{}} for the label"
-                )
-            self.check_lengths(checked["candidate_labels"], template)
+            checked["candidate_labels"] = labels = _labels(parameters.get("candidate_labels"))
+            self.check_lengths(labels, _template(parameters.get("hypothesis_template", DEFAULT_TEMPLATE)))
         return checked
 
     def check_lengths(self, labels: list[str], template: str) -> None:
         """Raises on labels with more tokens than the text tower reads."""
         most = self.model.config.text_config.max_position_embeddings
         with self.one_reads:
-            lengths = [len(tokens) for tokens in self.reader(list(map(template.format, labels)))["input_ids"]]
-        if max(lengths) > most:
-            long = labels[lengths.index(max(lengths))]
-            raise RequestError(
-                f"candidate_labels has {long[:40]!r}..., which makes {max(lengths)} tokens: at most {most}"
-            )
+            prompts = self.reader(list(map(template.format, labels)))["input_ids"]
+        for label, tokens in zip(labels, prompts, strict=True):
+            long = f"candidate_labels has {label[:40]!r}..., which makes {len(tokens)} tokens: at most {most}"
+            require(len(tokens) <= most, long)
 
     def answer(self, inputs: list[Any], parameters: dict[str, Any]) -> list[dict[str, Any]]:
         return self.model.predict(inputs, self.processor, batch_size=self.together(inputs), **parameters)
@@ -160,10 +149,8 @@ class Answerer:
     def together(self, inputs: list[Any]) -> int:
         """How many inputs share a pass. The prediction for a raw waveform would depend on longer ones beside it without a mask, and also
         where a norm of the convolutions goes over all samples, padding too."""
-        # Spectrograms have one length.
-        is_raw = self.kind == "audio" and not any(
-            hasattr(self.processor, name) for name in ("num_mel_bins", "chunk_length")
-        )
+        spectrograms = ("num_mel_bins", "chunk_length")  # which have one length
+        is_raw = self.kind == "audio" and not any(hasattr(self.processor, name) for name in spectrograms)
         has_masks = getattr(self.processor, "return_attention_mask", False)
         has_masks = has_masks and getattr(self.config, "feat_extract_norm", None) != "group"
         return 1 if is_raw and not has_masks else len(inputs)
@@ -182,15 +169,15 @@ class EndpointHandler(Answerer):
         task = next(iter(own or known))
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = getattr(transformers, task).from_pretrained(path, trust_remote_code=True).to(device).eval()
-        super().__init__(model, getattr(transformers, PROCESSORS[task]).from_pretrained(path), KINDS[task])
+        processor = getattr(transformers, PROCESSORS.get(KINDS[task], "AutoTokenizer")).from_pretrained(path)
+        super().__init__(model, processor, KINDS[task])
 
     def __call__(self, data: dict[str, Any]) -> dict[str, Any] | list[dict[str, Any]]:
         """
         data: {"inputs": one or a list, "parameters": {"top_k": 5}}. An input is a text, or an image or a 16-bit WAV file in
             base64 (or a PIL image or bytes, as Endpoints pass on image/jpeg, audio/wav and the like). For CLIP, parameters must have
             "candidate_labels" and may have "hypothesis_template"
-        returns: a dict, or for a list a list of dicts: label, score, uncertainty, aleatoric, epistemic, abstain,
-            prediction_set (of a regression model also interval) and scores
+        returns: what the model's pipeline gives, a dict, or for a list a list of dicts
         """
         inputs, parameters = self.read(data)
         answers = as_json(self.answer(inputs, parameters))
@@ -206,10 +193,10 @@ def as_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def is_text(value: Any) -> bool:
-    """A str that can be encoded: JSON can hold lone surrogates."""
+def is_text(value: Any, most: int = MOST_CHARACTERS) -> bool:
+    """A str of at most so many characters that can be encoded: JSON can hold lone surrogates."""
     try:
-        return isinstance(value, str) and value.encode() is not None
+        return isinstance(value, str) and len(value) <= most and value.encode() is not None
     except UnicodeEncodeError:
         return False
 
@@ -234,15 +221,12 @@ def read_image(
             raise RequestError(f"{name} has {Image.MAX_IMAGE_PIXELS:,} pixels or more, {too_many}") from error
         except Exception as error:  # decoders raise all kinds of errors
             raise RequestError(f"{name} is not an image that can be read: send {', '.join(formats)}") from error
-    width, height = image.size
-    if width * height + taken > most_pixels:
-        raise RequestError(f"{name} has {width:,} x {height:,} pixels, {too_many}")
-    if max(image.size) > MAX_ASPECT_RATIO * min(image.size):
-        raise RequestError(
-            f"{name} has {width:,} x {height:,} pixels: send one at most {MAX_ASPECT_RATIO} times as long as wide"
-        )
-    if image.mode.startswith(("I", "F")):  # in RGB everything above level 255 would be white
-        raise RequestError(f"{name} has the mode {image.mode}, of more than 256 levels: send 8 bits a channel")
+    size, is_long = f"{image.width:,} x {image.height:,} pixels", max(image.size) > MAX_ASPECT_RATIO * min(image.size)
+    require(image.width * image.height + taken <= most_pixels, f"{name} has {size}, {too_many}")
+    require(not is_long, f"{name} has {size}: send one at most {MAX_ASPECT_RATIO} times as long as wide")
+    # In RGB everything above level 255 would be white.
+    is_deep = image.mode.startswith(("I", "F"))
+    require(not is_deep, f"{name} has the mode {image.mode}, of more than 256 levels: send 8 bits a channel")
     try:
         # Turned here: the pipeline would fail on broken EXIF data.
         image = ImageOps.exif_transpose(image).convert("RGB")
@@ -266,15 +250,13 @@ def read_audio(value: Any, name: str, rate: int, taken: int = 0) -> np.ndarray:
             frames = file.readframes(length)
     except Exception as error:  # headers can be broken in many ways
         raise RequestError(f"{name} is not a WAV file that can be read: send one of 16 bits") from error
-    if (width, file_rate) != (2, rate):
-        raise RequestError(
-            f"{name} has {8 * width} bits and {file_rate:,} samples per second: send 16 bits and {rate:,} samples per second"
-        )
-    if not length or len(frames) < length * channels * width:
-        raise RequestError(f"{name} has no samples, or fewer than its header says: send the whole file")
-    if length + taken > MOST_SAMPLES:
-        before = " with the audio before it" if taken else ""
-        raise RequestError(f"{name} has {length:,} samples, too many{before}: send at most {MOST_SAMPLES:,}")
+    form = f"{name} has {8 * width} bits and {file_rate:,} samples per second"
+    require((width, file_rate) == (2, rate), f"{form}: send 16 bits and {rate:,} samples per second")
+    is_whole = length > 0 and len(frames) >= length * channels * width
+    require(is_whole, f"{name} has no samples, or fewer than its header says: send the whole file")
+    before = " with the audio before it" if taken else ""
+    many = f"{name} has {length:,} samples, too many{before}: send at most {MOST_SAMPLES:,}"
+    require(length + taken <= MOST_SAMPLES, many)
     return np.frombuffer(frames, dtype="<i2").reshape(-1, channels).mean(axis=1, dtype=np.float32) / 2**15
 
 
@@ -282,8 +264,7 @@ def _file_content(value: Any, name: str, kind: str) -> bytes:
     """The bytes of a file that was sent as bytes or in base64."""
     if isinstance(value, bytes):
         return value
-    if not isinstance(value, str):
-        raise RequestError(f"{name} is {_kind(value)}: send {kind} in base64")
+    require(isinstance(value, str), f"{name} is {_kind(value)}: send {kind} in base64")
     text = value.partition(";base64,")[2] if value.startswith(("data:image/", "data:audio/")) else value
     try:
         return base64.b64decode(text, validate=True)
@@ -300,17 +281,20 @@ def least_samples(config: Any) -> int:
 
 
 def _labels(labels: Any) -> list[str]:
-    is_list = isinstance(labels, list) and all(
-        is_text(label) and label.strip() and len(label) <= MOST_OF_A_LABEL for label in labels
-    )
-    if not is_list or not 1 <= len(labels) <= MOST_LABELS:
-        raise RequestError(
-            f"candidate_labels must be a list of 1 to {MOST_LABELS:,} texts of at most {MOST_OF_A_LABEL:,} characters: the model "
-            "chooses among them"
-        )
-    if len(set(labels)) < len(labels):
-        raise RequestError("candidate_labels names a label twice: send each once")
+    is_list = isinstance(labels, list) and 1 <= len(labels) <= MOST_LABELS
+    are_texts = is_list and all(is_text(label, MOST_OF_A_LABEL) and label.strip() for label in labels)
+    limits = f"1 to {MOST_LABELS:,} texts of at most {MOST_OF_A_LABEL:,} characters"
+    require(are_texts, f"candidate_labels must be a list of {limits}: the model chooses among them")
+    require(len(set(labels)) == len(labels), "candidate_labels names a label twice: send each once")
     return labels
+
+
+def _template(template: Any) -> str:
+    # Only {}: anything else in braces could read attributes.
+    is_plain = is_text(template, MOST_OF_A_LABEL) and re.sub("[^{}]", "", template) == "{}" and "{}" in template
+    limit = f"hypothesis_template must be a text of at most {MOST_OF_A_LABEL:,} characters"
+    require(is_plain, f"{limit} with one {{}} for the label")
+    return template
 
 
 def _kind(value: Any) -> str:

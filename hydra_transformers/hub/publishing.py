@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, get_token
 from huggingface_hub.errors import (
-    GatedRepoError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
-    LocalTokenNotFoundError,
     OfflineModeIsEnabled,
     RemoteEntryNotFoundError,
 )
@@ -29,7 +27,6 @@ from .space import PACKAGE
 
 if TYPE_CHECKING:
     from ..reports import Report
-    from ..uncertainty import TemperatureScaling
 
 logger = logging.get_logger(f"transformers.{__name__}")  # follows Transformers' verbosity
 
@@ -44,7 +41,6 @@ REFUSALS = {
     403: "the token may not write to {repo_id}: use one with write access, and a namespace of your own",
     404: "the Hub has no repository {repo_id}, or this token may not see it: check the name and the token",
 }
-NO_TOKEN = "there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token="
 
 
 class HubError(RuntimeError):
@@ -57,7 +53,6 @@ def push_hydra_to_hub(
     processor: Any = None,
     report: "Report | None" = None,
     *,
-    temperature: "TemperatureScaling | None" = None,
     card: ModelCard | None = None,
     private: bool | None = None,
     token: str | None = None,
@@ -74,7 +69,6 @@ def push_hydra_to_hub(
         processor (*optional*): the image processor, tokenizer or processor that prepares the model's inputs.
         report (`Report`, *optional*): from `evaluate_uncertainty`: goes into the card, and as JSON and plots into
             `evaluation/`.
-        temperature (`TemperatureScaling`, *optional*): published as `temperature.json`; it belongs to these weights.
         card (`ModelCard`, *optional*): a card of your own; by default `create_model_card` makes it.
         private (`bool`, *optional*): whether a new repository is private; by default your account's setting. An existing
             one stays as it is.
@@ -93,10 +87,8 @@ def push_hydra_to_hub(
     api = _api(token)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        plots = _stage(folder, model, processor, report, temperature)
-        new = card or create_model_card(
-            model, report, repo_id=repo_id, temperature=temperature, plots=plots, **card_arguments
-        )
+        plots = _stage(folder, model, processor, report)
+        new = card or create_model_card(model, report, repo_id=repo_id, plots=plots, **card_arguments)
         with _one_sentence(repo_id):
             api.create_repo(repo_id, private=private, exist_ok=True)
             existing = None if overwrite_card else _file_on_hub(api, repo_id, "README.md")
@@ -142,7 +134,7 @@ def push_space_to_hub(
 
 def _api(token: str | None) -> HfApi:
     if token is None and get_token() is None:
-        raise HubError(NO_TOKEN)
+        raise HubError("there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token=")
     return HfApi(token=token)
 
 
@@ -169,21 +161,13 @@ def _leave_own_handler(api: HfApi, repo_id: str, folder: Path) -> None:
         (folder / HANDLER.name).unlink()
 
 
-def _stage(
-    folder: Path,
-    model: PreTrainedModel,
-    processor: Any,
-    report: "Report | None",
-    temperature: "TemperatureScaling | None",
-) -> dict[str, str]:
+def _stage(folder: Path, model: PreTrainedModel, processor: Any, report: "Report | None") -> dict[str, str]:
     """Writes everything but the card, and returns the card's plots: title -> path."""
     model.save_pretrained(folder)
     if processor is not None:
         processor.save_pretrained(folder)
         if not KINDS.keys().isdisjoint(model.config.auto_classes):
             shutil.copyfile(HANDLER, folder / HANDLER.name)
-    if temperature is not None:
-        temperature.save(folder)
     if report is None:
         return {}
     report.to_json(folder / REPORT_FOLDER / "report.json")
@@ -209,10 +193,6 @@ def _one_sentence(repo_id: str) -> Iterator[None]:
         yield
     except OfflineModeIsEnabled as error:
         raise HubError("the Hub is switched off by HF_HUB_OFFLINE: unset it to publish") from error
-    except GatedRepoError as error:
-        raise HubError(f"{repo_id} is gated: ask for access on its page, then try again") from error
-    except LocalTokenNotFoundError as error:
-        raise HubError(NO_TOKEN) from error
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", None)
         message = (error.server_message or str(error)).strip().splitlines()[0]
@@ -223,7 +203,4 @@ def _one_sentence(repo_id: str) -> Iterator[None]:
         known = isinstance(error, (ConnectionError, TimeoutError, LocalEntryNotFoundError))
         if not known and library not in ("httpx", "httpcore", "requests", "urllib3"):
             raise
-        raise HubError(
-            f"the Hub could not be reached ({type(error).__name__}): check the network, or save the model to a folder "
-            "with save_pretrained and publish it later"
-        ) from error
+        raise HubError(f"the Hub could not be reached ({type(error).__name__}): check the network") from error

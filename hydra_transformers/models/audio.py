@@ -23,12 +23,6 @@ class HydraAudioEncoderMixin(HydraEncoderMixin):
         return self.first_embeddings().patch_embeddings
 
     def embed_inputs(self, input_values: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None):
-        if input_values is None:
-            raise ValueError("input_values is missing: pass the feature extractor's output")
-        if input_values.dim() != 3:
-            raise ValueError(
-                f"input_values has the shape {tuple(input_values.shape)}: pass spectrograms, (batch, frames, mel bins)"
-            )
         frames, mel_bins = self.config.max_length, self.config.num_mel_bins
         if self._patches(*input_values.shape[1:]) != self._patches(frames, mel_bins):
             raise ValueError(

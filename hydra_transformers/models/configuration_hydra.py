@@ -67,12 +67,14 @@ def task_of(pipeline: str) -> str:
     return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
 
 
-def class_paths(module: str, prefix: str, *heads: str) -> dict[str, str]:
+def class_paths(module: str, prefix: str, *heads: str, **others: str) -> dict[str, str]:
     """By Auto class of Transformers, where it finds the classes of a family: "modeling_hydra_vit.HydraViTModel", for example.
 
     heads: the ends of its other classes' names, "ForImageClassification" for example
+    others: classes that are named otherwise, by the end of their Auto class
     """
-    models = {f"AutoModel{head}": f"modeling_hydra_{module}.{prefix}{head or 'Model'}" for head in ("", *heads)}
+    names = {"": f"{prefix}Model"} | {head: prefix + head for head in heads} | others
+    models = {f"AutoModel{head}": f"modeling_hydra_{module}.{name}" for head, name in names.items()}
     return {"AutoConfig": f"configuration_hydra_{module}.{prefix}Config"} | models
 
 

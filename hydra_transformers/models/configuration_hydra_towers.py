@@ -126,9 +126,7 @@ class HydraCLIPVisionConfig(HydraConfigMixin, CLIPVisionConfig):
     """
 
     model_type = "hydra_clip_vision_model"
-    auto_classes = class_paths("towers", "HydraCLIPVision") | {
-        "AutoModelForImageClassification": "modeling_hydra_towers.HydraCLIPForImageClassification"
-    }
+    auto_classes = class_paths("towers", "HydraCLIPVision", ForImageClassification="HydraCLIPForImageClassification")
     base_config_key = "vision_config"
 
     layer_spec = property(tower_layer_spec)
@@ -151,9 +149,7 @@ class HydraCLIPConfig(HydraTowersConfigMixin, CLIPConfig):
     text_config: HydraCLIPTextConfig | dict | None = None
     vision_config: HydraCLIPVisionConfig | dict | None = None
 
-    auto_classes = class_paths("towers", "HydraCLIP") | {
-        "AutoModelForZeroShotImageClassification": "modeling_hydra_towers.HydraCLIPModel"
-    }
+    auto_classes = class_paths("towers", "HydraCLIP", ForZeroShotImageClassification="HydraCLIPModel")
 
 
 @strict
@@ -180,9 +176,9 @@ class HydraSiglipVisionConfig(HydraConfigMixin, SiglipVisionConfig):
     """
 
     model_type = "hydra_siglip_vision_model"
-    auto_classes = class_paths("towers", "HydraSiglipVision") | {
-        "AutoModelForImageClassification": "modeling_hydra_towers.HydraSiglipForImageClassification"
-    }
+    auto_classes = class_paths(
+        "towers", "HydraSiglipVision", ForImageClassification="HydraSiglipForImageClassification"
+    )
     base_config_key = "vision_config"
 
     vision_use_head: bool = True
@@ -207,6 +203,4 @@ class HydraSiglipConfig(HydraTowersConfigMixin, SiglipConfig):
     text_config: HydraSiglipTextConfig | dict | None = None
     vision_config: HydraSiglipVisionConfig | dict | None = None
 
-    auto_classes = class_paths("towers", "HydraSiglip") | {
-        "AutoModelForZeroShotImageClassification": "modeling_hydra_towers.HydraSiglipModel"
-    }
+    auto_classes = class_paths("towers", "HydraSiglip", ForZeroShotImageClassification="HydraSiglipModel")

@@ -40,9 +40,9 @@ class HydraWav2Vec2Config(HydraWaveformConfigMixin, Wav2Vec2Config):
     r"""A [`Wav2Vec2Config`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_wav2vec2"
-    auto_classes = class_paths("waveforms", "HydraWav2Vec2") | {
-        "AutoModelForAudioClassification": "modeling_hydra_waveforms.HydraWav2Vec2ForSequenceClassification"
-    }
+    auto_classes = class_paths(
+        "waveforms", "HydraWav2Vec2", ForAudioClassification="HydraWav2Vec2ForSequenceClassification"
+    )
 
 
 @strict
@@ -50,9 +50,9 @@ class HydraHubertConfig(HydraWaveformConfigMixin, HubertConfig):
     r"""A [`HubertConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_hubert"
-    auto_classes = class_paths("waveforms", "HydraHubert") | {
-        "AutoModelForAudioClassification": "modeling_hydra_waveforms.HydraHubertForSequenceClassification"
-    }
+    auto_classes = class_paths(
+        "waveforms", "HydraHubert", ForAudioClassification="HydraHubertForSequenceClassification"
+    )
 
 
 @strict
@@ -60,6 +60,4 @@ class HydraWavLMConfig(HydraWaveformConfigMixin, WavLMConfig):
     r"""A [`WavLMConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_wavlm"
-    auto_classes = class_paths("waveforms", "HydraWavLM") | {
-        "AutoModelForAudioClassification": "modeling_hydra_waveforms.HydraWavLMForSequenceClassification"
-    }
+    auto_classes = class_paths("waveforms", "HydraWavLM", ForAudioClassification="HydraWavLMForSequenceClassification")

@@ -8,7 +8,7 @@ import importlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,12 +73,11 @@ class Decision(FixedDtype):
     """
 
     task: str
-    fields: ClassVar[Mapping[str, tuple[type, ...]]] = {}  # of the task alone: name -> types
     reads_features = False
 
     def __init__(self, settings: Mapping[str, Any], num_parameters: int):
         super().__init__()
-        check_settings(settings, self.fields, num_parameters)
+        check_settings(settings, num_parameters)
         self.settings = dict(settings)
         for name, shape in settings["state"].items():
             self.register_buffer(name, torch.full(shape, math.nan, dtype=torch.float32))
@@ -191,26 +190,8 @@ class Decision(FixedDtype):
         return digest_of(self.get_buffer(name) for name in sorted(self.settings["state"]))  # JSON sorts names, too
 
 
-COMMON = {
-    "version": (int,),
-    "task": (str,),
-    "detector": (dict,),
-    "threshold": (float, int, str, type(None)),  # JSON has no infinity: it is written as text
-    "alpha": (float, type(None)),
-    "config": (dict, type(None)),
-    "dtype": (str, type(None)),
-    "state": (dict,),
-    "digests": (dict, type(None)),
-    "sentences": (list,),
-}
-
-
-def check_settings(settings: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]], num_parameters: float) -> None:
-    """Raises an error for settings that `calibrate` cannot have written."""
-    for name, types in {**COMMON, **fields}.items():
-        if name not in settings or not isinstance(settings[name], types):
-            found = repr(settings[name])[:100] if name in settings else "missing"
-            raise ValueError(f"decision.{name} is {found}: {RECALIBRATE}, or load the model with decision=None")
+def check_settings(settings: Mapping[str, Any], num_parameters: float) -> None:
+    """Raises an error for settings that would silently change predictions, or ask for too much memory."""
     if not 0 < settings.get("temperature", 1.0) < math.inf:
         raise ValueError(f"decision.temperature is {settings['temperature']}: {RECALIBRATE}")
     most = max(2**26, 16 * num_parameters)  # bounds the memory that a config alone can ask for

@@ -1,7 +1,6 @@
 """The decision of a multi-label model: a temperature, a threshold per label, the labels that a row may have, when to abstain."""
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,12 +24,6 @@ class TaskDecision(Decision):
     """
 
     task = "multi_label_classification"
-    fields: ClassVar = {
-        "temperature": (float, int),
-        "log_odds": (list,),
-        "set_log_odds": (list, type(None)),
-        "per_label": (bool,),
-    }
 
     def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> DecisionOutput:
         """member_logits: (batch, members, labels)"""

@@ -1,7 +1,5 @@
 """The decision of a regression model: intervals, and a width above which nothing is answered."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -19,7 +17,6 @@ class TaskDecision(Decision):
     """
 
     task = "regression"
-    fields: ClassVar = {"floors": (list,), "factors": (list,)}
 
     def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> DecisionOutput:
         """member_logits: (batch, members, outputs); the interval is (batch, outputs, 2)"""

@@ -1,12 +1,12 @@
 """The decision of a model that chooses one class: a temperature, a detector with its threshold, and prediction sets."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .decision import Decision, DecisionOutput, check_settings
+from .decision import Decision, DecisionOutput
 from .detection import DETECTORS, answers_of, score
 from .modeling_hydra import at_least_float32, is_exporting, log_mean_of_exponentials, log_mean_probability
 
@@ -25,10 +25,8 @@ class TaskDecision(Decision):
     """
 
     task = "single_label_classification"
-    fields: ClassVar = {"temperature": (float, int), "sets": (dict, type(None))}
 
     def __init__(self, settings: dict[str, Any], num_parameters: int):
-        check_settings(settings, self.fields, num_parameters)
         method, state = DETECTORS.get(settings["detector"].get("name")), tuple(settings["state"])
         if method is None or sorted(state) != sorted(method.state) or settings["detector"].get("by") not in method.by:
             raise ValueError(f"decision.detector is {str(settings['detector'])[:200]}: call calibrate() again")

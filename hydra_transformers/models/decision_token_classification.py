@@ -1,7 +1,5 @@
 """The decision of a token classifier: a temperature, and how unsure a token may be."""
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from .decision import Decision, DecisionOutput
@@ -17,7 +15,6 @@ class TaskDecision(Decision):
     """
 
     task = "token_classification"
-    fields: ClassVar = {"temperature": (float, int)}
 
     def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> DecisionOutput:
         """member_logits: (batch, members, tokens, classes)"""

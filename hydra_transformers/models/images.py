@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -98,12 +99,15 @@ class PatchProjection(nn.Conv2d):
         return hidden_states.permute(0, 3, 1, 2)
 
 
-def as_patch_projection(convolution: nn.Conv2d) -> PatchProjection:
-    """A new patch projection in the shape of a Transformers model's convolution."""
-    return PatchProjection(
-        convolution.in_channels,
-        convolution.out_channels,
-        convolution.kernel_size,
-        stride=convolution.stride,
-        bias=convolution.bias is not None,
-    )
+class PatchProductMixin:
+    """A backbone's embeddings of images with the patches embedded by a product."""
+
+    convolution_name = "patch_embeddings.projection"
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__(config)
+        old = self.get_submodule(self.convolution_name)
+        new = PatchProjection(
+            old.in_channels, old.out_channels, old.kernel_size, old.stride, bias=old.bias is not None
+        )
+        self.set_submodule(self.convolution_name, new)

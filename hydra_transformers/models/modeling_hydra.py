@@ -203,6 +203,12 @@ def shared_or_per_member(
     return module
 
 
+def shared_norm(config: PreTrainedConfig, layer: int | None = None) -> nn.Module:
+    """A LayerNorm of the states, for all members or for each."""
+    build = partial(nn.LayerNorm, config.hidden_size, eps=config.layer_spec.norm_eps)
+    return shared_or_per_member(config, "layernorm", build, layer)
+
+
 def embed(embeddings: nn.Module, *args, **kwargs) -> torch.Tensor:
     """Input embeddings (members, batch, tokens, hidden); (1, batch, tokens, hidden) where they are the same for all."""
     if isinstance(embeddings, PerMember):

@@ -10,7 +10,7 @@ from transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogra
 
 from .audio import HydraAudioClassifierMixin, HydraAudioEncoderMixin
 from .configuration_hydra_ast import HydraASTConfig
-from .modeling_hydra import GroupedLinear, hydra_layers, shared_or_per_member
+from .modeling_hydra import GroupedLinear, hydra_layers, shared_norm, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
 
 
@@ -36,9 +36,7 @@ class HydraASTModel(HydraAudioEncoderMixin, HydraASTPreTrainedModel):
         super().__init__(config)
         self.embeddings = shared_or_per_member(config, "embeddings", lambda: ASTEmbeddings(config))
         self.layers = hydra_layers(config)
-        self.layernorm = shared_or_per_member(
-            config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        )
+        self.layernorm = shared_norm(config)
         self.post_init()
 
     def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:

@@ -13,18 +13,14 @@ from transformers import BeitForImageClassification, BeitModel
 from transformers.models.beit.modeling_beit import BeitEmbeddings, BeitPreTrainedModel
 
 from .configuration_hydra_beit import HydraBeitConfig
-from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, as_patch_projection
-from .modeling_hydra import Grouped, Norm, embed, hydra_layers, shared_or_per_member
+from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, PatchProductMixin
+from .modeling_hydra import Grouped, Norm, embed, hydra_layers, shared_norm, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
 from .relative_attention import HydraTableBiasAttention
 
 
-class HydraBeitEmbeddings(BeitEmbeddings):
-    """BEiT's embeddings with the patches embedded by a product."""
-
-    def __init__(self, config: HydraBeitConfig):
-        super().__init__(config)
-        self.patch_embeddings.projection = as_patch_projection(self.patch_embeddings.projection)
+class HydraBeitEmbeddings(PatchProductMixin, BeitEmbeddings):
+    pass
 
 
 class HydraBeitPreTrainedModel(HydraModelMixin, BeitPreTrainedModel):
@@ -116,18 +112,12 @@ class HydraBeitPooler(nn.Module):
 
     def __init__(self, config: HydraBeitConfig):
         super().__init__()
-        self.layernorm = norm_of(config) if config.use_mean_pooling else None
+        self.layernorm = shared_norm(config) if config.use_mean_pooling else None
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if self.layernorm is None:
             return hidden_states[:, :, 0]
         return self.layernorm(hidden_states[:, :, 1:].mean(dim=2))
-
-
-def norm_of(config: HydraBeitConfig) -> nn.Module:
-    return shared_or_per_member(
-        config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-    )
 
 
 class HydraBeitModel(HydraImageEncoderMixin, HydraBeitPreTrainedModel):
@@ -143,7 +133,7 @@ class HydraBeitModel(HydraImageEncoderMixin, HydraBeitPreTrainedModel):
             )
         self.layers = hydra_layers(config, attention_class=HydraBeitAttention)
         if not config.use_mean_pooling:  # which norms the mean instead
-            self.layernorm, self.last_norm = norm_of(config), "layernorm"
+            self.layernorm, self.last_norm = shared_norm(config), "layernorm"
         has_pooler = config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer
         self.pooler = HydraBeitPooler(config) if has_pooler else None
         self.post_init()

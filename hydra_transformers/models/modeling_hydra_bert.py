@@ -6,27 +6,8 @@ missing each time.
 """
 
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    AlbertForSequenceClassification,
-    AlbertForTokenClassification,
-    AlbertModel,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    BertModel,
-    CamembertForSequenceClassification,
-    CamembertForTokenClassification,
-    CamembertModel,
-    ElectraForSequenceClassification,
-    ElectraForTokenClassification,
-    ElectraModel,
-    RobertaForSequenceClassification,
-    RobertaForTokenClassification,
-    RobertaModel,
-    XLMRobertaForSequenceClassification,
-    XLMRobertaForTokenClassification,
-    XLMRobertaModel,
-)
 from transformers.models.albert.modeling_albert import AlbertEmbeddings, AlbertPreTrainedModel
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertPreTrainedModel
 from transformers.models.electra.modeling_electra import ElectraEmbeddings, ElectraPreTrainedModel
@@ -74,12 +55,12 @@ class BertEncoderMixin(HydraTypedTextEncoderMixin):
 
 
 class HydraBertModel(BertEncoderMixin, HydraBertPreTrainedModel):
-    backbone_classes = (BertModel,)
+    backbone_classes = (transformers.BertModel,)
     embeddings_class = BertEmbeddings
 
 
 class HydraBertForSequenceClassification(HydraTypedTextClassifierMixin, HydraBertPreTrainedModel):
-    backbone_classes = (BertForSequenceClassification,)
+    backbone_classes = (transformers.BertForSequenceClassification,)
     encoder_class = HydraBertModel
     encoder_options = {"add_pooling_layer": True}
 
@@ -90,7 +71,7 @@ class HydraBertForSequenceClassification(HydraTypedTextClassifierMixin, HydraBer
 class HydraBertForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraBertPreTrainedModel
 ):
-    backbone_classes = (BertForTokenClassification,)
+    backbone_classes = (transformers.BertForTokenClassification,)
     encoder_class = HydraBertModel
 
 
@@ -104,15 +85,15 @@ class HydraRobertaPreTrainedModel(HydraModelMixin, RobertaPreTrainedModel):
 
 
 class HydraRobertaModel(BertEncoderMixin, HydraRobertaPreTrainedModel):
-    backbone_classes = (RobertaModel, XLMRobertaModel, CamembertModel)
+    backbone_classes = (transformers.RobertaModel, transformers.XLMRobertaModel, transformers.CamembertModel)
     embeddings_class = RobertaEmbeddings
 
 
 class HydraRobertaForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraRobertaPreTrainedModel):
     backbone_classes = (
-        RobertaForSequenceClassification,
-        XLMRobertaForSequenceClassification,
-        CamembertForSequenceClassification,
+        transformers.RobertaForSequenceClassification,
+        transformers.XLMRobertaForSequenceClassification,
+        transformers.CamembertForSequenceClassification,
     )
     encoder_class = HydraRobertaModel
     encoder_options = {"add_pooling_layer": False}
@@ -122,9 +103,9 @@ class HydraRobertaForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraRobertaPreTrainedModel
 ):
     backbone_classes = (
-        RobertaForTokenClassification,
-        XLMRobertaForTokenClassification,
-        CamembertForTokenClassification,
+        transformers.RobertaForTokenClassification,
+        transformers.XLMRobertaForTokenClassification,
+        transformers.CamembertForTokenClassification,
     )
     encoder_class = HydraRobertaModel
 
@@ -154,7 +135,7 @@ class HydraElectraEmbeddings(ElectraEmbeddings):
 
 
 class HydraElectraModel(HydraTypedTextEncoderMixin, HydraElectraPreTrainedModel):
-    backbone_classes = (ElectraModel,)
+    backbone_classes = (transformers.ElectraModel,)
 
     def __init__(self, config: HydraElectraConfig):
         super().__init__(config)
@@ -164,7 +145,7 @@ class HydraElectraModel(HydraTypedTextEncoderMixin, HydraElectraPreTrainedModel)
 
 
 class HydraElectraForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraElectraPreTrainedModel):
-    backbone_classes = (ElectraForSequenceClassification,)
+    backbone_classes = (transformers.ElectraForSequenceClassification,)
     encoder_class = HydraElectraModel
     head_activation = nn.GELU
 
@@ -172,7 +153,7 @@ class HydraElectraForSequenceClassification(HydraTwoMapTextClassifierMixin, Hydr
 class HydraElectraForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraElectraPreTrainedModel
 ):
-    backbone_classes = (ElectraForTokenClassification,)
+    backbone_classes = (transformers.ElectraForTokenClassification,)
     encoder_class = HydraElectraModel
 
 
@@ -209,13 +190,13 @@ class HydraAlbertEmbeddings(AlbertEmbeddings):
 
 
 class HydraAlbertModel(BertEncoderMixin, HydraAlbertPreTrainedModel):
-    backbone_classes = (AlbertModel,)
+    backbone_classes = (transformers.AlbertModel,)
     embeddings_class = HydraAlbertEmbeddings
     runs_layers_again = True
 
 
 class HydraAlbertForSequenceClassification(HydraTypedTextClassifierMixin, HydraAlbertPreTrainedModel):
-    backbone_classes = (AlbertForSequenceClassification,)
+    backbone_classes = (transformers.AlbertForSequenceClassification,)
     encoder_class = HydraAlbertModel
     encoder_options = {"add_pooling_layer": True}
 
@@ -226,5 +207,5 @@ class HydraAlbertForSequenceClassification(HydraTypedTextClassifierMixin, HydraA
 class HydraAlbertForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraAlbertPreTrainedModel
 ):
-    backbone_classes = (AlbertForTokenClassification,)
+    backbone_classes = (transformers.AlbertForTokenClassification,)
     encoder_class = HydraAlbertModel

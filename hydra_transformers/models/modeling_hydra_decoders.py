@@ -6,28 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    Gemma3TextForSequenceClassification,
-    Gemma3TextModel,
-    GemmaForSequenceClassification,
-    GemmaForTokenClassification,
-    GemmaModel,
-    LlamaForSequenceClassification,
-    LlamaForTokenClassification,
-    LlamaModel,
-    PreTrainedConfig,
-    Qwen2ForSequenceClassification,
-    Qwen2ForTokenClassification,
-    Qwen2Model,
-    Qwen3ForSequenceClassification,
-    Qwen3ForTokenClassification,
-    Qwen3Model,
-)
+from transformers import PreTrainedConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.models.gemma.modeling_gemma import GemmaPreTrainedModel
+from transformers.models.gemma.modeling_gemma import GemmaPreTrainedModel, GemmaRMSNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3PreTrainedModel, Gemma3RotaryEmbedding
-from transformers.models.llama.modeling_llama import LlamaPreTrainedModel, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaPreTrainedModel, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3PreTrainedModel
 
@@ -66,36 +51,6 @@ DECODER_RULES = (
     Rule("embeddings.word_embeddings.*", "embed_tokens.*"),
     Rule("classifier.*", "score.*"),
 )
-
-
-class HydraRMSNorm(nn.Module):
-    """Root mean square normalisation as Llama has it: in float32, and back in the states' own dtype times the weight."""
-
-    def __init__(self, hidden_size: int, eps: float):
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden_size))
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.weight * self.normalised(hidden_states).to(hidden_states.dtype)
-
-    def normalised(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = hidden_states.float()
-        return hidden_states * torch.rsqrt(hidden_states.pow(2).mean(-1, keepdim=True) + self.eps)
-
-    def extra_repr(self) -> str:
-        return f"{tuple(self.weight.shape)}, eps={self.eps}"
-
-
-class HydraOffsetRMSNorm(HydraRMSNorm):
-    """As Gemma has it: the weight counts from one, and the product is taken in float32 as well."""
-
-    def __init__(self, hidden_size: int, eps: float):
-        super().__init__(hidden_size, eps)
-        nn.init.zeros_(self.weight)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return (self.normalised(hidden_states) * (1 + self.weight.float())).to(hidden_states.dtype)
 
 
 class HydraScaledEmbedding(nn.Embedding):
@@ -209,7 +164,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
     """
 
     embedding_class: type[nn.Embedding] = nn.Embedding
-    norm_class: type[nn.Module] = HydraRMSNorm
+    norm_class: type[nn.Module] = LlamaRMSNorm
     rotary_class: type[nn.Module] = HydraRotaryEmbedding
     attention_class: type[HydraDecoderAttention] = HydraDecoderAttention
     layer_class: type[HydraLayer] = HydraLayer
@@ -304,104 +259,99 @@ class HydraDecoderClassifierMixin(HydraTextClassifierMixin):
         return pooled
 
 
-class HydraLlamaPreTrainedModel(HydraModelMixin, LlamaPreTrainedModel):
-    config_class = HydraLlamaConfig
+class HydraDecoderBase:
+    """What all decoders have in common, with a head and without."""
+
     base_model_prefix = "model"
-    architecture = "Llama"
     _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
-    backbone_types = ("llama",)
     backbone_rules = DECODER_RULES
 
 
+class HydraLlamaPreTrainedModel(HydraDecoderBase, HydraModelMixin, LlamaPreTrainedModel):
+    config_class = HydraLlamaConfig
+    architecture = "Llama"
+    backbone_types = ("llama",)
+
+
 class HydraLlamaModel(HydraDecoderMixin, HydraLlamaPreTrainedModel):
-    backbone_classes = (LlamaModel,)
+    backbone_classes = (transformers.LlamaModel,)
 
 
 class HydraLlamaForSequenceClassification(HydraDecoderClassifierMixin, HydraLlamaPreTrainedModel):
-    backbone_classes = (LlamaForSequenceClassification,)
+    backbone_classes = (transformers.LlamaForSequenceClassification,)
     encoder_class = HydraLlamaModel
 
 
 class HydraLlamaForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraLlamaPreTrainedModel):
-    backbone_classes = (LlamaForTokenClassification,)
+    backbone_classes = (transformers.LlamaForTokenClassification,)
     encoder_class = HydraLlamaModel
 
 
-class HydraQwen2PreTrainedModel(HydraModelMixin, Qwen2PreTrainedModel):
+class HydraQwen2PreTrainedModel(HydraDecoderBase, HydraModelMixin, Qwen2PreTrainedModel):
     config_class = HydraQwen2Config
-    base_model_prefix = "model"
     architecture = "Qwen2"
-    _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
     backbone_types = ("qwen2",)
-    backbone_rules = DECODER_RULES
 
 
 class HydraQwen2Model(HydraDecoderMixin, HydraQwen2PreTrainedModel):
-    backbone_classes = (Qwen2Model,)
+    backbone_classes = (transformers.Qwen2Model,)
 
 
 class HydraQwen2ForSequenceClassification(HydraDecoderClassifierMixin, HydraQwen2PreTrainedModel):
-    backbone_classes = (Qwen2ForSequenceClassification,)
+    backbone_classes = (transformers.Qwen2ForSequenceClassification,)
     encoder_class = HydraQwen2Model
 
 
 class HydraQwen2ForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraQwen2PreTrainedModel):
-    backbone_classes = (Qwen2ForTokenClassification,)
+    backbone_classes = (transformers.Qwen2ForTokenClassification,)
     encoder_class = HydraQwen2Model
 
 
-class HydraQwen3PreTrainedModel(HydraModelMixin, Qwen3PreTrainedModel):
+class HydraQwen3PreTrainedModel(HydraDecoderBase, HydraModelMixin, Qwen3PreTrainedModel):
     config_class = HydraQwen3Config
-    base_model_prefix = "model"
     architecture = "Qwen3"
-    _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
     backbone_types = ("qwen3",)
-    backbone_rules = DECODER_RULES
 
 
 class HydraQwen3Model(HydraDecoderMixin, HydraQwen3PreTrainedModel):
-    backbone_classes = (Qwen3Model,)
+    backbone_classes = (transformers.Qwen3Model,)
     attention_class = HydraNormedDecoderAttention
 
 
 class HydraQwen3ForSequenceClassification(HydraDecoderClassifierMixin, HydraQwen3PreTrainedModel):
-    backbone_classes = (Qwen3ForSequenceClassification,)
+    backbone_classes = (transformers.Qwen3ForSequenceClassification,)
     encoder_class = HydraQwen3Model
 
 
 class HydraQwen3ForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraQwen3PreTrainedModel):
-    backbone_classes = (Qwen3ForTokenClassification,)
+    backbone_classes = (transformers.Qwen3ForTokenClassification,)
     encoder_class = HydraQwen3Model
 
 
-class HydraGemmaPreTrainedModel(HydraModelMixin, GemmaPreTrainedModel):
+class HydraGemmaPreTrainedModel(HydraDecoderBase, HydraModelMixin, GemmaPreTrainedModel):
     config_class = HydraGemmaConfig
-    base_model_prefix = "model"
     architecture = "Gemma"
-    _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
     backbone_types = ("gemma",)
-    backbone_rules = DECODER_RULES
 
 
 class HydraGemmaModel(HydraDecoderMixin, HydraGemmaPreTrainedModel):
-    backbone_classes = (GemmaModel,)
+    backbone_classes = (transformers.GemmaModel,)
     embedding_class = HydraScaledEmbedding
-    norm_class = HydraOffsetRMSNorm
+    norm_class = GemmaRMSNorm
 
 
 class HydraGemmaForSequenceClassification(HydraDecoderClassifierMixin, HydraGemmaPreTrainedModel):
-    backbone_classes = (GemmaForSequenceClassification,)
+    backbone_classes = (transformers.GemmaForSequenceClassification,)
     encoder_class = HydraGemmaModel
 
 
 class HydraGemmaForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraGemmaPreTrainedModel):
-    backbone_classes = (GemmaForTokenClassification,)
+    backbone_classes = (transformers.GemmaForTokenClassification,)
     encoder_class = HydraGemmaModel
 
 
-class HydraGemma3TextPreTrainedModel(HydraModelMixin, Gemma3PreTrainedModel):
+class HydraGemma3TextPreTrainedModel(HydraDecoderBase, HydraModelMixin, Gemma3PreTrainedModel):
     config_class = HydraGemma3TextConfig
-    base_model_prefix = "model"
     architecture = "Gemma 3"
     input_modalities = ("text",)
     _no_split_modules = ["HydraDecoderEmbeddings", "HydraGemma3Layer"]
@@ -433,9 +383,9 @@ class HydraGemma3RotaryEmbedding(FixedDtype, Gemma3RotaryEmbedding):
 
 
 class HydraGemma3TextModel(HydraDecoderMixin, HydraGemma3TextPreTrainedModel):
-    backbone_classes = (Gemma3TextModel,)
+    backbone_classes = (transformers.Gemma3TextModel,)
     embedding_class = HydraScaledEmbedding
-    norm_class = HydraOffsetRMSNorm
+    norm_class = GemmaRMSNorm
     rotary_class = HydraGemma3RotaryEmbedding
     attention_class = HydraNormedDecoderAttention
     layer_class = HydraGemma3Layer
@@ -446,5 +396,5 @@ class HydraGemma3TextModel(HydraDecoderMixin, HydraGemma3TextPreTrainedModel):
 
 
 class HydraGemma3TextForSequenceClassification(HydraDecoderClassifierMixin, HydraGemma3TextPreTrainedModel):
-    backbone_classes = (Gemma3TextForSequenceClassification,)
+    backbone_classes = (transformers.Gemma3TextForSequenceClassification,)
     encoder_class = HydraGemma3TextModel

@@ -5,13 +5,7 @@ same function, with two products fewer in each layer.
 """
 
 import torch
-from torch import nn
-from transformers import (
-    Dinov2ForImageClassification,
-    Dinov2Model,
-    Dinov2WithRegistersForImageClassification,
-    Dinov2WithRegistersModel,
-)
+import transformers
 from transformers.models.dinov2.modeling_dinov2 import Dinov2Embeddings, Dinov2PreTrainedModel
 from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
     Dinov2WithRegistersEmbeddings,
@@ -19,8 +13,8 @@ from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers im
 )
 
 from .configuration_hydra_dinov2 import HydraDinov2Config, HydraDinov2WithRegistersConfig
-from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, as_patch_projection
-from .modeling_hydra import hydra_layers, shared_or_per_member
+from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, PatchProductMixin
+from .modeling_hydra import hydra_layers, shared_norm, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
 
 
@@ -45,12 +39,8 @@ DINOV2_RULES = (
 )
 
 
-class HydraDinov2Embeddings(Dinov2Embeddings):
-    """DINOv2's embeddings with the patches embedded by a product."""
-
-    def __init__(self, config: HydraDinov2Config):
-        super().__init__(config)
-        self.patch_embeddings.projection = as_patch_projection(self.patch_embeddings.projection)
+class HydraDinov2Embeddings(PatchProductMixin, Dinov2Embeddings):
+    pass
 
 
 class HydraDinov2PreTrainedModel(HydraModelMixin, Dinov2PreTrainedModel):
@@ -72,9 +62,7 @@ class Dinov2EncoderMixin(HydraImageEncoderMixin):
         super().__init__(config)
         self.embeddings = shared_or_per_member(config, "embeddings", lambda: self.embeddings_class(config))
         self.layers = hydra_layers(config)
-        self.layernorm = shared_or_per_member(
-            config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        )
+        self.layernorm = shared_norm(config)
         self.post_init()
 
     def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:
@@ -93,21 +81,17 @@ class Dinov2ClassifierMixin(HydraImageClassifierMixin):
 
 
 class HydraDinov2Model(Dinov2EncoderMixin, HydraDinov2PreTrainedModel):
-    backbone_classes = (Dinov2Model,)
+    backbone_classes = (transformers.Dinov2Model,)
     embeddings_class = HydraDinov2Embeddings
 
 
 class HydraDinov2ForImageClassification(Dinov2ClassifierMixin, HydraDinov2PreTrainedModel):
-    backbone_classes = (Dinov2ForImageClassification,)
+    backbone_classes = (transformers.Dinov2ForImageClassification,)
     encoder_class = HydraDinov2Model
 
 
-class HydraDinov2WithRegistersEmbeddings(Dinov2WithRegistersEmbeddings):
-    """DINOv2's embeddings with registers, with the patches embedded by a product."""
-
-    def __init__(self, config: HydraDinov2WithRegistersConfig):
-        super().__init__(config)
-        self.patch_embeddings.projection = as_patch_projection(self.patch_embeddings.projection)
+class HydraDinov2WithRegistersEmbeddings(PatchProductMixin, Dinov2WithRegistersEmbeddings):
+    pass
 
 
 class HydraDinov2WithRegistersPreTrainedModel(HydraModelMixin, Dinov2WithRegistersPreTrainedModel):
@@ -120,10 +104,10 @@ class HydraDinov2WithRegistersPreTrainedModel(HydraModelMixin, Dinov2WithRegiste
 
 
 class HydraDinov2WithRegistersModel(Dinov2EncoderMixin, HydraDinov2WithRegistersPreTrainedModel):
-    backbone_classes = (Dinov2WithRegistersModel,)
+    backbone_classes = (transformers.Dinov2WithRegistersModel,)
     embeddings_class = HydraDinov2WithRegistersEmbeddings
 
 
 class HydraDinov2WithRegistersForImageClassification(Dinov2ClassifierMixin, HydraDinov2WithRegistersPreTrainedModel):
-    backbone_classes = (Dinov2WithRegistersForImageClassification,)
+    backbone_classes = (transformers.Dinov2WithRegistersForImageClassification,)
     encoder_class = HydraDinov2WithRegistersModel

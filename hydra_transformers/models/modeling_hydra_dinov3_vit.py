@@ -20,8 +20,8 @@ from transformers.models.dinov3_vit.modeling_dinov3_vit import (
 
 from .configuration_hydra_dinov3_vit import HydraDINOv3ViTConfig
 from .fixed_dtype import FixedDtype
-from .images import HydraImageEncoderMixin, as_patch_projection
-from .modeling_hydra import hydra_layers, shared_or_per_member
+from .images import HydraImageEncoderMixin, PatchProductMixin
+from .modeling_hydra import hydra_layers, shared_norm, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
 from .rotary_attention import HydraRotaryAttention, RotaryTables
 
@@ -47,12 +47,8 @@ class HydraDINOv3ViTPreTrainedModel(HydraModelMixin, DINOv3ViTPreTrainedModel):
     )
 
 
-class HydraDINOv3ViTEmbeddings(DINOv3ViTEmbeddings):
-    """DINOv3's embeddings with the patches embedded by a product."""
-
-    def __init__(self, config: HydraDINOv3ViTConfig):
-        super().__init__(config)
-        self.patch_embeddings = as_patch_projection(self.patch_embeddings)
+class HydraDINOv3ViTEmbeddings(PatchProductMixin, DINOv3ViTEmbeddings):
+    convolution_name = "patch_embeddings"
 
 
 class PatchRotations(FixedDtype, DINOv3ViTRopePositionEmbedding):
@@ -86,9 +82,7 @@ class HydraDINOv3ViTModel(HydraImageEncoderMixin, HydraDINOv3ViTPreTrainedModel)
         self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraDINOv3ViTEmbeddings(config))
         self.rope_embeddings = PatchRotations(config)
         self.layers = hydra_layers(config, attention_class=HydraRotaryAttention)
-        self.norm = shared_or_per_member(
-            config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        )
+        self.norm = shared_norm(config)
         self.post_init()
 
     def embed_inputs(self, pixel_values: torch.Tensor | None = None, **inputs):

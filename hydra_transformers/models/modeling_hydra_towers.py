@@ -8,19 +8,10 @@ to 1, and the ensemble's probability of a pair is the mean of the members', what
 from dataclasses import dataclass
 
 import torch
+import transformers
 from torch import nn
 from torch.nn.functional import logsigmoid
-from transformers import (
-    CLIPForImageClassification,
-    CLIPModel,
-    CLIPTextModel,
-    CLIPVisionModel,
-    PreTrainedConfig,
-    SiglipForImageClassification,
-    SiglipModel,
-    SiglipTextModel,
-    SiglipVisionModel,
-)
+from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask
 from transformers.models.clip.modeling_clip import CLIPPreTrainedModel, CLIPTextEmbeddings, CLIPVisionEmbeddings
@@ -41,7 +32,7 @@ from .configuration_hydra_towers import (
     HydraSiglipTextConfig,
     HydraSiglipVisionConfig,
 )
-from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, as_patch_projection
+from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, PatchProductMixin
 from .modeling_hydra import (
     Grouped,
     GroupedLinear,
@@ -52,6 +43,7 @@ from .modeling_hydra import (
     logit_of_mean_probability,
     mean_of_members,
     members_mask,
+    shared_norm,
     shared_or_per_member,
 )
 from .pretrained import HydraModelMixin, Rule, attention_rules
@@ -64,11 +56,6 @@ TOWER_RULES = (
     Rule("layers.*.mlp_norm.*", "encoder.layers.*.layer_norm2.*"),
     Rule("layers.*.mlp.*", "encoder.layers.*.mlp.*"),
 )
-
-
-def layer_norm_of(config: PreTrainedConfig) -> nn.LayerNorm:
-    """Of a tower's config."""
-    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
 
 @dataclass
@@ -123,7 +110,7 @@ class HydraTextTowerMixin(HydraTextEncoderMixin):
         super().__init__(config)
         self.embeddings = shared_or_per_member(config, "embeddings", lambda: self.embeddings_class(config))
         self.layers = hydra_layers(config)
-        self.final_layer_norm = shared_or_per_member(config, "layernorm", lambda: layer_norm_of(config))
+        self.final_layer_norm = shared_norm(config)
         self.add_pooling(config)
         self.post_init()
 
@@ -262,12 +249,8 @@ class HydraTwoTowersMixin:
         )
 
 
-class HydraCLIPVisionEmbeddings(CLIPVisionEmbeddings):
-    """CLIP's image embeddings with the patches embedded by a product."""
-
-    def __init__(self, config: HydraCLIPVisionConfig):
-        super().__init__(config)
-        self.patch_embedding = as_patch_projection(self.patch_embedding)
+class HydraCLIPVisionEmbeddings(PatchProductMixin, CLIPVisionEmbeddings):
+    convolution_name = "patch_embedding"
 
 
 class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
@@ -296,7 +279,7 @@ class HydraCLIPTextModel(HydraTextTowerMixin, HydraCLIPPreTrainedModel):
 
     config_class = HydraCLIPTextConfig
     backbone_types = ("clip_text_model",)
-    backbone_classes = (CLIPTextModel,)
+    backbone_classes = (transformers.CLIPTextModel,)
     embeddings_class = CLIPTextEmbeddings
 
     def embed_inputs(
@@ -331,14 +314,14 @@ class HydraCLIPVisionModel(HydraVisionTowerMixin, HydraCLIPPreTrainedModel):
 
     config_class = HydraCLIPVisionConfig
     backbone_types = ("clip_vision_model",)
-    backbone_classes = (CLIPVisionModel,)
+    backbone_classes = (transformers.CLIPVisionModel,)
 
     def __init__(self, config: HydraCLIPVisionConfig):
         super().__init__(config)
         self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraCLIPVisionEmbeddings(config))
-        self.pre_layernorm = shared_or_per_member(config, "layernorm", lambda: layer_norm_of(config), layer=0)
+        self.pre_layernorm = shared_norm(config, layer=0)
         self.layers = hydra_layers(config)
-        self.post_layernorm = shared_or_per_member(config, "layernorm", lambda: layer_norm_of(config))
+        self.post_layernorm = shared_norm(config)
         self.post_init()
 
     def embed_inputs(self, **inputs):
@@ -350,7 +333,7 @@ class HydraCLIPVisionModel(HydraVisionTowerMixin, HydraCLIPPreTrainedModel):
 
 
 class HydraCLIPModel(HydraTwoTowersMixin, HydraCLIPPreTrainedModel):
-    backbone_classes = (CLIPModel,)
+    backbone_classes = (transformers.CLIPModel,)
     per_member_parameters = ("logit_scale",)
     reads_first_token = True
 
@@ -383,7 +366,7 @@ class HydraCLIPModel(HydraTwoTowersMixin, HydraCLIPPreTrainedModel):
 
 class HydraCLIPForImageClassification(HydraVisionTowerClassifierMixin, HydraCLIPPreTrainedModel):
     config_class = HydraCLIPVisionConfig
-    backbone_classes = (CLIPForImageClassification,)
+    backbone_classes = (transformers.CLIPForImageClassification,)
     encoder_class = HydraCLIPVisionModel
     unused_prefixes = ("vision_model.post_layernorm.",)
 
@@ -391,12 +374,8 @@ class HydraCLIPForImageClassification(HydraVisionTowerClassifierMixin, HydraCLIP
         return hidden_states[:, :, 1:].mean(dim=2)
 
 
-class HydraSiglipVisionEmbeddings(SiglipVisionEmbeddings):
-    """SigLIP's image embeddings with the patches embedded by a product."""
-
-    def __init__(self, config: HydraSiglipVisionConfig):
-        super().__init__(config)
-        self.patch_embedding = as_patch_projection(self.patch_embedding)
+class HydraSiglipVisionEmbeddings(PatchProductMixin, SiglipVisionEmbeddings):
+    convolution_name = "patch_embedding"
 
 
 class HydraSiglipPreTrainedModel(HydraModelMixin, SiglipPreTrainedModel):
@@ -431,7 +410,7 @@ class HydraSiglipTextModel(HydraTextTowerMixin, HydraSiglipPreTrainedModel):
 
     config_class = HydraSiglipTextConfig
     backbone_types = ("siglip_text_model",)
-    backbone_classes = (SiglipTextModel,)
+    backbone_classes = (transformers.SiglipTextModel,)
     embeddings_class = SiglipTextEmbeddings
 
     def add_pooling(self, config: HydraSiglipTextConfig) -> None:
@@ -447,7 +426,7 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
 
     config_class = HydraSiglipVisionConfig
     backbone_types = ("siglip_vision_model",)
-    backbone_classes = (SiglipVisionModel,)
+    backbone_classes = (transformers.SiglipVisionModel,)
     last_norm = "post_layernorm"
     has_pooled_token = False  # all tokens are patches
 
@@ -455,7 +434,7 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
         super().__init__(config)
         self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraSiglipVisionEmbeddings(config))
         self.layers = hydra_layers(config)
-        self.post_layernorm = shared_or_per_member(config, "layernorm", lambda: layer_norm_of(config))
+        self.post_layernorm = shared_norm(config)
         self.head = None
         if config.vision_use_head:
             self.head = shared_or_per_member(config, "head", lambda: SiglipMultiheadAttentionPoolingHead(config))
@@ -469,7 +448,7 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
 
 
 class HydraSiglipModel(HydraTwoTowersMixin, HydraSiglipPreTrainedModel):
-    backbone_classes = (SiglipModel,)
+    backbone_classes = (transformers.SiglipModel,)
     per_member_parameters = ("logit_scale", "logit_bias")
     reads_padding = True
 
@@ -501,7 +480,7 @@ class HydraSiglipModel(HydraTwoTowersMixin, HydraSiglipPreTrainedModel):
 
 class HydraSiglipForImageClassification(HydraVisionTowerClassifierMixin, HydraSiglipPreTrainedModel):
     config_class = HydraSiglipVisionConfig
-    backbone_classes = (SiglipForImageClassification,)
+    backbone_classes = (transformers.SiglipForImageClassification,)
     encoder_class = HydraSiglipVisionModel
     # A backbone's classifier has the pooling head, and does not read it.
     own_fields = {"vision_use_head": False}

@@ -3,24 +3,19 @@
 A DeiT is a ViT with one more token, which its classifier does not read.
 """
 
-from torch import nn
 from transformers import DeiTForImageClassification, DeiTModel, ViTForImageClassification, ViTModel
 from transformers.activations import ACT2FN
 from transformers.models.deit.modeling_deit import DeiTEmbeddings, DeiTPreTrainedModel
 from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTPreTrainedModel
 
 from .configuration_hydra_vit import HydraDeiTConfig, HydraViTConfig
-from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, as_patch_projection
-from .modeling_hydra import GroupedPooler, hydra_layers, shared_or_per_member
+from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, PatchProductMixin
+from .modeling_hydra import GroupedPooler, hydra_layers, shared_norm, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
 
 
-class HydraViTEmbeddings(ViTEmbeddings):
-    """ViT's embeddings with the patches embedded by a product."""
-
-    def __init__(self, config: HydraViTConfig):
-        super().__init__(config)
-        self.patch_embeddings.projection = as_patch_projection(self.patch_embeddings.projection)
+class HydraViTEmbeddings(PatchProductMixin, ViTEmbeddings):
+    pass
 
 
 class HydraViTPreTrainedModel(HydraModelMixin, ViTPreTrainedModel):
@@ -46,9 +41,7 @@ class ViTEncoderMixin(HydraImageEncoderMixin):
         super().__init__(config)
         self.embeddings = shared_or_per_member(config, "embeddings", lambda: self.embeddings_class(config))
         self.layers = hydra_layers(config)
-        self.layernorm = shared_or_per_member(
-            config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        )
+        self.layernorm = shared_norm(config)
         self.pooler = None
         if config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer:
             activation = ACT2FN[config.pooler_act]
@@ -67,12 +60,8 @@ class HydraViTForImageClassification(HydraImageClassifierMixin, HydraViTPreTrain
     encoder_options = {"add_pooling_layer": False}
 
 
-class HydraDeiTEmbeddings(DeiTEmbeddings):
-    """DeiT's embeddings with the patches embedded by a product."""
-
-    def __init__(self, config: HydraDeiTConfig):
-        super().__init__(config)
-        self.patch_embeddings.projection = as_patch_projection(self.patch_embeddings.projection)
+class HydraDeiTEmbeddings(PatchProductMixin, DeiTEmbeddings):
+    pass
 
 
 class HydraDeiTPreTrainedModel(HydraModelMixin, DeiTPreTrainedModel):

@@ -9,16 +9,9 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    HubertForSequenceClassification,
-    HubertModel,
-    PreTrainedConfig,
-    Wav2Vec2ForSequenceClassification,
-    Wav2Vec2Model,
-    WavLMForSequenceClassification,
-    WavLMModel,
-)
+from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.models.hubert.modeling_hubert import (
     HubertFeatureEncoder,
@@ -53,6 +46,7 @@ from .modeling_hydra import (
     embed,
     encoder_mask,
     hydra_layers,
+    shared_norm,
     shared_or_per_member,
 )
 from .pretrained import HydraModelMixin, Rule, attention_rules
@@ -130,7 +124,10 @@ class HydraLayerWithDrop(HydraLayer):
 
 
 class HydraWaveformMixin:
-    """Weights that only a fine-tuning has, of encoders and classifiers."""
+    """What encoders and classifiers of waveforms have in common, also weights that only a fine-tuning has."""
+
+    _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
+    backbone_rules = WAVEFORM_RULES
 
     def freeze_feature_encoder(self) -> None:
         """Keeps the convolutions as they are in training, which is how these models are fine-tuned."""
@@ -148,7 +145,7 @@ class HydraWaveformMixin:
 
 
 class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
-    """An encoder of raw sounds; pooled is the mean of the frames that are no padding."""
+    """A fused encoder of raw audio, without a head: `HydraModelOutput`; pooled is the mean of the frames that are not padding."""
 
     # The backbone's classes of the convolutions, of the map behind them, and of the positions.
     parts: tuple[type[nn.Module], ...]
@@ -168,9 +165,7 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
         self.layers = hydra_layers(config, None, self.attention_class, HydraLayerWithDrop)
         if config.do_stable_layer_norm:
             self.last_norm = "final_norm"
-            self.final_norm = shared_or_per_member(
-                config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-            )
+            self.final_norm = shared_norm(config)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -178,17 +173,11 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
         return self.first_embeddings().feature_extractor
 
     def embed_inputs(self, input_values: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None):
-        if input_values is None:
-            raise ValueError("input_values is missing: pass the feature extractor's output")
-        if input_values.dim() != 2:
-            raise ValueError(
-                f"input_values has the shape {tuple(input_values.shape)}: pass sounds of equal length, (batch, samples)"
-            )
         frames = frames_of(input_values.shape[1], self.config)
         if frames < 1:
             raise ValueError(
-                f"input_values has {input_values.shape[1]} samples, too few for a single frame: pass longer sounds, or fill "
-                "them up with zeros"
+                f"input_values has {input_values.shape[1]} samples, too few for a single frame: pass longer audio, or fill "
+                "it up with zeros"
             )
         frame_mask = None if attention_mask is None else self.frame_mask(attention_mask, frames)
         input_values = input_values.to(self.first_embeddings().feature_projection.projection.weight.dtype)
@@ -262,18 +251,16 @@ class HydraWav2Vec2PreTrainedModel(HydraWaveformMixin, HydraModelMixin, Wav2Vec2
     config_class = HydraWav2Vec2Config
     base_model_prefix = "wav2vec2"
     architecture = "Wav2Vec2"
-    _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
     backbone_types = ("wav2vec2",)
-    backbone_rules = WAVEFORM_RULES
 
 
 class HydraWav2Vec2Model(HydraWaveformEncoderMixin, HydraWav2Vec2PreTrainedModel):
-    backbone_classes = (Wav2Vec2Model,)
+    backbone_classes = (transformers.Wav2Vec2Model,)
     parts = (Wav2Vec2FeatureEncoder, Wav2Vec2FeatureProjection, Wav2Vec2PositionalConvEmbedding)
 
 
 class HydraWav2Vec2ForSequenceClassification(HydraWaveformClassifierMixin, HydraWav2Vec2PreTrainedModel):
-    backbone_classes = (Wav2Vec2ForSequenceClassification,)
+    backbone_classes = (transformers.Wav2Vec2ForSequenceClassification,)
     encoder_class = HydraWav2Vec2Model
 
 
@@ -281,18 +268,16 @@ class HydraHubertPreTrainedModel(HydraWaveformMixin, HydraModelMixin, HubertPreT
     config_class = HydraHubertConfig
     base_model_prefix = "hubert"
     architecture = "HuBERT"
-    _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
     backbone_types = ("hubert",)
-    backbone_rules = WAVEFORM_RULES
 
 
 class HydraHubertModel(HydraWaveformEncoderMixin, HydraHubertPreTrainedModel):
-    backbone_classes = (HubertModel,)
+    backbone_classes = (transformers.HubertModel,)
     parts = (HubertFeatureEncoder, HubertFeatureProjection, HubertPositionalConvEmbedding)
 
 
 class HydraHubertForSequenceClassification(HydraWaveformClassifierMixin, HydraHubertPreTrainedModel):
-    backbone_classes = (HubertForSequenceClassification,)
+    backbone_classes = (transformers.HubertForSequenceClassification,)
     encoder_class = HydraHubertModel
 
 
@@ -300,7 +285,6 @@ class HydraWavLMPreTrainedModel(HydraWaveformMixin, HydraModelMixin, WavLMPreTra
     config_class = HydraWavLMConfig
     base_model_prefix = "wavlm"
     architecture = "WavLM"
-    _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
     backbone_types = ("wavlm",)
     _supports_sdpa = True
     supports_lora_on_qkvo = False
@@ -373,12 +357,12 @@ class WavLMPositionBias(nn.Embedding):
 
 
 class HydraWavLMModel(HydraWaveformEncoderMixin, HydraWavLMPreTrainedModel):
-    backbone_classes = (WavLMModel,)
+    backbone_classes = (transformers.WavLMModel,)
     parts = (WavLMFeatureEncoder, WavLMFeatureProjection, WavLMPositionalConvEmbedding)
     position_bias_class = WavLMPositionBias
     attention_class = HydraWavLMAttention
 
 
 class HydraWavLMForSequenceClassification(HydraWaveformClassifierMixin, HydraWavLMPreTrainedModel):
-    backbone_classes = (WavLMForSequenceClassification,)
+    backbone_classes = (transformers.WavLMForSequenceClassification,)
     encoder_class = HydraWavLMModel

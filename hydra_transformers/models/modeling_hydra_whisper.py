@@ -16,6 +16,7 @@ from .modeling_hydra import (
     HydraModelOutput,
     embed,
     hydra_layers,
+    shared_norm,
     shared_or_per_member,
 )
 from .modeling_hydra_waveforms import HydraLayerWithDrop, HydraWaveformClassifierMixin
@@ -85,7 +86,7 @@ class HydraWhisperModel(HydraEncoderMixin, HydraWhisperPreTrainedModel):
         super().__init__(config)
         self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraWhisperEmbeddings(config))
         self.layers = hydra_layers(config, layer_class=HydraLayerWithDrop)
-        self.layer_norm = shared_or_per_member(config, "layernorm", lambda: nn.LayerNorm(config.hidden_size))
+        self.layer_norm = shared_norm(config)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -93,8 +94,6 @@ class HydraWhisperModel(HydraEncoderMixin, HydraWhisperPreTrainedModel):
         return self.first_embeddings().conv1
 
     def embed_inputs(self, input_features: torch.Tensor | None = None):
-        if input_features is None:
-            raise ValueError("input_features is missing: pass the feature extractor's output")
         bins, frames = self.config.num_mel_bins, 2 * self.config.max_source_positions
         if input_features.shape[1:] != (bins, frames):
             raise ValueError(

@@ -16,14 +16,14 @@ from transformers import PreTrainedModel
 from .._io.files import parse_json, write_atomically
 from .._io.processes import from_first_process, gather_batches, rank_and_world_size
 from .._io.progress import progress_bar
-from ..data.evaluation_data import EvaluationData, read_data
 from ..data.fingerprints import fingerprint_of_weights, fingerprints_of_rows
 from ..data.prediction import check_chooses_one_class, classes_of
 from ..data.tags import NO_TAG, check_tags
-from ..data.tasks import ONE_CLASS, TOKENS, task_of_model
+from ..models.decision import task_name
 from ..models.modeling_hydra import at_least_float32
 from .ablation import GIB, Ablate, ablation_of
 from .circuits import MODES, Circuit
+from .evaluation_data import EvaluationData, read_data
 from .heads import Head, Prompts, Towers, check_count, chosen_towers, heads_of, prune_heads
 from .objectives import (
     METRIC,
@@ -134,8 +134,8 @@ class GreedySearch:
                 f"objective is {objective!r} and mode {mode!r}: pass one of {', '.join(map(repr, OBJECTIVES))} or a function of "
                 f"logits and labels, and one of {', '.join(map(repr, MODES))}"
             )
-        task = task_of_model(model)
-        if metric is None and objective == "acc" and task != ONE_CLASS:
+        task = task_name(model)
+        if metric is None and objective == "acc" and task != "single_label_classification":
             metric = minus_loss_of(model)  # the objective that the model was trained for
         objective = METRIC if metric is not None else objective
         has_ood_data = objective in ("ood", "avg")
@@ -179,7 +179,7 @@ class GreedySearch:
         prompts = [] if class_prompts is None else fingerprints_of_rows(engine.prompts)
         self.digest = hashlib.sha256(b"".join([_config_digest(hydra), *prompts])).hexdigest()
         self.engine, self.id_set, self.ood_set, self.metric = engine, id_set, ood_set, metric
-        self.per_token = task == TOKENS
+        self.per_token = task == "token_classification"
         if self.per_token:
             for inputs, labels in zip(id_set.inputs, id_set.labels, strict=True):
                 check_tags(labels, *inputs[engine.input_names[0]].shape, engine.num_classes)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..data.evaluation_data import check_label_range
 from ..models.modeling_hydra import at_least_float32
 from ..models.regression import gaussian_loss
+from .evaluation_data import check_label_range
 from .heads import has_two_towers
 
 

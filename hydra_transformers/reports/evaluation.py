@@ -102,9 +102,8 @@ def evaluate_uncertainty(
             for place, each in data_sets.items()
         }
         _warn_of_useless_results(name, task, found[name], groups)
-    described = (
-        next(iter(scores.values())).description if task.name == SINGLE_LABEL else "uncertainty of the prediction"
-    )
+    is_single_label = task.name == SINGLE_LABEL
+    described = next(iter(scores.values())).description if is_single_label else "uncertainty of the prediction"
     return Report(
         task.name,
         {name: _metrics(measured, groups) for name, measured in found.items()},
@@ -121,10 +120,8 @@ def _tasks(models: Mapping[str, nn.Module], data: Any) -> dict[str, Task]:
     tasks = {name: task_of(model) for name, model in models.items()}
     names = {task.name for task in tasks.values()}
     are_pairs = isinstance(data, Mapping) and set(data) == {"chosen", "rejected"}
-    if names <= {REGRESSION, REWARD} and (are_pairs or len(names) > 1):
-        tasks = {
-            name: RewardTask(model) for name, model in models.items()
-        }  # a plain model of one output has no aggregate
+    if names <= {REGRESSION, REWARD} and (are_pairs or len(names) > 1):  # a plain model of one output has no aggregate
+        tasks = {name: RewardTask(model) for name, model in models.items()}
     first = next(iter(tasks.values()))
     for name, task in tasks.items():
         if task.name != first.name:
@@ -205,10 +202,8 @@ class _TaskReader:
 
     def measure(self, place: str, data: Any, labelled: bool) -> _Measured:
         if self.task.name == REWARD and not isinstance(data, Mapping):
-            raise TypeError(
-                f"{place} is not pairs, by which a reward model is measured: pass {{'chosen': data, 'rejected': data}}, or "
-                "texts in columns of these names"
-            )
+            pairs = "{'chosen': data, 'rejected': data}, or texts in such columns"
+            raise TypeError(f"{place} is not pairs, by which a reward model is measured: pass {pairs}")
         answers, labels = self.task.collect(self.model, data, self.batch_size)
         if labelled and labels is None:
             raise ValueError(f"{place} has no labels: add a column labels")

@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Container
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .._io.pictures import COLOURS, NEUTRAL, Figure, drawable, finish_panel, legend_below
 from .report import DATA
@@ -71,54 +71,23 @@ def _line(number: int) -> dict[str, Any]:
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": style, "linewidth": 1.8}
 
 
-class _Bin(NamedTuple):
-    """Neighbouring bins of confidence as one: from `low` to `high`, with `count` rows, their accuracy and mean confidence."""
-
-    low: float
-    high: float
-    count: int
-    accuracy: float
-    confidence: float
-
-    def joined(self, other: "_Bin") -> "_Bin":
-        count = self.count + other.count
-        accuracy, confidence = (
-            (self.count * mine + other.count * theirs) / count
-            for mine, theirs in zip(self[3:], other[3:], strict=True)
-        )
-        return _Bin(self.low, other.high, count, accuracy, confidence)
-
-
-def _joined_bins(curve: dict[str, list], num_samples: int) -> list[_Bin]:
-    """The bins that hold rows; those with fewer than ten join their upper neighbour, the last its lower one."""
-    width, bins = 1 / len(curve["share"]), []
-    columns = zip(curve["share"], curve["accuracy"], curve["confidence"], strict=True)
-    for place, (share, accuracy, confidence) in enumerate(columns):
-        if accuracy is not None:
-            one = _Bin(place * width, (place + 1) * width, round(share * num_samples), accuracy, confidence)
-            is_small = bool(bins) and bins[-1].count < ROWS_PER_BIN
-            bins.append(bins.pop().joined(one) if is_small else one)
-    if len(bins) > 1 and bins[-1].count < ROWS_PER_BIN:
-        last = bins.pop()
-        bins.append(bins.pop().joined(last))
-    return bins
-
-
 def _reliability_diagram(report: "Report") -> Figure:
+    """A panel per model; bins of fewer than ten rows are left out."""
     figure, panels, columns = _grid(len(report.models))
     for panel, (name, results) in zip(panels, report.models.items(), strict=True):
-        metrics = results[DATA]
-        bins = _joined_bins(report.curves[name]["reliability"], metrics["num_samples"])
-        lefts, accuracy = [each.low + 0.003 for each in bins], [each.accuracy for each in bins]
-        gaps = [each.confidence - each.accuracy for each in bins]
-        bar = {"width": [each.high - each.low - 0.006 for each in bins], "align": "edge"}
+        metrics, curve = results[DATA], report.curves[name]["reliability"]
+        width, counts = 1 / len(curve["share"]), [round(share * metrics["num_samples"]) for share in curve["share"]]
+        bins = [place for place, count in enumerate(counts) if count >= ROWS_PER_BIN]
+        lefts, accuracy = [place * width + 0.003 for place in bins], [curve["accuracy"][place] for place in bins]
+        gaps = [curve["confidence"][place] - curve["accuracy"][place] for place in bins]
+        bar = {"width": width - 0.006, "align": "edge"}
         panel.bar(lefts, accuracy, color=COLOURS[5], label="Accuracy of the bin", **bar)
         look = {"color": "none", "edgecolor": COLOURS[1], "hatch": "////", "linewidth": 0.8}
         panel.bar(lefts, gaps, bottom=accuracy, label="Gap to its mean confidence", **look, **bar)
         panel.plot([0, 1], [0, 1], color=NEUTRAL, linestyle="--", linewidth=1, label="Perfect calibration")
-        for each in bins:
-            count = f"{each.count / 1000:.0f}k" if each.count >= 10_000 else str(each.count)
-            panel.text((each.low + each.high) / 2, 1.04, count, ha="center", fontsize=7, color=NEUTRAL)
+        for place in bins:
+            count = f"{counts[place] / 1000:.0f}k" if counts[place] >= 10_000 else str(counts[place])
+            panel.text((place + 0.5) * width, 1.04, count, ha="center", fontsize=7, color=NEUTRAL)
         panel.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="Confidence; above, the number of samples", ylabel="Accuracy")
         finish_panel(panel, f"{name}\nECE {metrics['ece']:.4f}, aECE {metrics['aece']:.4f}\n")
     _legend_below(figure, panels[0], columns)

@@ -10,7 +10,7 @@ from ..hub.handler import RequestError
 from .answers import BadRow
 from .batcher import Batcher
 from .jobs import Finished, predict_data
-from .page_inputs import Limits, read_examples
+from .page_inputs import read_examples
 from .predictor import HydraPredictor
 
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .server import create_app, run
 
 _MODULES = {"build_page": ".page", "launch_page": ".page", "create_app": ".server", "run": ".server"}
-__all__ = ["BadRow", "Batcher", "HydraPredictor", "Limits", "RequestError", "build_page", "create_app"]
+__all__ = ["BadRow", "Batcher", "HydraPredictor", "RequestError", "build_page", "create_app"]
 __all__ += ["Finished", "launch_page", "predict_data", "read_examples", "run"]
 
 

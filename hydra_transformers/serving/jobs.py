@@ -5,10 +5,12 @@ import hashlib
 import io
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,7 @@ from .saved_models import load_config
 logger = logging.getLogger(__name__)
 
 FORMATS = (".parquet", ".jsonl", ".csv")
-ENGINES = ("local", "ray")
 ROWS_PER_PART = 1024
-BYTES_PER_ROW_GROUP = 2**26
 
 
 @dataclass(frozen=True)
@@ -69,22 +69,20 @@ def predict_data(
 ) -> Finished:
     """Predicts for every row of a data set, and writes the table with the answers to a file.
 
-    The file has all rows of the data in their order: `row`, which counts from 0, the columns of the data (of images and audio
-    their path), and
+    The file has all rows in their order: `row`, which counts from 0, the columns of the data (of images and audio their path; one
+    with a name of ours becomes `input_NAME`), and
 
     - `answer`: the label, or empty where the model abstains; of labels and entities those that it does not abstain on
     - `prediction`: what it would say if it never abstained; empty only where a row cannot be read
     - `why`: the reason for an empty answer, or for one that is not all of the prediction
     - `score`, `uncertainty` and the other fields of `predict`.
 
-    A column of the data with one of these names becomes `input_NAME`. Until the file is complete, its parts are in the folder
-    `OUTPUT.ID.parts`, where the id stands for model, data and settings. Call it again with the same arguments to go on after a
-    stop: no row is lost or predicted twice.
+    Call it again with the same arguments to go on after a stop: no row is lost or predicted twice. Until the file is complete, its
+    parts are in the folder `OUTPUT.ID.parts`, where the id stands for model, data and settings.
 
     Args:
         model (`str` or `os.PathLike`): a folder or Hub name, as in `HydraPredictor`.
-        data (`str`, `os.PathLike`, `Dataset` or `DataFrame`): what `load_data` accepts: a folder of images or audio, a csv, json,
-            jsonl or parquet file or a folder of these, or a data set on the Hub.
+        data (`str`, `os.PathLike`, `Dataset` or `DataFrame`): what `load_data` accepts.
         output (`str` or `os.PathLike`): a new file, .parquet, .jsonl or .csv.
         split (`str`, *optional*): of the data; by default the first of validation, test and train.
         image, audio, text (`str`, *optional*): the column that is read, found where not named; two of pairs of texts. A column of
@@ -100,29 +98,30 @@ def predict_data(
     """
     output, source = Path(output), DataSource(_absolute(data), split=split, image=image, audio=audio, text=text)
     check_output(output, source)
-    if engine not in ENGINES:
-        raise ValueError(f"engine is {engine!r}: pass one of {', '.join(ENGINES)}")
+    if engine not in ("local", "ray"):
+        raise ValueError(f"engine is {engine!r}: pass local or ray")
+    here = settings | {"processor": _absolute(settings.get("processor"))}
     if engine == "ray":
         from .ray_engine import predicted_by_workers, start_cluster
 
-        start_cluster(workers, settings.get("device"))  # raises errors before anything is loaded
-    settings["processor"] = _absolute(settings.get("processor"))
-    arguments = {"model": _absolute(model), "source": source, "rows_per_part": ROWS_PER_PART}
-    here = settings | ({"device": "cpu"} if engine == "ray" else {})
-    reader = PartReader(**arguments, settings=here)
+        cluster = start_cluster(workers, settings.get("device"))  # raises errors before anything is loaded
+    arguments = {"model": _absolute(model), "source": source, "rows_per_part": ROWS_PER_PART, "settings": here}
+    reader = PartReader(**arguments | ({"settings": here | {"device": "cpu"}} if engine == "ray" else {}))
     parts = Parts(output, reader, strict)
-    missing = [number for number in range(reader.num_parts) if parts.read(number) is None]
-    if engine == "ray" and missing:
-        arguments |= {"settings": settings, "digest": reader.model_digest, "num_rows": len(reader.rows)}
-        contents = predicted_by_workers(arguments, missing, workers)
+    if output.exists():
+        bad_rows = parts.remove_leftovers()
     else:
+        missing = [number for number in range(reader.num_parts) if parts.read(number) is None]
         contents = ((number, reader.predicted(number)) for number in missing)
-    done = len(reader.rows) - sum(len(reader.places(number)) for number in missing)
-    with progress_bar(len(reader.rows), "predict", "row", initial=done) as bar:
-        for number, content in contents:
-            parts.write(number, content)
-            bar.update(len(reader.places(number)))
-    bad_rows = parts.join()
+        if engine == "ray" and missing:
+            expected = {"digest": reader.model_digest, "num_rows": len(reader.rows)}
+            contents = predicted_by_workers(arguments | expected, missing, *cluster)
+        done = len(reader.rows) - sum(len(reader.places(number)) for number in missing)
+        with progress_bar(len(reader.rows), "predict", "row", initial=done) as bar:
+            for number, content in contents:
+                parts.write(number, content)
+                bar.update(len(reader.places(number)))
+        bad_rows = parts.join()
     return Finished(len(reader.rows), bad_rows, output, reader.predictor.is_calibrated, reader.split)
 
 
@@ -133,13 +132,20 @@ def check_output(output: Path, source: DataSource) -> None:
     data = Path(source.name)
     if data.is_dir() and data.resolve() in output.resolve().parents:
         raise ValueError(f"output is {output}, inside the data {data}: pass a file elsewhere")
-    check_is_new(output)
+    if output.exists() and not folders_of_parts(output):
+        raise exists_already(output)
     check_takes_files(output.parent)
 
 
-def check_is_new(path: Path) -> None:
-    if path.exists():
-        raise ValueError(f"{path} exists already: pass another --output, or remove it")
+def exists_already(output: Path) -> ValueError:
+    return ValueError(f"{output} exists already: pass another --output, or remove it")
+
+
+def folders_of_parts(output: Path) -> list[Path]:
+    """Of any job that writes this file."""
+    return [
+        each for each in output.parent.glob("*.parts") if each.name.startswith(f"{output.name}.") and each.is_dir()
+    ]
 
 
 def _absolute(name: Any) -> Any:
@@ -170,10 +176,7 @@ class PartReader:
         if self.predictor.task.name == "multi_label_classification":
             self.predictor.parameters["top_k"] = None  # whether it abstains on a label is among the scores
         self.model_digest = digest_of_model(self.predictor)
-
-    @property
-    def num_parts(self) -> int:
-        return -(-len(self.rows) // self.rows_per_part)
+        self.num_parts = math.ceil(len(self.rows) / rows_per_part)
 
     def places(self, part: int) -> range:
         """The rows of a part."""
@@ -221,19 +224,22 @@ class PartReader:
 
     def data_digest(self) -> str:
         """Of name, size and time of each file of the data and of each file that its rows name; on the Hub, of its revision."""
-        path, digest = Path(self.source.name), hashlib.sha256(str(self.source.split).encode())
-        files: list[Any] = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-        if not path.exists():
-            files = []
-            digest.update(self.rows._fingerprint.encode())
-        for part in range(self.num_parts if self.holds_paths else 0):
-            places = self.places(part)
-            paths = self.rows[places.start : places.stop].column(self.columns[0]).to_pylist()
-            files += map(self.path_of, paths)
+        path = Path(self.source.name)
+        files: list[Any] = [file for file in (path, *sorted(path.rglob("*"))) if file.is_file()]
+        for batch in self.rows.iter(ROWS_PER_PART) if self.holds_paths else ():
+            files += map(self.path_of, batch.column(self.columns[0]).to_pylist())
+        digest = hashlib.sha256(repr((self.source.split, path.exists() or self.rows._fingerprint)).encode())
         for file in files:
-            stamp = os.stat(file) if file is not None and os.path.exists(file) else None
-            digest.update(repr((str(file), stamp and (stamp.st_size, stamp.st_mtime_ns))).encode())
+            digest.update(repr((str(file), _stamp(file))).encode())
         return digest.hexdigest()
+
+
+def _stamp(file: Any) -> tuple[int, int] | None:
+    """Size and time of a file; None if there is none."""
+    if file is None or not os.path.exists(file):
+        return None
+    stat = os.stat(file)
+    return stat.st_size, stat.st_mtime_ns
 
 
 def _columns_to_read(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
@@ -273,8 +279,9 @@ class Parts:
         settings = [reader.predictor.parameters, reader.top_k, reader.columns, len(reader.rows), reader.rows_per_part]
         digest = _digest([reader.model_digest, reader.data_digest(), settings])[:12]
         self.folder = output.with_name(f"{output.name}.{digest}.parts")
-        others = [each for each in output.parent.glob("*.parts") if each.name.startswith(f"{output.name}.")]
-        if others and not self.folder.exists():
+        self.finished = self.folder / "finished.json"
+        others = folders_of_parts(output)
+        if others and self.folder not in others and not output.exists():
             logger.warning(f"{others[0]} is of another model, data or settings: this job starts anew")
 
     def file(self, number: int) -> Path:
@@ -282,8 +289,7 @@ class Parts:
 
     def write(self, number: int, content: bytes) -> None:
         write_atomically(self.file(number), content)
-        if self.read(number) is None:
-            raise RuntimeError(f"part {number} came back with other rows than it has: run the command again")
+        self.whole(number)
 
     def read(self, number: int) -> Any:
         """The table of a part; None if it is not there, or not what was written."""
@@ -301,29 +307,50 @@ class Parts:
             raise ValueError(f"row {bad[0]} is not {what}. {why} Leave --strict out to go on without such rows")
         return table
 
+    def whole(self, number: int) -> Any:
+        table = self.read(number)
+        if table is None:
+            raise RuntimeError(f"{self.file(number)} does not have the rows of its part: run the command again")
+        return table
+
     def join(self) -> list[int]:
         """Writes the output, with one part at a time in memory, and removes the parts. Returns the numbers of the bad rows."""
         bad: list[int] = []
 
         def tables() -> Iterator[Any]:
             for number in range(self.reader.num_parts):
-                table = self.read(number)
-                if table is None:
-                    raise RuntimeError(f"{self.file(number)} is not what was written: run the command again")
+                table = self.whole(number)
                 bad.extend(bad_rows_of(table))
                 yield table
 
         joined = self.folder / f"joined{self.output.suffix}"
         write_tables(joined, tables())
-        check_is_new(self.output)
+        # A file keeps its size and time when it gets its name: the next start knows it again if this one is killed now.
+        write_atomically(self.finished, json.dumps({"stamp": _stamp(joined), "bad_rows": bad}))
+        if self.output.exists():
+            raise exists_already(self.output)
         os.replace(joined, self.output)
-        # Also what a killed process of this job left unfinished.
-        unfinished = self.folder.glob(f".part-{'[0-9]' * 8}.parquet.*.tmp")
-        for file in (*map(self.file, range(self.reader.num_parts)), *unfinished):
-            file.unlink(missing_ok=True)
+        self.remove()
+        return bad
+
+    def remove_leftovers(self) -> list[int]:
+        """Removes the parts of a job that was killed when its output had its name. Returns the numbers of the bad rows."""
+        finished = json.loads(self.finished.read_bytes()) if self.finished.exists() else {"stamp": None}
+        if finished["stamp"] != list(_stamp(self.output)):
+            with suppress(OSError):  # where it is not empty
+                self.folder.rmdir()
+            raise exists_already(self.output)
+        self.remove()
+        logger.warning(f"{self.output} is finished: the parts that were left of it are removed")
+        return finished["bad_rows"]
+
+    def remove(self) -> None:
+        """Removes the files of this job, also those that a killed process left unfinished."""
+        for name in (*(self.file(number).name for number in range(self.reader.num_parts)), self.finished.name):
+            for file in (self.folder / name, *self.folder.glob(f".{name}.*.tmp")):
+                file.unlink(missing_ok=True)
         with suppress(OSError):  # a user may have put something into it
             self.folder.rmdir()
-        return bad
 
 
 def bad_rows_of(table: Any) -> list[int]:
@@ -333,35 +360,24 @@ def bad_rows_of(table: Any) -> list[int]:
 
 def write_tables(path: Path, tables: Iterator[Any]) -> None:
     """Writes one table or more, one after the other, into a file of the format that its name ends in."""
-    if path.suffix == ".parquet":
-        _write_parquet(path, tables)
-        return
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        for number, table in enumerate(tables):
-            if path.suffix == ".csv" and number == 0:
-                writer.writerow(table.column_names)
-            for row in as_json(table.to_pylist()):
-                if path.suffix == ".csv":
-                    writer.writerow(map(_cell, row.values()))
-                else:
-                    file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
-
-
-def _cell(value: Any) -> Any:
-    """A value in a csv file: lists and structures as JSON."""
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (list, dict)) else value
-
-
-def _write_parquet(path: Path, tables: Iterator[Any]) -> None:
-    """Each write is a row group, and readers hold a note on every group in memory: few large ones."""
     import pyarrow.parquet
 
-    waiting = [next(tables)]
-    with pyarrow.parquet.ParquetWriter(path, waiting[0].schema) as writer:
-        for table in tables:
-            if sum(each.nbytes for each in waiting) > BYTES_PER_ROW_GROUP:
-                writer.write_table(pyarrow.concat_tables(waiting))
-                waiting = []
-            waiting.append(table)
-        writer.write_table(pyarrow.concat_tables(waiting))
+    first = next(tables)
+    if path.suffix == ".parquet":
+        with pyarrow.parquet.ParquetWriter(path, first.schema) as writer:
+            for table in chain([first], tables):
+                writer.write_table(table)
+        return
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer, is_csv = csv.writer(file), path.suffix == ".csv"
+        if is_csv:
+            writer.writerow(first.column_names)
+        for row in chain.from_iterable(as_json(table.to_pylist()) for table in chain([first], tables)):
+            if is_csv:
+                writer.writerow(_json(cell) if isinstance(cell, (list, dict)) else cell for cell in row.values())
+            else:
+                file.write(_json(row) + "\n")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

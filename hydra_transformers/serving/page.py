@@ -9,7 +9,7 @@ from typing import Any
 
 from ..hub.handler import RequestError
 from .page_html import answer_html, heading_html, sentence_html
-from .page_inputs import USUAL, Limits, check_text, read_class_names, read_file
+from .page_inputs import MOST_CHARACTERS, MOST_MEGABYTES, check_text, read_class_names, read_file
 from .predictor import HydraPredictor
 
 
@@ -38,17 +38,13 @@ SWITCHED_OFF = ("share", "run_history", "enable_monitoring", "ssr_mode", "pwa", 
 
 
 def build_page(
-    model: HydraPredictor,
-    examples: Mapping[str, Sequence[str]] | None = None,
-    limits: Limits = USUAL,
-    class_names: Sequence[str] = (),
+    model: HydraPredictor, examples: Mapping[str, Sequence[str]] | None = None, class_names: Sequence[str] = ()
 ) -> gradio.Blocks:
     """The page of a model, not yet served: `launch_page` does both.
 
     Args:
         model (`HydraPredictor`): the model.
         examples (`dict`, *optional*): group -> files of images or audio, or texts to click on, see `read_examples`.
-        limits (`Limits`): of what visitors may send.
         class_names (`list[str]`, *optional*): the first classes for CLIP to choose from; visitors may name others.
     """
     if model.class_names is not None and len(model.class_names) < 2 and model.config.problem_type is None:
@@ -57,7 +53,7 @@ def build_page(
             "'multi_label_classification'"
         )
     reads_files = model.reads != "texts"
-    text = partial(gradio.Textbox, max_length=limits.characters, max_lines=12)
+    text = partial(gradio.Textbox, max_length=MOST_CHARACTERS, max_lines=12)
     # Gradio would send reports on its use to other servers.
     with gradio.Blocks(
         title=model.name, analytics_enabled=False, fill_width=True, delete_cache=(CLEAN_EVERY, KEEP_FOR)
@@ -66,10 +62,15 @@ def build_page(
         gradio.HTML(heading_html(model))
         with gradio.Row():
             with gradio.Column(scale=4, min_width=300):
-                if reads_files:
-                    value = _file_input(model.reads, files)
+                common = {"type": "filepath", "buttons": [], "elem_id": "input"}
+                if model.reads == "audio":
+                    value = gradio.Audio(label="Audio", sources=["upload"], editable=False, **common)
+                elif model.reads == "images":
+                    value = gradio.Image(label="Image", sources=["upload", "clipboard"], height=300, **common)
                 else:
                     value = text(label="Text", lines=5, placeholder="Type a text", elem_id="input")
+                if reads_files:  # set on the instance: for a subclass, Gradio would write a file beside its module
+                    value.preprocess = files.sent
                 inputs = [value]
                 if model.needs_classes:
                     names, label = ", ".join(class_names), "Classes to choose from"
@@ -87,7 +88,7 @@ def build_page(
         events += [ask.click, *(each.submit for each in inputs if isinstance(each, gradio.Textbox))]
         quiet = {"api_visibility": "private", "show_progress": "minimal", "concurrency_id": "ask"}
         for event in events:
-            event(partial(_respond, model, limits), inputs, answer, **quiet)
+            event(partial(_respond, model), inputs, answer, **quiet)
     for block in page.blocks.values():
         # Gradio runs this for each file that a request names, for any component, and would fetch URLs, too.
         block.async_move_resource_to_block_cache = files.check
@@ -97,7 +98,6 @@ def build_page(
 def launch_page(
     model: HydraPredictor,
     examples: Mapping[str, Sequence[str]] | None = None,
-    limits: Limits = USUAL,
     class_names: Sequence[str] = (),
     host: str = "127.0.0.1",
     port: int | None = None,
@@ -105,18 +105,18 @@ def launch_page(
     """Serves the page of a model (see `build_page`) and returns at once: `page.local_url` is its address, `page.close()` ends it.
 
     Args:
-        model, examples, limits, class_names: as in `build_page`.
+        model, examples, class_names: as in `build_page`.
         host (`str`, defaults to `"127.0.0.1"`): "0.0.0.0" lets other machines in.
         port (`int`, *optional*): by default the first free one from 7860 on.
     """
-    page = build_page(model, examples, limits, class_names)
+    page = build_page(model, examples, class_names)
     theme = gradio.themes.Base(primary_hue="blue", neutral_hue="slate", **FONTS)
     page.launch(
         server_name=host,
         server_port=port,
         prevent_thread_lock=True,
         quiet=True,
-        max_file_size=int(limits.megabytes * 1_000_000),
+        max_file_size=MOST_MEGABYTES * 1_000_000,
         theme=theme.set(body_text_color_subdued="*neutral_500"),  # the default grey of notes is too light to read
         css=CSS,
         footer_links=[],
@@ -125,7 +125,7 @@ def launch_page(
     return page
 
 
-def _respond(model: HydraPredictor, limits: Limits, value: Any, beside: str = "") -> str:
+def _respond(model: HydraPredictor, value: Any, beside: str = "") -> str:
     """The answer as HTML, or a sentence about a problem with the input.
 
     beside: the classes to choose from, or the second text of a pair
@@ -133,14 +133,11 @@ def _respond(model: HydraPredictor, limits: Limits, value: Any, beside: str = ""
     try:
         if not value:
             return sentence_html(f"{HINTS[model.reads]} first.", "hint")
-        if model.reads == "texts":
-            asked = check_text(value, limits)
-        else:
-            rate = {"rate": model.processor.sampling_rate} if model.reads == "audio" else {}
-            asked = read_file(value[0], model.reads, limits, value[1], **rate)
-        class_names = read_class_names(beside, limits) if model.needs_classes else None
+        rate = {"rate": model.processor.sampling_rate} if model.reads == "audio" else {}
+        asked = check_text(value) if model.reads == "texts" else read_file(value[0], model.reads, value[1], **rate)
+        class_names = read_class_names(beside) if model.needs_classes else None
         if beside.strip() and not model.needs_classes:
-            asked = {"text": asked, "text_pair": check_text(beside, limits)}
+            asked = {"text": asked, "text_pair": check_text(beside)}
         return answer_html(model.answer_with_members(asked, class_names))
     except RequestError as error:
         return sentence_html(f"{error}.", "problem")
@@ -189,14 +186,3 @@ def _add_examples(group: str, values: Sequence[str], component: Any, files: Sent
         values = [copied(component.postprocess(value))["path"] for value in values]
         files.examples.update(values)
     return examples.click(values.__getitem__, examples, component, api_visibility="private", show_progress="hidden")
-
-
-def _file_input(reads: str, files: SentFiles) -> gradio.Image | gradio.Audio:
-    common = {"type": "filepath", "buttons": [], "elem_id": "input"}
-    if reads == "audio":
-        component = gradio.Audio(label="Audio", sources=["upload"], editable=False, **common)
-    else:
-        component = gradio.Image(label="Image", sources=["upload", "clipboard"], height=300, **common)
-    # Set on the instance: for a subclass, Gradio would write a file beside its module.
-    component.preprocess = files.sent
-    return component

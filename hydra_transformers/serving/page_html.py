@@ -1,7 +1,7 @@
 """Predictions as HTML. Everything from users, models or their configs is escaped."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
@@ -9,7 +9,8 @@ from .predictor import HydraPredictor
 
 
 MOST_CLASSES, MOST_OF_A_SET = 5, 12
-MEMBER_COLOURS = 6  # in page.css; the seventh member has that of the first
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # of members, again from the seventh on
+TRUNCATED = "The text is longer than the model reads: it read the beginning."
 PARTS = {
     "uncertainty": ("total", "all of it"),
     "aleatoric": ("aleatoric", "each member is unsure by itself"),
@@ -48,26 +49,18 @@ def answer_html(answer: dict[str, Any]) -> str:
 
 
 def _class_parts(answer: dict[str, Any]) -> Iterator[str]:
-    score, scores = _percent(answer["score"]), answer["scores"]
-    yield _verdict(answer, answer["label"], score, f"{score} sure")
+    scores, members = answer["scores"], answer["members"]
+    yield _verdict(answer, answer["label"], _percent(answer["score"]), f"{_percent(answer['score'])} sure")
     yield _prediction_set(answer, "It may be", "If it is one of the classes, it may be")
-    rows = [
-        _row(
-            each["label"],
-            each["score"],
-            _percent(each["score"]),
-            marks=_dots([one[place] for one in answer["members"]]),
-        )
-        for place, each in enumerate(scores[:MOST_CLASSES])
-    ]
+    rows = []
+    for place, score in enumerate(scores[:MOST_CLASSES]):
+        dots = _dots([member[place] for member in members])
+        rows.append(_row(score["label"], score["score"], _percent(score["score"]), marks=dots))
     yield _section("Classes", f"probability{_legend(answer)}", rows)
     yield _uncertainty(answer, math.log(len(scores)))
-
-    def best(member: list[float]) -> tuple[str, str]:
-        place = max(range(len(member)), key=member.__getitem__)
-        return scores[place]["label"], _percent(member[place])
-
-    yield _members(answer, best)
+    best = [max(range(len(scores)), key=member.__getitem__) for member in members]
+    said = zip(best, members, strict=True)
+    yield _members([(scores[place]["label"], _percent(member[place])) for place, member in said])
 
 
 def _label_parts(answer: dict[str, Any]) -> Iterator[str]:
@@ -85,12 +78,12 @@ def _label_parts(answer: dict[str, Any]) -> Iterator[str]:
         rows.append(_row(score["label"], score["score"], _percent(score["score"]), kind, marks, note))
     yield _section("Labels", f"probability; line: its threshold{_legend(answer)}", rows)
     yield _uncertainty(answer, len(answer["scores"]) * math.log(2))
-
-    def labels(member: list[float]) -> tuple[str, str]:
-        shares = zip(member, answer["thresholds"], answer["scores"], strict=True)
-        return ", ".join(score["label"] for share, least, score in shares if share >= least) or "no label", ""
-
-    yield _members(answer, labels)
+    names = [score["label"] for score in answer["scores"]]
+    said = []
+    for member in answer["members"]:
+        shares = zip(names, member, answer["thresholds"], strict=True)
+        said.append((", ".join(name for name, share, least in shares if share >= least) or "no label", ""))
+    yield _members(said)
 
 
 def _number_parts(answer: dict[str, Any]) -> Iterator[str]:
@@ -116,7 +109,7 @@ def _number_parts(answer: dict[str, Any]) -> Iterator[str]:
     bar = "bar: the interval; " if intervals else ""
     yield _section("Number", f"{bar}line: the prediction{_legend(answer)}", rows)
     yield _uncertainty(answer, answer["uncertainty"], "variance")
-    yield _members(answer, lambda member: (", ".join(f"{number:.4g}" for number in member), ""))
+    yield _members([(", ".join(f"{number:.4g}" for number in member), "") for member in answer["members"]])
 
 
 def _entity_parts(answer: dict[str, Any]) -> Iterator[str]:
@@ -143,7 +136,6 @@ def _entity_parts(answer: dict[str, Any]) -> Iterator[str]:
 
 # By a field that the answers of a task have; others are of a model that chooses one class.
 TASKS = {"entities": _entity_parts, "labels": _label_parts, "interval": _number_parts}
-TRUNCATED = "The text is longer than the model reads: it read the beginning."
 
 
 def _verdict(answer: dict[str, Any], said: str, guess: str, sure: str) -> str:
@@ -181,21 +173,19 @@ def _uncertainty(answer: dict[str, Any], most: float, unit: str | None = None) -
     rows = []
     for part, (name, meaning) in PARTS.items():
         value = answer[part]
-        if part == "epistemic" and len(answer["members"]) == 1:
-            meaning = "one member has nobody to disagree with"
         if value is not None:
             shown = f"{value:.2f}" if unit is None else f"{value:.3g}"
             rows.append(_row(name, value / most if most else 0.0, shown, name, note=meaning))
     return _section("Uncertainty", unit or f"nats; at most {most:.2f}", rows)
 
 
-def _members(answer: dict[str, Any], said: Callable[[list[float]], tuple[str, str]]) -> str:
-    """said: a member's numbers -> its prediction, and what stands at the end of the line"""
+def _members(said: Sequence[tuple[str, str]]) -> str:
+    """said: each member's prediction, and what stands at the end of its line"""
     rows = []
-    for number, member in enumerate(answer["members"]):
-        prediction, end = map(escape, said(member))
-        dot = f'<i class="hydra-of-{number % MEMBER_COLOURS}"></i>'
-        rows.append(f'<div class="hydra-member">{dot}member {number}<b>{prediction}</b><span>{end}</span></div>')
+    for number, (prediction, end) in enumerate(said):
+        dot = f'<i style="background:{COLOURS[number % len(COLOURS)]}"></i>'
+        shown = f"{dot}member {number}<b>{escape(prediction)}</b><span>{end}</span>"
+        rows.append(f'<div class="hydra-member">{shown}</div>')
     return _section("Members", "", rows) if rows[1:] else ""
 
 
@@ -209,8 +199,10 @@ def _legend(answer: dict[str, Any]) -> str:
 
 def _dots(shares: Sequence[float]) -> str:
     """Where each of several members stands on a bar, in a lane of its own, because they often agree."""
-    places = [f"left:{100 * s:.1f}%;top:{100 * (n + 0.5) / len(shares):.0f}%" for n, s in enumerate(shares)]
-    dots = [f'<i class="hydra-of-{n % MEMBER_COLOURS}" style="{place}"></i>' for n, place in enumerate(places)]
+    dots = []
+    for number, share in enumerate(shares):
+        place = f"left:{100 * share:.1f}%;top:{100 * (number + 0.5) / len(shares):.0f}%"
+        dots.append(f'<i style="background:{COLOURS[number % len(COLOURS)]};{place}"></i>')
     return "".join(dots) if dots[1:] else ""
 
 

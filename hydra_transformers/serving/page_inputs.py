@@ -1,7 +1,6 @@
 """Reads what visitors of the page send, within limits; the rest gets a sentence."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +11,14 @@ from ..hub.handler import read_image as decode_image
 
 
 FORMATS = (*SERVER_FORMATS, "TIFF")
+MOST_MEGABYTES = 10
+MOST_PIXELS = 50_000_000  # a small file can hold very many
+MOST_CHARACTERS = 10_000  # of a text, or of the names of the classes
+MOST_CLASSES = 100  # for CLIP to choose from
 MOST_OF_A_GROUP, DEFAULT_GROUP = 24, "Examples"
 
 
-@dataclass(frozen=True)
-class Limits:
-    """
-    megabytes: of the file of an image or audio
-    pixels: of an image; a small file can hold very many
-    characters: of a text, or of the names of the classes
-    classes: for CLIP to choose from
-    """
-
-    megabytes: float = 10.0
-    pixels: int = 50_000_000
-    characters: int = 10_000
-    classes: int = 100
-
-
-USUAL = Limits()
-
-
-def read_file(
-    path: str | os.PathLike, reads: str, limits: Limits = USUAL, name: str | None = None, rate: int = 16_000
-) -> Any:
+def read_file(path: str | os.PathLike, reads: str, name: str | None = None, rate: int = 16_000) -> Any:
     """An image in RGB, or the samples of a 16-bit WAV file (samples,).
 
     reads: "images" or "audio"; name: the visitor's name for the file; rate: samples per second that the model reads
@@ -43,36 +26,32 @@ def read_file(
     path, name = Path(path), name or Path(path).name
     if path.is_symlink() or not path.is_file():  # not a FIFO or device, which could be read for ever
         raise RequestError(f"{name} cannot be opened: send it again")
-    if path.stat().st_size > limits.megabytes * 1_000_000:
-        raise RequestError(f"{name} has more than {limits.megabytes:g} MB: send a smaller file")
+    if path.stat().st_size > MOST_MEGABYTES * 1_000_000:
+        raise RequestError(f"{name} has more than {MOST_MEGABYTES} MB: send a smaller file")
     if reads == "audio":
         return decode_audio(path.read_bytes(), name, rate)
-    return decode_image(path.read_bytes(), name, limits.pixels, formats=FORMATS)
+    return decode_image(path.read_bytes(), name, MOST_PIXELS, formats=FORMATS)
 
 
-def check_text(text: str, limits: Limits = USUAL) -> str:
+def check_text(text: str) -> str:
     """The text as it is."""
     if not text.strip():
         raise RequestError("There is no text yet: type some")
-    if len(text) > limits.characters:
-        raise RequestError(
-            f"The text has {len(text):,} characters, more than {limits.characters:,}: send a shorter one"
-        )
+    if len(text) > MOST_CHARACTERS:
+        raise RequestError(f"The text has {len(text):,} characters: send at most {MOST_CHARACTERS:,}")
     return text
 
 
-def read_class_names(text: str, limits: Limits = USUAL) -> list[str]:
+def read_class_names(text: str) -> list[str]:
     """Names between commas or line ends, each once."""
-    names = [name.strip() for line in check_text(text, limits).splitlines() for name in line.split(",")]
+    names = [name.strip() for line in check_text(text).splitlines() for name in line.split(",")]
     names = list(dict.fromkeys(filter(None, names)))
-    if not 2 <= len(names) <= limits.classes:
-        raise RequestError(f"These are {len(names)} classes: name 2 to {limits.classes}, with commas between them")
+    if not 2 <= len(names) <= MOST_CLASSES:
+        raise RequestError(f"These are {len(names)} classes: name 2 to {MOST_CLASSES}, with commas between them")
     return names
 
 
-def read_examples(
-    path: str | os.PathLike, reads: str, limits: Limits = USUAL, rate: int = 16_000
-) -> dict[str, list[str]]:
+def read_examples(path: str | os.PathLike, reads: str, rate: int = 16_000) -> dict[str, list[str]]:
     """Examples to click on: group -> files of images or audio, or texts, in the order of their names or lines.
 
     path: for images and audio a folder, each folder in it a group; for texts a file with one on each line, or a folder of
@@ -81,11 +60,8 @@ def read_examples(
     rate: samples of audio per second that the model reads
     """
     path = Path(path)
-    if not path.is_dir() and (reads != "texts" or not path.is_file()):
-        raise ValueError(f"there are no examples {path}: pass a folder, or for texts a file")
     if reads == "texts":
-        files = {file.stem: file for file in _visible(path) if file.suffix == ".txt"}
-        files = files if path.is_dir() else {DEFAULT_GROUP: path}
+        files = {DEFAULT_GROUP: path} if path.is_file() else {file.stem: file for file in _visible(path, "*.txt")}
         groups = {name: file.read_text(encoding="utf-8").splitlines() for name, file in files.items()}
         groups = {name: [line.strip() for line in lines if line.strip()] for name, lines in groups.items()}
     else:
@@ -94,16 +70,14 @@ def read_examples(
     groups = {name: values[:MOST_OF_A_GROUP] for name, values in groups.items() if values}
     if not groups:
         expected = "a text file with one text on each line" if reads == "texts" else f"a folder of {reads}"
-        raise ValueError(f"{path} has no examples in it: pass {expected}")
+        raise ValueError(f"there are no examples in {path}: pass {expected}")
     for value in (value for values in groups.values() for value in values):
         try:
-            check_text(value, limits) if reads == "texts" else read_file(
-                Path(value).resolve(), reads, limits, rate=rate
-            )
+            check_text(value) if reads == "texts" else read_file(Path(value).resolve(), reads, rate=rate)
         except RequestError as error:
             raise ValueError(f"an example of {path} cannot be shown: {error}") from error
     return groups
 
 
-def _visible(folder: Path) -> list[Path]:
-    return sorted(each for each in folder.glob("*") if not each.name.startswith("."))
+def _visible(folder: Path, pattern: str = "*") -> list[Path]:
+    return sorted(each for each in folder.glob(pattern) if not each.name.startswith("."))

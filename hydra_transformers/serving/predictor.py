@@ -30,7 +30,6 @@ from .saved_models import load_config, load_with_decision
 
 
 SECONDS_FOR_URL = 60.0  # a server that says nothing would hold up all rows
-MOST_CLASS_LISTS = 8  # of CLIP, whose prompts are kept
 READS = {"image": "images", "zero-shot": "images", "audio": "audio", "text": "texts", "tokens": "texts"}
 NAMED = {"image": "an image", "zero-shot": "an image", "audio": "audio", "text": "a text", "tokens": "a text"}
 
@@ -109,7 +108,6 @@ class HydraPredictor(Answerer):
         self.input_columns = [columns] if isinstance(columns, str) else list(columns or ())
         self.batch_size, self.strict = batch_size, strict
         self.columns = dict(self.task.columns) | ({"truncated": "bool"} if self.kind == "text" else {})
-        self._of_classes: dict[tuple[str, ...], ZeroShotClassifier] = {}
         # Two threads cannot use one tokenizer at once, and a pass already takes all cores.
         self._one_at_a_time = threading.Lock()
         self._answered: Any = None  # an input that was answered
@@ -215,10 +213,9 @@ class HydraPredictor(Answerer):
 
     def _read_text(self, value: Any) -> Any:
         """A text, a pair of texts, or for tokens a list of words."""
+        texts = list(value.values()) if isinstance(value, Mapping) else [value]
         if self.kind == "tokens" and not isinstance(value, str):
             value = texts = list(value)
-        else:
-            texts = list(value.values()) if isinstance(value, Mapping) else [value]
         for text in texts:
             if not isinstance(text, str):
                 return BadRow("there is none" if text is None else f"it is a {type(text).__name__}")
@@ -274,7 +271,13 @@ class HydraPredictor(Answerer):
             class_names: for CLIP that `needs_classes`, in "A photo of a {}."
         """
         with self._one_at_a_time:
-            asked = _KeepsOutput(self._with_classes(class_names) if self.needs_classes else self.model)
+            model = self.model
+            if self.needs_classes:
+                if not class_names:
+                    raise ValueError(f"class_names is missing: {self.name} chooses among classes that you name")
+                prompts = class_prompts(self.config, self.processor, class_names)
+                model = ZeroShotClassifier(model, prompts, class_names).eval()
+            asked = _KeepsOutput(model)
             [answer] = predict_decisions(asked, [value], self.processor, top_k=None)
         task, names = self.task.name, list(class_names) if self.needs_classes else self.class_names
         members = member_logits_of(asked.output, per_token=task == "token_classification")[0].double()
@@ -295,17 +298,6 @@ class HydraPredictor(Answerer):
         order = mean.argsort(descending=True, stable=True)
         scores = [{"label": names[index], "score": mean[index].item()} for index in order.tolist()]
         return answer | {"scores": scores, "members": members[:, order].tolist()}
-
-    def _with_classes(self, class_names: Sequence[str] | None) -> ZeroShotClassifier:
-        if not class_names:
-            raise ValueError(f"class_names is missing: {self.name} chooses among classes that you name")
-        key = tuple(class_names)
-        if key not in self._of_classes:
-            while len(self._of_classes) >= MOST_CLASS_LISTS:
-                del self._of_classes[next(iter(self._of_classes))]
-            prompts = class_prompts(self.config, self.processor, key)
-            self._of_classes[key] = ZeroShotClassifier(self.model, prompts, key).eval()
-        return self._of_classes[key]
 
 
 def _image_of(value: Any, mode: str) -> Any:

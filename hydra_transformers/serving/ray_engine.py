@@ -51,13 +51,12 @@ class PartWorker:
 
 
 def predicted_by_workers(
-    arguments: dict[str, Any], parts: Sequence[int], workers: int | None
+    arguments: dict[str, Any], parts: Sequence[int], workers: int, gpu_share: float
 ) -> Iterator[tuple[int, bytes]]:
     """The number and the content of each part, as they come; a worker that dies is replaced, and its part is predicted again.
 
-    arguments: of `PartWorker`; workers: as in `start_cluster`
+    arguments: of `PartWorker`; workers, gpu_share: of `start_cluster`
     """
-    workers, gpu_share = start_cluster(workers, arguments["settings"].get("device"))
     numbers = ray.data.from_items([{"part": part} for part in parts], override_num_blocks=len(parts))
     predicted = numbers.map_batches(
         PartWorker,

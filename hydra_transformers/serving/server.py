@@ -25,25 +25,19 @@ logger = logging.getLogger(__name__)
 SECONDS_TO_CLOSE = 30  # for requests in flight
 SECONDS_FOR_BODY = 30.0  # a slower client would keep others out
 RETRY_AFTER = "1"  # seconds
-PARAMETERS = {
-    "top_k": {"type": "integer", "default": 5, "description": "how many scores"},
-    "candidate_labels": {"type": "array", "items": {"type": "string"}, "description": "for CLIP and SigLIP"},
-    "hypothesis_template": {"type": "string", "description": "for CLIP and SigLIP: the sentence around a label"},
-}
 REQUEST = {
     "type": "object",
     "required": ["inputs"],
     "properties": {
         "inputs": {"description": "a text, a pair of texts, an image or WAV file in base64, or a list of these"},
-        "parameters": {"type": "object", "properties": PARAMETERS},
+        "parameters": {"description": "top_k; for CLIP and SigLIP also candidate_labels and hypothesis_template"},
     },
     "example": {"inputs": "a text, or an image or WAV file in base64", "parameters": {"top_k": 3}},
 }
-FIELDS = (
-    "label, score, uncertainty and its parts, abstain and why, prediction_set or interval, scores; for a list a list"
-)
 RESPONSES = {
-    200: {"description": FIELDS},
+    200: {
+        "description": "label, score, uncertainty and its parts, abstain and why, prediction_set or interval, scores"
+    },
     422: {"description": "The request cannot be answered: `error` has one sentence, as for every status above 399"},
     503: {"description": "Too many requests wait: try again"},
 }

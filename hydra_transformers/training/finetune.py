@@ -15,9 +15,9 @@ from ..data.image_changes import RandomCropAndFlip
 from ..data.loading import PreparedData, check_has_variety, classes_in, load_data, remember_max_length
 from ..data.processors import load_processor
 from ..data.rows import DataSource, overlap
-from ..data.tasks import ONE_CLASS, task_of_model
 from ..fusion.probe import TEXT_TOKENS
 from ..models.auto import AutoHydra, class_with_new_classifier, config_of, config_with_architecture
+from ..models.decision import task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished
 from .members import compute_accuracy, train_and_save
 from .trainer import HydraTrainer, HydraTrainingArguments
@@ -161,7 +161,7 @@ def finetune(
     for name, rows in ((validation_split, validation), (test_split, test)):
         if name is not None and overlap(train.split, rows.split):
             raise ValueError(f"the split {rows.split} has rows of the training split {train.split}: pass another")
-    is_of_classes = task_of_model(hydra) == ONE_CLASS
+    is_of_classes = task_name(hydra) == "single_label_classification"
     check_has_variety(train, "the training split", "to learn")
     if train.kind == "image" and train.change is None:
         train = replace(train, change=CHANGES_OF_IMAGES)

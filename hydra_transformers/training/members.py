@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from transformers.utils import logging
 
-from ..data.tasks import ONE_CLASS, task_of_model
+from ..models.decision import task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, load_member
 from .lora import is_peft_model
 from .parameter_groups import is_baseline
@@ -99,7 +99,7 @@ def finetune_members(
     }
     training_arguments = {"disable_tqdm": not progress} | training_arguments
     if compute_metrics is None:
-        if task_of_model(members[0]) == ONE_CLASS:
+        if task_name(members[0]) == "single_label_classification":
             options["compute_metrics"] = compute_accuracy
         else:  # accuracy and label smoothing are about one class of several
             training_arguments = {

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from ..data.batches import collate
 from ..data.loading import PreparedData, load_data
 from ..data.prediction import classes_of, padding_of
-from ..data.tasks import ONE_CLASS, TOKENS, task_of_model
+from ..models.decision import task_name
 from .checkpoints import has_ended, last_checkpoint, load_member, trainer_state
 from .lora import is_peft_model
 from .losses import IGNORED_LABEL, EnsembleLoss
@@ -130,7 +130,7 @@ class HydraTrainer(Trainer):
 
     def _set_loss(self, balanced: bool) -> None:
         model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        if task_of_model(model) not in (ONE_CLASS, TOKENS):
+        if task_name(model) not in ("single_label_classification", "token_classification"):
             raise ValueError(
                 "label_smoothing_factor and class_weights are for models that choose one class, and this one does not: leave "
                 "them out"

@@ -27,16 +27,12 @@ class Abstention:
     Attributes:
         threshold: rows that score higher are not answered; rows of equal score are all answered, or none. It lies midway
             between two scores of the fitting rows, so that scores that are rounded otherwise do not cross it.
-        target: "risk", "coverage" or "tpr".
-        value: the target's value, such as 0.05.
+        target, value: "risk", "coverage" or "tpr", and its value.
         confidence: of the guarantee; `None` without one.
         rows, ood_rows: how many rows it was fitted on.
-        coverage: share of the fitting rows that are answered.
-        risk: share of wrong answers among the answered; `None` without `correct`, or if none is answered.
-        risk_without: share of wrong answers if all are answered.
-        fpr: share of the (in-distribution) fitting rows that are not answered, 1 - coverage.
+        coverage, fpr: share of the (in-distribution) fitting rows that are answered, and that are not.
+        risk, risk_without: share of wrong answers among the answered, and among all; `None` without `correct`.
         tpr: share of the out-of-distribution rows that are not answered; `None` without any.
-        score: the score's name, if given: a report of another score raises an error.
         unit: what is counted, for sentences.
     """
 
@@ -51,7 +47,6 @@ class Abstention:
     risk_without: float | None
     fpr: float
     tpr: float | None
-    score: str | None = None
     unit: str = "rows"
 
     @classmethod
@@ -65,7 +60,6 @@ class Abstention:
         coverage: float | None = None,
         tpr: float | None = None,
         confidence: float | None = None,
-        score: str | None = None,
         unit: str = "rows",
         others: Any = None,
     ) -> "Abstention":
@@ -77,25 +71,19 @@ class Abstention:
             ood_scores: (samples,), the score of out-of-distribution rows; needed for `tpr`.
             risk: at most this share of the answers is wrong; the largest coverage that keeps it.
             coverage: at least this share is answered; the lowest threshold that does.
-            tpr: at least this share of `ood_scores` is refused (out of distribution is positive, as in FPR95); the highest
-                threshold that does. Its price is `fpr`.
+            tpr: at least this share of `ood_scores` is refused; the highest threshold that does. Its price is `fpr`.
             confidence: with 0.95, say, the target holds for new rows, not only for these, in 95 % of all fits: see below.
-                Without it the threshold meets the target on these rows, and new ones may miss it.
-            score: the score's name, kept with the threshold.
             unit: what each score is of, for sentences.
             others: (samples,), scores of further rows that rounding shall not move across the threshold either.
 
         The guarantees need new rows that are independent and of the same distribution as these (for `tpr`, as
         `ood_scores`), and no row that the model or the score was fitted or chosen on. They assume nothing else:
 
-            coverage, tpr  the k-th of n sorted scores, with the least k for which P(Bin(n, target) < k) >= confidence: the
-                           exact bound of an order statistic
+            coverage, tpr  the k-th of n sorted scores, with the least k for which P(Bin(n, target) < k) >= confidence
             risk           fixed-sequence tests as in Learn then Test (Angelopoulos et al., 2021). Rows are answered one more
                            at a time, the surest first; each time the hypothesis "the risk is above the target" is tested
                            with the exact binomial tail, and the first test that does not reject it ends the walk. Walks
                            start at up to four fixed shares of the rows, which divide 1 - confidence among them
-
-        If no threshold reaches the target, a ValueError says what can be reached.
 
         Example:
             >>> rule = Abstention.fit([0.1, 0.2, 0.3, 0.8, 0.9], correct=[1, 1, 1, 0, 1], risk=0.1)
@@ -107,31 +95,25 @@ class Abstention:
         target, value = check_target({"risk": risk, "coverage": coverage, "tpr": tpr})
         if confidence is not None:
             confidence = check_share(confidence, "confidence")
-        given = [_wide(each).dtype for each in (scores, ood_scores) if each is not None]
-        dtype = torch.float64 if all(each == torch.float64 for each in given) else torch.float32
+        is_wide = all(_wide(part).dtype == torch.float64 for part in (scores, ood_scores) if part is not None)
+        dtype = torch.float64 if is_wide else torch.float32
+        if {"risk": correct, "tpr": ood_scores}.get(target, scores) is None:
+            raise ValueError(f"a {target} is fitted on {'correct' if target == 'risk' else 'ood_scores'}: pass it")
         scores, correct, ood_scores = _checked(scores, correct, ood_scores)
-        further = [as_scores(_wide(each), "others") for each in (ood_scores, others) if each is not None]
+        further = [as_scores(_wide(part), "others") for part in (ood_scores, others) if part is not None]
         all_scores = torch.cat([scores, *further])
         if target == "risk":
-            if correct is None:
-                raise ValueError(
-                    "correct is missing: a risk is fitted on rows whose answers are known to be right or wrong"
-                )
             threshold = just_above(_threshold_of_risk(scores, correct, value, confidence), all_scores, dtype)
         elif target == "coverage":
             threshold = just_above(_threshold_of_share(scores, value, confidence, "coverage"), all_scores, dtype)
         else:
-            if ood_scores is None:
-                raise ValueError("ood_scores is missing: a tpr is fitted on the scores of out-of-distribution rows")
             lowest_refused = -_threshold_of_share(-ood_scores, value, confidence, "tpr")
-            if lowest_refused == -math.inf:
-                raise ValueError(
-                    f"tpr={value:g} cannot be reached: too many of ood_scores are -inf, below any threshold"
-                )
             threshold = _just_below(lowest_refused, all_scores, dtype)  # that score itself is refused
+            if threshold == lowest_refused:
+                raise ValueError(f"tpr={value:g} cannot be reached: too many of ood_scores are -inf")
         ood_rows = 0 if ood_scores is None else len(ood_scores)
         shares = _shares(threshold, scores, correct, ood_scores)
-        return cls(threshold, target, value, confidence, len(scores), ood_rows, **shares, score=score, unit=unit)
+        return cls(threshold, target, value, confidence, len(scores), ood_rows, **shares, unit=unit)
 
     def abstain(self, scores: Any) -> Tensor:
         """Which rows not to answer: a bool tensor of the scores' shape. NaN is not answered either."""
@@ -173,18 +155,10 @@ class Abstention:
 
 def describe_tradeoff(coverage: float, risk: float | None, risk_without: float | None) -> str:
     """The effect of abstaining in words: "answering 90 % cuts errors from 8.1 % to 4.2 %"."""
-    if coverage == 0:
-        return "nothing is answered"
     if risk is None or risk_without is None:
         return f"{_rounded(coverage)} are answered"
-    before, after = _rounded(risk_without), _rounded(risk)
-    if coverage == 1:
-        return f"everything is answered, and {before} of it is wrong"
-    if risk_without == 0:
-        return f"answering {_rounded(coverage)}, no error is there to be cut"
-    if risk < risk_without:
-        return f"answering {_rounded(coverage)} cuts errors from {before} to {after}"
-    return f"answering {_rounded(coverage)} does not cut errors: {before} before, {after} after"
+    verb = "cuts" if risk < risk_without else "does not cut"
+    return f"answering {_rounded(coverage)} {verb} errors from {_rounded(risk_without)} to {_rounded(risk)}"
 
 
 def _percent(share: float) -> str:
@@ -205,11 +179,8 @@ def _just_below(score: float, scores: Tensor, dtype: torch.dtype) -> float:
     """A threshold midway between a score and the next lower of `scores`, below it in the scores' dtype."""
     lower = scores[scores < score]
     middle = _between(float(lower.max()) if len(lower) else score - _half_spacing(scores), score, dtype)
-    return (
-        middle
-        if middle < score
-        else float(torch.nextafter(*torch.tensor([score, -math.inf], dtype=dtype, device="cpu")))
-    )
+    next_lower = torch.nextafter(*torch.tensor([score, -math.inf], dtype=dtype, device="cpu"))
+    return middle if middle < score else float(next_lower)
 
 
 def _half_spacing(scores: Tensor) -> float:
@@ -244,11 +215,10 @@ def _threshold_of_share(scores: Tensor, share: float, confidence: float | None, 
     if confidence is None:
         return float(ordered[math.ceil(exact(share) * rows) - 1])
     if binomial_cdf(rows - 1, rows, share) < confidence:
-        reachable = (1 - confidence) ** (1 / rows)
         needed = math.ceil(math.log1p(-confidence) / math.log(share))
         raise ValueError(
-            f"{name}={share:g} cannot be guaranteed with {_percent(confidence)} confidence on {rows} rows, which guarantee "
-            f"{_percent(math.floor(1000 * reachable) / 1000)} at best: pass at least {needed} rows, or ask for less"
+            f"{name}={share:g} cannot be guaranteed with {_percent(confidence)} confidence on {rows} rows: pass at least "
+            f"{needed}, or ask for less"
         )
     # The k-th smallest score, with the least k for which P(Bin(rows, share) < k) >= confidence.
     counts = range(1, rows + 1)
@@ -267,17 +237,17 @@ def _threshold_of_risk(scores: Tensor, correct: Tensor, risk: float, confidence:
     if confidence is not None:
         answered = _certified(wrong, ends, risk, 1 - confidence)
         if answered == 0:
-            _refuse_guaranteed_risk(wrong, ends, risk, confidence)
+            raise ValueError(
+                f"risk={risk:g} cannot be guaranteed with {_percent(confidence)} confidence on these {len(wrong)} rows: pass "
+                "more rows, a better score, a higher risk or a lower confidence"
+            )
         return float(ordered[answered - 1])
     errors = torch.tensor(wrong, dtype=torch.long, device="cpu").cumsum(0).tolist()
     # A count over a count rounds as the target does: 5 of 100 are not above 0.05.
     holding = [end for end in ends if errors[end - 1] / end <= risk]
     if not holding:
-        best = min(ends, key=lambda end: (errors[end - 1] / end, -end))
-        raise ValueError(
-            f"no threshold keeps the risk at {_percent(risk)}: the lowest is {_rounded(errors[best - 1] / best)}, where "
-            f"{_rounded(best / len(wrong))} of the rows are answered; ask for no less, or use a better score"
-        )
+        lowest = min(errors[end - 1] / end for end in ends)
+        raise ValueError(f"no threshold keeps the risk at {_percent(risk)}: the lowest is {_rounded(lowest)}")
     return float(ordered[holding[-1] - 1])
 
 
@@ -321,31 +291,11 @@ def _last_passed(wrong: list[bool], start: int, risk: float, chance: float) -> i
     return rows
 
 
-def _refuse_guaranteed_risk(wrong: list[bool], ends: list[int], risk: float, confidence: float) -> None:
-    low, high = math.floor(1000 * risk), 1000  # the lowest risk that passes, in tenths of a percent
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _certified(wrong, ends, middle / 1000, 1 - confidence):
-            high = middle
-        else:
-            low = middle
-    reachable = f"{_percent(high / 1000)} can" if high < 1000 else "nor can any other risk"
-    raise ValueError(
-        f"risk={risk:g} cannot be guaranteed with {_percent(confidence)} confidence on these {len(wrong)} rows, "
-        f"{reachable}: pass more rows, a better score, a higher risk or a lower confidence"
-    )
-
-
 def check_target(target: Mapping[str, float | None]) -> tuple[str, float]:
     """The name and value of the one target given; raises an error for several, none, and values that are not shares."""
-    if not isinstance(target, Mapping) or set(target) - set(TARGETS):
-        raise ValueError(
-            f"target is {target!r}: pass a dict with one of {', '.join(TARGETS)}, such as {{'risk': 0.05}}"
-        )
-    given = {name: value for name, value in target.items() if value is not None}
-    if len(given) != 1:
-        found = ", ".join(given) or "none"
-        raise ValueError(f"the target must be one of risk=, coverage= and tpr=, got {found}: pass exactly one")
+    given = {name: value for name, value in target.items() if value is not None} if isinstance(target, Mapping) else {}
+    if len(given) != 1 or not set(given) <= set(TARGETS):
+        raise ValueError(f"target is {given or target!r}: pass one of {', '.join(TARGETS)}, such as {{'risk': 0.05}}")
     ((name, value),) = given.items()
     return name, check_share(value, name)
 
@@ -374,15 +324,9 @@ def _wide(scores: Any) -> Tensor:
 
 def _as_correct(correct: Any, rows: int) -> Tensor:
     correct = as_tensor(correct).detach().cpu()
-    if correct.shape != (rows,):
+    if correct.shape != (rows,) or not ((correct == 0) | (correct == 1)).all():
         raise ValueError(
-            f"correct has shape {tuple(correct.shape)}, scores has {rows} rows: pass whether each row is right, shape (samples,)"
-        )
-    odd = (correct != 0) & (correct != 1)
-    if odd.any():
-        row = int(odd.nonzero()[0])
-        raise ValueError(
-            f"correct[{row}] is {correct[row].item()}: pass True or 1 where the model is right, else False or 0"
+            f"correct has shape {tuple(correct.shape)}: pass True or False for each of the {rows} scores, (samples,)"
         )
     return correct.bool()
 

@@ -48,10 +48,9 @@ class ConformalSets:
             raps  aps + 0.01 · max(0, rank_c - 5)              APS without its long tails (Angelopoulos et al., 2021)
 
         The threshold is the `ceil((n + 1)(1 - alpha))`-th smallest of the n scores of the right classes. If rows are
-        exchangeable (for example independent and of one distribution), a new row's set holds its class with probability at
-        least 1 - alpha, on average over calibration sets and rows; not for the rows of one class, and not under distribution
-        shift. The share that one calibration set of n rows reaches is distributed as Beta(k, n + 1 - k) with k as above:
-        ± 2 % for 1000 rows and alpha 0.1.
+        exchangeable, a new row's set holds its class with probability at least 1 - alpha, on average over calibration sets
+        and rows; not for the rows of one class, and not under distribution shift. The share that one calibration set of n
+        rows reaches is distributed as Beta(k, n + 1 - k) with k as above: ± 2 % for 1000 rows and alpha 0.1.
 
         Args:
             member_logits: (samples, members, classes), scaled by the temperature that will be used.
@@ -70,37 +69,26 @@ class ConformalSets:
         member_logits = as_member_logits(member_logits).detach()
         num_classes = member_logits.shape[-1]
         labels = as_labels(labels, len(member_logits), num_classes).to(member_logits.device)
-        if len(labels) == 0:
-            raise ValueError("labels is empty: pass at least one calibration row")
         check_method(method, num_classes)
         unfitted, parts = cls(method, float(alpha), math.inf, num_classes, len(labels)), []
         for logits, targets in zip(member_logits.split(ROWS_PER_PASS), labels.split(ROWS_PER_PASS), strict=True):
             scores = unfitted._scores(logits)
             parts.append(scores.gather(1, targets.to(scores.device).unsqueeze(1)).squeeze(1).cpu())
         fitted = replace(unfitted, threshold=conformal_quantile(torch.cat(parts), alpha))
-        if fitted._shortage:
-            warnings.warn(fitted._shortage, stacklevel=2)
+        if fitted.threshold == math.inf:
+            warnings.warn(too_few_rows(alpha, len(labels)), stacklevel=2)
         return fitted
 
     def sets(self, member_logits: Any) -> Tensor:
         """Which classes are in each row's set: bool, (batch, classes)."""
         member_logits = as_member_logits(member_logits).detach()
         if member_logits.shape[-1] != self.num_classes:
-            raise ValueError(
-                f"member_logits has {member_logits.shape[-1]} classes, the sets were fitted for {self.num_classes}: "
-                "pass the logits of the same model"
-            )
-        parts = member_logits.split(ROWS_PER_PASS) if len(member_logits) else ()
-        empty = torch.zeros(0, self.num_classes, dtype=torch.bool, device=member_logits.device)
-        return torch.cat([empty, *(self._sets(part).to(member_logits.device) for part in parts)])
+            raise ValueError(f"member_logits has {member_logits.shape[-1]} classes, the sets have {self.num_classes}")
+        parts = [self._sets(part).to(member_logits.device) for part in member_logits.split(ROWS_PER_PASS)]
+        return torch.cat(parts)
 
     def coverage_and_size(self, member_logits: Any, labels: Any) -> dict[str, float]:
-        """`coverage` (share of sets that hold the right class), `mean_size`, and `single_class` (share of sets of one class).
-
-        Args:
-            member_logits: (samples, members, classes).
-            labels: (samples,), class indices.
-        """
+        """`coverage` (share of sets that hold the right class), `mean_size`, and `single_class` (share of sets of one class)."""
         return summarize_sets([count_sets(self.sets(member_logits), labels)])
 
     @property
@@ -114,15 +102,8 @@ class ConformalSets:
     @property
     def sentence(self) -> str:
         """The guarantee, and a note if there were too few rows for it."""
-        return " ".join(filter(None, [self.guarantee, self._shortage]))
-
-    @property
-    def _shortage(self) -> str:
-        if self.threshold != math.inf:
-            return ""
-        least = math.ceil(1 / exact(self.alpha)) - 1
-        needed = f"alpha={self.alpha:g} takes at least {least} calibration rows"
-        return f"{needed}, there are {self.rows}: every set holds every class."
+        note = f" {too_few_rows(self.alpha, self.rows)}" if self.threshold == math.inf else ""
+        return f"{self.guarantee}{note}"
 
     def _sets(self, member_logits: Tensor) -> Tensor:
         scores = self._scores(member_logits)
@@ -157,8 +138,6 @@ def count_sets(sets: Tensor, labels: Any) -> tuple[int, int, int, int]:
 def summarize_sets(counts: list[tuple[int, int, int, int]]) -> dict[str, float]:
     """`ConformalSets.coverage_and_size` from the counts of batches."""
     rows, covered, sizes, singles = (sum(column) for column in zip(*counts, strict=True))
-    if rows == 0:
-        raise ValueError("there are no samples: pass at least one")
     return {"coverage": covered / rows, "mean_size": sizes / rows, "single_class": singles / rows}
 
 
@@ -168,6 +147,12 @@ def check_method(method: str, num_classes: int | None) -> None:
         raise ValueError(f"unknown method {method!r}: choose one of {', '.join(SET_METHODS)}")
     if method == "raps" and num_classes is not None and num_classes <= RAPS_RANK:
         raise ValueError(f"raps penalises ranks above {RAPS_RANK}, there are {num_classes} classes: choose aps")
+
+
+def too_few_rows(alpha: float, rows: int) -> str:
+    """A note for sets that hold everything."""
+    least = math.ceil(1 / exact(alpha)) - 1
+    return f"alpha={alpha:g} takes at least {least} calibration rows, there are {rows}: every set holds every class."
 
 
 def conformal_quantile(scores: Tensor, alpha: float) -> float:

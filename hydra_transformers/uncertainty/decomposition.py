@@ -63,10 +63,8 @@ def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposit
         epistemic  total - aleatoric = 1/M Σ_m KL(p_m ‖ p̄) >= 0
         disagreement                 = share of the M(M-1)/2 pairs of members whose argmax differs
 
-    With one member, epistemic and disagreement are exactly 0. Ties of the argmax go to the lower class.
-
-    For multi-label models p_m is (1 - sigmoid(z_m), sigmoid(z_m)), label by label. The labels' entropies may be added up:
-    `parts.epistemic.sum(-1)`.
+    With one member, epistemic and disagreement are exactly 0. Ties of the argmax go to the lower class. For multi-label
+    models p_m is (1 - sigmoid(z_m), sigmoid(z_m)), label by label; entropies of labels may be added up.
 
     Args:
         member_logits: (batch, members, classes), a tensor or array of any float type; of a classifier of tokens (batch,
@@ -83,21 +81,13 @@ def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposit
         >>> parts.disagreement
         tensor([0., 1.], dtype=torch.float64)
     """
-    check_problem_type(problem_type)
+    if problem_type not in PROBLEM_TYPES:
+        raise ValueError(f"problem_type is {problem_type!r}: pass one of {', '.join(map(repr, PROBLEM_TYPES))}")
     if problem_type == "multi_label_classification":
         return _decompose_labels(as_member_logits(member_logits, least_classes=1))
     if not hasattr(member_logits, "logits") and as_tensor(member_logits).dim() == 4:
         return _decompose_tokens(as_tensor(member_logits))
     return decompose_log_probabilities(wide_log_softmax(as_member_logits(member_logits)))
-
-
-def check_problem_type(problem_type: str | None) -> None:
-    if problem_type == "regression":
-        raise ValueError(
-            "regression has no classes whose entropy could be split: the members' spread is member_logits.var(dim=1)"
-        )
-    if problem_type not in PROBLEM_TYPES:
-        raise ValueError(f"problem_type is {problem_type!r}: pass one of {', '.join(map(repr, PROBLEM_TYPES))}")
 
 
 def _decompose_labels(member_logits: Tensor) -> Decomposition:
@@ -149,12 +139,11 @@ class NumberPrediction:
         return self.variance if self.aleatoric is None else (self.variance - self.aleatoric).clamp(min=0)
 
 
-def predict_numbers(model: nn.Module, data: Any, batch_size: int = 32) -> NumberPrediction:
-    """`predict_uncertainty` of a regression model."""
-    parts = [widened(predict(model, batch)).cpu() for batch in batches(data, batch_size, device_of(model))]
-    if not parts:
-        raise ValueError("data has no batches: pass at least one sample")
-    outputs, aleatoric = torch.cat(parts), None
+def _predict_numbers(model: nn.Module, data: Any, batch_size: int) -> NumberPrediction:
+    outputs = torch.cat(
+        [widened(predict(model, batch)).cpu() for batch in batches(data, batch_size, device_of(model))]
+    )
+    aleatoric = None
     if getattr(config_of(model), "predicts_variance", False):
         aleatoric = means_and_variances(outputs)[1].mean(dim=1)
     return NumberPrediction(outputs.mean(dim=1), spread(outputs).square(), aleatoric)
@@ -163,9 +152,7 @@ def predict_numbers(model: nn.Module, data: Any, batch_size: int = 32) -> Number
 def predict_uncertainty(
     model: nn.Module, data: Any, batch_size: int = 32, temperature: TemperatureScaling | None = None
 ) -> Decomposition | NumberPrediction:
-    """Predict `data` in batches on the model's device and decompose the uncertainty; the result is on the CPU. Of a regression
-    model it is the mean and the variance, a `NumberPrediction`; of a classifier of tokens all parts are (texts, words), NaN where a
-    text has fewer words than others.
+    """Predict `data` in batches on the model's device and decompose the uncertainty; the result is on the CPU.
 
     Args:
         model: a Hydra, a Hugging Face classifier (one member) or a `ZeroShotClassifier`. `problem_type` in its config says
@@ -173,33 +160,31 @@ def predict_uncertainty(
             the texts of each batch, SigLIP says yes or no to each; a `ZeroShotClassifier` chooses one of fixed classes.
         data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
         batch_size: rows per batch, if data comes in rows.
-        temperature: applied to the member logits first, if given.
+        temperature: applied to the member logits of a classifier first, if given.
+
+    Returns:
+        Of a regression model the mean and the variance, a `NumberPrediction`; of a classifier a `Decomposition`, whose parts are
+        (texts, words) for one of tokens, NaN where a text has fewer words than others.
     """
     problem_type = problem_type_of_answers(model)
     if problem_type == "regression":
         if temperature is not None:
-            raise ValueError(
-                "temperature is for models that choose classes, this one is made for regression: leave it out"
-            )
-        return predict_numbers(model, data, batch_size)
-    check_problem_type(problem_type)
+            raise ValueError("temperature is for classifiers, and this is a regression model: leave it out")
+        return _predict_numbers(model, data, batch_size)
     if classifies_tokens(model):
         words, _ = collect_words(model, data, batch_size)
         if temperature is not None:
             words = temperature(rows_of_tokens(words)).unflatten(0, (len(words), -1)).transpose(1, 2)
         return decompose(words)
-    parts: list[dict[str, Tensor]] = []
+    parts = []
     for batch in batches(data, batch_size, device_of(model)):
         member_logits = predict(model, batch)
         member_logits = temperature(member_logits) if temperature is not None else member_logits
         is_single_output = member_logits.shape[-1] == 1
         decomposition = decompose(member_logits, "multi_label_classification" if is_single_output else problem_type)
-        if parts and member_logits.shape[-1] != parts[0]["mean_probabilities"].shape[-1]:
-            raise ValueError(
-                f"the first batch of data has {parts[0]['mean_probabilities'].shape[-1]} classes or texts, a later one "
-                f"{member_logits.shape[-1]}: pass the same texts with each batch, or a ZeroShotClassifier of the model"
-            )
         parts.append({name: value.cpu() for name, value in vars(decomposition).items()})
-    if not parts:
-        raise ValueError("data has no batches: pass at least one sample")
+    if not parts or len({part["mean_probabilities"].shape[-1] for part in parts}) > 1:
+        raise ValueError(
+            "data has no batches, or batches of different classes or texts: pass the same texts with each batch"
+        )
     return Decomposition(**{name: torch.cat([part[name] for part in parts]) for name in parts[0]})

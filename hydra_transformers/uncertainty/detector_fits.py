@@ -33,14 +33,9 @@ class BankFit:
         rows = torch.nn.functional.normalize(answers.features, dim=-1)
         keys = torch.tensor([self.random.random() for _ in range(len(rows))], dtype=torch.float64, device="cpu")
         if self.keys is not None:
-            if len(self.keys) == self.size:
-                chosen = (keys < self.keys.max()).nonzero().flatten()  # of a long stream hardly any
-                keys, rows = keys[chosen], rows[chosen.to(rows.device)]
             keys, rows = torch.cat([self.keys, keys]), torch.cat([self.rows, rows])
-        if len(keys) > self.size:
-            kept = keys.argsort(stable=True)[: self.size].sort().values
-            keys, rows = keys[kept], rows[kept.to(rows.device)]
-        self.keys, self.rows = keys, rows
+        kept = keys.argsort(stable=True)[: self.size].sort().values
+        self.keys, self.rows = keys[kept], rows[kept.to(rows.device)]
 
     def state(self, classes: int) -> dict[str, Tensor]:
         bank = self.rows.transpose(0, 1).contiguous()

@@ -18,7 +18,6 @@ from .inputs import as_labels, as_member_logits, as_tensor, check_predictions, w
 ROWS_PER_PASS = 1024  # bounds the memory of a pass over tensors
 OOD_SCORES = tuple(name for name, method in DETECTORS.items() if not method.state)
 """The scores that need no fit, by name: what `ood_score` takes."""
-LEAST = {"gamma": 0.0, "top_classes": 1, "k": 1, "bank_size": 1, "seed": 0, "shrinkage": 0.0}  # of settings
 
 
 def ood_score(member_logits: Any, method: str = "msp") -> Tensor:
@@ -58,11 +57,9 @@ def detector_by_name(name: str, *, by: str | None = None, multi_label: bool = Fa
     """A detector; higher scores mean more out of distribution.
 
     Args:
-        name: one of
-
-            - from the logits: `"msp"`, `"max_logit"`, `"energy"`, `"entropy"`, `"gen"`, and between members
-              `"mutual_information"`, `"disagreement"`: see `ood_score`
-            - from the features, fitted: `"knn"`, `"mahalanobis"`, `"relative_mahalanobis"`
+        name: from the logits, see `ood_score`: `"msp"`, `"max_logit"`, `"energy"`, `"entropy"`, `"gen"`, and between members
+            `"mutual_information"`, `"disagreement"`. From the features, fitted: `"knn"`, `"mahalanobis"`,
+            `"relative_mahalanobis"`.
         by: `"members"`, the mean of the members' scores, or `"mean"`, the score of their mean probability and mean features;
             some detectors have only one of them.
         multi_label: for models that decide on each label by itself. msp is then that of the likeliest label, energy the
@@ -73,11 +70,8 @@ def detector_by_name(name: str, *, by: str | None = None, multi_label: bool = Fa
             covariances, see `whitening_of`.
 
     Example:
-        >>> detector = detector_by_name("energy")
-        >>> detector.needs_fit, detector.reads_features
-        (False, False)
         >>> import torch
-        >>> detector(torch.tensor([[[8.0, 0.0]], [[0.5, 0.0]]])).round(decimals=2)
+        >>> detector_by_name("energy")(torch.tensor([[[8.0, 0.0]], [[0.5, 0.0]]])).round(decimals=2)
         tensor([-8.0000, -0.9700], dtype=torch.float64)
     """
     return Detector(name, by, multi_label, settings)
@@ -103,15 +97,13 @@ class Detector:
             raise ValueError(f"{name} has no multi-label form: choose one of {able}")
         self.name, self.by, self.multi_label = name, by or self.method.by[0], multi_label
         self.defaults: dict[str, Any] = {**self.method.settings, **self.method.fit_settings}
-        for setting, value in settings.items():
-            if setting not in self.defaults or (value is not None and not LEAST[setting] <= value < math.inf):
-                raise ValueError(f"{setting} is {value!r}: {name} has {', '.join(self.defaults) or 'no settings'}")
+        if not set(settings) <= set(self.defaults):
+            raise ValueError(
+                f"{name} has no {', '.join(settings)}: its settings are {', '.join(self.defaults) or 'none'}"
+            )
         self.settings: dict[str, Any] = self.defaults | dict(settings)
         self.state: dict[str, Tensor] | None = None
         self.fitted_on: dict[str, Any] = {}
-
-    def __repr__(self) -> str:
-        return f"Detector({self.description}{', not fitted' if self.needs_fit and self.state is None else ''})"
 
     @property
     def description(self) -> str:
@@ -141,9 +133,7 @@ class Detector:
 
     def check_fitted(self) -> None:
         if self.needs_fit and self.state is None:
-            raise ValueError(
-                f"{self.name} is not fitted: call fit(model, train_data) of detector_by_name({self.name!r}) first"
-            )
+            raise ValueError(f"{self.name} is not fitted: call fit(model, train_data) first")
 
     # Fitting
 
@@ -162,40 +152,29 @@ class Detector:
         read = reader.read(data, batch_size, classes=classes)
         return self._fit((logits, features, split_labels(batch)[1]) for batch, logits, features in read)
 
-    def fit_answers(self, member_logits: Any, member_features: Any = None, labels: Any = None) -> "Detector":
+    def fit_answers(self, member_logits: Any, member_features: Any, labels: Any = None) -> "Detector":
         """`fit` on given predictions, such as those of `collect_answers`.
 
         Args:
             member_logits: (rows, members, classes).
-            member_features: (rows, members, dim), where `reads_features`.
+            member_features: (rows, members, dim).
             labels: (rows,), where `needs_labels`.
         """
-        parts = [
-            [None] * math.ceil(len(member_logits) / ROWS_PER_PASS)
-            if values is None
-            else as_tensor(values).split(ROWS_PER_PASS)
-            for values in (member_logits, member_features, labels)
-        ]
+        passes = math.ceil(len(member_logits) / ROWS_PER_PASS)
+        parts = [as_tensor(values).split(ROWS_PER_PASS) for values in (member_logits, member_features)]
+        parts.append([None] * passes if labels is None else as_tensor(labels).split(ROWS_PER_PASS))
         return self._fit(zip(*parts, strict=True))
 
     def _fit(self, answers: Iterable[tuple]) -> "Detector":
         """answers: (member_logits, member_features, labels) of each batch"""
-        if not self.needs_fit:
-            raise ValueError(f"{self.name} needs no fit: call it as it is")
         names = [name for name in ("k", *self.method.fit_settings) if name in self.settings]
         fit, rows, sizes = FITS[self.name](**{name: self.settings[name] for name in names}), 0, {}
         for member_logits, member_features, labels in answers:
-            if self.needs_labels and labels is None:
-                raise ValueError(
-                    f"data has no labels, and {self.name} learns what classes look like: add a column labels"
-                )
             member_logits, features = self._checked(member_logits, member_features)
-            if sizes and _sizes_of(member_logits, features) != sizes:
-                raise ValueError(
-                    "batches of data differ in members, classes or dimensions: pass the outputs of one model"
-                )
             sizes = _sizes_of(member_logits, features)
             if self.needs_labels:
+                if labels is None:
+                    raise ValueError(f"data has no labels, and {self.name} learns classes: add a column labels")
                 labels = as_labels(labels, len(member_logits), sizes["classes"]).to(features.device)
             rows += len(features)
             if len(features):
@@ -203,10 +182,8 @@ class Detector:
         if rows == 0:
             raise ValueError("data has no rows: pass at least one batch")
         dtype = torch.promote_types(features.dtype, torch.float32)
-        self.state = {
-            name: tensor.to(features.device, dtype).contiguous()
-            for name, tensor in fit.state(sizes["classes"]).items()
-        }
+        state = fit.state(sizes["classes"])
+        self.state = {name: tensor.to(features.device, dtype).contiguous() for name, tensor in state.items()}
         self.fitted_on = sizes | {"rows": rows}
         return self
 
@@ -247,9 +224,7 @@ class Detector:
         problem = problem_type_of(model)
         other = "single_label_classification" if self.multi_label else "multi_label_classification"
         if problem in ("regression", other):
-            raise ValueError(
-                f"model is made for {problem} (problem_type in its config), this detector is not: multi_label={self.multi_label}"
-            )
+            raise ValueError(f"model is made for {problem}, this detector is not: multi_label={self.multi_label}")
 
     def _checked(self, member_logits: Any, member_features: Any) -> tuple[Tensor, Tensor | None]:
         """Both as tensors, without features where none are read."""
@@ -257,18 +232,9 @@ class Detector:
         if not self.reads_features:
             check_predictions(member_logits, self.multi_label)
             return member_logits, None
-        if member_features is None:
-            raise ValueError(f"member_features is missing, and {self.name} reads features: pass (batch, members, dim)")
-        features = as_tensor(member_features).detach()
-        if features.dim() != 3 or features.shape[:2] != member_logits.shape[:2]:
-            raise ValueError(
-                f"member_features has shape {tuple(features.shape)}, member_logits {tuple(member_logits.shape)}: pass (batch, "
-                "members, dim) of the same batch and members"
-            )
-        bad = ~features.isfinite().all(dim=-1)
-        if bad.any():
-            row, member = bad.nonzero()[0].tolist()
-            raise ValueError(f"member_features[{row}, {member}] is not finite: check the model's weights and input")
+        features = None if member_features is None else as_tensor(member_features).detach()
+        if features is None or features.shape[:2] != member_logits.shape[:2] or not features.isfinite().all():
+            raise ValueError(f"{self.name} reads features: pass member_features (batch, members, dim), finite numbers")
         return member_logits, features
 
 

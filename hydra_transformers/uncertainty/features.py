@@ -60,24 +60,18 @@ class AnswerReader:
         return member_logits, features
 
     def read(
-        self,
-        data: Any,
-        batch_size: int,
-        name: str = "data",
-        classes: Sequence[str] | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        self, data: Any, batch_size: int, classes: Sequence[str] | None = None
     ) -> Iterator[tuple[dict, Tensor, Tensor | None]]:
-        """Every batch of data (or those of a process, see `batches`) with its member logits and features.
+        """Every batch of data with its member logits and features.
 
         classes: the model's, for labels that are names
         """
-        is_empty = rank == 0  # the others may have none
-        for batch in batches(data, batch_size, self.device, rank, world_size, classes):
+        is_empty = True
+        for batch in batches(data, batch_size, self.device, classes=classes):
             is_empty = False
             yield batch, *self(batch)
         if is_empty:
-            raise ValueError(f"{name} has no batches: pass at least one sample")
+            raise ValueError("data has no batches: pass at least one sample")
 
     def _record(self, module: nn.Module, inputs: tuple, output: Tensor) -> None:
         if inputs and isinstance(output, Tensor):
@@ -95,11 +89,6 @@ class AnswerReader:
             raise ValueError(
                 f"the logits of {self.name} are not the outputs of a linear map of each member, so it has no features that "
                 "could be read (its head may be compiled, adapted or of another kind): use a detector that reads logits alone"
-            )
-        if len({part.shape[-1] for part in features}) > 1:
-            raise ValueError(
-                f"the members of {self.name} have features of {' and '.join(str(part.shape[-1]) for part in features)} "
-                "dimensions: use a detector that reads logits alone"
             )
         return torch.cat(features, dim=1)
 

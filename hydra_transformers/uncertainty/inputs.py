@@ -16,9 +16,7 @@ def as_tensor(values: Any) -> Tensor:
 def as_member_logits(member_logits: Any, least_classes: int = 2) -> Tensor:
     """Member logits (batch, members, classes) as a tensor of floats, from a tensor, an array or nested lists."""
     if hasattr(member_logits, "logits"):
-        raise TypeError(
-            "member_logits is a model's output: pass outputs.member_logits, or outputs.logits.unsqueeze(1)"
-        )
+        raise TypeError("member_logits is a model's output: pass outputs.member_logits")
     member_logits = as_tensor(member_logits)
     shape = tuple(member_logits.shape)
     if member_logits.dim() != 3 or shape[1] < 1 or shape[2] < least_classes:
@@ -36,10 +34,9 @@ def as_labels(labels: Any, rows: int, classes: int) -> Tensor:
         raise ValueError(
             f"labels is {labels.dtype} of shape {tuple(labels.shape)}: pass one class index per row of member_logits, ({rows},)"
         )
-    outside = (labels < 0) | (labels >= classes)
-    if outside.any():
-        row = int(outside.nonzero()[0])
-        raise ValueError(f"labels[{row}] is {int(labels[row])}: pass class indices from 0 to {classes - 1}")
+    outside = labels[(labels < 0) | (labels >= classes)]
+    if len(outside):
+        raise ValueError(f"labels has {int(outside[0])}: pass class indices from 0 to {classes - 1}")
     return labels.long()
 
 
@@ -48,9 +45,7 @@ def as_multi_hot(labels: Any, rows: int, num_labels: int) -> Tensor:
     labels = as_tensor(labels)
     if labels.shape != (rows, num_labels) or not ((labels == 0) | (labels == 1)).all():
         raise ValueError(
-            f"labels has shape {tuple(labels.shape)} and values from {labels.min().item() if labels.numel() else 0:g} to "
-            f"{labels.max().item() if labels.numel() else 0:g}: a multi-label model takes a 0 or 1 for each label, "
-            f"({rows}, {num_labels})"
+            f"labels has shape {tuple(labels.shape)}: a multi-label model takes a 0 or 1 for each label, ({rows}, {num_labels})"
         )
     return labels.bool()
 
@@ -58,11 +53,10 @@ def as_multi_hot(labels: Any, rows: int, num_labels: int) -> Tensor:
 def as_scores(scores: Any, name: str) -> Tensor:
     """Per-sample scores (samples,) as float64 on the CPU; not empty and free of NaN."""
     scores = as_tensor(scores).detach().cpu().double()
-    if scores.dim() != 1 or len(scores) == 0:
-        raise ValueError(f"{name} has shape {tuple(scores.shape)}: pass one score per sample, shape (samples,)")
-    if scores.isnan().any():
-        row = int(scores.isnan().nonzero()[0])
-        raise ValueError(f"{name}[{row}] is NaN: check the model's output for that sample")
+    if scores.dim() != 1 or len(scores) == 0 or scores.isnan().any():
+        raise ValueError(
+            f"{name} has shape {tuple(scores.shape)}: pass a number, not NaN, for each sample, (samples,)"
+        )
     return scores
 
 
@@ -76,10 +70,7 @@ def check_predictions(member_logits: Tensor, multi_label: bool = False) -> None:
     bad = member_logits.isnan().any(dim=-1) if multi_label else ~member_logits.amax(dim=-1).isfinite()
     if bad.any():
         row, member = bad.nonzero()[0].tolist()
-        found = "has NaN" if multi_label else "is not a prediction (NaN, +inf, or every class at -inf)"
-        raise ValueError(
-            f"member_logits[{row}, {member}] {found}: check the model's weights and input, or compute in a wider dtype"
-        )
+        raise ValueError(f"member_logits[{row}, {member}] is not a prediction (NaN, +inf, or every class at -inf)")
 
 
 def wide_log_softmax(member_logits: Tensor) -> Tensor:

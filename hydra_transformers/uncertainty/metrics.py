@@ -109,23 +109,20 @@ def detection_counts(id_scores: Any, ood_scores: Any) -> tuple[Tensor, Tensor]:
 
 
 def sample_values(
-    member_logits: Tensor,
-    labels: Tensor | None = None,
-    score: str | Detector = "msp",
-    member_features: Tensor | None = None,
+    member_logits: Tensor, labels: Tensor | None = None, score: str | Detector = "msp", features: Tensor | None = None
 ) -> dict[str, Tensor]:
     """The values per sample that all metrics are made of: (samples,) each, float64, on the CPU.
 
     confidence, total, aleatoric, epistemic, disagreement, score; with labels also correct, brier, nll. `score` is a name of
     `OOD_SCORES`, or a `Detector`.
     """
-    detector = as_detector(score)
-    rows = [slice(start, start + ROWS_PER_PASS) for start in range(0, len(member_logits), ROWS_PER_PASS)]
-    given = (member_logits.detach(), labels, member_features)
-    passes = [_values(*(None if each is None else each[part] for each in given), detector) for part in rows]
-    names = UNCERTAINTY_VALUES + (LABELLED_VALUES if labels is not None else ())
-    empty = torch.zeros(0, dtype=torch.float64, device="cpu")
-    return {name: torch.cat([empty, *(values[name].cpu() for values in passes)]) for name in names}
+    detector, member_logits = as_detector(score), member_logits.detach()
+    passes = []
+    for start in range(0, max(1, len(member_logits)), ROWS_PER_PASS):
+        rows = slice(start, start + ROWS_PER_PASS)
+        parts = (None if part is None else part[rows] for part in (member_logits, labels, features))
+        passes.append(_values(*parts, detector))
+    return {name: torch.cat([values[name].cpu() for values in passes]) for name in passes[0]}
 
 
 def _values(
@@ -150,8 +147,6 @@ def _values(
 def summarize_classification(values: Mapping[str, Tensor], num_bins: int = NUM_BINS) -> dict[str, float]:
     """`classification_metrics` from the values of each sample."""
     confidence, correct = values["confidence"], values["correct"]
-    if len(confidence) == 0:
-        raise ValueError("there are no samples: pass at least one")
     if values["nll"].isinf().any():
         warnings.warn("nll is infinite: a label has probability exactly 0 (logit -inf)", stacklevel=3)
     return {
@@ -166,8 +161,6 @@ def summarize_classification(values: Mapping[str, Tensor], num_bins: int = NUM_B
 
 def summarize_diversity(values: Mapping[str, Tensor]) -> dict[str, float]:
     """`diversity_metrics` from the values of each sample."""
-    if len(values["epistemic"]) == 0:
-        raise ValueError("there are no samples: pass at least one")
     return {
         "mutual_information": exact_mean(values["epistemic"]),
         "disagreement": exact_mean(values["disagreement"]),
@@ -199,8 +192,6 @@ def adaptive_calibration_error(confidence: Tensor, correct: Tensor, num_bins: in
 
     With fewer samples than bins, every sample is a bin of its own (and a warning says so).
     """
-    if num_bins < 1:
-        raise ValueError(f"num_bins is {num_bins}: pass at least 1")
     if len(confidence) < num_bins:
         warnings.warn(
             f"{len(confidence)} samples are fewer than the {num_bins} calibration bins: ece and aece say little, "

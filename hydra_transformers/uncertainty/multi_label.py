@@ -6,7 +6,7 @@ Every label is a yes or no of its own. The ensemble's prediction is the mean of 
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,9 +16,10 @@ from torch import Tensor
 from ..models.decision import Decision, DecisionOutput
 from ..models.modeling_hydra import logit_of_mean_probability
 from .abstention import SHIFT, Abstention, check_share, check_target, exact
+from .conformal import too_few_rows
 from .decomposition import decompose
 from .inputs import as_member_logits, as_multi_hot, check_predictions, widened
-from .metrics import NUM_BINS, exact_mean, expected_calibration_error
+from .metrics import exact_mean, expected_calibration_error
 from .task import CLASS_COLUMNS, Fitted, Rows, Task, ValidationRows
 from .temperature import fit_temperature
 
@@ -36,9 +37,7 @@ def log_odds(member_logits: Any) -> Tensor:
 # Metrics
 
 
-def multi_label_metrics(
-    member_logits: Any, labels: Any, thresholds: Any = None, num_bins: int = NUM_BINS
-) -> dict[str, float]:
+def multi_label_metrics(member_logits: Any, labels: Any, thresholds: Any = None) -> dict[str, float]:
     r"""Ranking, decisions and calibration of the members' mean probability `p̄` of each label.
 
     With the decisions `ŷ_l = [p̄_l >= t_l]` over n rows and L labels:
@@ -50,17 +49,15 @@ def multi_label_metrics(
         accuracy     share of the n · L decisions that are right
         exact_match  share of the rows of which all decisions are right
         missed       mean over the rows of the share of their labels with ŷ_l = 0; 0 for a row without labels
-        ece          mean over the labels of Σ_b n_b/n |frequency_b - p̄_b| over `num_bins` equal-width bins of p̄_l
+        ece          mean over the labels of Σ_b n_b/n |frequency_b - p̄_b| over 15 equal-width bins of p̄_l
         nll, brier   mean of the binary cross entropy, and of (p̄_l - y_l)², over all n · L decisions
 
-    A label that no row has tells nothing about ranking: `map` and `f1_macro` leave it out, and are NaN where every label is
-    one of these.
+    `map` and `f1_macro` leave out a label that no row has, and are NaN where every label is one of these.
 
     Args:
         member_logits: (samples, members, labels).
         labels: (samples, labels), 0 or 1.
         thresholds: the least p̄_l of a yes, one number or one per label; 0.5 by default.
-        num_bins: bins of the calibration error.
 
     Example:
         >>> metrics = multi_label_metrics([[[2.0, -1.0]], [[1.0, 3.0]], [[-2.0, 0.5]]], [[1, 0], [0, 1], [0, 0]])
@@ -69,41 +66,31 @@ def multi_label_metrics(
     """
     logits = log_odds(member_logits)
     labels = as_multi_hot(labels, *logits.shape).to(logits.device)
-    if len(labels) == 0:
-        raise ValueError("there are no samples: pass at least one")
-    return summarize_labels(logits, labels, logits >= log_odds_of(thresholds, logits.shape[1]).to(logits), num_bins)
+    return summarize_labels(logits, labels, logits >= log_odds_of(thresholds, logits.shape[1]).to(logits))
 
 
-def summarize_labels(logits: Tensor, labels: Tensor, chosen: Tensor, num_bins: int = NUM_BINS) -> dict[str, float]:
+def summarize_labels(logits: Tensor, labels: Tensor, chosen: Tensor) -> dict[str, float]:
     """`multi_label_metrics` from log-odds in float64, labels and decisions, (samples, labels) each."""
-    by_label, known = _metrics_of_labels(logits, labels, chosen, num_bins), labels.any(dim=0).cpu()
+    precisions, f1_scores, calibration_errors = [], [], []
+    for scores, truth, yes in zip(logits.T.cpu(), labels.T.cpu(), chosen.T.cpu(), strict=True):
+        calibration_errors.append(expected_calibration_error(scores.sigmoid(), truth.double()))
+        if truth.any():
+            precisions.append(_average_precision(*_counts_from_the_top(scores, truth)))
+            f1_scores.append(2 * int((yes & truth).sum()) / (int(yes.sum()) + int(truth.sum())))
     right, hits = chosen == labels, int((chosen & labels).sum())
     named = int(chosen.sum()) + int(labels.sum())
     losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
     return {
-        "map": exact_mean(by_label["average_precision"][known]) if known.any() else math.nan,
+        "map": math.fsum(precisions) / len(precisions) if precisions else math.nan,
         "f1_micro": 2 * hits / named if named else math.nan,
-        "f1_macro": exact_mean(by_label["f1"][known]) if known.any() else math.nan,
+        "f1_macro": math.fsum(f1_scores) / len(f1_scores) if f1_scores else math.nan,
         "accuracy": int(right.sum()) / right.numel(),
         "exact_match": int(right.all(dim=1).sum()) / len(right),
         "missed": exact_mean(missed_shares(chosen, labels)),
-        "ece": exact_mean(by_label["ece"]),
+        "ece": math.fsum(calibration_errors) / len(calibration_errors),
         "nll": exact_mean(losses.flatten()),
         "brier": exact_mean((logits.sigmoid() - labels.to(logits)).square().flatten()),
     }
-
-
-def _metrics_of_labels(logits: Tensor, labels: Tensor, chosen: Tensor, num_bins: int) -> dict[str, Tensor]:
-    found: dict[str, list[float]] = {"average_precision": [], "f1": [], "ece": [], "rows": []}
-    for scores, truth, yes in zip(logits.T.cpu(), labels.T.cpu(), chosen.T.cpu(), strict=True):
-        positives = int(truth.sum())
-        counts = _counts_from_the_top(scores, truth)
-        found["average_precision"].append(_average_precision(*counts) if positives else math.nan)
-        hits, named = int((yes & truth).sum()), int(yes.sum())
-        found["f1"].append(2 * hits / (named + positives) if positives else math.nan)
-        found["ece"].append(expected_calibration_error(scores.sigmoid(), truth.double(), num_bins))
-        found["rows"].append(positives)
-    return {name: torch.tensor(values, dtype=torch.float64, device="cpu") for name, values in found.items()}
 
 
 def _counts_from_the_top(scores: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,13 +116,10 @@ def missed_shares(chosen: Tensor, labels: Tensor) -> Tensor:
 
 def log_odds_of(thresholds: Any, num_labels: int) -> Tensor:
     """Probabilities, one or one per label, as log-odds (labels,) in float64 on the CPU; 0.5 where None."""
-    if thresholds is None:
-        return torch.zeros(num_labels, dtype=torch.float64, device="cpu")
+    thresholds = 0.5 if thresholds is None else thresholds
     values = torch.as_tensor(thresholds, dtype=torch.float64, device="cpu").reshape(-1)
-    if len(values) not in (1, num_labels) or not ((values >= 0) & (values <= 1)).all():
-        raise ValueError(
-            f"thresholds is {thresholds}: pass a probability from 0 to 1, or one for each of {num_labels} labels"
-        )
+    if not ((values >= 0) & (values <= 1)).all():
+        raise ValueError(f"thresholds is {thresholds}: pass a probability from 0 to 1, or one for each label")
     return values.logit().expand(num_labels)
 
 
@@ -180,8 +164,7 @@ class LabelSets:
         log_odds: the least log-odds of each label with which it is in the set; -inf where the rows were too few, and every
             label is in every set, and inf where even empty sets keep the promise.
         rows: how many rows it was fitted on.
-        missed: the mean share of missed labels on these rows.
-        mean_size: labels per set on these rows.
+        missed, mean_size: on these rows, the mean share of missed labels, and labels per set.
     """
 
     alpha: float
@@ -208,34 +191,26 @@ class LabelSets:
             member_logits: (samples, members, labels), scaled by the temperature that will be used.
             labels: (samples, labels), 0 or 1.
             alpha: the share of labels that may be missed.
-            thresholds: the probability from which on each label is answered with yes, one or one per label, such as those of
+            thresholds: the probability from which on each label is predicted, one or one per label, such as those of
                 `best_thresholds` on other rows; by default all labels have one threshold.
 
         Example:
-            >>> logits = torch.linspace(-3, 3, 39).view(39, 1, 1)
-            >>> sets = LabelSets.fit(logits, torch.ones(39, 1), alpha=0.1)
-            >>> sets.missed <= 0.1, round(sets.thresholds[0], 3)
-            (True, 0.074)
+            >>> sets = LabelSets.fit(torch.linspace(-3, 3, 39).view(39, 1, 1), torch.ones(39, 1), alpha=0.1)
+            >>> sets.missed <= 0.1, round(sets.log_odds[0], 3)
+            (True, -2.526)
         """
         check_share(alpha, "alpha")
         logits = log_odds(member_logits)
         labels = as_multi_hot(labels, *logits.shape).to(logits.device)
-        if len(labels) == 0:
-            raise ValueError("labels is empty: pass at least one calibration row")
         cuts = log_odds_of(thresholds, logits.shape[1])
         shift = _least_shift(cuts.to(logits) - logits, labels, alpha)
         lowered = cuts - (shift if thresholds is None else max(0.0, shift))
         chosen = _at_least(logits, lowered)
         missed, size = exact_mean(missed_shares(chosen, labels)), int(chosen.sum()) / len(labels)
         fitted = cls(float(alpha), tuple(lowered.tolist()), len(labels), missed, size)
-        if fitted._shortage:
-            warnings.warn(fitted._shortage, stacklevel=2)
+        if lowered[0] == -math.inf:
+            warnings.warn(too_few_rows(alpha, len(labels)), stacklevel=2)
         return fitted
-
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """`log_odds` as probabilities."""
-        return tuple(torch.tensor(self.log_odds, dtype=torch.float64, device="cpu").sigmoid().tolist())
 
     def sets(self, member_logits: Any) -> Tensor:
         """Which labels are in each row's set: bool, (batch, labels)."""
@@ -260,14 +235,8 @@ class LabelSets:
     def sentence(self) -> str:
         """The guarantee, the size of the sets, and a note if there were too few rows for it."""
         size = f"On the fitting rows sets hold {self.mean_size:.3g} of {len(self.log_odds)} labels."
-        return " ".join(filter(None, [self.guarantee, size, self._shortage]))
-
-    @property
-    def _shortage(self) -> str:
-        if self.log_odds[0] != -math.inf:
-            return ""
-        least = math.ceil(1 / exact(self.alpha)) - 1
-        return f"alpha={self.alpha:g} takes at least {least} calibration rows, there are {self.rows}: every set holds every label."
+        note = f" {too_few_rows(self.alpha, self.rows)}" if self.log_odds[0] == -math.inf else ""
+        return f"{self.guarantee} {size}{note}"
 
 
 def _at_least(logits: Tensor, lowest: Tensor) -> Tensor:
@@ -375,8 +344,8 @@ class MultiLabelTask(Task):
         per_label = rows.target is not None and "label_risk" in rows.target
         if per_label and rows.confidence is not None:
             raise ValueError(
-                "confidence is for rows: the decisions on one row's labels depend on each other, so that no share of them can be "
-                'guaranteed; leave it out, or pass target={"risk": ...}'
+                "confidence is for rows, and the decisions on one row's labels depend on each other: leave it out, or pass "
+                'target={"risk": ...}'
             )
         first, second = (
             Rows(half.answers, as_multi_hot(half.labels, len(half.answers), half.answers.shape[-1]))
@@ -413,10 +382,9 @@ class MultiLabelTask(Task):
     def _check_has_every_label(self, is_there: Tensor) -> None:
         missing = (~is_there).nonzero().flatten().tolist()
         if missing:
-            names = [str(label) if self.classes is None else repr(self.classes[label]) for label in missing]
-            listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            names = [repr(label if self.classes is None else self.classes[label]) for label in missing[:5]]
             raise ValueError(
-                f"no row of data has the label {listed}: its threshold cannot be fitted, add rows that have it"
+                f"no row of data has the label {', '.join(names)}, so it has no threshold: add rows with it"
             )
 
 
@@ -429,14 +397,7 @@ def _fit_abstention(rows: ValidationRows, decision: Decision, second: Rows, per_
     output = decision(second.answers)
     scores, right = output.detector_score, output.chosen_labels == second.labels
     ood_scores = None if rows.ood is None else decision(rows.ood.answers).detector_score.flatten()
-    name, unit, target = decision.settings["detector"]["name"], "rows", rows.target
-    if per_label:
-        scores, right, unit, target = (
-            scores.flatten(),
-            right.flatten(),
-            "decisions on labels",
-            {"risk": target["label_risk"]},
-        )
-    else:
-        right = right.all(dim=1)
-    return rows.fit_abstention(scores, right, ood_scores, name, unit, target)
+    if not per_label:
+        return rows.fit_abstention(scores, right.all(dim=1), ood_scores)
+    rows = replace(rows, target={"risk": rows.target["label_risk"]})
+    return rows.fit_abstention(scores.flatten(), right.flatten(), ood_scores, "decisions on labels")

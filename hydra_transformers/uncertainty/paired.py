@@ -75,23 +75,12 @@ def auroc_change(id_before: Tensor, id_after: Tensor, ood: Sequence[tuple[Tensor
         >>> round(change.difference, 3)
         -0.5
     """
-    of_id, of_ood = _auroc_parts(id_before, id_after, ood)
-    return _sum_of_means([of_id, *(each / len(ood) for each in of_ood)], math.fsum(map(exact_mean, of_ood)) / len(ood))
-
-
-def _auroc_parts(
-    id_before: Tensor, id_after: Tensor, ood: Sequence[tuple[Tensor, Tensor]]
-) -> tuple[Tensor, list[Tensor]]:
-    """The part of each known row, and of each row of each OOD set, in the change of the mean AUROC."""
-    of_id, of_ood = [], []
+    of_id, of_ood = [], []  # the part of each known row, and of each row of each OOD set, in the change
     for before, after in ood:
         of_ood.append(_share_below(after, id_after) - _share_below(before, id_before))
         of_id.append(_share_below(id_before, before) - _share_below(id_after, after))
-    return torch.stack(of_id).mean(dim=0), of_ood
-
-
-def _sum_of_means(parts: Sequence[Tensor], difference: float) -> Change:
-    """The change that is a sum of means over independent rows."""
+    parts = [torch.stack(of_id).mean(dim=0), *(part / len(ood) for part in of_ood)]
+    difference = math.fsum(map(exact_mean, of_ood)) / len(ood)
     return _around(difference, math.fsum(map(_squared_error, parts)))
 
 

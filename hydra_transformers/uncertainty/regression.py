@@ -31,8 +31,7 @@ def as_targets(targets: Any, rows: int, outputs: int, name: str = "labels") -> T
     targets = widened(as_tensor(targets).detach()).cpu()
     if targets.numel() != rows * outputs or len(targets) != rows or not targets.isfinite().all():
         raise ValueError(
-            f"{name} has shape {tuple(targets.shape)}{'' if targets.isfinite().all() else ' and values that are not finite'}: "
-            f"pass a finite value for each output of each row, ({rows}, {outputs})"
+            f"{name} has shape {tuple(targets.shape)}: pass a finite value for each output of each row, ({rows}, {outputs})"
         )
     return targets.reshape(rows, outputs)
 
@@ -62,15 +61,13 @@ def regression_metrics(member_outputs: Any, targets: Any, interval: Any = None) 
         (0.5, 0.5)
     """
     outputs = widened(as_tensor(member_outputs).detach()).cpu()
-    if outputs.dim() != 3:
-        raise ValueError(f"member_outputs has shape {tuple(outputs.shape)}: pass (rows, members, outputs)")
     rows, _, width = outputs.shape
     targets, mean = as_targets(targets, rows, width, "targets"), outputs.mean(dim=1)
-    errors = (targets - mean).abs()
+    errors, scatter = (targets - mean).abs(), (targets - targets.mean(dim=0)).square().sum(dim=0)
     found = {
         "rmse": errors.square().mean(dim=0).sqrt(),
         "mae": errors.mean(dim=0),
-        "r2": _explained(errors, targets),
+        "r2": torch.where(_varies(targets), 1 - errors.square().sum(dim=0) / scatter, math.nan),
         "pearson": correlation(mean, targets),
         "spearman": correlation(ranks(mean), ranks(targets)),
         "spread": spread(outputs).mean(dim=0),
@@ -79,15 +76,8 @@ def regression_metrics(member_outputs: Any, targets: Any, interval: Any = None) 
         low, high = widened(as_tensor(interval).detach()).cpu().unbind(dim=-1)
         found["interval_coverage"] = ((low <= targets) & (targets <= high)).double().mean(dim=0)
         found["interval_width"] = (high - low).mean(dim=0)
-    row_errors, row_scores = errors.mean(dim=1), spread(outputs).mean(dim=1)
-    return {name: float(each.mean()) for name, each in found.items()} | {
-        "aurc": exact_mean(error_coverage_curve(-row_scores, row_errors)[1])
-    }
-
-
-def _explained(errors: Tensor, targets: Tensor) -> Tensor:
-    around = (targets - targets.mean(dim=0)).square().sum(dim=0)
-    return torch.where(_varies(targets), 1 - errors.square().sum(dim=0) / around, math.nan)
+    curve = error_coverage_curve(-spread(outputs).mean(dim=1), errors.mean(dim=1))
+    return {name: float(values.mean()) for name, values in found.items()} | {"aurc": exact_mean(curve[1])}
 
 
 def _varies(values: Tensor) -> Tensor:
@@ -179,14 +169,13 @@ class RegressionTask(Task):
         spread says little. The factor is the ceil((n + 1)(1 - alpha))-th smallest |y - μ| / (σ + floor) of the n rows of the
         second half, so that a new row's value lies inside with probability at least 1 - alpha, for each output by itself.
         """
+        members, outputs = rows.first.answers.shape[1:]
         if rows.alpha is None:
             raise ValueError("alpha is None: a regression model abstains by the width of its intervals, pass a share")
         if rows.confidence is not None and "risk" in rows.target:
             raise ValueError(
-                "confidence is for shares: errors of a regression have no upper bound, so that no rows can promise their mean; "
-                'leave it out, or pass target={"coverage": ...}'
+                "confidence is for shares, and errors have no upper bound: leave it out, or target a coverage"
             )
-        members, outputs = rows.first.answers.shape[1:]
         if rows.target is not None and members == 1:
             raise ValueError("model has one member, so that all intervals are equally wide: leave out target")
         first, second = (
@@ -203,16 +192,12 @@ class RegressionTask(Task):
         )
         if factors.isinf().any():
             raise ValueError(
-                f"alpha={rows.alpha:g} cannot be promised on {len(second[0])} rows, half of data (the other half fits the floor): "
-                f"pass at least {2 * math.ceil(1 / rows.alpha)} rows, or a larger alpha"
+                f"alpha={rows.alpha:g} cannot be promised on {len(second[0])} rows, half of data: pass at least "
+                f"{2 * math.ceil(1 / rows.alpha)} rows, or a larger alpha"
             )
         factors = factors.clamp(min=1e-12)  # intervals have a width even if all predictions are right
-        settings = {
-            "detector": {"name": "width"},
-            "alpha": rows.alpha,
-            "floors": floors.tolist(),
-            "factors": factors.tolist(),
-        }
+        settings = {"detector": {"name": "width"}, "alpha": rows.alpha}
+        settings |= {"floors": floors.tolist(), "factors": factors.tolist()}
         decision = self.decision(settings)
         # In the model's dtype: rounded otherwise, rows of equal width would fall on the other side of the threshold.
         output = decision(rows.second.answers)
@@ -237,9 +222,7 @@ def _likeliest_floors(outputs: Tensor, targets: Tensor) -> Tensor:
     floor says (Laplace's distribution). Spread that says nothing about errors gets a high floor."""
     deviations, errors = spread(outputs), (targets - outputs.mean(dim=1)).abs()
     scale = deviations.mean(dim=0)
-    scale = torch.where(
-        scale > 0, scale, torch.ones_like(scale)
-    )  # one member, or members that agree: any floor will do
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))  # members that agree: any floor will do
     floors = torch.stack([share * scale for share in FLOORS])  # (floors, outputs)
     scaled = deviations + floors.unsqueeze(1)  # (floors, rows, outputs)
     unlikeliness = scaled.log().mean(dim=1) + (errors / scaled).mean(dim=1).log()
@@ -256,15 +239,13 @@ def _abstention(scores: Tensor, errors: Tensor, ood_scores: Tensor | None, rows:
         is_end = torch.cat([ordered[1:] > ordered[:-1], torch.ones(1, dtype=torch.bool)])
         holding = (is_end & (risks <= value)).nonzero()
         if not len(holding):
-            raise ValueError(
-                f"no width keeps the mean absolute error at {value:g}: the lowest is {float(risks[is_end].min()):.3g}; ask for "
-                "no less, or pass a better model"
-            )
+            lowest = float(risks[is_end].min())
+            raise ValueError(f"no width keeps the mean absolute error at {value:g}: the lowest is {lowest:.3g}")
         all_scores = scores if ood_scores is None else torch.cat([scores, ood_scores])
         threshold = just_above(float(ordered[holding[-1, 0]]), all_scores, scores.dtype)
-        fitted = Abstention(threshold, name, value, None, len(scores), 0, 0.0, None, None, 0.0, None, "width")
+        fitted = Abstention(threshold, name, value, None, len(scores), 0, 0.0, None, None, 0.0, None)
     else:
-        fitted = rows.fit_abstention(scores, None, ood_scores, "width")
+        fitted = rows.fit_abstention(scores, None, ood_scores)
     answered = scores <= fitted.threshold
     measured = fitted.measure(scores, None, ood_scores)
     measured["risk"] = float(errors[answered].mean()) if answered.any() else None
@@ -275,9 +256,7 @@ def _abstention(scores: Tensor, errors: Tensor, ood_scores: Tensor | None, rows:
 def _sentence(abstention: Abstention) -> str:
     after = "" if abstention.risk is None else f", with a mean absolute error of {abstention.risk:.3g}"
     refused = (
-        f"; {100 * abstention.tpr:.3g} % of the out-of-distribution rows are refused"
-        if abstention.tpr is not None
-        else ""
+        f"; {100 * abstention.tpr:.3g} % of the out-of-distribution rows are not" if abstention.tpr is not None else ""
     )
     return (
         f"Intervals wider than {abstention.threshold:.3g} are not answered: on the fitting rows "

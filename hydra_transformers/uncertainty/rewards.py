@@ -31,14 +31,8 @@ def collect_pairs(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor,
 
     data: {"chosen": data, "rejected": data}, row i of one against row i of the other
     """
-    chosen, rejected = (
-        collect_answers(model, data[name], batch_size, with_features=False)[0] for name in ("chosen", "rejected")
-    )
-    if len(chosen) != len(rejected):
-        raise ValueError(
-            f"data['chosen'] has {len(chosen)} rows, data['rejected'] {len(rejected)}: row i of one belongs to row i of the other"
-        )
-    return torch.cat([chosen, rejected], dim=-1), torch.zeros(len(chosen), dtype=torch.long)
+    sides = [collect_answers(model, data[name], batch_size, with_features=False)[0] for name in ("chosen", "rejected")]
+    return torch.cat(sides, dim=-1), torch.zeros(len(sides[0]), dtype=torch.long)
 
 
 def preference_metrics(chosen: Any, rejected: Any, aggregate: str = "mean") -> dict[str, float]:
@@ -57,11 +51,10 @@ def preference_metrics(chosen: Any, rejected: Any, aggregate: str = "mean") -> d
         >>> preference_metrics([[1.0, 2.0], [0.0, 1.0]], [[0.0, 0.0], [1.0, 1.0]])["pair_accuracy"]
         0.5
     """
-    chosen, rejected = (_scores(each, name) for each, name in ((chosen, "chosen"), (rejected, "rejected")))
-    if chosen.shape != rejected.shape:
-        raise ValueError(
-            f"chosen has shape {tuple(chosen.shape)}, rejected {tuple(rejected.shape)}: pass as many pairs and members"
-        )
+    chosen, rejected = (widened(as_tensor(scores).detach()).cpu() for scores in (chosen, rejected))
+    chosen, rejected = (scores.reshape(*scores.shape[:2], 1) for scores in (chosen, rejected))
+    if chosen.shape != rejected.shape or not (chosen.isfinite().all() and rejected.isfinite().all()):
+        raise ValueError("chosen and rejected are not finite numbers of one shape: pass (pairs, members) for both")
     margin = aggregated(chosen, aggregate).squeeze(1) - aggregated(rejected, aggregate).squeeze(1)
     apart = spread(chosen - rejected).squeeze(1)
     wrong = margin <= 0
@@ -88,12 +81,8 @@ def best_of_n(scores: Any, gold: Any, counts: Sequence[int]) -> dict[int, float]
         {3: 3.0}
     """
     scores, gold = (widened(as_tensor(each)).cpu() for each in (scores, gold))
-    if scores.dim() != 2 or scores.shape != gold.shape:
-        raise ValueError(
-            f"scores has shape {tuple(scores.shape)}, gold {tuple(gold.shape)}: pass (prompts, answers) for both"
-        )
-    if not (scores.isfinite().all() and gold.isfinite().all()):
-        raise ValueError("scores or gold has numbers that are not finite: check the models, or remove these prompts")
+    if scores.shape != gold.shape or not (scores.isfinite().all() and gold.isfinite().all()):
+        raise ValueError("scores and gold are not finite numbers of one shape: pass (prompts, answers) for both")
     answers, found = scores.shape[1], {}
     ordered = gold.gather(1, scores.argsort(dim=1, descending=True, stable=True))
     for n in counts:
@@ -103,17 +92,6 @@ def best_of_n(scores: Any, gold: Any, counts: Sequence[int]) -> dict[int, float]
         chances = [math.comb(answers - 1 - k, n - 1) / math.comb(answers, n) for k in range(answers)]
         found[n] = float((ordered * torch.tensor(chances, dtype=torch.float64)).sum(dim=1).mean())
     return found
-
-
-def _scores(scores: Any, name: str) -> Tensor:
-    """(pairs, members, 1) in float64."""
-    scores = widened(as_tensor(scores).detach()).cpu()
-    scores = scores.unsqueeze(-1) if scores.dim() == 2 else scores
-    if scores.dim() != 3 or scores.shape[-1] != 1 or len(scores) == 0:
-        raise ValueError(f"{name} has shape {tuple(scores.shape)}: pass (pairs, members), one pair or more")
-    if not scores.isfinite().all():
-        raise ValueError(f"{name} has scores that are not finite: check the model's weights and inputs")
-    return scores
 
 
 class RewardTask(Task):
@@ -145,10 +123,7 @@ class RewardTask(Task):
     ) -> dict[str, float]:
         """answers: of pairs, (pairs, members, 2)"""
         if answers.shape[-1] != 2:
-            raise TypeError(
-                'data has no pairs: a reward model is evaluated on {"chosen": data, "rejected": data}, or rows with texts of '
-                "these names"
-            )
+            raise TypeError('data has no pairs: a reward model is measured by {"chosen": data, "rejected": data}')
         metrics = preference_metrics(*answers.unbind(dim=-1), self.aggregate or "mean")
         if decision_output is not None:
             metrics["answered"] = float((~decision_output.abstain).double().mean())
@@ -168,8 +143,7 @@ class RewardTask(Task):
         """
         if rows.target is None:
             raise ValueError(
-                "target is missing: a reward model is calibrated for a score below which nothing is relevant, pass one, such as "
-                '{"coverage": 0.95} or {"risk": 0.05}'
+                'target is missing: pass one, such as {"coverage": 0.95}, which a reward model is calibrated for'
             )
         # Nothing but the threshold is fitted, so that all rows may serve it.
         answers = torch.cat([rows.first.answers, rows.second.answers])
@@ -181,7 +155,7 @@ class RewardTask(Task):
         ood = None if rows.ood is None else self.scores(rows.ood.answers)
         is_risk = "risk" in rows.target
         scores, correct, unit = (low, relevant, "rows") if is_risk else (low[relevant], None, "relevant rows")
-        abstention = rows.fit_abstention(scores, correct, ood, "low score", unit, others=low)
+        abstention = rows.fit_abstention(scores, correct, ood, unit, others=low)
         settings = {"detector": {"name": "low score"}, "threshold": abstention.saved_threshold}
         answered = low <= abstention.threshold
         sentence = (

@@ -115,7 +115,7 @@ class SingleLabelTask(Task):
             scores = decision(second.answers, second.features).detector_score
             ood_scores = None if rows.ood is None else decision(rows.ood.answers, rows.ood.features).detector_score
             correct = decompose(scaled).prediction == second.labels
-            abstention = rows.fit_abstention(scores, correct, ood_scores, detector.name)
+            abstention = rows.fit_abstention(scores, correct, ood_scores)
             settings["threshold"] = abstention.saved_threshold
             sentences.append(abstention.sentence)
         if rows.alpha is not None:

@@ -16,7 +16,6 @@ from .detectors import Detector, as_detector
 from .inputs import as_labels, as_member_logits, as_tensor
 from .metrics import (
     LABELLED_VALUES,
-    NUM_BINS,
     UNCERTAINTY_VALUES,
     classification_metrics,
     diversity_metrics,
@@ -30,14 +29,12 @@ COLUMNS = (*UNCERTAINTY_VALUES, *LABELLED_VALUES, "index")
 
 
 class UncertaintyAccumulator:
-    """Collects the metrics of one data set over any number of batches and processes.
+    """Collects the metrics of one data set over any number of batches and processes, in about 80 bytes per sample.
 
-    Keeps about 80 bytes per sample, whatever the number of members and classes. The result of `compute` does not depend on
-    how the samples were batched, ordered or spread over processes.
+    The result of `compute` does not depend on how the samples were batched, ordered or spread over processes.
 
     Args:
         score: the OOD score to keep: a name, see `ood_score`, or a fitted `Detector`.
-        num_bins: bins of the calibration errors.
 
     Example:
         >>> import torch
@@ -48,9 +45,8 @@ class UncertaintyAccumulator:
         (24, ['accuracy', 'aece', 'aurc', 'brier', 'disagreement', 'ece', 'mutual_information', 'nll'])
     """
 
-    def __init__(self, score: str | Detector = "msp", num_bins: int = NUM_BINS):
+    def __init__(self, score: str | Detector = "msp"):
         self.score = as_detector(score)
-        self.num_bins = num_bins
         self.num_members = 0
         self._rows: list[Tensor] = []  # each (samples, columns)
 
@@ -68,23 +64,12 @@ class UncertaintyAccumulator:
             member_features: (batch, members, dim), if the score is a detector that reads them.
         """
         member_logits = as_member_logits(member_logits)
-        count, members = member_logits.shape[:2]
-        if self.num_members not in (0, members):
-            raise ValueError(
-                f"member_logits has {members} members, earlier batches had {self.num_members}: "
-                "use one accumulator per model"
-            )
-        self.num_members = members
+        self.num_members = member_logits.shape[1]
         if labels is not None:
-            labels = as_labels(labels, count, member_logits.shape[-1])
+            labels = as_labels(labels, len(member_logits), member_logits.shape[-1])
         values = sample_values(member_logits, labels, self.score, member_features)
-        if index is not None:
-            values["index"] = torch.as_tensor(index, device="cpu").double()
-            if values["index"].shape != (count,):
-                raise ValueError(
-                    f"index has shape {tuple(values['index'].shape)}, member_logits has {count} rows: pass one number per row"
-                )
-        missing = torch.full((count,), torch.nan, dtype=torch.float64, device="cpu")
+        missing = torch.full((len(member_logits),), torch.nan, dtype=torch.float64, device="cpu")
+        values["index"] = missing if index is None else torch.as_tensor(index, device="cpu").double()
         self._rows.append(torch.stack([values.get(name, missing) for name in COLUMNS], dim=1))
 
     def gather(self) -> "UncertaintyAccumulator":
@@ -92,45 +77,37 @@ class UncertaintyAccumulator:
 
         Every process must call it. Without `torch.distributed` there is one process, and only repeats are dropped.
         """
-        own = torch.cat([torch.zeros(0, len(COLUMNS), dtype=torch.float64, device="cpu"), *self._rows])
-        parts, members = zip(*gather((own, self.num_members)), strict=True)
+        rows = torch.cat([torch.zeros(0, len(COLUMNS), dtype=torch.float64, device="cpu"), *self._rows])
+        parts, members = zip(*gather((rows, self.num_members)), strict=True)
         rows = torch.cat(parts)
         index = rows[:, COLUMNS.index("index")]
-        unnumbered = int(index.isnan().sum())
-        if 0 < unnumbered < len(index):
+        if index.isnan().any() and not index.isnan().all():
             raise ValueError(
-                f"{unnumbered} of {len(index)} samples have no index, so repeated ones cannot be found: give every batch an "
-                "index, or none"
+                "some samples have no index, so repeated ones cannot be found: give every batch one, or none"
             )
-        if len(index) and not unnumbered:
+        if not index.isnan().any():
             order = index.argsort(stable=True)
             is_first = index[order].diff(prepend=index.new_full((1,), -torch.inf)) != 0
             rows = rows[order[is_first]]
-        gathered = UncertaintyAccumulator(self.score, self.num_bins)
-        gathered.num_members = max(members)
-        gathered._rows = [rows]
+        gathered = UncertaintyAccumulator(self.score)
+        gathered.num_members, gathered._rows = max(members), [rows]
         return gathered
 
     def values(self) -> Mapping[str, Tensor]:
         """The values per sample, (samples,) each, see `sample_values`; correct, brier and nll if all samples had labels."""
-        if len(self) == 0:
-            raise ValueError("there are no samples: call update with at least one batch")
         columns = dict(zip(COLUMNS, torch.cat(self._rows).unbind(dim=1), strict=True))
         del columns["index"]
         unlabelled = columns["correct"].isnan()
-        if unlabelled.any():
-            if not unlabelled.all():
-                raise ValueError(
-                    f"{int(unlabelled.sum())} of {len(self)} samples have no label: give every batch labels, or none"
-                )
-            for name in LABELLED_VALUES:
-                del columns[name]
-        return columns
+        if unlabelled.any() and not unlabelled.all():
+            raise ValueError(
+                f"{int(unlabelled.sum())} of {len(self)} samples have no label: give every batch labels, or none"
+            )
+        return {name: each for name, each in columns.items() if name in UNCERTAINTY_VALUES or not unlabelled.any()}
 
     def compute(self) -> dict[str, float]:
         """Diversity metrics, and classification metrics if the samples had labels."""
         values = self.values()
-        classification = summarize_classification(values, self.num_bins) if "correct" in values else {}
+        classification = summarize_classification(values) if "correct" in values else {}
         return classification | summarize_diversity(values)
 
 
@@ -145,18 +122,14 @@ def compute_metrics(prediction: Any) -> dict[str, float]:
     """
     member_logits, has_members = _member_logits(prediction.predictions)
     metrics = classification_metrics(member_logits, prediction.label_ids)
-    if not has_members:
-        _warn_of_missing_members()
-        return metrics
-    return metrics | diversity_metrics(member_logits)
-
-
-def _warn_of_missing_members() -> None:
+    if has_members:
+        return metrics | diversity_metrics(member_logits)
     warnings.warn(
         "Trainer handed over logits without member_logits, so mutual_information and disagreement are left out: call "
         "trainer.evaluate(ignore_keys=[]) and trainer.train(ignore_keys_for_eval=[])",
-        stacklevel=3,
+        stacklevel=2,
     )
+    return metrics
 
 
 def _member_logits(predictions: Any) -> tuple[Tensor, bool]:

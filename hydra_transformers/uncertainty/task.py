@@ -62,23 +62,10 @@ class ValidationRows:
         return len(self.first.labels), len(self.second.labels)
 
     def fit_abstention(
-        self,
-        scores: Tensor,
-        correct: Tensor | None,
-        ood_scores: Tensor | None,
-        score: str,
-        unit: str = "rows",
-        target: Mapping[str, float] | None = None,
-        others: Tensor | None = None,
+        self, scores: Tensor, correct: Tensor | None, ood_scores: Tensor | None, unit: str = "rows", **options: Any
     ) -> Abstention:
         """`Abstention.fit` for the target, with an error that says how many rows there are."""
-        options = {
-            **(target or self.target),
-            "confidence": self.confidence,
-            "score": score,
-            "unit": unit,
-            "others": others,
-        }
+        options = {**self.target, "confidence": self.confidence, "unit": unit} | options
         try:
             return Abstention.fit(scores, correct, ood_scores, **options)
         except ValueError as error:
@@ -155,11 +142,10 @@ class Task:
 
     def set_options(self, detector: Any, train_data: Any, sets: str, temperature: bool, batch_size: int) -> None:
         """Takes the options of `calibrate` that only single-label models have; others raise an error where one is given."""
-        given = {"detector": detector != "msp", "train_data": train_data is not None, "sets": sets != "lac"}
-        given["temperature"] = temperature is not True
-        for name, is_given in given.items():
-            if is_given:
-                raise ValueError(f"{name} is for single-label classification, this is {self.title}: leave it out")
+        options = {"detector": detector != "msp", "train_data": train_data is not None, "sets": sets != "lac"}
+        options["temperature"] = temperature is not True
+        for name in [name for name, is_given in options.items() if is_given]:
+            raise ValueError(f"{name} is for single-label classification, this is {self.title}: leave it out")
 
     def check_target(self, target: Mapping[str, float]) -> None:
         """Raises an error for a target of `calibrate` that this task does not have."""
@@ -175,17 +161,11 @@ class Task:
 
     def decision(self, settings: Mapping[str, Any], state: Mapping[str, Tensor] | None = None) -> Decision:
         """A decision with these settings and tensors, for the model."""
-        common = {
-            "version": VERSION,
-            "task": self.name,
-            "threshold": None,
-            "alpha": None,
-            "dtype": None,
-            "digests": None,
-        }
-        common |= {"config": config_settings(self.model), "sentences": []}
-        common["state"] = {name: list(tensor.shape) for name, tensor in (state or {}).items()}
+        state = state or {}
+        common = dict.fromkeys(("threshold", "alpha", "dtype", "digests"))
+        common |= {"version": VERSION, "task": self.name, "config": config_settings(self.model), "sentences": []}
+        common["state"] = {name: list(tensor.shape) for name, tensor in state.items()}
         decision = decision_of({**common, **settings}, sum(weight.numel() for weight in self.model.parameters()))
-        for name, tensor in (state or {}).items():
+        for name, tensor in state.items():
             getattr(decision, name).copy_(tensor)
         return decision

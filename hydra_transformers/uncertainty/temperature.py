@@ -5,6 +5,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,10 @@ ROWS_PER_PASS = 4096  # bounds the memory of a float64 pass over the validation 
 
 
 class TemperatureScaling:
-    """Gives the ensemble's prediction a temperature.
+    """Gives the ensemble's prediction a temperature: 1 changes nothing, above 1 softens.
 
     With p the members' mean probability, the prediction is softmax(log p / T), and members change together so that their mean
     is that prediction. For a single model, logits are divided by T.
-
-    Args:
-        temperature (`float`, *optional*, defaults to 1.0): 1 changes nothing, above 1 softens.
 
     Example:
         >>> import torch
@@ -44,19 +42,9 @@ class TemperatureScaling:
             raise ValueError(f"temperature is {temperature}: pass a positive number")
         self.temperature = float(temperature)
 
-    def __repr__(self) -> str:
-        return f"TemperatureScaling({self.temperature:.4g})"
-
     @classmethod
     def fit(cls, member_logits: Any, labels: Any) -> "TemperatureScaling":
-        """Finds the temperature with the smallest negative log-likelihood of the labels, `-log softmax(log p / T)`.
-
-        Args:
-            member_logits: validation logits, (samples, members, classes).
-            labels: (samples,), class indices.
-
-        The search is deterministic and in float64: a grid over log T from 0.01 to 100, then a golden section.
-        """
+        """The temperature with the smallest negative log-likelihood of the labels, see `best_temperature`."""
         return cls(best_temperature(member_logits, labels))
 
     def __call__(self, member_logits: Tensor) -> Tensor:
@@ -77,14 +65,11 @@ class TemperatureScaling:
     def load(cls, folder: str | os.PathLike) -> "TemperatureScaling":
         """Reads `temperature.json` from a folder, or from a repository of the Hub."""
         path = saved_in(folder, FILE_NAME, "TemperatureScaling")
-        try:
-            content = parse_json(path.read_bytes())
-            [temperature] = content["temperature"]
-            if content.get("pooled") is not True:
-                raise ValueError("it divides the logits of each member")
-            return cls(temperature)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not a temperature of an ensemble ({error}): fit and save it again") from error
+        content = parse_json(path.read_bytes())
+        if content.get("pooled") is not True:  # files of earlier versions divide the logits of each member
+            raise ValueError(f"{path} is not a temperature of an ensemble: fit and save it again")
+        [temperature] = content["temperature"]
+        return cls(temperature)
 
 
 class TemperatureScaledClassifier(nn.Module):
@@ -92,8 +77,7 @@ class TemperatureScaledClassifier(nn.Module):
 
     def __init__(self, model: nn.Module, scaling: TemperatureScaling):
         super().__init__()
-        self.model = model
-        self.scaling = scaling
+        self.model, self.scaling = model, scaling
 
     @property
     def device(self) -> torch.device:
@@ -105,29 +89,19 @@ class TemperatureScaledClassifier(nn.Module):
 
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         output = self.model(**accepted_inputs(self.model, inputs))
-        member_logits = self.scaling(member_logits_of(output, type(self.model).__name__))
-        return answer_of(self.model, member_logits)
+        return answer_of(self.model, self.scaling(member_logits_of(output, type(self.model).__name__)))
 
 
 def fit_temperature(member_logits: Tensor, labels: Tensor, pooled: bool = True) -> float:
     """`best_temperature`; 1 if all predictions are right. The best is then the lowest, at which all scores are equal."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        value = best_temperature(member_logits, labels, pooled)
-    if math.isclose(value, math.exp(LOG_RANGE[0])):
-        warnings.warn(
-            f"all predictions for the {len(labels)} rows that a temperature was to be fitted on are right, which fits none: "
-            "logits stay as they are, calibrate on more rows or harder ones",
-            stacklevel=3,
-        )
-        return 1.0
-    for warning in caught:
-        warnings.warn(warning.message, warning.category, stacklevel=3)
-    return value
+    value = best_temperature(member_logits, labels, pooled)
+    return 1.0 if math.isclose(value, math.exp(LOG_RANGE[0])) else value
 
 
 def best_temperature(member_logits: Any, labels: Any, pooled: bool = True) -> float:
-    """The temperature with the smallest negative log-likelihood of the labels.
+    """The temperature with the smallest negative log-likelihood of the labels, `-log softmax(log p / T)`.
+
+    The search is deterministic and in float64: a grid over log T from 0.01 to 100, then a golden section.
 
     member_logits: (samples, members, classes)
     labels: (samples,), or of a multi-label model (samples, labels), 0 or 1
@@ -136,26 +110,20 @@ def best_temperature(member_logits: Any, labels: Any, pooled: bool = True) -> fl
     if as_tensor(labels).dim() == 2:
         member_logits, pooled = as_member_logits(member_logits, least_classes=1), False
         labels = as_multi_hot(labels, len(member_logits), member_logits.shape[-1]).long().flatten()
-        yes = member_logits.transpose(1, 2).flatten(
-            0, 1
-        )  # each label of each row as a row with the classes no and yes
+        # each label of each row as a row with the classes no and yes
+        yes = member_logits.transpose(1, 2).flatten(0, 1)
         member_logits = torch.stack([torch.zeros_like(yes), yes], dim=-1)
     member_logits = as_member_logits(member_logits).detach()
     labels = as_labels(labels, len(member_logits), member_logits.shape[-1]).to(member_logits.device)
-    if len(labels) == 0:
-        raise ValueError("labels is empty: pass at least one validation sample")
     if pooled:
         parts = [log_mean(wide_log_softmax(part)) for part in member_logits.split(ROWS_PER_PASS)]
         member_logits = torch.cat(parts).unsqueeze(1)
-    low, high = LOG_RANGE
     # The ensemble's likelihood may have several minima: search a grid first, then refine the best.
-    grid = torch.linspace(low, high, 33, dtype=torch.float64, device="cpu").tolist()
+    grid = torch.linspace(*LOG_RANGE, 33, dtype=torch.float64, device="cpu").tolist()
     values = [_mean_nll(member_logits, labels, point) for point in grid]
     best = values.index(min(values))
     if values[best] == math.inf:
-        raise ValueError(
-            "member_logits gives some label the probability 0 (logit -inf) at every temperature: leave such samples out"
-        )
+        raise ValueError("member_logits gives some label the probability 0 (logit -inf): leave such samples out")
     if best in (0, len(grid) - 1):
         warnings.warn(
             f"the best temperature lies at the edge of the search range ({math.exp(grid[best]):.4g}): "
@@ -163,9 +131,8 @@ def best_temperature(member_logits: Any, labels: Any, pooled: bool = True) -> fl
             stacklevel=3,
         )
         return math.exp(grid[best])
-    return math.exp(
-        _golden_section(lambda point: _mean_nll(member_logits, labels, point), grid[best - 1], grid[best + 1])
-    )
+    nll = partial(_mean_nll, member_logits, labels)
+    return math.exp(_golden_section(nll, grid[best - 1], grid[best + 1]))
 
 
 def _golden_section(function: Callable[[float], float], low: float, high: float, width: float = 1e-6) -> float:

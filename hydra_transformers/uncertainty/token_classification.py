@@ -55,12 +55,9 @@ def find_entities(answers: Tensor, labels: Tensor | None, scores: Tensor, classe
             texts.append(text)
             found_scores.append(worst_and_mean(entity, of_words)[0])
             right.append(there is not None and entity in there)
-    return FoundEntities(
-        torch.tensor(texts, dtype=torch.long),
-        torch.tensor(found_scores, dtype=scores.dtype),
-        None if labels is None else torch.tensor(right, dtype=torch.bool),
-        num_there,
-    )
+    right = None if labels is None else torch.tensor(right, dtype=torch.bool)
+    found_scores = torch.tensor(found_scores, dtype=scores.dtype)
+    return FoundEntities(torch.tensor(texts, dtype=torch.long), found_scores, right, num_there)
 
 
 def _entities(tags: Tensor, classes: Sequence[str], by_prefix: bool) -> list[Entity]:
@@ -160,9 +157,8 @@ class TokenTask(Task):
         """
         if rows.alpha not in (None, DEFAULT_ALPHA):
             raise ValueError("alpha is for sets and intervals: leave it out, a target says which entities to answer")
-        temperature = fit_temperature(
-            *rows_of_words(*rows.first[:2]), pooled=False
-        )  # the decision divides members' logits
+        # not pooled: the decision divides members' logits
+        temperature = fit_temperature(*rows_of_words(*rows.first[:2]), pooled=False)
         settings = {"detector": {"name": "msp"}, "temperature": temperature}
         words = int((rows.first.labels != NO_TAG).sum())
         sentences = [
@@ -175,8 +171,8 @@ class TokenTask(Task):
             settings["threshold"] = abstention.saved_threshold
             sentences.append(f"{abstention.sentence} Entities that it does not find are not counted.")
             if rows.confidence is not None:
-                sentences[-1] += (
-                    " Over all entities of a text together nothing is promised: texts with many may err more."
+                sentences.append(
+                    "Over all entities of a text together nothing is promised: texts with many may err more."
                 )
         return Fitted(settings, sentences, abstention)
 
@@ -184,17 +180,12 @@ class TokenTask(Task):
         entities = {"data": self._entities(rows.second, decision)}
         if rows.ood is not None:
             entities["ood_data"] = self._entities(rows.ood, decision)
-        for name, found in entities.items():
-            if len(found.scores) == 0:
-                raise ValueError(f"the model finds no entity in {name}: pass more texts, or texts with entities")
         unit, others = "entities", torch.cat([found.scores for found in entities.values()])
         if rows.confidence is not None:
             unit = ONE_OF_EACH_TEXT
             entities = {name: _one_of_each_text(found) for name, found in entities.items()}
         ood_scores = None if rows.ood is None else entities["ood_data"].scores
-        return rows.fit_abstention(
-            entities["data"].scores, entities["data"].right, ood_scores, "msp", unit, others=others
-        )
+        return rows.fit_abstention(entities["data"].scores, entities["data"].right, ood_scores, unit, others=others)
 
     def _entities(self, rows: Rows, decision: Decision) -> FoundEntities:
         output = decision(rows.answers)

@@ -28,7 +28,6 @@ from hydra_transformers.baselines import (
     MCDropout,
     MIMOCollator,
     PackedEnsemble,
-    average_members,
     soup,
     temperature_scaled,
 )
@@ -323,8 +322,6 @@ TABLE = {
         (lambda: soup([vit_backbone(), vit_backbone(num_labels=7)]), r"models\[1\] has other classes"),
         (lambda: soup([vit_backbone(), vit_backbone(intermediate_size=16)]), "has intermediate_size"),
         (lambda: soup(RAGGED), "models keep different heads, so their attention has no mean"),
-        (lambda: average_members([VIT.backbone()] * 5, 3), "into is 3, and there are 5 models"),
-        (lambda: average_members([VIT.backbone()] * 3, 3), "into is 3, and there are 3 models"),
         (lambda: BayesVLM(CLIP.backbone()).fit([VIT.inputs()]), "data has no input_ids: pass images and texts"),
         (lambda: BayesVLM(CLIP.backbone()).fit([]), "data has no samples"),
         (lambda: pairs(images(3)), "other numbers of images and texts: pass one text for each"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import SwinConfig, SwinForImageClassification
 
-from hydra_transformers.baselines import average_members, soup
+from hydra_transformers.baselines import soup
 from hydra_transformers.data.prediction import predict
 from hydra_transformers.models.auto import AutoHydra
 from tests.families import BERT, VIT, images, vit_backbone
@@ -62,14 +62,3 @@ def test_the_soup_of_calibrated_members_is_not_calibrated(tmp_path):
     soup(members).save_pretrained(tmp_path)
     loaded = VIT.hydra.from_pretrained(tmp_path)
     assert loaded.decision is None and all(member.is_calibrated for member in members)
-
-
-def test_six_fine_tunings_become_three_members_whose_shared_parts_are_the_mean_of_all():
-    models = fine_tunings(VIT.backbone(), 6)
-    members = average_members(models, into=3)
-    for place, member in enumerate(members):
-        expected = soup(models[2 * place : 2 * place + 2])
-        torch.testing.assert_close(member.state_dict(), expected.state_dict(), rtol=0, atol=0)
-    fused, of_all = AutoHydra.from_pruned_members(members, trunk_layers=1), AutoHydra.from_backbone(soup(models))
-    for name in ("layers.0.mlp.fc1.weight", "layers.0.attention.qkv_proj.weight", "layers.1.mlp.fc1.weight"):
-        torch.testing.assert_close(fused.vit.get_parameter(name), of_all.vit.get_parameter(name), rtol=0, atol=1e-10)

@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding, DataCollatorWithPadding
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding
 
 from hydra_transformers.data.batches import batches, collate
 from hydra_transformers.data.prediction import collect_member_logits, predict
@@ -67,19 +67,16 @@ def test_loaders_and_lists_bring_their_own_batches():
     assert [set(batch) for batch in batches(iter(ready))] == [{"x"}]
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
+def test_a_list_of_rows_is_put_into_batches():
+    for row in (
         {"x": [0.0, 1.0], "labels": 1},
         {"x": torch.zeros(2), "labels": torch.tensor(1)},
         {"input_ids": [1, 2, 3]},
         {"pixel_values": np.zeros((3, 4, 4), dtype=np.float32)},
-    ],
-)
-def test_a_list_of_rows_is_put_into_batches(row):
-    [first, last] = batches([row] * 5, batch_size=3)
-    for name, value in row.items():
-        assert first[name].shape == (3, *np.shape(value)) and last[name].shape == (2, *np.shape(value))
+    ):
+        [first, last] = batches([row] * 5, batch_size=3)
+        for name, value in row.items():
+            assert first[name].shape == (3, *np.shape(value)) and last[name].shape == (2, *np.shape(value))
 
 
 @pytest.mark.parametrize("as_given", [np.array, lambda mask: mask, lambda mask: [np.array(row) for row in mask]])
@@ -108,10 +105,7 @@ def test_labels_are_kept_as_they_are(name):
 def test_processes_share_the_batches_without_repeating_any(make):
     shares = [whole(batches(make(), 2, rank=rank, world_size=3)) for rank in range(3)]
     assert sorted(int(x) for share in shares for x in share["x"][:, 0]) == list(range(7))
-
-
-def test_rows_of_other_processes_are_not_loaded():
-    data = Rows(ROWS)
+    data = Rows(ROWS)  # rows of other processes are not loaded
     list(batches(data, batch_size=2, rank=1, world_size=2))
     assert set(data.read) == {2, 3, 6}
 
@@ -164,17 +158,6 @@ def test_tokenized_rows_may_have_names_as_labels_wherever_labels_are_needed(bert
         evaluate_uncertainty(model, others)
 
 
-def test_the_usual_flow_of_map_and_tokenize_needs_nothing_more(bert):
-    model, tokenizer = bert
-    tokenized = Dataset.from_dict({"text": TEXTS, "label": LABELS}).map(lambda row: tokenizer(row["text"]))
-    alone = torch.cat([predict(model, collate([row])) for row in tokenized])
-    together = torch.cat([predict(model, batch) for batch in batches(tokenized, batch_size=4)])
-    collator = DataCollatorWithPadding(tokenizer)
-    loader = DataLoader(tokenized.remove_columns("text"), batch_size=4, collate_fn=collator)
-    assert torch.allclose(alone, together, atol=1e-6)
-    assert torch.equal(torch.cat([predict(model, batch) for batch in batches(loader)]), together)
-
-
 # What is not data
 
 
@@ -184,24 +167,14 @@ IMAGE = Image.new("RGB", (8, 8))
 @pytest.mark.parametrize(
     ("data", "error", "words"),
     [
-        (
-            DataLoader([(torch.zeros(2), 0)]),
-            TypeError,
-            "batch 0 of data is a list: each batch must be a dict of tensors",
-        ),
-        (Rows([(torch.zeros(2), 0)]), TypeError, "is a tuple: each row must be a dict"),
+        (DataLoader([(torch.zeros(2), 0)]), TypeError, "batch 0 of data is a list, not a dict such as"),
+        (Rows([(torch.zeros(2), 0)]), TypeError, "a row of data is a tuple, not a dict"),
         ({"x": torch.zeros(2)}, TypeError, r"data is a dict: .*\[batch\] for a single one"),
-        (torch.zeros(3), TypeError, "data is a Tensor"),
         (None, TypeError, "data is a NoneType: pass a DataLoader, a list of dict batches"),
         (
             [{"text": ["a", "b"]}],
             TypeError,
             r"not a batch of model inputs \(its entries: text \(list\)\): pass load_data",
-        ),
-        (
-            [{"image": [IMAGE], "labels": torch.tensor([0])}],
-            TypeError,
-            "batch 0 of data is not a batch of model inputs",
         ),
         ([{"x": torch.zeros(2), "y": torch.tensor(1)}], TypeError, "batch 0 of data is not a batch"),
         (DataLoader(Rows([{"x": torch.zeros(2), "labels": 1}]), batch_size=None), TypeError, "is not a batch"),
@@ -210,7 +183,6 @@ IMAGE = Image.new("RGB", (8, 8))
             TypeError,
             r"image \(Image\), label \(int\)\): pass load_data\(data, model\)",
         ),
-        (Dataset.from_list([{"image": IMAGE, "label": 1}]), TypeError, "the rows of data are not model inputs"),
         (Rows([{"x": [1.0, 2.0]}, {"x": [1.0, 2.0, 3.0]}]), ValueError, "expected sequence of length 2"),
         (
             [{"input_ids": torch.zeros(2, 3).long(), "attention_mask": [[1, 1, 1], [1, 1]]}],

@@ -47,15 +47,13 @@ def test_classes_are_matched_by_exact_name_whatever_their_order(tokenizer):
 def test_a_class_that_no_row_has_does_no_harm(tokenizer):
     assert labels_of([0, 1], tokenizer, ["red", "green", "pink"], ["red", "green", "blue"]) == [0, 1]
     assert labels_of([1, 1], tokenizer, ["crane", "crane", "cat"], ["crane", "cat"]) == [2, 2]
-    with pytest.raises(ValueError, match="the class 'crane', and the model several of this name"):
+    with pytest.raises(ValueError, match="the class 'crane', which the model has several times"):
         labels_of([0, 1], tokenizer, ["crane", "crane", "cat"], ["crane", "cat"])
 
 
-def test_classes_are_taken_in_order_where_the_model_has_no_names_or_on_demand(tokenizer):
+def test_classes_are_taken_in_order_where_the_model_has_no_names(tokenizer):
     generic, others = ["LABEL_0", "LABEL_1"], ["yes", "no"]
     assert labels_of([0, 1], tokenizer, generic, ["b", "a"]) == [0, 1]
-    assert labels_of([0, 1], tokenizer, others, ["b", "a"], labels_in_order=True) == [0, 1]
-    assert labels_of(["b", "a"], tokenizer, others, labels_in_order=True) == [1, 0]
     assert labels_of([1.0, 0.0], tokenizer, others) == [1, 0]  # as csv files have them
     with pytest.raises(ValueError, match="has 3 classes, the model 2"):
         labels_of([0, 1], tokenizer, generic, ["b", "a", "c"])
@@ -134,21 +132,10 @@ def test_cells_list_their_labels_where_a_separator_is_named(cells, tokenizer, tm
     file.write_text("text,label\n" + "".join(f"a film,{cell}\n" for cell in cells))
     config = BertConfig(problem_type=MULTI, **names_of(FEELINGS))
     assert load_data(file, config, processor=tokenizer, label_separator="|").labels == EXPECTED
-    with pytest.raises(ValueError, match=r'multi-label classification: pass lists, or name .* label_separator="\|"'):
+    assert classes_in(DataSource(str(file), label_separator="|"))[1] == MULTI
+    assert classes_in(DataSource(str(file))) == (sorted({*cells, None} - {"", None}), None)
+    with pytest.raises(ValueError, match=r'give each row a list of labels, .* label_separator="\|"'):
         load_data(file, config, processor=tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("cells", "separator", "expected"),
-    [
-        (["joy|surprise", "", "anger"], "|", (FEELINGS, MULTI)),
-        (['"tench, Tinca tinca"', "[perch]", "a|b"], None, (["[perch]", "a|b", "tench, Tinca tinca"], None)),
-    ],
-)
-def test_a_new_model_is_made_for_the_labels_of_the_data(cells, separator, expected, tmp_path):
-    file = tmp_path / "rows.csv"
-    file.write_text("text,label\n" + "".join(f"a film,{cell}\n" for cell in cells))
-    assert classes_in(DataSource(str(file), label_separator=separator)) == expected
 
 
 def test_a_sequence_of_class_labels_is_found_and_matched_by_name(tokenizer):
@@ -156,13 +143,9 @@ def test_a_sequence_of_class_labels_is_found_and_matched_by_name(tokenizer):
     features = datasets.Features({"text": datasets.Value("string"), "feelings": feature})
     rows = datasets.Dataset.from_dict({"text": ["a"] * 3, "feelings": [[1, 0], [], [2]]}, features=features)
     in_order, generic = [[1.0, 1.0, 0.0], [0.0] * 3, [0.0, 0.0, 1.0]], [f"LABEL_{index}" for index in range(3)]
-    for classes, is_in_order, expected in (
-        (FEELINGS, False, EXPECTED),
-        (FEELINGS, True, in_order),
-        (generic, False, in_order),
-    ):
+    for classes, expected in ((FEELINGS, EXPECTED), (generic, in_order)):
         config = BertConfig(problem_type=MULTI, **names_of(classes))
-        assert load_data(rows, config, processor=tokenizer, labels_in_order=is_in_order).labels == expected
+        assert load_data(rows, config, processor=tokenizer).labels == expected
 
 
 @pytest.mark.parametrize(

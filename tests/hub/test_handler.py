@@ -21,7 +21,7 @@ PICTURES = pictures([0, 1, 2], seed=4)
 def folder(tmp_path_factory):
     """As `push` fills a repository."""
     saved, staged = save_image_models(tmp_path_factory.mktemp("vit"))[0], tmp_path_factory.mktemp("repository")
-    publishing._stage(staged, load_trained(saved), ViTImageProcessorPil.from_pretrained(saved), None, None)
+    publishing._stage(staged, load_trained(saved), ViTImageProcessorPil.from_pretrained(saved), None)
     return staged
 
 

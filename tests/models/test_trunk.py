@@ -16,7 +16,6 @@ from hydra_transformers.fusion.trunk import equal_layers
 from hydra_transformers.training.parameter_groups import places
 from tests.families import (
     CLIP,
-    DEBERTA,
     DISTINCT,
     LLAMA,
     MODERNBERT,
@@ -193,23 +192,6 @@ def test_the_trunk_gets_the_sum_of_what_members_would(family):
         torch.testing.assert_close(mine, theirs, atol=family.gradient_tolerance, rtol=1e-10)
 
 
-@for_families([CLIP, DEBERTA])
-def test_gradient_checkpointing_gives_the_same_gradients(family):
-    gradients = []
-    for enabled in (False, True):
-        hydra = with_and_without(family)[0].train()
-        if enabled:
-            hydra.gradient_checkpointing_enable()
-        for module in hydra.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-            if hasattr(module, "attention_dropout"):
-                module.attention_dropout = module.position_dropout = 0.0
-        hydra(**family.inputs()).member_logits.square().sum().backward()
-        gradients.append([parameter.grad for parameter in hydra.parameters()])
-    assert_close(*gradients)
-
-
 @for_families([VIT, CLIP])
 def test_members_train_through_the_trunk_as_one(family):
     """With dropouts switched on, those of the embeddings included."""
@@ -325,10 +307,8 @@ REFUSALS = [
     (lambda: merge(1, shared=("mlp", "layernorm")), ValueError, HAS_TO_SHARE),
     *(
         (lambda wrong=wrong: merge(wrong), ValueError, f"trunk_layers is {wrong}: pass a share of the layers below 1")
-        for wrong in (1.0, -0.5, float("nan"))
+        for wrong in (1.0, -0.5, float("nan"), True)
     ),
-    (lambda: merge(True), TypeError, "trunk_layers is True: pass a whole number of layers, or a share"),
-    (lambda: merge("2"), TypeError, "trunk_layers is '2': pass a whole number of layers, or a share"),
     (lambda: merge({"vision": 1}), ValueError, "trunk_layers names 'vision': pass a number"),
     (
         lambda: CLIP.hydra.from_pruned_members(members_with_trunk(CLIP), trunk_layers=3),

@@ -8,7 +8,7 @@ from PIL import Image
 from hydra_transformers._io.pictures import drawable, png_of
 from hydra_transformers.data.prediction import SavedLogits
 from hydra_transformers.reports import Report, evaluate_uncertainty
-from hydra_transformers.reports.report_plots import _joined_bins, _risk_coverage, report_figures
+from hydra_transformers.reports.report_plots import _risk_coverage, report_figures
 from tests.uncertainty.answers import saved
 
 
@@ -61,13 +61,6 @@ def test_risk_is_drawn_where_enough_rows_are_answered(answered, left):
     assert panel.get_ylim() == pytest.approx((0, 1.05 * max([*shown, 0.1 if answered else 0])))
     dots = [tuple(line.get_xydata()[0]) for line in panel.lines if len(line.get_xydata()) == 1]
     assert dots == ([] if answered is None else [(answered, 0.1)])
-
-
-def test_small_bins_of_confidence_join_their_neighbours():
-    curve = {"share": [0.05, 0.5, 0.0, 0.45], "accuracy": [0.0, 1.0, None, 0.5], "confidence": [0.1, 0.4, None, 0.9]}
-    [bins] = [_joined_bins(curve, 100)]
-    assert [(each.low, each.high, each.count) for each in bins] == [(0, 0.5, 55), (0.75, 1.0, 45)]
-    assert bins[0].accuracy == pytest.approx(50 / 55)
 
 
 @pytest.mark.slow

@@ -120,12 +120,11 @@ def test_entities_are_marked_in_the_text_and_doubtful_ones_apart(tokenizer):
 @pytest.mark.slow
 def test_the_page_asks_for_pairs_where_a_model_scores(tokenizer):
     from hydra_transformers.serving.page import _respond, build_page
-    from hydra_transformers.serving.page_inputs import USUAL
 
     scorer = HydraPredictor(hydra_of(num_labels=1, problem_type="regression"), tokenizer, name="scorer")
     tagger = HydraPredictor(hydra_of(BertForTokenClassification, **names_of(TAGS)), tokenizer, name="tagger")
     assert "Second text" in str(build_page(scorer).get_config_file())
     assert "Second text" not in str(build_page(tagger).get_config_file())
     pair = scorer.answer_with_members({"text": "good", "text_pair": "a bad film"})
-    assert f"{pair['score']:.4g}" in _respond(scorer, USUAL, "good", "a bad film")
-    assert f"{pair['score']:.4g}" not in _respond(scorer, USUAL, "good", "")
+    assert f"{pair['score']:.4g}" in _respond(scorer, "good", "a bad film")
+    assert f"{pair['score']:.4g}" not in _respond(scorer, "good", "")

@@ -23,13 +23,6 @@ PICTURES = pictures([0, 1, 2, 1], seed=4)
 ROOT = Path(__file__).parents[2]
 
 
-class NumberedPredictor(HydraPredictor):
-    """Keeps the number of each row, as Ray Data promises no order."""
-
-    def __call__(self, batch):
-        return {**super().__call__(batch), "row": batch["row"]}
-
-
 @pytest.fixture(scope="module")
 def cluster():
     """Processes on this machine."""
@@ -97,15 +90,22 @@ def test_what_would_wait_for_ever_or_mix_models_raises_an_error(cluster, folders
     }
     arguments = reader | {"settings": {"device": "cpu"}, "digest": "of another model", "num_rows": ROWS}
     with pytest.raises(RuntimeError, match="a worker finds another package version, model or data"):
-        list(predicted_by_workers(arguments, [0], 1))
+        list(predicted_by_workers(arguments, [0], 1, 0.0))
 
 
 def test_ray_data_takes_the_predictor_as_it_is(cluster, tmp_path):
     """With the texts of the test of conformance, and its calibrated model."""
     rows, model = texts(), str(save_calibrated_texts(tmp_path))
+
+    class Numbered(HydraPredictor):
+        """Keeps the number of each row, as Ray Data promises no order."""
+
+        def __call__(self, batch):
+            return {**HydraPredictor.__call__(self, batch), "row": batch["row"]}
+
     numbered = ray.data.from_items([{"text": text, "row": place} for place, text in enumerate(rows)])
     answered = numbered.map_batches(
-        NumberedPredictor,
+        Numbered,
         fn_constructor_args=(model,),
         fn_constructor_kwargs={"device": "cpu"},
         batch_size=64,

@@ -21,26 +21,18 @@ def smoothed_nll(log_probabilities: torch.Tensor, smoothing: float) -> torch.Ten
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_members_loss_is_the_mean_of_the_members_cross_entropies(smoothing):
+def test_the_loss_is_the_mean_of_the_members_cross_entropies_or_that_of_the_mean_probability(smoothing):
     loss = EnsembleLoss("members", smoothing)(OUTPUTS, LABELS)
     by_hand = sum(smoothed_nll(LOGITS[:, member].log_softmax(-1), smoothing) for member in range(3)) / 3
     torch.testing.assert_close(loss, by_hand)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_ensemble_loss_is_that_of_the_mean_probability(smoothing):
     loss = EnsembleLoss("ensemble", smoothing)(OUTPUTS, LABELS)
     torch.testing.assert_close(loss, smoothed_nll(LOGITS.softmax(-1).mean(1).log(), smoothing))
 
 
 @pytest.mark.parametrize("kind", ["members", "ensemble"])
-def test_a_model_without_members_has_its_plain_cross_entropy(kind):
+def test_a_model_without_members_has_its_plain_cross_entropy_and_ignored_labels_do_not_count(kind):
     loss = EnsembleLoss(kind, 0.1)({"logits": LOGITS[:, 0]}, LABELS)
     torch.testing.assert_close(loss, F.cross_entropy(LOGITS[:, 0], LABELS, label_smoothing=0.1))
-
-
-@pytest.mark.parametrize("kind", ["members", "ensemble"])
-def test_ignored_labels_do_not_count(kind):
     labels = LABELS.clone()
     labels[1] = -100
     rows = [0, 2, 3]
@@ -64,20 +56,9 @@ def test_without_smoothing_it_is_the_loss_of_the_model(kind):
     torch.testing.assert_close(EnsembleLoss(kind)(outputs, LABELS), outputs.loss)
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (None, 'the batch has no "labels"'),
-        (torch.zeros(4, 5), r"labels are torch.float32 of shape \(4, 5\).*needs 4 class indices"),
-        (torch.zeros(3, dtype=torch.long), r"of shape \(3,\).*needs 4 class indices"),
-    ],
-)
-def test_labels_of_another_problem_are_refused(labels, message):
-    with pytest.raises(ValueError, match=message):
-        EnsembleLoss()(OUTPUTS, labels)
-
-
-def test_wrong_arguments_are_refused():
+def test_labels_of_another_problem_and_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match=r"labels are torch.float32 of shape \(4, 5\).*needs 4 class indices"):
+        EnsembleLoss()(OUTPUTS, torch.zeros(4, 5))
     with pytest.raises(ValueError, match="kind is 'mean': pass"):
         EnsembleLoss("mean")
     with pytest.raises(ValueError, match=r"label_smoothing is 1\.0: pass"):

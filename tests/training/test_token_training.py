@@ -1,4 +1,4 @@
-"""Classifiers of tokens are fine-tuned, pruned by their own loss, and their fusion is reported word by word."""
+"""Classifiers of tokens are fine-tuned, and pruned by their own loss."""
 
 import copy
 
@@ -80,15 +80,6 @@ def test_the_ensemble_loss_smooths_labels_of_tokens():
         ]
     ).mean()
     torch.testing.assert_close(EnsembleLoss(label_smoothing=0.1)(outputs, batch["labels"]), expected)
-
-
-@pytest.mark.slow
-def test_fusion_is_reported_by_entities_and_words():
-    members, rows = [tiny_tags.backbone(seed) for seed in range(2)], data(20)
-    report = hydra_transformers.compare_fusions(members, rows).report
-    hydra = AutoHydra.from_pruned_members(members, shared=())
-    nlls = [each["data"]["nll"] for each in report.models.values()]
-    assert min(abs(nll - word_loss(hydra, rows)) for nll in nlls) < 1e-5 and "Entity F1" in str(report)
 
 
 @pytest.mark.slow

@@ -30,14 +30,6 @@ def test_member_logits_are_found_among_trainers_predictions():
         assert compute_metrics(EvalPrediction(predictions, LABELS)) == EXPECTED
 
 
-def test_logits_alone_say_nothing_of_the_members():
-    with pytest.warns(UserWarning, match=r"disagreement are left out: call trainer.evaluate\(ignore_keys=\[\]\)"):
-        metrics = compute_metrics(EvalPrediction(MEAN_LOGITS, LABELS))
-    assert set(metrics) == {"accuracy", "brier", "nll", "ece", "aece", "aurc"}
-    for name, value in metrics.items():
-        assert value == pytest.approx(EXPECTED[name], rel=1e-5), name
-
-
 HYDRA_ROWS = [{"pixel_values": image, "labels": i % 5} for i, image in enumerate(images(21))]
 
 
@@ -70,17 +62,6 @@ def test_trainer_reports_the_diversity_of_a_hydra(tmp_path):
     assert metrics["eval_nll"] == pytest.approx(expected["nll"], abs=1e-4)
 
 
-def test_trainer_reports_the_diversity_while_it_trains(tmp_path):
-    trainer = hydra_trainer(
-        tmp_path, compute_metrics, eval_strategy="steps", eval_steps=2, max_steps=2, save_strategy="no"
-    )
-    trainer.train(ignore_keys_for_eval=[])
-    [logged] = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    assert logged["eval_mutual_information"] == pytest.approx(
-        metrics_of(trainer.model)["mutual_information"], abs=1e-4
-    )
-
-
 def test_a_function_written_for_plain_models_gets_the_logits_of_a_hydra(tmp_path):
     def accuracy(prediction):
         logits, labels = prediction
@@ -92,29 +73,11 @@ def test_a_function_written_for_plain_models_gets_the_logits_of_a_hydra(tmp_path
     assert trainer.predict(HYDRA_ROWS).predictions.shape == (21, 5)
 
 
-def test_evaluate_metrics_refuse_labels_between_two_classes(tmp_path):
-    with pytest.raises(ValueError, match=r"labels is torch\.float"):
-        ClassificationMetrics(cache_dir=tmp_path).add(prediction=LOGITS[0], reference=1.7)
-
-
 def test_evaluate_metrics_take_batches_and_combine(tmp_path):
     combined = evaluate.combine([ClassificationMetrics(cache_dir=tmp_path), DiversityMetrics(cache_dir=tmp_path)])
     for start in range(0, 40, 7):
         combined.add_batch(predictions=LOGITS[start : start + 7], references=LABELS[start : start + 7])
     assert combined.compute() == EXPECTED
-
-
-def test_evaluate_metrics_compute_at_once_sample_by_sample_and_from_tensors(tmp_path):
-    metric = ClassificationMetrics(cache_dir=tmp_path)
-    assert metric.compute(predictions=torch.tensor(LOGITS), references=LABELS.tolist()) == classification_metrics(
-        LOGITS, LABELS
-    )
-    diversity = DiversityMetrics(cache_dir=tmp_path)
-    for logits, label in zip(LOGITS, LABELS, strict=True):
-        metric.add(prediction=logits, reference=label)
-        diversity.add(prediction=logits)
-    assert metric.compute() == classification_metrics(LOGITS, LABELS)
-    assert diversity.compute() == diversity_metrics(LOGITS)
 
 
 def test_evaluate_ood_metrics(tmp_path):
@@ -123,5 +86,3 @@ def test_evaluate_ood_metrics(tmp_path):
     metric.add_batch(predictions=scores[:11], references=is_ood[:11])
     metric.add_batch(predictions=scores[11:], references=is_ood[11:])
     assert metric.compute() == ood_metrics(scores[is_ood == 0], scores[is_ood == 1])
-    with pytest.raises(ValueError, match="must be 1"):
-        metric.compute(predictions=[0.1, 0.2], references=[0, 2])

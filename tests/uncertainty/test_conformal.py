@@ -98,17 +98,6 @@ def test_a_model_that_is_always_right_or_always_wrong():
     assert unsure.coverage_and_size(wrong, labels)["mean_size"] > 1
 
 
-def test_coverage_and_size_count():
-    logits, labels = draw(300)
-    fitted = ConformalSets.fit(logits, labels)
-    new, of = draw(7, seed=1)
-    sets = fitted.sets(new)
-    told = fitted.coverage_and_size(new, of)
-    assert told["coverage"] == pytest.approx(np.mean([bool(sets[i, of[i]]) for i in range(7)]))
-    assert told["mean_size"] == pytest.approx(sets.sum().item() / 7)
-    assert told["single_class"] == pytest.approx((sets.sum(1) == 1).double().mean().item())
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_row_has_the_same_set_in_any_batch(name):
     fitted = ConformalSets.fit(*draw(100), method=name)
@@ -117,32 +106,6 @@ def test_a_row_has_the_same_set_in_any_batch(name):
     assert torch.equal(fitted.sets(new), one_by_one)
     assert fitted.sets(new[:0]).shape == (0, 7) and fitted.sets(new).dtype == torch.bool
     assert fitted == ConformalSets.fit(*draw(100), method=name)
-
-
-def test_more_rows_than_one_pass_holds_change_nothing(monkeypatch):
-    logits, labels = draw(100)
-    whole = ConformalSets.fit(logits, labels, method="aps")
-    monkeypatch.setattr("hydra_transformers.uncertainty.conformal.ROWS_PER_PASS", 7)
-    assert ConformalSets.fit(logits, labels, method="aps") == whole
-    assert whole.sets(logits).shape == (100, 7)
-
-
-def test_other_types_of_numbers_are_taken():
-    logits, labels = draw(200)
-    half = logits.half()
-    from_array = ConformalSets.fit(half.double().numpy(), labels.numpy().astype("int32"))
-    assert ConformalSets.fit(half, labels) == from_array
-    assert torch.equal(from_array.sets(half), from_array.sets(half.tolist()))
-
-
-def test_unfit_logits_are_refused_by_fitted_sets():
-    fitted = ConformalSets.fit(*draw(50))
-    with pytest.raises(ValueError, match="member_logits has 4 classes, the sets were fitted for 7"):
-        fitted.sets(torch.zeros(2, 3, 4))
-    with pytest.raises(ValueError, match="is not a prediction"):
-        fitted.sets(torch.full((2, 1, 7), torch.nan))
-    with pytest.raises(ValueError, match="there are no samples"):
-        fitted.coverage_and_size(torch.zeros(0, 1, 7), torch.zeros(0, dtype=torch.long))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -186,23 +149,3 @@ def test_the_guarantee_says_what_breaks_it_and_a_shift_does():
     assert "exchangeable with the 2000 calibration rows. Nothing holds under distribution shift." in fitted.sentence
     new, of = draw(2000, strength=0, seed=1)
     assert count_sets(fitted.sets(new), of)[1] < binom.ppf(1e-6, 2000, 0.9)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"alpha": 0}, "alpha is 0: pass a share between 0 and 1"),
-        ({"alpha": 90}, "alpha is 90: pass a share"),
-        ({"method": "best"}, "unknown method 'best': choose one of lac, aps, raps"),
-        ({"method": "raps"}, "raps penalises ranks above 5, there are 3 classes: choose aps"),
-        ({"labels": [0, 1, 3]}, r"labels\[2\] is 3: pass class indices from 0 to 2"),
-        ({"labels": [0, 1]}, r"labels is torch.int64 of shape \(2,\): pass one class index per row"),
-        ({"labels": [0.0, 1.0, 2.0]}, "labels is torch.float32"),
-        ({"member_logits": torch.zeros(3, 3)}, r"member_logits has shape \(3, 3\)"),
-        ({"member_logits": torch.full((3, 1, 3), torch.nan)}, "is not a prediction"),
-        ({"member_logits": torch.zeros(0, 1, 3), "labels": torch.zeros(0, dtype=torch.long)}, "labels is empty"),
-    ],
-)
-def test_unfit_arguments_are_refused_with_a_sentence(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ConformalSets.fit(**{"member_logits": torch.zeros(3, 1, 3), "labels": [0, 1, 2], **arguments})

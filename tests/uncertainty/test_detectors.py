@@ -1,7 +1,6 @@
 """Every detector is what its definition says, whatever model it reads and however the data is batched."""
 
 import copy
-import threading
 
 import numpy as np
 import pytest
@@ -11,24 +10,19 @@ from sklearn.covariance import EmpiricalCovariance, oas
 from sklearn.neighbors import NearestNeighbors
 
 from hydra_transformers.baselines import DeepEnsemble, MCDropout
-from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier, predict
+from hydra_transformers.data.prediction import predict
 from hydra_transformers.models.detection import DETECTORS, Answers, answers_of, score
-from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.uncertainty import (
     Detector,
-    UncertaintyAccumulator,
     collect_answers,
     detector_by_name,
-    ood_metrics,
     ood_score,
 )
 from hydra_transformers.uncertainty.detector_fits import BankFit
 from hydra_transformers.uncertainty.detectors import OOD_SCORES
-from hydra_transformers.uncertainty.features import AnswerReader
 from tests.families import (
     AST,
     BERT,
-    CLIP,
     CLIP_CLASSIFIER,
     DINOV2,
     DISTILBERT,
@@ -165,18 +159,7 @@ def test_gen_tells_sure_answers_apart_in_float32():
     np.testing.assert_allclose([low, high], exact, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", FITTED)
-def test_every_fitted_detector_finds_what_is_far_from_the_training_data(name):
-    detector = fitted(name)
-    near, far = answers(200, seed=2), answers(200, seed=3, spread=4.0)
-    assert ood_metrics(detector(*near[:2]), detector(*far[:2]))["auroc"] > 0.8
-
-
 # Fitting in a stream
-
-
-def in_batches(size):
-    return [tuple(each[start : start + size] for each in TRAIN) for start in range(0, len(TRAIN[0]), size)]
 
 
 @pytest.mark.parametrize("size", [1, 7])
@@ -231,21 +214,6 @@ def test_directions_in_which_features_never_vary_do_not_count():
     detector = detector_by_name("relative_mahalanobis").fit_answers(logits, constant, labels)
     ood = torch.cat([TEST[1], torch.full((30, MEMBERS, 2), 3.0)], dim=-1)
     torch.testing.assert_close(detector(TEST[0], ood), fitted("relative_mahalanobis")(*TEST[:2]), rtol=1e-7, atol=1e-7)
-
-
-def test_features_that_do_not_vary_are_refused():
-    logits, features, labels = TRAIN
-    same = torch.ones_like(features) * labels[:, None, None]
-    with pytest.raises(ValueError, match="the features do not vary within classes: pass more rows"):
-        detector_by_name("mahalanobis").fit_answers(logits, same, labels)
-
-
-@pytest.mark.parametrize("name", FITTED)
-def test_float32_features_give_the_scores_of_float64(name):
-    low = fitted(name, tuple(each.float() if each.is_floating_point() else each for each in TRAIN))
-    assert {tensor.dtype for tensor in low.state.values()} == {torch.float32}
-    scores = low(TEST[0].float(), TEST[1].float())
-    torch.testing.assert_close(scores, fitted(name)(*TEST[:2]), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", FITTED)
@@ -311,27 +279,6 @@ def test_multi_label_scores_are_those_of_the_literature():
     assert detector_by_name("energy", multi_label=True)(torch.zeros(2, 1, 1)).shape == (2,)  # a single label
 
 
-def test_scores_about_one_class_of_several_have_no_multi_label_form():
-    for name in [name for name, method in DETECTORS.items() if method.multi_label is None]:
-        with pytest.raises(ValueError, match=f"{name} has no multi-label form"):
-            detector_by_name(name, multi_label=True)
-
-
-def test_the_config_says_which_form_a_model_needs():
-    data = [VIT.inputs()]
-    multi, single, regression = (
-        VIT.backbone(problem_type=f"{kind}")
-        for kind in ("multi_label_classification", "single_label_classification", "regression")
-    )
-    assert detector_by_name("energy", multi_label=True).score(multi, data).shape == (4,)
-    with pytest.raises(ValueError, match=r"made for multi_label_classification .*: multi_label=False"):
-        detector_by_name("energy").score(multi, data)
-    with pytest.raises(ValueError, match=r"made for single_label_classification .*: multi_label=True"):
-        detector_by_name("energy", multi_label=True).score(single, data)
-    with pytest.raises(ValueError, match="made for regression"):
-        detector_by_name("energy").score(regression, data)
-
-
 # Features
 
 
@@ -382,86 +329,6 @@ def test_baselines_have_one_feature_for_each_member(family):
     torch.testing.assert_close(torch.nn.functional.linear(features, head.weight, head.bias), logits)
 
 
-def test_the_features_of_clip_are_the_images_embeddings():
-    inputs = CLIP.inputs()
-    prompts = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    backbone = CLIP.backbone()
-    classifier = ZeroShotClassifier(backbone, prompts)
-    logits, features, _ = collect_answers(classifier, [{"pixel_values": inputs["pixel_values"]}])
-    with torch.no_grad():
-        expected = backbone(**inputs)
-    torch.testing.assert_close(features[:, 0], expected.image_embeds)
-    torch.testing.assert_close(logits[:, 0], expected.logits_per_image)
-
-
-class TokenHead(torch.nn.Module):
-    """A classifier of every token, as decoders have: the answer is that of the last one."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.score = torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)
-
-    def forward(self, inputs_embeds):
-        from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
-
-        self.states = self.body(inputs_embeds).tanh()
-        return HydraClassifierOutput(logits=self.score(self.states)[:, -1])
-
-
-def test_the_answer_of_one_token_has_the_features_of_that_token():
-    model, inputs = TokenHead(), torch.randn(5, 7, 4)
-    _, features, _ = collect_answers(model, [{"inputs_embeds": inputs}])
-    torch.testing.assert_close(features[:, 0], model.body(inputs)[:, -1].tanh())
-
-
-def test_a_model_without_a_linear_head_is_refused():
-    class Doubled(TokenHead):
-        def forward(self, inputs_embeds):
-            output = super().forward(inputs_embeds)
-            output.logits = 2 * output.logits
-            return output
-
-    with pytest.raises(ValueError, match="the logits of Doubled are not the outputs of a linear map"):
-        collect_answers(Doubled(), [{"inputs_embeds": torch.randn(5, 7, 4)}])
-    with pytest.raises(ValueError, match="the logits of SavedLogits are not the outputs"):
-        collect_answers(SavedLogits(), [{"member_logits": TEST[0]}])
-
-
-def hooks_of(model):
-    return [hook for module in model.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]
-
-
-def test_the_model_gets_no_hooks_not_even_where_reading_fails():
-    model, seen = VIT.hydra.from_backbone(VIT.backbone()), []
-    reader = AnswerReader(model)
-    reader(VIT.inputs())
-    seen.append(hooks_of(model))
-    with pytest.raises(ValueError, match="doesn't match"):
-        reader({"pixel_values": torch.zeros(2, 3, 9, 9, dtype=torch.float64)})
-    seen.append(hooks_of(model))
-    assert seen == [[], []] and not reader.calls
-
-
-def test_threads_read_one_model_at_the_same_time():
-    model = VIT.hydra.from_pruned_members(VIT.members(), shared=())
-    inputs = [{"pixel_values": torch.randn(4, 3, 8, 8, dtype=torch.float64)} for _ in range(4)]
-    expected = [collect_answers(model, [batch])[1] for batch in inputs]
-    found = [None] * 4
-
-    def read(index):
-        reader = AnswerReader(model)
-        found[index] = [reader(inputs[index])[1] for _ in range(5)]
-
-    threads = [threading.Thread(target=read, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(each, expected[index]) for index in range(4) for each in found[index])
-    assert hooks_of(model) == []
-
-
 # Models and data sets
 
 
@@ -491,101 +358,7 @@ def test_a_detector_fits_and_scores_data_of_any_model(name):
 # Reports
 
 
-@pytest.mark.slow
-def test_a_report_scores_by_a_fitted_detector(tmp_path):
-    backbone, hydra = VIT.backbone(), VIT.hydra.from_pruned_members(VIT.members(), shared=())
-    train, test, far = labelled_images(60), labelled_images(30, seed=1), labelled_images(20, seed=2, spread=5.0)
-    detectors = {
-        name: detector_by_name("knn", k=3).fit(model, train)
-        for name, model in (("Single", backbone), ("Hydra", hydra))
-    }
-    models = {"Single": backbone, "Hydra": hydra}
-    report = evaluate_uncertainty(models, test, ood_data={"far": {"loud": far}}, score=detectors)
-    assert report.score == "knn (k=3)"
-    assert "Score: knn (k=3)." in report.to_markdown()
-    assert "roc_loud_far.png" in {path.name for path in report.plot(tmp_path)}
-    for name, model in models.items():
-        expected = ood_metrics(detectors[name].score(model, test), detectors[name].score(model, far))
-        assert report.models[name]["loud (far)"]["auroc"] == expected["auroc"]
-    same = evaluate_uncertainty(models, test, ood_data={"far": {"loud": far}}, score=detector_by_name("energy"))
-    assert same == evaluate_uncertainty(models, test, ood_data={"far": {"loud": far}}, score="energy")
-
-
-@pytest.mark.parametrize(
-    ("score", "message"),
-    [
-        ("knn", "knn is not fitted"),
-        ({"Hydra": "msp"}, "score is for Hydra, models has Single, Hydra"),
-        ({"Hydra": "msp", "Single": "energy"}, "score is energy and msp: models are compared by one"),
-        (detector_by_name("energy", multi_label=True), "made for multi-label models"),
-        (3, "unknown detector 3"),
-    ],
-)
-def test_scores_that_cannot_be_used_are_refused_before_any_work(score, message):
-    class Never(torch.nn.Module):
-        def forward(self, member_logits):
-            raise AssertionError("it was run")
-
-    with pytest.raises((ValueError, TypeError), match=message):
-        evaluate_uncertainty(
-            {"Single": Never(), "Hydra": Never()}, [{"member_logits": TEST[0], "labels": TEST[2]}], score=score
-        )
-
-
-def test_the_accumulator_takes_features():
-    detector = fitted("mahalanobis")
-    accumulator = UncertaintyAccumulator(detector)
-    for start in (0, 20):
-        part = slice(start, start + 20)
-        accumulator.update(TEST[0][part], TEST[2][part], member_features=TEST[1][part])
-    torch.testing.assert_close(accumulator.gather().values()["score"], detector(*TEST[:2]))
-    with pytest.raises(ValueError, match="member_features is missing, and mahalanobis reads features"):
-        accumulator.update(TEST[0])
-
-
 # What is refused
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: detector_by_name("odin"), "unknown detector 'odin': choose one of msp"),
-        (lambda: detector_by_name("energy", by="mean"), "by is 'mean', energy has 'members'"),
-        (lambda: detector_by_name("msp", k=3), "k is 3: msp has no settings"),
-        (lambda: detector_by_name("knn", k=0), "k is 0: knn has k, bank_size, seed"),
-        (lambda: detector_by_name("energy").fit_answers(TRAIN[0]), "energy needs no fit"),
-        (lambda: detector_by_name("knn")(*TEST[:2]), "knn is not fitted: call fit"),
-        (
-            lambda: detector_by_name("mahalanobis").fit_answers(*TRAIN[:2]),
-            "data has no labels, and mahalanobis learns",
-        ),
-        (lambda: detector_by_name("mahalanobis").fit_answers(TRAIN[0], labels=TRAIN[2]), "member_features is missing"),
-        (lambda: detector_by_name("mahalanobis").fit_answers(*TRAIN[:2], TRAIN[2] + 1), "is 4: pass class indices"),
-        (lambda: detector_by_name("knn").fit_answers(*(each[:20] for each in TRAIN)), "k is 50, data has 20 rows"),
-        (lambda: detector_by_name("knn").fit_answers(*(each[:0] for each in TRAIN)), "data has no rows"),
-        (
-            lambda: detector_by_name("knn").fit_answers(TRAIN[0], TRAIN[1][:9]),
-            r"member_features has shape \(9, 3, 6\)",
-        ),
-        (lambda: fitted("knn")(TEST[0], TEST[1][..., :5]), "fitted on .*'dim': 6.*, these have .*'dim': 5"),
-        (lambda: fitted("mahalanobis")(TEST[0][..., :3], TEST[1]), "fitted on .*'classes': 4.*'classes': 3"),
-        (lambda: fitted("knn")(TEST[0], TEST[1] * torch.nan), r"member_features\[0, 0\] is not finite"),
-        (lambda: detector_by_name("energy")(TEST[0] * torch.nan), r"member_logits\[0, 0\] is not a prediction"),
-        (lambda: detector_by_name("energy")(TEST[0][..., :1]), "with at least 2 classes"),
-        (lambda: detector_by_name("knn").fit(VIT.backbone(), []), "data has no batches"),
-    ],
-)
-def test_refusals(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-def test_a_failed_fit_leaves_the_detector_as_it_was():
-    detector = fitted("knn")
-    before = detector(*TEST[:2])
-    with pytest.raises(ValueError, match="k is 50"):
-        detector.fit_answers(*(each[:20] for each in TRAIN))
-    assert torch.equal(detector(*TEST[:2]), before)
 
 
 def test_an_empty_batch_has_no_scores():

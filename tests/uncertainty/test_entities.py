@@ -36,13 +36,6 @@ def test_entities_are_read_from_tags(tags, expected):
     assert entities_in(tags.split(), by_prefix=True) == expected
 
 
-@pytest.mark.parametrize(
-    "tags", ["B-PER I-PER E-PER S-PER S-PER", "B-PER M-PER E-PER S-PER S-PER", "B-PER I-PER L-PER U-PER U-PER"]
-)
-def test_prefixes_of_bmes_and_bilou_mean_those_of_iobes(tags):
-    assert entities_in(tags.split(), by_prefix=True) == [("PER", 0, 2), ("PER", 3, 3), ("PER", 4, 4)]
-
-
 def test_without_prefixes_every_word_is_an_entity():
     assert entities_in(["NOUN", "NOUN", "O"], by_prefix=False) == [("NOUN", 0, 0), ("NOUN", 1, 1)]
     assert entities_in(["B-PER", None, "I-PER"], by_prefix=True) == [("PER", 0, 0), ("PER", 2, 2)]
@@ -113,14 +106,6 @@ def test_our_pipeline_adds_uncertainty_to_each_entity():
     ]
     entropy = torch.special.entr(mean[firsts].double()).sum(-1)
     assert first["uncertainty"] == pytest.approx(entropy.max().item(), abs=1e-5)
-
-
-def test_our_pipeline_refuses_what_it_does_not_know():
-    hydra, reader = tiny_tags.fused(), tiny_tags.tokenizer()
-    with pytest.raises(ValueError, match="aggregation_strategy is not a parameter of this pipeline"):
-        hydra.predict([TEXT], reader, aggregation_strategy="simple")
-    with pytest.raises(TypeError, match="an input is a int: pass a text, or a list of words"):
-        hydra.predict([3], reader)
 
 
 # Calibration and evaluation
@@ -263,19 +248,6 @@ def test_uncertainty_of_data_is_given_for_each_word():
     logits = torch.randn(2, 3, 4, 5, dtype=torch.float64)
     whole, flat = decompose(logits), decompose(logits.transpose(1, 2).flatten(0, 1))
     assert torch.equal(whole.epistemic.flatten(), flat.epistemic) and whole.total.shape == (2, 4)
-
-
-@pytest.mark.parametrize(
-    "change, sentence",
-    [
-        ({"labels": 1}, r"labels of a batch are torch.int64 of shape \(40,\), and this model classifies tokens"),
-        ({"labels": [9, 0]}, "data has the tag 9: the model's tags are 0 to 4, or -100 for none"),
-    ],
-)
-def test_labels_that_do_not_fit_are_refused(change, sentence):
-    rows = [{"input_ids": [5, 6]} | change] * 40
-    with pytest.raises(ValueError, match=sentence):
-        tiny_tags.fused().calibrate(rows, batch_size=64)
 
 
 # Answers where the package cannot be imported, with the pipelines that came with the model.

@@ -1,21 +1,15 @@
 """Multi-label models, from fusing to decisions."""
 
 import copy
-import math
 
 import pytest
 import torch
 
 from hydra_transformers import AutoHydra
-from hydra_transformers.baselines import DeepEnsemble
-from hydra_transformers.reports import Report
 from hydra_transformers.uncertainty import (
     LabelSets,
     calibrate,
     decompose,
-    evaluate_uncertainty,
-    multi_label_metrics,
-    predict_uncertainty,
 )
 from hydra_transformers.uncertainty.multi_label import missed_shares
 from tests.families import BERT, VIT, padded_texts
@@ -120,75 +114,6 @@ def test_a_model_may_abstain_from_single_labels(hydra):
     assert 0 < len(wrong) < outputs.abstain.numel() and float(wrong.double().mean()) < 0.05
     assert calibration.abstention.risk <= 0.02 < calibration.abstention.risk_without
     assert "Of the 600 fitting decisions on labels" in str(calibration)
-
-
-def test_answers_that_are_not_numbers_may_be_every_label_and_are_abstained_from(hydra):
-    calibrate(hydra, [texts_for(hydra, 60)], target={"coverage": 0.9})
-    decided = hydra.decision(torch.full((2, 3, LABELS), math.nan))
-    assert decided.prediction_set.all() and decided.abstain.all() and not decided.chosen_labels.any()
-
-
-def test_a_deep_ensemble_is_calibrated_as_well(tmp_path):
-    members = sure_members(torch.float32)
-    ensemble, hydra = DeepEnsemble(members).eval(), AutoHydra.from_pruned_members(members, shared=()).eval()
-    batch = texts_for(hydra, 100)
-    calibrated = calibrate(ensemble, [batch], alpha=0.2).model
-    calibrate(hydra, [batch], alpha=0.2)
-    ours, theirs = hydra(**without_labels(batch)), calibrated(**without_labels(batch))
-    torch.testing.assert_close(ours.logits, theirs.logits, rtol=0, atol=1e-3)
-    assert torch.equal(ours.prediction_set, theirs.prediction_set)
-    calibrated.save(tmp_path)
-    loaded = type(calibrated).load(ensemble, tmp_path)
-    assert torch.equal(loaded(**without_labels(batch)).prediction_set, theirs.prediction_set)
-
-
-def test_a_report_has_the_metrics_of_multi_label_models(hydra, tmp_path):
-    batch, ood = texts_for(hydra, 120), without_labels(texts_for(hydra, 50, seed=7))
-    plain = evaluate_uncertainty(hydra, [batch], {"elsewhere": [ood]})
-    expected = multi_label_metrics(hydra(**without_labels(batch)).member_logits, batch["labels"])
-    [result] = plain.models.values()
-    assert {name: result["data"][name] for name in expected} == expected and "set_missed" not in result["data"]
-    parts = predict_uncertainty(hydra, [batch])
-    assert result["data"]["mutual_information"] == pytest.approx(float(parts.epistemic.sum(1).mean()))
-    assert 0 <= result["elsewhere"]["auroc"] <= 1
-    calibrate(hydra, [texts_for(hydra, 100, seed=3)], alpha=0.2, target={"coverage": 0.8})
-    report = evaluate_uncertainty({"ours": hydra}, [batch])
-    found, outputs = report.models["ours"]["data"], hydra(**without_labels(batch))
-    missed = missed_shares(outputs.prediction_set, batch["labels"].bool())
-    assert found["set_missed"] == pytest.approx(float(missed.mean()))
-    assert found["answered"] == pytest.approx(float((~outputs.abstain).double().mean()))
-    assert "mAP" in str(report) and "Missed by sets" in report.to_markdown()
-    report.to_json(tmp_path / "report.json")
-    assert Report.from_json(tmp_path / "report.json") == report
-
-
-@pytest.mark.parametrize(
-    "change, settings, message",
-    [
-        (lambda labels: labels * torch.tensor([1, 0, 1]), {}, "no row of data has the label 'LABEL_1'"),
-        (lambda labels: labels.argmax(dim=1), {}, "a multi-label model takes a 0 or 1 for each label"),
-        (
-            lambda labels: labels.masked_fill(labels == 1, math.nan),
-            {},
-            "values from nan to nan: a multi-label model takes a 0 or 1",
-        ),
-        (lambda labels: labels[:, :2], {}, "labels has shape"),
-        (None, {"target": {"label_risk": 0.1}, "confidence": 0.9}, "confidence is for rows"),
-        (None, {"target": {"label_risk": 2}}, "label_risk is 2: pass a share"),
-        (
-            None,
-            {"target": {"risk": 0.01}, "confidence": 0.99},
-            "cannot be guaranteed .*fitted on half of data, 30 rows",
-        ),
-    ],
-)
-def test_what_cannot_be_fitted_gets_a_sentence(change, settings, message, hydra):
-    batch = texts_for(hydra, 60)
-    if change is not None:
-        batch["labels"] = change(batch["labels"])
-    with pytest.raises(ValueError, match=message):
-        calibrate(hydra, [batch], **settings)
-    assert hydra.decision is None
 
 
 def test_a_decision_for_another_number_of_labels_is_refused(hydra):

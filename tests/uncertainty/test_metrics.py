@@ -125,59 +125,10 @@ def test_the_nll_of_a_tiny_probability_is_finite_and_of_a_zero_one_infinite_with
     assert metrics["nll"] == math.inf and not any(math.isnan(value) for value in metrics.values())
 
 
-def test_a_perfect_and_certain_model_scores_perfectly():
-    labels = torch.arange(30) % 3
-    metrics = classification_metrics(1000.0 * torch.nn.functional.one_hot(labels, 3).unsqueeze(1), labels)
-    assert metrics == {"accuracy": 1, "brier": 0, "nll": 0, "ece": 0, "aece": 0, "aurc": 0}
-
-
 def test_fewer_samples_than_bins_give_defined_values_and_a_warning():
     with pytest.warns(UserWarning, match="2 samples are fewer than the 15 calibration bins"):
         metrics = classification_metrics(torch.zeros(2, 1, 2), [0, 1])
     assert metrics["aece"] == pytest.approx(0) and metrics["ece"] == pytest.approx(0)
-
-
-def test_labels_of_a_single_class_are_fine():
-    logits, _ = ensemble()
-    assert all(math.isfinite(value) for value in classification_metrics(logits, [3] * 400).values())
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([0] * 10, r"labels is torch.int64 of shape \(10,\): pass one class index per row"),
-        ([0] * 11 + [5], r"labels\[11\] is 5: pass class indices from 0 to 4"),
-        ([-100] + [0] * 11, r"labels\[0\] is -100"),
-        ([0.5] * 12, "labels is torch.float32"),
-        ([[0, 1]] * 12, r"labels is torch.int64 of shape \(12, 2\)"),
-    ],
-)
-def test_unfit_labels_are_refused_with_a_sentence(labels, message):
-    with pytest.raises(ValueError, match=message):
-        classification_metrics(torch.zeros(12, 2, 5), labels)
-
-
-@pytest.mark.parametrize(
-    ("id_scores", "ood_scores", "message"),
-    [
-        ([1.0], [], r"ood_scores has shape \(0,\)"),
-        ([], [1.0], r"id_scores has shape \(0,\)"),
-        ([1.0], [0.0, math.nan], r"ood_scores\[1\] is NaN"),
-        ([[1.0]], [0.0], r"id_scores has shape \(1, 1\)"),
-    ],
-)
-def test_unfit_scores_are_refused_with_a_sentence(id_scores, ood_scores, message):
-    with pytest.raises(ValueError, match=message):
-        ood_metrics(id_scores, ood_scores)
-
-
-def test_no_samples_and_no_bins_are_refused():
-    with pytest.raises(ValueError, match="no samples"):
-        classification_metrics(torch.zeros(0, 2, 3), torch.zeros(0, dtype=torch.long))
-    with pytest.raises(ValueError, match="no samples"):
-        diversity_metrics(torch.zeros(0, 2, 3))
-    with pytest.raises(ValueError, match="num_bins is 0"):
-        classification_metrics(torch.zeros(4, 2, 3), [0] * 4, num_bins=0)
 
 
 @PROPERTY

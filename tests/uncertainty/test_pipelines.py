@@ -9,9 +9,7 @@ from transformers import AutoProcessor, AutoTokenizer, ViTImageProcessorPil, pip
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
-from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.models.pipeline_hydra_text import HydraTextClassificationPipeline
 from hydra_transformers.uncertainty import calibrate, decompose, predict_decisions
 from tests.fresh_process import run_without_package
 from tests.tiny_data import CLASSES, picture_rows, pictures, save_bert, save_clip, save_vit
@@ -170,40 +168,6 @@ def test_predict_is_the_pipeline_on_raw_inputs(case):
     assert hydra.predict([], processor_for(folder), **options) == []
 
 
-def test_no_trust_is_needed_and_none_is_used_where_the_package_is_installed(folders):
-    for trust in (None, True):
-        answer = pipeline("hydra-text-classification", model=str(folders / "texts"), trust_remote_code=trust)
-        assert type(answer) is HydraTextClassificationPipeline
-
-
-@pytest.mark.parametrize("kind", ["images", "zero-shot"])
-def test_images_of_more_levels_than_a_model_reads_are_refused(kind, folders, tmp_path):
-    deep = Image.new("I;16", (8, 8), 300)
-    deep.save(tmp_path / "deep.png")
-    hydra, processor = load_trained(folders / kind), processor_for(folders / kind)
-    for image in (deep, tmp_path / "deep.png"):
-        with pytest.raises(ValueError, match="has the mode I;16, of more than 256 levels"):
-            hydra.predict([image], processor, **({"candidate_labels": LABELS} if kind == "zero-shot" else {}))
-
-
-def test_images_come_as_paths_too(folders, tmp_path):
-    IMAGES[0].save(tmp_path / "one.png")
-    hydra = load_trained(folders / "images")
-    [from_path] = hydra.predict([tmp_path / "one.png"], processor_for(folders / "images"))
-    assert_same([from_path], hydra.predict([IMAGES[0]], processor_for(folders / "images")))
-    assert_same(
-        [pipeline_in(folders / "images", "hydra-image-classification")(str(tmp_path / "one.png"))], [from_path]
-    )
-
-
-def test_all_scores_on_request(folders):
-    [answer] = load_trained(folders / "images").predict(IMAGES[:1], processor_for(folders / "images"), top_k=None)
-    assert sorted(each["label"] for each in answer["scores"]) == sorted(CLASSES)
-    assert sum(each["score"] for each in answer["scores"]) == pytest.approx(1, abs=1e-5)
-    [answer] = load_trained(folders / "images").predict(IMAGES[:1], processor_for(folders / "images"), top_k=0)
-    assert answer["scores"] == [] and answer["label"] in CLASSES
-
-
 @pytest.mark.parametrize("function", [None, "softmax", "sigmoid", "none"])
 @pytest.mark.parametrize("kind", ["images", "texts"])
 def test_scores_are_those_of_the_standard_pipeline(kind, function, folders):
@@ -274,40 +238,6 @@ def test_a_number_beyond_all_numbers_abstains(folders):
     assert answer["abstain"] is True and answer["reason"] == "The answer is not a number."
 
 
-def test_a_multi_label_model_has_the_uncertainty_of_all_its_labels(folders):
-    hydra = load_trained(folders / "images")
-    hydra.config.problem_type = "multi_label_classification"
-    [answer] = hydra.predict(IMAGES[:1], processor_for(folders / "images"))
-    with torch.no_grad():
-        outputs = hydra(
-            ViTImageProcessorPil.from_pretrained(folders / "images")(IMAGES[0], return_tensors="pt")["pixel_values"]
-        )
-    parts = decompose(outputs.member_logits, "multi_label_classification")
-    for name, part in PARTS.items():
-        assert answer[name] == pytest.approx(getattr(parts, part).sum().item(), abs=1e-5)
-    assert answer["score"] == pytest.approx(outputs.logits.sigmoid().max().item(), abs=1e-5)
-
-
-def test_the_standard_pipelines_stay_as_they_are(folders):
-    answers = pipeline_in(folders / "calibrated", "image-classification")(IMAGES[0], top_k=2)
-    assert [set(each) for each in answers] == [{"label", "score"}] * 2
-    [answer] = pipeline_in(folders / "texts", "text-classification")(TEXTS[0])
-    assert set(answer) == {"label", "score"}
-
-
-def test_a_saved_model_names_its_pipeline_and_takes_it_along(folders, tmp_path):
-    for name, (task, _, _) in CASES.items():
-        config = json.loads((folders / name / "config.json").read_text())
-        assert list(config["custom_pipelines"]) == [task]
-        module, _, class_name = config["custom_pipelines"][task]["impl"].partition(".")
-        assert f"class {class_name}(" in (folders / name / f"{module}.py").read_text()
-    answer = pipeline_in(folders / "calibrated", "hydra-image-classification")
-    answer.save_pretrained(tmp_path / "again")
-    assert (tmp_path / "again" / "config.json").read_text() == (folders / "calibrated" / "config.json").read_text()
-    again = pipeline_in(tmp_path / "again", "hydra-image-classification")
-    assert_same(again(IMAGES), answer(IMAGES))
-
-
 WITHOUT_THE_PACKAGE = """
 import json, sys
 from PIL import Image
@@ -375,31 +305,4 @@ def test_any_classifier_answers_with_its_uncertainty(folders):
     assert {answer["abstain"] for answer in answers} == {True, False}
 
 
-def test_what_has_no_names_for_its_classes_is_refused(folders):
-    clip = load_trained(folders / "clip")
-    prompts = AutoTokenizer.from_pretrained(folders / "clip")(LABELS, padding=True, return_tensors="pt")
-    with pytest.raises(TypeError, match="pass the towers themselves, with candidate_labels="):
-        predict_decisions(ZeroShotClassifier(clip, prompts), IMAGES)
-    with pytest.raises(TypeError, match="Linear without a model of Transformers inside"):
-        predict_decisions(torch.nn.Linear(2, 2), IMAGES)
-    assert len(predict_decisions(clip, IMAGES, processor_for(folders / "zero-shot"), candidate_labels=LABELS)) == len(
-        IMAGES
-    )
-
-
 # What goes wrong
-
-
-def test_refusals(folders):
-    images, clip = load_trained(folders / "images"), load_trained(folders / "zero-shot")
-    with pytest.raises(TypeError, match="inputs is a str: pass a list of texts, images or audio"):
-        images.predict("one.png")
-    with pytest.raises(ValueError, match="candidate_labels is missing"):
-        clip.predict(IMAGES)
-    images.config.name_or_path = ""
-    with pytest.raises(ValueError, match="the model was not loaded from anywhere: pass the ImageProcessor"):
-        images.predict(IMAGES)
-    images.config.name_or_path = str(folders / "nowhere")
-    with pytest.raises(ValueError, match=r"none could be loaded from .*nowhere: pass the ImageProcessor"):
-        images.predict(IMAGES)
-    assert len(images.predict(IMAGES, ViTImageProcessorPil.from_pretrained(folders / "images"))) == len(IMAGES)

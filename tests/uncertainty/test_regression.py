@@ -11,8 +11,7 @@ from transformers import PreTrainedConfig
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
-from hydra_transformers.reports import Report, evaluate_uncertainty
-from hydra_transformers.uncertainty import calibrate, predict_uncertainty, regression_metrics
+from hydra_transformers.uncertainty import calibrate, regression_metrics
 from tests.families import FAMILIES, bert_backbone, for_families
 
 
@@ -177,57 +176,3 @@ def test_metrics_of_constant_numbers_are_not_a_number(rows):
     assert all(math.isnan(found[name]) for name in ("r2", "pearson", "spearman"))
     found = regression_metrics(constant[:, None], numbers)
     assert math.isnan(found["pearson"]) and math.isnan(found["spearman"]) and math.isfinite(found["r2"])
-
-
-def test_the_report_has_the_metrics_of_the_task_and_reads_back(tmp_path):
-    model = hydra_of()
-    single = bert_backbone(0, num_labels=1, problem_type="regression").float()
-    calibrate(model, rows_for(model), target={"coverage": 0.8})
-    ood = [{"input_ids": torch.full((30, 6), 7)}]
-    report = evaluate_uncertainty({"Hydra": model, "single": single}, rows_for(hydra_of(), seed=1), {"sevens": ood})
-    assert isinstance(report, Report) and report.task == "regression"
-    found = report.models["Hydra"]["data"]
-    assert 0.8 < found["interval_coverage"] <= 1 and 0.7 < found["answered"] < 0.9
-    assert report.models["single"]["data"]["spread"] == 0 and "interval_width" not in report.models["single"]["data"]
-    assert 0 <= report.models["Hydra"]["sevens"]["auroc"] <= 1
-    report.to_json(tmp_path / "report.json")
-    assert Report.from_json(tmp_path / "report.json") == report
-    assert "RMSE" in str(report) and "sevens" in report.to_markdown() and "<table" in report.to_html()
-
-
-def test_uncertainty_is_the_variance_between_members():
-    model = hydra_of(2)
-    [batch] = rows_for(model, count=5)
-    found = predict_uncertainty(model, [batch])
-    answers = model(input_ids=batch["input_ids"]).member_logits.double()
-    assert torch.allclose(found.mean, answers.mean(1)) and torch.allclose(found.variance, answers.var(1, correction=0))
-
-
-NAN = [{"input_ids": torch.ones(30, 6, dtype=torch.long), "labels": torch.tensor([math.nan] + [1.0] * 29)}]
-WIDE = [{"input_ids": torch.ones(30, 6, dtype=torch.long), "labels": torch.ones(30, 2)}]
-
-
-@pytest.mark.parametrize(
-    "data, options, message",
-    [
-        (NAN, {}, "values that are not finite"),
-        (WIDE, {}, r"labels has shape \(15, 2\): pass a finite value for each output"),
-        (None, {"alpha": 0.001}, "pass at least 2000 rows"),
-        (None, {"alpha": None}, "alpha is None"),
-        (None, {"target": {"risk": -1}}, "largest mean absolute error"),
-        (None, {"target": {"risk": 1e-9}}, "no width keeps the mean absolute error"),
-        (None, {"target": {"risk": 1}, "confidence": 0.9}, "confidence is for shares"),
-        (None, {"target": {"tpr": 0.9}}, "ood_data is missing"),
-    ],
-)
-def test_what_cannot_be_fitted_is_refused_with_a_sentence(data, options, message):
-    model = hydra_of()
-    with pytest.raises(ValueError, match=message):
-        calibrate(model, data or rows_for(model, count=40), **options)
-    assert model.decision is None
-
-
-def test_one_member_has_no_width_to_abstain_by():
-    model = hydra_of().member(0)
-    with pytest.raises(ValueError, match="model has one member"):
-        calibrate(model, rows_for(model, count=40, noise=0), target={"coverage": 0.9})

@@ -10,14 +10,11 @@ from torch.nn import functional as F
 
 from hydra_transformers import AutoHydra, evaluate_uncertainty
 from hydra_transformers.baselines import DeepEnsemble
-from hydra_transformers.fusion.plain_models import to_transformers
 from hydra_transformers.hub import create_model_card
-from hydra_transformers.models.configuration_hydra_bert import HydraBertConfig
-from hydra_transformers.models.pipeline_hydra import regression_fields
 from hydra_transformers.pruning import extract_circuit, taylor_scores
-from hydra_transformers.training import Recipe, finetune_members, with_variance
-from hydra_transformers.uncertainty import calibrate, predict_uncertainty
-from tests.families import BERT, FAMILIES, bert_backbone, for_families, padded_texts
+from hydra_transformers.training import with_variance
+from hydra_transformers.uncertainty import predict_uncertainty
+from tests.families import FAMILIES, bert_backbone, for_families, padded_texts
 
 
 OUTPUTS = 2
@@ -76,27 +73,6 @@ def test_a_fused_model_splits_variance_as_its_members_apart_do():
     torch.testing.assert_close(with_variance(models[0])(**inputs).logits, means[:, 0], **exact)
 
 
-def test_a_deep_ensemble_is_of_one_kind():
-    models = backbones()
-    with pytest.raises(ValueError, match=r"one of models\[1\] and models\[0\] predicts a variance"):
-        DeepEnsemble([with_variance(models[0]), models[1]])
-
-
-def test_ensembles_of_such_models_and_calibrated_ones_tell_the_parts_apart():
-    members = members_of(backbones())
-    hydra = AutoHydra.from_pruned_members(members, shared=()).eval()
-    ensemble = DeepEnsemble(members).eval()
-    calibrated = calibrate(ensemble, labelled(hydra), alpha=0.2).model.eval()
-    expected = hydra(**padded_texts())
-    for model in (ensemble, calibrated):
-        outputs = model(**padded_texts())
-        for name in ("logits", "member_logits", "member_variances"):
-            torch.testing.assert_close(outputs[name], expected[name], rtol=0, atol=1e-10)
-    answer = regression_fields(outputs, hydra.config.id2label)
-    assert answer["epistemic"] == pytest.approx(expected.member_logits[0].var(dim=0, correction=0).mean().item())
-    assert answer["uncertainty"] == pytest.approx(answer["epistemic"] + expected.member_variances[0].mean().item())
-
-
 @pytest.mark.parametrize("kind", ["members", "ensemble"])
 def test_the_loss_is_the_gaussian_likelihood_of_each_member_or_of_their_mixture(kind):
     models, inputs = backbones(), padded_texts()
@@ -148,15 +124,6 @@ def test_intervals_are_scaled_by_the_whole_spread_and_saved(tmp_path):
     )
 
 
-def test_one_member_alone_may_abstain():
-    [member] = members_of(backbones(1))
-    member.eval().calibrate(labelled(member), alpha=0.2, target={"coverage": 0.5})
-    [batch] = labelled(member, seed=1)
-    batch.pop("labels")
-    answers = member(**batch)
-    assert answers.abstain.any() and not answers.abstain.all()
-
-
 def test_circuits_and_taylor_scores_go_by_the_likelihood():
     [member] = members_of(backbones(1))
     data = labelled(member)
@@ -179,31 +146,6 @@ def test_every_family_has_such_a_head(family):
     means = torch.stack([model(**family.inputs()).logits for model in models], dim=1)
     torch.testing.assert_close(outputs.member_logits, means, rtol=0, atol=1e-10)
     assert outputs.member_variances.shape == means.shape and (outputs.member_variances == 1).all()
-
-
-def test_the_random_state_stays_as_it_is():
-    model = BERT.backbone(num_labels=1, problem_type="regression")
-    torch.manual_seed(1)
-    expected = torch.rand(3)
-    torch.manual_seed(1)
-    with_variance(model)
-    assert torch.equal(torch.rand(3), expected)
-
-
-@pytest.mark.slow
-def test_fine_tuning_learns_the_noise_of_the_labels(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    tokens, labels = torch.randint(1, 30, (80, 4), generator=generator), 0.3 * torch.randn(80, generator=generator)
-    rows = [{"input_ids": one, "labels": label} for one, label in zip(tokens, labels, strict=True)]
-    recipe = Recipe("short", {"learning_rate": 1e-2, "num_train_epochs": 4}, trainable=("classifier",))
-    backbone, settings = BERT.backbone().float(), {"progress": False, "report_to": "none"}
-    starts = [
-        with_variance(AutoHydra.from_backbone(backbone, problem_type="regression", seed=seed)) for seed in range(2)
-    ]
-    members = finetune_members(starts, recipe, rows, rows[:8], tmp_path, **settings)
-    found = predict_uncertainty(AutoHydra.from_pruned_members(members).eval(), [{"input_ids": tokens}])
-    assert found.aleatoric.mean() < 0.6, "it began with 1, and is 0.09"
-    assert not found.epistemic.isnan().any()
 
 
 @pytest.mark.slow
@@ -244,17 +186,3 @@ def test_a_process_without_the_package_and_an_exported_model_answer_alike(tmp_pa
     variances, interval = session.run(["member_variances", "interval"], named)
     torch.testing.assert_close(torch.as_tensor(variances), outputs.member_variances, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(torch.as_tensor(interval), outputs.interval, rtol=1e-4, atol=1e-4)
-
-
-def test_what_has_no_variance_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="predicts_variance is for regression without an aggregate"):
-        HydraBertConfig(num_labels=3, predicts_variance=True)
-    with pytest.raises(ValueError, match="predicts_variance is for regression without an aggregate"):
-        HydraBertConfig(num_labels=1, predicts_variance=True, aggregate="min")
-    with pytest.raises(ValueError, match="pass one member made for regression"):
-        with_variance(bert_backbone(0, num_labels=3))
-    [member] = members_of(backbones(1))
-    with pytest.raises(ValueError, match="Transformers has no head"):
-        to_transformers(member)
-    with pytest.raises(ValueError, match=r"members\[1\] has predicts_variance = False, .*call with_variance for all"):
-        AutoHydra.from_pruned_members([member, bert_backbone(1, num_labels=OUTPUTS, problem_type="regression")])

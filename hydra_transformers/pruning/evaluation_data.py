@@ -1,7 +1,7 @@
 """Data that is evaluated many times: read once, checked, and kept on the device."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .._io.processes import check_can_be_shared, gather, gather_batches, raise_everywhere, rank_and_world_size
-from .batches import batches, split_labels
-from .fingerprints import fingerprints_of_rows
+from ..data.batches import batches, split_labels
+from ..data.fingerprints import fingerprints_of_rows
 
 
 @dataclass
@@ -18,7 +18,6 @@ class EvaluationData:
     """This process's batches, and facts about the rows of all processes."""
 
     name: str
-    has_labels: bool
     inputs: list[dict[str, Tensor]] = field(default_factory=list)
     labels: list[Tensor | None] = field(default_factory=list)
     num_samples: int = 0
@@ -41,33 +40,29 @@ def read_data(
     any_labels: bool = False,
     classes: Sequence[str] | None = None,
 ) -> EvaluationData:
-    """Reads `data` once.
+    """Reads `data` once. In a group of W processes, process r keeps the batches r, r + W, ..., as a single process cuts them.
 
     input_names: the inputs that the model takes, the main one first
     num_classes: how many classes the labels have; None leaves labels out
     any_labels: take labels of any kind, one entry per row
     classes: the model's class names, for labels that are names
-
-    In a group of W processes, process r keeps the batches r, r + W, ..., with the same bounds as in a single process.
     """
     check_can_be_shared(data, name)
     rank, world_size = rank_and_world_size()
-    result, digests, input_digests, error = EvaluationData(name, num_classes is not None), [], [], None
+    result, digests, input_digests, error = EvaluationData(name), [], [], None
     try:
         for batch in batches(data, batch_size, None, rank, world_size, None if num_classes is None else classes):
             inputs, labels = split_labels(batch)
             if input_names[0] not in inputs:
-                raise ValueError(
-                    f"{name} has no {input_names[0]}, which the model reads (its entries: {', '.join(batch)})"
-                )
+                raise ValueError(f"{name} has no {input_names[0]}, which the model reads (it has {', '.join(batch)})")
             inputs = {key: inputs[key] for key in input_names if key in inputs}
             labels = None if num_classes is None else labels
             if num_classes is not None:
-                _check_labels(labels, len(inputs[input_names[0]]), name, num_classes, any_labels)
+                _check_labels(labels, len(inputs[input_names[0]]), name, None if any_labels else num_classes)
             input_digests.append(fingerprints_of_rows(inputs))
-            labelled = inputs if labels is None else {**inputs, "labels": labels}
-            digests.append(fingerprints_of_rows(labelled))
-            result.inputs.append(_moved(inputs, device, dtype))
+            digests.append(fingerprints_of_rows(inputs if labels is None else {**inputs, "labels": labels}))
+            dtypes = {key: dtype if tensor.is_floating_point() else tensor.dtype for key, tensor in inputs.items()}
+            result.inputs.append({key: tensor.to(device, dtypes[key]) for key, tensor in inputs.items()})
             result.labels.append(None if labels is None else labels.to(device))
     except (TypeError, ValueError) as raised:
         error = raised
@@ -83,13 +78,14 @@ def read_data(
     return result
 
 
-def _check_labels(labels: Tensor | None, rows: int, name: str, num_classes: int, any_labels: bool) -> None:
+def _check_labels(labels: Tensor | None, rows: int, name: str, num_classes: int | None) -> None:
+    """num_classes: None for labels of any kind"""
     if labels is None or len(labels) != rows:
         raise ValueError(
             f"{name} has no labels: give every batch what the metric compares with, or class indices, as 'labels', one for each of "
             f"its {rows} rows"
         )
-    if any_labels:
+    if num_classes is None:
         return
     if labels.is_floating_point() or labels.dim() != 1:
         raise ValueError(
@@ -103,10 +99,3 @@ def check_label_range(labels: Tensor, name: str, num_classes: int) -> None:
     outside = labels[(labels < 0) | (labels >= num_classes)]
     if len(outside):
         raise ValueError(f"{name} has the label {int(outside[0])}: the model's classes are 0 to {num_classes - 1}")
-
-
-def _moved(inputs: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {
-        name: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
-        for name, tensor in inputs.items()
-    }

@@ -1,0 +1,242 @@
+"""What would give a wrong answer is refused with one sentence, and before long work."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from PIL import Image
+
+from hydra_transformers.baselines import DeepEnsemble
+from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier
+from hydra_transformers.fusion import to_transformers
+from hydra_transformers.models.configuration_hydra_bert import HydraBertConfig
+from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
+from hydra_transformers.training import with_variance
+from hydra_transformers.uncertainty import (
+    Abstention,
+    ConformalSets,
+    LabelSets,
+    TemperatureScaling,
+    UncertaintyAccumulator,
+    best_of_n,
+    calibrate,
+    classification_metrics,
+    collect_answers,
+    decompose,
+    detector_by_name,
+    evaluate_uncertainty,
+    multi_label_metrics,
+    ood_metrics,
+    predict_decisions,
+    predict_uncertainty,
+    preference_metrics,
+    regression_metrics,
+)
+from hydra_transformers.uncertainty.temperature import best_temperature
+from tests import tiny_tags
+from tests.families import CLIP, bert_backbone, padded_texts
+from tests.uncertainty.answers import saved
+from tests.uncertainty.test_detectors import TEST, TRAIN, fitted
+from tests.uncertainty.test_tasks import calibrated, data_of, hydra_of, plain_model
+
+
+NAN, ZEROS = torch.full((3, 1, 3), math.nan), torch.zeros(3, 1, 3)
+RULED_OUT = torch.tensor([[[0.0, -math.inf]]] * 3)
+OUTPUT = HydraClassifierOutput(logits=torch.zeros(2, 3), member_logits=torch.zeros(2, 2, 3))
+REGRESSION = {"num_labels": 2, "problem_type": "regression"}
+
+
+class Never(torch.nn.Module):
+    """A model that must not be asked to predict."""
+
+    def forward(self, member_logits: torch.Tensor) -> None:
+        raise AssertionError("it was asked to predict")
+
+
+def rule(scores=(0.1, 0.2, 0.3), correct=(1, 1, 0), ood_scores=None, **target):
+    return Abstention.fit(list(scores), correct, ood_scores, **target)
+
+
+def sets(logits=ZEROS, labels=(0, 1, 2), **options):
+    return ConformalSets.fit(logits, labels, **options)
+
+
+def accumulated(*calls):
+    accumulator = UncertaintyAccumulator()
+    for options in calls:
+        accumulator.update(ZEROS, **options)
+    return accumulator.gather().values()
+
+
+def changed(name, change, **options):
+    """`calibrate` on rows whose labels are changed."""
+    rows = [row | {"labels": change(row["labels"])} for row in data_of(name)]
+    return calibrate(hydra_of(name), rows, **{"target": {"coverage": 0.7}} | options)
+
+
+ABSTENTION = [
+    (lambda: rule(), "pass one of risk, coverage, tpr"),
+    (lambda: rule(risk=0.1, coverage=0.9), "pass one of risk, coverage, tpr"),
+    (lambda: rule(risk=0.1, correct=None), "a risk is fitted on correct"),
+    (lambda: rule(tpr=0.9), "a tpr is fitted on ood_scores"),
+    (lambda: rule(coverage=1.0), "coverage is 1.0: pass a share"),
+    (lambda: rule(risk=math.nan), "risk is nan: pass a share"),
+    (lambda: rule(risk="5 %"), "risk is '5 %': pass a share"),
+    (lambda: rule(risk=0.1, confidence=95), "confidence is 95: pass a share"),
+    (lambda: rule([0.1, math.nan, 0.2], coverage=0.5), "scores has shape .*: pass a number, not NaN"),
+    (lambda: rule([], coverage=0.5), r"scores has shape \(0,\)"),
+    (lambda: rule(risk=0.5, correct=[1, 0]), "pass True or False for each of the 3 scores"),
+    (lambda: rule(risk=0.5, correct=[1.0, math.nan, 0]), "pass True or False"),
+    (lambda: rule(tpr=0.5, ood_scores=[0.1, math.nan]), "ood_scores has shape .*: pass a number, not NaN"),
+    (lambda: rule(tpr=0.9, ood_scores=[0.1, -math.inf]), "too many of ood_scores are -inf"),
+    (lambda: rule(range(200), [0] * 200, risk=0.05), "no threshold keeps the risk at 5 %: the lowest is 100 %"),
+    (lambda: rule(range(200), [0] * 200, risk=0.05, confidence=0.95), "cannot be guaranteed .* on these 200 rows"),
+    (lambda: rule(range(20), [1] * 20, coverage=0.95, confidence=0.95), "on 20 rows: pass at least 59"),
+    (lambda: rule([0.0], [1], range(58), tpr=0.95, confidence=0.95), "tpr=0.95 .* on 58 rows: pass at least 59"),
+]
+NUMBERS = [
+    (lambda: sets(alpha=0), "alpha is 0: pass a share between 0 and 1"),
+    (lambda: sets(method="best"), "unknown method 'best': choose one of lac, aps, raps"),
+    (lambda: sets(method="raps"), "raps penalises ranks above 5, there are 3 classes: choose aps"),
+    (lambda: sets(labels=[0, 1, 3]), "labels has 3: pass class indices from 0 to 2"),
+    (lambda: sets(labels=[0, 1]), r"of shape \(2,\): pass one class index per row"),
+    (lambda: sets(labels=[0.0, 1.0, 2.0]), "labels is torch.float32"),
+    (lambda: sets(NAN), r"member_logits\[0, 0\] is not a prediction"),
+    (lambda: sets(ZEROS, alpha=0.4).sets(torch.zeros(2, 3, 4)), "has 4 classes, the sets have 3"),
+    (lambda: decompose(torch.zeros(4, 3)), r"member_logits has shape \(4, 3\): pass \(batch, members, classes\)"),
+    (lambda: decompose(torch.zeros(4, 0, 3)), r"member_logits has shape \(4, 0, 3\)"),
+    (lambda: decompose(torch.zeros(4, 2, 1)), "with at least 2 classes"),
+    (lambda: decompose(torch.tensor([[[0.0, math.inf]]])), r"member_logits\[0, 0\] is not a prediction"),
+    (lambda: decompose(torch.full((1, 1, 3), -math.inf)), "every class at -inf"),
+    (lambda: decompose(OUTPUT), r"is a model's output: pass outputs\.member_logits"),
+    (lambda: decompose(ZEROS, problem_type="regression"), "problem_type is 'regression': pass one of"),
+    (lambda: predict_uncertainty(SavedLogits(), []), "no batches"),
+    (lambda: predict_uncertainty(plain_model("regression"), [], temperature=SavedLogits()), "is for classifiers"),
+    (lambda: classification_metrics(ZEROS, [-100, 0, 0]), "labels has -100"),
+    (lambda: classification_metrics(ZEROS, [[0, 1]] * 3), r"of shape \(3, 2\)"),
+    (lambda: classification_metrics(ZEROS, [0] * 3, num_bins=0), "num_bins is 0"),
+    (lambda: ood_metrics([1.0], []), r"ood_scores has shape \(0,\)"),
+    (lambda: ood_metrics([1.0, math.nan], [0.0]), "id_scores has shape .*: pass a number, not NaN"),
+    (lambda: multi_label_metrics(ZEROS, torch.zeros(3, dtype=torch.long)), r"0 or 1 for each label, \(3, 3\)"),
+    (lambda: LabelSets.fit(ZEROS, torch.full((3, 3), 2)), "0 or 1 for each label"),
+    (lambda: LabelSets.fit(ZEROS, torch.full((3, 3), math.nan)), "0 or 1 for each label"),
+    (lambda: LabelSets.fit(NAN, torch.zeros(3, 3)), r"member_logits\[0, 0\] is not a prediction"),
+    (lambda: multi_label_metrics(ZEROS, torch.zeros(3, 3), 1.5), "thresholds is 1.5: pass a probability"),
+    (lambda: regression_metrics(ZEROS, torch.full((3, 3), math.nan)), "pass a finite value for each output"),
+    (lambda: preference_metrics(NAN[..., 0], NAN[..., 0]), "finite numbers of one shape"),
+    (lambda: best_of_n([[1.0, 2.0]], [[1.0, 2.0]], [3]), "counts has 3: pass numbers from 1 to 2"),
+    (lambda: best_temperature(NAN, [0, 1, 0]), "is not a prediction"),
+    (lambda: best_temperature(RULED_OUT, [0, 1, 0]), "the probability 0"),
+    (lambda: TemperatureScaling(0.0), "pass a positive number"),
+    (lambda: TemperatureScaling(math.nan), "pass a positive number"),
+    (lambda: accumulated({"index": range(3)}, {}), "some samples have no index"),
+    (lambda: accumulated({"labels": [0, 1, 2]}, {}), "3 of 6 samples have no label"),
+]
+DETECTORS = [
+    (lambda: detector_by_name("odin"), "unknown detector 'odin': choose one of msp"),
+    (lambda: detector_by_name("energy", by="mean"), "by is 'mean', energy has 'members'"),
+    (lambda: detector_by_name("msp", k=3), "msp has no k: its settings are none"),
+    (lambda: detector_by_name("gen", multi_label=True), "gen has no multi-label form"),
+    (lambda: detector_by_name("knn")(*TEST[:2]), "knn is not fitted: call fit"),
+    (lambda: detector_by_name("mahalanobis").fit_answers(*TRAIN[:2]), "data has no labels, and mahalanobis learns"),
+    (lambda: detector_by_name("mahalanobis").fit_answers(*TRAIN[:2], TRAIN[2] + 1), "has 4: pass class indices"),
+    (lambda: fitted("mahalanobis", (TRAIN[0], torch.ones_like(TRAIN[1]), TRAIN[2])), "do not vary within classes"),
+    (lambda: fitted("knn", [part[:20] for part in TRAIN]), "k is 50, data has 20 rows"),
+    (
+        lambda: collect_answers(SavedLogits(), saved(4, 1, 0)),
+        "logits of SavedLogits are not the outputs of a linear map",
+    ),
+    (lambda: fitted("knn")(TEST[0]), "knn reads features: pass member_features"),
+    (lambda: fitted("knn")(TEST[0], TEST[1][:9]), "knn reads features: pass member_features"),
+    (lambda: fitted("knn")(TEST[0], TEST[1] * math.nan), "finite numbers"),
+    (lambda: fitted("knn")(TEST[0], TEST[1][..., :5]), "fitted on .*'dim': 6.*, these have .*'dim': 5"),
+    (lambda: fitted("mahalanobis")(TEST[0][..., :3], TEST[1]), "fitted on .*'classes': 4.*'classes': 3"),
+    (lambda: detector_by_name("energy")(TEST[0] * math.nan), "is not a prediction"),
+    (lambda: detector_by_name("energy").score(plain_model("multi_label_classification"), []), "multi_label=False"),
+    (lambda: detector_by_name("energy").score(plain_model("regression"), []), "made for regression"),
+]
+# Of `calibrate` and `evaluate_uncertainty`, before anything is predicted
+BEFORE = [
+    (partial(calibrate, Never(), saved(40, 1, 0), **options), words)
+    for options, words in (
+        ({"target": {"recall": 0.9}}, "pass one of risk, coverage, tpr"),
+        ({"target": {"risk": 5}}, "risk is 5: pass a share between 0 and 1"),
+        ({"target": {"tpr": 0.9}}, "ood_data is missing"),
+        ({"confidence": 0.9}, "confidence has no effect without a target: pass one"),
+        ({"ood_data": [{}]}, "ood_data has no effect without a target: pass one"),
+        ({"sets": "best"}, "unknown method 'best'"),
+        ({"detector": "best"}, "unknown detector 'best'"),
+        ({"detector": detector_by_name("msp", multi_label=True)}, "detector is made for multi-label models"),
+        ({"train_data": [{}]}, "train_data is for detectors that learn, msp does not"),
+        ({"target": {"tpr": 0.9}, "ood_data": torch.zeros(3)}, "ood_data is a Tensor: pass a DataLoader"),
+    )
+] + [
+    (partial(evaluate_uncertainty, {"one": Never(), "two": Never()}, saved(40, 1, 0), score=score), words)
+    for score, words in (
+        ("knn", "knn is not fitted"),
+        ({"one": "msp"}, "score is for one, models has one, two"),
+        ({"one": "msp", "two": "energy"}, "score is energy and msp: models are compared by one"),
+        (detector_by_name("energy", multi_label=True), "made for multi-label models"),
+    )
+]
+TASKS = [
+    (lambda: calibrate(SavedLogits(), saved(8, 1, 0)), "data has 8 rows: pass at least 20"),
+    (lambda: calibrate(SavedLogits(), [{"member_logits": ZEROS}]), "data has no labels"),
+    (lambda: calibrate(CLIP.backbone(), [CLIP.inputs()]), "calibrate a ZeroShotClassif"),
+    (
+        lambda: calibrated("single_label_classification", target={"risk": 0.001}, confidence=0.999),
+        "on these 30 rows.*half of data, 30 rows",
+    ),
+    (lambda: changed("multi_label_classification", lambda label: label * 0), "no row of data has the label 'LABEL_0'"),
+    (lambda: changed("multi_label_classification", torch.argmax), "0 or 1 for each label"),
+    (
+        lambda: calibrated("multi_label_classification", target={"label_risk": 0.1}, confidence=0.9),
+        "confidence is for rows",
+    ),
+    (lambda: calibrated("multi_label_classification", target={"label_risk": 2}), "label_risk is 2: pass a share"),
+    (lambda: changed("regression", lambda label: label * math.nan), "pass a finite value for each output"),
+    (lambda: changed("regression", lambda label: label[:1]), "pass a finite value for each output"),
+    (lambda: calibrated("regression", alpha=0.001), "pass at least 2000 rows"),
+    (lambda: calibrated("regression", alpha=None), "alpha is None"),
+    (lambda: calibrated("regression", target={"risk": -1}), "largest mean absolute error"),
+    (lambda: calibrated("regression", target={"risk": 1e-9}), "no width keeps the mean absolute error"),
+    (lambda: calibrated("regression", target={"risk": 1}, confidence=0.9), "confidence is for shares"),
+    (lambda: calibrated("regression", plain_model("regression")), "model has one member"),
+    (lambda: calibrated("reward", target=None), "target is missing"),
+    (lambda: changed("reward", lambda label: label + 1), "labels are not 1 for relevant rows and 0 for others"),
+    (lambda: changed("reward", torch.ones_like), "labels are not 1 for relevant rows and 0 for others"),
+    (lambda: changed("token_classification", lambda tags: tags[0]), "this model classifies tokens"),
+    (lambda: changed("token_classification", lambda tags: tags + 9), "the model's tags are 0 to 4, or -100"),
+    (lambda: calibrated("token_classification", alpha=0.2), "alpha is for sets and intervals"),
+    (lambda: type(hydra_of("reward").config)(num_labels=1, aggregate="median"), "aggregate is 'median': use 'mean'"),
+    (lambda: type(hydra_of("reward").config)(num_labels=3, aggregate="min"), "which is for a single score"),
+    (lambda: HydraBertConfig(num_labels=3, predicts_variance=True), "predicts_variance is for regression"),
+    (lambda: with_variance(bert_backbone(0, num_labels=3)), "pass one member made for regression"),
+    (lambda: to_transformers(with_variance(bert_backbone(0, **REGRESSION))), "Transformers has no head"),
+    (
+        lambda: DeepEnsemble([with_variance(bert_backbone(0, **REGRESSION)), bert_backbone(1, **REGRESSION)]),
+        r"one of models\[1\] and models\[0\] predicts a variance",
+    ),
+]
+PIPELINES = [
+    (lambda: hydra_of("regression").predict("a film"), "inputs is a str: pass a list of texts, images or audio"),
+    (lambda: hydra_of("regression").predict(["a film"]), "the model was not loaded from anywhere: pass the"),
+    (
+        lambda: tiny_tags.fused().predict([3], tiny_tags.tokenizer()),
+        "an input is a int: pass a text, or a list of words",
+    ),
+    (
+        lambda: tiny_tags.fused().predict(["a"], tiny_tags.tokenizer(), aggregation_strategy="simple"),
+        "not a parameter",
+    ),
+    (lambda: CLIP.fused().predict([Image.new("RGB", (8, 8))]), "candidate_labels is missing"),
+    (lambda: predict_decisions(torch.nn.Linear(2, 2), ["a"]), "Linear without a model of Transformers inside"),
+    (lambda: predict_decisions(ZeroShotClassifier(CLIP.backbone(), padded_texts(3)), ["a"]), "with candidate_labels="),
+]
+
+
+@pytest.mark.parametrize("call, words", ABSTENTION + NUMBERS + DETECTORS + BEFORE + TASKS + PIPELINES)
+def test_it_is_refused_with_a_sentence(call, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        call()
