@@ -1,21 +1,22 @@
 """Times circuit extraction against the naive loop of Algorithm 1, on the same data in one process.
 
     python benchmarks/circuit_extraction.py --preset cpu
-    python benchmarks/circuit_extraction.py --preset vit-b16 --output benchmarks/results/circuit_extraction_h200
+    python benchmarks/circuit_extraction.py --preset vit-b16 --output OUT
     python benchmarks/circuit_extraction.py --smallest        # does it run? a tiny model, seconds
 
-The model is saved and loaded by `from_pretrained`, as users get theirs. The naive loop is a plain Transformers model whose
-output projection is zeroed slice by slice; its data lies ready on the device, in the same batches. Cutting heads out makes the engine faster as the run goes on, so both are timed twice: at
-the first removal, and in the middle of the run, where half of the budget is gone. The weights are random and the labels
-mostly the model's own predictions, so that heads matter.
+The model is saved and loaded by `from_pretrained`, as users get theirs. The naive loop is a plain Transformers model whose output
+projection is zeroed slice by slice; its data lies ready on the device, in the same batches. Cutting heads out makes the engine
+faster as the run goes on, so both are timed twice: at the first removal, and in the middle of the run, where half of the budget is
+gone. The weights are random and the labels mostly the model's own predictions, so that heads matter. Seconds on a CPU are
+processor time: other programs do not count.
 """
 
 import argparse
 import json
-import resource
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,8 +25,9 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from hydra_transformers.pruning import prune_heads
 from hydra_transformers.pruning.extraction import CHECK_EVERY, GreedySearch
-from hydra_transformers.pruning.heads import as_heads_to_prune, heads_of
+from hydra_transformers.pruning.heads import Head, as_heads_to_prune, heads_of
 from hydra_transformers.pruning.objectives import SampleValues, Score, objective_scores, sample_values
+from hydra_transformers.reports.table import markdown_table
 from provenance import where_it_ran
 
 
@@ -152,43 +154,18 @@ class NaiveLoop:
         return best, scores[best].value
 
 
-class Measured:
-    """Seconds and peak memory of what runs inside. On a CPU, seconds of processor time: other programs do not count."""
-
-    def __init__(self, device: str):
-        self.device = device
-
-    def __enter__(self) -> "Measured":
-        self._reset_peak()
-        self.clock = time.perf_counter if self.device == "cuda" else time.process_time
-        self.start = self.clock()
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-        self.seconds = self.clock() - self.start
-        self.peak_gib = self._peak() / 2**30
-
-    def _reset_peak(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-        else:
-            try:
-                Path("/proc/self/clear_refs").write_text("5")
-            except OSError:
-                print("(the peak memory of this process cannot be reset: later peaks include earlier ones)")
-
-    def _peak(self) -> int:
-        if self.device == "cuda":
-            return torch.cuda.max_memory_allocated()
-        status = Path("/proc/self/status")
-        if not status.exists():
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return next(
-            int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM")
-        )
+def measured(work: Callable[[], object], device: str) -> tuple[float, float | None]:
+    """Seconds, and on a GPU the peak memory in GiB."""
+    if device != "cuda":
+        start = time.process_time()
+        work()
+        return time.process_time() - start, None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start, torch.cuda.max_memory_allocated() / 2**30
 
 
 def naive_and_engine(preset: Preset, folder: Path, device: str, dtype: torch.dtype, images: int, removed: list):
@@ -206,100 +183,81 @@ def naive_and_engine(preset: Preset, folder: Path, device: str, dtype: torch.dty
     return NaiveLoop(model, id_batches, ood_batches, removed), start
 
 
-def time_state(preset: Preset, folder: Path, device: str, removed: list) -> dict:
+def time_state(preset: Preset, folder: Path, device: str, removed: list[Head]) -> dict:
     """One removal by the naive loop and by the exact mode, and one cycle of the shortlist, with `removed` gone before."""
     naive, start = naive_and_engine(preset, folder, device, getattr(torch, preset.dtype), preset.images, removed)
-    result = {"heads_removed_before": len(removed), "candidates": len(naive.candidates)}
+    state = {"heads_removed_before": len(removed), "candidates": len(naive.candidates)}
     naive.score()  # warm up
-    with Measured(device) as measured:
-        naive_choice, naive_score = naive.remove_one()
-    result["naive"] = {"seconds_per_removal": measured.seconds, "peak_gib": measured.peak_gib}
+    choices = []
+    seconds, peak = measured(lambda: choices.append(naive.remove_one()), device)
+    state["naive"] = {"seconds_per_removal": seconds, "peak_gib": peak}
+    [(choice, score)] = choices
 
-    with Measured(device) as setup:
-        search = start("exact")
+    search = start("exact")
     search.evaluate(search.engine.heads[:1])  # warm up
-    with Measured(device) as exact:
-        search.remove_one()
+    exact, peak = measured(search.remove_one, device)
     circuit = search.circuit
-    result["exact"] = {
-        "seconds_per_removal": exact.seconds,
-        "ratio": measured.seconds / exact.seconds,
-        "peak_gib": exact.peak_gib,
-        "setup_seconds": setup.seconds,
-        "same_choice_as_naive": circuit.ranking == [naive_choice],
-        "score_difference": abs(circuit.scores[0] - naive_score),
+    state["exact"] = {
+        "seconds_per_removal": exact,
+        "ratio": seconds / exact,
+        "peak_gib": peak,
+        "same_choice_as_naive": circuit.ranking == [choice],
+        "score_difference": abs(circuit.scores[0] - score),
     }
 
     search = start("shortlist")
     search.remove_one()  # the first removal has nothing to make a short list from
-    cycle = CHECK_EVERY
-    with Measured(device) as shortlist:
-        for _ in range(cycle):
-            search.remove_one()
-    result["shortlist"] = {
-        "seconds_per_removal": shortlist.seconds / cycle,
-        "ratio": measured.seconds / (shortlist.seconds / cycle),
-        "peak_gib": shortlist.peak_gib,
+    cycle, peak = measured(lambda: [search.remove_one() for _ in range(CHECK_EVERY)], device)
+    state["shortlist"] = {
+        "seconds_per_removal": cycle / CHECK_EVERY,
+        "ratio": seconds / (cycle / CHECK_EVERY),
+        "peak_gib": peak,
         "shortlist": search.shortlist_size,
-        "check_every": cycle,
+        "check_every": CHECK_EVERY,
         "checks_agreed": [agreed for _, agreed in search.circuit.checks],
     }
-    return result
+    return state
 
 
-def compare_rankings(preset: Preset, folder: Path, device: str, removals: int) -> dict:
-    """The first choices of both, in float32, where rounding does not decide."""
+def compare_rankings(preset: Preset, folder: Path, device: str) -> dict:
+    """The first choice of both, in float32, where rounding does not decide."""
     naive, start = naive_and_engine(preset, folder, device, torch.float32, preset.images_for_ranking, [])
     search = start("exact")
-    choices = [naive.remove_one() for _ in range(removals)]
-    for _ in range(removals):
-        search.remove_one()
-    ranking, scores = zip(*choices, strict=True)
-    return {
-        "images": f"{preset.images_for_ranking} + {preset.images_for_ranking}",
-        "naive": [list(head) for head in ranking],
-        "exact": [list(head) for head in search.circuit.ranking],
-        "agree": list(ranking) == search.circuit.ranking,
-        "largest_score_difference": max(abs(a - b) for a, b in zip(scores, search.circuit.scores, strict=True)),
-    }
+    head, score = naive.remove_one()
+    search.remove_one()
+    [exact], [exact_score] = search.circuit.ranking, search.circuit.scores
+    return {"naive": list(head), "exact": list(exact), "score_difference": abs(score - exact_score)}
 
 
 def as_markdown(results: dict) -> str:
-    preset, ranking = results["preset"], results["ranking_check"]
-    rows = [
-        "| heads removed before | way | s per removal | ratio to naive | peak memory (GiB) | |",
-        "|---|---|---|---|---|---|",
-    ]
+    preset, ranking, rows = results["preset"], results["ranking_check"], []
     for state in results["states"]:
-        before, exact, short = state["heads_removed_before"], state["exact"], state["shortlist"]
+        exact, short = state["exact"], state["shortlist"]
         notes = {
             "naive": f"{state['candidates']} evaluations of the whole network",
             "exact": f"{'same' if exact['same_choice_as_naive'] else 'other'} choice as the naive loop, score difference "
-            f"{exact['score_difference']:.1e}; {exact['setup_seconds']:.1f} s once to copy, read and fingerprint",
+            f"{exact['score_difference']:.1e}",
             "shortlist": f"{short['shortlist']} candidates, all of them every {short['check_every']} removals; the short "
             f"list held the exact choice in {sum(short['checks_agreed'])} of {len(short['checks_agreed'])} checks",
         }
         for way, note in notes.items():
-            ratio = f"{state[way]['ratio']:.2f}x" if "ratio" in state[way] else ""
-            seconds, peak = state[way]["seconds_per_removal"], state[way]["peak_gib"]
-            rows.append(f"| {before} | {way} | {seconds:.2f} | {ratio} | {peak:.2f} | {note} |")
+            found = state[way]
+            ratio = f"{found['ratio']:.2f}x" if "ratio" in found else ""
+            peak = "-" if found["peak_gib"] is None else f"{found['peak_gib']:.2f}"
+            before, seconds = str(state["heads_removed_before"]), f"{found['seconds_per_removal']:.2f}"
+            rows.append([before, way, seconds, ratio, peak, note])
+    heading = ["heads removed before", "way", "s per removal", "ratio to naive", "peak memory (GiB)", ""]
     return "\n".join(
         [
-            "# Circuit extraction: the naive loop and the engine",
+            *(f"{key}: {value}  " for key, value in results["machine"].items()),
+            f"model: ViT of {preset['layers']} layers, {preset['heads']} heads, hidden size {preset['hidden']}; "
+            f"{preset['images']} + {preset['images']} images in batches of {preset['batch']}, {preset['dtype']}  ",
             "",
-            f"`{results['command']}` on {results['machine']['machine']}, {results['machine']['date']}, "
-            f"{results['machine']['versions']}, commit {results['machine']['commit']}.",
+            markdown_table(heading, rows),
             "",
-            f"ViT of {preset['layers']} layers, {preset['heads']} heads, hidden size {preset['hidden']}, "
-            f"{(preset['image_size'] // preset['patch_size']) ** 2 + 1} tokens; {preset['images']} + {preset['images']} images "
-            f'in batches of {preset["batch"]}, {preset["dtype"]}, objective "{OBJECTIVE}", random weights. One removal of each way '
-            f"was timed per state (one cycle for the shortlist). A run of {preset['budget']} removals lies on average at "
-            f"{preset['budget'] // 2} heads removed. Seconds are {results['clock']}.",
-            "",
-            *rows,
-            "",
-            f"Ranking check in float32 ({ranking['images']} images): naive {ranking['naive']}, exact {ranking['exact']}, "
-            f"{'equal' if ranking['agree'] else 'NOT EQUAL'}, largest score difference {ranking['largest_score_difference']:.1e}.",
+            f"First choice in float32: naive {ranking['naive']}, exact {ranking['exact']}, "
+            f"{'equal' if ranking['naive'] == ranking['exact'] else 'NOT EQUAL'}, score difference "
+            f"{ranking['score_difference']:.1e}.",
             "",
         ]
     )
@@ -308,18 +266,12 @@ def as_markdown(results: dict) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
-    parser.add_argument("--device", default=None, help="cpu or cuda; by default cuda for vit-b16")
-    parser.add_argument("--dtype", default=None, help="instead of the preset's, e.g. float32")
-    parser.add_argument("--images", type=int, default=None, help="images of each kind, instead of the preset's")
-    parser.add_argument("--batch", type=int, default=None, help="images per batch, instead of the preset's")
-    parser.add_argument("--ranking-removals", type=int, default=1, help="removals of the ranking check")
-    parser.add_argument("--output", default=None, help="path without suffix: writes .json and .md")
+    parser.add_argument("--device", help="cpu or cuda; by default cuda for vit-b16")
+    parser.add_argument("--output", type=Path, help="folder for circuit_extraction.md and .json")
     parser.add_argument("--smallest", action="store_const", dest="preset", const="smallest", help="--preset smallest")
-    arguments = parser.parse_args()
-    given = {name: getattr(arguments, name) for name in ("dtype", "images", "batch")}
-    preset = replace(PRESETS[arguments.preset], **{name: value for name, value in given.items() if value is not None})
-    device = arguments.device or ("cuda" if arguments.preset == "vit-b16" else "cpu")
-
+    args = parser.parse_args()
+    preset = PRESETS[args.preset]
+    device = args.device or ("cuda" if args.preset == "vit-b16" else "cpu")
     order = torch.randperm(preset.layers * preset.heads, generator=torch.Generator().manual_seed(SEED)).tolist()
     half = sorted((place // preset.heads, place % preset.heads) for place in order[: preset.budget // 2])
     with tempfile.TemporaryDirectory() as temporary:
@@ -329,16 +281,14 @@ def main() -> None:
             "command": " ".join(["python", *sys.argv]),
             "machine": where_it_ran(device),
             "preset": asdict(preset),
-            "clock": "elapsed time" if device == "cuda" else "processor time of the process",
             "states": [time_state(preset, folder, device, removed) for removed in ([], half)],
-            "ranking_check": compare_rankings(preset, folder, device, arguments.ranking_removals),
+            "ranking_check": compare_rankings(preset, folder, device),
         }
     print(as_markdown(results))
-    if arguments.output:
-        output = Path(arguments.output)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-        output.with_suffix(".md").write_text(as_markdown(results))
+    if args.output:
+        args.output.mkdir(parents=True, exist_ok=True)
+        (args.output / "circuit_extraction.json").write_text(json.dumps(results, indent=1) + "\n")
+        (args.output / "circuit_extraction.md").write_text(as_markdown(results))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,6 @@
     python benchmarks/inference_cost.py                                     # everything, eager
     python benchmarks/inference_cost.py --families vit --batches 4 256 --modes eager compiled
     python benchmarks/inference_cost.py --device cpu --families vit --batches 8 --dtypes float32
-    python benchmarks/inference_cost.py --families vit bert --dtypes bfloat16 --batches 4 256 1 32 --modes eager compiled \
-        reduce-overhead --methods single "Hydra 3, three quarters merged" --seconds 1 --compile-ahead --limit 215
-                                                                            # under four minutes on an H200
     python benchmarks/inference_cost.py --smallest                          # does it run? tiny models, seconds
 
 Compared, with random weights: the Transformers model with sdpa (= 1); that model pruned to 8 heads per layer (a
@@ -19,10 +16,8 @@ they have not seen.
 import argparse
 import copy
 import json
-import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -69,7 +64,6 @@ class Family:
     backbone, hydra: the classes of the Transformers model and of its Hydra
     config, smallest: of the backbone that is measured, and of the one that only shows that it runs
     inputs: (the backbone's config, batch) -> what a model reads
-    cut: one in so many heads is cut out
     """
 
     backbone: type[PreTrainedModel]
@@ -77,7 +71,6 @@ class Family:
     config: PreTrainedConfig
     smallest: PreTrainedConfig
     inputs: Callable[[PreTrainedConfig, int], dict[str, torch.Tensor]]
-    cut: int = 3
 
 
 def image_inputs(config: PreTrainedConfig, batch: int) -> dict[str, torch.Tensor]:
@@ -97,7 +90,6 @@ def clip_inputs(config: PreTrainedConfig, batch: int) -> dict[str, torch.Tensor]
 TINY = {"hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 12}
 TINY_IMAGE = {"image_size": 16, "patch_size": 8}
 TINY_TEXT = {"vocab_size": 50, "max_position_embeddings": 12}
-SMALL = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12}
 FAMILIES = {
     "vit": Family(
         ViTForImageClassification,
@@ -122,23 +114,6 @@ FAMILIES = {
             vision_config={**TINY, **TINY_IMAGE},
         ),
         clip_inputs,
-    ),
-    # What `experiments/` fuses fine-tunings of, with a sixth of the heads cut out; the names of methods tell of a third.
-    "vit-small": Family(
-        ViTForImageClassification,
-        HydraViTForImageClassification,
-        ViTConfig(num_labels=100, image_size=112, patch_size=14, **SMALL, num_attention_heads=6),
-        ViTConfig(num_labels=5, **TINY, **TINY_IMAGE),
-        image_inputs,
-        cut=6,
-    ),
-    "bert-small": Family(
-        BertForSequenceClassification,
-        HydraBertForSequenceClassification,
-        BertConfig(**SMALL, num_attention_heads=12),
-        BertConfig(**TINY, **TINY_TEXT),
-        text_inputs,
-        cut=6,
     ),
 }
 
@@ -179,15 +154,14 @@ def logits(outputs) -> torch.Tensor:
 
 
 def pruned(family: Family, model: nn.Module, member: int, ragged: bool = False, trunk_layers: int = 0) -> nn.Module:
-    """A member without one in three heads (8 of 12 stay), or one in six, behind the trunk: of each layer, or ragged, of all
-    layers together."""
+    """A member without one in three heads (8 of 12 stay) behind the trunk: of each layer, or ragged, of all layers together."""
 
     def heads(config) -> dict[int, list[int]]:
         count, layers = config.num_attention_heads, range(trunk_layers, config.num_hidden_layers)
         if not ragged:
-            return {layer: [(4 * member + i) % count for i in range(count // family.cut)] for layer in layers}
+            return {layer: [(4 * member + i) % count for i in range(count // 3)] for layer in layers}
         competing = range(trunk_layers * count, config.num_hidden_layers * count)
-        drawn = random.Random(member).sample(competing, len(layers) * (count // family.cut))
+        drawn = random.Random(member).sample(competing, len(layers) * (count // 3))
         return {layer: [head % count for head in drawn if head // count == layer] for layer in layers}
 
     if hasattr(model.config, "vision_config"):
@@ -327,7 +301,7 @@ def measure(
             costs[method] = costs.get(same_work) or count_multiply_adds(model, one)
             run = model
             if mode in COMPILE_MODES:
-                run = torch.compile(model, mode=args.compile_mode or COMPILE_MODES[mode], dynamic=False)
+                run = torch.compile(model, mode=COMPILE_MODES[mode], dynamic=False)
             run(**pool[0])
         except Exception as error:
             if method == SINGLE:  # there is nothing to compare with
@@ -390,12 +364,6 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), help="bfloat16 and float32, if none is given")
     parser.add_argument("--modes", nargs="+", default=["eager"], choices=["eager", *COMPILE_MODES])
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--compile-mode", help="another mode of torch.compile for what is compiled")
-    parser.add_argument(
-        "--compile-ahead",
-        action="store_true",
-        help="first compile every group in a process of its own, all at once: what is measured finds it in torch's cache",
-    )
     parser.add_argument("--limit", type=float, help="seconds after which no further group is begun")
     parser.add_argument(
         "--no-masks",
@@ -404,9 +372,6 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=4.0, help="time to spend per table row group")
     parser.add_argument("--output", type=Path, help="folder for inference_cost.md and inference_cost.json")
-    parser.add_argument(
-        "--models", type=Path, help="folder for the saved models, several GB; a temporary one otherwise"
-    )
     parser.add_argument(
         "--smallest",
         action="store_true",
@@ -423,7 +388,7 @@ def main() -> None:
         modeling_vit.create_bidirectional_mask = lambda *_, **__: None
 
     with tempfile.TemporaryDirectory() as temporary:
-        broken = measure_all(args, args.models or Path(temporary))
+        broken = measure_all(args, Path(temporary))
     if broken:
         sys.exit("\n".join(broken))
 
@@ -442,12 +407,6 @@ def measure_all(args: argparse.Namespace, folder: Path) -> list[str]:
         if args.limit and time.perf_counter() - started > args.limit:
             print(f"{args.limit:g} seconds are over: {name} {dtype} batch {batch} {mode} is left out", flush=True)
             continue
-        if args.compile_ahead and mode in COMPILE_MODES:
-            args.compile_ahead = False
-            for each, method in product(saved.values(), args.methods):
-                each.load(method, torch.bfloat16, "cpu")  # saved before the processes look for it
-            compile_ahead(args, folder)
-            print(f"compiled ahead after {time.perf_counter() - started:.0f} seconds", flush=True)
         measured, not_run = measure(args, saved[name], name, dtype, batch, mode)
         rows += measured
         broken += not_run
@@ -459,23 +418,6 @@ def measure_all(args: argparse.Namespace, folder: Path) -> list[str]:
             report = {"machine": machine, "rows": [asdict(row) for row in rows]}
             (args.output / "inference_cost.json").write_text(json.dumps(report, indent=1))
     return broken
-
-
-def compile_ahead(args: argparse.Namespace, folder: Path) -> None:
-    """Runs this script once for every compiled group, all at the same time, and leaves torch's cache of compiled code."""
-    groups = product(args.families, args.dtypes, args.batches, [mode for mode in args.modes if mode in COMPILE_MODES])
-    common = ["--methods", *args.methods, "--device", args.device, "--models", str(folder), "--seconds", "0"]
-    common += ["--smallest"] if args.smallest else []
-    common += ["--no-masks"] if args.no_masks else []
-    common += ["--compile-mode", args.compile_mode] if args.compile_mode else []
-    running = []
-    for family, dtype, batch, mode in groups:
-        group = ["--families", family, "--dtypes", dtype, "--batches", str(batch), "--modes", mode]
-        command = [sys.executable, __file__, *group, *common]
-        threads = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=threads))
-    for process in running:  # one that fails is compiled, or fails, where it is measured
-        process.wait()
 
 
 if __name__ == "__main__":

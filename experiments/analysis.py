@@ -13,8 +13,6 @@ import argparse
 import random
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,14 +43,7 @@ BATCH = 250
 STEPS = 6  # budgets up to half of the heads; head sets are compared at a third
 RANDOM_ORDERS = 3
 CIRCUITS = {"acc": "CircAcc", "ood": "CircOOD", "avg": "CircAvg"}
-TAYLOR, RANDOM = "Taylor", "random"
 REPORT, RESULTS = "report.md", "results.json"
-PARTS = {
-    "sweep": "How many can go",
-    "comparison": "Which are pruned",
-    "separation": "What heads see",
-    "proposition": "Is pruning worse under noise? (Proposition 1)",
-}
 
 
 def plain(value: Any) -> Any:
@@ -66,7 +57,7 @@ def plain(value: Any) -> Any:
     return {key: plain(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
-def drawn(rows: TensorRows, count: int) -> Batches:
+def drawn(rows: TensorRows, count: int | None = None) -> Batches:
     """Batches of at most `count` rows, drawn at random; texts of about the same length come together."""
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:count].sort().values
     some = rows.part(order.to(next(iter(rows.tensors.values())).device))
@@ -79,9 +70,7 @@ class Study:
     def __init__(self, setting: Setting, args: argparse.Namespace):
         self.setting, self.args = setting, args
         self.splits = setting.read(args.data, setting.start).to(args.device)
-        self.known, self.unknown = (
-            drawn(rows, len(rows)) for rows in (self.splits.circuit_id, self.splits.circuit_ood)
-        )
+        self.known, self.unknown = drawn(self.splits.circuit_id), drawn(self.splits.circuit_ood)
         self.model = Comparison(setting, self.splits, args.runs / setting.name, args.device).backbone(0)
         self.heads = heads_of(prune_heads(self.model))
         self.budget = len(self.heads) // 3
@@ -93,42 +82,34 @@ class Study:
         model = prune_heads(self.model).to(self.setting.circuit_dtype) if on_gpu else self.model
         return extract_circuit(model, self.known, self.unknown, objective, **options)
 
-    def run(self, tell: Callable[[str], None]) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         """The result of each part."""
-        tell("Taylor scores and circuits")
         circuits = {objective: self.circuit(objective) for objective in CIRCUITS}
         scores = taylor_scores(self.model, self.known)
-        orders = {TAYLOR: [sorted(scores, key=scores.__getitem__)]}
+        orders = {"Taylor": [sorted(scores, key=scores.__getitem__)]}
         orders |= {name: [circuits[objective].ranking] for objective, name in CIRCUITS.items()}
-        orders[RANDOM] = [random.Random(seed).sample(self.heads, len(self.heads)) for seed in range(RANDOM_ORDERS)]
-        tell("what each budget leaves")
+        orders["random"] = [random.Random(seed).sample(self.heads, len(self.heads)) for seed in range(RANDOM_ORDERS)]
         judged = drawn(self.splits.test, JUDGED_ROWS)
         ood = {name: drawn(rows, OOD_ROWS) for sets in self.splits.ood.values() for name, rows in sets.items()}
-        sweep = sweep_budgets(self.model, judged, ood, orders, self.budgets)
         sets = {name: draws[0][: self.budget] for name, draws in orders.items()}
-        tell("what heads see")
-        separation = head_separation(self.model, judged, ood, {CIRCUITS["ood"]: sets[CIRCUITS["ood"]]})
-        tell("whether pruning is worse under noise")
         clean = drawn(self.splits.test, NOISE_ROWS)
         return {
-            "sweep": sweep,
+            "sweep": sweep_budgets(self.model, judged, ood, orders, self.budgets),
             "comparison": compare_head_sets(self.heads, sets),
-            "separation": separation,
+            "separation": head_separation(self.model, judged, ood, {CIRCUITS["ood"]: sets[CIRCUITS["ood"]]}),
             "proposition": pruning_under_noise(self.model, clean, with_noise(clean), sets),
         }
 
 
 def write(study: Study, folder: Path) -> str:
     """Runs a study, writes its folder and returns the report."""
-    start = time.perf_counter()
-    results = study.run(lambda step: print(f"{time.perf_counter() - start:6.1f} s  {step}", flush=True))
+    results = study.run()
     results["sweep"].plot(folder)
     about = f"{study.setting.title}. At most {JUDGED_ROWS:,} test rows and {OOD_ROWS} of each OOD set."
     parts = ["# Heads", about, f"![]({PICTURE})"]
-    for name, title in PARTS.items():
-        parts.append(f"## {title}")
-        for label, text in results[name].tables().items():
-            parts += [f"### {label}", text]
+    for result in results.values():
+        for label, text in result.tables().items():
+            parts += [f"## {label}", text]
     content = where_it_ran(study.args.device) | {"budget": study.budget}
     content |= {name: plain(result) for name, result in results.items()}
     write_atomically(folder / RESULTS, in_lines(content, depth=2) + "\n")
@@ -158,7 +139,6 @@ def main() -> None:
     if (folder / RESULTS).exists():
         sys.exit(f"{folder} holds results: remove it, or pass another --results")
     write(Study(setting if args.start is None else replace(setting, start=args.start), args), folder)
-    print(f"{folder / REPORT}, {RESULTS} and a picture")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """The results as markdown tables, and the pages that show them."""
 
-import json
 import re
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -14,7 +12,7 @@ from . import one_run_table, zero_shot_tables
 from .figures import ROOT, table_of_figures
 from .methods import TITLES, with_temperature
 from .results import RESULTS, read_results
-from .table import ACCURACY, ECE, Column, Run, Seeds, auroc, markdown, table
+from .table import ACCURACY, ECE, Column, Run, Seeds, auroc, table
 
 
 QUALITY: tuple[Column, ...] = (
@@ -71,34 +69,6 @@ def comparison_tables(seeds: Seeds) -> dict[str, str]:
     return tables | ({"shift": table(beside, TITLES, shift_columns(example))} if "shift" in example else {})
 
 
-TIMES = ROOT / "benchmarks" / "results" / "inference_cost_h200.json"
-MODES, BATCHES = ("eager", "compiled"), (1, 4, 32, 256)
-TIMED_MODELS = {"vit": "ViT-B/16", "bert": "BERT-base, 128 tokens"}
-TIMED_METHODS = {
-    "single": "One model",
-    "3 models in sequence": "Three models side by side (a Deep Ensemble)",
-    "Hydra 3, three quarters merged": "**Hydra of the three**, three quarters of the layers merged",
-    "Hydra 3, nothing merged": "**Hydra of the three**, nothing merged",
-}
-
-
-def table_of_times() -> str:
-    """Times of batches on an H200 in bfloat16, those of one Transformers model in the same mode being 1; a dash was not measured."""
-    found = {
-        (row["family"], row["method"], row["mode"], row["batch"]): f"{row['ratio']:.2f}"
-        for row in json.loads(TIMES.read_text())["rows"]
-        if row["dtype"] == "bfloat16"
-    }
-    places = list(product(MODES, BATCHES))
-    headings = [f"{mode}, batch {batch}" if batch == BATCHES[0] else f"{batch}" for mode, batch in places]
-    rows = {
-        f"{model}: {title}": [found.get((family, method, *place), "-") for place in places]
-        for family, model in TIMED_MODELS.items()
-        for method, title in TIMED_METHODS.items()
-    }
-    return markdown(headings, rows)
-
-
 def render(results: dict[str, Any]) -> dict[str, str]:
     """All tables by name, `setting/table`."""
     tables = {}
@@ -135,7 +105,7 @@ def pages() -> list[Path]:
 
 
 def all_tables() -> dict[str, str]:
-    return render(read_results(RESULTS)) | {"times": table_of_times(), "figures": table_of_figures()}
+    return render(read_results(RESULTS)) | {"figures": table_of_figures()}
 
 
 def write_pages() -> None:

@@ -1,7 +1,7 @@
-"""Other tasks on real data: numbers (STS-B), several labels (GoEmotions), tokens (WikiANN) and rewards (SST-2).
+"""Other tasks on real data: regression (STS-B), multi-label (GoEmotions), tokens (WikiANN) and rewards (SST-2).
 
 One model, a Deep Ensemble, a soup and Hydras of the same three fine-tunings, which begin with the same new head, over seeds.
-Each is calibrated on validation rows and judged on test rows and on rows from elsewhere:
+Each is calibrated on validation rows and judged on test rows and out-of-distribution rows:
 
     python -m experiments.tasks --data DIR --start FOLDER --output OUT
 
@@ -30,7 +30,7 @@ from benchmarks.provenance import where_it_ran
 from hydra_transformers import AutoHydra, load_data
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import soup
-from hydra_transformers.models.modeling_hydra import aggregated
+from hydra_transformers.models.regression import aggregated
 from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.uncertainty import calibrate
 from hydra_transformers.uncertainty.rewards import best_of_n, preference_metrics
@@ -39,6 +39,7 @@ from hydra_transformers.uncertainty.rewards import best_of_n, preference_metrics
 Batch = dict[str, Tensor]
 MEMBERS = 3
 ROWS_PER_BATCH = 256  # where nothing is trained
+MAX_TOKENS = 64
 WNUT_TYPES = {"person": "PER", "location": "LOC", "corporation": "ORG", "group": "ORG"}
 TAGS = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"]
 # Rewards
@@ -60,7 +61,7 @@ class Training:
 class Task:
     """
     start: (folder, seed) -> a pre-trained model with a new head
-    rows: (folder of the data) -> rows by part: train, validation, test, and elsewhere those of other sets
+    rows: (folder of the data) -> rows by part: train, validation, test, and ood those of other sets
     settings: of `load_data` and of `calibrate`
     """
 
@@ -88,15 +89,15 @@ def similarity_rows(folder: Path) -> dict[str, Any]:
         "train": known["train"],
         "validation": known["dev"],
         "test": known["test"],
-        "elsewhere": {"forums": forums},
+        "ood": {"forums": forums},
     }
 
 
 def emotion_rows(folder: Path) -> dict[str, Any]:
     parts = {"train": "train", "validation": "dev", "test": "test"}
     found = {part: read(folder, f"goemotions_{name}") for part, name in parts.items()}
-    foreign = {name: [{"text": row["text"]} for row in read(folder, name)] for name in ("amazon_snippets", "trec")}
-    return found | {"elsewhere": foreign}
+    others = {name: [{"text": row["text"]} for row in read(folder, name)] for name in ("amazon_snippets", "trec")}
+    return found | {"ood": others}
 
 
 def entity_rows(folder: Path) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def entity_rows(folder: Path) -> dict[str, Any]:
     known = {"train": "wikiann_train", "validation": "wikiann_dev", "test": "wikiann_test"}
     found = {part: read(folder, name) for part, name in known.items()}
     return {part: rows if part == "train" else rows[:4_000] for part, rows in found.items()} | {
-        "elsewhere": {"social media": posts}
+        "ood": {"social media": posts}
     }
 
 
@@ -152,7 +153,7 @@ class Rows:
 
 
 def prepared(rows: Any, model: PreTrainedModel, tokenizer: Any, device: str, **columns: Any) -> Rows:
-    found = load_data(rows, model, processor=tokenizer, max_length=64, **columns)
+    found = load_data(rows, model, processor=tokenizer, max_length=MAX_TOKENS, **columns)
     return Rows([found[place] for place in range(len(found))], device)
 
 
@@ -222,13 +223,13 @@ def tasks(data: Path) -> dict[str, Task]:
     emotions = json.loads((data / "text" / "goemotions_labels.json").read_text())
     several = {"class_names": emotions, "problem_type": "multi_label_classification"}
     return {
-        "numbers": Task(
+        "regression": Task(
             partial(sequence_start, problem_type="regression"),
             similarity_rows,
             Training(epochs=6, rows_per_batch=64),
             {"text": ("sentence1", "sentence2"), "label": "score"},
         ),
-        "several labels": Task(
+        "multi-label": Task(
             partial(sequence_start, **several),
             emotion_rows,
             Training(epochs=4, rows_per_batch=128, rate=1e-4),
@@ -244,13 +245,13 @@ def tasks(data: Path) -> dict[str, Task]:
 def run_task(task: Task, data: Path, start: str, seed: int, device: str, most: int | None) -> dict[str, Any]:
     """What each method reached with one seed: method -> results."""
     tokenizer, first = AutoTokenizer.from_pretrained(start), task.start(start, 0)
-    rows, foreign = task.rows(data), {}
+    rows, ood = task.rows(data), {}
     read_rows = partial(prepared, model=first, tokenizer=tokenizer, device=device)
     train = read_rows(rows["train"][:most], **task.columns)
     validation, test = (read_rows(rows[part][:most], **task.columns).batches() for part in ("validation", "test"))
-    for name, each in rows["elsewhere"].items():
+    for name, each in rows["ood"].items():
         columns = task.columns if set(each[0]) == set(rows["test"][0]) else {"text": "text", "labelled": False}
-        foreign[name] = read_rows(each[:most], **columns).batches()
+        ood[name] = read_rows(each[:most], **columns).batches()
     own_seeds = range(seed * MEMBERS, (seed + 1) * MEMBERS)
     members = [finetune(task.start(start, own_seeds[0]), train, task.training, own) for own in own_seeds]
     found = {}
@@ -260,7 +261,7 @@ def run_task(task: Task, data: Path, start: str, seed: int, device: str, most: i
             sentences = calibrate(model, validation, alpha=0.1, **task.calibration).sentences
         except ValueError as error:
             sentences = [str(error)]
-        report = evaluate_uncertainty({name: model}, test, foreign)
+        report = evaluate_uncertainty({name: model}, test, ood)
         found[name] = {
             "rows": report.models[name]["data"]["num_samples"],
             "num_members": report.num_members[name],
@@ -352,8 +353,8 @@ def member_scores(model: nn.Module, rows: Rows, places: Tensor, outputs: int) ->
 # Results
 
 COLUMNS = {
-    "numbers": ("rmse", "pearson", "spearman", "aurc", "interval_coverage", "interval_width"),
-    "several labels": (
+    "regression": ("rmse", "pearson", "spearman", "aurc", "interval_coverage", "interval_width"),
+    "multi-label": (
         "map",
         "f1_micro",
         "f1_macro",
@@ -377,7 +378,7 @@ def tables(results: dict[str, Any]) -> str:
         parts.append(table(runs, lambda run: run["metrics"], COLUMNS[task]))
         for name in dict.fromkeys(name for run in runs for each in run.values() for name in each.get("ood", {})):
             parts += [
-                f"### From elsewhere: {name}\n",
+                f"### Out of distribution: {name}\n",
                 table(
                     runs, lambda run, name=name: run["ood"][name], (*COLUMNS[task], "auroc") if COLUMNS[task] else ()
                 ),
@@ -414,7 +415,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder with text/")
     parser.add_argument("--start", required=True, help="the folder of the pre-trained model")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--tasks", nargs="+", default=["several labels", "numbers", "tokens", "rewards"])
+    parser.add_argument("--tasks", nargs="+", default=["multi-label", "regression", "tokens", "rewards"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rows", type=int, help="at most so many rows of each set, to see whether it runs")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds, after which no seed is begun")

@@ -134,7 +134,7 @@ class ZeroShotComparison(Comparison):
         return prune_heads(clip, pruning.heads_to_prune)
 
     def failures(self, seed: int) -> None:
-        """Writes how well ViLU's confidence tells wrong answers and foreign images, beside the probabilities of others."""
+        """Writes how well ViLU's confidence tells wrong answers and out-of-distribution images, beside the probabilities of others."""
         path = self.folder / "failures" / f"{seed}.json"
         if path.exists():
             return
@@ -155,7 +155,7 @@ class ZeroShotComparison(Comparison):
         write_atomically(path, json.dumps(results, indent=1) + "\n")
 
     def failures_of(self, model: nn.Module) -> dict[str, Any]:
-        """`failure_metrics`, and detection of foreign images by the same confidence, {"ood": {group: {set: metrics}}}"""
+        """`failure_metrics`, and detection of out-of-distribution images by the same confidence, {"ood": {group: {set: metrics}}}"""
 
         def confidences(rows: Any) -> tuple[Tensor, Tensor | None]:
             return collect_confidences(model, self.batches(rows), EVALUATION_BATCH)

@@ -1,19 +1,16 @@
-"""The life of an ensemble on a device, step by step: what `scripts/gpu_check.py` runs for each model family.
+"""The life of an ensemble on a device, step by step, held against the CPU: what `scripts/gpu_check.py` runs for each model family.
 
-    python scripts/device_checks.py vit compiled default cuda
+    python scripts/device_checks.py vit eager cuda
 
-Arguments: a family of tests/families.py; eager or compiled (every model is compiled in place); "on", or "default" for a
-device that is torch's default one; the device. On a CPU the default device is "meta", where nothing can be computed: what
-makes a tensor without saying where then fails there too. Prints a line of JSON for each step.
+Arguments: a family of tests/families.py; eager or compiled (every model is compiled in place); the device. Prints a line of JSON for
+each step.
 """
 
-import importlib.util
 import json
 import sys
 import tempfile
 import time
 import traceback
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,211 +26,81 @@ from tests.families import FAMILIES, Family
 
 
 MARK = "CHECK "  # before the JSON: there may be other output
-STEPS = ("fuse", "fine-tune", "save", "load", "circuit")
 
 
-class NeedsPackage(Exception):
-    """What is checked cannot be done without a package: (name, what was done instead)."""
+class Life:
+    """One Hydra of three prunings of one backbone."""
 
+    def __init__(self, family: Family, mode: str, device: str):
+        self.family, self.mode, self.device = family, mode, device
 
-class NotMade(Exception):
-    """An earlier step failed to make what this one needs."""
-
-
-@dataclass
-class Checks:
-    """The life of an ensemble on a device: each step prints its line, and is held against the same step on the CPU.
-
-    The reference is computed before the device becomes the default one.
-    """
-
-    family: Family
-    mode: str
-    device: str
-    is_default: bool
-    made: dict[str, Any] = field(default_factory=dict)
-
-    def run(self) -> None:
-        reference = Checks(self.family, "eager", "cpu", False)
-        self.expected = {}
-        for step in ("fuse", "gradients", "circuit"):
-            self.expected[step] = getattr(reference, f"_{step}")()
-        if self.is_default:
-            torch.set_default_device(self._default())
-        try:
-            for step in STEPS:
-                self._report(step)
-        finally:
-            torch.set_default_device(None)
-
-    def _report(self, step: str) -> None:
-        placement = f"default device {self._default()}" if self.is_default else f"on {self.device}"
-        name = f"{self.family.name}, {self.mode}, {placement}: {step}"
-        line = {"status": "ok", "name": name, "remark": "", "error": ""}
-        start = time.perf_counter()
-        try:
-            getattr(self, step.replace("-", "_"))()
-        except NeedsPackage as missing:
-            line |= {"status": f"needs {missing.args[0]}", "remark": missing.args[1]}
-        except NotMade as error:
-            line |= {"status": "failed", "error": str(error)}
-        except Exception:
-            line |= {"status": "failed", "error": traceback.format_exc()}
-        line["seconds"] = time.perf_counter() - start
-        print(f"{MARK}{json.dumps(line)}", flush=True)
-
-    # Steps
-
-    def fuse(self) -> None:
-        self._assert_close(self._fuse(), self.expected["fuse"])
-
-    def fine_tune(self) -> None:
-        """Gradients as on the CPU; then a few steps, which lower the loss."""
-        gradients = self._gradients()
-        assert gradients.keys() == self.expected["gradients"].keys()
-        for name, gradient in gradients.items():
-            self._assert_close(gradient, self.expected["gradients"][name], self.family.gradient_tolerance)
-        hydra, batch = self._made("hydra"), self._training_batch()
-        before = hydra(**batch).loss.item()
-        optimizer = torch.optim.SGD(hydra.parameters(), lr=1e-2)
-        hydra.train()
-        for _ in range(5):
-            optimizer.zero_grad()
-            hydra(**batch).loss.backward()
-            optimizer.step()
-        after = hydra.eval()(**batch).loss.item()
-        assert after < before, f"the loss was {before} before training and is {after}"
-
-    def save(self) -> None:
-        hydra, folder = self._made("hydra"), tempfile.TemporaryDirectory()
-        hydra.save_pretrained(folder.name)
-        self.made["folder"] = folder
-
-    def load(self) -> None:
-        """What was loaded answers as what was saved."""
-        hydra, folder = self._made("hydra"), self._made("folder").name
-        # Transformers loads onto a default device only with accelerate, and never onto "meta".
-        is_loaded_there = self.is_default and self._default() != "meta"
-        lacks_accelerate = is_loaded_there and importlib.util.find_spec("accelerate") is None
-        is_moved = lacks_accelerate or not is_loaded_there
-        default = torch.get_default_device()
-        torch.set_default_device(None if is_moved else default)
-        try:
-            loaded = type(hydra).from_pretrained(folder)
-        finally:
-            torch.set_default_device(default if self.is_default else None)
-        loaded = self._prepared((loaded.to(self.device) if is_moved else loaded).eval())
-        self._assert_on_device(loaded)
-        self._assert_close(self._logits(loaded), self._logits(hydra))
-        if lacks_accelerate:
-            raise NeedsPackage("accelerate", "loaded without a default device and moved instead, ok")
-
-    def circuit(self) -> None:
-        ranking, scores = self._circuit()
-        expected_ranking, expected_scores = self.expected["circuit"]
-        assert ranking == expected_ranking, f"the ranking is {ranking}, on the CPU {expected_ranking}"
-        self._assert_close(scores, expected_scores)
-
-    # What steps are made of
-
-    def _fuse(self) -> Tensor:
-        """The logits of a Hydra of three prunings of one backbone."""
-        backbone = self._backbone()
+    def fuse(self) -> Tensor:
+        """The logits."""
+        backbone = self.backbone()
         members = [self.family.hydra.from_backbone(backbone, heads) for heads in self.family.heads_to_prune]
-        hydra = self._prepared(self.family.hydra.from_pruned_members(members).eval())
-        self._assert_on_device(hydra)
-        self.made["hydra"] = hydra
-        return self._logits(hydra)
+        self.hydra = self.prepared(self.family.hydra.from_pruned_members(members).eval())
+        return self.logits(self.hydra)
 
-    def _gradients(self) -> dict[str, Tensor]:
-        hydra = self._made("hydra")
-        hydra.zero_grad()
-        hydra(**self._training_batch()).loss.backward()
-        gradients = {name: parameter.grad for name, parameter in hydra.named_parameters()}
+    def gradients(self) -> dict[str, Tensor]:
+        self.hydra.zero_grad()
+        self.hydra(**self.training_batch()).loss.backward()
+        gradients = {name: parameter.grad for name, parameter in self.hydra.named_parameters()}
         return {name: gradient.clone() for name, gradient in gradients.items() if gradient is not None}
 
-    def _circuit(self) -> tuple[list[list], Tensor]:
-        rows, others, prompts = self._circuit_data()
+    def circuit(self) -> tuple[list, Tensor]:
+        rows, others, prompts = self.circuit_data()
         options = {"class_prompts": prompts} if prompts else {}
-        backbone = self._backbone()
-        circuit = extract_circuit(backbone, rows, others, "avg", budget=4, **options)
-        return [list(head) for head in circuit.ranking], self._tensor(circuit.scores)
+        circuit = extract_circuit(self.backbone(), rows, others, "avg", budget=4, **options)
+        return circuit.ranking, torch.tensor(circuit.scores, dtype=torch.float64)
 
-    def _backbone(self) -> PreTrainedModel:
-        with torch.device("cpu"):  # its weights are drawn there
-            backbone = self.family.backbone(0)
-        return self._prepared(backbone.to(self.device).eval())
+    def backbone(self) -> PreTrainedModel:
+        return self.prepared(self.family.backbone(0).to(self.device).eval())
 
-    def _default(self) -> str:
-        return "meta" if self.device == "cpu" else self.device
-
-    def _prepared(self, model: PreTrainedModel) -> PreTrainedModel:
+    def prepared(self, model: PreTrainedModel) -> PreTrainedModel:
         if self.mode == "compiled":
             # On a CPU the compiler of C++ would take minutes; all that comes before it runs.
             model.compile(backend="aot_eager" if self.device == "cpu" else "inductor")
         return model
 
-    def _inputs(self) -> dict[str, Tensor]:
-        with torch.device("cpu"):
-            inputs = self.family.inputs()
-        return {name: tensor.to(self.device) for name, tensor in inputs.items()}
+    def inputs(self) -> dict[str, Tensor]:
+        return {name: tensor.to(self.device) for name, tensor in self.family.inputs().items()}
 
-    def _logits(self, model: PreTrainedModel) -> Tensor:
+    def logits(self, model: PreTrainedModel) -> Tensor:
         with torch.no_grad():
-            return self.family.ensemble_logits(model(**self._inputs()))
+            return self.family.ensemble_logits(model(**self.inputs()))
 
-    def _training_batch(self) -> dict[str, Any]:
+    def training_batch(self) -> dict[str, Any]:
         """The inputs, with labels where the model takes them; a model of pairs is its own teacher."""
-        inputs = self._inputs()
-        if self._is_of_pairs():
+        inputs = self.inputs()
+        if self.reads_pairs():
             fewest = min(len(tensor) for tensor in inputs.values())
             return {name: tensor[:fewest] for name, tensor in inputs.items()} | {"return_loss": True}
-        batch = len(next(iter(inputs.values())))
-        return inputs | {"labels": torch.arange(batch, device=self.device) % self._made("hydra").config.num_labels}
+        rows = len(next(iter(inputs.values())))
+        return inputs | {"labels": torch.arange(rows, device=self.device) % self.hydra.config.num_labels}
 
-    def _circuit_data(self) -> tuple[list[dict], list[dict], dict]:
-        """Batches in and out of distribution, as a loader would give them, and for pairs the prompts of the classes."""
-        with torch.device("cpu"), torch.no_grad():
-            given, backbone, prompts = self.family.inputs(), self.family.backbone(0), {}
-            if self._is_of_pairs():
-                prompts = {name: given.pop(name) for name in list(given) if name != "pixel_values"}
-            generator = torch.Generator().manual_seed(0)
-            rows, others = ([more_rows(given, generator) for _ in range(2)] for _ in range(2))
-            for batch in rows:
+    def circuit_data(self) -> tuple[list[dict], list[dict], dict]:
+        """Batches in and out of distribution on the CPU, and for pairs the prompts of the classes."""
+        inputs, backbone, prompts = self.family.inputs(), self.family.backbone(0), {}
+        if self.reads_pairs():
+            prompts = {name: inputs.pop(name) for name in list(inputs) if name != "pixel_values"}
+        generator = torch.Generator().manual_seed(0)
+        rows, others = ([more_rows(inputs, generator) for _ in range(2)] for _ in range(2))
+        for batch in rows:
+            with torch.no_grad():
                 logits = self.family.logits(backbone, **batch, **prompts)
-                is_wrong = torch.rand(len(logits), generator=generator) < 0.2
-                batch["labels"] = (logits.argmax(-1) + is_wrong) % logits.shape[-1]
+            is_wrong = torch.rand(len(logits), generator=generator) < 0.2
+            batch["labels"] = (logits.argmax(-1) + is_wrong) % logits.shape[-1]
         return rows, others, prompts
 
-    def _is_of_pairs(self) -> bool:
+    def reads_pairs(self) -> bool:
         """Whether the model takes images and texts."""
-        return {"pixel_values", "input_ids"} <= self._inputs().keys()
-
-    def _made(self, name: str) -> Any:
-        if name not in self.made:
-            raise NotMade(f"an earlier step made no {name}")
-        return self.made[name]
-
-    def _tensor(self, numbers: list[float]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.float64, device=self.device)
-
-    def _assert_on_device(self, model: PreTrainedModel) -> None:
-        wanted = torch.device(self.device).type
-        elsewhere = [name for name, tensor in model.state_dict().items() if tensor.device.type != wanted]
-        assert not elsewhere, f"{len(elsewhere)} tensors are not on {wanted}, {elsewhere[0]} for one"
-
-    def _assert_close(self, found: Tensor, expected: Tensor, tolerance: float = 0.0) -> None:
-        """tolerance: of families whose backbones round to float32 on the way"""
-        assert found.device.type == torch.device(self.device).type, f"the result is on {found.device}"
-        torch.testing.assert_close(
-            found.cpu(), expected.cpu(), atol=max(1e-8, tolerance), rtol=1e-6, check_dtype=False
-        )
+        return {"pixel_values", "input_ids"} <= self.family.inputs().keys()
 
 
-def more_rows(given: dict[str, Tensor], generator: torch.Generator, count: int = 16) -> dict[str, Tensor]:
-    """Random rows of the kind of those given."""
-    chosen, rows = torch.randint(len(next(iter(given.values()))), (count,), generator=generator), {}
-    for name, tensor in given.items():
+def more_rows(inputs: dict[str, Tensor], generator: torch.Generator, count: int = 16) -> dict[str, Tensor]:
+    """Random rows like those of `inputs`."""
+    chosen, rows = torch.randint(len(next(iter(inputs.values()))), (count,), generator=generator), {}
+    for name, tensor in inputs.items():
         if tensor.is_floating_point():
             rows[name] = torch.randn(count, *tensor.shape[1:], generator=generator, dtype=tensor.dtype)
         elif name == "input_ids":
@@ -244,11 +111,67 @@ def more_rows(given: dict[str, Tensor], generator: torch.Generator, count: int =
     return rows
 
 
-def main() -> None:
-    name, mode, placement, device = sys.argv[1:]
-    family = next(family for family in FAMILIES if family.name == name)
-    Checks(family, mode, device, is_default=placement == "default").run()
+class Checks:
+    """The steps on a device; a step that needs what an earlier one failed to make fails, too."""
+
+    def __init__(self, family: Family, mode: str, device: str):
+        self.life, self.reference = Life(family, mode, device), Life(family, "eager", "cpu")
+
+    def fuse(self) -> None:
+        self.close(self.life.fuse(), self.reference.fuse())
+        elsewhere = [name for name, tensor in self.life.hydra.state_dict().items() if not self.is_there(tensor)]
+        assert not elsewhere, f"{len(elsewhere)} tensors are not on {self.life.device}, {elsewhere[0]} for one"
+
+    def finetune(self) -> None:
+        """Gradients as on the CPU; then a few steps, which lower the loss."""
+        found, expected = self.life.gradients(), self.reference.gradients()
+        assert found.keys() == expected.keys()
+        for name, gradient in found.items():
+            # of families whose backbones round to float32 on the way
+            self.close(gradient, expected[name], self.life.family.gradient_tolerance)
+        hydra, batch = self.life.hydra, self.life.training_batch()
+        before = hydra(**batch).loss.item()
+        optimizer = torch.optim.SGD(hydra.parameters(), lr=1e-2)
+        hydra.train()
+        for _ in range(5):
+            optimizer.zero_grad()
+            hydra(**batch).loss.backward()
+            optimizer.step()
+        after = hydra.eval()(**batch).loss.item()
+        assert after < before, f"the loss was {before} before training and is {after}"
+
+    def save_and_load(self) -> None:
+        """What was loaded answers as what was saved."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.life.hydra.save_pretrained(folder)
+            loaded = type(self.life.hydra).from_pretrained(folder).to(self.life.device).eval()
+        self.close(self.life.logits(self.life.prepared(loaded)), self.life.logits(self.life.hydra))
+
+    def circuit(self) -> None:
+        (ranking, scores), (expected, expected_scores) = self.life.circuit(), self.reference.circuit()
+        assert ranking == expected, f"the ranking is {ranking}, on the CPU {expected}"
+        torch.testing.assert_close(scores, expected_scores, atol=1e-8, rtol=1e-6)
+
+    def is_there(self, tensor: Tensor) -> bool:
+        return tensor.device.type == torch.device(self.life.device).type
+
+    def close(self, found: Tensor, expected: Tensor, tolerance: float = 0.0) -> None:
+        assert self.is_there(found), f"the result is on {found.device}"
+        limits = {"atol": max(1e-8, tolerance), "rtol": 1e-6}
+        torch.testing.assert_close(found.cpu(), expected.cpu(), **limits, check_dtype=False)
+
+    def run(self) -> None:
+        for step in (self.fuse, self.finetune, self.save_and_load, self.circuit):
+            start, error = time.perf_counter(), ""
+            try:
+                step()
+            except Exception:
+                error = traceback.format_exc()
+            name = f"{self.life.family.name}, {self.life.mode}: {step.__name__.replace('_', ' ')}"
+            line = {"status": "failed" if error else "ok", "name": name, "error": error}
+            print(f"{MARK}{json.dumps(line | {'seconds': time.perf_counter() - start})}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    chosen, mode, device = sys.argv[1:]
+    Checks(next(family for family in FAMILIES if family.name == chosen), mode, device).run()

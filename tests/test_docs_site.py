@@ -19,7 +19,7 @@ from tests.pages import ROOT
 
 
 PACKAGE = ROOT / "hydra_transformers"
-INTERNAL = {"cli", "demo", "fast", "fusion"}  # commands, and what the models' own methods call
+INTERNAL = {"cli", "demo", "fusion"}  # commands, and what the models' own methods call
 PUBLIC = sorted(
     path.parent.name
     for path in PACKAGE.glob("*/__init__.py")

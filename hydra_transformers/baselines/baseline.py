@@ -24,15 +24,9 @@ from ..models.modeling_hydra import HydraClassifierOutput, check_labels, mean_lo
 class Baseline(nn.Module):
     """A model that answers with `member_logits`, and is trained, evaluated, calibrated and saved like a Hydra.
 
-    A subclass
-
-    - takes the model first, then plain arguments, and passes all of them on: `super().__init__(model, num_members=num_members)`.
-      If it changes or trains the model, it passes on a copy;
-    - creates its own parameters and buffers in `__init__`, with shapes that depend on the model and the arguments alone:
-      counting builds it again;
-    - computes `member_logits(**inputs)`, (batch, members, classes), from the inputs that the model's forward names.
-
-    It may override `loss` and `num_members`.
+    A subclass passes the model (a copy, if it changes it) and all its plain arguments on to `super().__init__`, creates its
+    parameters and buffers in `__init__` from these alone (counting builds it again), and computes `member_logits(**inputs)`,
+    (batch, members, classes), from the inputs that the model's forward names. It may override `loss` and `num_members`.
     """
 
     def __init__(self, model: PreTrainedModel, **arguments: Any):

@@ -74,9 +74,9 @@ class BayesVLM(Baseline):
                     raise ValueError(
                         "a batch of data has other numbers of images and texts: pass one text for each image"
                     )
-                activations["image"].append(self._image_activations(batch["pixel_values"]))
+                activations["image"].append(self._activations("image", pixel_values=batch["pixel_values"]))
                 texts = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
-                activations["text"].append(self._text_activations(**texts))
+                activations["text"].append(self._activations("text", **texts))
         if not activations["image"]:
             raise ValueError("data has no samples: pass at least one batch")
         inputs = {side: torch.cat(parts) for side, parts in activations.items()}
@@ -97,21 +97,18 @@ class BayesVLM(Baseline):
             self._posterior(side).set(values)
         return self
 
-    def _image_activations(self, pixel_values: Tensor) -> Tensor:
-        """The inputs of the image projection: (images, hidden), at least in float32"""
-        return at_least_float32(self.model.vision_model(pixel_values=pixel_values).pooler_output)
-
-    def _text_activations(self, **tokens: Tensor) -> Tensor:
-        """The inputs of the text projection: (texts, hidden), at least in float32"""
-        return at_least_float32(self.model.text_model(**tokens).pooler_output)
+    def _activations(self, side: str, **inputs: Tensor) -> Tensor:
+        """The inputs of a projection: (images or texts, hidden), at least in float32"""
+        tower = self.model.vision_model if side == "image" else self.model.text_model
+        return at_least_float32(tower(**inputs).pooler_output)
 
     def image_embeddings(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances, (images, dim) each, not normalised"""
-        return self._embeddings("image", self._image_activations(pixel_values))
+        return self._embeddings("image", self._activations("image", pixel_values=pixel_values))
 
     def text_embeddings(self, **tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances, (texts, dim) each, not normalised"""
-        return self._embeddings("text", self._text_activations(**tokens))
+        return self._embeddings("text", self._activations("text", **tokens))
 
     def _embeddings(self, side: str, activations: Tensor) -> tuple[Tensor, Tensor]:
         with without_autocast(activations.device):

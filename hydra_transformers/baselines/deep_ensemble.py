@@ -25,12 +25,8 @@ class DeepEnsemble(nn.Module):
         if not models:
             raise ValueError("models is empty: pass a list of classifiers")
         _check_class_names(models)
-        with_variance = [getattr(config_of(model), "predicts_variance", False) for model in models]
-        if len(set(with_variance)) > 1:
-            index = with_variance.index(not with_variance[0])
-            raise ValueError(
-                f"one of models[{index}] and models[0] predicts a variance and the other does not: pass models of one kind"
-            )
+        if len({getattr(config_of(model), "predicts_variance", False) for model in models}) > 1:
+            raise ValueError("some of models predict a variance and others do not: pass models of one kind")
         self.models = nn.ModuleList(models)
 
     @property

@@ -78,10 +78,9 @@ class KroneckerPosterior(nn.Module):
     def __init__(self, inputs: int, outputs: int, form: str = "sum"):
         super().__init__()
         self.form = form
-        self.register_buffer("input_basis", torch.eye(inputs))
-        self.register_buffer("input_eigenvalues", torch.zeros(inputs))
-        self.register_buffer("output_basis", torch.eye(outputs))
-        self.register_buffer("output_eigenvalues", torch.zeros(outputs))
+        for side, size in (("input", inputs), ("output", outputs)):
+            self.register_buffer(f"{side}_basis", torch.eye(size))
+            self.register_buffer(f"{side}_eigenvalues", torch.zeros(size))
         self.register_buffer("prior_precision", torch.tensor(math.inf))
         self.register_buffer("pseudo_count", torch.tensor(1.0))
 

@@ -139,9 +139,7 @@ def collate(
         if names.pop(name, None) is not None:
             names.setdefault("labels", name)
     if not set(names) - set(LABEL_NAMES):
-        raise TypeError(
-            f"the rows of data are not model inputs (their entries: {_entries(rows[0])}): pass load_data(data, model)"
-        )
+        raise TypeError(f"the rows of data are not model inputs ({_entries(rows[0])}): pass load_data(data, model)")
     partial = next((name for name in names.values() for row in rows if _dim(row.get(name)) is None), None)
     if partial is not None:
         raise ValueError(

@@ -96,9 +96,7 @@ def joined_labels(labels: Sequence[Tensor | None]) -> Tensor | None:
     """The labels of all batches (samples,) on the CPU; None if no batch has any."""
     known = [batch.cpu() for batch in labels if batch is not None]
     if known and len(known) != len(labels):
-        raise ValueError(
-            f"{len(known)} of {len(labels)} batches have labels: give every batch labels, or none of them"
-        )
+        raise ValueError(f"{len(known)} of {len(labels)} batches have labels: give them to every batch, or to none")
     return torch.cat(known) if known else None
 
 

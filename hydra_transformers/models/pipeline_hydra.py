@@ -14,7 +14,7 @@ from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 from transformers.pipelines import ImageClassificationPipeline, Pipeline
 
 from .configuration_hydra import OUTPUTS_OF_HYDRAS
-from .modeling_hydra import entropy_split, label_log_probabilities
+from .modeling_hydra import entropy_split, label_log_probabilities, regression
 
 
 def read_image(image: Any, name: str = "the image", mode: str = "RGB", timeout: float | None = None) -> Any:
@@ -112,7 +112,7 @@ class PredictionsMixin:
         # A single output of a plain model may have no problem type, and be calibrated for regression.
         if model_outputs.get("interval") is not None or problem_type == "regression":
             decided = self.decided(model_outputs, notes.get("empty"), is_number=torch.isfinite)
-            return regression_fields(model_outputs, names) | decided | truncated
+            return regression.prediction_fields(model_outputs, names) | decided | truncated
         member_logits, chosen = (model_outputs.get(name) for name in ("member_logits", "prediction_set"))
         has_labels = problem_type == "multi_label_classification"
         # Two towers with a bias say yes or no to each text.
@@ -189,24 +189,6 @@ def multi_label_fields(
             score["abstain"] = outputs["abstain"][0, place].item()
     odds = logits.tolist()
     return {"labels": [score["label"] for score in scores if odds[place := places[score["label"]]] >= lowest[place]]}
-
-
-def regression_fields(outputs: dict, names: Any) -> dict[str, Any]:
-    """The fields of a regression model's prediction for one row."""
-    numbers, members, own, interval = map(outputs.get, ("logits", "member_logits", "member_variances", "interval"))
-    scores = [{"label": names[place], "score": number} for place, number in enumerate(numbers[0].tolist())]
-    # One row is (members, outputs); a plain model is one member.
-    variance = 0.0 if members is None else members[0].double().var(dim=0, correction=0).mean().item()
-    aleatoric = None if own is None else own[0].double().mean().item()
-    return {
-        **scores[0],
-        "uncertainty": variance + (aleatoric or 0.0),
-        "aleatoric": aleatoric,
-        "epistemic": variance,
-        "prediction_set": None,
-        "interval": None if interval is None else interval[0].tolist(),
-        "scores": scores,
-    }
 
 
 def probabilities(logits: Tensor, function_to_apply: Any) -> list[float]:

@@ -3,6 +3,8 @@
 Ships with regression models, and with encoders, which may get such a head.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
@@ -58,3 +60,21 @@ def gaussian_loss(labels: torch.Tensor, logits: torch.Tensor, config: PreTrained
     """The negative log-likelihood of numbers, without its constant, under means and log-variances (batch, 2 * outputs)."""
     means, variances = split_variances(logits)
     return nn.functional.gaussian_nll_loss(means, labels.view_as(means).to(means.dtype), variances)
+
+
+def prediction_fields(outputs: dict, names: Any) -> dict[str, Any]:
+    """The fields of a pipeline's prediction for one row, see `pipeline_hydra.PredictionsMixin`."""
+    numbers, members, own, interval = map(outputs.get, ("logits", "member_logits", "member_variances", "interval"))
+    scores = [{"label": names[place], "score": number} for place, number in enumerate(numbers[0].tolist())]
+    # One row is (members, outputs); a plain model is one member.
+    epistemic = 0.0 if members is None else members[0].double().var(dim=0, correction=0).mean().item()
+    aleatoric = None if own is None else own[0].double().mean().item()
+    return {
+        **scores[0],
+        "uncertainty": epistemic + (aleatoric or 0.0),
+        "aleatoric": aleatoric,
+        "epistemic": epistemic,
+        "prediction_set": None,
+        "interval": None if interval is None else interval[0].tolist(),
+        "scores": scores,
+    }

@@ -116,14 +116,7 @@ class Tower:
             handle.remove()
 
     def _features(
-        self,
-        layers: Any,
-        before: Any,
-        states: Tensor,
-        mask: Any,
-        layer_kwargs: dict,
-        candidates: int,
-        inputs: Any,
+        self, layers: Any, before: Any, states: Tensor, mask: Any, layer_kwargs: dict, candidates: int, inputs: Any
     ) -> Tensor:
         """(1, candidates * rows, tokens, hidden), through `layers` -> (candidates, rows, features)
 

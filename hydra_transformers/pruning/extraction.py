@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import operator
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -214,7 +215,7 @@ class GreedySearch:
             circuit.dense_score = current.value
         best = max(candidates, key=scores.__getitem__)
         if circuit.mode == "shortlist":
-            self.effects |= {head: score.over(current) for head, score in scores.items()}
+            self.effects |= {head: Score(*map(operator.sub, score, current)) for head, score in scores.items()}
             if removal > 1 and candidates is heads:
                 circuit.checks.append((removal, max(shortlist, key=scores.__getitem__) == best))
         self._mark_chance(removal, scores[best].value)

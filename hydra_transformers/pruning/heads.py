@@ -56,7 +56,7 @@ def heads_of(model: PreTrainedModel, towers: Towers | None = None, trunk_layers:
 def heads_in(kept_heads: list | Mapping[str, list], member: int = 0) -> list[Head]:
     """The heads of a member in a config's `kept_heads`, for CLIP by tower; a tower with a single member serves all."""
     return [
-        head_at(tower, layer, head)
+        (layer, head) if tower == "" else (tower, layer, head)
         for tower, layers in (kept_heads if isinstance(kept_heads, Mapping) else {"": kept_heads}).items()
         for layer, members in enumerate(layers)
         for head in members[min(member, len(members) - 1)]
@@ -86,11 +86,6 @@ def attention_of(model: PreTrainedModel, tower: str, layer: int) -> nn.Module:
     return model.get_submodule(attention_names(model)[tower][layer])
 
 
-def head_at(tower: str, layer: int, head: int) -> Head:
-    """(layer, head), or (tower, layer, head) where `tower` is not ""."""
-    return (layer, head) if tower == "" else (tower, layer, head)
-
-
 def tower_and_place(head: Head) -> tuple[str, int, int]:
     """(tower, layer, head), with "" for a model without towers."""
     return head if len(head) == 3 else ("", *head)
@@ -102,16 +97,3 @@ def as_heads_to_prune(heads: Iterable[Head]) -> dict:
     for tower, layer, head in sorted(map(tower_and_place, heads), key=lambda place: (place[0] == "text", place)):
         by_tower.setdefault(tower, {}).setdefault(layer, []).append(head)
     return by_tower.get("", by_tower)
-
-
-def as_heads(heads_to_prune: dict) -> list[Head]:
-    """The heads in a `heads_to_prune`, one by one."""
-    by_tower = (
-        heads_to_prune if any(isinstance(each, dict) for each in heads_to_prune.values()) else {"": heads_to_prune}
-    )
-    return [
-        head_at(tower, int(layer), head)
-        for tower, layers in by_tower.items()
-        for layer, heads in layers.items()
-        for head in heads
-    ]

@@ -37,10 +37,6 @@ class Score(NamedTuple):
     value: float
     margin: float
 
-    def over(self, other: "Score") -> "Score":
-        """How much better than the other."""
-        return Score(self.value - other.value, self.margin - other.margin)
-
 
 class SampleValues(NamedTuple):
     """What scores are computed from, (candidates, samples) each; the last two need labels.

@@ -52,8 +52,6 @@ def lora_config(
         targets = ("q", "k", "v") if is_joint else ("q", "v")
     targets = tuple(targets)
     unknown = [target for target in targets if target not in TARGETS]
-    if not targets:
-        raise ValueError(f"targets has no projection: choose from {', '.join(TARGETS)}")
     if is_hydra and unknown:
         raise ValueError(f"targets has {unknown}: choose from {', '.join(TARGETS)}")
     joint = [target for target in "qkv" if target in targets]
@@ -75,7 +73,13 @@ def lora_config(
     elif projections and not unknown:
         where = {"target_modules": list(dict.fromkeys(projections[target] for target in targets))}
     else:
-        where = {"target_modules": list(_check_modules_exist(model, targets))}
+        missing = [target for target in targets if not _has_module(model, target)]
+        if missing:
+            raise ValueError(
+                f"model is a {type(model).__name__}, which has no module called {missing[0]!r}: pass as targets the names of its own "
+                f"modules; those of Hydras and of {', '.join(AutoHydra.supported())} are {', '.join(TARGETS)}"
+            )
+        where = {"target_modules": list(targets)}
     heads = [name for name in CLASSIFIERS if hasattr(model, name)]
     if heads:
         where["modules_to_save"] = heads
@@ -93,16 +97,6 @@ def _projections_of(model: nn.Module) -> dict[str, str]:
 
 def _has_module(model: nn.Module, ending: str) -> bool:
     return any(f".{name}".endswith(f".{ending}") for name, _ in model.named_modules())
-
-
-def _check_modules_exist(model: nn.Module, targets: tuple[str, ...]) -> tuple[str, ...]:
-    missing = [target for target in targets if not _has_module(model, target)]
-    if missing:
-        raise ValueError(
-            f"model is a {type(model).__name__}, which has no module called {missing[0]!r}: pass as targets the names "
-            f"of its own modules; those of Hydras and of {', '.join(AutoHydra.supported())} are {', '.join(TARGETS)}"
-        )
-    return targets
 
 
 def is_peft_model(model: nn.Module) -> bool:

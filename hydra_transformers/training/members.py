@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from transformers.utils import logging
 
@@ -80,8 +79,6 @@ def finetune_members(
     hydra = AutoHydra.from_pruned_members(tuned)
     ```
     """
-    if isinstance(members, nn.Module):
-        raise TypeError(f"members is a {type(members).__name__}: pass a list of pruned members")
     for index, member in enumerate(members):
         if is_peft_model(member) and list(member.peft_config) != ["default"]:  # PEFT saves others in subfolders
             raise ValueError(

@@ -254,10 +254,10 @@ def _threshold_of_risk(scores: Tensor, correct: Tensor, risk: float, confidence:
 def _certified(wrong: list[bool], ends: list[int], risk: float, chance: float) -> int:
     """How many rows may be answered so that the risk holds except with this chance; 0 if none may.
 
-    Why counts may start the walks, though the thresholds they stand for are random: let R(t) be the risk of answering all
-    scores below t, ties broken at random. Between two points where R crosses the target the average risk is the target
-    itself, so that given the counts at these points the errors up to any of them are binomial, whichever of them is the first
-    after the start. The walk goes wrong only if the test passes there, which has the chance that the start was given.
+    Counts may start the walks, though the thresholds they stand for are random: let R(t) be the risk of answering all scores
+    below t, ties broken at random. Between two points where R crosses the target the average risk is the target itself, so
+    that given the counts at these points the errors up to any of them are binomial. The walk goes wrong only if the test
+    passes there, which has the chance that the start was given.
     """
     starts = _starts(len(wrong), risk, chance)
     walks = [(start, _last_passed(wrong, start, risk, chance / len(starts))) for start in starts]

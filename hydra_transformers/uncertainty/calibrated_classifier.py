@@ -24,9 +24,7 @@ class OtherClassesError(ValueError):
     """A decision was fitted for other prompts than the model's."""
 
     def __init__(self, classes: list[str] | None):
-        named = "those of other prompts"
-        if classes is not None:
-            named = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        named = "those of other prompts" if classes is None else ", ".join(classes[:10])
         super().__init__(
             f"the decision is about other classes ({named}): pass a model with these, or calibrate it again"
         )
@@ -98,16 +96,11 @@ class CalibratedClassifier(nn.Module):
     def load(cls, model: nn.Module, folder: str | os.PathLike) -> "CalibratedClassifier":
         """The model with the decision saved in `folder`, or in a repository of the Hub."""
         tensors, settings = _read(folder)
-        try:
-            decision = decision_of(settings, sum(weight.numel() for weight in model.parameters()))
-            if decision is None:
-                raise ValueError("it was saved by another version")
-            decision.load_state_dict(tensors)
-            decision.check_loaded()
-        except (ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"{folder} holds no decision that can be read: {error}; calibrate the model again"
-            ) from error
+        decision = decision_of(settings, sum(weight.numel() for weight in model.parameters()))
+        if decision is None:
+            raise ValueError(f"{folder} holds a decision of another version: calibrate the model again")
+        decision.load_state_dict(tensors)
+        decision.check_loaded()
         decision.to(device_of(model)).compare(model)
         return cls(model, decision)
 

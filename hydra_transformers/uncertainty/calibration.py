@@ -77,10 +77,9 @@ def calibrate(
             A Hydra, which is changed: its config and weights then carry the decision, which applies wherever the model is
             loaded. Or any classifier or baseline, which is left as it is and wrapped.
         data:
-            Labelled validation rows that the model was not trained on, or the name, folder or file of a data set, which
-            `load_data` reads for the model, as with `ood_data` and `train_data`. A random half fits the temperature, and the
-            detector if it needs a fit and there is no `train_data`; the other half fits the threshold and the sets, whose
-            promises need rows that nothing else was fitted on.
+            Labelled validation rows that the model was not trained on, or the name, folder or file of a data set. A random
+            half fits the temperature, and the detector if it needs a fit and there is no `train_data`; the other half fits
+            the threshold and the sets, whose promises need rows that nothing else was fitted on.
         ood_data (*optional*):
             Out-of-distribution rows, for `target={"tpr": ...}`, or to see how many of them a threshold refuses.
         target (`dict`, *optional*):
@@ -135,14 +134,7 @@ def calibrate(
     return Calibration(result, decision.settings, fitted.abstention, fitted.sets, rows.counts, fitted.sentences)
 
 
-def _check(
-    task: Task,
-    data: Any,
-    ood_data: Any,
-    target: Mapping[str, float] | None,
-    confidence: float | None,
-    alpha: float | None,
-) -> None:
+def _check(task: Task, data: Any, ood_data: Any, target: Any, confidence: float | None, alpha: float | None) -> None:
     """Raises an error for what cannot be fitted, or would have no effect, before anything is predicted."""
     if target is not None:
         task.check_target(target)
@@ -154,9 +146,9 @@ def _check(
     for name, value in {"confidence": confidence, "alpha": alpha}.items():
         if value is not None:
             check_share(value, name)
-    check_is_data(data, "data")
-    if ood_data is not None:
-        check_is_data(ood_data, "ood_data")
+    for name, value in {"data": data, "ood_data": ood_data}.items():
+        if value is not None:
+            check_is_data(value, name)
 
 
 def _halves(labels: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:

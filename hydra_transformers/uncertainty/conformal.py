@@ -87,10 +87,6 @@ class ConformalSets:
         parts = [self._sets(part).to(member_logits.device) for part in member_logits.split(ROWS_PER_PASS)]
         return torch.cat(parts)
 
-    def coverage_and_size(self, member_logits: Any, labels: Any) -> dict[str, float]:
-        """`coverage` (share of sets that hold the right class), `mean_size`, and `single_class` (share of sets of one class)."""
-        return summarize_sets([count_sets(self.sets(member_logits), labels)])
-
     @property
     def guarantee(self) -> str:
         """What is promised for new rows, and under which conditions."""
@@ -136,7 +132,7 @@ def count_sets(sets: Tensor, labels: Any) -> tuple[int, int, int, int]:
 
 
 def summarize_sets(counts: list[tuple[int, int, int, int]]) -> dict[str, float]:
-    """`ConformalSets.coverage_and_size` from the counts of batches."""
+    """`coverage` (share of sets that hold the right class), `mean_size` and `single_class` (share of sets of one class)."""
     rows, covered, sizes, singles = (sum(column) for column in zip(*counts, strict=True))
     return {"coverage": covered / rows, "mean_size": sizes / rows, "single_class": singles / rows}
 

@@ -21,7 +21,6 @@ from ..models.modeling_hydra import entropy_split, log_mean
 from ..models.regression import spread
 from ..models.tokens import rows_of_tokens
 from .inputs import as_member_logits, as_tensor, wide_log_sigmoid, wide_log_softmax, widened
-from .temperature import TemperatureScaling
 
 
 PROBLEM_TYPES = (None, "single_label_classification", "multi_label_classification")
@@ -149,9 +148,7 @@ def _predict_numbers(model: nn.Module, data: Any, batch_size: int) -> NumberPred
     return NumberPrediction(outputs.mean(dim=1), spread(outputs).square(), aleatoric)
 
 
-def predict_uncertainty(
-    model: nn.Module, data: Any, batch_size: int = 32, temperature: TemperatureScaling | None = None
-) -> Decomposition | NumberPrediction:
+def predict_uncertainty(model: nn.Module, data: Any, batch_size: int = 32) -> Decomposition | NumberPrediction:
     """Predict `data` in batches on the model's device and decompose the uncertainty; the result is on the CPU.
 
     Args:
@@ -160,7 +157,6 @@ def predict_uncertainty(
             the texts of each batch, SigLIP says yes or no to each; a `ZeroShotClassifier` chooses one of fixed classes.
         data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
         batch_size: rows per batch, if data comes in rows.
-        temperature: applied to the member logits of a classifier first, if given.
 
     Returns:
         Of a regression model the mean and the variance, a `NumberPrediction`; of a classifier a `Decomposition`, whose parts are
@@ -168,18 +164,12 @@ def predict_uncertainty(
     """
     problem_type = problem_type_of_answers(model)
     if problem_type == "regression":
-        if temperature is not None:
-            raise ValueError("temperature is for classifiers, and this is a regression model: leave it out")
         return _predict_numbers(model, data, batch_size)
     if classifies_tokens(model):
-        words, _ = collect_words(model, data, batch_size)
-        if temperature is not None:
-            words = temperature(rows_of_tokens(words)).unflatten(0, (len(words), -1)).transpose(1, 2)
-        return decompose(words)
+        return decompose(collect_words(model, data, batch_size)[0])
     parts = []
     for batch in batches(data, batch_size, device_of(model)):
         member_logits = predict(model, batch)
-        member_logits = temperature(member_logits) if temperature is not None else member_logits
         is_single_output = member_logits.shape[-1] == 1
         decomposition = decompose(member_logits, "multi_label_classification" if is_single_output else problem_type)
         parts.append({name: value.cpu() for name, value in vars(decomposition).items()})

@@ -28,12 +28,9 @@ class Call(NamedTuple):
 class AnswerReader:
     """Predicts member logits (batch, members, classes) and, where asked for, features (batch, members, dim).
 
-    model: any model that `predict` takes. Features are read from Hydras, Transformers classifiers, `ZeroShotClassifier` (the
-        image's embedding, of length 1), and the `baselines` made of them
-    with_features: whether to read features
-
-    Features are the inputs of the linear map whose outputs are the logits, of every member; a `ValueError` says where a
-    model has none. They are read on a copy that shares the weights: the model gets no hooks, and other threads may use it.
+    Features are the inputs of the linear map whose outputs are the logits, of every member: of Hydras, Transformers
+    classifiers, `ZeroShotClassifier` (the image's embedding, of length 1), and the `baselines` made of them. They are read on a
+    copy that shares the weights: the model gets no hooks, and other threads may use it.
     """
 
     def __init__(self, model: nn.Module, with_features: bool = True):

@@ -217,12 +217,6 @@ class LabelSets:
         logits = log_odds(member_logits)
         return _at_least(logits, torch.tensor(self.log_odds, dtype=torch.float64, device="cpu"))
 
-    def measure(self, member_logits: Any, labels: Any) -> dict[str, float]:
-        """`missed` (mean share of a row's labels outside of its set) and `mean_size` on other rows."""
-        chosen = self.sets(member_logits)
-        labels = as_multi_hot(labels, *chosen.shape).to(chosen.device)
-        return {"missed": exact_mean(missed_shares(chosen, labels)), "mean_size": int(chosen.sum()) / len(chosen)}
-
     @property
     def guarantee(self) -> str:
         """What is promised for new rows, and under which conditions."""

@@ -53,8 +53,7 @@ class _PipelineModel(nn.Module):
             zero_shot = zero_shot_in(model)
             if zero_shot is None or zero_shot.class_names is None:
                 raise TypeError(
-                    f"model is a {type(model).__name__} of two towers, whose classes have no names here: pass the towers "
-                    "themselves, with candidate_labels=, or a ZeroShotClassifier with class_names="
+                    "the classes of these two towers have no names: pass the towers, with candidate_labels="
                 )
             names = dict(enumerate(zero_shot.class_names))
             self.config = PreTrainedConfig(id2label=names, name_or_path=inside.config.name_or_path)

@@ -94,12 +94,7 @@ def correlation(first: Tensor, second: Tensor) -> Tensor:
 
 
 def ranks(values: Tensor) -> Tensor:
-    """The rank of each number in its column, equal numbers sharing the mean of theirs: (rows, outputs) -> (rows, outputs)
-
-    Example:
-        >>> ranks(torch.tensor([[3.0], [1.0], [3.0]])).squeeze(1)
-        tensor([1.5000, 0.0000, 1.5000], dtype=torch.float64)
-    """
+    """The rank of each number in its column, equal numbers sharing the mean of theirs: (rows, outputs) -> (rows, outputs)"""
     columns = []
     for column in values.unbind(dim=1):
         _, places, counts = column.unique(return_inverse=True, return_counts=True)
@@ -187,9 +182,8 @@ class RegressionTask(Task):
         # With what the model rounds away, or a label that many rows have would fall out of their intervals.
         errors = (second[1] - mean).abs() + rounding * (second[1].abs() + mean.abs())
         ratios = errors / (spread(second[0]) + floors)
-        factors = torch.tensor(
-            [conformal_quantile(ratio, rows.alpha) for ratio in ratios.unbind(dim=1)], dtype=ratios.dtype
-        )
+        quantiles = [conformal_quantile(ratio, rows.alpha) for ratio in ratios.unbind(dim=1)]
+        factors = torch.tensor(quantiles, dtype=ratios.dtype)
         if factors.isinf().any():
             raise ValueError(
                 f"alpha={rows.alpha:g} cannot be promised on {len(second[0])} rows, half of data: pass at least "

@@ -101,8 +101,7 @@ class Task:
         metrics (`dict`): metric -> (title, "high" or "low" for what is better, "" for neither), in the order of tables.
         columns (`dict`): column -> type of the predictions, in order. Types are Arrow's names, or "strings", "scores",
             "label scores", "intervals", "entities". Models of texts have `truncated` ("bool") as well.
-        model (`nn.Module`): whose task it is.
-        classes (`list[str]` or `None`): the names of its classes.
+        model (`nn.Module`), classes (`list[str]` or `None`): whose task it is, and the names of its classes.
         aggregate (`str` or `None`): of a reward model, how members' scores become one.
     """
 

@@ -3,12 +3,11 @@
 import torch
 
 from hydra_transformers.baselines import HeadEnsemble
-from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import predict
-from tests.families import BERT, LLAMA, MODERNBERT, SIGLIP_CLASSIFIER, VIT, WHISPER, for_families, vit_backbone
+from tests.families import BERT, LLAMA, VIT, WHISPER, for_families
 
 
-@for_families([VIT, BERT, LLAMA, MODERNBERT, SIGLIP_CLASSIFIER, WHISPER])
+@for_families([VIT, BERT, LLAMA, WHISPER])
 def test_every_head_reads_what_the_models_own_reads(family):
     """A model with the member's head in place of its own gives the member's logits."""
     ensemble = HeadEnsemble(family.backbone(), num_members=2, seed=1)
@@ -30,10 +29,3 @@ def test_a_member_learns_as_if_it_were_alone():
     trained = [name for name, parameter in ensemble.named_parameters() if parameter.requires_grad]
     assert trained == [f"model.{ensemble.head}.{each}" for each in ("weight", "bias")]
     assert all(parameter.requires_grad for parameter in HeadEnsemble(BERT.backbone(), frozen=False).parameters())
-
-
-def test_it_costs_a_head_per_member():
-    model = vit_backbone()
-    ensemble = HeadEnsemble(model, num_members=4)
-    assert count_multiply_adds(ensemble) == count_multiply_adds(model) + 3 * 32 * 5
-    assert count_parameters(ensemble) == count_parameters(model) + 3 * 33 * 5

@@ -9,7 +9,6 @@ from torch import nn
 from hydra_transformers.baselines.kronecker import (
     Factors,
     KroneckerPosterior,
-    best_prior_precision,
     precisions_of,
     probit_logits,
     second_derivatives_of_similarity,
@@ -105,14 +104,6 @@ def test_the_prior_precision_has_the_highest_evidence(form):
     assert evidence(best) == pytest.approx(by_hand, rel=1e-9)
     for factor in (0.01, 0.5, 0.9, 1.1, 2, 100):
         assert evidence(best * factor) < evidence(best)
-
-
-def test_a_single_weight_has_the_closed_form():
-    data, weight = 5.0, 0.3
-    found = best_prior_precision(torch.tensor([data]), torch.tensor([1.0]), weight**2, "sum")
-    # data / (data + λ) = λ w²
-    expected = (-data * weight**2 + math.sqrt(data**2 * weight**4 + 4 * data * weight**2)) / (2 * weight**2)
-    assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_curvature_of_a_similarity_is_that_of_autograd():

@@ -1,18 +1,18 @@
 """LoRAEnsemble: one backbone, one adapter and one classifier per member."""
 
 import copy
+import inspect
 import shutil
-import threading
 
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
 
 from hydra_transformers.baselines import LoRAEnsemble, finetune_lora_ensemble
-from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import predict
 from hydra_transformers.training import lora_config, recipe
 from tests import tiny_tags
+from tests.baselines.test_mc_dropout import in_threads
 from tests.families import BERT, VIT, bert_backbone, for_families, images, vit_backbone
 from tests.training.tiny import QUIET, tiny_dataset, tiny_model
 
@@ -108,16 +108,6 @@ def test_saved_and_loaded_it_answers_the_same_and_the_backbone_stays_as_it_was(a
     assert backbone.training and all(parameter.requires_grad for parameter in backbone.parameters())
 
 
-def test_it_costs_one_forward_with_adapters_per_member(adapters):
-    """An adapter of rank 2 on q and v adds 2 * 2 * (hidden + hidden) multiply-adds per token and layer."""
-    backbone, tokens, layers, hidden, rank = vit_backbone(), 5, 3, 32, 2
-    ensemble = LoRAEnsemble.from_pretrained(backbone, adapters)
-    of_adapter = tokens * layers * 2 * rank * (hidden + hidden)
-    assert count_multiply_adds(ensemble) == 3 * (count_multiply_adds(backbone) + of_adapter)
-    extra = layers * 2 * rank * (hidden + hidden) + sum(p.numel() for p in backbone.classifier.parameters())
-    assert count_parameters(ensemble) == count_parameters(backbone) + 3 * extra
-
-
 # Fine-tuning
 
 
@@ -154,14 +144,14 @@ def test_only_adapters_and_classifiers_train_each_by_its_own_seed_and_a_second_c
         assert_same(weights, each.state_dict())
 
 
-@pytest.mark.slow
-def test_the_papers_rank_and_scale_are_the_default(tmp_path):
-    rows = tiny_dataset("bert", 4)
-    settings = SHORT.with_arguments(max_steps=2)
-    ensemble = finetune_lora_ensemble(bert_backbone().float(), settings, rows, rows, tmp_path, **ARGUMENTS)
-    configs = list(ensemble.model.peft_config.values())
-    assert [(config.r, config.lora_alpha) for config in configs] == [(4, 8)] * 3
-    assert configs[0].target_modules == {"attention.self.query", "attention.self.value"}
+def test_the_papers_rank_and_scale_are_the_default():
+    defaults = {name: each.default for name, each in inspect.signature(finetune_lora_ensemble).parameters.items()}
+    assert (defaults["r"], defaults["lora_alpha"], defaults["targets"], defaults["num_members"]) == (
+        4,
+        8,
+        ("q", "v"),
+        3,
+    )
 
 
 # What is refused
@@ -220,17 +210,5 @@ def test_threads_get_the_answers_that_one_alone_gets(kind, adapters):
     batches = [{"pixel_values": images(seed=seed)} for seed in range(4)]
     expected = [predict(ensembles[0], batch) for batch in batches]
     assert len(torch.cat(expected).flatten(0, 1).unique(dim=0)) == 4 * expected[0].shape[:2].numel()
-    answers, together = [], threading.Barrier(8)
-
-    def work(thread: int) -> None:
-        together.wait()
-        for number in range(20):
-            answers.append((number % 4, predict(ensembles[thread % 2], batches[number % 4])))
-
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(answers) == 160
-    assert all(torch.equal(answer, expected[number]) for number, answer in answers)
+    answers = in_threads(8, 20, lambda number: predict(ensembles[number % 2], batches[number % 4]))
+    assert all(torch.equal(answer, expected[number % 4]) for number, answer in answers)

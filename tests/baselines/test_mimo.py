@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from hydra_transformers.baselines import MIMO, MIMOCollator
-from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import predict
 from tests.families import BEIT, BERT, MPNET, ROBERTA, VIT, bert_backbone, for_families, vit_backbone
 
@@ -77,19 +76,6 @@ def test_every_example_is_in_each_place_as_often_as_it_is_repeated_and_the_share
         assert (places != places[:, :1]).any(dim=1).sum() == round(20 * (1 - rho))
     equal = torch.cat([draw[:, 0] == draw[:, 1] for draw in (MIMOCollator(2, 0.0, 1).places(8) for _ in range(500))])
     assert equal.float().mean() == pytest.approx(1 / 8, abs=0.02)  # the places are independent
-
-
-@pytest.mark.slow
-def test_it_costs_about_one_forward():
-    """Of all places the projection, and a head each."""
-    model = vit_backbone()
-    mimo = MIMO(model, num_members=3)
-    patches, head = 4 * 3 * 4 * 4 * 32, 32 * 5
-    assert count_multiply_adds(mimo) == count_multiply_adds(model) + 2 * (patches + head)
-    assert count_parameters(mimo) == count_parameters(model) + 2 * (3 * 4 * 4 * 32 + 33 * 5)
-    texts, tokens = bert_backbone(), 16
-    mixing, head = tokens * 32 * 32, 32 * texts.config.num_labels
-    assert count_multiply_adds(MIMO(texts, num_members=3)) == count_multiply_adds(texts) + 3 * mixing + 2 * head
 
 
 @pytest.mark.parametrize("family", [ROBERTA, MPNET], ids=lambda family: family.name)

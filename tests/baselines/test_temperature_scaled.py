@@ -40,15 +40,6 @@ def test_the_temperature_has_the_least_validation_loss():
     torch.testing.assert_close(output.member_logits[:, 0], expected, rtol=1e-3, atol=1e-5)
 
 
-def test_a_dataset_of_rows_is_read_in_batches():
-    rows = [{"pixel_values": image, "labels": 0} for image in images(6)]
-    model, seen = vit_backbone(), []
-    model.register_forward_hook(lambda module, args, output: seen.append(len(output.logits)))
-    with pytest.warns(UserWarning, match="edge of the search range"):
-        temperature_scaled(model, torch.utils.data.Subset(rows, range(6)), batch_size=4)
-    assert seen == [4, 2]
-
-
 FIRST, SECOND = padded_texts(batch=4, seed=1), padded_texts(batch=6, seed=2)
 DATA = [{"pixel_values": images(seed=seed), "labels": torch.arange(4)} for seed in range(5)]
 

@@ -11,7 +11,6 @@ from torch import nn
 from hydra_transformers.baselines import ViLU, collect_confidences, failure_metrics
 from hydra_transformers.baselines import vilu as module
 from hydra_transformers.baselines.vilu import FailurePredictor, failure_loss
-from hydra_transformers.cost import count_multiply_adds
 from hydra_transformers.data.prediction import ZeroShotClassifier, predict
 from tests.families import CLIP, images, padded_texts
 
@@ -105,16 +104,6 @@ def test_failure_metrics_by_hand_and_the_docstrings_example():
     assert found["ece"] == pytest.approx(0.75 * abs(2 / 3 - 0.9) + 0.25 * 0.1)
     results = doctest.testmod(module)
     assert results.attempted == 1 and results.failed == 0
-
-
-def test_its_zero_shot_classifier_has_a_cost():
-    """An image, its products with the classes (for the answer, and for their mean), and the predictor."""
-    clip = CLIP.backbone()
-    vilu = ViLU(clip)
-    predictor = sum(each.numel() for name, each in vilu.predictor.named_parameters() if name.endswith("weight"))
-    plain = count_multiply_adds(ZeroShotClassifier(clip, PROMPTS))
-    products = len(PROMPTS["input_ids"]) * clip.config.projection_dim
-    assert count_multiply_adds(vilu.zero_shot(PROMPTS)) == plain + products + predictor
 
 
 def labelled(labels) -> list[dict]:

@@ -21,10 +21,8 @@ SCRIPTS = [path for path in sorted((ROOT / "benchmarks").glob("*.py")) if "__mai
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_every_benchmark_runs_and_names_its_machine_and_commit(script, tmp_path, monkeypatch):
     module = __import__(script.stem)
-    # circuit_extraction takes a path without suffix, the others a folder
-    output = tmp_path / "figures" if script.stem == "circuit_extraction" else tmp_path
     less = ["--families", "vit"] if script.stem == "inference_cost" else []
-    monkeypatch.setattr(sys, "argv", [str(script), "--smallest", "--device", "cpu", *less, "--output", str(output)])
+    monkeypatch.setattr(sys, "argv", [str(script), "--smallest", "--device", "cpu", *less, "--output", str(tmp_path)])
     module.main()
     [report] = map(json.loads, (path.read_text() for path in tmp_path.glob("*.json")))
     [page] = (path.read_text() for path in tmp_path.glob("*.md"))

@@ -15,13 +15,12 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-from hydra_transformers import AutoHydra, load_data
-from hydra_transformers.baselines import MIMO, DeepEnsemble
+from hydra_transformers import load_data
+from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.audio import waveform
 from hydra_transformers.data.batches import collate
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.hub.handler import Answerer, RequestError, read_audio
-from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.serving.predictor import HydraPredictor
 from tests.families import AST, HUBERT, WAV2VEC2, WHISPER, for_families
 
@@ -145,18 +144,6 @@ def test_wrong_columns_raise():
         load_data(rows, extractor(), text="words")
     with pytest.raises(ValueError, match=r"row 0 .* read as audio"):
         load_data([{"audio": "x", "label": 0}], extractor(), audio="audio")[0]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:12 samples are fewer")
-def test_what_works_on_images_and_texts_works_on_audio():
-    members = [AST.backbone(seed, num_labels=2).float() for seed in range(2)]
-    data = load_data(tone_rows(), extractor())
-    hydra = AutoHydra.from_pruned_members(members, shared=())
-    results = evaluate_uncertainty({"fused": hydra, "apart": DeepEnsemble(members)}, data).models
-    assert results["fused"]["data"]["nll"] == pytest.approx(results["apart"]["data"]["nll"], abs=1e-4)
-    with pytest.raises(ValueError, match="ASTForAudioClassification: pass a classifier of images or texts"):
-        MIMO(members[0])
 
 
 # Requests

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
+from experiments import analysis
 from experiments.heads.outputs import one_member
 from experiments.heads.overlap import compare_head_sets, divergence
 from experiments.heads.proposition import (
@@ -225,3 +226,14 @@ def test_a_point_is_what_the_pruned_network_reaches():
     assert list(found.values("circuit", "nll")) == [0, 3]  # it ranks no six
     assert [len(draws) for draws in found.values("random", "nll").values()] == [1, 2, 2]
     assert "| Of 9 heads go | 0 | 3 | 6 |" in found.tables()["AUROC (%)"]
+
+
+@pytest.mark.slow
+def test_the_whole_study_runs_without_data_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["analysis", "--smallest", "--device", "cpu"])
+    analysis.main()
+    output = capsys.readouterr().out
+    for title in ("Accuracy (%)", "In common (by chance)", "Known data and noise", "Proposition 1"):
+        assert f"## {title}\n" in output
+    assert not list(tmp_path.iterdir())

@@ -90,9 +90,17 @@ def four_digits(mean: torch.Tensor) -> float:
 
 
 def algorithm_1(
-    model, id_batches, ood_batches, objective, budget, prompts=None, towers=("vision", "text"), trunk_layers=0
+    model,
+    id_batches,
+    ood_batches,
+    objective,
+    budget,
+    prompts=None,
+    towers=("vision", "text"),
+    trunk_layers=0,
+    judge=judge,
 ):
-    """(ranking, scores)"""
+    """(ranking, scores); heads of equal score go in their order, if `judge` gives them no margin."""
     model = copy.deepcopy(model)
     candidates = [head for head in all_heads(model, towers) if head[-2] >= trunk_layers]
     ranking, scores = [], []

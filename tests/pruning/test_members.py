@@ -50,15 +50,9 @@ def test_every_member_loses_as_many_heads_as_its_own_circuit_can_spare():
     circuits = [Circuit(ranking, each, 0.7, "avg") for ranking, each in zip(rankings, scores, strict=True)]
     assert [each.best_budget for each in circuits] == [each.largest_budget() for each in circuits] == [2, 1]
     members = draw_members(vit(), circuits=circuits, budget="best")
-    assert [len(pruned_heads(member)) for member in members] == [2, 1]
+    assert [pruned_heads(member) for member in members] == [sorted(RANKING[:2]), RANKING[4:5]]
     members = draw_members(vit(), circuits=circuits, budget="best", tolerance=0.11)
     assert [len(pruned_heads(member)) for member in members] == [3, 3]
-
-
-def test_a_circuit_is_drawn(tmp_path):
-    circuit = Circuit(RANKING[:3], [0.6, 0.8, 0.3], 0.7, "acc", chance_from=3)
-    path = circuit.plot(tmp_path / "circuit.png")
-    assert path.read_bytes().startswith(b"\x89PNG") and [each.name for each in tmp_path.iterdir()] == ["circuit.png"]
 
 
 def test_samples_of_one_ranking_come_from_its_first_part_with_a_seed_each():
@@ -99,15 +93,6 @@ def test_taylor_members_are_pruned_on_different_halves_of_the_data():
             halves.append({name: value[rows.sort().values] for name, value in batch.items()})
         expected = taylor_prune(model, halves, heads_per_layer=2).heads_to_prune
         assert member.config.kept_heads == prune_heads(model, expected).config.kept_heads
-
-
-def test_clip_members_differ_in_the_vision_tower_alone():
-    model, batches, _, prompts = family("clip")
-    members = draw_members(
-        model, data=batches, heads_per_layer=1, num_members=2, class_prompts=prompts, allow_equal=True
-    )
-    assert all(member.config.kept_heads["text"] == [[[0, 1]], [[0, 1]]] for member in members)
-    assert all(sum(len(layer[0]) for layer in member.config.kept_heads["vision"]) == 2 for member in members)
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Circuits by a metric of the user's own: any function of logits and labels, any problem."""
 
-import copy
-
 import pytest
 import torch
 from transformers import BertForSequenceClassification
@@ -10,7 +8,7 @@ from hydra_transformers.hub.card import describe_circuit
 from hydra_transformers.pruning import Circuit, extract_circuit
 from tests.families import bert_backbone, padded_texts
 from tests.pruning.backbones import family
-from tests.pruning.reference import all_heads, logits_of, restore_slice, zero_slice
+from tests.pruning.reference import algorithm_1, logits_of
 
 
 def f1_of_class_1(logits: torch.Tensor, labels: torch.Tensor) -> float:
@@ -24,20 +22,12 @@ def negative_error(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def greedy(model, batches, metric, budget: int) -> tuple[list, list]:
     """The greedy loop as it is written, on a plain model with zeroed slices."""
-    model, labels = copy.deepcopy(model), torch.cat([batch["labels"] for batch in batches])
-    candidates, ranking, scores = all_heads(model), [], []
-    for _ in range(budget):
-        reached = {}
-        for head in candidates:
-            before = zero_slice(model, head)
-            reached[head] = float(metric(logits_of(model, batches, None), labels))
-            restore_slice(model, head, before)
-        best = max(candidates, key=reached.get)
-        zero_slice(model, best)
-        candidates.remove(best)
-        ranking.append(best)
-        scores.append(reached[best])
-    return ranking, scores
+    labels = torch.cat([batch["labels"] for batch in batches])
+
+    def judge(model, *_) -> tuple[float]:
+        return (float(metric(logits_of(model, batches, None), labels)),)
+
+    return algorithm_1(model, batches, None, None, budget, judge=judge)
 
 
 @pytest.fixture

@@ -1,9 +1,6 @@
-"""The page and the docstrings about pruning are true, and the benchmark runs."""
+"""The page and the docstrings about pruning are true."""
 
-import json
 import re
-import runpy
-import sys
 import warnings
 
 import pytest
@@ -35,16 +32,3 @@ def test_what_the_page_imports_is_public():
 def test_a_score_of_ones_own_is_a_method_like_the_others(monkeypatch):
     monkeypatch.setitem(HEAD_SCORES, "mine", lambda model, data: {(0, head): len(data) for head in range(4)})
     assert head_scores(VIT.backbone(), [{}, {}], "mine") == {(0, head): 2 for head in range(4)}
-
-
-@pytest.mark.slow
-def test_the_benchmark_finds_the_ranking_of_the_naive_loop(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["circuit_extraction.py", "--smallest", "--output", str(tmp_path / "result")])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        runpy.run_path(str(ROOT / "benchmarks" / "circuit_extraction.py"), run_name="__main__")
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["ranking_check"]["agree"]
-    assert all(state["exact"]["same_choice_as_naive"] for state in result["states"])
-    assert (tmp_path / "result.md").read_text() in capsys.readouterr().out
-    assert set(result["machine"]) == {"machine", "versions", "date", "commit", "package"}

@@ -192,7 +192,6 @@ TABLE = {
         ({"model": []}, "models: 0"),
         ({"model": [vit(), bert()]}, r"model\[1\] is a BertForSequenceClassification"),
         ({"model": [vit(), vit().vit]}, r"model\[1\]"),
-        ({"model": [vit(), "folder"]}, r"model\[1\] is a str: pass"),
         ({"circuits": [CIRCUIT], "budget": 2, "num_members": 7}, "circuits: 1, num_members: 7"),
         ({"circuits": [CIRCUIT]}, "budget is None: pass a whole number, 0 to 9"),
         ({"circuits": [CIRCUIT], "budget": "most"}, "budget is 'most': pass a whole number, 0 to 9"),

@@ -3,14 +3,10 @@
 import copy
 import json
 import signal
-import sys
-from functools import partial
 
 import pytest
 import torch
-from tqdm.auto import tqdm
 
-from hydra_transformers._io import progress
 from hydra_transformers.pruning import Circuit, extract_circuit, extraction
 from hydra_transformers.pruning.ablation import Tower
 from hydra_transformers.pruning.extraction import GreedySearch
@@ -178,15 +174,3 @@ def test_a_model_at_chance_goes_on_with_one_warning_and_a_mark():
     model, id_batches, _, _ = family("vit")
     with pytest.warns(UserWarning, match="every sample of ood_data is in data too"):
         extract(model, id_batches, [{"pixel_values": batch["pixel_values"]} for batch in id_batches[::-1]], budget=1)
-
-
-def test_progress_is_shown_with_the_score_on_a_terminal(capsys, monkeypatch):
-    model, id_batches, ood_batches, _ = family("vit")
-    monkeypatch.setattr(progress, "SECONDS_BEFORE_A_BAR", 0.0)
-    monkeypatch.setattr(progress, "tqdm", partial(tqdm, mininterval=0))
-    extract_circuit(model, id_batches, ood_batches, "avg", budget=2)
-    assert capsys.readouterr().err == "", "no terminal"
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    circuit = extract_circuit(model, id_batches, ood_batches, "avg", budget=2)
-    shown = capsys.readouterr().err
-    assert "circuit (avg): 100%" in shown and f"score={circuit.scores[-1]:.4f}" in shown

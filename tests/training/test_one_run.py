@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import BertTokenizer, EarlyStoppingCallback, PreTrainedModel, Trainer, TrainingArguments
+from transformers import BertTokenizer, PreTrainedModel, Trainer, TrainingArguments
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.training import (
@@ -188,23 +188,6 @@ def test_a_checkpoint_that_is_not_whole_is_left_out(tmp_path):
     (tmp_path / "checkpoint-12").mkdir()
     trainer_for(resumed, tmp_path).train_to_end()
     assert_same_weights(resumed, whole)
-
-
-def test_early_stopping_ends_a_run_and_the_best_weights_come_back(tmp_path):
-    accuracies = iter([0.9, 0.5, 0.4, 0.3])
-    model = hydra_of()
-    stopping = {"eval_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
-    trainer = trainer_for(
-        model,
-        tmp_path,
-        num_train_epochs=5,
-        callbacks=[EarlyStoppingCallback(2)],
-        compute_metrics=lambda _: {"accuracy": next(accuracies)},
-        **stopping,
-    )
-    trainer.train()
-    assert trainer.state.global_step == 9
-    assert_same_weights(model, type(model).from_pretrained(tmp_path / "checkpoint-3"))
 
 
 def test_a_plain_trainer_works_only_without_the_rates(tmp_path):

@@ -5,14 +5,13 @@ import copy
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import BertModel
 
 import hydra_transformers
 from hydra_transformers import AutoHydra
 from hydra_transformers.data import load_data
 from hydra_transformers.data.tags import check_tags
 from hydra_transformers.pruning import extract_circuit, prune_heads, taylor_scores
-from hydra_transformers.training import EnsembleLoss, HydraTrainer, HydraTrainingArguments, lora_config
+from hydra_transformers.training import EnsembleLoss, lora_config
 from tests import tiny_tags
 
 
@@ -80,23 +79,6 @@ def test_the_ensemble_loss_smooths_labels_of_tokens():
         ]
     ).mean()
     torch.testing.assert_close(EnsembleLoss(label_smoothing=0.1)(outputs, batch["labels"]), expected)
-
-
-@pytest.mark.slow
-def test_a_hydra_is_fine_tuned_from_a_model_without_a_head(tmp_path):
-    encoder = tiny_tags.backbone(initializer_range=0.1).bert
-    assert isinstance(encoder, BertModel)
-    training, validation = data(120), data(30, seed=1)
-    hydra = AutoHydra.from_backbone(
-        encoder, num_members=2, class_names=tiny_tags.TAGS, problem_type="token_classification"
-    )
-    assert type(hydra).__name__ == "HydraBertForTokenClassification"
-    quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True}
-    arguments = HydraTrainingArguments(tmp_path, max_steps=80, learning_rate=3e-3, branch_rate=1.0, **quiet)
-    HydraTrainer(hydra, arguments, train_dataset=training, eval_dataset=validation).train()
-    hydra.eval()
-    report = hydra_transformers.evaluate_uncertainty({"hydra": hydra}, validation)
-    assert report.models["hydra"]["data"]["entity_f1"] > 0.6
 
 
 def test_adapters_and_pruned_heads_work_on_classifiers_of_tokens():

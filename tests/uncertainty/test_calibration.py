@@ -283,20 +283,19 @@ def test_calibrating_again_is_as_calibrating_at_first(detector):
         assert torch.equal(tensor, again.decision.get_buffer(name)), name
 
 
-def test_training_data_is_read_in_one_pass_and_batch_by_batch(name="mahalanobis"):
-    hydra, data, training = hydra_of("vit"), rows_for("vit"), rows_for("vit", seed=2)
-    seen = []
+def test_training_data_is_read_in_one_pass_and_batch_by_batch():
+    hydra, training, seen = hydra_of("vit"), rows_for("vit", seed=2), []
 
     def batches():
         for start in range(0, ROWS, 12):
             seen.append(start)
             yield {key: value[start : start + 12] for key, value in training[0].items()}
 
-    calibration = hydra.calibrate(data, target={"coverage": 0.5}, detector=name, train_data=batches())
+    options = {"target": {"coverage": 0.5}, "detector": "mahalanobis", "train_data": batches()}
+    temperature = hydra.calibrate(rows_for("vit"), **options).temperature
     assert seen == [0, 12, 24, 36]
     with hydra.uncalibrated():
         logits, features, labels = collect_answers(hydra, training)
-    expected = detector_by_name(name)
-    expected.fit_answers(TemperatureScaling(calibration.temperature)(logits), features, labels)
+    expected = detector_by_name("mahalanobis").fit_answers(TemperatureScaling(temperature)(logits), features, labels)
     for key, tensor in expected.state.items():
         torch.testing.assert_close(hydra.decision.get_buffer(key), tensor, rtol=1e-3, atol=1e-4)

@@ -101,7 +101,7 @@ def test_a_model_is_decomposed_in_one_call_whatever_the_batches():
     parts = predict_uncertainty(SavedLogits(), [{"member_logits": part} for part in logits.split(3)])
     for name in FIELDS:
         assert torch.equal(getattr(parts, name), getattr(whole, name)), name
-    softened = predict_uncertainty(SavedLogits(), [{"member_logits": logits}], temperature=TemperatureScaling(3.0))
+    softened = predict_uncertainty(TemperatureScaling(3.0).wrap(SavedLogits()), [{"member_logits": logits}])
     torch.testing.assert_close(softened.total, decompose(TemperatureScaling(3.0)(logits)).total)
     with pytest.raises(ValueError, match="no batches"):
         predict_uncertainty(SavedLogits(), [])

@@ -112,7 +112,6 @@ NUMBERS = [
     (lambda: decompose(OUTPUT), r"is a model's output: pass outputs\.member_logits"),
     (lambda: decompose(ZEROS, problem_type="regression"), "problem_type is 'regression': pass one of"),
     (lambda: predict_uncertainty(SavedLogits(), []), "no batches"),
-    (lambda: predict_uncertainty(plain_model("regression"), [], temperature=SavedLogits()), "is for classifiers"),
     (lambda: classification_metrics(ZEROS, [-100, 0, 0]), "labels has -100"),
     (lambda: classification_metrics(ZEROS, [[0, 1]] * 3), r"of shape \(3, 2\)"),
     (lambda: classification_metrics(ZEROS, [0] * 3, num_bins=0), "num_bins is 0"),

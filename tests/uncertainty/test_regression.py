@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from hydra_transformers import AutoHydra
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 from hydra_transformers.uncertainty import calibrate, regression_metrics
-from tests.families import FAMILIES, bert_backbone, for_families
+from tests.families import bert_backbone
 
 
 ROWS = 400
@@ -140,20 +140,6 @@ def test_rows_of_equal_width_are_answered_where_the_threshold_is_theirs():
             model = calibrate(SavedNumbers(), rows, ood, target=target).model
             abstain = model(numbers=numbers.bfloat16()).abstain.double()
             assert (abstain.mean() if "tpr" in target else 1 - abstain[second].mean()) >= 0.8 - 1e-9
-
-
-@pytest.mark.slow
-@for_families([family for family in FAMILIES if hasattr(family.hydra, "classify")])
-@torch.no_grad()
-def test_members_that_share_nothing_answer_with_the_mean_of_the_members_apart(family):
-    """In float64."""
-    members = [family.backbone(seed) for seed in range(2)]
-    for member in members:
-        member.config.problem_type = "regression"
-    hydra = family.hydra.from_pruned_members(members, shared=()).eval()
-    apart = torch.stack([member(**family.inputs()).logits for member in members], dim=1)
-    assert hydra.config.problem_type == "regression"
-    assert torch.allclose(hydra(**family.inputs()).logits, apart.mean(1), rtol=0, atol=1e-10)
 
 
 def test_metrics_are_those_of_scipy():
