@@ -24,13 +24,6 @@ PICTURES = pictures([0, 1, 2], seed=4)
 ENCODED = [base64_of(image) for image in PICTURES]
 
 
-@pytest.fixture(scope="module")
-def clients(folders):
-    apps = [create_app(asked(folders[name])) for name in ("images", "texts", "clip")]
-    with TestClient(apps[0]) as vit, TestClient(apps[1]) as bert, TestClient(apps[2]) as clip:
-        yield {"vit": vit, "bert": bert, "clip": clip}
-
-
 def predicted(client: TestClient, inputs, **parameters):
     response = client.post("/predict", json={"inputs": inputs, "parameters": parameters})
     assert response.status_code == 200, response.text
