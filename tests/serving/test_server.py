@@ -190,19 +190,6 @@ def test_slow_bodies_have_a_limit_in_time_and_all_together_in_memory(monkeypatch
     assert asyncio.run(talk()) == [408, 408, 503], "what is held is let go"
 
 
-def test_large_responses_are_written_outside_of_the_event_loop(monkeypatch):
-    threads = []
-    monkeypatch.setattr(server, "as_json", lambda answers: threads.append(threading.current_thread()) or answers)
-    app = create_app(Held())
-
-    async def talk():
-        async with app.router.lifespan_context(app):
-            await posted(app, [b'{"inputs": "a"}'])
-            return threading.current_thread()
-
-    assert asyncio.run(talk()) not in threads and len(threads) == 1
-
-
 # Metrics
 
 
