@@ -327,19 +327,6 @@ def test_images_that_changed_start_anew_although_the_table_of_their_paths_did_no
     assert reader.data_digest() != before
 
 
-def test_a_part_is_written_before_the_next_one_is_read(folders, reviews, tmp_path, monkeypatch):
-    """So memory does not grow with the rows."""
-    predict, seen = jobs.PartReader.predicted, []
-
-    def looks(self, part):
-        seen.append(len(list(tmp_path.glob("answers.parquet.*.parts/part-*"))))
-        return predict(self, part)
-
-    monkeypatch.setattr(jobs.PartReader, "predicted", looks)
-    predict_data(folders["texts"], reviews, tmp_path / "answers.parquet", device="cpu")
-    assert seen == [0, 1, 2, 3]
-
-
 def test_a_folder_wins_over_a_data_set_of_its_name_on_the_hub(folders, reviews, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "imdb").mkdir()

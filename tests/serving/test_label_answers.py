@@ -5,13 +5,13 @@ import json
 import pyarrow.parquet
 import pytest
 import torch
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
+from transformers import AutoTokenizer, pipeline
 
-from hydra_transformers import AutoHydra
 from hydra_transformers.serving import HydraPredictor, predict_data
 from hydra_transformers.uncertainty import decompose
 from tests.fresh_process import run_without_package
-from tests.tiny_data import SIZES, WORDS, names_of, save_bert
+from tests.serving.tiny import text_hydra
+from tests.tiny_data import WORDS, names_of, save_bert
 
 
 FEELINGS = ["anger", "joy", "surprise"]
@@ -33,16 +33,8 @@ def batch_for(hydra, tokenizer, count=60):
 def saved(folder, layers=2, **calibration):
     """A Hydra of several labels with its tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(save_bert(folder))
-    config = BertConfig(
-        vocab_size=len(WORDS),
-        max_position_embeddings=16,
-        initializer_range=0.5,
-        problem_type="multi_label_classification",
-        **names_of(FEELINGS),
-        **{**SIZES, "num_hidden_layers": layers},
-    )
-    torch.manual_seed(0)
-    hydra = AutoHydra.from_pruned_members([BertForSequenceClassification(config) for _ in range(3)], shared=()).eval()
+    settings = {"problem_type": "multi_label_classification", "num_hidden_layers": layers, **names_of(FEELINGS)}
+    hydra = text_hydra(**settings)
     if calibration:
         hydra.calibrate([batch_for(hydra, tokenizer)], **calibration)
     hydra.save_pretrained(folder)

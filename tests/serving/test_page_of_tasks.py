@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertForTokenClassification
+from transformers import AutoTokenizer, BertForTokenClassification
 
-from hydra_transformers import AutoHydra, load_data
+from hydra_transformers import load_data
 from hydra_transformers.serving import HydraPredictor
 from hydra_transformers.serving.page_html import answer_html, heading_html
-from tests.tiny_data import SIZES, WORDS, names_of, save_bert
+from tests.serving.tiny import text_hydra
+from tests.tiny_data import WORDS, names_of, save_bert
 
 
 TAGS = ["O", "B-FILM", "I-FILM"]
@@ -17,12 +18,6 @@ TEXTS = ["a film of joy", "a bad film", "good", "a bad bad film of joy"]
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     return AutoTokenizer.from_pretrained(save_bert(tmp_path_factory.mktemp("bert")))
-
-
-def hydra_of(model_class=BertForSequenceClassification, **settings):
-    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, initializer_range=0.5, **settings, **SIZES)
-    torch.manual_seed(0)
-    return AutoHydra.from_pruned_members([model_class(config) for _ in range(3)], shared=()).eval()
 
 
 def numbers_of(hydra):
@@ -38,7 +33,7 @@ def card(hydra, tokenizer, text):
 
 
 def test_a_number_stands_with_its_interval_and_its_members(tokenizer):
-    hydra = hydra_of(num_labels=1, problem_type="regression")
+    hydra = text_hydra(num_labels=1, problem_type="regression")
     tokens, numbers = numbers_of(hydra)
     hydra.calibrate([{"input_ids": tokens, "labels": numbers[:, 0]}], alpha=0.2, target={"coverage": 0.5})
     said = {}
@@ -57,7 +52,7 @@ def test_a_number_stands_with_its_interval_and_its_members(tokenizer):
 
 
 def test_a_reward_below_its_threshold_is_nothing_relevant(tokenizer):
-    hydra = hydra_of(num_labels=1, problem_type="regression", aggregate="mean-1std")
+    hydra = text_hydra(num_labels=1, problem_type="regression", aggregate="mean-1std")
     tokens, scores = numbers_of(hydra)
     labels = (scores[:, 0] > scores.median()).float()
     hydra.calibrate([{"input_ids": tokens, "labels": labels}], target={"coverage": 0.5})
@@ -70,7 +65,7 @@ def test_a_reward_below_its_threshold_is_nothing_relevant(tokenizer):
 
 def test_labels_stand_with_their_thresholds_and_those_in_doubt_are_marked(tokenizer):
     names = ["joy", "anger", "<b>", "calm", "fear", "love", "hate"]
-    hydra = hydra_of(problem_type="multi_label_classification", **names_of(names))
+    hydra = text_hydra(problem_type="multi_label_classification", **names_of(names))
     tokens, logits = numbers_of(hydra)
     flipped = torch.rand(logits.shape, generator=torch.Generator().manual_seed(2)) < 0.1
     labels = ((logits > logits.mean(dim=0)) ^ flipped).float()
@@ -93,7 +88,7 @@ def test_labels_stand_with_their_thresholds_and_those_in_doubt_are_marked(tokeni
 
 
 def test_entities_are_marked_in_the_text_and_doubtful_ones_apart(tokenizer):
-    tagger = hydra_of(BertForTokenClassification, **names_of(TAGS))
+    tagger = text_hydra(BertForTokenClassification, **names_of(TAGS))
     rows = [{"tokens": text.split(), "tags": []} for text in TEXTS * 15]
     for row in rows:
         [answer] = tagger.predict([row["tokens"]], tokenizer)
@@ -121,8 +116,8 @@ def test_entities_are_marked_in_the_text_and_doubtful_ones_apart(tokenizer):
 def test_the_page_asks_for_pairs_where_a_model_scores(tokenizer):
     from hydra_transformers.serving.page import _respond, build_page
 
-    scorer = HydraPredictor(hydra_of(num_labels=1, problem_type="regression"), tokenizer, name="scorer")
-    tagger = HydraPredictor(hydra_of(BertForTokenClassification, **names_of(TAGS)), tokenizer, name="tagger")
+    scorer = HydraPredictor(text_hydra(num_labels=1, problem_type="regression"), tokenizer, name="scorer")
+    tagger = HydraPredictor(text_hydra(BertForTokenClassification, **names_of(TAGS)), tokenizer, name="tagger")
     assert "Second text" in str(build_page(scorer).get_config_file())
     assert "Second text" not in str(build_page(tagger).get_config_file())
     pair = scorer.answer_with_members({"text": "good", "text_pair": "a bad film"})

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoTokenizer
 
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.prediction import ZeroShotClassifier
-from hydra_transformers.models.auto import load_trained
 from hydra_transformers.serving import BadRow, HydraPredictor
 from hydra_transformers.serving.answers import answer_of, arrow_schema, text_of, to_columns, to_table, why_of
 from hydra_transformers.uncertainty import calibrate, predict_decisions
@@ -106,20 +104,6 @@ def test_a_row_that_fails_in_the_model_does_not_fail_the_others(folders, monkeyp
     for rows in (["good", "film"], ["good"]):
         with pytest.raises(KeyError, match="lost"):
             texts({"text": rows})
-
-
-def test_one_batch_of_images_at_a_time_is_decoded(folders, monkeypatch):
-    predictor = HydraPredictor(folders["images"], device="cpu", batch_size=2)
-    read, answer, waiting, most = predictor._read, predictor.answer, [], []
-    monkeypatch.setattr(predictor, "_read", lambda value: waiting.append(1) or read(value))
-
-    def counts(inputs, parameters):
-        most.append(len(waiting))
-        waiting.clear()
-        return answer(inputs, parameters)
-
-    monkeypatch.setattr(predictor, "answer", counts)
-    assert len(predictor({"image": [*PICTURES, PICTURES[0]]})["label"]) == 5 and most == [2, 2, 1]
 
 
 def test_a_predictor_is_pickled_by_its_arguments(images):
@@ -279,10 +263,3 @@ def test_users_at_once_get_their_own_answers(folders, images):
         alone = [model.answer_with_members(value) for value in values]
         with ThreadPoolExecutor(4) as users:
             assert list(users.map(model.answer_with_members, values * 6)) == alone * 6
-
-
-def test_the_models_weights_are_left_as_they_were(folders):
-    model = load_trained(folders["texts"])
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    HydraPredictor(model, AutoTokenizer.from_pretrained(folders["texts"])).answer_with_members("good")
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

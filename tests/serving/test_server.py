@@ -24,13 +24,6 @@ PICTURES = pictures([0, 1, 2], seed=4)
 ENCODED = [base64_of(image) for image in PICTURES]
 
 
-@pytest.fixture(scope="module")
-def clients(folders):
-    apps = [create_app(asked(folders[name])) for name in ("images", "texts", "clip")]
-    with TestClient(apps[0]) as vit, TestClient(apps[1]) as bert, TestClient(apps[2]) as clip:
-        yield {"vit": vit, "bert": bert, "clip": clip}
-
-
 def predicted(client: TestClient, inputs, **parameters):
     response = client.post("/predict", json={"inputs": inputs, "parameters": parameters})
     assert response.status_code == 200, response.text
@@ -195,19 +188,6 @@ def test_slow_bodies_have_a_limit_in_time_and_all_together_in_memory(monkeypatch
 
     assert asyncio.run(talk()) == [408, 408, 503]
     assert asyncio.run(talk()) == [408, 408, 503], "what is held is let go"
-
-
-def test_large_responses_are_written_outside_of_the_event_loop(monkeypatch):
-    threads = []
-    monkeypatch.setattr(server, "as_json", lambda answers: threads.append(threading.current_thread()) or answers)
-    app = create_app(Held())
-
-    async def talk():
-        async with app.router.lifespan_context(app):
-            await posted(app, [b'{"inputs": "a"}'])
-            return threading.current_thread()
-
-    assert asyncio.run(talk()) not in threads and len(threads) == 1
 
 
 # Metrics

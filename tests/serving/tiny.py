@@ -9,6 +9,7 @@ from PIL import Image
 from torch import nn
 from transformers import (
     AutoTokenizer,
+    BertConfig,
     BertForSequenceClassification,
     CLIPModel,
     CLIPProcessor,
@@ -18,7 +19,7 @@ from transformers import (
 
 from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.serving import HydraPredictor
-from tests.tiny_data import picture_rows, save_bert, save_clip, save_vit
+from tests.tiny_data import SIZES, WORDS, picture_rows, save_bert, save_clip, save_vit
 
 
 PRUNED = [{0: [0]}, {1: [1, 2]}, {0: [3], 1: [0]}]
@@ -33,6 +34,14 @@ def hydra_of(backbone: nn.Module, pruned: list = PRUNED) -> nn.Module:
             for weight in member.parameters():
                 weight += 0.15 * torch.randn(weight.shape, generator=random)
     return AutoHydra.from_pruned_members(members).eval()
+
+
+def text_hydra(model_class: type = BertForSequenceClassification, **settings) -> nn.Module:
+    """Three members whose answers differ, for the words of `save_bert`'s tokenizer."""
+    sizes = {**SIZES, "vocab_size": len(WORDS), "max_position_embeddings": 16, "initializer_range": 0.5}
+    torch.manual_seed(0)
+    members = [model_class(BertConfig(**sizes | settings)) for _ in range(3)]
+    return AutoHydra.from_pruned_members(members, shared=()).eval()
 
 
 def save_image_models(folder: Path) -> tuple[Path, Path]:

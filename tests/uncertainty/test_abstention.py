@@ -225,3 +225,10 @@ def test_the_sentence_tells_what_it_buys_and_what_it_promises():
     caught = Abstention.fit(scores, ood_scores=scores + 0.5, tpr=0.9, confidence=0.9)
     assert "90 % of the out-of-distribution rows are refused, if new rows" in caught.sentence
     assert all("Nothing holds under distribution shift." in rule.sentence for rule in (plain, sure, useless, caught))
+
+
+def test_the_order_of_the_rows_does_not_matter():
+    scores, correct = validation(steps=30)
+    order = np.random.default_rng(3).permutation(len(scores))
+    for target in ({"risk": 0.05}, {"risk": 0.1, "confidence": 0.9}, {"coverage": 0.8, "confidence": 0.9}):
+        assert Abstention.fit(scores, correct, **target) == Abstention.fit(scores[order], correct[order], **target)

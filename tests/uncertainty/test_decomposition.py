@@ -183,3 +183,10 @@ MEAN = LOGITS.softmax(-1).mean(1)
 )
 def test_ood_scores_reduce_over_members_as_documented(method, expected):
     assert ood_score(LOGITS, method).item() == pytest.approx(float(expected))
+
+
+def test_probabilities_of_exactly_0_and_1_give_no_nan():
+    parts = decompose(torch.tensor([[[0.0, -torch.inf], [0.0, -torch.inf]], [[0.0, -torch.inf], [-torch.inf, 0.0]]]))
+    assert parts.mean_probabilities.tolist() == [[1, 0], [0.5, 0.5]]
+    assert parts.total.tolist() == pytest.approx([0, math.log(2)])
+    assert all(getattr(parts, name).isfinite().all() for name in FIELDS)

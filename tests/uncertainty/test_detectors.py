@@ -364,3 +364,19 @@ def test_a_detector_fits_and_scores_data_of_any_model(name):
 def test_an_empty_batch_has_no_scores():
     assert fitted("knn")(TEST[0][:0], TEST[1][:0]).shape == (0,)
     assert detector_by_name("msp")(TEST[0][:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_float32_features_give_the_scores_of_float64(name):
+    low = fitted(name, tuple(each.float() if each.is_floating_point() else each for each in TRAIN))
+    assert {tensor.dtype for tensor in low.state.values()} == {torch.float32}
+    scores = low(TEST[0].float(), TEST[1].float())
+    torch.testing.assert_close(scores, fitted(name)(*TEST[:2]), rtol=1e-3, atol=1e-3)
+
+
+def test_a_failed_fit_leaves_the_detector_as_it_was():
+    detector = fitted("knn")
+    before = detector(*TEST[:2])
+    with pytest.raises(ValueError, match="k is 50"):
+        detector.fit_answers(*(each[:20] for each in TRAIN))
+    assert torch.equal(detector(*TEST[:2]), before)

@@ -281,3 +281,10 @@ def test_a_calibrated_model_answers_alike_where_the_package_is_not_importable(ca
     [answer] = hydra.predict([TEXT], tiny_tags.tokenizer())
     assert [each["word"] for each in found["entities"]] == [each["word"] for each in answer["entities"]]
     assert [each["abstain"] for each in found["entities"]] == [each["abstain"] for each in answer["entities"]]
+
+
+@pytest.mark.parametrize(
+    "tags", ["B-PER I-PER E-PER S-PER S-PER", "B-PER M-PER E-PER S-PER S-PER", "B-PER I-PER L-PER U-PER U-PER"]
+)
+def test_prefixes_of_bmes_and_bilou_mean_those_of_iobes(tags):
+    assert entities_in(tags.split(), by_prefix=True) == [("PER", 0, 2), ("PER", 3, 3), ("PER", 4, 4)]

@@ -1,6 +1,7 @@
 """Multi-label models, from fusing to decisions."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -124,3 +125,9 @@ def test_a_decision_for_another_number_of_labels_is_refused(hydra):
         ValueError, match=r"decision.log_odds has 1 values, and the model has \d outputs: call calibrate"
     ):
         hydra(input_ids=texts_for(hydra, 2)["input_ids"])
+
+
+def test_answers_that_are_not_numbers_may_be_every_label_and_are_abstained_from(hydra):
+    calibrate(hydra, [texts_for(hydra, 60)], target={"coverage": 0.9})
+    decided = hydra.decision(torch.full((2, 3, LABELS), math.nan))
+    assert decided.prediction_set.all() and decided.abstain.all() and not decided.chosen_labels.any()
