@@ -64,7 +64,10 @@ def from_backbone(
         return build(cls, members, shared, resolve_trunk(cls, members, shared, trunk_layers))
     if not isinstance(model, nn.Module):
         model = load_trained(model)
-    [member] = read_members(cls, model, "model")  # of a Hydra with several, pass model.member(i)
+    members = read_members(cls, model, "model")
+    if len(members) != 1:
+        raise ValueError(f"model is a Hydra of {len(members)} members: pass one of them, model.member(i)")
+    [member] = members
     pruned = prune_heads(cls, member, heads_to_prune)
     whole = _compared(cls, member, model) if check else None
     return build(cls, [pruned]) if heads_to_prune or whole is None else whole

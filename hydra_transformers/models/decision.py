@@ -82,6 +82,7 @@ class Decision(FixedDtype):
         for name, shape in settings["state"].items():
             self.register_buffer(name, torch.full(shape, math.nan, dtype=torch.float32))
         self.is_same_model: bool | None = None  # of the last comparison; None if there is to be another
+        self.weights = ComparedWeights(None)
 
     def above_threshold(self, detector_score: Tensor) -> Tensor:
         """Which rows not to answer, bool; without a threshold those whose score is not a number."""
@@ -103,7 +104,8 @@ class Decision(FixedDtype):
         """Whether the model is the one that was calibrated; see above for when its weights are read."""
         if is_exporting():
             return True  # `export` has compared them
-        if self.is_same_model is None or has_adapters(model) or config_settings(model) != self.settings["config"]:
+        is_compared = self.is_same_model is not None and self.weights.are_in_place()
+        if not is_compared or has_adapters(model) or config_settings(model) != self.settings["config"]:
             return self.compare(model)
         return self.is_same_model
 
@@ -136,7 +138,7 @@ class Decision(FixedDtype):
                 f"temperature and no sets, {RECALIBRATE}"
             )
         if not has_adapters(model):
-            self.is_same_model = not changes
+            self.is_same_model, self.weights = not changes, ComparedWeights(model)
         then, now = self.settings["dtype"], dtype_of(weights)
         if None not in (then, now) and self.reads_features and _eps(now) > _eps(then):
             logger.warning_once(
@@ -151,7 +153,7 @@ class Decision(FixedDtype):
         digests = {digest_of(weights, dtype) for dtype in (None, torch.float32, torch.bfloat16, torch.float16)}
         self.settings["dtype"], self.settings["config"] = dtype_of(weights), config_settings(model)
         self.settings["digests"] = {"weights": sorted(digests), "state": self.state_digest()}
-        self.is_same_model = True
+        self.is_same_model, self.weights = True, ComparedWeights(model)
 
     def compare_again(self, *_: Any) -> None:
         """At the next inference."""
@@ -188,6 +190,23 @@ class Decision(FixedDtype):
 
     def state_digest(self) -> str:
         return digest_of(self.get_buffer(name) for name in sorted(self.settings["state"]))  # JSON sorts names, too
+
+
+class ComparedWeights:
+    """Notices weights that were replaced since they were compared, as quantisers do in place."""
+
+    def __init__(self, model: nn.Module | None):
+        modules = () if model is None else model.modules()
+        self.places = [
+            (module._parameters, name, weight) for module in modules for name, weight in module._parameters.items()
+        ]
+
+    def are_in_place(self) -> bool:
+        return bool(self.places) and all(owner.get(name) is weight for owner, name, weight in self.places)
+
+    def __reduce__(self) -> tuple:
+        """A copied or pickled model is compared anew."""
+        return type(self), (None,)
 
 
 def check_settings(settings: Mapping[str, Any], num_parameters: float) -> None:

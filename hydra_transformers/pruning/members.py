@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
@@ -77,8 +77,8 @@ def draw_members(
     another budget, other data, or samples from more heads; `allow_equal=True` takes them, for training to make them different.
     A circuit of other weights causes a warning.
     """
-    models = [model] if isinstance(model, PreTrainedModel) else list(model)
-    is_several = not isinstance(model, PreTrainedModel)
+    is_several = not isinstance(model, nn.Module)
+    models = list(model) if is_several else [model]
     sources = {"circuits": circuits, "circuit": circuit, "data": data}
     options = {"budget": budget, "tolerance": tolerance, "out_of": out_of, "heads_per_layer": heads_per_layer}
     source = _source(sources, options, is_several)

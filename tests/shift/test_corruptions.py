@@ -212,3 +212,11 @@ def test_names_groups_and_all_of_a_kind():
 def test_wrong_data_names_and_scales_raise(data, name, severity, words):
     with pytest.raises((TypeError, ValueError), match=words):
         corrupt(data, name, severity)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_corrupts_as_a_cpu_does():
+    for name in ON_IMAGES:
+        there = corrupt(IMAGES.cuda(), name, 3)
+        # a coefficient or a count that lies between two steps may be rounded to the other
+        assert ((there.cpu() - corrupt(IMAGES, name, 3)).abs() > 1e-4).float().mean() < 0.01, name
