@@ -54,6 +54,16 @@ def same_threads() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def same_verbosity() -> Iterator[None]:
+    """What a test, or a script that it runs, sets for Transformers' messages ends with it: others look for warnings."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    yield
+    logging.set_verbosity(verbosity)
+
+
 @pytest.fixture
 def remote_code(tmp_path, monkeypatch) -> None:
     """Code of repositories is copied to a folder of the test's own, and imported from there."""
