@@ -61,8 +61,11 @@ def rows_for(name: str, seed: int = 0, labelled: bool = True, count: int = ROWS)
 
 
 @pytest.fixture
-def warned(caplog):
+def warned(caplog, monkeypatch):
     logger = logging.getLogger("transformers")
+    monkeypatch.setattr(
+        logger, "propagate", False
+    )  # with CI set, Transformers lets messages pass, which would count twice
     logger.addHandler(caplog.handler)
     transformers_logging.get_logger("transformers").warning_once.cache_clear()
     yield caplog
