@@ -27,29 +27,13 @@ def _one_run(options: str, name: str) -> tuple[str, str]:
     return f"python -m experiments.one_run --setting images {options}", f"experiments/results/{name}.json"
 
 
-def _analysed(setting: str) -> tuple[str, str]:
-    file = f"experiments/results/analysis/{setting}/results.json"
-    return f"python -m experiments.analysis --setting {setting} --results OUT", file
-
-
 def _measured(command: str, name: str) -> tuple[str, str]:
     return f"python benchmarks/{command}", f"benchmarks/results/{name}.json"
 
 
-TIMES = "inference_cost.py --families vit bert --dtypes bfloat16 --modes eager compiled --no-masks"
-CPU_TIMES = "inference_cost.py --device cpu --families vit --dtypes float32 --batches 4"
 FIGURES = (
     Figure("One run, images", *_one_run("--only seeds composed", "one-run-images")),
     Figure("Learning rates and variants, images", *_one_run("--only sweep variants", "one-run-images-sweep")),
-    Figure(
-        "CLIP",
-        "python -m experiments.zero_shot --data DIR --start DINOV2",
-        "experiments/results/clip-tinyimagenet.json",
-    ),
-    Figure("What heads do, images", *_analysed("tinyimagenet-dinov2")),
-    Figure("What heads do, texts", *_analysed("sst2-gte")),
-    Figure("Times", *_measured(TIMES, "inference_cost_h200")),
-    Figure("Times on a CPU", *_measured(CPU_TIMES, "inference_cost_cpu")),
     Figure("Circuits' times", *_measured("circuit_extraction.py --preset vit-b16", "circuit_extraction_h200")),
     Figure("Circuits' times on a CPU", *_measured("circuit_extraction.py --preset cpu", "circuit_extraction_cpu")),
     Figure(
@@ -65,7 +49,7 @@ FIGURES = (
 def table_of_figures() -> str:
     lines = ["| what | command | results file | commit | package |", "|---|---|---|---|---|"]
     for what, command, file in FIGURES:
-        link = f"[{Path(file).name if 'analysis' not in file else '/'.join(Path(file).parts[2:])}](../{file})"
+        link = f"[{Path(file).name}](../{file})"
         content = json.loads((ROOT / file).read_text())
         found = [recorded(key, content) or "not recorded" for key in ("commit", "package")]
         shown = f"`{command}`" if command.startswith("python") else command
