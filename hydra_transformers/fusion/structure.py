@@ -68,11 +68,6 @@ def without_head(cls: type, model: PreTrainedModel) -> PreTrainedModel:
     return model.base_model if encoder is None else encoder
 
 
-def has_decoder(model: PreTrainedModel) -> bool:
-    """Whether a plain model is an encoder and a decoder. Those that become Hydras are not, though Whisper's config is of both."""
-    return getattr(model.config, "is_encoder_decoder", False) and hydra_class_of(model) is None
-
-
 def encoder_config(model: PreTrainedModel) -> PreTrainedConfig:
     """The config with the layers and heads of a plain model or a Hydra; of a classifier on one of two towers, that tower's."""
     return config_in_backbone(hydra_class_of(model), model.config)

@@ -212,7 +212,6 @@ DETECTORS = {
         fit_settings={"shrinkage": None},
     ),
 }
-COMPARE_MEMBERS = ("mutual_information", "disagreement")  # nothing to tell of a single model
 
 
 def score(name: str, answers: Answers, by: str | None = None, multi_label: bool = False, **settings: float) -> Tensor:
