@@ -4,9 +4,11 @@ import base64
 import binascii
 import io
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -274,15 +276,29 @@ def predict(
         return answer(inputs, batch_size=batch_size, **parameters) if inputs else []
 
 
+class _LoadedProcessors(threading.local):
+    """Model -> its processors; each thread loads its own, because tokenizers are not thread-safe."""
+
+    def __init__(self) -> None:
+        self.by_model: WeakKeyDictionary[nn.Module, dict[tuple[str, str], Any]] = WeakKeyDictionary()
+
+
+LOADED_PROCESSORS = _LoadedProcessors()
+
+
 def processor_of(model: nn.Module, auto_class: type) -> Any:
-    """The processor that was saved with the model."""
+    """The processor that was saved with the model, loaded once for each model."""
     name, config = model.config.name_or_path, model.config
     inside = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)
+    loaded, key = LOADED_PROCESSORS.by_model.setdefault(inside, {}), (auto_class.__name__, name)
+    if key in loaded:
+        return loaded[key]
     try:
         # Who trusted the code of the model's repository need not be asked again; its config says which processor it has.
         is_trusted = type(inside).__module__.startswith("transformers_modules.")
         known = {"config": config} if config.model_type else {}
-        return auto_class.from_pretrained(name, trust_remote_code=is_trusted or None, **known)
+        loaded[key] = auto_class.from_pretrained(name, trust_remote_code=is_trusted or None, **known)
+        return loaded[key]
     except (OSError, ValueError, ImportError) as error:
         where = f"none could be loaded from {name}" if name else "the model was not loaded from anywhere"
         what = auto_class.__name__.removeprefix("Auto")
@@ -291,13 +307,27 @@ def processor_of(model: nn.Module, auto_class: type) -> Any:
         ) from error
 
 
+_MODES_LOCK = threading.Lock()
+_MODES: dict[
+    int, list[int]
+] = {}  # id of a module in evaluation mode -> [uses, whether it was in training mode before]
+
+
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; on leaving, every module is back in the mode it was in."""
-    in_training = [module for module in model.modules() if module.training]
-    model.eval()
+    """Thread-safe eval() context: a module is back in its mode when the last of all threads has left."""
+    modules = list(model.modules())
+    with _MODES_LOCK:
+        for module in modules:
+            _MODES.setdefault(id(module), [0, module.training])[0] += 1
+        model.eval()
     try:
         yield
     finally:
-        for module in in_training:
-            module.training = True
+        with _MODES_LOCK:
+            for module in modules:
+                mode = _MODES[id(module)]
+                mode[0] -= 1
+                if mode[0] == 0:
+                    del _MODES[id(module)]
+                    module.training = module.training or bool(mode[1])

@@ -1,7 +1,10 @@
 """Functions that take data and a model take the name, folder or file of a data set, or a DataFrame, too."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pandas as pd
 import pytest
+from transformers import AutoTokenizer
 
 from hydra_transformers import AutoHydra, calibrate, evaluate_uncertainty, load_data
 from hydra_transformers.models.auto import load_trained
@@ -39,3 +42,17 @@ def test_predict_takes_the_column_of_a_dataframe_and_not_its_names(place):
     assert hydra.predict(frame) == hydra.predict(frame["text"]) == hydra.predict(frame[["text"]]) == expected
     with pytest.raises(ValueError, match="inputs has the columns first, second: pass one of them"):
         hydra.predict(pd.DataFrame({"first": ["a"], "second": ["b"]}))
+
+
+def test_predict_loads_the_processor_once_for_a_model_and_thread(place, monkeypatch):
+    hydra, loaded, load = AutoHydra.from_backbone(load_trained(place / "bert")), [], AutoTokenizer.from_pretrained
+    monkeypatch.setattr(
+        AutoTokenizer, "from_pretrained", lambda name, **options: loaded.append(name) or load(name, **options)
+    )
+    answers = [hydra.predict(["a film"]) for _ in range(3)]
+    assert answers[0] == answers[1] == answers[2] and len(loaded) == 1
+    with ThreadPoolExecutor(1) as pool:  # tokenizers are not thread-safe
+        assert pool.submit(hydra.predict, ["a film"]).result() == answers[0] and len(loaded) == 2
+    hydra.config.name_or_path = str(place / "other")
+    with pytest.raises(ValueError, match=r"none could be loaded from .*other"):
+        hydra.predict(["a film"])

@@ -1,11 +1,16 @@
 """Member logits of every kind of model: Hydras, plain classifiers, two towers with class prompts, saved arrays."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
 import pytest
 import torch
+from torch import nn
 from transformers import BatchEncoding
 
 from hydra_transformers.data.prediction import SavedLogits, collect_member_logits, predict
 from hydra_transformers.data.zero_shot import ZeroShotClassifier
+from hydra_transformers.models.pipeline_hydra import evaluation_mode
 from tests.families import CLIP, FEW, VIT, for_families, images, padded_texts
 
 
@@ -39,6 +44,31 @@ def test_every_module_is_back_in_its_mode_after_prediction():
     with pytest.raises(ValueError):
         predict(model, {"pixel_values": torch.zeros(1, 7, 7, 7)})
     assert [module.training for module in model.modules()] == modes
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_thread_keeps_evaluation_mode_when_another_leaves_it(is_wrapped):
+    model = nn.Dropout(0.5)
+    first_model = nn.Sequential(model) if is_wrapped else model
+    first_is_inside, both_are_inside, first_has_left = Event(), Event(), Event()
+
+    def first():
+        with evaluation_mode(first_model):
+            first_is_inside.set()
+            assert both_are_inside.wait(60)
+        first_has_left.set()
+
+    def second():
+        assert first_is_inside.wait(60)
+        with evaluation_mode(model):
+            both_are_inside.set()
+            assert first_has_left.wait(60)
+            return model(torch.ones(1_000))
+
+    with ThreadPoolExecutor(2) as pool:
+        threads = pool.submit(first), pool.submit(second)
+        assert threads[1].result().eq(1).all() and threads[0].result() is None
+    assert model.training and first_model.training
 
 
 def test_collecting_gives_all_logits_and_labels_in_order():
