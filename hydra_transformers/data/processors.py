@@ -9,6 +9,7 @@ import transformers
 from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
+from ..models.adapters import base_of_adapters, is_adapter_folder
 from ..models.auto import HYDRA_CLASSES, auto_class_of, head_of, is_zero_shot
 
 
@@ -35,6 +36,8 @@ def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
     """
     auto_class = PROCESSORS[auto_class_of(config)]
     what = auto_class.removeprefix("Auto")
+    if name and is_adapter_folder(name) and not _has_processor_files(name):
+        name = base_of_adapters(name)
     if not name or not _has_processor_files(name):  # AutoTokenizer would make an empty one
         raise NoProcessorError(
             f"{name or 'the model, which was not loaded from a folder or the Hub,'} has no {what} saved with it: pass one as processor="

@@ -17,6 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, Repository
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .adapters import base_of_adapters, config_of_adapters, is_adapter_folder, load_merged
 from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers, task_of
 from .families import FAMILIES, config_class, model_class
 
@@ -136,7 +137,7 @@ class AutoHydra:
 
         members: one-member Hydras, Hydras (their members are taken apart), or supported models of Transformers, whole or
             with their q, k, v and output projections sliced; the models, or the folders or Hub names from which they are
-            loaded. All of one architecture, for the same classes
+            loaded, or folders of PEFT adapters, which are merged into their base model. All of one architecture, for the same classes
         shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()` nothing
             is merged and the Hydra is exactly the ensemble of the members
         trunk_layers: how many leading layers become the mean over the members, attention too, and run once: a count, or
@@ -210,8 +211,11 @@ def check_has_no_adapters(model: nn.Module, name: str) -> None:
 
 
 def config_of(name: str | os.PathLike) -> PreTrainedConfig:
-    """The config in a folder or on the Hub."""
+    """The config in a folder or on the Hub; for a folder of adapters that of the model with them."""
     check_model_exists(name)
+    if is_adapter_folder(name):
+        check_model_exists(base_of_adapters(name))
+        return config_of_adapters(name, {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": TOKEN_CLASSIFIERS})
     return transformers.AutoConfig.from_pretrained(os.fspath(name))
 
 
@@ -238,14 +242,25 @@ def check_model_exists(name: str | os.PathLike) -> None:
 
 
 def load_trained(name: str | os.PathLike) -> PreTrainedModel:
-    """The classifier or zero-shot model in a folder or on the Hub, ready to predict; one with untrained parts is refused."""
+    """The classifier or zero-shot model in a folder or on the Hub, ready to predict; adapters are merged into their base model.
+
+    A model with untrained parts raises.
+    """
     config = config_of(name)
     if config.model_type not in HEADS:
         raise ValueError(f"{name} is a {config.model_type}: pass a {', '.join(HEADS)} model")
-    model, found = head_of(config).from_pretrained(name, output_loading_info=True)
-    missing = sorted(found["missing_keys"])
+    if is_adapter_folder(name):
+        model, missing = load_merged(head_of(config), config, name)
+    else:
+        model, loading = head_of(config).from_pretrained(name, output_loading_info=True)
+        missing = loading["missing_keys"]
+    if missing and (Path(name) / "config_setfit.json").exists():
+        raise ValueError(
+            f"{name} is a SetFit model, whose classifier is outside the network: fine-tune its encoder, as `hydra-transformers "
+            f"finetune {name} --data ...` does"
+        )
     if missing:
-        raise ValueError(f"{name} has no {missing[0]}: pass a model that is trained for classification")
+        raise ValueError(f"{name} has no {min(missing)}: pass a model that is trained for classification")
     return model.eval()
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from .._io.access import access_to
 from ..data.prediction import config_of
 from ..data.processors import class_prompts, load_processor
 from ..data.zero_shot import ZeroShotClassifier
+from ..models import auto
+from ..models.adapters import is_adapter_folder
 from ..models.auto import HEADS, check_model_exists, load_trained
 from ..uncertainty import CalibratedClassifier
 from ..uncertainty.tasks import task_of
@@ -21,7 +23,7 @@ def load_config(name: str) -> PreTrainedConfig:
     """The config of a supported model by Hub name or folder."""
     path = Path(name)
     check_model_exists(name)
-    if path.is_dir() and not (path / "config.json").exists():
+    if path.is_dir() and not _holds_model(path):
         if member_folders(path):
             raise ValueError(
                 f"{name} holds members, not a model: fuse them first with `hydra-transformers fuse {name}`"
@@ -29,7 +31,7 @@ def load_config(name: str) -> PreTrainedConfig:
         raise ValueError(f"the folder {name} holds no model: it has no config.json")
     with access_to(name, "model"):
         try:
-            config = AutoConfig.from_pretrained(name)
+            config = auto.config_of(name)
         except ValueError as error:
             raise ValueError(f"Transformers does not know the model {name}: {str(error).splitlines()[0]}") from error
     if config.model_type not in HEADS:
@@ -67,7 +69,11 @@ def load_with_decision(name: str, processor: Any = None, device: str | None = No
 def member_folders(folder: Path) -> list[Path]:
     """`member-0`, `member-1`, ... of a folder, in order."""
     found = [path for path in folder.glob("member-*") if re.fullmatch(r"member-\d+", path.name)]
-    return sorted((path for path in found if (path / "config.json").exists()), key=member_number)
+    return sorted(filter(_holds_model, found), key=member_number)
+
+
+def _holds_model(folder: Path) -> bool:
+    return (folder / "config.json").exists() or is_adapter_folder(folder)
 
 
 def member_number(path: Path) -> int:
