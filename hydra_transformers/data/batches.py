@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.data import Dataset
 from transformers import default_data_collator
 
-from .labels import match_names
+from .labels import NO_TAG, match_names
 from .rows import as_rows
 
 
@@ -118,11 +119,8 @@ def _row_groups(data: Any, batch_size: int, rank: int, world_size: int) -> Itera
         for start in range(rank * batch_size, len(data), world_size * batch_size):
             yield [data[row] for row in range(start, min(start + batch_size, len(data)))]
         return
-    rows, number = iter(data), 0
-    while group := list(islice(rows, batch_size)):
-        if number % world_size == rank:
-            yield group
-        number += 1
+    rows = iter(data)
+    yield from islice(iter(lambda: list(islice(rows, batch_size)), []), rank, None, world_size)
 
 
 def collate(
@@ -146,38 +144,28 @@ def collate(
             f"a row of data has no numbers as its {partial}, others of its batch have: give them to every row, or to none"
         )
     named = [{name: row[source] for name, source in names.items()} for row in rows]
-    return default_data_collator(_padded_audio(_padded(named, padding)))
+    named = _padded(named, "input_ids", dict.fromkeys(PER_TOKEN, 0) | {"input_ids": padding})
+    return default_data_collator(_padded(named, RAW_AUDIO, {RAW_AUDIO: 0, "attention_mask": 0}))
 
 
-def _padded(rows: list[dict[str, Any]], padding: int) -> list[dict[str, Any]]:
-    """Rows of tokens at the length of the longest; other rows, and rows of one length, as they are."""
-    lengths = {len(row["input_ids"]) for row in rows if _dim(row.get("input_ids")) == 1}
+def _padded(rows: list[dict[str, Any]], key: str, fillers: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Rows whose `key` is a sequence of numbers, at the length of the longest; other rows, and rows of one length, as they are.
+
+    fillers: what the sequences of these names are filled up with, where they are as long as `key`
+    """
+    lengths = {len(row[key]) for row in rows if _dim(row.get(key)) == 1}
     if len(lengths) < 2:
         return rows
-    are_tags = all(_dim(row.get("labels")) == 1 and len(row["labels"]) == len(row["input_ids"]) for row in rows)
+    if key == "input_ids":
+        rows = [{"attention_mask": [1] * len(row[key])} | row for row in rows]
+        are_tags = all(_dim(row.get("labels")) == 1 and len(row["labels"]) == len(row[key]) for row in rows)
+        fillers = {**fillers, "labels": NO_TAG} if are_tags else fillers
     padded = []
     for row in rows:
-        length = len(row["input_ids"])
-        row = {"attention_mask": [1] * length} | row
-        tokens = {name: value for name, value in row.items() if name in PER_TOKEN and len(value) == length}
-        fillers = dict.fromkeys(tokens, 0) | {"input_ids": padding}
-        if are_tags:
-            tokens["labels"], fillers["labels"] = row["labels"], -100  # which no loss counts
-        missing = max(lengths) - length
-        padded.append(row | {name: [*map(int, value), *[fillers[name]] * missing] for name, value in tokens.items()})
-    return padded
-
-
-def _padded_audio(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of raw audio at the length of the longest; other rows, and rows of one length, as they are."""
-    lengths = {len(row[RAW_AUDIO]) for row in rows if _dim(row.get(RAW_AUDIO)) == 1}
-    if len(lengths) < 2:
-        return rows
-    padded = []
-    for row in rows:
-        parts = {name: torch.as_tensor(row[name]) for name in (RAW_AUDIO, "attention_mask") if name in row}
-        missing = max(lengths) - len(row[RAW_AUDIO])
-        padded.append(row | {name: torch.nn.functional.pad(part, (0, missing)) for name, part in parts.items()})
+        length = len(row[key])
+        parts = {name: torch.as_tensor(row[name]) for name in fillers if name in row and len(row[name]) == length}
+        missing = (0, max(lengths) - length)
+        padded.append(row | {name: pad(part, missing, value=fillers[name]) for name, part in parts.items()})
     return padded
 
 
@@ -190,9 +178,8 @@ def _with_class_indices(batch: Mapping[str, Any], classes: Sequence[str] | None)
     labels = [batch[name]] if is_row else batch[name]
     if not isinstance(labels, Sequence) or not len(labels) or not isinstance(labels[0], str):
         return batch
-    names = sorted(set(labels))
-    places = match_names(names, list(classes), set(range(len(names))), "data")
-    indices = [places[names.index(label)] for label in labels]
+    places = match_names(sorted(set(labels)), classes)
+    indices = [places[label] for label in labels]
     return {**batch, name: indices[0] if is_row else indices}
 
 

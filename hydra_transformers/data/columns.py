@@ -9,9 +9,8 @@ from .audio import is_audio
 
 
 # The usual names, first choice first.
-TEXT_NAMES = ("text", "sentence", "content", "review", "question")
+INPUT_NAMES = {"text": ("text", "sentence", "content", "review", "question"), "words": ("tokens", "words")}
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "class")
-WORD_NAMES = ("tokens", "words")
 TAG_NAMES = ("ner_tags", "tags", "labels", "pos_tags", "upos", "label")
 PLURALS = {"image": "images", "text": "texts", "audio": "audio", "words": "lists of words"}
 
@@ -39,9 +38,14 @@ class DataSource:
     @property
     def text_columns(self) -> tuple[str, ...]:
         """The columns that `text` names: none, one, or two of pairs."""
-        if not self.text:
-            return ()
-        return tuple(name.strip() for name in (self.text.split(",") if isinstance(self.text, str) else self.text))
+        names = self.text.split(",") if isinstance(self.text, str) else self.text or ()
+        return tuple(name.strip() for name in names if name)
+
+
+def feature_of(rows: Any, column: str) -> Any:
+    """The feature of a column of `datasets`, or of the entries of its lists; None for other rows."""
+    feature = rows.features[column] if getattr(rows, "features", None) else None
+    return getattr(feature, "feature", None) or feature
 
 
 def column_kinds(rows: Any) -> dict[str, str]:
@@ -72,76 +76,54 @@ def _kind_of_value(value: Any) -> str:
     return "text" if isinstance(value, str) else "audio" if is_audio(value) else type(value).__name__
 
 
+def find_words(rows: Any, source: DataSource) -> str | None:
+    """The column of lists of words, which have tags; None where the rows are texts."""
+    kinds, usual = column_kinds(rows), INPUT_NAMES["words"]
+    if any(kind == "text" and name not in (*TAG_NAMES, "id", "lang") for name, kind in kinds.items()):
+        usual = ()
+    words = [name for name in source.text_columns or usual if kinds.get(name) == "words"]
+    return words[0] if words and len(source.text_columns) < 2 else None
+
+
 def find_columns(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
-    """The column of images, audio or texts (`kind`: "image", "audio", "text"); two where the source names text pairs."""
-    kinds = column_kinds(rows)
-    columns = {name: (column,) for name in ("image", "audio") if (column := getattr(source, name)) is not None}
-    columns |= {"text": source.text_columns} if source.text_columns else {}
-    for other in columns.keys() - {kind}:
-        raise ValueError(f"{columns[other][0]!r} does not go with a model of {PLURALS[kind]}: name it as {kind}=")
-    if kind in columns:
-        if len(columns[kind]) > 2:
-            raise ValueError(f"text is {source.text!r}: name one column, or two of pairs")
-        return tuple(_existing(name, kinds, source) for name in columns[kind])
+    """The column of images, audio, texts or words (`kind`: "image", "audio", "text", "words"); two where the source names text
+    pairs."""
+    kinds, argument = column_kinds(rows), "text" if kind == "words" else kind
+    named = {name: (column,) for name in ("image", "audio") if (column := getattr(source, name)) is not None}
+    named |= {"text": source.text_columns} if source.text_columns else {}
+    for other in named.keys() - {argument}:
+        raise ValueError(f"{named[other][0]!r} does not go with a model of {PLURALS[kind]}: name it as {argument}=")
+    if argument in named:
+        if len(named[argument]) > (1 if kind == "words" else 2):
+            raise ValueError(f"text is {source.text!r}: name one column, or two of pairs of texts")
+        return tuple(_existing(name, kinds, source) for name in named[argument])
     matching = [name for name in kinds if kinds[name] == kind and name != source.label]
-    if kind == "text":
-        usual = [name for name in TEXT_NAMES if name in matching]
-        others = [name for name in matching if name not in LABEL_NAMES]
-        matching = usual[:1] or others or (matching if source.label is not None else [])
-    return (_one_of(matching, kind, kinds, source),)
+    usual = [name for name in INPUT_NAMES.get(kind, ()) if name in matching]
+    others = [name for name in matching if name not in (TAG_NAMES if kind == "words" else LABEL_NAMES)]
+    matching = usual[:1] or others or (matching if source.label is not None or kind in ("image", "audio") else [])
+    return (_one_of(matching, argument, kinds, source, "column of words" if kind == "words" else None),)
 
 
-def find_label_column(rows: Any, source: DataSource, num_labels: int | None) -> str:
-    """The column of classes, or of lists of them; of several (coarse and fine labels) the one with as many classes as the
-    model."""
+def find_label_column(rows: Any, source: DataSource, num_labels: int | None, words: str | None = None) -> str:
+    """The column of classes, or of lists of them; of several (coarse and fine labels, POS and NER) the one with as many classes
+    as the model.
+
+    words: the column of words, whose tags are the labels
+    """
     kinds = column_kinds(rows)
     if source.label is not None:
         return _existing(source.label, kinds, source)
-    classes = [name for name in kinds if kinds[name] == "class"]
-    classes = classes or [name for name in kinds if kinds[name] == "classes"]
-    fitting = [name for name in classes if num_classes(rows, name) == num_labels]
-    usual = [name for name in LABEL_NAMES if name in kinds]
-    matching = fitting if len(fitting) == 1 else classes if len(classes) == 1 else usual[:1] or classes
-    return _one_of(matching, "label", kinds, source)
-
-
-def num_classes(rows: Any, column: str) -> int | None:
-    feature = rows.features[column] if getattr(rows, "features", None) else None
-    return getattr(getattr(feature, "feature", None) or feature, "num_classes", None)
-
-
-# Words and their tags, of classifiers of tokens
-
-
-def has_words(rows: Any, source: DataSource) -> bool:
-    """Whether the rows are lists of words with tags, and not texts."""
-    kinds = column_kinds(rows)
-    if source.text_columns:
-        return [kinds.get(name) for name in source.text_columns] == ["words"]
-    has_text = any(kind == "text" and name not in (*TAG_NAMES, "id", "lang") for name, kind in kinds.items())
-    return not has_text and any(kinds.get(name) == "words" for name in WORD_NAMES)
-
-
-def find_word_column(rows: Any, source: DataSource) -> str:
-    """The column of lists of words."""
-    kinds = column_kinds(rows)
-    if source.text_columns:
-        words = [name for name in source.text_columns if kinds[_existing(name, kinds, source)] == "words"]
+    if words is not None:
+        columns = [name for name in kinds if kinds[name] in ("words", "classes", "numbers") and name != words]
+        usual = [name for name in TAG_NAMES if name in columns]
     else:
-        words = [name for name in WORD_NAMES if kinds.get(name) == "words"][:1]
-        words = words or [name for name, kind in kinds.items() if kind == "words" and name not in TAG_NAMES]
-    return _one_of(words, "text", kinds, source, "column of words")
-
-
-def find_tag_column(rows: Any, source: DataSource, words: str, num_labels: int | None) -> str:
-    """The column of lists of tags; of several (POS and NER) the one with as many tags as the model has classes."""
-    kinds = column_kinds(rows)
-    lists = [name for name, kind in kinds.items() if kind in ("words", "classes", "numbers") and name != words]
-    if source.label is not None:
-        lists = [name for name in lists if name == source.label]
-    fitting = [name for name in lists if num_labels is not None and num_classes(rows, name) == num_labels]
-    usual = [name for name in TAG_NAMES if name in lists]
-    return _one_of(fitting if len(fitting) == 1 else usual[:1] or lists, "label", kinds, source, "column of tags")
+        columns = [name for name in kinds if kinds[name] == "class"]
+        columns = columns or [name for name in kinds if kinds[name] == "classes"]
+        usual = [name for name in LABEL_NAMES if name in kinds]
+    counts = {name: getattr(feature_of(rows, name), "num_classes", None) for name in columns}
+    fitting = [name for name in columns if counts[name] is not None and counts[name] == num_labels]
+    matching = fitting if len(fitting) == 1 else columns if len(columns) == 1 else usual[:1] or columns
+    return _one_of(matching, "label", kinds, source, None if words is None else "column of tags")
 
 
 def _existing(column: str, kinds: Mapping[str, str], source: DataSource) -> str:
@@ -151,12 +133,12 @@ def _existing(column: str, kinds: Mapping[str, str], source: DataSource) -> str:
 
 
 def _one_of(
-    matching: Sequence[str], kind: str, kinds: Mapping[str, str], source: DataSource, title: str | None = None
+    matching: Sequence[str], kind: str, kinds: Mapping[str, str], source: DataSource, title: str | None
 ) -> str:
     if len(matching) != 1:
-        found = f"{'more than one' if matching else 'no'} {title or f'{kind} column'} among {', '.join(kinds)}"
+        count = f"{'more than one' if matching else 'no'} {title or f'{kind} column'} among {', '.join(kinds)}"
         flag = "--label" if kind == "label" else "--column"
-        raise ValueError(f"{source.name} has {found}: name it as {kind}= ({flag})")
+        raise ValueError(f"{source.name} has {count}: name it as {kind}= ({flag})")
     return matching[0]
 
 
@@ -177,10 +159,8 @@ def check_none_is_missing(rows: Any, column: str, kind: str, source: DataSource)
     """Raises for rows without an input before any is read."""
     if not hasattr(rows, "features") or rows.data.column(column).null_count == 0:
         return
-    if kind == "image":
-        rows = rows.cast_column(column, type(rows.features[column])(decode=False))
-    missing = [row for row, value in enumerate(rows[column]) if value is None]
-    if missing:  # rows that a selection left out also count as null
+    missing = rows.with_format("arrow")[column].is_null().to_numpy().nonzero()[0]  # images stay undecoded
+    if len(missing):  # rows that a selection left out also count as null
         raise ValueError(
             f"{len(missing)} of {len(rows):,} rows of {source.name} have no {kind} in the column {column!r}, the first is row "
             f"{missing[0]}: fill or remove them"

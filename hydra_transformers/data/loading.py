@@ -20,16 +20,17 @@ from .columns import (
     check_none_is_missing,
     find_columns,
     find_label_column,
-    find_tag_column,
-    find_word_column,
-    has_words,
+    find_words,
     without_missing_columns,
 )
-from .labels import LabelLists, Labels, Tags, has_lists, match_names, model_classes
+from .labels import LabelLists, Labels, has_lists, match_names, model_classes
 from .prediction import classifies_tokens, config_of
 from .processors import load_processor
 from .rows import FEW_ROWS, DataSource, as_rows, is_dataframe, load_rows
 from .tags import TOKEN_CLASSIFICATION, tokens_of_words
+
+
+MULTI_LABEL = "multi_label_classification"
 
 
 @dataclass
@@ -73,7 +74,7 @@ class PreparedData(torch.utils.data.Dataset):
             label = row[self.label] if self.labels is None else self.labels[index]
         try:
             if self.kind == "words":
-                return tokens_of_words(self.processor, values[0], label, **self._length)
+                return tokens_of_words(self.processor, values[0], label, max_length=self.max_length)
             prepared = self._prepared(values)
         except (TypeError, ValueError, AttributeError, OSError) as error:
             raise ValueError(
@@ -81,7 +82,7 @@ class PreparedData(torch.utils.data.Dataset):
                 f"{self.columns[0]!r}, or name their column as {self.kind}="
             ) from error
         if isinstance(label, str):
-            label = match_names([label], self.model_classes or (), {0}, "data")[0]
+            label = match_names([label], self.model_classes or ())[label]
         return prepared if self.label is None else {**prepared, "labels": label}
 
     def _prepared(self, values: list[Any]) -> dict[str, Any]:
@@ -92,14 +93,10 @@ class PreparedData(torch.utils.data.Dataset):
             return prepared_audio(values[0], self.processor)
         if self.kind == "text":
             texts = values if self.change is None else list(map(self.change, values))
-            return dict(self.processor(*texts, truncation=True, **self._length))
+            return dict(self.processor(*texts, truncation=True, max_length=self.max_length))
         image = read_image(values[0], "it", self.image_mode) if hasattr(values[0], "mode") else values[0]
         image = image if self.change is None else self.change(image)
         return {"pixel_values": self.processor(images=image, return_tensors="pt")["pixel_values"][0]}
-
-    @property
-    def _length(self) -> dict[str, int]:
-        return {} if self.max_length is None else {"max_length": self.max_length}
 
 
 def load_data(
@@ -150,15 +147,14 @@ def load_data(
     """
     if isinstance(data, PreparedData):
         return data
-    data = as_rows(data)
-    source = DataSource(data, split, part, limit, image, audio, text, label, label_separator, max_length)
+    source = DataSource(as_rows(data), split, part, limit, image, audio, text, label, label_separator, max_length)
     config, processor = _config_and_processor(model, processor)
     rows, split, note = load_rows(source)
     rows = undecoded(rows)
     if labelled is False:
         source = without_missing_columns(source, rows)
     kind = _kind_of(processor, model, config)
-    columns = (find_word_column(rows, source),) if kind == "words" else find_columns(rows, kind, source)
+    columns = find_columns(rows, kind, source)
     for column in columns:
         check_none_is_missing(rows, column, kind, source)
     if kind == "image" and hasattr(rows, "features") and not getattr(rows.features[columns[0]], "decode", True):
@@ -241,10 +237,8 @@ def _kind_of(processor: Any, model: Any, config: PreTrainedConfig | None) -> str
         return "audio"
     if not isinstance(processor, PreTrainedTokenizerBase):
         return "image"
-    if isinstance(model, nn.Module):
-        return "words" if classifies_tokens(model) else "text"
     is_tagger = config is not None and config.model_type in auto.HEADS and "Token" in auto.auto_class_of(config)
-    return "words" if is_tagger else "text"
+    return "words" if (classifies_tokens(model) if isinstance(model, nn.Module) else is_tagger) else "text"
 
 
 def _max_length(config: PreTrainedConfig | None, tokenizer: Any, max_length: int | None) -> int | None:
@@ -272,41 +266,34 @@ def remember_max_length(tokenizer: Any, config: PreTrainedConfig, max_length: in
 
 def _add_labels(data: PreparedData, source: DataSource, config: PreTrainedConfig | None, is_required: bool) -> None:
     num_labels, problem_type = getattr(config, "num_labels", None), getattr(config, "problem_type", None)
+    words = data.columns[0] if data.kind == "words" else None
     try:
-        if data.kind == "words":
-            column = find_tag_column(data.rows, source, data.columns[0], num_labels)
-        else:
-            column = find_label_column(data.rows, source, num_labels)
+        column = find_label_column(data.rows, source, num_labels, words)
     except ValueError:
         if is_required or source.label is not None:
             raise
         return
-    are_lists = problem_type == "multi_label_classification"
-    labels = (Tags if data.kind == "words" else LabelLists if are_lists else Labels)(data.rows, column, source)
+    are_lists = problem_type == MULTI_LABEL
+    labels = (LabelLists if are_lists or words else Labels)(data.rows, column, source)
     is_zero_shot = config is not None and config.model_type in auto.HEADS and auto.is_zero_shot(config)
     data.label, data.class_names = column, labels.names
     data.model_classes = None if config is None or is_zero_shot else model_classes(config)
     if labels.values is None:
-        if data.kind == "words" or are_lists:
-            raise ValueError(f"{source.name} is read row by row: pass a list of rows, or a Dataset of datasets")
         note = "read row by row"
-    elif data.kind == "words":
-        data.labels, note = labels.of_words([row[data.columns[0]] for row in data.rows], data.model_classes)
-        note += "; the first token of a word carries its tag"
+    elif words:
+        data.labels, note = labels.of_words([row[words] for row in data.rows], data.model_classes)
     elif is_zero_shot:
         if labels.names is None:
             raise ValueError(f"column {column!r} of {source.name} has no class names, which the prompts are made of")
         data.labels, note = labels.indices(), f"{len(labels.names)} classes named by the data"
-    elif are_lists:
-        data.labels, note = labels.multi_hot(data.model_classes)
     elif problem_type == "regression":
         data.labels, note = labels.numbers(num_labels), "numbers taken as they are"
-    elif config is None or num_labels == 1 or problem_type not in (None, "single_label_classification"):
-        if labels.are_texts:
-            raise ValueError(f"the labels of {source.name} are names: pass the model in place of its processor")
-        data.labels, note = labels.values, "taken as they are"
-    else:
+    elif are_lists or (num_labels not in (None, 1) and problem_type in (None, "single_label_classification")):
         data.labels, note = labels.matched(data.model_classes)
+    elif labels.are_texts:
+        raise ValueError(f"the labels of {source.name} are names: pass the model in place of its processor")
+    else:
+        data.labels, note = labels.values, "taken as they are"
     data.notes.append(f"labels: column {column!r}, {note}")
 
 
@@ -318,20 +305,18 @@ def classes_in(source: DataSource, are_numbers: bool = False) -> tuple[list[str]
     are_numbers: whether labels are numbers for regression, be they whole or not
     """
     rows, _, _ = load_rows(source)
-    if has_words(rows, source):
-        column = find_tag_column(rows, source, find_word_column(rows, source), None)
-        names, problem_type = Tags(rows, column, source).classes(), TOKEN_CLASSIFICATION
+    words = find_words(rows, source)
+    column = find_label_column(rows, source, None, words)
+    if words is not None:
+        names, problem_type = LabelLists(rows, column, source).classes(are_tags=True), TOKEN_CLASSIFICATION
+    elif not are_numbers and has_lists(rows, column, source):
+        names, problem_type = LabelLists(rows, column, source).classes(), MULTI_LABEL
     else:
-        column = find_label_column(rows, source, None)
-        if not are_numbers and has_lists(rows, column, source):
-            names, problem_type = LabelLists(rows, column, source).classes(), "multi_label_classification"
-        else:
-            labels = Labels(rows, column, source)
-            if are_numbers or labels.are_numbers():
-                labels.numbers(1)  # raises for others
-                return [column], "regression"
-            names, problem_type = labels.names, None
-            names = names or [f"LABEL_{index}" for index in range(max(labels.indices()) + 1)]
+        labels = Labels(rows, column, source)
+        if are_numbers or labels.are_numbers():
+            labels.numbers(1)  # raises for others
+            return [column], "regression"
+        names, problem_type = labels.classes(), None
     if len(names) < (2 if problem_type is None else 1):
         raise ValueError(f"column {column!r} of {source.name} has {len(names)} class, so there is nothing to learn")
     return names, problem_type

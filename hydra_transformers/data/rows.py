@@ -4,12 +4,13 @@ import glob
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .columns import DataSource, find_label_column, find_tag_column, find_word_column, has_words
+from .columns import DataSource, find_label_column, find_words
 from .labels import NO_TAG
 
 
@@ -157,13 +158,11 @@ def _part_of(splits: Mapping[str, Any], source: DataSource) -> tuple[Any, str, s
 def _has_labels(rows: Any, source: DataSource) -> bool:
     """Test splits on the Hub may have no labels, or only -1."""
     try:
-        if has_words(rows, source):
-            tags = rows[find_tag_column(rows, source, find_word_column(rows, source), None)]
-            values = [tag for tags_of_row in tags for tag in tags_of_row or ()]
-        else:
-            values = rows[find_label_column(rows, source, None)]
+        words = find_words(rows, source)
+        values = rows[find_label_column(rows, source, None, words)]
     except ValueError:
         return False
+    values = values if words is None else chain.from_iterable(tags or () for tags in values)
     return any(value not in (None, -1, NO_TAG) for value in values)
 
 

@@ -20,7 +20,7 @@ from .._io.access import access_to
 from .._io.files import check_takes_files, write_atomically
 from .._io.progress import progress_bar
 from .._version import __version__
-from ..data.columns import column_kinds, find_columns, find_word_column, has_words
+from ..data.columns import column_kinds, find_columns, find_words
 from ..data.rows import DataSource, load_rows
 from ..hub.handler import as_json
 from ..models.decision import digest_of
@@ -246,9 +246,8 @@ def _columns_to_read(rows: Any, kind: str, source: DataSource) -> tuple[str, ...
     named = {"image": source.image, "audio": source.audio}.get(kind)
     if named is not None and column_kinds(rows).get(named) == "text":
         return (named,)  # paths
-    if kind == "tokens":
-        return (find_word_column(rows, source),) if has_words(rows, source) else find_columns(rows, "text", source)
-    return find_columns(rows, kind, source)
+    words = find_words(rows, source) if kind == "tokens" else None
+    return find_columns(rows, "text" if kind == "tokens" else kind, source) if words is None else (words,)
 
 
 def digest_of_model(predictor: HydraPredictor) -> str:
