@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from .folders import check_is_new, note_training_rows
-from .options import DataOptions, ModelArgument, OodData, best_device, choice, option, positive, share
+from .options import DataOptions, ModelArgument, OodData, best_device, choice, number, option, positive, share
 
 
 ABSTAIN = "When to abstain (default: never)"
@@ -33,7 +33,11 @@ def calibrate(
     coverage: option(float | None, "at least this share is answered: 0.9", "SHARE", ABSTAIN, parser=share) = None,
     tpr: option(float | None, "this share of --ood-data is refused: 0.95", "SHARE", ABSTAIN, parser=share) = None,
     confidence: option(
-        float | None, "guarantee it for new data with this probability: 0.95", "SHARE", ABSTAIN, parser=share
+        float | None,
+        "guarantee it for new data with this probability; 0 for none (default: 0.9 for --risk, else 0)",
+        "SHARE",
+        ABSTAIN,
+        parser=number(lambda value: 0 <= value < 1, "not a share between 0 and 1: pass 0.9 for 90 %"),
     ) = None,
     ood_data: OodData = None,
     detector: option(choice(DETECTORS), "the score that decides", panel=ABSTAIN) = "msp",

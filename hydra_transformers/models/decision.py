@@ -69,17 +69,19 @@ class Decision(FixedDtype):
         state: {name: shape} of the decision's tensors
         digests: {"weights": of the weights in their dtype and in coarser ones, "state": of the tensors}
         sentences: what was fitted on what, and what it promises
-    num_parameters: of the model, which bounds how large `state` may be
+    num_parameters: of the model, which bounds the memory that the shapes of `state` can ask for
     """
 
-    task: str
     reads_features = False
 
     def __init__(self, settings: Mapping[str, Any], num_parameters: int):
         super().__init__()
-        check_settings(settings, num_parameters)
-        self.settings = dict(settings)
+        if not 0 < settings.get("temperature", 1.0) < math.inf:
+            raise ValueError(f"decision.temperature is {settings['temperature']}: {RECALIBRATE}")
+        self.settings, most = dict(settings), max(2**26, 16 * num_parameters)
         for name, shape in settings["state"].items():
+            if not all(type(size) is int and size > 0 for size in shape) or math.prod(shape) > most:
+                raise ValueError(f"decision.state.{name} is {str(shape)[:100]}: {RECALIBRATE}")
             self.register_buffer(name, torch.full(shape, math.nan, dtype=torch.float32))
         self.is_same_model: bool | None = None  # of the last comparison; None if there is to be another
         self.weights = ComparedWeights(None)
@@ -126,8 +128,8 @@ class Decision(FixedDtype):
             for name, then in self.settings["config"].items()
             if config.get(name) != then
         ]
-        if task != self.task:
-            changes = [f"it was made for {self.task} and is for {task}"]
+        if task != self.settings["task"]:
+            changes = [f"it was made for {self.settings['task']} and is for {task}"]
         elif not changes and has_adapters(model):
             changes = ["it has adapters"]
         elif not changes and digest_of(weights) not in self.settings["digests"]["weights"]:
@@ -179,10 +181,8 @@ class Decision(FixedDtype):
 
     def check_loaded(self) -> None:
         """Raises an error where the tensors are not those of the settings."""
-        if (
-            not any(buffer.is_meta for buffer in self.buffers())
-            and self.state_digest() != self.settings["digests"]["state"]
-        ):
+        is_loaded = not any(buffer.is_meta for buffer in self.buffers())
+        if is_loaded and self.state_digest() != self.settings["digests"]["state"]:
             raise ValueError(
                 "decision.state is not what was saved with these settings: save the calibrated model again, or load it with "
                 "decision=None"
@@ -207,16 +207,6 @@ class ComparedWeights:
     def __reduce__(self) -> tuple:
         """A copied or pickled model is compared anew."""
         return type(self), (None,)
-
-
-def check_settings(settings: Mapping[str, Any], num_parameters: float) -> None:
-    """Raises an error for settings that would silently change predictions, or ask for too much memory."""
-    if not 0 < settings.get("temperature", 1.0) < math.inf:
-        raise ValueError(f"decision.temperature is {settings['temperature']}: {RECALIBRATE}")
-    most = max(2**26, 16 * num_parameters)  # bounds the memory that a config alone can ask for
-    for name, shape in settings["state"].items():
-        if not all(type(size) is int and size > 0 for size in shape) or math.prod(shape) > most:
-            raise ValueError(f"decision.state.{name} is {str(shape)[:100]}: {RECALIBRATE}")
 
 
 def decision_of(settings: Any, num_parameters: int) -> Decision | None:

@@ -23,8 +23,6 @@ class TaskDecision(Decision):
     the distance of each label's log-odds to its threshold.
     """
 
-    task = "multi_label_classification"
-
     def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> DecisionOutput:
         """member_logits: (batch, members, labels)"""
         member_logits = at_least_float32(member_logits) / self.settings["temperature"]

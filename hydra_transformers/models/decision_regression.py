@@ -16,8 +16,6 @@ class TaskDecision(Decision):
     `detector_score` is the width of the interval, of several outputs the mean of their widths.
     """
 
-    task = "regression"
-
     def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> DecisionOutput:
         """member_logits: (batch, members, outputs); the interval is (batch, outputs, 2)"""
         member_logits = at_least_float32(member_logits)

@@ -10,8 +10,6 @@ from .regression import aggregated
 class TaskDecision(Decision):
     """`detector_score` is the score with the opposite sign: scores below the threshold are not answered."""
 
-    task = "reward"
-
     def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> DecisionOutput:
         """member_logits: (batch, members, 1)"""
         member_logits = at_least_float32(member_logits)

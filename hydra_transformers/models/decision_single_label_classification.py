@@ -24,17 +24,12 @@ class TaskDecision(Decision):
     classes, prompts: of a zero-shot classifier, the names of its classes and a digest of the prompts
     """
 
-    task = "single_label_classification"
-
     def __init__(self, settings: dict[str, Any], num_parameters: int):
         method, state = DETECTORS.get(settings["detector"].get("name")), tuple(settings["state"])
         if method is None or sorted(state) != sorted(method.state) or settings["detector"].get("by") not in method.by:
             raise ValueError(f"decision.detector is {str(settings['detector'])[:200]}: call calibrate() again")
         super().__init__(settings, num_parameters)
-
-    @property
-    def reads_features(self) -> bool:
-        return "features" in DETECTORS[self.settings["detector"]["name"]].reads
+        self.reads_features = bool(method.state)
 
     def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> DecisionOutput:
         """member_logits: (batch, members, classes); member_features: (batch, members, dim), where `reads_features`"""
@@ -80,21 +75,25 @@ def pool_then_scale(member_logits: Tensor, temperature: float) -> Tensor:
     return torch.stack([log_members - log_total.clamp(min=0), received]).logsumexp(dim=0) + sums
 
 
-def prediction_sets(probabilities: Tensor, method: str, threshold: float | str) -> Tensor:
+def prediction_sets(probabilities: Tensor, method: str, threshold: float | str, rounding: float = ROUNDING) -> Tensor:
     """The classes that each row may have, bool (batch, classes), of the ensemble's probabilities (batch, classes); at least the
     likeliest."""
-    if method == "lac":
-        unsuited = 1 - probabilities
-    else:
-        # ONNX has one sort, and it is stable.
-        is_stable = {} if is_exporting() else {"stable": True}
-        ordered, order = probabilities.sort(dim=-1, descending=True, **is_stable)
-        unsuited = ordered.cumsum(dim=-1)
-        if method == "raps":
-            ranks = torch.arange(1, probabilities.shape[-1] + 1, device=probabilities.device)
-            unsuited = unsuited + RAPS_PENALTY * (ranks - RAPS_RANK).clamp(min=0)
-        unsuited = torch.zeros_like(unsuited).scatter(-1, order, unsuited)
-    highest = torch.tensor([float(threshold)], dtype=unsuited.dtype, device=unsuited.device)
-    chosen = unsuited <= highest + ROUNDING
+    scores = set_scores(probabilities, method)
+    highest = torch.tensor([float(threshold)], dtype=scores.dtype, device=scores.device)
+    chosen = scores <= highest + rounding
     likeliest = nn.functional.one_hot(probabilities.argmax(dim=-1), probabilities.shape[-1]).bool()
     return chosen | (likeliest & ~chosen.any(dim=-1, keepdim=True))
+
+
+def set_scores(probabilities: Tensor, method: str) -> Tensor:
+    """How badly each class fits each row, (batch, classes); see `ConformalSets.fit`."""
+    if method == "lac":
+        return 1 - probabilities
+    # ONNX has one sort, and it is stable.
+    is_stable = {} if is_exporting() else {"stable": True}
+    ordered, order = probabilities.sort(dim=-1, descending=True, **is_stable)
+    scores = ordered.cumsum(dim=-1)
+    if method == "raps":
+        ranks = torch.arange(1, probabilities.shape[-1] + 1, device=probabilities.device)
+        scores = scores + RAPS_PENALTY * (ranks - RAPS_RANK).clamp(min=0)
+    return torch.zeros_like(scores).scatter(-1, order, scores)

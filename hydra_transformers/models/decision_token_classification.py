@@ -14,8 +14,6 @@ class TaskDecision(Decision):
     answered if none of its words is above the threshold.
     """
 
-    task = "token_classification"
-
     def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> DecisionOutput:
         """member_logits: (batch, members, tokens, classes)"""
         member_logits = at_least_float32(member_logits) / self.settings["temperature"]

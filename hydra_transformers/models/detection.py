@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .modeling_hydra import at_least_float32, entropy_split, label_log_probabilities, log_mean
+from .modeling_hydra import at_least_float32, entropy_split, log_mean
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Answers:
     """What scores are made of.
 
     logits: (batch, members, classes); None for the mean of the members, which counts as one member
-    log_probabilities: (batch, members, classes); of a multi-label model (batch, members, labels, 2), of no and of yes
+    log_probabilities: (batch, members, classes)
     features: (batch, members, dim), what the classifier's last linear map reads
     state: the tensors of a fit by name, with the members as the first dimension
     """
@@ -32,22 +32,12 @@ class Answers:
 
 
 def answers_of(
-    member_logits: Tensor | None,
-    member_features: Tensor | None = None,
-    state: Mapping[str, Tensor] | None = None,
-    by: str = "members",
-    multi_label: bool = False,
+    member_logits: Tensor, member_features: Tensor | None, state: Mapping[str, Tensor] | None = None
 ) -> Answers:
     """member_logits (batch, members, classes) and member_features (batch, members, dim), made ready for a score."""
-    logits = None if member_logits is None else at_least_float32(member_logits)
+    logits = at_least_float32(member_logits)
     features = None if member_features is None else at_least_float32(member_features)
-    log_probabilities = None
-    if logits is not None and multi_label:
-        log_probabilities = label_log_probabilities(logits)
-    elif logits is not None:
-        log_probabilities = logits.log_softmax(dim=-1)
-    answers = Answers(logits, log_probabilities, features, state or {})
-    return answers.mean() if by == "mean" else answers
+    return Answers(logits, logits.log_softmax(dim=-1), features, state or {})
 
 
 def differing_pairs(log_probabilities: Tensor) -> Tensor:
@@ -74,11 +64,6 @@ def msp(answers: Answers) -> Tensor:
     return 1 - answers.log_probabilities.exp().amax(dim=-1)
 
 
-def max_sigmoid(answers: Answers) -> Tensor:
-    """1 - the largest probability that any label has."""
-    return 1 - answers.log_probabilities[..., 1].exp().amax(dim=-1)
-
-
 def max_logit(answers: Answers) -> Tensor:
     """- the largest logit (Hendrycks et al., 2022)."""
     return -answers.logits.amax(dim=-1)
@@ -87,11 +72,6 @@ def max_logit(answers: Answers) -> Tensor:
 def energy(answers: Answers) -> Tensor:
     """-log Σ exp z_c (Liu et al., 2020)."""
     return -answers.logits.logsumexp(dim=-1)
-
-
-def joint_energy(answers: Answers) -> Tensor:
-    """-Σ log(1 + exp z_l) over the labels (Wang et al., 2021)."""
-    return -nn.functional.softplus(answers.logits).sum(dim=-1)
 
 
 def entropy(answers: Answers) -> Tensor:
@@ -158,64 +138,39 @@ def _whitened(answers: Answers, whitening: str) -> Tensor:
 @dataclass(frozen=True)
 class Method:
     """
-    score: of answers to one class of several, (batch, members)
+    score: of answers, (batch, members)
     by: "members" (the mean over the members of their scores) or "mean" (the score of their mean), the usual one first
-    reads: "logits", "features"
-    state: the tensors that it needs, whose first dimension is the members
-    needs_labels: whether these are made of labelled data
-    multi_label: the score of a multi-label model, where there is one
+    state: the tensors of a fit, whose first dimension is the members; those with a state read features, the others logits
     settings, fit_settings: the defaults of what can be set, of the score and of the fit
     """
 
     score: Callable[..., Tensor]
     by: tuple[str, ...]
-    reads: tuple[str, ...] = ("logits",)
     state: tuple[str, ...] = ()
-    needs_labels: bool = False
-    multi_label: Callable[..., Tensor] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     fit_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 EITHER, MEMBERS, MEAN_FIRST = ("members", "mean"), ("members",), ("mean", "members")
-FEATURES = ("features",)
 GAUSSIAN = ("center", "whitening", "class_means")
 DETECTORS = {
-    "msp": Method(msp, MEAN_FIRST, multi_label=max_sigmoid),
+    "msp": Method(msp, MEAN_FIRST),
     # The logits of the mean are log-probabilities: their energy is always 0, their largest says what msp says.
-    "max_logit": Method(max_logit, MEMBERS, multi_label=max_logit),
-    "energy": Method(energy, MEMBERS, multi_label=joint_energy),
-    "entropy": Method(entropy, MEAN_FIRST, multi_label=lambda answers: entropy(answers).sum(dim=-1)),
-    "mutual_information": Method(
-        mutual_information, MEMBERS, multi_label=lambda answers: mutual_information(answers).sum(dim=-1)
-    ),
-    "disagreement": Method(disagreement, MEMBERS, multi_label=lambda answers: disagreement(answers).mean(dim=-1)),
+    "max_logit": Method(max_logit, MEMBERS),
+    "energy": Method(energy, MEMBERS),
+    "entropy": Method(entropy, MEAN_FIRST),
+    "mutual_information": Method(mutual_information, MEMBERS),
+    "disagreement": Method(disagreement, MEMBERS),
     "gen": Method(gen, MEAN_FIRST, settings={"gamma": 0.1, "top_classes": 100}),
-    "knn": Method(
-        knn,
-        EITHER,
-        FEATURES,
-        ("bank",),
-        multi_label=knn,
-        settings={"k": 50},
-        fit_settings={"bank_size": 10_000, "seed": 0},
-    ),
-    "mahalanobis": Method(
-        mahalanobis, EITHER, FEATURES, GAUSSIAN, needs_labels=True, fit_settings={"shrinkage": None}
-    ),
+    "knn": Method(knn, EITHER, ("bank",), {"k": 50}, {"bank_size": 10_000, "seed": 0}),
+    "mahalanobis": Method(mahalanobis, EITHER, GAUSSIAN, fit_settings={"shrinkage": None}),
     "relative_mahalanobis": Method(
-        relative_mahalanobis,
-        EITHER,
-        FEATURES,
-        (*GAUSSIAN, "background_whitening"),
-        needs_labels=True,
-        fit_settings={"shrinkage": None},
+        relative_mahalanobis, EITHER, (*GAUSSIAN, "background_whitening"), fit_settings={"shrinkage": None}
     ),
 }
 
 
-def score(name: str, answers: Answers, by: str | None = None, multi_label: bool = False, **settings: float) -> Tensor:
+def score(name: str, answers: Answers, by: str | None = None, **settings: float) -> Tensor:
     """The score of `DETECTORS[name]`, (batch,)"""
     method = DETECTORS[name]
-    function = method.multi_label if multi_label else method.score
-    return function(answers.mean() if (by or method.by[0]) == "mean" else answers, **settings).mean(dim=1)
+    return method.score(answers.mean() if (by or method.by[0]) == "mean" else answers, **settings).mean(dim=1)

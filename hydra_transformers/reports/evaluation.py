@@ -162,8 +162,6 @@ def _scores(score: Any, models: Mapping[str, nn.Module]) -> dict[str, Detector]:
             f"score is for {', '.join(scores) or 'no model'}, models has {', '.join(models)}: name each once"
         )
     detectors = {name: as_detector(each) for name, each in scores.items()}
-    if any(each.multi_label for each in detectors.values()):
-        raise ValueError("the score's detector is made for multi-label models: leave out multi_label")
     kinds = sorted({each.description for each in detectors.values()})
     if len(kinds) > 1:
         raise ValueError(f"score is {' and '.join(kinds)}: models are compared by one, pass the same for each")

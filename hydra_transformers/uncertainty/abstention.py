@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .inputs import as_scores, as_tensor, widened
+from .inputs import as_scores, as_tensor, in_float64, widened
 
 
 TARGETS = ("risk", "coverage", "tpr")
@@ -31,7 +31,7 @@ class Abstention:
         confidence: of the guarantee; `None` without one.
         rows, ood_rows: how many rows it was fitted on.
         coverage, fpr: share of the (in-distribution) fitting rows that are answered, and that are not.
-        risk, risk_without: share of wrong answers among the answered, and among all; `None` without `correct`.
+        risk, risk_without: share of wrong answers, or mean error, of the answered rows and of all; `None` without either.
         tpr: share of the out-of-distribution rows that are not answered; `None` without any.
         unit: what is counted, for sentences.
     """
@@ -60,6 +60,7 @@ class Abstention:
         coverage: float | None = None,
         tpr: float | None = None,
         confidence: float | None = None,
+        errors: Any = None,
         unit: str = "rows",
         others: Any = None,
     ) -> "Abstention":
@@ -73,6 +74,7 @@ class Abstention:
             coverage: at least this share is answered; the lowest threshold that does.
             tpr: at least this share of `ood_scores` is refused; the highest threshold that does. Its price is `fpr`.
             confidence: with 0.95, say, the target holds for new rows, not only for these, in 95 % of all fits: see below.
+            errors: (samples,), in place of `correct` errors of any size; a risk is then their mean, and has no confidence.
             unit: what each score is of, for sentences.
             others: (samples,), scores of further rows that rounding shall not move across the threshold either.
 
@@ -92,18 +94,18 @@ class Abstention:
             >>> rule.abstain([0.25, 0.61])
             tensor([False,  True])
         """
-        target, value = check_target({"risk": risk, "coverage": coverage, "tpr": tpr})
+        target, value = check_target({"risk": risk, "coverage": coverage, "tpr": tpr}, is_share=errors is None)
         if confidence is not None:
             confidence = check_share(confidence, "confidence")
-        is_wide = all(_wide(part).dtype == torch.float64 for part in (scores, ood_scores) if part is not None)
+        is_wide = all(in_float64(part).dtype == torch.float64 for part in (scores, ood_scores) if part is not None)
         dtype = torch.float64 if is_wide else torch.float32
-        if {"risk": correct, "tpr": ood_scores}.get(target, scores) is None:
+        scores, errors, ood_scores = _checked(scores, correct, ood_scores, errors)
+        if {"risk": errors, "tpr": ood_scores}.get(target, scores) is None:
             raise ValueError(f"a {target} is fitted on {'correct' if target == 'risk' else 'ood_scores'}: pass it")
-        scores, correct, ood_scores = _checked(scores, correct, ood_scores)
-        further = [as_scores(_wide(part), "others") for part in (ood_scores, others) if part is not None]
+        further = [as_scores(part, "others") for part in (ood_scores, others) if part is not None]
         all_scores = torch.cat([scores, *further])
         if target == "risk":
-            threshold = just_above(_threshold_of_risk(scores, correct, value, confidence), all_scores, dtype)
+            threshold = just_above(_threshold_of_risk(scores, errors, value, confidence), all_scores, dtype)
         elif target == "coverage":
             threshold = just_above(_threshold_of_share(scores, value, confidence, "coverage"), all_scores, dtype)
         else:
@@ -112,16 +114,12 @@ class Abstention:
             if threshold == lowest_refused:
                 raise ValueError(f"tpr={value:g} cannot be reached: too many of ood_scores are -inf")
         ood_rows = 0 if ood_scores is None else len(ood_scores)
-        shares = _shares(threshold, scores, correct, ood_scores)
+        shares = _shares(threshold, scores, errors, ood_scores)
         return cls(threshold, target, value, confidence, len(scores), ood_rows, **shares, unit=unit)
 
     def abstain(self, scores: Any) -> Tensor:
         """Which rows not to answer: a bool tensor of the scores' shape. NaN is not answered either."""
-        return ~(widened(_wide(scores).detach()) <= self.threshold)
-
-    def measure(self, scores: Any, correct: Any = None, ood_scores: Any = None) -> dict[str, float | None]:
-        """`coverage`, `risk`, `risk_without`, `fpr` and `tpr` of this threshold on other rows."""
-        return _shares(self.threshold, *_checked(scores, correct, ood_scores))
+        return ~(widened(in_float64(scores).detach()) <= self.threshold)
 
     @property
     def guarantee(self) -> str:
@@ -142,7 +140,11 @@ class Abstention:
     @property
     def sentence(self) -> str:
         """The effect of abstaining on the fitting rows, and the guarantee."""
-        effect = describe_tradeoff(self.coverage, self.risk, self.risk_without)
+        effect = f"{_rounded(self.coverage)} are answered"
+        if self.risk is not None:
+            verb = "cuts" if self.risk < self.risk_without else "does not cut"
+            change = f"from {_rounded(self.risk_without)} to {_rounded(self.risk)}"
+            effect = f"answering {_rounded(self.coverage)} {verb} errors {change}"
         if self.tpr is not None:
             effect += f"; {_rounded(self.tpr)} of the out-of-distribution {self.unit} are refused"
         return f"Of the {self.rows:,} fitting {self.unit}, {effect}. {self.guarantee}"
@@ -151,14 +153,6 @@ class Abstention:
     def saved_threshold(self) -> float | str:
         """For JSON, which has no infinity."""
         return self.threshold if math.isfinite(self.threshold) else str(self.threshold)
-
-
-def describe_tradeoff(coverage: float, risk: float | None, risk_without: float | None) -> str:
-    """The effect of abstaining in words: "answering 90 % cuts errors from 8.1 % to 4.2 %"."""
-    if risk is None or risk_without is None:
-        return f"{_rounded(coverage)} are answered"
-    verb = "cuts" if risk < risk_without else "does not cut"
-    return f"answering {_rounded(coverage)} {verb} errors from {_rounded(risk_without)} to {_rounded(risk)}"
 
 
 def _percent(share: float) -> str:
@@ -195,15 +189,14 @@ def _between(low: float, high: float, dtype: torch.dtype) -> float:
 
 
 def _shares(
-    threshold: float, scores: Tensor, correct: Tensor | None, ood_scores: Tensor | None
+    threshold: float, scores: Tensor, errors: Tensor | None, ood_scores: Tensor | None
 ) -> dict[str, float | None]:
     answered = scores <= threshold
     num_answered, rows = int(answered.sum()), len(scores)
-    wrong = None if correct is None else ~correct
     return {
         "coverage": num_answered / rows,
-        "risk": None if wrong is None or num_answered == 0 else int((wrong & answered).sum()) / num_answered,
-        "risk_without": None if wrong is None else int(wrong.sum()) / rows,
+        "risk": None if errors is None or num_answered == 0 else float(errors[answered].sum()) / num_answered,
+        "risk_without": None if errors is None else float(errors.sum()) / rows,
         "fpr": (rows - num_answered) / rows,
         "tpr": None if ood_scores is None else int((ood_scores > threshold).sum()) / len(ood_scores),
     }
@@ -226,29 +219,32 @@ def _threshold_of_share(scores: Tensor, share: float, confidence: float | None, 
     return float(ordered[least])
 
 
-def _threshold_of_risk(scores: Tensor, correct: Tensor, risk: float, confidence: float | None) -> float:
-    """The highest of the scores up to which the risk holds."""
+def _threshold_of_risk(scores: Tensor, errors: Tensor, risk: float, confidence: float | None) -> float:
+    """The highest of the scores up to which the mean error is at most `risk`."""
     # Among equal scores the wrong come first: the worst order, so that no test passes between them by luck.
-    order = correct.double().argsort(stable=True)
+    order = errors.argsort(descending=True, stable=True)
     order = order[scores[order].argsort(stable=True)]
-    ordered, wrong = scores[order], (~correct[order]).tolist()
-    last = torch.cat([ordered[1:] > ordered[:-1], torch.ones(1, dtype=torch.bool, device="cpu")])
-    ends = (last.nonzero().squeeze(1) + 1).tolist()  # how many rows each threshold answers
+    ordered, errors = scores[order], errors[order]
+    is_end = torch.cat([ordered[1:] > ordered[:-1], torch.ones(1, dtype=torch.bool, device="cpu")])
     if confidence is not None:
+        wrong, ends = errors.bool().tolist(), (is_end.nonzero().squeeze(1) + 1).tolist()  # rows that thresholds answer
         answered = _certified(wrong, ends, risk, 1 - confidence)
         if answered == 0:
+            higher = (percent / 100 for percent in range(math.ceil(100 * risk), 100))
+            reached = next(
+                (_percent(each) for each in higher if _certified(wrong, ends, each, 1 - confidence)), "none"
+            )
             raise ValueError(
-                f"risk={risk:g} cannot be guaranteed with {_percent(confidence)} confidence on these {len(wrong)} rows: pass "
-                "more rows, a better score, a higher risk or a lower confidence"
+                f"risk={risk:g} cannot be guaranteed with {_percent(confidence)} confidence on these {len(wrong)} rows, the lowest "
+                f"that can be is {reached}: pass more rows, a better score, a higher risk, or a lower confidence (0 for none)"
             )
         return float(ordered[answered - 1])
-    errors = torch.tensor(wrong, dtype=torch.long, device="cpu").cumsum(0).tolist()
     # A count over a count rounds as the target does: 5 of 100 are not above 0.05.
-    holding = [end for end in ends if errors[end - 1] / end <= risk]
-    if not holding:
-        lowest = min(errors[end - 1] / end for end in ends)
-        raise ValueError(f"no threshold keeps the risk at {_percent(risk)}: the lowest is {_rounded(lowest)}")
-    return float(ordered[holding[-1] - 1])
+    risks = errors.cumsum(0) / torch.arange(1, len(errors) + 1, device="cpu")
+    holding = (is_end & (risks <= risk)).nonzero()
+    if len(holding) == 0:
+        raise ValueError(f"no threshold keeps the risk at {risk:g}: the lowest is {float(risks[is_end].min()):.3g}")
+    return float(ordered[holding[-1, 0]])
 
 
 def _certified(wrong: list[bool], ends: list[int], risk: float, chance: float) -> int:
@@ -291,13 +287,20 @@ def _last_passed(wrong: list[bool], start: int, risk: float, chance: float) -> i
     return rows
 
 
-def check_target(target: Mapping[str, float | None]) -> tuple[str, float]:
-    """The name and value of the one target given; raises an error for several, none, and values that are not shares."""
+def check_target(target: Mapping[str, float | None], is_share: bool = True) -> tuple[str, float]:
+    """The name and value of the one target given; raises an error for several, none, and values that are not shares.
+
+    is_share: whether a risk is one; otherwise it is a mean error of any size
+    """
     given = {name: value for name, value in target.items() if value is not None} if isinstance(target, Mapping) else {}
     if len(given) != 1 or not set(given) <= set(TARGETS):
         raise ValueError(f"target is {given or target!r}: pass one of {', '.join(TARGETS)}, such as {{'risk': 0.05}}")
     ((name, value),) = given.items()
-    return name, check_share(value, name)
+    if is_share or name != "risk":
+        return name, check_share(value, name)
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+        raise ValueError(f"risk is {value!r}: pass the largest mean absolute error, in the unit of the labels")
+    return name, float(value)
 
 
 def check_share(value: Any, name: str) -> float:
@@ -311,24 +314,18 @@ def exact(share: float) -> Fraction:
     return Fraction(str(float(share)))
 
 
-def _checked(scores: Any, correct: Any, ood_scores: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    scores = as_scores(_wide(scores), "scores")
-    ood_scores = None if ood_scores is None else as_scores(_wide(ood_scores), "ood_scores")
-    return scores, None if correct is None else _as_correct(correct, len(scores)), ood_scores
-
-
-def _wide(scores: Any) -> Tensor:
-    """Lists become float64: in float32, 0.7 would lie below a threshold of 0.7."""
-    return scores if isinstance(scores, Tensor) else torch.as_tensor(scores, dtype=torch.float64, device="cpu")
-
-
-def _as_correct(correct: Any, rows: int) -> Tensor:
-    correct = as_tensor(correct).detach().cpu()
-    if correct.shape != (rows,) or not ((correct == 0) | (correct == 1)).all():
-        raise ValueError(
-            f"correct has shape {tuple(correct.shape)}: pass True or False for each of the {rows} scores, (samples,)"
-        )
-    return correct.bool()
+def _checked(scores: Any, correct: Any, ood_scores: Any, errors: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The scores, the error of each and the out-of-distribution scores, in float64 on the CPU."""
+    scores = as_scores(scores, "scores")
+    ood_scores = None if ood_scores is None else as_scores(ood_scores, "ood_scores")
+    if correct is not None:
+        correct = as_tensor(correct).detach().cpu()
+        if correct.shape != scores.shape or not ((correct == 0) | (correct == 1)).all():
+            raise ValueError(
+                f"correct has shape {tuple(correct.shape)}: pass True or False for each of the {len(scores)} scores, (samples,)"
+            )
+        errors = 1 - correct.double()
+    return scores, None if errors is None else as_scores(errors, "errors"), ood_scores
 
 
 # Exact binomial probabilities, without SciPy

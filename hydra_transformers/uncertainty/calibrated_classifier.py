@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as format_tensors
 from torch import Tensor, nn
+from transformers.utils import cached_file
 
+from .._io.files import parse_json, write_atomically
 from ..data.prediction import answer_of, device_of, zero_shot_in
 from ..models.decision import Decision, decision_of
 from ..models.modeling_hydra import HydraClassifierOutput
 from .features import AnswerReader
-from .saving import find_saved, load_tensors, save_tensors, saved_in
 
 
 FILE_NAME = "decision.safetensors"
@@ -79,12 +82,14 @@ class CalibratedClassifier(nn.Module):
     def save(self, folder: str | os.PathLike) -> Path:
         """Writes the decision, not the model, to `decision.safetensors` in a folder, with the settings as metadata."""
         self.decision.compare(self.model)
-        return save_tensors(Path(folder) / FILE_NAME, self.decision.state_dict(), "decision", self.decision.settings)
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in self.decision.state_dict().items()}
+        metadata = {"format": "pt", "decision": json.dumps(self.decision.settings)}
+        return write_atomically(Path(folder) / FILE_NAME, format_tensors(tensors, metadata=metadata))
 
     @staticmethod
     def is_saved_in(folder: str | os.PathLike) -> bool:
         """Whether a folder, or a repository of the Hub, holds a decision beside its model."""
-        return find_saved(folder, FILE_NAME) is not None
+        return _find(folder) is not None
 
     @staticmethod
     def classes_saved_in(folder: str | os.PathLike) -> list[str] | None:
@@ -125,12 +130,24 @@ class TrainingWatch:
                 decision.watch(value)
 
 
-def _read(folder: str | os.PathLike) -> tuple[dict, dict]:
+def _find(folder: str | os.PathLike) -> Path | None:
+    """The file in a folder, or in a repository of the Hub; None where there is none."""
+    if Path(folder).is_dir():
+        return Path(folder) / FILE_NAME if (Path(folder) / FILE_NAME).is_file() else None
+    found = cached_file(str(folder), FILE_NAME, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)
+
+
+def _read(folder: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the settings of a saved decision."""
-    path = saved_in(folder, FILE_NAME, "CalibratedClassifier")
+    path = _find(folder)
+    if path is None:
+        raise FileNotFoundError(f"{folder} has no {FILE_NAME}: save a CalibratedClassifier there first")
     try:
-        return load_tensors(path, "decision")
-    except ValueError as error:
+        with safe_open(path, "pt") as opened:
+            settings = dict(parse_json((opened.metadata() or {})["decision"].encode()))
+            return {name: opened.get_tensor(name) for name in opened.keys()}, settings  # noqa: SIM118
+    except (SafetensorError, ValueError, TypeError, KeyError, OSError) as error:
         raise ValueError(f"{path} is not a whole decision ({error}): calibrate and save it again") from error
 
 

@@ -21,6 +21,7 @@ from .tasks import task_of
 
 
 LEAST_ROWS = 20  # half of fewer rows fits nothing
+DEFAULT_CONFIDENCE = 0.9  # of a risk: "at most 5 % of the answers are wrong" is read as a promise
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def calibrate(
         target (`dict`, *optional*):
             When to abstain, one of {"risk": 0.05} (at most 5 % of the answered rows are wrong), {"coverage": 0.9} (at least
             90 % are answered) and {"tpr": 0.95} (95 % of `ood_data` are refused); None for never. See `Abstention.fit`.
-        confidence (`float`, *optional*):
-            Of a promise about new rows, made from half of `data`; see there.
+        confidence (`float`, *optional*, defaults to 0.9 for a risk, to 0 for other targets):
+            With 0.9, the target is met on new rows in 90 % of all fits; with 0, on half of `data` and nothing is promised.
         detector (`str` or `Detector`, *optional*, defaults to `"msp"`):
             A name (see `detector_by_name`), or a detector, which is fitted anew if it needs a fit.
         train_data (*optional*):
@@ -107,7 +108,7 @@ def calibrate(
 
     Example:
 
-        calibration = calibrate(hydra, validation, target={"risk": 0.05}, confidence=0.95)
+        calibration = calibrate(hydra, validation, target={"risk": 0.05})
         print(calibration)
         hydra(**inputs).abstain  # (batch,) bool
     """
@@ -117,15 +118,20 @@ def calibrate(
     data = load_if_named(data, inner, labelled=True)
     ood_data = load_if_named(ood_data, inner, labelled=False)
     _check(task, data, ood_data, target, confidence, alpha)
+    if confidence is None and target is not None and "risk" in target and task.guarantees_risk:
+        confidence = DEFAULT_CONFIDENCE
     is_hydra = hasattr(type(inner), "backbone_rules")
     # An earlier decision is off meanwhile, and stays in place should anything fail.
     with inner.uncalibrated() if is_hydra else nullcontext():
         collected = task.collect_rows(data, batch_size)
         halves = [collected.take(places) for places in _halves(collected.labels, seed)]
         ood = None if ood_data is None else task.collect_rows(ood_data, batch_size)
-        rows = ValidationRows(*halves, ood, target, confidence, alpha)
+        rows = ValidationRows(*halves, ood, target, confidence or None, alpha)
         fitted = task.fit(rows)
-    decision = task.decision(fitted.settings | {"sentences": fitted.sentences}, fitted.state)
+    settings = fitted.settings | {"sentences": fitted.sentences}
+    if fitted.abstention is not None:
+        settings["threshold"] = fitted.abstention.saved_threshold
+    decision = task.decision(settings, fitted.state)
     decision.to(device_of(inner))
     decision.remember(inner)
     if is_hydra:
@@ -143,7 +149,7 @@ def _check(task: Task, data: Any, ood_data: Any, target: Any, confidence: float 
     for name, value in {"confidence": confidence, "ood_data": ood_data}.items():
         if target is None and value is not None:
             raise ValueError(f"{name} has no effect without a target: pass one, such as {{'risk': 0.05}}")
-    for name, value in {"confidence": confidence, "alpha": alpha}.items():
+    for name, value in {"confidence": confidence or None, "alpha": alpha}.items():
         if value is not None:
             check_share(value, name)
     for name, value in {"data": data, "ood_data": ood_data}.items():

@@ -2,13 +2,13 @@
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..models.decision_single_label_classification import RAPS_PENALTY, RAPS_RANK, SET_METHODS
+from ..models.decision_single_label_classification import RAPS_RANK, SET_METHODS, prediction_sets, set_scores
 from ..models.modeling_hydra import log_mean
 from .abstention import SHIFT, check_share, exact
 from .inputs import as_labels, as_member_logits, wide_log_softmax
@@ -70,57 +70,32 @@ class ConformalSets:
         num_classes = member_logits.shape[-1]
         labels = as_labels(labels, len(member_logits), num_classes).to(member_logits.device)
         check_method(method, num_classes)
-        unfitted, parts = cls(method, float(alpha), math.inf, num_classes, len(labels)), []
+        parts = []
         for logits, targets in zip(member_logits.split(ROWS_PER_PASS), labels.split(ROWS_PER_PASS), strict=True):
-            scores = unfitted._scores(logits)
+            scores = set_scores(_mean_probabilities(logits), method)
             parts.append(scores.gather(1, targets.to(scores.device).unsqueeze(1)).squeeze(1).cpu())
-        fitted = replace(unfitted, threshold=conformal_quantile(torch.cat(parts), alpha))
-        if fitted.threshold == math.inf:
+        threshold = conformal_quantile(torch.cat(parts), alpha)
+        if threshold == math.inf:
             warnings.warn(too_few_rows(alpha, len(labels)), stacklevel=2)
-        return fitted
+        return cls(method, float(alpha), threshold, num_classes, len(labels))
 
     def sets(self, member_logits: Any) -> Tensor:
         """Which classes are in each row's set: bool, (batch, classes)."""
         member_logits = as_member_logits(member_logits).detach()
         if member_logits.shape[-1] != self.num_classes:
             raise ValueError(f"member_logits has {member_logits.shape[-1]} classes, the sets have {self.num_classes}")
-        parts = [self._sets(part).to(member_logits.device) for part in member_logits.split(ROWS_PER_PASS)]
-        return torch.cat(parts)
-
-    @property
-    def guarantee(self) -> str:
-        """What is promised for new rows, and under which conditions."""
-        return (
-            f"For at least {100 * (1 - self.alpha):.6g} % of the rows the set holds the right class, on average over calibration "
-            f"sets, if new rows are exchangeable with the {self.rows} calibration rows. {SHIFT}"
-        )
+        passes = map(_mean_probabilities, member_logits.split(ROWS_PER_PASS))
+        parts = [prediction_sets(part, self.method, self.threshold, rounding=0.0) for part in passes]
+        return torch.cat(parts).to(member_logits.device)
 
     @property
     def sentence(self) -> str:
-        """The guarantee, and a note if there were too few rows for it."""
+        """What is promised for new rows, under which conditions, and whether there were too few rows for it."""
         note = f" {too_few_rows(self.alpha, self.rows)}" if self.threshold == math.inf else ""
-        return f"{self.guarantee}{note}"
-
-    def _sets(self, member_logits: Tensor) -> Tensor:
-        scores = self._scores(member_logits)
-        chosen = scores <= torch.tensor([self.threshold], dtype=torch.float64, device=scores.device)
-        likeliest = _mean_probabilities(member_logits).argmax(dim=1, keepdim=True)
-        is_empty = ~chosen.any(dim=1, keepdim=True)
-        return chosen.scatter(1, likeliest, chosen.gather(1, likeliest) | is_empty)
-
-    def _scores(self, member_logits: Tensor) -> Tensor:
-        """s(x, c) of every class, (batch, classes) in float64."""
-        probabilities = _mean_probabilities(member_logits)
-        if self.method == "lac":
-            return 1 - probabilities
-        ranked, order = probabilities.sort(dim=1, descending=True, stable=True)
-        better = ranked.cumsum(dim=1).roll(1, dims=1)
-        better[:, 0] = 0
-        scores = better + ranked
-        if self.method == "raps":
-            ranks = torch.arange(1, self.num_classes + 1, dtype=torch.float64, device=scores.device)
-            scores = scores + RAPS_PENALTY * (ranks - RAPS_RANK).clamp(min=0)
-        return torch.empty_like(scores).scatter(1, order, scores)
+        return (
+            f"For at least {100 * (1 - self.alpha):.6g} % of the rows the set holds the right class, on average over calibration "
+            f"sets, if new rows are exchangeable with the {self.rows} calibration rows. {SHIFT}{note}"
+        )
 
 
 def count_sets(sets: Tensor, labels: Any) -> tuple[int, int, int, int]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batches import split_labels
-from ..data.prediction import classes_of, problem_type_of
+from ..data.prediction import check_chooses_one_class, classes_of
 from ..models.detection import DETECTORS, answers_of, score
 from .detector_fits import FITS
 from .features import AnswerReader
@@ -53,8 +53,8 @@ def as_detector(score: "str | Detector") -> "Detector":
     return detector
 
 
-def detector_by_name(name: str, *, by: str | None = None, multi_label: bool = False, **settings: Any) -> "Detector":
-    """A detector; higher scores mean more out of distribution.
+def detector_by_name(name: str, *, by: str | None = None, **settings: Any) -> "Detector":
+    """A detector for models that choose one of several classes; higher scores mean more out of distribution.
 
     Args:
         name: from the logits, see `ood_score`: `"msp"`, `"max_logit"`, `"energy"`, `"entropy"`, `"gen"`, and between members
@@ -62,9 +62,6 @@ def detector_by_name(name: str, *, by: str | None = None, multi_label: bool = Fa
             `"relative_mahalanobis"`.
         by: `"members"`, the mean of the members' scores, or `"mean"`, the score of their mean probability and mean features;
             some detectors have only one of them.
-        multi_label: for models that decide on each label by itself. msp is then that of the likeliest label, energy the
-            joint energy, entropies are summed over the labels and disagreement is averaged; knn is unchanged. The others
-            need one class of several.
         settings: of `"gen"`: `gamma` (0.1), `top_classes` (100). Of `"knn"`: `k` (50), `bank_size` (10,000: at most so many
             rows are kept, drawn at random) and the `seed` of the draw. Of the Mahalanobis distances: `shrinkage` of the
             covariances, see `whitening_of`.
@@ -74,34 +71,34 @@ def detector_by_name(name: str, *, by: str | None = None, multi_label: bool = Fa
         >>> detector_by_name("energy")(torch.tensor([[[8.0, 0.0]], [[0.5, 0.0]]])).round(decimals=2)
         tensor([-8.0000, -0.9700], dtype=torch.float64)
     """
-    return Detector(name, by, multi_label, settings)
+    return Detector(name, by, settings)
 
 
 class Detector:
     """Scores how far out of distribution inputs look; made by `detector_by_name`.
 
     Attributes:
-        name, by, multi_label, settings: as given to `detector_by_name`, with defaults filled in.
+        name, by, settings: as given to `detector_by_name`, with defaults filled in.
         state: the tensors of a fit; None before it.
         fitted_on: members, classes, dim and rows of the fit.
+        reads_features, needs_fit, needs_labels: what it is computed from, and whether the data of its fit must have labels.
     """
 
-    def __init__(self, name: str, by: str | None, multi_label: bool, settings: Mapping[str, Any]):
+    def __init__(self, name: str, by: str | None, settings: Mapping[str, Any]):
         if name not in DETECTORS:
             raise ValueError(f"unknown detector {name!r}: choose one of {', '.join(DETECTORS)}")
         self.method = DETECTORS[name]
         if by not in (None, *self.method.by):
             raise ValueError(f"by is {by!r}, {name} has {' and '.join(map(repr, self.method.by))}: pass one of these")
-        if multi_label and self.method.multi_label is None:
-            able = ", ".join(other for other, method in DETECTORS.items() if method.multi_label is not None)
-            raise ValueError(f"{name} has no multi-label form: choose one of {able}")
-        self.name, self.by, self.multi_label = name, by or self.method.by[0], multi_label
+        self.name, self.by = name, by or self.method.by[0]
         self.defaults: dict[str, Any] = {**self.method.settings, **self.method.fit_settings}
         if not set(settings) <= set(self.defaults):
             raise ValueError(
                 f"{name} has no {', '.join(settings)}: its settings are {', '.join(self.defaults) or 'none'}"
             )
         self.settings: dict[str, Any] = self.defaults | dict(settings)
+        self.reads_features = self.needs_fit = bool(self.method.state)
+        self.needs_labels = "class_means" in self.method.state
         self.state: dict[str, Tensor] | None = None
         self.fitted_on: dict[str, Any] = {}
 
@@ -110,26 +107,12 @@ class Detector:
         """The name, and settings that are not the defaults: "knn (k=10, by mean)"."""
         parts = [f"{name}={value}" for name, value in self.settings.items() if value != self.defaults[name]]
         parts += [f"by {self.by}"] if self.by != self.method.by[0] else []
-        parts += ["multi-label"] if self.multi_label else []
         return f"{self.name} ({', '.join(parts)})" if parts else self.name
 
     @property
     def score_settings(self) -> dict[str, Any]:
         """The settings of scoring, without those of the fit."""
         return {name: self.settings[name] for name in self.method.settings}
-
-    @property
-    def needs_fit(self) -> bool:
-        return bool(self.method.state)
-
-    @property
-    def needs_labels(self) -> bool:
-        """Whether the fit's data must have labels."""
-        return self.method.needs_labels
-
-    @property
-    def reads_features(self) -> bool:
-        return "features" in self.method.reads
 
     def check_fitted(self) -> None:
         if self.needs_fit and self.state is None:
@@ -146,7 +129,7 @@ class Detector:
                 of dict rows; with labels where `needs_labels`.
             batch_size: rows per batch, if data comes in rows.
         """
-        self._check_problem(model)
+        check_chooses_one_class(model, "model")
         reader = AnswerReader(model, self.reads_features)
         classes = classes_of(model) if self.needs_labels else None
         read = reader.read(data, batch_size, classes=classes)
@@ -178,7 +161,8 @@ class Detector:
                 labels = as_labels(labels, len(member_logits), sizes["classes"]).to(features.device)
             rows += len(features)
             if len(features):
-                fit.update(answers_of(widened(member_logits), features, None, self.by, self.multi_label), labels)
+                seen = answers_of(widened(member_logits), features)
+                fit.update(seen.mean() if self.by == "mean" else seen, labels)
         if rows == 0:
             raise ValueError("data has no rows: pass at least one batch")
         dtype = torch.promote_types(features.dtype, torch.float32)
@@ -207,30 +191,22 @@ class Detector:
             # float64, except where features are on a device without it
             logits = widened(member_logits[part])
             logits = logits if logits.device == device else logits.float().to(device)
-            of_part = None if features is None else features[part]
-            answers = answers_of(logits, of_part, self.state, multi_label=self.multi_label)
-            values = score(self.name, answers, self.by, self.multi_label, **self.score_settings)
-            scores.append(widened(values))
+            answers = answers_of(logits, None if features is None else features[part], self.state)
+            scores.append(widened(score(self.name, answers, self.by, **self.score_settings)))
         return torch.cat(scores)
 
     def score(self, model: nn.Module, data: Any, batch_size: int = 32) -> Tensor:
         """The scores (samples,) of a data set, in float64 on the CPU, predicted batch by batch on the model's device."""
         self.check_fitted()
-        self._check_problem(model)
+        check_chooses_one_class(model, "model")
         reader = AnswerReader(model, self.reads_features)
         return torch.cat([self(*answers).cpu() for _, *answers in reader.read(data, batch_size)])
 
-    def _check_problem(self, model: nn.Module) -> None:
-        problem = problem_type_of(model)
-        other = "single_label_classification" if self.multi_label else "multi_label_classification"
-        if problem in ("regression", other):
-            raise ValueError(f"model is made for {problem}, this detector is not: multi_label={self.multi_label}")
-
     def _checked(self, member_logits: Any, member_features: Any) -> tuple[Tensor, Tensor | None]:
         """Both as tensors, without features where none are read."""
-        member_logits = as_member_logits(member_logits, least_classes=1 if self.multi_label else 2)
+        member_logits = as_member_logits(member_logits)
         if not self.reads_features:
-            check_predictions(member_logits, self.multi_label)
+            check_predictions(member_logits)
             return member_logits, None
         features = None if member_features is None else as_tensor(member_features).detach()
         if features is None or features.shape[:2] != member_logits.shape[:2] or not features.isfinite().all():

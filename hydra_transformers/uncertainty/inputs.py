@@ -50,9 +50,14 @@ def as_multi_hot(labels: Any, rows: int, num_labels: int) -> Tensor:
     return labels.bool()
 
 
+def in_float64(scores: Any) -> Tensor:
+    """A tensor as it is, anything else in float64: in float32, 0.7 would lie below a threshold of 0.7."""
+    return scores if isinstance(scores, Tensor) else torch.as_tensor(scores, dtype=torch.float64, device="cpu")
+
+
 def as_scores(scores: Any, name: str) -> Tensor:
     """Per-sample scores (samples,) as float64 on the CPU; not empty and free of NaN."""
-    scores = as_tensor(scores).detach().cpu().double()
+    scores = in_float64(scores).detach().cpu().double()
     if scores.dim() != 1 or len(scores) == 0 or scores.isnan().any():
         raise ValueError(
             f"{name} has shape {tuple(scores.shape)}: pass a number, not NaN, for each sample, (samples,)"

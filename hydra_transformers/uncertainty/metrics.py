@@ -102,10 +102,16 @@ def ood_metrics(id_scores: Any, ood_scores: Any) -> dict[str, float]:
 def detection_counts(id_scores: Any, ood_scores: Any) -> tuple[Tensor, Tensor]:
     """How many OOD and ID samples (integers) score at or above each distinct score, highest first."""
     id_scores, ood_scores = as_scores(id_scores, "id_scores"), as_scores(ood_scores, "ood_scores")
-    distinct, place = torch.cat([id_scores, ood_scores]).unique(return_inverse=True)
-    id_counts = place[: len(id_scores)].bincount(minlength=len(distinct))
-    ood_counts = place[len(id_scores) :].bincount(minlength=len(distinct))
-    return ood_counts.flip(0).cumsum(0), id_counts.flip(0).cumsum(0)
+    scores = torch.cat([id_scores, ood_scores])
+    return counts_from_the_top(scores, torch.arange(len(scores), device="cpu") >= len(id_scores))
+
+
+def counts_from_the_top(scores: Tensor, is_positive: Tensor) -> tuple[Tensor, Tensor]:
+    """How many positive and how many negative samples score at or above each distinct score, highest first."""
+    distinct, place = scores.unique(return_inverse=True)
+    counts = (place[chosen].bincount(minlength=len(distinct)) for chosen in (is_positive, ~is_positive))
+    positives, negatives = (count.flip(0).cumsum(0) for count in counts)
+    return positives, negatives
 
 
 def sample_values(

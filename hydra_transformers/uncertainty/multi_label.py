@@ -7,19 +7,18 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..models.decision import Decision, DecisionOutput
-from ..models.modeling_hydra import logit_of_mean_probability
-from .abstention import SHIFT, Abstention, check_share, check_target, exact
+from ..models.decision import DecisionOutput
+from ..models.modeling_hydra import at_least_float32, logit_of_mean_probability
+from .abstention import SHIFT, check_share, check_target, exact
 from .conformal import too_few_rows
 from .decomposition import decompose
 from .inputs import as_member_logits, as_multi_hot, check_predictions, widened
-from .metrics import exact_mean, expected_calibration_error
+from .metrics import counts_from_the_top, exact_mean, expected_calibration_error
 from .task import CLASS_COLUMNS, Fitted, Rows, Task, ValidationRows
 from .temperature import fit_temperature
 
@@ -37,10 +36,10 @@ def log_odds(member_logits: Any) -> Tensor:
 # Metrics
 
 
-def multi_label_metrics(member_logits: Any, labels: Any, thresholds: Any = None) -> dict[str, float]:
+def multi_label_metrics(member_logits: Any, labels: Any) -> dict[str, float]:
     r"""Ranking, decisions and calibration of the members' mean probability `p̄` of each label.
 
-    With the decisions `ŷ_l = [p̄_l >= t_l]` over n rows and L labels:
+    With the decisions `ŷ_l = [p̄_l >= 0.5]` over n rows and L labels:
 
         map          mean over the labels of their average precision, Σ_k (recall_k - recall_{k-1}) precision_k over the
                      distinct p̄_l, highest first; not interpolated
@@ -57,7 +56,6 @@ def multi_label_metrics(member_logits: Any, labels: Any, thresholds: Any = None)
     Args:
         member_logits: (samples, members, labels).
         labels: (samples, labels), 0 or 1.
-        thresholds: the least p̄_l of a yes, one number or one per label; 0.5 by default.
 
     Example:
         >>> metrics = multi_label_metrics([[[2.0, -1.0]], [[1.0, 3.0]], [[-2.0, 0.5]]], [[1, 0], [0, 1], [0, 0]])
@@ -66,7 +64,7 @@ def multi_label_metrics(member_logits: Any, labels: Any, thresholds: Any = None)
     """
     logits = log_odds(member_logits)
     labels = as_multi_hot(labels, *logits.shape).to(logits.device)
-    return summarize_labels(logits, labels, logits >= log_odds_of(thresholds, logits.shape[1]).to(logits))
+    return summarize_labels(logits, labels, logits >= 0)
 
 
 def summarize_labels(logits: Tensor, labels: Tensor, chosen: Tensor) -> dict[str, float]:
@@ -75,7 +73,7 @@ def summarize_labels(logits: Tensor, labels: Tensor, chosen: Tensor) -> dict[str
     for scores, truth, yes in zip(logits.T.cpu(), labels.T.cpu(), chosen.T.cpu(), strict=True):
         calibration_errors.append(expected_calibration_error(scores.sigmoid(), truth.double()))
         if truth.any():
-            precisions.append(_average_precision(*_counts_from_the_top(scores, truth)))
+            precisions.append(_average_precision(*counts_from_the_top(scores, truth)))
             f1_scores.append(2 * int((yes & truth).sum()) / (int(yes.sum()) + int(truth.sum())))
     right, hits = chosen == labels, int((chosen & labels).sum())
     named = int(chosen.sum()) + int(labels.sum())
@@ -93,16 +91,9 @@ def summarize_labels(logits: Tensor, labels: Tensor, chosen: Tensor) -> dict[str
     }
 
 
-def _counts_from_the_top(scores: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """How many rows, and how many of these have the label, at or above each distinct score, highest first."""
-    distinct, place = scores.unique(return_inverse=True)
-    rows = place.bincount(minlength=len(distinct)).flip(0).cumsum(0)
-    return rows, place[truth].bincount(minlength=len(distinct)).flip(0).cumsum(0)
-
-
-def _average_precision(rows: Tensor, hits: Tensor) -> float:
+def _average_precision(hits: Tensor, false_alarms: Tensor) -> float:
     new_hits = hits.diff(prepend=hits.new_zeros(1))
-    return math.fsum((new_hits * hits.double() / rows).tolist()) / int(hits[-1])
+    return math.fsum((new_hits * hits.double() / (hits + false_alarms)).tolist()) / int(hits[-1])
 
 
 def missed_shares(chosen: Tensor, labels: Tensor) -> Tensor:
@@ -114,37 +105,22 @@ def missed_shares(chosen: Tensor, labels: Tensor) -> Tensor:
 # Thresholds
 
 
-def log_odds_of(thresholds: Any, num_labels: int) -> Tensor:
-    """Probabilities, one or one per label, as log-odds (labels,) in float64 on the CPU; 0.5 where None."""
-    thresholds = 0.5 if thresholds is None else thresholds
-    values = torch.as_tensor(thresholds, dtype=torch.float64, device="cpu").reshape(-1)
-    if not ((values >= 0) & (values <= 1)).all():
-        raise ValueError(f"thresholds is {thresholds}: pass a probability from 0 to 1, or one for each label")
-    return values.logit().expand(num_labels)
-
-
 def best_thresholds(member_logits: Any, labels: Any) -> Tensor:
     """The probability from which on each label is answered with yes, for the highest F1 on these rows: (labels,).
 
     It lies midway, in log-odds, between two neighbouring rows; of equally good ones the highest is taken. A label that no row
     has keeps 0.5, and so does one whose every row has it.
-
-    Example:
-        >>> logits = torch.tensor([-3.0, -2.0, -1.0, 4.0]).view(4, 1, 1)
-        >>> best_thresholds(logits, [[0], [1], [1], [1]]).logit()
-        tensor([-2.5000], dtype=torch.float64)
     """
     logits = log_odds(member_logits)
     labels = as_multi_hot(labels, *logits.shape).to(logits.device)
-    return torch.stack([_best_cut(*each) for each in zip(logits.T.cpu(), labels.T.cpu(), strict=True)]).sigmoid()
+    return torch.stack(list(map(_best_cut, logits.T.cpu(), labels.T.cpu()))).sigmoid()
 
 
 def _best_cut(scores: Tensor, truth: Tensor) -> Tensor:
-    middle = torch.zeros((), dtype=torch.float64, device="cpu")
     if truth.all() or not truth.any():
-        return middle
-    rows, hits = _counts_from_the_top(scores, truth)
-    best = int((2 * hits / (rows + int(truth.sum()))).argmax())
+        return torch.zeros((), dtype=torch.float64, device="cpu")
+    hits, false_alarms = counts_from_the_top(scores, truth)
+    best = int((2 * hits / (hits + false_alarms + int(truth.sum()))).argmax())
     descending = scores.unique().flip(0)
     if best + 1 == len(descending):  # below all rows, by half of their mean distance
         return descending[best] - (descending[0] - descending[best]) / (2 * len(scores))
@@ -162,7 +138,7 @@ class LabelSets:
     Attributes:
         alpha: the share of a new row's labels that may be missed, on average over rows.
         log_odds: the least log-odds of each label with which it is in the set; -inf where the rows were too few, and every
-            label is in every set, and inf where even empty sets keep the promise.
+            label is in every set.
         rows: how many rows it was fitted on.
         missed, mean_size: on these rows, the mean share of missed labels, and labels per set.
     """
@@ -174,15 +150,15 @@ class LabelSets:
     mean_size: float
 
     @classmethod
-    def fit(cls, member_logits: Any, labels: Any, alpha: float = 0.1, thresholds: Any = None) -> "LabelSets":
+    def fit(cls, member_logits: Any, labels: Any, alpha: float = 0.1, thresholds: Any = 0.5) -> "LabelSets":
         r"""Find the smallest sets that keep the promise, on rows that neither the model nor `thresholds` was fitted on.
 
         With the ensemble's log-odds `z_l`, the log-odds `t_l` of `thresholds` and one shift λ for all labels,
 
             set       C_λ(x) = {l : z_l >= t_l - λ}            larger λ, larger sets
             loss      L_i(λ) = share of row i's labels that C_λ misses, 0 for a row without labels; never above B = 1
-            choice    the smallest λ with  n/(n+1) · 1/n Σ_i L_i(λ) + B/(n+1) <= alpha, and with `thresholds` at least 0, so that
-                      a label that reaches its own threshold is always in the set
+            choice    the smallest λ >= 0 with  n/(n+1) · 1/n Σ_i L_i(λ) + B/(n+1) <= alpha: a label that reaches its own
+                      threshold is always in the set
 
         If a new row is exchangeable with these n, the expected share of its labels that is missed is at most alpha, on average
         over calibration sets and rows: not for every label, and not under distribution shift.
@@ -192,7 +168,7 @@ class LabelSets:
             labels: (samples, labels), 0 or 1.
             alpha: the share of labels that may be missed.
             thresholds: the probability from which on each label is predicted, one or one per label, such as those of
-                `best_thresholds` on other rows; by default all labels have one threshold.
+                `best_thresholds` on other rows.
 
         Example:
             >>> sets = LabelSets.fit(torch.linspace(-3, 3, 39).view(39, 1, 1), torch.ones(39, 1), alpha=0.1)
@@ -202,15 +178,17 @@ class LabelSets:
         check_share(alpha, "alpha")
         logits = log_odds(member_logits)
         labels = as_multi_hot(labels, *logits.shape).to(logits.device)
-        cuts = log_odds_of(thresholds, logits.shape[1])
-        shift = _least_shift(cuts.to(logits) - logits, labels, alpha)
-        lowered = cuts - (shift if thresholds is None else max(0.0, shift))
+        cuts = (
+            torch.as_tensor(thresholds, dtype=torch.float64, device="cpu").reshape(-1).logit().expand(logits.shape[1])
+        )
+        if cuts.isnan().any():
+            raise ValueError(f"thresholds is {thresholds}: pass a probability from 0 to 1, or one for each label")
+        lowered = cuts - _least_shift(cuts.to(logits) - logits, labels, alpha)
         chosen = _at_least(logits, lowered)
         missed, size = exact_mean(missed_shares(chosen, labels)), int(chosen.sum()) / len(labels)
-        fitted = cls(float(alpha), tuple(lowered.tolist()), len(labels), missed, size)
         if lowered[0] == -math.inf:
             warnings.warn(too_few_rows(alpha, len(labels)), stacklevel=2)
-        return fitted
+        return cls(float(alpha), tuple(lowered.tolist()), len(labels), missed, size)
 
     def sets(self, member_logits: Any) -> Tensor:
         """Which labels are in each row's set: bool, (batch, labels)."""
@@ -218,19 +196,14 @@ class LabelSets:
         return _at_least(logits, torch.tensor(self.log_odds, dtype=torch.float64, device="cpu"))
 
     @property
-    def guarantee(self) -> str:
-        """What is promised for new rows, and under which conditions."""
+    def sentence(self) -> str:
+        """What is promised for new rows and under which conditions, the size of the sets, and whether rows were too few."""
+        note = f" {too_few_rows(self.alpha, self.rows)}" if self.log_odds[0] == -math.inf else ""
         return (
             f"On average at most {100 * self.alpha:.6g} % of a row's labels are missing from its set, over calibration sets and "
-            f"rows, if new rows are exchangeable with the {self.rows} calibration rows. {SHIFT}"
+            f"rows, if new rows are exchangeable with the {self.rows} calibration rows. {SHIFT} On the fitting rows sets hold "
+            f"{self.mean_size:.3g} of {len(self.log_odds)} labels.{note}"
         )
-
-    @property
-    def sentence(self) -> str:
-        """The guarantee, the size of the sets, and a note if there were too few rows for it."""
-        size = f"On the fitting rows sets hold {self.mean_size:.3g} of {len(self.log_odds)} labels."
-        note = f" {too_few_rows(self.alpha, self.rows)}" if self.log_odds[0] == -math.inf else ""
-        return f"{self.guarantee} {size}{note}"
 
 
 def _at_least(logits: Tensor, lowest: Tensor) -> Tensor:
@@ -239,52 +212,46 @@ def _at_least(logits: Tensor, lowest: Tensor) -> Tensor:
 
 
 def _least_shift(needed: Tensor, labels: Tensor, alpha: float) -> float:
-    """The smallest λ with (Σ_i L_i(λ) + 1) / (n + 1) <= alpha.
+    """The smallest λ >= 0 with (Σ_i L_i(λ) + 1) / (n + 1) <= alpha.
 
     needed: (batch, labels), the λ from which on each label is in its row's set
     """
-    rows, counts = len(labels), labels.sum(dim=1)
-    place = labels.nonzero()
-    shifts, order = needed[labels].sort(stable=True)
-    weights = (1 / counts[place[:, 0]].double())[order]  # what a label's absence adds to the sum of losses
-    allowed = float(exact(alpha) * (rows + 1) - Fraction(1))
+    allowed = float(exact(alpha) * (len(labels) + 1) - 1)
     if allowed < 0:
         return math.inf
-    if len(shifts) == 0:
-        return -math.inf
+    row_of_label, none = labels.nonzero()[:, 0], needed.new_zeros(1)
+    shifts, order = torch.cat([none, needed[labels].clamp(min=0)]).sort(stable=True)
+    # What a label's absence adds to the sum of losses
+    weights = torch.cat([none, 1 / labels.sum(dim=1)[row_of_label].double()])[order]
     # Losses left over once the labels up to each place are in their sets; ties enter together.
     left = weights.flip(0).cumsum(0).flip(0) - weights
     is_last = torch.cat([shifts[1:] > shifts[:-1], torch.ones(1, dtype=torch.bool, device=shifts.device)])
-    tolerance = 1e-12 * (rows + 1)  # sums of thirds are rounded
-    if float(weights.sum()) <= allowed + tolerance:
-        return -math.inf
+    tolerance = 1e-12 * (len(labels) + 1)  # sums of thirds are rounded
     return float(shifts[is_last & (left <= allowed + tolerance)][0])
 
 
 # The task
 
-METRICS = {
-    "map": ("mAP", "high"),
-    "f1_micro": ("F1 micro", "high"),
-    "f1_macro": ("F1 macro", "high"),
-    "exact_match": ("All right", "high"),
-    "missed": ("Missed", "low"),
-    "ece": ("ECE", "low"),
-    "nll": ("NLL", "low"),
-    "brier": ("Brier", "low"),
-    "mutual_information": ("MI", ""),
-    "disagreement": ("DI", ""),
-    "set_missed": ("Missed by sets", ""),
-    "set_size": ("Set size", "low"),
-    "answered": ("Answered", ""),
-    "answered_right": ("Right of answered", "high"),
-}
-
 
 class MultiLabelTask(Task):
     name = "multi_label_classification"
     title = "multi-label classification"
-    metrics = METRICS
+    metrics: ClassVar = {
+        "map": ("mAP", "high"),
+        "f1_micro": ("F1 micro", "high"),
+        "f1_macro": ("F1 macro", "high"),
+        "exact_match": ("All right", "high"),
+        "missed": ("Missed", "low"),
+        "ece": ("ECE", "low"),
+        "nll": ("NLL", "low"),
+        "brier": ("Brier", "low"),
+        "mutual_information": ("MI", ""),
+        "disagreement": ("DI", ""),
+        "set_missed": ("Missed by sets", ""),
+        "set_size": ("Set size", "low"),
+        "answered": ("Answered", ""),
+        "answered_right": ("Right of answered", "high"),
+    }
     columns = CLASS_COLUMNS | {"labels": "strings", "scores": "label scores"}
 
     def measure(
@@ -347,7 +314,7 @@ class MultiLabelTask(Task):
         )
         self._check_has_every_label(first.labels.any(dim=0) | second.labels.any(dim=0))
         temperature = fit_temperature(first.answers, first.labels)
-        thresholds = best_thresholds(_divided(first.answers, temperature), first.labels)
+        thresholds = best_thresholds(at_least_float32(first.answers) / temperature, first.labels)
         settings = {
             "detector": {"name": "distance" if per_label else "entropy"},
             "temperature": temperature,
@@ -358,18 +325,24 @@ class MultiLabelTask(Task):
         sentences = [
             f"Logits are divided by {temperature:.3g}. A label is predicted from a probability of its own on, "
             f"{float(thresholds.min()):.2g} to {float(thresholds.max()):.2g}.",
-            f"Of {sum(rows.counts)} rows, a random half ({rows.counts[0]}) fitted these, and the other half ({rows.counts[1]}) "
-            "what follows: promises need rows that nothing else was fitted on.",
+            rows.sentence,
         ]
         sets = abstention = None
         if rows.alpha is not None:
-            sets = LabelSets.fit(_divided(second.answers, temperature), second.labels, rows.alpha, thresholds)
+            sets = LabelSets.fit(at_least_float32(second.answers) / temperature, second.labels, rows.alpha, thresholds)
             lowest = [value if math.isfinite(value) else str(value) for value in sets.log_odds]
             settings |= {"alpha": sets.alpha, "set_log_odds": lowest}
             sentences.append(sets.sentence)
         if rows.target is not None:
-            abstention = _fit_abstention(rows, self.decision(settings), second, per_label)
-            settings["threshold"] = abstention.saved_threshold
+            decision = self.decision(settings)
+            output, ood_scores = decision(second.answers), rows.ood_scores(decision)
+            right = output.chosen_labels == second.labels
+            if per_label:
+                rows = replace(rows, target={"risk": rows.target["label_risk"]})
+                scores, unit = output.detector_score.flatten(), "decisions on labels"
+                abstention = rows.fit_abstention(scores, right.flatten(), ood_scores, unit)
+            else:
+                abstention = rows.fit_abstention(output.detector_score, right.all(dim=1), ood_scores)
             sentences.append(f"{'' if per_label else 'A row is right if all its labels are. '}{abstention.sentence}")
         return Fitted(settings, sentences, abstention, sets)
 
@@ -380,18 +353,3 @@ class MultiLabelTask(Task):
             raise ValueError(
                 f"no row of data has the label {', '.join(names)}, so it has no threshold: add rows with it"
             )
-
-
-def _divided(member_logits: Tensor, temperature: float) -> Tensor:
-    dtype = torch.promote_types(member_logits.dtype, torch.float32)
-    return member_logits.to(dtype) / torch.tensor([temperature], dtype=dtype, device=member_logits.device)
-
-
-def _fit_abstention(rows: ValidationRows, decision: Decision, second: Rows, per_label: bool) -> Abstention:
-    output = decision(second.answers)
-    scores, right = output.detector_score, output.chosen_labels == second.labels
-    ood_scores = None if rows.ood is None else decision(rows.ood.answers).detector_score.flatten()
-    if not per_label:
-        return rows.fit_abstention(scores, right.all(dim=1), ood_scores)
-    rows = replace(rows, target={"risk": rows.target["label_risk"]})
-    return rows.fit_abstention(scores.flatten(), right.flatten(), ood_scores, "decisions on labels")

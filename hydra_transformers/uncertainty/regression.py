@@ -2,9 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ from torch import Tensor
 from ..models.decision import DecisionOutput
 from ..models.modeling_hydra import at_least_float32
 from ..models.regression import spread
-from .abstention import Abstention, check_target, just_above
+from .abstention import Abstention, check_target
 from .conformal import conformal_quantile
 from .inputs import as_tensor, widened
 from .metrics import error_coverage_curve, exact_mean
@@ -103,26 +101,24 @@ def ranks(values: Tensor) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-METRICS = {
-    "rmse": ("RMSE", "low"),
-    "mae": ("MAE", "low"),
-    "r2": ("R²", "high"),
-    "pearson": ("Pearson", "high"),
-    "spearman": ("Spearman", "high"),
-    "aurc": ("AURC", "low"),
-    "spread": ("Spread", ""),
-    "interval_coverage": ("In interval", ""),
-    "interval_width": ("Width", "low"),
-    "answered": ("Answered", ""),
-    "answered_mae": ("MAE of answered", "low"),
-}
-
-
 class RegressionTask(Task):
     name = "regression"
     title = "regression"
-    metrics = METRICS
+    metrics: ClassVar = {
+        "rmse": ("RMSE", "low"),
+        "mae": ("MAE", "low"),
+        "r2": ("R²", "high"),
+        "pearson": ("Pearson", "high"),
+        "spearman": ("Spearman", "high"),
+        "aurc": ("AURC", "low"),
+        "spread": ("Spread", ""),
+        "interval_coverage": ("In interval", ""),
+        "interval_width": ("Width", "low"),
+        "answered": ("Answered", ""),
+        "answered_mae": ("MAE of answered", "low"),
+    }
     columns = CLASS_COLUMNS | {"interval": "intervals"}
+    guarantees_risk = False
 
     def measure(
         self, answers: Tensor, labels: Tensor | None, decision_output: DecisionOutput | None = None
@@ -149,12 +145,7 @@ class RegressionTask(Task):
     # Calibration
 
     def check_target(self, target: Mapping[str, float]) -> None:
-        """A risk is a mean absolute error in the unit of the labels, not a share."""
-        risk = target.get("risk") if isinstance(target, Mapping) and set(target) == {"risk"} else None
-        if risk is None:
-            check_target(target)
-        elif isinstance(risk, bool) or not isinstance(risk, Real) or not 0 < risk < math.inf:
-            raise ValueError(f"risk is {risk!r}: pass the largest mean absolute error, in the unit of the labels")
+        check_target(target, is_share=False)
 
     def fit(self, rows: ValidationRows) -> Fitted:
         """Split-conformal intervals scaled by the members' spread, and the width above which nothing is answered.
@@ -204,9 +195,7 @@ class RegressionTask(Task):
         abstention = None
         if rows.target is not None:
             errors = (second[1] - mean).abs().mean(dim=1)
-            ood_scores = None if rows.ood is None else decision(rows.ood.answers).detector_score
-            abstention = _abstention(output.detector_score, errors, ood_scores, rows)
-            settings["threshold"] = abstention.saved_threshold
+            abstention = rows.fit_abstention(output.detector_score, None, rows.ood_scores(decision), errors=errors)
             sentences.append(_sentence(abstention))
         return Fitted(settings, sentences, abstention)
 
@@ -223,35 +212,11 @@ def _likeliest_floors(outputs: Tensor, targets: Tensor) -> Tensor:
     return floors.gather(0, unlikeliness.argmin(dim=0, keepdim=True)).squeeze(0)
 
 
-def _abstention(scores: Tensor, errors: Tensor, ood_scores: Tensor | None, rows: ValidationRows) -> Abstention:
-    """The threshold for a target. A risk is the mean absolute error of the answered rows, in the unit of the labels."""
-    [(name, value)] = rows.target.items()
-    if name == "risk":
-        order = scores.argsort(stable=True)
-        ordered = scores[order]
-        risks = errors[order].cumsum(0) / torch.arange(1, len(errors) + 1)
-        is_end = torch.cat([ordered[1:] > ordered[:-1], torch.ones(1, dtype=torch.bool)])
-        holding = (is_end & (risks <= value)).nonzero()
-        if not len(holding):
-            lowest = float(risks[is_end].min())
-            raise ValueError(f"no width keeps the mean absolute error at {value:g}: the lowest is {lowest:.3g}")
-        all_scores = scores if ood_scores is None else torch.cat([scores, ood_scores])
-        threshold = just_above(float(ordered[holding[-1, 0]]), all_scores, scores.dtype)
-        fitted = Abstention(threshold, name, value, None, len(scores), 0, 0.0, None, None, 0.0, None)
-    else:
-        fitted = rows.fit_abstention(scores, None, ood_scores)
-    answered = scores <= fitted.threshold
-    measured = fitted.measure(scores, None, ood_scores)
-    measured["risk"] = float(errors[answered].mean()) if answered.any() else None
-    ood_rows = 0 if ood_scores is None else len(ood_scores)
-    return replace(fitted, **measured | {"risk_without": float(errors.mean()), "ood_rows": ood_rows})
-
-
 def _sentence(abstention: Abstention) -> str:
     after = "" if abstention.risk is None else f", with a mean absolute error of {abstention.risk:.3g}"
-    refused = (
-        f"; {100 * abstention.tpr:.3g} % of the out-of-distribution rows are not" if abstention.tpr is not None else ""
-    )
+    refused = ""
+    if abstention.tpr is not None:
+        refused = f"; {100 * abstention.tpr:.3g} % of the out-of-distribution rows are not"
     return (
         f"Intervals wider than {abstention.threshold:.3g} are not answered: on the fitting rows "
         f"{100 * abstention.coverage:.3g} % are answered{after} (all of them: {abstention.risk_without:.3g}){refused}. "

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,6 @@ from .features import collect_answers
 from .inputs import as_tensor, widened
 from .metrics import ood_metrics
 from .task import CLASS_COLUMNS, Fitted, Task, ValidationRows
-
-
-METRICS = {
-    "pair_accuracy": ("Pair accuracy", "high"),
-    "wrong_pairs_auroc": ("AUROC of wrong pairs", "high"),
-    "margin": ("Margin", ""),
-    "spread": ("Spread", ""),
-    "answered": ("Chosen answered", ""),
-}
 
 
 def collect_pairs(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor]:
@@ -97,7 +88,13 @@ def best_of_n(scores: Any, gold: Any, counts: Sequence[int]) -> dict[int, float]
 class RewardTask(Task):
     name = "reward"
     title = "rewards and reranking"
-    metrics = METRICS
+    metrics: ClassVar = {
+        "pair_accuracy": ("Pair accuracy", "high"),
+        "wrong_pairs_auroc": ("AUROC of wrong pairs", "high"),
+        "margin": ("Margin", ""),
+        "spread": ("Spread", ""),
+        "answered": ("Chosen answered", ""),
+    }
     columns = CLASS_COLUMNS | {"interval": "intervals"}
 
     def load(self, data: Any, model: nn.Module) -> Any:
@@ -156,14 +153,13 @@ class RewardTask(Task):
         is_risk = "risk" in rows.target
         scores, correct, unit = (low, relevant, "rows") if is_risk else (low[relevant], None, "relevant rows")
         abstention = rows.fit_abstention(scores, correct, ood, unit, others=low)
-        settings = {"detector": {"name": "low score"}, "threshold": abstention.saved_threshold}
         answered = low <= abstention.threshold
         sentence = (
             f"Scores below {-abstention.threshold:.3g} count as nothing relevant: of {len(low)} rows, "
             f"{_percent(answered[relevant])} of the relevant ones are answered and {_percent(answered[~relevant])} of the others. "
             f"{abstention.guarantee.replace('rows are wrong', 'rows are not relevant')}"
         )
-        return Fitted(settings, [sentence], abstention)
+        return Fitted({"detector": {"name": "low score"}}, [sentence], abstention)
 
 
 def _percent(rows: Tensor) -> str:

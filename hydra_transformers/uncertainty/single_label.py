@@ -1,6 +1,6 @@
 """Single-label classification: one class of several."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -17,26 +17,23 @@ from .task import Fitted, Rows, Task, ValidationRows
 from .temperature import TemperatureScaling, fit_temperature
 
 
-METRICS = {
-    "accuracy": ("Accuracy", "high"),
-    "brier": ("Brier", "low"),
-    "nll": ("NLL", "low"),
-    "ece": ("ECE", "low"),
-    "aece": ("aECE", "low"),
-    "aurc": ("AURC", "low"),
-    "mutual_information": ("MI", ""),
-    "disagreement": ("DI", ""),
-    "answered": ("Answered", ""),
-    "answered_risk": ("Wrong of answered", "low"),
-    "set_coverage": ("In set", ""),
-    "set_size": ("Set size", "low"),
-}
-
-
 class SingleLabelTask(Task):
     name = "single_label_classification"
     title = "single-label classification"
-    metrics = METRICS
+    metrics: ClassVar = {
+        "accuracy": ("Accuracy", "high"),
+        "brier": ("Brier", "low"),
+        "nll": ("NLL", "low"),
+        "ece": ("ECE", "low"),
+        "aece": ("aECE", "low"),
+        "aurc": ("AURC", "low"),
+        "mutual_information": ("MI", ""),
+        "disagreement": ("DI", ""),
+        "answered": ("Answered", ""),
+        "answered_risk": ("Wrong of answered", "low"),
+        "set_coverage": ("In set", ""),
+        "set_size": ("Set size", "low"),
+    }
 
     def measure(
         self, answers: Tensor, labels: Tensor | None, decision_output: DecisionOutput | None = None
@@ -66,8 +63,7 @@ class SingleLabelTask(Task):
         self, detector: str | Detector, train_data: Any, sets: str, temperature: bool, batch_size: int
     ) -> None:
         if isinstance(detector, Detector):  # a new one, so that a fit leaves the given one as it is
-            settings = {"by": detector.by, "multi_label": detector.multi_label, **detector.settings}
-            self.detector = detector_by_name(detector.name, **settings)
+            self.detector = detector_by_name(detector.name, by=detector.by, **detector.settings)
         else:
             self.detector = detector_by_name(detector)
         zero_shot = zero_shot_in(self.model)
@@ -76,8 +72,6 @@ class SingleLabelTask(Task):
                 f"model is a {type(self.model).__name__}, whose classes are those of each call's prompts: calibrate a "
                 "ZeroShotClassifier of it"
             )
-        if self.detector.multi_label:
-            raise ValueError("detector is made for multi-label models: leave out multi_label")
         num_classes = getattr(config_of(self.model), "num_labels", None)
         check_method(sets, num_classes if zero_shot is None else len(zero_shot.text_features))
         if train_data is not None and not self.detector.needs_fit:
@@ -106,17 +100,14 @@ class SingleLabelTask(Task):
         state, abstention, sets = detector.state or {}, None, None
         sentences = [
             f"The ensemble's prediction has the temperature {scaling.temperature:.3g}; the detector is {detector.description}.",
-            f"Of {sum(rows.counts)} rows, a random half ({rows.counts[0]}) fitted these, and the other half ({rows.counts[1]}) "
-            "what follows: promises need rows that nothing else was fitted on.",
+            rows.sentence,
         ]
         scaled = scaling(second.answers)
         if rows.target is not None:
             decision = self.decision(settings, state)
             scores = decision(second.answers, second.features).detector_score
-            ood_scores = None if rows.ood is None else decision(rows.ood.answers, rows.ood.features).detector_score
             correct = decompose(scaled).prediction == second.labels
-            abstention = rows.fit_abstention(scores, correct, ood_scores)
-            settings["threshold"] = abstention.saved_threshold
+            abstention = rows.fit_abstention(scores, correct, rows.ood_scores(decision))
             sentences.append(abstention.sentence)
         if rows.alpha is not None:
             sets = ConformalSets.fit(scaled, second.labels, rows.alpha, self.sets)

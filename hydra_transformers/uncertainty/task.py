@@ -61,6 +61,19 @@ class ValidationRows:
     def counts(self) -> tuple[int, int]:
         return len(self.first.labels), len(self.second.labels)
 
+    @property
+    def sentence(self) -> str:
+        return (
+            f"Of {sum(self.counts)} rows, a random half ({self.counts[0]}) fitted these, and the other half ({self.counts[1]}) "
+            "what follows: promises need rows that nothing else was fitted on."
+        )
+
+    def ood_scores(self, decision: Decision) -> Tensor | None:
+        """The detector's scores of the out-of-distribution rows."""
+        if self.ood is None:
+            return None
+        return decision(self.ood.answers, self.ood.features).detector_score.flatten()
+
     def fit_abstention(
         self, scores: Tensor, correct: Tensor | None, ood_scores: Tensor | None, unit: str = "rows", **options: Any
     ) -> Abstention:
@@ -78,7 +91,7 @@ class ValidationRows:
 class Fitted:
     """The result of a task's fit.
 
-    settings: of its decision, without those that every task has
+    settings: of its decision, without those that every task has, and without the threshold
     sentences: what was fitted, and what it promises
     abstention: the threshold, if there is a target
     sets: prediction sets, if the task has them
@@ -103,12 +116,14 @@ class Task:
             "label scores", "intervals", "entities". Models of texts have `truncated` ("bool") as well.
         model (`nn.Module`), classes (`list[str]` or `None`): whose task it is, and the names of its classes.
         aggregate (`str` or `None`): of a reward model, how members' scores become one.
+        guarantees_risk (`bool`): whether a risk can have a confidence.
     """
 
     name: str
     title: str
     metrics: Mapping[str, tuple[str, str]]
     columns: Mapping[str, str] = CLASS_COLUMNS
+    guarantees_risk = True
 
     def __init__(self, model: nn.Module):
         self.model, self.classes = model, classes_of(model)

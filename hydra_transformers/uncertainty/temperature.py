@@ -1,26 +1,20 @@
 """Temperature scaling: soften or sharpen the ensemble's probabilities so that confidence matches accuracy."""
 
-import json
 import math
-import os
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._io.files import parse_json, write_atomically
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..models.decision_single_label_classification import pool_then_scale
 from ..models.modeling_hydra import HydraClassifierOutput, log_mean
 from .inputs import as_labels, as_member_logits, as_multi_hot, as_tensor, wide_log_softmax, widened
-from .saving import saved_in
 
 
-FILE_NAME = "temperature.json"
 LOG_RANGE = (math.log(1e-2), math.log(1e2))  # of the search
 ROWS_PER_PASS = 4096  # bounds the memory of a float64 pass over the validation logits
 
@@ -55,21 +49,6 @@ class TemperatureScaling:
     def wrap(self, model: nn.Module) -> "TemperatureScaledClassifier":
         """The model with this temperature built in, usable wherever the model is."""
         return TemperatureScaledClassifier(model, self)
-
-    def save(self, folder: str | os.PathLike) -> Path:
-        """Writes `temperature.json` into a folder, such as the one the model was saved to."""
-        content = {"temperature": [self.temperature], "pooled": True}
-        return write_atomically(Path(folder) / FILE_NAME, json.dumps(content) + "\n")
-
-    @classmethod
-    def load(cls, folder: str | os.PathLike) -> "TemperatureScaling":
-        """Reads `temperature.json` from a folder, or from a repository of the Hub."""
-        path = saved_in(folder, FILE_NAME, "TemperatureScaling")
-        content = parse_json(path.read_bytes())
-        if content.get("pooled") is not True:  # files of earlier versions divide the logits of each member
-            raise ValueError(f"{path} is not a temperature of an ensemble: fit and save it again")
-        [temperature] = content["temperature"]
-        return cls(temperature)
 
 
 class TemperatureScaledClassifier(nn.Module):

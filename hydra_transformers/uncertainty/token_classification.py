@@ -4,7 +4,7 @@ Predictions are those of words, as `collect_words` gives them.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -80,38 +80,32 @@ def entity_metrics(found: FoundEntities) -> dict[str, float]:
     }
 
 
-METRICS = {
-    "entity_f1": ("Entity F1", "high"),
-    "precision": ("Precision", "high"),
-    "recall": ("Recall", "high"),
-    "entity_aurc": ("Entity AURC", "low"),
-    "accuracy": ("Word accuracy", "high"),
-    "ece": ("Word ECE", "low"),
-    "nll": ("Word NLL", "low"),
-    "mutual_information": ("MI", ""),
-    "answered": ("Entities answered", ""),
-    "answered_risk": ("Wrong of answered", "low"),
-}
-
-
-COLUMNS = {
-    "entities": "entities",
-    "uncertainty": "double",
-    "aleatoric": "double",
-    "epistemic": "double",
-    "abstain": "bool",
-    "detector": "string",
-    "threshold": "double",
-    "reason": "string",
-    "truncated": "bool",
-}
-
-
 class TokenTask(Task):
     name = "token_classification"
     title = "token classification"
-    metrics = METRICS
-    columns = COLUMNS
+    metrics: ClassVar = {
+        "entity_f1": ("Entity F1", "high"),
+        "precision": ("Precision", "high"),
+        "recall": ("Recall", "high"),
+        "entity_aurc": ("Entity AURC", "low"),
+        "accuracy": ("Word accuracy", "high"),
+        "ece": ("Word ECE", "low"),
+        "nll": ("Word NLL", "low"),
+        "mutual_information": ("MI", ""),
+        "answered": ("Entities answered", ""),
+        "answered_risk": ("Wrong of answered", "low"),
+    }
+    columns: ClassVar = {
+        "entities": "entities",
+        "uncertainty": "double",
+        "aleatoric": "double",
+        "epistemic": "double",
+        "abstain": "bool",
+        "detector": "string",
+        "threshold": "double",
+        "reason": "string",
+        "truncated": "bool",
+    }
 
     def collect(self, model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor | None]:
         """The members' logits for words (texts, members, words, classes), and their tags (texts, words)."""
@@ -168,7 +162,6 @@ class TokenTask(Task):
         abstention = None
         if rows.target is not None:
             abstention = self._fit_threshold(rows, self.decision(settings))
-            settings["threshold"] = abstention.saved_threshold
             sentences.append(f"{abstention.sentence} Entities that it does not find are not counted.")
             if rows.confidence is not None:
                 sentences.append(

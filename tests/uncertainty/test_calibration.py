@@ -103,6 +103,20 @@ def test_everything_is_fitted_on_rows_of_its_own():
     )
 
 
+def test_a_risk_is_a_bound_for_new_rows_unless_told_otherwise():
+    hydra, data = hydra_of("vit"), rows_for("vit", count=200)
+    by_default = hydra.calibrate(data, target={"risk": 0.74})
+    assert "With 90 % confidence at most 74 % of the answered rows are wrong" in str(by_default)
+    assert by_default.abstention == hydra.calibrate(data, target={"risk": 0.74}, confidence=0.9).abstention
+    on_these_rows = hydra.calibrate(data, target={"risk": 0.74}, confidence=0).abstention
+    assert on_these_rows.confidence is None and on_these_rows.coverage > by_default.abstention.coverage
+    assert hydra.calibrate(data, target={"coverage": 0.5}).abstention.confidence is None
+    with pytest.raises(
+        ValueError, match=r"risk=0.01 cannot be guaranteed .* the lowest that can be is \d+ %: pass more"
+    ):
+        hydra.calibrate(data, target={"risk": 0.01})
+
+
 def test_it_is_applied_to_answers_and_can_be_left_out():
     hydra = hydra_of("vit")
     [batch] = rows_for("vit", seed=1, labelled=False)

@@ -240,7 +240,7 @@ def test_a_decision_of_an_earlier_version_asks_for_a_new_calibration(warned, tmp
     assert loaded.decision is None and "calibrated by another version" in warned.text
     with hydra.uncalibrated(), torch.no_grad():
         assert torch.equal(loaded(**BATCH).logits, hydra(**BATCH).logits)
-    loaded.calibrate(rows_for("vit"), target={"risk": 0.9})
+    loaded.calibrate(rows_for("vit"), target={"coverage": 0.9})
     assert loaded.is_calibrated
 
 

@@ -252,33 +252,6 @@ def test_a_class_without_rows_is_no_class_to_be_near_to():
     assert detector(TRAIN[0], TRAIN[1])[of_class].mean() > 2 * detector(TRAIN[0], TRAIN[1])[~of_class].mean()
 
 
-# Multi-label models
-
-
-def test_multi_label_scores_are_those_of_the_literature():
-    logits = TEST[0]
-    p = 1 / (1 + np.exp(-logits.numpy()))
-
-    def binary_entropy(q):
-        return -(q * np.log(q) + (1 - q) * np.log(1 - q)).sum(axis=-1)
-
-    expected = {
-        "msp": 1 - p.mean(axis=1).max(axis=-1),
-        "max_logit": -logits.numpy().max(axis=-1).mean(axis=1),
-        "energy": -np.log1p(np.exp(logits.numpy())).sum(axis=-1).mean(axis=1),
-        "entropy": binary_entropy(p.mean(axis=1)),
-        "mutual_information": binary_entropy(p.mean(axis=1)) - binary_entropy(p).mean(axis=1),
-    }
-    votes = p > 0.5
-    pairs = [(votes[:, a] != votes[:, b]) for a, b in ((0, 1), (0, 2), (1, 2))]
-    expected["disagreement"] = np.mean(pairs, axis=(0, 2))
-    for name, values in expected.items():
-        np.testing.assert_allclose(detector_by_name(name, multi_label=True)(logits), values, rtol=1e-9, atol=1e-12)
-    knn = fitted("knn", multi_label=True)
-    torch.testing.assert_close(knn(*TEST[:2]), fitted("knn")(*TEST[:2]))
-    assert detector_by_name("energy", multi_label=True)(torch.zeros(2, 1, 1)).shape == (2,)  # a single label
-
-
 # Features
 
 
@@ -355,10 +328,7 @@ def test_a_detector_fits_and_scores_data_of_any_model(name):
     torch.testing.assert_close(scores, detector(*collect_answers(hydra, test)[:2]))
 
 
-# Reports
-
-
-# What is refused
+# Edge cases
 
 
 def test_an_empty_batch_has_no_scores():

@@ -90,7 +90,7 @@ ABSTENTION = [
     (lambda: rule(risk=0.5, correct=[1.0, math.nan, 0]), "pass True or False"),
     (lambda: rule(tpr=0.5, ood_scores=[0.1, math.nan]), "ood_scores has shape .*: pass a number, not NaN"),
     (lambda: rule(tpr=0.9, ood_scores=[0.1, -math.inf]), "too many of ood_scores are -inf"),
-    (lambda: rule(range(200), [0] * 200, risk=0.05), "no threshold keeps the risk at 5 %: the lowest is 100 %"),
+    (lambda: rule(range(200), [0] * 200, risk=0.05), "no threshold keeps the risk at 0.05: the lowest is 1"),
     (lambda: rule(range(200), [0] * 200, risk=0.05, confidence=0.95), "cannot be guaranteed .* on these 200 rows"),
     (lambda: rule(range(20), [1] * 20, coverage=0.95, confidence=0.95), "on 20 rows: pass at least 59"),
     (lambda: rule([0.0], [1], range(58), tpr=0.95, confidence=0.95), "tpr=0.95 .* on 58 rows: pass at least 59"),
@@ -121,7 +121,7 @@ NUMBERS = [
     (lambda: LabelSets.fit(ZEROS, torch.full((3, 3), 2)), "0 or 1 for each label"),
     (lambda: LabelSets.fit(ZEROS, torch.full((3, 3), math.nan)), "0 or 1 for each label"),
     (lambda: LabelSets.fit(NAN, torch.zeros(3, 3)), r"member_logits\[0, 0\] is not a prediction"),
-    (lambda: multi_label_metrics(ZEROS, torch.zeros(3, 3), 1.5), "thresholds is 1.5: pass a probability"),
+    (lambda: LabelSets.fit(ZEROS, torch.zeros(3, 3), thresholds=1.5), "thresholds is 1.5: pass a probability"),
     (lambda: regression_metrics(ZEROS, torch.full((3, 3), math.nan)), "pass a finite value for each output"),
     (lambda: preference_metrics(NAN[..., 0], NAN[..., 0]), "finite numbers of one shape"),
     (lambda: best_of_n([[1.0, 2.0]], [[1.0, 2.0]], [3]), "counts has 3: pass numbers from 1 to 2"),
@@ -136,7 +136,6 @@ DETECTORS = [
     (lambda: detector_by_name("odin"), "unknown detector 'odin': choose one of msp"),
     (lambda: detector_by_name("energy", by="mean"), "by is 'mean', energy has 'members'"),
     (lambda: detector_by_name("msp", k=3), "msp has no k: its settings are none"),
-    (lambda: detector_by_name("gen", multi_label=True), "gen has no multi-label form"),
     (lambda: detector_by_name("knn")(*TEST[:2]), "knn is not fitted: call fit"),
     (lambda: detector_by_name("mahalanobis").fit_answers(*TRAIN[:2]), "data has no labels, and mahalanobis learns"),
     (lambda: detector_by_name("mahalanobis").fit_answers(*TRAIN[:2], TRAIN[2] + 1), "has 4: pass class indices"),
@@ -152,7 +151,7 @@ DETECTORS = [
     (lambda: fitted("knn")(TEST[0], TEST[1][..., :5]), "fitted on .*'dim': 6.*, these have .*'dim': 5"),
     (lambda: fitted("mahalanobis")(TEST[0][..., :3], TEST[1]), "fitted on .*'classes': 4.*'classes': 3"),
     (lambda: detector_by_name("energy")(TEST[0] * math.nan), "is not a prediction"),
-    (lambda: detector_by_name("energy").score(plain_model("multi_label_classification"), []), "multi_label=False"),
+    (lambda: detector_by_name("energy").score(plain_model("multi_label_classification"), []), "made for multi-label"),
     (lambda: detector_by_name("energy").score(plain_model("regression"), []), "made for regression"),
 ]
 # Of `calibrate` and `evaluate_uncertainty`, before anything is predicted
@@ -166,7 +165,6 @@ BEFORE = [
         ({"ood_data": [{}]}, "ood_data has no effect without a target: pass one"),
         ({"sets": "best"}, "unknown method 'best'"),
         ({"detector": "best"}, "unknown detector 'best'"),
-        ({"detector": detector_by_name("msp", multi_label=True)}, "detector is made for multi-label models"),
         ({"train_data": [{}]}, "train_data is for detectors that learn, msp does not"),
         ({"target": {"tpr": 0.9}, "ood_data": torch.zeros(3)}, "ood_data is a Tensor: pass a DataLoader"),
     )
@@ -176,7 +174,6 @@ BEFORE = [
         ("knn", "knn is not fitted"),
         ({"one": "msp"}, "score is for one, models has one, two"),
         ({"one": "msp", "two": "energy"}, "score is energy and msp: models are compared by one"),
-        (detector_by_name("energy", multi_label=True), "made for multi-label models"),
     )
 ]
 TASKS = [
@@ -199,7 +196,7 @@ TASKS = [
     (lambda: calibrated("regression", alpha=0.001), "pass at least 2000 rows"),
     (lambda: calibrated("regression", alpha=None), "alpha is None"),
     (lambda: calibrated("regression", target={"risk": -1}), "largest mean absolute error"),
-    (lambda: calibrated("regression", target={"risk": 1e-9}), "no width keeps the mean absolute error"),
+    (lambda: calibrated("regression", target={"risk": 1e-9}), "no threshold keeps the risk at 1e-09"),
     (lambda: calibrated("regression", target={"risk": 1}, confidence=0.9), "confidence is for shares"),
     (lambda: calibrated("regression", plain_model("regression")), "model has one member"),
     (lambda: calibrated("reward", target=None), "target is missing"),

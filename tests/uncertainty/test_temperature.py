@@ -1,5 +1,3 @@
-import json
-
 import pytest
 import torch
 from sklearn.metrics import log_loss
@@ -106,22 +104,3 @@ def test_a_wrapped_model_has_the_temperature():
     torch.testing.assert_close(wrapped(member_logits=logits).logits.exp(), pooled_answer(logits, 2.0))
     found = predict(wrapped, {"member_logits": logits, "row": torch.arange(4)})
     torch.testing.assert_close(found, TemperatureScaling(2.0)(logits))
-
-
-def test_a_saved_temperature_is_loaded_exactly(tmp_path):
-    path = TemperatureScaling(1 / 3).save(tmp_path / "model")
-    assert json.loads(path.read_text()) == {"temperature": [1 / 3], "pooled": True}
-    assert TemperatureScaling.load(tmp_path / "model").temperature == 1 / 3
-    assert [file.name for file in path.parent.iterdir()] == ["temperature.json"]
-
-
-# Files of earlier versions hold temperatures of members: read as that of the ensemble, they would change its answers.
-@pytest.mark.parametrize(
-    "content", [b"\x80\xff\x00", b'{"temperature": [-1], "pooled": true}', b"{}", b'{"temperature": [1.7]}']
-)
-def test_a_file_of_anything_else_is_refused(content, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"has no temperature\.json"):
-        TemperatureScaling.load(tmp_path)
-    (tmp_path / "temperature.json").write_bytes(content)
-    with pytest.raises(ValueError):
-        TemperatureScaling.load(tmp_path)
