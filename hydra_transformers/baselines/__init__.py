@@ -5,7 +5,6 @@ from .baseline import Baseline
 from .batch_ensemble import BatchEnsemble
 from .bayesvlm import BayesVLM
 from .deep_ensemble import DeepEnsemble
-from .head_ensemble import HeadEnsemble
 from .last_layer_laplace import LastLayerLaplace
 from .lora_ensemble import LoRAEnsemble, finetune_lora_ensemble
 from .mc_dropout import MCDropout
@@ -21,7 +20,6 @@ __all__ = [
     "BatchEnsemble",
     "BayesVLM",
     "DeepEnsemble",
-    "HeadEnsemble",
     "LastLayerLaplace",
     "LoRAEnsemble",
     "MCDropout",

@@ -1,7 +1,6 @@
 """The base class of baselines built around one Transformers model."""
 
 import inspect
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -150,7 +149,3 @@ def check_is_classifier(model: Any) -> None:
 def check_is_count(value: Any, name: str = "num_members", least: int = 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is {value!r}: pass at least {least}, a whole number")
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

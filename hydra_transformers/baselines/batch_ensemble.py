@@ -12,10 +12,6 @@ from .layer_replacement import linear_of, replace
 from .mc_dropout import repeated
 
 
-INITS = ("normal", "ones", "signs")
-STD = 0.1  # 0.5, as for new weights, destroys most of what a checkpoint has learned
-
-
 class BatchEnsemble(Baseline):
     """A classifier with M members whose linear layers share their matrix W: member i has W ∘ (s_i r_iᵀ) and its own bias.
 
@@ -26,20 +22,12 @@ class BatchEnsemble(Baseline):
         model (`PreTrainedModel`): a classifier of a family that Hydras support; it is copied. WavLM, which reads
             weights without calling their layers, and DeBERTa, whose layers also read a table of positions, are not accepted.
         num_members (`int`, defaults to 4): M.
-        init (`str`, defaults to `"normal"`): how r and s start: "normal" (around one), "ones" (every member is the model, bit
-            for bit) or "signs" (plus or minus one at random, for training from new weights).
-        std (`float`, *optional*): for "normal": 0.1 by default, which suits pre-trained weights; 0.5 is usual for new ones.
+        std (`float`, defaults to 0.1): how far r and s start from one. 0.1 suits pre-trained weights; 0.5, usual for new ones,
+            destroys most of what a checkpoint has learned. With 0 every member is the model, bit for bit.
         seed (`int`, defaults to 0): for r and s.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        num_members: int = 4,
-        init: str = "normal",
-        std: float | None = None,
-        seed: int = 0,
-    ):
+    def __init__(self, model: PreTrainedModel, num_members: int = 4, std: float = 0.1, seed: int = 0):
         check_is_classifier(model)
         # Raises for other families, in which linear layers may read other rows than the batch's.
         if not hydra_class(model).supports_lora_on_qkvo or getattr(model.config, "relative_attention", False):
@@ -48,15 +36,13 @@ class BatchEnsemble(Baseline):
                 "another classifier"
             )
         check_is_count(num_members)
-        if init not in INITS or (std is not None and (init != "normal" or not std > 0)):
-            raise ValueError(
-                f"init is {init!r} and std {std!r}: pass one of {', '.join(INITS)}, and with 'normal' a positive std or none"
-            )
-        super().__init__(copy.deepcopy(model), num_members=num_members, init=init, std=std, seed=seed)
+        if not std >= 0:
+            raise ValueError(f"std is {std!r}: pass a number that is not negative")
+        super().__init__(copy.deepcopy(model), num_members=num_members, std=std, seed=seed)
         # Subclasses of nn.Linear may hold other numbers, or be read by other modules.
         linears = [module for module in self.model.modules() if type(module) is nn.Linear]
-        generator, std = torch.Generator("cpu").manual_seed(seed), STD if std is None else std
-        replace(self.model, lambda linear: MemberLinear(linear, num_members).start(init, std, generator), linears)
+        generator = torch.Generator("cpu").manual_seed(seed)
+        replace(self.model, lambda linear: MemberLinear(linear, num_members).start(std, generator), linears)
 
     def member_logits(self, **inputs: Tensor) -> Tensor:
         rows = max(len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0)
@@ -91,14 +77,11 @@ class MemberLinear(nn.Module):
         self.register_parameter("biases", own)
 
     @torch.no_grad()
-    def start(self, init: str, std: float, generator: torch.Generator) -> "MemberLinear":
+    def start(self, std: float, generator: torch.Generator) -> "MemberLinear":
         """Draws the factors; every member keeps the layer's bias."""
         for factors in (self.input_factors, self.output_factors):
             drawn = torch.randn(factors.shape, generator=generator, device="cpu", dtype=torch.float64)
-            if init == "normal":
-                factors.copy_((std * drawn).to(factors.dtype))
-            elif init == "signs":
-                factors.copy_((drawn.sign() - 1).to(factors.dtype))
+            factors.copy_((std * drawn).to(factors.dtype))
         if self.biases is not None:
             self.biases.copy_(-self.output_factors * self.bias)
         return self

@@ -1,6 +1,5 @@
 """BayesVLM (Baumann et al., 2024): a Laplace approximation of CLIP's two projections, with analytic similarities."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,16 +9,16 @@ from transformers import CLIPModel
 from ..data.batches import batches
 from ..data.prediction import evaluation_mode
 from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32, log_mean_probability
-from .baseline import Baseline, check_is_count
+from .baseline import check_is_count
 from .kronecker import Factors, KroneckerPosterior, probit_logits, second_derivatives_of_similarity, without_autocast
-from .prompt_classifier import PromptClassifier, check_has_images_and_texts, check_is_clip
+from .prompt_classifier import ClipBaseline, check_has_images_and_texts
 
 
 SIDES = ("image", "text")
 ROWS_PER_PASS = 1024  # bounds the memory of a curvature
 
 
-class BayesVLM(Baseline):
+class BayesVLM(ClipBaseline):
     """CLIP with uncertain projections, so that embeddings and their similarities have a mean and a variance. Nothing trains.
 
     `fit` finds the distributions from pairs of images and texts; until then the answers are CLIP's.
@@ -31,7 +30,6 @@ class BayesVLM(Baseline):
     """
 
     def __init__(self, model: CLIPModel):
-        check_is_clip(model)
         super().__init__(model)
         dtype = torch.promote_types(model.dtype, torch.float32)
         for side in SIDES:
@@ -75,8 +73,7 @@ class BayesVLM(Baseline):
                         "a batch of data has other numbers of images and texts: pass one text for each image"
                     )
                 activations["image"].append(self._activations("image", pixel_values=batch["pixel_values"]))
-                texts = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
-                activations["text"].append(self._activations("text", **texts))
+                activations["text"].append(self._activations("text", **batch))
         if not activations["image"]:
             raise ValueError("data has no samples: pass at least one batch")
         inputs = {side: torch.cat(parts) for side, parts in activations.items()}
@@ -100,7 +97,9 @@ class BayesVLM(Baseline):
     def _activations(self, side: str, **inputs: Tensor) -> Tensor:
         """The inputs of a projection: (images or texts, hidden), at least in float32"""
         tower = self.model.vision_model if side == "image" else self.model.text_model
-        return at_least_float32(tower(**inputs).pooler_output)
+        names = ("pixel_values",) if side == "image" else ("input_ids", "attention_mask", "position_ids")
+        read = {name: inputs[name].to(self.device) for name in names if name in inputs}
+        return at_least_float32(tower(**read).pooler_output)
 
     def image_embeddings(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         """Means and variances, (images, dim) each, not normalised"""
@@ -124,21 +123,15 @@ class BayesVLM(Baseline):
 
     def member_logits(self, pixel_values: Tensor, **tokens: Tensor) -> Tensor:
         """(images, 1, texts)"""
-        read = {name: tokens[name] for name in ("input_ids", "attention_mask", "position_ids") if name in tokens}
-        return self.logits(self.image_embeddings(pixel_values), self.text_embeddings(**read))
+        return self.logits(self.image_embeddings(pixel_values), self.text_embeddings(**tokens))
 
     def loss(self, member_logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
         """The cross-entropy over the texts; labels are the number of each image's text, (images,)."""
         total = nn.functional.cross_entropy(member_logits.squeeze(1), labels, reduction="sum")
         return total / kwargs.get("num_items_in_batch", len(labels))
 
-    def zero_shot(self, class_prompts: Mapping[str, Tensor]) -> "BayesVLMClassifier":
-        """An image classifier over fixed class prompts, like CLIP's `ZeroShotClassifier`; its batches hold `pixel_values`."""
-        return BayesVLMClassifier(self, class_prompts)
-
     def prompt_features(self, **prompts: Tensor) -> tuple[Tensor, Tensor]:
-        names = [name for name in ("input_ids", "attention_mask") if name in prompts]
-        return self.text_embeddings(**{name: prompts[name].to(self.device) for name in names})
+        return self.text_embeddings(**prompts)
 
     def classify(
         self, pixel_values: Tensor, means: Tensor, variances: Tensor, labels: Tensor | None = None
@@ -146,10 +139,6 @@ class BayesVLM(Baseline):
         member_logits = self.logits(self.image_embeddings(pixel_values), (means, variances))
         loss = None if labels is None else self.loss(member_logits, labels)
         return HydraClassifierOutput(loss, log_mean_probability(member_logits), member_logits=member_logits)
-
-
-class BayesVLMClassifier(PromptClassifier):
-    """A `BayesVLM` as an image classifier."""
 
 
 def similarity_moments(

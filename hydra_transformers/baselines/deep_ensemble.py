@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cost import count_multiply_adds
-from ..data.prediction import accepted_inputs, answer_of, classifies_tokens, config_of, device_of, member_logits_of
+from ..data.prediction import accepted_inputs, answer_of, classifies_tokens, config_of, member_logits_of
 from ..models.modeling_hydra import HydraClassifierOutput
 
 
@@ -28,10 +28,6 @@ class DeepEnsemble(nn.Module):
         if len({getattr(config_of(model), "predicts_variance", False) for model in models}) > 1:
             raise ValueError("some of models predict a variance and others do not: pass models of one kind")
         self.models = nn.ModuleList(models)
-
-    @property
-    def device(self) -> torch.device:
-        return device_of(self.models[0])
 
     @property
     def input_model(self) -> nn.Module:

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from .._io.files import written_whole
 from .._io.threads import ONE_PASS
 from ..cost import inputs_for, multiply_adds_of
-from ..data.prediction import accepted_inputs, answer_of, classifies_tokens, device_of, member_logits_of
+from ..data.prediction import accepted_inputs, answer_of, classifies_tokens, member_logits_of
 from ..fusion import without_weights
 from ..models.modeling_hydra import HydraClassifierOutput
 from ..training import Recipe, finetune_members, lora_config
@@ -52,10 +49,6 @@ class LoRAEnsemble(nn.Module):
         return len(self.adapters)
 
     @property
-    def device(self) -> torch.device:
-        return device_of(self.model)
-
-    @property
     def input_model(self) -> PreTrainedModel:
         return self.model.get_base_model()
 
@@ -79,21 +72,9 @@ class LoRAEnsemble(nn.Module):
                 member_logits.append(member_logits_of(output, type(backbone).__name__, classifies_tokens(backbone)))
         return answer_of(backbone, join_members(member_logits, "adapters"))
 
-    def save_pretrained(self, folder: str | os.PathLike) -> None:
-        """Writes the adapters, not the backbone, into a new folder: `member-0`, `member-1`, ..., which PEFT can load."""
-        if Path(folder).exists() and any(Path(folder).iterdir()):
-            raise ValueError(f"{folder} is not empty: pass a new folder")
-        with written_whole(folder) as unfinished:
-            for index, adapter in enumerate(self.adapters):
-                member = unfinished / f"member-{index}"
-                member.mkdir()
-                self.model.peft_config[adapter].save_pretrained(member)
-                weights = {name: each.contiguous() for name, each in _adapter_weights(self.model, adapter).items()}
-                save_file(weights, member / WEIGHTS_FILE, metadata={"format": "pt"})
-
     @classmethod
     def from_pretrained(cls, backbone: PreTrainedModel, folder: str | os.PathLike) -> "LoRAEnsemble":
-        """Loads what `save_pretrained` or `finetune_lora_ensemble` wrote, if it is complete; the backbone is copied."""
+        """Loads what `finetune_lora_ensemble` wrote (`member-0`, `member-1`, ...), if it is complete; the backbone is copied."""
         count = len(list(Path(folder).glob("member-*")))
         members = [Path(folder) / f"member-{index}" for index in range(max(1, count))]
         for member in members:
@@ -103,16 +84,9 @@ class LoRAEnsemble(nn.Module):
         return _with_adapters(backbone, members)
 
 
-def _adapter_weights(model: "PeftModel", adapter: str) -> dict[str, torch.Tensor]:
-    from peft import get_peft_model_state_dict
-
-    # Looking for resized embeddings, PEFT would ask the Hub for the backbone's config.
-    return get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
-
-
 def _with_adapters(backbone: PreTrainedModel, folders: Sequence[Path]) -> LoRAEnsemble:
     """Loads an adapter from each folder; refuses those of which PEFT would leave out weights without a word."""
-    from peft import PeftModel
+    from peft import PeftModel, get_peft_model_state_dict
 
     try:
         # PEFT builds the adapters into the model it gets.
@@ -123,7 +97,9 @@ def _with_adapters(backbone: PreTrainedModel, folders: Sequence[Path]) -> LoRAEn
         of_backbone = {f"base_model.model.{name}" for name in backbone.state_dict()}
         for member in folders:
             with safe_open(member / WEIGHTS_FILE, "pt") as file:
-                saved, places = set(file.keys()), set(_adapter_weights(model, member.name))
+                saved = set(file.keys())
+            # Looking for resized embeddings, PEFT would ask the Hub for the backbone's config.
+            places = set(get_peft_model_state_dict(model, adapter_name=member.name, save_embedding_layers=False))
             if saved - places - of_backbone:
                 raise RuntimeError(f"no place for {min(saved - places - of_backbone)} of {member.name}")
             if places - saved:

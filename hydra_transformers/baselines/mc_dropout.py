@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from .._io.threads import ONE_PASS, copy_sharing_weights
 from ..cost import count_multiply_adds
-from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
+from ..data.prediction import accepted_inputs, answer_of, member_logits_of
 from ..models.modeling_hydra import HydraClassifierOutput
-from .baseline import check_is_count, is_number
+from .baseline import check_is_count
 from .seeding import seeded
 
 
@@ -50,10 +50,6 @@ class MCDropout(nn.Module):
         self.model, self.num_samples, self.p, self.seed = model, num_samples, p, seed
 
     @property
-    def device(self) -> torch.device:
-        return device_of(self.model)
-
-    @property
     def input_model(self) -> nn.Module:
         return self.model
 
@@ -91,8 +87,8 @@ def dropouts_of(model: nn.Module) -> list[tuple[nn.Module, str]]:
         if isinstance(module, DROPOUTS):
             found.append((module, "p"))
         else:
-            numbers = {name: value for name, value in vars(module).items() if "dropout" in name and is_number(value)}
-            found.extend((module, name) for name, value in numbers.items() if 0 <= value < 1)
+            numbers = {name: value for name, value in vars(module).items() if type(value) in (int, float)}
+            found.extend((module, name) for name, value in numbers.items() if "dropout" in name and 0 <= value < 1)
     return found
 
 

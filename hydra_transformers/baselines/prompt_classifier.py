@@ -17,15 +17,28 @@ from .baseline import Baseline
 PROMPTS_PER_PASS = 256
 
 
-class PromptClassifier(nn.Module):
-    """A baseline of CLIP with the prompts of its classes, whose features are computed once, here.
+class ClipBaseline(Baseline):
+    """A baseline of CLIP, which becomes a classifier by `prompt_features(**prompts)`, a tuple of tensors with a row per class, and
+    `classify(pixel_values, *features, labels=None)`."""
 
-    The baseline has `prompt_features(**prompts)`, a tuple of tensors with a row per class, and
-    `classify(pixel_values, *features, labels=None)`.
-    """
+    def __init__(self, model: CLIPModel):
+        if not isinstance(model, CLIPModel):
+            raise TypeError(f"model is a {type(model).__name__}: pass a CLIPModel of Transformers")
+        super().__init__(model)
+
+    def zero_shot(self, class_prompts: Mapping[str, Tensor]) -> "PromptClassifier":
+        """An image classifier over fixed class prompts; its batches hold `pixel_values`.
+
+        class_prompts: the tokenizer's output with one row per class
+        """
+        return PromptClassifier(self, class_prompts)
+
+
+class PromptClassifier(nn.Module):
+    """A baseline of CLIP with the prompts of its classes, whose features are computed once, here."""
 
     @torch.no_grad()
-    def __init__(self, baseline: Baseline, class_prompts: Mapping[str, Tensor]):
+    def __init__(self, baseline: ClipBaseline, class_prompts: Mapping[str, Tensor]):
         super().__init__()
         check_class_prompts(class_prompts, baseline.model)
         self.model = baseline
@@ -37,10 +50,6 @@ class PromptClassifier(nn.Module):
         for number, features in enumerate(zip(*parts, strict=True)):
             self.register_buffer(f"features_{number}", torch.cat(features), persistent=False)
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> HydraClassifierOutput:
         features = [at_least_float32(getattr(self, f"features_{number}")) for number in range(self.num_features)]
         return self.model.classify(pixel_values, *features, labels=labels)
@@ -48,13 +57,8 @@ class PromptClassifier(nn.Module):
     def count_multiply_adds(self) -> int:
         """For one image; the prompts are computed once."""
         prompts = {"input_ids": torch.zeros(self.num_prompts, 1, dtype=torch.long, device="meta")}
-        counted = type(self)(self.model.without_weights(), prompts)
+        counted = PromptClassifier(self.model.without_weights(), prompts)
         return multiply_adds_of(counted, **example_inputs(self.model.config.vision_config, 1, "meta"))
-
-
-def check_is_clip(model: nn.Module) -> None:
-    if not isinstance(model, CLIPModel):
-        raise TypeError(f"model is a {type(model).__name__}: pass a CLIPModel of Transformers")
 
 
 def check_has_images_and_texts(batch: Mapping[str, Tensor], name: str) -> None:

@@ -22,9 +22,9 @@ from ..uncertainty.metrics import (
     ood_metrics,
     risk_coverage_curve,
 )
-from .baseline import Baseline, check_is_count
+from .baseline import check_is_count
 from .kronecker import without_autocast
-from .prompt_classifier import PromptClassifier, check_has_images_and_texts, check_is_clip
+from .prompt_classifier import ClipBaseline, PromptClassifier, check_has_images_and_texts
 
 
 WIDTHS = (512, 256, 128)  # of the predictor's hidden layers
@@ -61,7 +61,7 @@ class FailurePredictor(nn.Module):
         return self.mlp(torch.cat([features, expected, predicted], dim=-1)).squeeze(-1)
 
 
-class ViLU(Baseline):
+class ViLU(ClipBaseline):
     """A frozen CLIP, and a predictor of whether it is right: `detector_score` is 1 − that probability, high for mistakes.
     The logits are the model's, so accuracy, Brier and NLL do not change.
 
@@ -73,7 +73,6 @@ class ViLU(Baseline):
     """
 
     def __init__(self, model: CLIPModel):
-        check_is_clip(model)
         super().__init__(model)
         where = {"device": device_of(model), "dtype": torch.promote_types(model.dtype, torch.float32)}
         self.predictor = FailurePredictor(model.config.projection_dim).to(**where)
@@ -110,10 +109,6 @@ class ViLU(Baseline):
         if output.loss is not None and num_items_in_batch is not None:
             output.loss = output.loss * len(labels) / num_items_in_batch
         return output
-
-    def zero_shot(self, class_prompts: Mapping[str, Tensor]) -> "ViLUClassifier":
-        """An image classifier over fixed class prompts, also others than those of `fit`; its batches hold `pixel_values`."""
-        return ViLUClassifier(self, class_prompts)
 
     def prompt_features(self, **prompts: Tensor) -> tuple[Tensor]:
         return (self.class_features(**prompts),)
@@ -206,10 +201,6 @@ class ViLU(Baseline):
         return features, classes, is_right
 
 
-class ViLUClassifier(PromptClassifier):
-    """A `ViLU` of CLIP as an image classifier."""
-
-
 def failure_loss(right_logits: Tensor, is_right: Tensor) -> Tensor:
     """Binary cross-entropy of logits of "right". In a batch of accuracy a, wrong answers weigh log(1 + a / (1 − a)), so that a
     few of them count as much; in a batch all wrong or all right, every row weighs 1."""
@@ -232,7 +223,9 @@ def collect_confidences(model: nn.Module, data: Any, batch_size: int = 32) -> tu
             inputs, labels = split_labels(batch)
             output = model(**accepted_inputs(model, inputs))
             mean = member_logits_of(output, type(model).__name__).double().softmax(dim=-1).mean(dim=1)
-            is_vilu = isinstance(model, (ViLU, ViLUClassifier))
+            is_vilu = isinstance(model, ViLU) or (
+                isinstance(model, PromptClassifier) and isinstance(model.model, ViLU)
+            )
             confidences.append((1 - output.detector_score.double()) if is_vilu else mean.amax(dim=-1))
             if labels is not None:
                 rights.append(mean.argmax(dim=-1) == labels)

@@ -96,7 +96,7 @@ def test_as_a_zero_shot_classifier_it_is_judged(fitted):
     report = evaluate_uncertainty(
         classifier, data, ood_data={"far": {"noise": [{"pixel_values": 3 * images(seed=5)}]}}
     )
-    assert report.num_members == {"BayesVLMClassifier": 1}
+    assert report.num_members == {"PromptClassifier": 1}
     assert count_parameters(classifier) == count_parameters(fitted) == count_parameters(CLIP.backbone())
     plain = count_multiply_adds(ZeroShotClassifier(CLIP.backbone(), prompts))
     assert plain < count_multiply_adds(classifier) < plain + 5_000

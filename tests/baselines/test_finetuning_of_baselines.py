@@ -19,12 +19,8 @@ def test_what_a_baseline_adds_belongs_to_the_part_that_it_changes(name):
     model = tiny_model(name, "backbone")
     found = places(BatchEnsemble(model, num_members=2))
     assert found["model.classifier.input_factors"].part == "classifier"
-    layer = {"vit": "model.vit.layers.1.attention.q_proj", "bert": "model.bert.encoder.layer.1.attention.self.query"}[
-        name
-    ]
-    assert (
-        found[f"{layer}.biases"] == found[f"{layer}.weight"] == places(model)[f"{layer.removeprefix('model.')}.weight"]
-    )
+    layer = {"vit": "vit.layers.1.attention.q_proj", "bert": "bert.encoder.layer.1.attention.self.query"}[name]
+    assert found[f"model.{layer}.biases"] == found[f"model.{layer}.weight"] == places(model)[f"{layer}.weight"]
     mimo = MIMO(model, num_members=2)
     reading = "embeddings.mixing" if name == "bert" else f"model.{mimo.projection}.weight"
     assert places(mimo)[reading].part == "embeddings"

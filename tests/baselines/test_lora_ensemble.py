@@ -93,17 +93,10 @@ def test_any_adapters_of_a_peft_model_are_an_ensemble(adapters):
     assert torch.equal(predict(LoRAEnsemble(model), VIT.inputs()), expected[:, [1, 0]])
 
 
-def test_saved_and_loaded_it_answers_the_same_and_the_backbone_stays_as_it_was(adapters, tmp_path):
+def test_the_backbone_stays_as_it_was(adapters):
     backbone = vit_backbone().train()
     before = copy.deepcopy(backbone.state_dict())
-    ensemble = LoRAEnsemble.from_pretrained(backbone, adapters)
-    ensemble.save_pretrained(tmp_path / "saved")
-    files = {path.name for path in (tmp_path / "saved").rglob("*") if path.is_file()}
-    assert files == {"adapter_config.json", "adapter_model.safetensors"}
-    expected = predict(ensemble, VIT.inputs())
-    assert torch.equal(predict(LoRAEnsemble.from_pretrained(backbone, tmp_path / "saved"), VIT.inputs()), expected)
-    first = PeftModel.from_pretrained(vit_backbone(), tmp_path / "saved" / "member-0").eval()
-    assert torch.equal(first(**VIT.inputs()).logits.detach(), expected[:, 0])
+    predict(LoRAEnsemble.from_pretrained(backbone, adapters), VIT.inputs())
     assert_same(before, backbone.state_dict())
     assert backbone.training and all(parameter.requires_grad for parameter in backbone.parameters())
 
@@ -146,12 +139,7 @@ def test_only_adapters_and_classifiers_train_each_by_its_own_seed_and_a_second_c
 
 def test_the_papers_rank_and_scale_are_the_default():
     defaults = {name: each.default for name, each in inspect.signature(finetune_lora_ensemble).parameters.items()}
-    assert (defaults["r"], defaults["lora_alpha"], defaults["targets"], defaults["num_members"]) == (
-        4,
-        8,
-        ("q", "v"),
-        3,
-    )
+    assert [defaults[name] for name in ("r", "lora_alpha", "targets", "num_members")] == [4, 8, ("q", "v"), 3]
 
 
 # What is refused
@@ -174,13 +162,6 @@ def test_what_is_not_a_whole_ensemble_of_this_backbone_is_refused(adapters, tmp_
     for missing in (folder, tmp_path / "nothing"):
         with pytest.raises(FileNotFoundError, match=r"member-\d has no adapter_config\.json"):
             LoRAEnsemble.from_pretrained(vit_backbone(), missing)
-
-
-def test_a_folder_with_files_is_not_written_into(adapters, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is not empty: pass a new folder"):
-        LoRAEnsemble.from_pretrained(vit_backbone(), adapters).save_pretrained(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 # Threads
@@ -210,5 +191,5 @@ def test_threads_get_the_answers_that_one_alone_gets(kind, adapters):
     batches = [{"pixel_values": images(seed=seed)} for seed in range(4)]
     expected = [predict(ensembles[0], batch) for batch in batches]
     assert len(torch.cat(expected).flatten(0, 1).unique(dim=0)) == 4 * expected[0].shape[:2].numel()
-    answers = in_threads(8, 20, lambda number: predict(ensembles[number % 2], batches[number % 4]))
+    answers = in_threads(4, 8, lambda number: predict(ensembles[number % 2], batches[number % 4]))
     assert all(torch.equal(answer, expected[number % 4]) for number, answer in answers)

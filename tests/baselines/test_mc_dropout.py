@@ -169,7 +169,7 @@ def test_threads_get_the_samples_that_one_alone_gets(family):
         torch.rand(7)
         return predict((*sampled, model)[number % 4], inputs)
 
-    for number, answer in in_threads(8, 20, ask):
+    for number, answer in in_threads(4, 8, ask):
         assert torch.equal(answer, expected[number % 4]), number % 4
     assert [module.training for module in model.modules()] == modes
     assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {P}

@@ -14,12 +14,14 @@ from torch.distributed.fsdp import fully_shard
 from hydra_transformers import AutoHydra
 from hydra_transformers.data.batches import collate
 from hydra_transformers.training import HydraTrainer, HydraTrainingArguments, finetune_members, recipe
+from tests.baselines.one_training import train_baseline
 from tests.training.tiny import FAMILIES, QUIET, copy_of_weights, tiny_dataset, tiny_members, tiny_model
 
 
 # No dropout: two processes would draw other masks than one.
 RECIPE = replace(recipe("imagenet1k").with_arguments(max_steps=6, warmup_steps=1, learning_rate=0.1), dropout=None)
 ROWS, GLOBAL_BATCH = 12, 4
+BASELINES = ("batch-ensemble", "mimo")
 
 # What accelerate launch and torchrun set for the processes of a group.
 GROUP = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")
@@ -98,6 +100,11 @@ def main(folder: Path) -> None:
     for name, options in {"plain": {}, "checkpointing": {"gradient_checkpointing": True}}.items():
         weights = train_in_one_run(folder / name, GLOBAL_BATCH // 2, **options)
         save_file(weights, folder / f"{name}-{rank}.safetensors")
+    for kind in BASELINES:
+        weights = train_baseline(kind, folder / kind, GLOBAL_BATCH // 2)
+        save_file(
+            {name: weight.contiguous() for name, weight in weights.items()}, folder / f"{kind}-{rank}.safetensors"
+        )
     for index, weights in enumerate(train_members(folder / "members", GLOBAL_BATCH // 2)):
         save_file(weights, folder / f"member-{index}-{rank}.safetensors")
     distances = {form: train_sharded(form, rank) for form in ("member", "fused")}

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.baselines.one_training import train_baseline
 from tests.processes import exit_code, start
-from tests.training.child import GLOBAL_BATCH, GROUP, main, train_in_one_run, train_members
+from tests.training.child import BASELINES, GLOBAL_BATCH, GROUP, main, train_in_one_run, train_members
 
 
 pytestmark = pytest.mark.slow
@@ -45,10 +46,10 @@ def alone(tmp_path_factory) -> list[dict[str, torch.Tensor]]:
     return train_members(tmp_path_factory.mktemp("alone"), GLOBAL_BATCH)
 
 
-def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], atol: float = 1e-6) -> None:
     assert set(found) == set(expected)
     for name, weight in expected.items():
-        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=atol, msg=name)
 
 
 def test_two_processes_train_a_hydra_in_one_run_as_one_does(folder, tmp_path):
@@ -56,6 +57,13 @@ def test_two_processes_train_a_hydra_in_one_run_as_one_does(folder, tmp_path):
     for run in ("plain", "checkpointing"):
         for rank in range(2):
             assert_close(load_file(folder / f"{run}-{rank}.safetensors"), expected)
+
+
+def test_two_processes_train_a_baseline_as_one_does(folder, tmp_path):
+    for kind in BASELINES:
+        expected = train_baseline(kind, tmp_path, GLOBAL_BATCH)
+        for rank in range(2):
+            assert_close(load_file(folder / f"{kind}-{rank}.safetensors"), expected, atol=1e-5)
 
 
 def test_two_processes_fine_tune_members_as_one_does(folder, alone):

@@ -1,20 +1,15 @@
-"""What the processes do that test_baselines_in_processes.py starts."""
+"""A training of a baseline, in one process or as one of several."""
 
-import os
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from transformers import Trainer, TrainingArguments
 
 from hydra_transformers.baselines import MIMO, BatchEnsemble, MIMOCollator
 from tests.training.tiny import QUIET, copy_of_weights, tiny_dataset, tiny_model
 
 
-GLOBAL_BATCH = 4
-
-
-def train(kind: str, output_dir: Path, per_device_batch: int) -> dict[str, torch.Tensor]:
+def train_baseline(kind: str, output_dir: Path, per_device_batch: int) -> dict[str, torch.Tensor]:
     """The weights of a baseline after a few steps."""
     model, options = tiny_model("vit", "backbone"), {}
     if kind == "mimo":
@@ -32,13 +27,3 @@ def train(kind: str, output_dir: Path, per_device_batch: int) -> dict[str, torch
     )
     Trainer(model=baseline, args=arguments, train_dataset=tiny_dataset("vit"), **options).train()
     return copy_of_weights(baseline)
-
-
-def main(folder: Path) -> None:
-    """As one of two processes."""
-    rank = os.environ["RANK"]
-    for kind in ("batch-ensemble", "mimo"):
-        weights = train(kind, folder / kind, GLOBAL_BATCH // 2)
-        save_file(
-            {name: weight.contiguous() for name, weight in weights.items()}, folder / f"{kind}-{rank}.safetensors"
-        )
