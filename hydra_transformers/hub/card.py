@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
@@ -17,7 +17,7 @@ from ..models.auto import AUTO_CLASSES
 from ..pruning import Circuit
 from ..pruning.heads import heads_in
 from ..reports.table import escape_markdown, markdown_table
-from .card_texts import PAIRS, TASKS, CardTask, for_problem
+from .card_texts import TASKS, texts_for
 from .member_heads import heads_of_backbone, kept_heads_map, matches_circuit, pruned_heads, trunk_sentence
 
 
@@ -83,7 +83,7 @@ def create_model_card(
         datasets=[dataset] if dataset else None,
         license=license,
         library_name="transformers",
-        pipeline_tag=task.pipeline_tag,
+        pipeline_tag=task["pipeline_tag"],
         tags=TAGS,
     )
     evaluation = None
@@ -92,7 +92,7 @@ def create_model_card(
             raise ValueError("dataset is missing: name the report's in-distribution data, such as dataset='cifar100'")
         evaluation = re.sub(r"^##", "###", report.to_markdown(), flags=re.MULTILINE).strip()
         data.eval_results = report.to_eval_results(
-            dataset, dataset_type=dataset, model=report_model, task_type=task.pipeline_tag
+            dataset, dataset_type=dataset, model=report_model, task_type=task["pipeline_tag"]
         )
         data.model_name, data.metrics = name, [data.eval_results[0].metric_type]
     card = ModelCard.from_template(
@@ -100,7 +100,7 @@ def create_model_card(
         template_path=str(TEMPLATE),
         to_fill_in=lambda what: f"{TO_FILL_IN} {what}",
         task=task,
-        snippet=task.snippet(repo_id),
+        predicts_variance=getattr(config, "predicts_variance", False),
         repo_id=repo_id,
         model_name=name,
         members=config.num_members,
@@ -132,12 +132,12 @@ def check_names(**names: str | None) -> None:
             raise ValueError(f"{argument} is {value!r}: pass an id of the Hub such as {example!r}") from error
 
 
-def card_task(model: PreTrainedModel) -> CardTask:
-    """The task of a classifier, by the name of its class: code from a repository has classes of its own."""
+def card_task(model: PreTrainedModel) -> dict[str, Any]:
+    """The texts for a classifier, by the name of its class: code from a repository has classes of its own."""
     auto_classes = getattr(model.config, "auto_classes", {})
-    for auto_class, task in TASKS.items():
-        if auto_classes.get(auto_class, "").endswith(f".{type(model).__name__}"):
-            return PAIRS if hasattr(model, "logit_bias") else for_problem(task, model.config)
+    for model_class in TASKS:
+        if auto_classes.get(model_class, "").endswith(f".{type(model).__name__}"):
+            return texts_for(model_class, model.config, hasattr(model, "logit_bias"))
     classifiers = sorted(each.__name__ for each in AUTO_CLASSES if hasattr(each, "from_pruned_members"))
     raise TypeError(f"model is a {type(model).__name__}: a card describes one of {', '.join(classifiers)}")
 

@@ -22,7 +22,7 @@ import torch
 import transformers
 
 
-# What a request may hold, by the Auto class of the model.
+# What a request may hold, by the Auto class of the model, and the Auto class of its processor.
 KINDS = {
     "AutoModelForAudioClassification": "audio",
     "AutoModelForImageClassification": "image",
@@ -30,11 +30,7 @@ KINDS = {
     "AutoModelForTokenClassification": "tokens",
     "AutoModelForZeroShotImageClassification": "zero-shot",
 }
-PROCESSORS = {
-    "audio": "AutoFeatureExtractor",
-    "image": "AutoImageProcessor",
-    "zero-shot": "AutoProcessor",
-}  # else a tokenizer
+PROCESSORS = {"audio": "AutoFeatureExtractor", "image": "AutoImageProcessor", "zero-shot": "AutoProcessor"}
 PARAMETERS = {"zero-shot": ("top_k", "candidate_labels", "hypothesis_template"), "tokens": ()}  # else top_k
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # only these decoders read untrusted bytes
 MOST_PIXELS = 25_000_000  # in one request: a small file may decode to more than fits into memory
@@ -87,19 +83,18 @@ class Answerer:
         for place, value in enumerate(inputs):
             name = f"inputs[{place}]"
             if self.kind in ("text", "tokens"):
-                taken += self.check_text(value, name)
+                size = self.check_text(value, name)
             elif self.kind == "audio":
                 value = read_audio(value, name, self.processor.sampling_rate, taken)
-                taken, least = taken + len(value), least_samples(self.config)
-                few = f"{name} has {len(value)} samples, too few for this model: send at least {least}"
-                require(len(value) >= least, few)
+                size, least = len(value), least_samples(self.config)
+                require(size >= least, f"{name} has {size} samples, too few for this model: send at least {least}")
             else:
                 value = read_image(value, name, taken=taken)
-                taken += value.width * value.height
+                size = value.width * value.height
             values.append(value)
-        if self.kind in ("text", "tokens"):
-            many = f"inputs has {taken:,} characters: send at most {MOST_CHARACTERS:,} in one request"
-            require(taken <= MOST_CHARACTERS, many)
+            taken += size
+        many = f"inputs has {taken:,} characters: send at most {MOST_CHARACTERS:,} in one request"
+        require(self.kind not in ("text", "tokens") or taken <= MOST_CHARACTERS, many)
         return values, parameters
 
     def check_text(self, value: Any, name: str) -> int:
@@ -111,10 +106,8 @@ class Answerer:
             texts = list(value.values())
         is_known = all(isinstance(text, str) for text in texts)
         require(is_known, f"{name} is {_kind(value)}: send a text, or {form}")
-        require(
-            all(is_text(text, len(text)) for text in texts),
-            f"{name} has half a character (a lone surrogate): send whole ones",
-        )
+        is_whole = all(is_text(text, len(text)) for text in texts)
+        require(is_whole, f"{name} has half a character (a lone surrogate): send whole ones")
         has_tokens = self.kind == "tokens" or self.takes_empty or "".join(texts).strip() != ""
         require(has_tokens, f"{name} is empty, and this model reads nothing then: send a text")
         return sum(map(len, texts))
@@ -130,12 +123,21 @@ class Answerer:
         is_count = type(checked["top_k"]) is int and checked["top_k"] >= 1
         require(is_count, "top_k must be a whole number from 1 on")
         if self.kind == "zero-shot":
-            checked["candidate_labels"] = labels = _labels(parameters.get("candidate_labels"))
-            self.check_lengths(labels, _template(parameters.get("hypothesis_template", DEFAULT_TEMPLATE)))
+            checked["candidate_labels"] = parameters.get("candidate_labels")
+            self.check_labels(checked["candidate_labels"], parameters.get("hypothesis_template", DEFAULT_TEMPLATE))
         return checked
 
-    def check_lengths(self, labels: list[str], template: str) -> None:
-        """Raises on labels with more tokens than the text tower reads."""
+    def check_labels(self, labels: Any, template: Any) -> None:
+        """Raises on labels or a template that are not texts, and on labels with more tokens than the text tower reads."""
+        is_list = isinstance(labels, list) and 1 <= len(labels) <= MOST_LABELS
+        are_texts = is_list and all(is_text(label, MOST_OF_A_LABEL) and label.strip() for label in labels)
+        limits = f"1 to {MOST_LABELS:,} texts of at most {MOST_OF_A_LABEL:,} characters"
+        require(are_texts, f"candidate_labels must be a list of {limits}: the model chooses among them")
+        require(len(set(labels)) == len(labels), "candidate_labels names a label twice: send each once")
+        # Only {}: anything else in braces could read attributes.
+        is_plain = is_text(template, MOST_OF_A_LABEL) and re.sub("[^{}]", "", template) == "{}" and "{}" in template
+        limit = f"hypothesis_template must be a text of at most {MOST_OF_A_LABEL:,} characters"
+        require(is_plain, f"{limit} with one {{}} for the label")
         most = self.model.config.text_config.max_position_embeddings
         with self.one_reads:
             prompts = self.reader(list(map(template.format, labels)))["input_ids"]
@@ -147,8 +149,8 @@ class Answerer:
         return self.model.predict(inputs, self.processor, batch_size=self.together(inputs), **parameters)
 
     def together(self, inputs: list[Any]) -> int:
-        """How many inputs share a pass. The prediction for a raw waveform would depend on longer ones beside it without a mask, and also
-        where a norm of the convolutions goes over all samples, padding too."""
+        """How many inputs share a pass: one raw waveform, which longer ones beside it would change, without a mask or where a norm
+        goes over the padding."""
         spectrograms = ("num_mel_bins", "chunk_length")  # which have one length
         is_raw = self.kind == "audio" and not any(hasattr(self.processor, name) for name in spectrograms)
         has_masks = getattr(self.processor, "return_attention_mask", False)
@@ -278,23 +280,6 @@ def least_samples(config: Any) -> int:
     for kernel, stride in reversed(list(convolutions)):
         least = (least - 1) * stride + kernel
     return least
-
-
-def _labels(labels: Any) -> list[str]:
-    is_list = isinstance(labels, list) and 1 <= len(labels) <= MOST_LABELS
-    are_texts = is_list and all(is_text(label, MOST_OF_A_LABEL) and label.strip() for label in labels)
-    limits = f"1 to {MOST_LABELS:,} texts of at most {MOST_OF_A_LABEL:,} characters"
-    require(are_texts, f"candidate_labels must be a list of {limits}: the model chooses among them")
-    require(len(set(labels)) == len(labels), "candidate_labels names a label twice: send each once")
-    return labels
-
-
-def _template(template: Any) -> str:
-    # Only {}: anything else in braces could read attributes.
-    is_plain = is_text(template, MOST_OF_A_LABEL) and re.sub("[^{}]", "", template) == "{}" and "{}" in template
-    limit = f"hypothesis_template must be a text of at most {MOST_OF_A_LABEL:,} characters"
-    require(is_plain, f"{limit} with one {{}} for the label")
-    return template
 
 
 def _kind(value: Any) -> str:
