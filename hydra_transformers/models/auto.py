@@ -5,6 +5,7 @@ built from (`backbone_classes`) and how the Auto classes of Transformers find th
 """
 
 import copy
+import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -195,9 +196,14 @@ def hydra_class(model: PreTrainedModel, name: str = "model") -> type:
         if isinstance(model, backbone_class):
             return found
     raise TypeError(
-        f"{name} is a {type(model).__name__}: pass a Hydra or one of {', '.join(AutoHydra.supported())}; "
-        "docs/adding-a-model-family.md tells how to add another"
+        f"{name} is a {type(model).__name__}: pass a Hydra or one of AutoHydra.supported(), such as "
+        f"{closest(type(model).__name__, AutoHydra.supported())}; docs/adding-a-model-family.md tells how to add another"
     )
+
+
+def closest(name: str, supported: Iterable[str]) -> str:
+    """The three supported names that are most like `name`."""
+    return ", ".join(difflib.get_close_matches(name, supported, n=3, cutoff=0.0))
 
 
 def check_has_no_adapters(model: nn.Module, name: str) -> None:
@@ -248,7 +254,9 @@ def load_trained(name: str | os.PathLike) -> PreTrainedModel:
     """
     config = config_of(name)
     if config.model_type not in HEADS:
-        raise ValueError(f"{name} is a {config.model_type}: pass a {', '.join(HEADS)} model")
+        raise ValueError(
+            f"{name} is a {config.model_type}, which is not supported; {closest(config.model_type, HEADS)} are"
+        )
     if is_adapter_folder(name):
         model, missing = load_merged(head_of(config), config, name)
     else:

@@ -7,6 +7,16 @@ from typing import Any
 from ..models.pipeline_hydra import PARTS_OF_UNCERTAINTY
 
 
+# The fields of columns that hold lists of dicts.
+NUMBERS = dict.fromkeys(("score", *PARTS_OF_UNCERTAINTY), "double")
+PLACE = {"entity_group": "string", "word": "string", "start": "int64", "end": "int64"}
+FIELDS = {
+    "scores": {"label": "string", "score": "double"},
+    "label scores": {"label": "string", **NUMBERS, "abstain": "bool"},
+    "entities": {**PLACE, **NUMBERS, "mean_uncertainty": "double", "detector_score": "double", "abstain": "bool"},
+}
+
+
 @dataclass(frozen=True)
 class BadRow:
     """A row that cannot be read, and why, in a few words."""
@@ -23,7 +33,7 @@ def text_of(prediction: Mapping[str, Any]) -> str:
     if "interval" in prediction:
         scores = prediction["scores"]
         return ", ".join(
-            f"{each['label']} {each['score']!r}" if scores[1:] else repr(each["score"]) for each in scores
+            f"{score['label']} {score['score']!r}" if scores[1:] else repr(score["score"]) for score in scores
         )
     return prediction["label"]
 
@@ -31,7 +41,7 @@ def text_of(prediction: Mapping[str, Any]) -> str:
 def answer_of(prediction: Mapping[str, Any]) -> str | None:
     """What a model predicts; None where it abstains. Of labels and entities those that it does not abstain on."""
     if prediction["abstain"]:
-        return _names([each for each in prediction.get("entities", ()) if not each["abstain"]]) or None
+        return _names([entity for entity in prediction.get("entities", ()) if not entity["abstain"]]) or None
     unsure = unsure_labels(prediction)
     if unsure:
         return ", ".join(label for label in prediction["labels"] if label not in unsure) or None
@@ -51,16 +61,16 @@ def why_of(prediction: Mapping[str, Any]) -> str | None:
 
 
 def _names(entities: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{each['word']} ({each['entity_group']})" for each in entities)
+    return ", ".join(f"{entity['word']} ({entity['entity_group']})" for entity in entities)
 
 
 def to_columns(answers: Sequence[Mapping[str, Any] | BadRow], columns: Mapping[str, str]) -> dict[str, list[Any]]:
     """A list per column, with None in each for a bad row. A field without a column raises an error: it would be lost."""
-    found = [{} if isinstance(answer, BadRow) else answer for answer in answers]
-    extra = {name for answer in found for name in answer} - columns.keys()
+    rows = [{} if isinstance(answer, BadRow) else answer for answer in answers]
+    extra = {name for row in rows for name in row} - columns.keys()
     if extra:
         raise ValueError(f"predictions have the field {min(extra)!r}, which is not among the columns of their task")
-    return {name: [answer.get(name) for answer in found] for name in columns}
+    return {name: [row.get(name) for row in rows] for name in columns}
 
 
 def to_table(
@@ -72,12 +82,13 @@ def to_table(
     """
     import pyarrow
 
-    first: dict[str, list[Any]] = {"answer": [], "prediction": [], "why": []}
-    for answer in answers:
-        bad = isinstance(answer, BadRow)
-        first["answer"].append(None if bad else answer_of(answer))
-        first["prediction"].append(None if bad else text_of(answer))
-        first["why"].append(f"It cannot be read: {answer.reason}." if bad else why_of(answer))
+    texts = [
+        (None, None, f"It cannot be read: {answer.reason}.")
+        if isinstance(answer, BadRow)
+        else (answer_of(answer), text_of(answer), why_of(answer))
+        for answer in answers
+    ]
+    first = dict(zip(("answer", "prediction", "why"), zip(*texts, strict=True), strict=True))
     rest = to_columns(answers, columns)
     if "scores" in rest:
         rest["scores"] = [None if scores is None else scores[:top_k] for scores in rest["scores"]]
@@ -89,23 +100,8 @@ def arrow_schema(columns: Mapping[str, str]) -> Any:
     """The schema of columns with the types of `Task.columns`."""
     import pyarrow
 
-    score, numbers = ["score"], ["score", *PARTS_OF_UNCERTAINTY]
-    abstain = [("abstain", pyarrow.bool_())]
-
-    def fields(names: Sequence[str], kind: str) -> list[tuple[str, Any]]:
-        return [(name, pyarrow.type_for_alias(kind)) for name in names]
-
-    label, words, places = (
-        fields(names, kind)
-        for names, kind in ((["label"], "string"), (["entity_group", "word"], "string"), (["start", "end"], "int64"))
-    )
-    of_entity = fields([*numbers, "mean_uncertainty", "detector_score"], "double")
-    types = {
-        "strings": pyarrow.string(),
-        "intervals": pyarrow.list_(pyarrow.float64()),
-        "scores": pyarrow.struct([*label, *fields(score, "double")]),
-        "label scores": pyarrow.struct([*label, *fields(numbers, "double"), *abstain]),
-        "entities": pyarrow.struct([*words, *places, *of_entity, *abstain]),
-    }
-    lists = {name: pyarrow.list_(kind) for name, kind in types.items()}
-    return pyarrow.schema([(name, lists.get(kind) or pyarrow.type_for_alias(kind)) for name, kind in columns.items()])
+    alias = pyarrow.type_for_alias
+    types = {"strings": pyarrow.list_(pyarrow.string()), "intervals": pyarrow.list_(pyarrow.list_(pyarrow.float64()))}
+    for kind, fields in FIELDS.items():
+        types[kind] = pyarrow.list_(pyarrow.struct([(name, alias(field)) for name, field in fields.items()]))
+    return pyarrow.schema([(name, types.get(kind) or alias(kind)) for name, kind in columns.items()])

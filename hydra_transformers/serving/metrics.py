@@ -13,22 +13,20 @@ class Metrics:
     """Counts of one server since it started, with the model's name as a label."""
 
     def __init__(self, model: str):
-        registry = CollectorRegistry()
-        of_model = {"labelnames": ("model",), "registry": registry}
-        requests = Counter("hydra_requests", "Requests by status.", ("model", "status"), registry=registry)
-        refused = Counter("hydra_refused", "Inputs the model abstained on.", ("model", "cause"), registry=registry)
-        inputs = Counter("hydra_inputs", "Inputs that were answered.", **of_model)
-        epistemic = Counter("hydra_epistemic_nats", "Sum of the epistemic uncertainty of all inputs.", **of_model)
-        seconds = Histogram("hydra_request_seconds", "From a request to its response.", buckets=SECONDS, **of_model)
-        in_flight = Gauge("hydra_requests_in_flight", "Requests that wait or are being answered.", **of_model)
-        self.registry, self.model, self.requests = registry, model, requests
-        self.refused = {cause: refused.labels(model, cause) for cause in CAUSES}
-        self.inputs, self.epistemic = inputs.labels(model), epistemic.labels(model)
-        self.seconds, self.in_flight = seconds.labels(model), in_flight.labels(model)
+        self.registry = CollectorRegistry()
 
-    def count_request(self, status: int, seconds: float) -> None:
-        self.requests.labels(self.model, status).inc()
-        self.seconds.observe(seconds)
+        def metric(kind: Any, name: str, meaning: str, *labels: str, **settings: Any) -> Any:
+            made = kind(f"hydra_{name}", meaning, ("model", *labels), registry=self.registry, **settings)
+            return (lambda value: made.labels(model, value)) if labels else made.labels(model)
+
+        self.requests = metric(Counter, "requests", "Requests by status.", "status")
+        self.refused = metric(Counter, "refused", "Inputs the model abstained on.", "cause")
+        self.inputs = metric(Counter, "inputs", "Inputs that were answered.")
+        self.epistemic = metric(Counter, "epistemic_nats", "Sum of the epistemic uncertainty of all inputs.")
+        self.seconds = metric(Histogram, "request_seconds", "From a request to its response.", buckets=SECONDS)
+        self.in_flight = metric(Gauge, "requests_in_flight", "Requests that wait or are being answered.")
+        for cause in CAUSES:  # those of no input yet are shown as 0
+            self.refused(cause)
 
     def count_answers(self, answers: list[dict[str, Any]]) -> None:
         """answers: as they are sent, with None for what is not a number"""
@@ -36,14 +34,11 @@ class Metrics:
             self.inputs.inc()
             self.epistemic.inc(max(0.0, answer.get("epistemic") or 0.0))  # rounding can make it negative
             if answer.get("abstain"):
-                self.refused[_cause(answer.get("reason") or "")].inc()
+                reason = answer.get("reason") or ""
+                cause = (
+                    "not_a_number" if "not a number" in reason else "detector" if "threshold" in reason else "empty"
+                )
+                self.refused(cause).inc()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
-
-
-def _cause(reason: str) -> str:
-    """Why a model abstained; "detector" if a score is on the wrong side of its threshold."""
-    if "not a number" in reason:
-        return "not_a_number"
-    return "detector" if "threshold" in reason else "empty"

@@ -117,8 +117,6 @@ class HydraPredictor(Answerer):
             raise TypeError(f"the predictor of {self.name} holds a model in memory: save it, and pass its folder")
         return partial(HydraPredictor, **self._arguments), ()
 
-    # Columns
-
     @property
     def features(self) -> Any:
         """The columns' types as `datasets` names them: `map` would guess them from its first rows, where some may be None."""
@@ -147,29 +145,29 @@ class HydraPredictor(Answerer):
 
     def values_in(self, batch: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The inputs of the model in a batch of columns."""
-        usual = {"text": "text", "tokens": "tokens" if "tokens" in batch else "text", "audio": "audio"}
-        names = self.input_columns or [usual.get(self.kind, "image")]
-        if not self.input_columns and self.kind == "text" and "text_pair" in batch:
-            names = ["text", "text_pair"]
-        for name in names:
-            if name not in batch:
-                raise ValueError(f"the batch has no column {name!r}, it has {', '.join(batch)}: name it as columns=")
-        if len(names) == 1:
-            return list(batch[names[0]])
-        pairs = zip(*(batch[name] for name in names), strict=True)
-        return [{"text": first, "text_pair": second} for first, second in pairs]
+        names = self.input_columns or [{"zero-shot": "image"}.get(self.kind, self.kind)]
+        if not self.input_columns and READS[self.kind] == "texts":
+            names = ["tokens"] if self.kind == "tokens" and "tokens" in batch else ["text"]
+            names += ["text_pair"] if self.kind == "text" and "text_pair" in batch else []
+        missing = [name for name in names if name not in batch]
+        if missing:
+            raise ValueError(f"the batch has no column {missing[0]!r}, it has {', '.join(batch)}: name it as columns=")
+        inputs, *pairs = (list(batch[name]) for name in names)
+        return (
+            [{"text": text, "text_pair": pair} for text, pair in zip(inputs, *pairs, strict=True)] if pairs else inputs
+        )
 
     def answers(self, values: Sequence[Any]) -> list[dict[str, Any] | BadRow]:
         """The prediction for each input; a `BadRow` for one that cannot be read."""
         if self.needs_classes and "candidate_labels" not in self.parameters:
             raise ValueError(f"candidate_labels is missing: {self.name} chooses among classes that you name")
-        found: list[Any] = []
+        answers: list[Any] = []
         for start in range(0, len(values), self.batch_size):  # one batch of images at a time is in memory
             batch = [self._read(value) for value in values[start : start + self.batch_size]]
             readable = [value for value in batch if not isinstance(value, BadRow)]
-            answered = iter(self._answers_of_batch(readable) if readable else [])
-            found += [value if isinstance(value, BadRow) else next(answered) for value in batch]
-        return found
+            predicted = iter(self._answers_of_batch(readable) if readable else [])
+            answers += [value if isinstance(value, BadRow) else next(predicted) for value in batch]
+        return answers
 
     def _answers_of_batch(self, inputs: list[Any]) -> list[dict[str, Any] | BadRow]:
         """If a batch fails, its rows are tried alone. A row that fails is bad, unless the model no longer answers a row that it
@@ -221,8 +219,6 @@ class HydraPredictor(Answerer):
                 return BadRow("there is none" if text is None else f"it is a {type(text).__name__}")
         return value
 
-    # Properties
-
     @property
     def needs_classes(self) -> bool:
         """Whether every question names the classes to choose from, as for CLIP and SigLIP."""
@@ -254,8 +250,6 @@ class HydraPredictor(Answerer):
         about = {"model": self.name, "kind": self.kind, "labels": self.class_names, "members": members}
         return about | {"calibrated": self.is_calibrated, "hydra_transformers": __version__}
 
-    # Requests
-
     def answer(self, inputs: list[Any], parameters: dict[str, Any]) -> list[dict[str, Any]]:
         with self._one_at_a_time:
             return predict_decisions(self.model, inputs, self.processor, self.together(inputs), **parameters)
@@ -263,8 +257,8 @@ class HydraPredictor(Answerer):
     def answer_with_members(self, value: Any, class_names: Sequence[str] | None = None) -> dict[str, Any]:
         """A prediction with the `scores` of all classes, and with `members`: each member's probabilities in their order.
 
-        Multi-label models also have `thresholds` in their order; for regression `members` are the members' numbers; for token
-        classification there are `text` and `num_classes`, and `members` are the classes that each member gives to the tokens.
+        Multi-label models also have `thresholds` in their order; for regression `members` are the members' numbers; token
+        classifiers have `text` and `num_classes`, and no `members`.
 
         Args:
             value: a PIL image, the samples of audio, or a text; also {"text", "text_pair"} for a model of pairs.
@@ -280,18 +274,18 @@ class HydraPredictor(Answerer):
             asked = _KeepsOutput(model)
             [answer] = predict_decisions(asked, [value], self.processor, top_k=None)
         task, names = self.task.name, list(class_names) if self.needs_classes else self.class_names
-        members = member_logits_of(asked.output, per_token=task == "token_classification")[0].double()
-        if task == "token_classification":  # (members, tokens, classes)
-            return answer | {"text": value, "num_classes": len(names), "members": members.argmax(dim=-1).tolist()}
+        if task == "token_classification":
+            return answer | {"text": value, "num_classes": len(names)}
+        if getattr(asked.output, "member_variances", None) is not None:
+            return answer | {"members": asked.output.member_logits[0].double().tolist()}  # the means alone
+        members = member_logits_of(asked.output)[0].double()  # (members, outputs)
         if task in ("regression", "reward"):
-            if getattr(asked.output, "member_variances", None) is not None:
-                members = asked.output.member_logits[0].double()  # the means alone
             return answer | {"members": members.tolist()}
         if task == "multi_label_classification":
             order = [names.index(score["label"]) for score in answer["scores"]]
             _, decision = without_decision(self.model)
-            lowest = [0.0] * len(names) if decision is None else list(map(float, decision.settings["log_odds"]))
-            thresholds = torch.tensor(lowest, dtype=torch.float64).sigmoid()
+            log_odds = [0.0] * len(names) if decision is None else list(map(float, decision.settings["log_odds"]))
+            thresholds = torch.tensor(log_odds, dtype=torch.float64).sigmoid()
             return answer | {"thresholds": thresholds[order].tolist(), "members": members.sigmoid()[:, order].tolist()}
         members = members.softmax(dim=-1)
         mean = members.mean(dim=0)

@@ -1,10 +1,10 @@
-"""Ray: the parts of a job predicted by the workers of a cluster, and the server as a Ray Serve application."""
+"""Ray: the parts of a job predicted by the workers of a cluster."""
 
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .jobs import PartReader
+from .jobs import Job
 
 
 try:
@@ -34,9 +34,9 @@ def start_cluster(workers: int | None, device: str | None) -> tuple[int, float]:
 class PartWorker:
     """Predicts for parts in another process, which must have the same package, model and number of rows."""
 
-    def __init__(self, digest: str, num_rows: int, **of_reader: Any):
-        self.reader = PartReader(**of_reader)
-        if self.reader.model_digest != digest or len(self.reader.rows) != num_rows:
+    def __init__(self, identity: list[Any], **arguments: Any):
+        self.job = Job(**arguments)
+        if self.job.identity != identity:
             raise RuntimeError(
                 "a worker finds another package version, model or data than the process that was started: share one copy, and "
                 "leave it as it is while the job runs"
@@ -46,21 +46,21 @@ class PartWorker:
         import pyarrow
 
         number = int(batch["part"][0])
-        content = pyarrow.array([self.reader.predicted(number)], pyarrow.large_binary())
+        content = pyarrow.array([self.job.predicted(number)], pyarrow.large_binary())
         return pyarrow.table({"part": pyarrow.array([number]), "content": content})
 
 
 def predicted_by_workers(
-    arguments: dict[str, Any], parts: Sequence[int], workers: int, gpu_share: float
+    arguments: dict[str, Any], identity: list[Any], parts: Sequence[int], workers: int, gpu_share: float
 ) -> Iterator[tuple[int, bytes]]:
     """The number and the content of each part, as they come; a worker that dies is replaced, and its part is predicted again.
 
-    arguments: of `PartWorker`; workers, gpu_share: of `start_cluster`
+    arguments, identity: of the `Job` in this process; workers, gpu_share: of `start_cluster`
     """
     numbers = ray.data.from_items([{"part": part} for part in parts], override_num_blocks=len(parts))
     predicted = numbers.map_batches(
         PartWorker,
-        fn_constructor_kwargs=arguments,
+        fn_constructor_kwargs=arguments | {"identity": identity},
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=min(workers, len(parts))),
         num_gpus=gpu_share or None,
@@ -71,37 +71,3 @@ def predicted_by_workers(
     except ray.exceptions.RayError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise RuntimeError(f"a worker failed: {(lines or [type(error).__name__])[-1]}") from error
-
-
-def deployment(
-    model: str,
-    replicas: int = 2,
-    processor: str | None = None,
-    device: str | None = None,
-    gpus_per_replica: float = 0,
-    **limits: Any,
-) -> Any:
-    """The server of a model as a Ray Serve application: `serve.run(deployment("my-calibrated-hydra"))`.
-
-    Each replica is a process with the model and the routes of `create_app`, and gathers its requests into batches.
-
-    Args:
-        model (`str`): a folder or Hub name that every machine of the cluster sees.
-        replicas (`int`, defaults to 2): how many processes answer.
-        processor, device (`str`, *optional*): as in `HydraPredictor`.
-        gpus_per_replica (`float`, defaults to 0): 1 for a GPU each, 0.5 for two replicas on one.
-        limits: of `create_app`: max_batch, max_wait_ms, max_queue, max_body, docs.
-    """
-    from ray import serve
-
-    def app() -> Any:
-        from hydra_transformers.serving import HydraPredictor, create_app
-
-        return create_app(HydraPredictor(model, processor, device), **limits)
-
-    @serve.deployment(num_replicas=replicas, ray_actor_options={"num_gpus": gpus_per_replica})
-    @serve.ingress(app)
-    class HydraServer:
-        pass
-
-    return HydraServer.bind()

@@ -14,7 +14,7 @@ from ..data.processors import class_prompts, load_processor
 from ..data.zero_shot import ZeroShotClassifier
 from ..models import auto
 from ..models.adapters import is_adapter_folder
-from ..models.auto import HEADS, check_model_exists, load_trained
+from ..models.auto import HEADS, check_model_exists, closest, load_trained
 from ..uncertainty import CalibratedClassifier
 from ..uncertainty.tasks import task_of
 
@@ -22,6 +22,8 @@ from ..uncertainty.tasks import task_of
 def load_config(name: str) -> PreTrainedConfig:
     """The config of a supported model by Hub name or folder."""
     path = Path(name)
+    if path.is_file():
+        raise ValueError(f"{name} is a file: pass the folder or Hub name of a model")
     check_model_exists(name)
     if path.is_dir() and not _holds_model(path):
         if member_folders(path):
@@ -35,7 +37,9 @@ def load_config(name: str) -> PreTrainedConfig:
         except ValueError as error:
             raise ValueError(f"Transformers does not know the model {name}: {str(error).splitlines()[0]}") from error
     if config.model_type not in HEADS:
-        raise ValueError(f"{name} is a {config.model_type}: pass a {', '.join(HEADS)} model")
+        raise ValueError(
+            f"{name} is a {config.model_type}, which is not supported; {closest(config.model_type, HEADS)} are"
+        )
     return config
 
 
@@ -68,13 +72,9 @@ def load_with_decision(name: str, processor: Any = None, device: str | None = No
 
 def member_folders(folder: Path) -> list[Path]:
     """`member-0`, `member-1`, ... of a folder, in order."""
-    found = [path for path in folder.glob("member-*") if re.fullmatch(r"member-\d+", path.name)]
-    return sorted(filter(_holds_model, found), key=member_number)
+    members = [path for path in folder.glob("member-*") if re.fullmatch(r"member-\d+", path.name)]
+    return sorted(filter(_holds_model, members), key=lambda path: int(path.name.removeprefix("member-")))
 
 
 def _holds_model(folder: Path) -> bool:
     return (folder / "config.json").exists() or is_adapter_folder(folder)
-
-
-def member_number(path: Path) -> int:
-    return int(path.name.removeprefix("member-"))

@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 SECONDS_TO_CLOSE = 30  # for requests in flight
 SECONDS_FOR_BODY = 30.0  # a slower client would keep others out
-RETRY_AFTER = "1"  # seconds
 REQUEST = {
     "type": "object",
     "required": ["inputs"],
@@ -34,13 +33,7 @@ REQUEST = {
     },
     "example": {"inputs": "a text, or an image or WAV file in base64", "parameters": {"top_k": 3}},
 }
-RESPONSES = {
-    200: {
-        "description": "label, score, uncertainty and its parts, abstain and why, prediction_set or interval, scores"
-    },
-    422: {"description": "The request cannot be answered: `error` has one sentence, as for every status above 399"},
-    503: {"description": "Too many requests wait: try again"},
-}
+ERRORS = {status: {"description": "`error` has one sentence that says why"} for status in (400, 413, 422, 500, 503)}
 
 
 def create_app(
@@ -63,8 +56,8 @@ def create_app(
     """
     answerer.most_inputs = max_batch
     about = getattr(answerer, "about", {})
-    batcher = Batcher(answerer.answer, max_batch, max_wait_ms / 1000)
     limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue, "max_body": max_body}
+    batcher = Batcher(answerer.answer, max_batch, max_wait_ms / 1000)
     arriving = Arriving(max_body, max_queue)
 
     @asynccontextmanager
@@ -105,27 +98,27 @@ def create_app(
         return JSONResponse(answers if is_list else answers[0])
 
     async def answer(body: bytes) -> JSONResponse:
-        # Large requests and responses are decoded and written outside of the event loop, which others wait for.
-        is_list, inputs, parameters = await asyncio.to_thread(_read, body, answerer)
-        return await asyncio.to_thread(response, await batcher.submit(inputs, parameters), is_list)
+        if app.state.requests >= max_queue:
+            raise arriving.too_busy()
+        app.state.requests += 1
+        try:
+            # Large requests and responses are decoded and written outside of the event loop, which others wait for.
+            is_list, inputs, parameters = await asyncio.to_thread(_read, body, answerer)
+            return await asyncio.to_thread(response, await batcher.submit(inputs, parameters), is_list)
+        finally:
+            app.state.requests -= 1
 
     request_body = {"required": True, "content": {"application/json": {"schema": REQUEST}}}
 
-    @app.post("/predict", responses=RESPONSES, openapi_extra={"requestBody": request_body})
+    @app.post("/predict", responses=ERRORS, openapi_extra={"requestBody": request_body})
     async def predict(request: Request) -> JSONResponse:
         """Predicts for texts, images or audio, with the uncertainty."""
         start, status = time.perf_counter(), 500
         try:
             async with arriving.body_of(request) as body:
-                if app.state.requests >= max_queue:
-                    raise too_busy(max_queue)
-                app.state.requests += 1
-                try:
-                    found = await answer(body)
-                finally:
-                    app.state.requests -= 1
+                answered = await answer(body)
             status = 200
-            return found
+            return answered
         except HTTPException as error:
             status = error.status_code
             raise
@@ -133,7 +126,8 @@ def create_app(
             logger.exception("a request was not answered")
             raise HTTPException(500, "the model failed on this request: the server's log tells why") from error
         finally:
-            metrics.count_request(status, time.perf_counter() - start)
+            metrics.requests(status).inc()
+            metrics.seconds.observe(time.perf_counter() - start)
 
     return app
 
@@ -177,11 +171,10 @@ class Arriving:
             sentence = f"the request is larger than {self.max_body:,} bytes: send less at once, or smaller files"
             raise HTTPException(413, sentence)
         if self.held > self.max_queue * self.max_body:
-            raise too_busy(self.max_queue)
+            raise self.too_busy()
 
-
-def too_busy(max_queue: int) -> HTTPException:
-    return HTTPException(503, f"{max_queue} requests wait already: try again", {"Retry-After": RETRY_AFTER})
+    def too_busy(self) -> HTTPException:
+        return HTTPException(503, f"{self.max_queue} requests wait already: try again", {"Retry-After": "1"})
 
 
 def _read(body: bytes, answerer: Answerer) -> tuple[bool, list[Any], dict[str, Any]]:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..fusion import hydra_class_of, projection_names
-from ..models.auto import AutoHydra
 
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def lora_config(
         if missing:
             raise ValueError(
                 f"model is a {type(model).__name__}, which has no module called {missing[0]!r}: pass as targets the names of its own "
-                f"modules; those of Hydras and of {', '.join(AutoHydra.supported())} are {', '.join(TARGETS)}"
+                f"modules; those of Hydras and of all AutoHydra.supported() are {', '.join(TARGETS)}"
             )
         where = {"target_modules": list(targets)}
     heads = [name for name in CLASSIFIERS if hasattr(model, name)]

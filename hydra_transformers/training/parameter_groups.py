@@ -10,7 +10,7 @@ from torch import nn
 from ..fusion import hydra_class_of, projection_names, tower_configs, without_weights
 from ..fusion.reading import backbone_names
 from ..fusion.structure import isinstance_by_name, outline
-from ..models.auto import HYDRA_CLASSES, AutoHydra
+from ..models.auto import HYDRA_CLASSES, AutoHydra, closest
 from ..models.modeling_hydra import HydraAttention
 from .lora import is_peft_model
 
@@ -74,7 +74,7 @@ def hydra_parameter_names(model: nn.Module) -> dict[str, str]:
     if missing is not None:
         raise ValueError(
             f"{missing} of {type(model).__name__} belongs to no part that is known here: pass a Hydra or one of "
-            f"{', '.join(AutoHydra.supported())}"
+            f"AutoHydra.supported(), such as {closest(type(model).__name__, AutoHydra.supported())}"
         )
     return {name: found[name] for name in names}
 

@@ -110,7 +110,7 @@ TABLE = {
         ((CLIP.backbone, {0: [0]}), r"heads_to_prune is .*: pass \{'vision'"),
         ((lambda: prune_heads(vit(), {0: [2]}), {0: [2]}), r"names head 2: the model has the heads \[0, 1\]"),
     ],
-    prune_heads: [((torch.nn.Linear(2, 2),), "model is a Linear: pass a Hydra or one of ASTForAudioClassification")],
+    prune_heads: [((torch.nn.Linear(2, 2),), "model is a Linear: pass a Hydra or one of AutoHydra.supported")],
     extract: [
         ({"budget": 9}, "budget is 9: 9 heads compete, so pass 1 to 8"),
         ({"budget": 2.5}, "budget is 2.5: pass a whole number, 1 to 8"),

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from hydra_transformers.cli import main
-from hydra_transformers.serving import HydraPredictor, jobs, predict_data
+from hydra_transformers.serving import HydraPredictor, jobs, predict_data, predictor
 from tests.command_line import run
 from tests.tiny_data import pictures
 
@@ -110,7 +110,7 @@ def test_rows_of_a_dataframe_are_answered(folders, tmp_path):
 
 
 def test_blank_lines_are_bad_rows_and_shift_nothing(folders, tmp_path):
-    """Whoever joins by `row` would get answers of other texts."""
+    """A join by `row` would get answers to other texts."""
     (tmp_path / "texts.csv").write_text("text\na good film\n\nbad\n\n\njoy\n")
     finished = predict_data(folders["texts"], tmp_path / "texts.csv", tmp_path / "answers.csv", device="cpu")
     assert finished.bad_rows == [1, 3, 4]
@@ -135,9 +135,34 @@ def test_images_that_cannot_be_read_are_named_and_one_path_too_long_stops_nothin
     table = tmp_path / "paths.jsonl"
     table.write_text("".join(json.dumps({"file": name}) + "\n" for name in names))
     finished = predict_data(folders["images"], table, tmp_path / "b.jsonl", image="file", device="cpu")
-    rows, missing = read(finished.output), "It cannot be read: there is no such file."
+    rows, missing = read(tmp_path / "b.jsonl"), "It cannot be read: there is no such file."
     assert [row["why"] for row in rows[1:7]] == [missing] * 4 + ["It cannot be read: there is none.", missing]
     assert rows[0]["prediction"] and rows[7]["prediction"] and finished.bad_rows == [1, 2, 3, 4, 5, 6]
+
+
+def test_one_batch_of_images_is_decoded_at_a_time_and_a_part_is_written_before_the_next_is_read(
+    folders, tmp_path, monkeypatch
+):
+    rows = datasets.Dataset.from_dict({"image": pictures([0, 1, 2] * 4)})
+    most, decoded, read_image, answer = 0, [], predictor._image_of, HydraPredictor.answer
+
+    def counted(*arguments):
+        parts = len(list(tmp_path.glob("*.parts/part-*")))
+        assert len(decoded) < 2 and parts == started // 3
+        decoded.append(read_image(*arguments))
+        return decoded[-1]
+
+    def answered(self, inputs, parameters):
+        nonlocal most, started
+        most, started = max(most, len(decoded)), started + len(inputs)
+        decoded.clear()
+        return answer(self, inputs, parameters)
+
+    started = 0
+    monkeypatch.setattr(predictor, "_image_of", counted)
+    monkeypatch.setattr(HydraPredictor, "answer", answered)
+    predict_data(folders["images"], rows, tmp_path / "a.csv", device="cpu", batch_size=2)
+    assert (most, started) == (2, 12)
 
 
 # Stops
@@ -145,7 +170,7 @@ def test_images_that_cannot_be_read_are_named_and_one_path_too_long_stops_nothin
 
 def stop_at(monkeypatch, place: int) -> list[int]:
     """Stops a job at its part number `place`; returns the list of the parts that were predicted."""
-    predicted, predict = [], jobs.PartReader.predicted
+    predicted, predict = [], jobs.Job.predicted
 
     def counted(self, part):
         if len(predicted) == place:
@@ -153,7 +178,7 @@ def stop_at(monkeypatch, place: int) -> list[int]:
         predicted.append(part)
         return predict(self, part)
 
-    monkeypatch.setattr(jobs.PartReader, "predicted", counted)
+    monkeypatch.setattr(jobs.Job, "predicted", counted)
     return predicted
 
 
@@ -209,7 +234,7 @@ def killed_in_a_process(number: int, is_before: bool, work) -> bool:
 
             return step
 
-        os.replace, Path.rmdir = deadly(os.replace), deadly(Path.rmdir)
+        os.replace, os.link, Path.rmdir = deadly(os.replace), deadly(os.link), deadly(Path.rmdir)
         try:
             work()
         finally:
@@ -220,36 +245,41 @@ def killed_in_a_process(number: int, is_before: bool, work) -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_job_that_is_killed_at_any_step_goes_on_without_losing_or_repeating_a_row(
-    folders, reviews, tmp_path, monkeypatch, caplog
+    folders, reviews, tmp_path, monkeypatch
 ):
     """As by kill -9: nothing is tidied up."""
     model, whole = folders["texts"], tmp_path / "whole.jsonl"
     predict_data(model, reviews, whole, device="cpu")
-    reader = jobs.PartReader(str(model), jobs.DataSource(str(reviews)), {"device": "cpu"}, 3)
+    reader = jobs.Job(str(model), jobs.DataSource(str(reviews)), {"device": "cpu"}, 3)
     contents, predicted = [reader.predicted(part) for part in range(4)], []
-    monkeypatch.setattr(jobs, "PartReader", lambda **_: reader)
+    monkeypatch.setattr(jobs, "Job", lambda **_: reader)
     monkeypatch.setattr(reader, "predicted", lambda part: predicted.append(part) or contents[part])
-    for number in range(1, 8):  # four parts, the note that they are joined, the output, the removal
+    for number in range(1, 7):  # four parts, the output, the removal
         for is_before in (True, False):
             output = tmp_path / f"{number}-{is_before}" / "answers.jsonl"
             work = lambda output=output: predict_data(model, reviews, output, device="cpu")  # noqa: E731
             assert killed_in_a_process(number, is_before, work)
             predicted.clear()
-            caplog.clear()
-            if number == 7:  # its folder is empty, or gone
+            if output.exists():  # it is whole: only what was left of its parts goes
                 with pytest.raises(ValueError, match="exists already"):
                     work()
             else:
                 assert work().bad_rows == [6]
                 assert predicted == list(range(number - is_before, 4)), "what was done is not done again"
-                was_complete = (number, is_before) == (6, False)
-                assert was_complete == ("is finished: the parts that were left" in caplog.text)
-            assert os.listdir(output.parent) == [output.name]
+            assert output.exists() and not list(output.parent.glob("*/*"))
             assert output.read_bytes() == whole.read_bytes()
-    assert not killed_in_a_process(8, True, lambda: predict_data(model, reviews, tmp_path / "a.jsonl", device="cpu"))
+    assert not killed_in_a_process(7, True, lambda: predict_data(model, reviews, tmp_path / "a.jsonl", device="cpu"))
 
 
-def test_a_file_that_appears_meanwhile_is_not_overwritten(folders, reviews, tmp_path, monkeypatch):
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_file_that_appears_meanwhile_is_not_overwritten(has_links, folders, reviews, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("no links here")
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", refuse)
+    predict_data(folders["texts"], reviews, tmp_path / "plain.csv", device="cpu")
+    assert len(read(tmp_path / "plain.csv")) == 10 and not list(tmp_path.glob("*.parts"))
     output, write = tmp_path / "answers.csv", jobs.write_tables
 
     def slow(path, tables):
@@ -273,10 +303,7 @@ def test_users_files_with_names_like_ours_stay(folders, reviews, tmp_path):
 
 
 def test_strict_raises_an_error_at_a_bad_row_also_of_an_earlier_run(folders, reviews, tmp_path, monkeypatch, capsys):
-    output, sentence = (
-        tmp_path / "answers.csv",
-        "row 6 is not a text. It cannot be read: there is none. Leave --strict",
-    )
+    output, sentence = tmp_path / "answers.csv", "row 6: It cannot be read: there is none. Leave --strict"
     words = ["predict", folders["texts"], reviews, "--output", output, "--strict"]
     assert main([*map(str, words)]) == 2 and sentence in capsys.readouterr().err
     with pytest.raises(ValueError, match=sentence):
@@ -312,6 +339,16 @@ def test_other_data_another_model_and_other_settings_start_anew(folders, reviews
     assert starts_anew()
 
 
+def test_a_folder_called_data_is_not_taken_for_rows_in_memory(folders, tmp_path, monkeypatch):
+    """A job on other rows would go on with the answers of the first."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    rows = [pandas.DataFrame({"text": TEXTS[start : start + 5]}) for start in (0, 1)]
+    found = [jobs.Job(str(folders["texts"]), jobs.DataSource(part), {"device": "cpu"}, 3) for part in rows]
+    assert found[0].data_digest() != found[1].data_digest()
+    predict_data(folders["texts"], rows[0], tmp_path / "data" / "a.csv", device="cpu")
+
+
 @pytest.mark.parametrize("data", ["paths.jsonl", "."], ids=["table", "folder of tables"])
 def test_images_that_changed_start_anew_although_the_table_of_their_paths_did_not(
     data, folders, tmp_path, monkeypatch
@@ -320,7 +357,7 @@ def test_images_that_changed_start_anew_although_the_table_of_their_paths_did_no
     tables.mkdir()
     pictures([0], seed=4)[0].save(image)
     (tables / "paths.jsonl").write_text(json.dumps({"file": "../0.png"}) + "\n")
-    reader = jobs.PartReader(str(folders["images"]), jobs.DataSource(tables / data, image="file"), {}, 3)
+    reader = jobs.Job(str(folders["images"]), jobs.DataSource(str(tables / data), image="file"), {}, 3)
     before = reader.data_digest()
     assert reader.data_digest() == before
     pictures([2], seed=5)[0].resize((9, 9)).save(image)

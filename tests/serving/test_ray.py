@@ -83,14 +83,10 @@ def test_what_would_wait_for_ever_or_mix_models_raises_an_error(cluster, folders
 
     with pytest.raises(ValueError, match="workers is 4, and the cluster has 3 CPUs: pass at most 3"):
         predict_data("nowhere", paths, tmp_path / "a.parquet", engine="ray", workers=4)
-    reader = {
-        "model": str(folders["images"]),
-        "source": jobs.DataSource(str(paths), image="file"),
-        "rows_per_part": 25,
-    }
-    arguments = reader | {"settings": {"device": "cpu"}, "digest": "of another model", "num_rows": ROWS}
+    source = jobs.DataSource(str(paths), image="file")
+    arguments = {"model": str(folders["images"]), "source": source, "rows_per_part": 25, "settings": {"device": "cpu"}}
     with pytest.raises(RuntimeError, match="a worker finds another package version, model or data"):
-        list(predicted_by_workers(arguments, [0], 1, 0.0))
+        list(predicted_by_workers(arguments, ["of another model", ROWS], [0], 1, 0.0))
 
 
 def test_ray_data_takes_the_predictor_as_it_is(cluster, tmp_path):
@@ -120,16 +116,27 @@ def test_ray_data_takes_the_predictor_as_it_is(cluster, tmp_path):
         assert [row[name] for row in found] == pytest.approx(expected[name], abs=1e-6)
 
 
-def test_ray_serve_answers_with_two_replicas(cluster, folders):
+def test_ray_serve_answers_with_two_replicas_of_the_app(cluster, folders):
+    """As docs/serving.md shows."""
     from ray import serve
 
-    from hydra_transformers.serving.ray_engine import deployment
+    model = str(folders["images"])
+
+    def app():
+        from hydra_transformers.serving import HydraPredictor, create_app
+
+        return create_app(HydraPredictor(model, device="cpu"))
+
+    @serve.deployment(num_replicas=2)
+    @serve.ingress(app)
+    class Server:
+        pass
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     serve.start(http_options={"port": port})
-    serve.run(deployment(str(folders["images"]), replicas=2, device="cpu"), name="hydra")
+    serve.run(Server.bind(), name="hydra")
     try:
         [server] = serve.status().applications["hydra"].deployments.values()
         assert server.replica_states == {"RUNNING": 2}

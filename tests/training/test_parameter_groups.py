@@ -85,7 +85,7 @@ def test_layers_are_counted_from_the_end_of_their_tower(form):
     assert final == {0}
     assert {place.layers_to_end for name, place in found.items() if "pre_lay" in name} == {math.inf}
     assert {place.layers_to_end for name, place in found.items() if "embeddings" in name} == {math.inf}
-    with pytest.raises(ValueError, match=r"0\.weight of Sequential belongs to no part.*pass a Hydra or one of AST"):
+    with pytest.raises(ValueError, match=r"0\.weight of Sequential belongs to no part.*or one of AutoHydra"):
         places(nn.Sequential(nn.Linear(2, 2)))
 
 
