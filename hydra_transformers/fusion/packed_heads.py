@@ -36,7 +36,7 @@ def qkv_rows(
     tensor: torch.Tensor, before: Sequence[int], after: Sequence[int], attention: HydraAttention
 ) -> torch.Tensor:
     """The rows of the heads `after` in q, k and v, which have those of the heads `before`: (rows, ...) -> (fewer rows, ...)"""
-    per_key, head_dim = attention.queries_per_key, attention.head_dim
+    per_key, head_dim = attention.config.queries_per_key, attention.head_dim
     query, keys_and_values = tensor.tensor_split([len(before) * head_dim])
     keys = keys_of(before, per_key)
     query_places = [before.index(head) for head in after]
@@ -46,7 +46,7 @@ def qkv_rows(
 
 def qkv_by_head(tensor: torch.Tensor, attention: HydraAttention) -> torch.Tensor:
     """q, k and v head by head, each with the key and value that it reads: (rows, ...) -> (3, heads, head_dim, ...)"""
-    if attention.queries_per_key == 1:
+    if attention.config.queries_per_key == 1:
         return tensor.unflatten(0, (3, -1, attention.head_dim))
     queries = attention.queries_per_kv_head[0]
     query, keys_and_values = tensor.unflatten(0, (-1, attention.head_dim)).tensor_split([sum(queries)])

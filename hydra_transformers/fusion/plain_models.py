@@ -89,7 +89,7 @@ def _with_heads_of_zeros(cls: type, member: Member) -> dict[str, Tensor]:
         config = tower_configs(member.config)[tower]
         for name, [kept] in zip(names, config.kept_heads, strict=True):
             attention = empty.get_submodule(name)
-            head_dim, per_key = attention.head_dim, attention.queries_per_key
+            head_dim, per_key = attention.head_dim, attention.config.queries_per_key
             heads = _places(kept, config.num_attention_heads)
             keys = _places(keys_of(kept, per_key), config.num_attention_heads // per_key)
             for parameter in (f"{name}.qkv_proj.weight", f"{name}.qkv_proj.bias"):

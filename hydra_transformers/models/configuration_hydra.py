@@ -23,7 +23,6 @@ class LayerSpec:
 
     inner_size: of the MLP, between its two maps
     head_dim: how wide a head is; by default all heads together are as wide as the hidden size
-    scaling: the factor on the scores; by default one over the root of `head_dim`
     norm_first: whether a branch normalises what it reads, or the sum is normalised after it
     gated_mlp: whether one half of the MLP's inner layer gates the other
     qkv_bias, output_bias: of queries, keys and values, and of the output projection behind them
@@ -37,7 +36,6 @@ class LayerSpec:
     activation: str
     norm_eps: float
     head_dim: int | None = None
-    scaling: float | None = None
     norm_first: bool = True
     gated_mlp: bool = False
     mlp_bias: bool = True
@@ -175,6 +173,13 @@ class HydraConfigMixin(ShippedPipelines):
             # It was inferred when saved; infer it again for the new num_labels.
             config_dict = {**config_dict, "problem_type": None}
         return super().from_dict(config_dict, **kwargs)
+
+    def make_layer_spec(self, **fields) -> LayerSpec:
+        """A `LayerSpec` with these fields; those that every family has are found by their most frequent names."""
+        names = {"inner_size": "intermediate_size", "activation": "hidden_act", "norm_eps": "layer_norm_eps"}
+        return LayerSpec(
+            **{field: getattr(self, name) for field, name in names.items() if field not in fields} | fields
+        )
 
     @property
     def num_members(self) -> int:

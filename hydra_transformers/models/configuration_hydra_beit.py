@@ -41,10 +41,7 @@ class HydraBeitConfig(HydraConfigMixin, BeitConfig):
     @property
     def layer_spec(self) -> LayerSpec:
         most = max(self.num_hidden_layers - 1, 1)
-        return LayerSpec(
-            inner_size=self.intermediate_size,
-            activation=self.hidden_act,
-            norm_eps=self.layer_norm_eps,
+        return self.make_layer_spec(
             head_dim=getattr(self, "head_dim", None),
             attention_dropout=self.attention_probs_dropout_prob,
             output_dropout=self.hidden_dropout_prob,

@@ -4,16 +4,13 @@ from collections import Counter
 from dataclasses import replace
 
 from huggingface_hub.dataclasses import strict
-from transformers import AlbertConfig, BertConfig, ElectraConfig, MPNetConfig, RobertaConfig
+from transformers import AlbertConfig, BertConfig, ElectraConfig, RobertaConfig
 
 from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
 
-def bert_layer_spec(config: BertConfig | ElectraConfig | MPNetConfig | RobertaConfig) -> LayerSpec:
-    return LayerSpec(
-        inner_size=config.intermediate_size,
-        activation=config.hidden_act,
-        norm_eps=config.layer_norm_eps,
+def bert_layer_spec(config: HydraConfigMixin) -> LayerSpec:
+    return config.make_layer_spec(
         norm_first=False,
         float32_softmax=False,
         attention_dropout=config.attention_probs_dropout_prob,

@@ -1,12 +1,9 @@
 """HydraDebertaV2 configuration."""
 
-from dataclasses import replace
-
-import torch
 from huggingface_hub.dataclasses import strict
 from transformers import DebertaV2Config
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
+from .configuration_hydra import HydraConfigMixin, class_paths
 from .configuration_hydra_bert import bert_layer_spec
 
 
@@ -65,11 +62,4 @@ class HydraDebertaV2Config(HydraConfigMixin, DebertaV2Config):
         "p2c" a token's key with the query of that distance."""
         return tuple(term for term in ("c2p", "p2c") if term in (self.pos_att_type or ()))
 
-    @property
-    def layer_spec(self) -> LayerSpec:
-        # Each term adds to the scores' variance. The root is that of a float32, whatever the model's dtype.
-        variance = torch.tensor((1 + len(self.terms)) * (self.hidden_size // self.num_attention_heads), device="cpu")
-        return replace(
-            bert_layer_spec(self),
-            scaling=1 / variance.float().sqrt().item(),
-        )
+    layer_spec = property(bert_layer_spec)

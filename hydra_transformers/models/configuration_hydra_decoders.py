@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from huggingface_hub.dataclasses import strict
-from transformers import Gemma3TextConfig, GemmaConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import Gemma3TextConfig, GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
@@ -14,8 +14,8 @@ class HydraDecoderConfigMixin(HydraConfigMixin):
     # The backbone's plans name modules that a Hydra does not have.
     base_model_tp_plan = None
     base_model_pp_plan = None
-    # Not `sliding_window`, which some backbones have and do not read.
-    attention_window = None
+    # Whether layers may have windows; some backbones have `sliding_window` and do not read it.
+    has_windows = False
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
@@ -24,37 +24,39 @@ class HydraDecoderConfigMixin(HydraConfigMixin):
                 f"num_attention_heads is {self.num_attention_heads}, num_key_value_heads {self.num_key_value_heads}: pass a "
                 "multiple of these"
             )
+        if self.has_windows:
+            known = ("full_attention", "sliding_attention")[: 1 if self.sliding_window is None else 2]
+            other = next((layer_type for layer_type in self.layer_types if layer_type not in known), None)
+            if other is not None:
+                raise ValueError(
+                    f"layer_types names {other!r}, and sliding_window is {self.sliding_window}: layers are of type "
+                    "'full_attention', or where there is a window 'sliding_attention'"
+                )
+        if getattr(self, "use_bidirectional_attention", None):
+            raise ValueError(
+                "use_bidirectional_attention is True: a Hydra's tokens read those before them, set it to False"
+            )
 
     @property
     def queries_per_key(self) -> int:
         return self.num_attention_heads // self.num_key_value_heads
 
+    @property
+    def attention_window(self) -> int | None:
+        return self.sliding_window if self.has_windows else None
 
-def check_layer_types(config: PreTrainedConfig) -> None:
-    """Refuses types of layers that a decoder's masks are not made for."""
-    known = ("full_attention", "sliding_attention")[: 1 if config.sliding_window is None else 2]
-    other = next((layer_type for layer_type in config.layer_types if layer_type not in known), None)
-    if other is not None:
-        raise ValueError(
-            f"layer_types names {other!r}, and sliding_window is {config.sliding_window}: layers are of type "
-            "'full_attention', or where there is a window 'sliding_attention'"
+    @property
+    def layer_spec(self) -> LayerSpec:
+        has_bias = getattr(self, "attention_bias", False)
+        return self.make_layer_spec(
+            norm_eps=self.rms_norm_eps,
+            head_dim=getattr(self, "head_dim", None),
+            gated_mlp=True,
+            mlp_bias=getattr(self, "mlp_bias", False),
+            qkv_bias=has_bias,
+            output_bias=has_bias,
+            attention_dropout=self.attention_dropout or 0.0,
         )
-
-
-def decoder_layer_spec(config: PreTrainedConfig, **changes) -> LayerSpec:
-    """Layers as Llama has them, without biases; `changes` are fields of `LayerSpec`."""
-    spec = LayerSpec(
-        inner_size=config.intermediate_size,
-        activation=config.hidden_act,
-        norm_eps=config.rms_norm_eps,
-        head_dim=getattr(config, "head_dim", None),
-        gated_mlp=True,
-        mlp_bias=False,
-        qkv_bias=False,
-        output_bias=False,
-        attention_dropout=config.attention_dropout or 0.0,
-    )
-    return replace(spec, **changes)
 
 
 @strict
@@ -64,11 +66,6 @@ class HydraLlamaConfig(HydraDecoderConfigMixin, LlamaConfig):
     model_type = "hydra_llama"
     auto_classes = class_paths("decoders", "HydraLlama", "ForSequenceClassification", "ForTokenClassification")
 
-    @property
-    def layer_spec(self) -> LayerSpec:
-        has_bias = self.attention_bias
-        return decoder_layer_spec(self, qkv_bias=has_bias, output_bias=has_bias, mlp_bias=self.mlp_bias)
-
 
 @strict
 class HydraQwen2Config(HydraDecoderConfigMixin, Qwen2Config):
@@ -76,18 +73,11 @@ class HydraQwen2Config(HydraDecoderConfigMixin, Qwen2Config):
 
     model_type = "hydra_qwen2"
     auto_classes = class_paths("decoders", "HydraQwen2", "ForSequenceClassification", "ForTokenClassification")
-
-    def __post_init__(self, **kwargs):
-        super().__post_init__(**kwargs)
-        check_layer_types(self)
-
-    @property
-    def attention_window(self) -> int | None:
-        return self.sliding_window
+    has_windows = True
 
     @property
     def layer_spec(self) -> LayerSpec:
-        return decoder_layer_spec(self, qkv_bias=True)
+        return replace(super().layer_spec, qkv_bias=True, output_bias=False)
 
 
 @strict
@@ -96,18 +86,7 @@ class HydraQwen3Config(HydraDecoderConfigMixin, Qwen3Config):
 
     model_type = "hydra_qwen3"
     auto_classes = class_paths("decoders", "HydraQwen3", "ForSequenceClassification", "ForTokenClassification")
-
-    def __post_init__(self, **kwargs):
-        super().__post_init__(**kwargs)
-        check_layer_types(self)
-
-    @property
-    def attention_window(self) -> int | None:
-        return self.sliding_window
-
-    @property
-    def layer_spec(self) -> LayerSpec:
-        return decoder_layer_spec(self, qkv_bias=self.attention_bias, output_bias=self.attention_bias)
+    has_windows = True
 
 
 @strict
@@ -117,18 +96,6 @@ class HydraGemmaConfig(HydraDecoderConfigMixin, GemmaConfig):
     model_type = "hydra_gemma"
     auto_classes = class_paths("decoders", "HydraGemma", "ForSequenceClassification", "ForTokenClassification")
 
-    def __post_init__(self, **kwargs):
-        super().__post_init__(**kwargs)
-        if self.use_bidirectional_attention:
-            raise ValueError(
-                "use_bidirectional_attention is True: a Hydra's tokens read those before them, set it to False"
-            )
-
-    @property
-    def layer_spec(self) -> LayerSpec:
-        has_bias = self.attention_bias
-        return decoder_layer_spec(self, qkv_bias=has_bias, output_bias=has_bias)
-
 
 @strict
 class HydraGemma3TextConfig(HydraDecoderConfigMixin, Gemma3TextConfig):
@@ -136,31 +103,12 @@ class HydraGemma3TextConfig(HydraDecoderConfigMixin, Gemma3TextConfig):
 
     model_type = "hydra_gemma3_text"
     attribute_map = {"hidden_act": "hidden_activation"}
-
     auto_classes = class_paths("decoders", "HydraGemma3Text", "ForSequenceClassification")
+    has_windows = True
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
-        check_layer_types(self)
-        if self.use_bidirectional_attention:
-            raise ValueError(
-                "use_bidirectional_attention is True: a Hydra's tokens read those before them, set it to False"
-            )
         if self.attn_logit_softcapping is not None:
             raise ValueError(
                 f"attn_logit_softcapping is {self.attn_logit_softcapping}: a Hydra's scores are not bounded, set it to None"
             )
-
-    @property
-    def attention_window(self) -> int | None:
-        return self.sliding_window
-
-    @property
-    def layer_spec(self) -> LayerSpec:
-        has_bias = self.attention_bias
-        return decoder_layer_spec(
-            self,
-            qkv_bias=has_bias,
-            output_bias=has_bias,
-            scaling=self.query_pre_attn_scalar**-0.5,
-        )

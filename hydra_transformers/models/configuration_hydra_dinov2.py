@@ -6,14 +6,13 @@ from transformers import Dinov2Config, Dinov2WithRegistersConfig, __version__
 from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
 
-def dinov2_layer_spec(config: Dinov2Config | Dinov2WithRegistersConfig) -> LayerSpec:
+def dinov2_layer_spec(config: HydraConfigMixin) -> LayerSpec:
     inner = int(config.hidden_size * config.mlp_ratio)
     if config.use_swiglu_ffn:
         inner = (int(inner * 2 / 3) + 7) // 8 * 8  # two thirds, rounded up to a multiple of eight
-    return LayerSpec(
+    return config.make_layer_spec(
         inner_size=inner,
         activation="silu" if config.use_swiglu_ffn else config.hidden_act,
-        norm_eps=config.layer_norm_eps,
         head_dim=getattr(config, "head_dim", None),
         gated_mlp=config.use_swiglu_ffn,
         qkv_bias=config.qkv_bias,

@@ -35,10 +35,7 @@ class HydraDINOv3ViTConfig(HydraConfigMixin, DINOv3ViTConfig):
 
     @property
     def layer_spec(self) -> LayerSpec:
-        return LayerSpec(
-            inner_size=self.intermediate_size,
-            activation=self.hidden_act,
-            norm_eps=self.layer_norm_eps,
+        return self.make_layer_spec(
             gated_mlp=self.use_gated_mlp,
             mlp_bias=self.mlp_bias,
             qkv_bias=self.query_bias,

@@ -42,6 +42,8 @@ class HydraTowersConfigMixin(ShippedPipelines):
     and `shared` (the parts that exist once for all members: `["embeddings", "layernorm", "mlp"]` by default).
     """
 
+    keys_to_ignore_at_inference = ["member_logits", "similarity", "text_model_output", "vision_model_output"]
+
     ensemble_loss: str = "members"
 
     def __post_init__(self, **kwargs):
@@ -96,51 +98,38 @@ def _tower_config(config, config_class: type):
     return config_class() if config is None else config
 
 
-def tower_layer_spec(config: PreTrainedConfig) -> LayerSpec:
-    """Of a tower's config."""
-    return LayerSpec(
-        inner_size=config.intermediate_size,
-        activation=config.hidden_act,
-        norm_eps=config.layer_norm_eps,
-        attention_dropout=config.attention_dropout,
-    )
+class HydraTowerConfigMixin(HydraConfigMixin):
+    """Of one tower."""
+
+    @property
+    def layer_spec(self) -> LayerSpec:
+        return self.make_layer_spec(attention_dropout=self.attention_dropout)
 
 
 @strict
-class HydraCLIPTextConfig(HydraConfigMixin, CLIPTextConfig):
-    r"""
-    A [`CLIPTextConfig`] with `kept_heads[layer][member]` and `shared`, as in [`HydraCLIPConfig`].
-    """
+class HydraCLIPTextConfig(HydraTowerConfigMixin, CLIPTextConfig):
+    r"""A [`CLIPTextConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_clip_text_model"
     auto_classes = class_paths("towers", "HydraCLIPText")
     base_config_key = "text_config"
 
-    layer_spec = property(tower_layer_spec)
-
 
 @strict
-class HydraCLIPVisionConfig(HydraConfigMixin, CLIPVisionConfig):
-    r"""
-    A [`CLIPVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of the image classifier that is one with a head.
-    """
+class HydraCLIPVisionConfig(HydraTowerConfigMixin, CLIPVisionConfig):
+    r"""A [`CLIPVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of the classifier that is one with a
+    head."""
 
     model_type = "hydra_clip_vision_model"
     auto_classes = class_paths("towers", "HydraCLIPVision", ForImageClassification="HydraCLIPForImageClassification")
     base_config_key = "vision_config"
 
-    layer_spec = property(tower_layer_spec)
-
 
 @strict
 class HydraCLIPConfig(HydraTowersConfigMixin, CLIPConfig):
-    r"""
-    A [`CLIPConfig`] whose towers carry the fused-attention part ([`HydraTowersConfigMixin`]: `text_config`,
-    `vision_config`, `ensemble_loss`).
-    """
+    r"""A [`CLIPConfig`] with the fields of [`HydraTowersConfigMixin`]."""
 
     model_type = "hydra_clip"
-    keys_to_ignore_at_inference = ["member_logits", "similarity", "text_model_output", "vision_model_output"]
     towers = {"text_config": HydraCLIPTextConfig, "vision_config": HydraCLIPVisionConfig}
     sub_configs_defaults = tower_specs(CLIPConfig, towers)
     sub_configs = towers.copy()  # the name that transformers < 5.19 reads
@@ -153,20 +142,16 @@ class HydraCLIPConfig(HydraTowersConfigMixin, CLIPConfig):
 
 
 @strict
-class HydraSiglipTextConfig(HydraConfigMixin, SiglipTextConfig):
-    r"""
-    A [`SiglipTextConfig`] with `kept_heads[layer][member]` and `shared`, as in [`HydraSiglipConfig`].
-    """
+class HydraSiglipTextConfig(HydraTowerConfigMixin, SiglipTextConfig):
+    r"""A [`SiglipTextConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_siglip_text_model"
     auto_classes = class_paths("towers", "HydraSiglipText")
     base_config_key = "text_config"
 
-    layer_spec = property(tower_layer_spec)
-
 
 @strict
-class HydraSiglipVisionConfig(HydraConfigMixin, SiglipVisionConfig):
+class HydraSiglipVisionConfig(HydraTowerConfigMixin, SiglipVisionConfig):
     r"""
     A [`SiglipVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of the image classifier that is one with a head.
 
@@ -183,18 +168,12 @@ class HydraSiglipVisionConfig(HydraConfigMixin, SiglipVisionConfig):
 
     vision_use_head: bool = True
 
-    layer_spec = property(tower_layer_spec)
-
 
 @strict
 class HydraSiglipConfig(HydraTowersConfigMixin, SiglipConfig):
-    r"""
-    A [`SiglipConfig`] whose towers carry the fused-attention part ([`HydraTowersConfigMixin`]: `text_config`,
-    `vision_config`, `ensemble_loss`).
-    """
+    r"""A [`SiglipConfig`] with the fields of [`HydraTowersConfigMixin`]."""
 
     model_type = "hydra_siglip"
-    keys_to_ignore_at_inference = ["member_logits", "similarity", "text_model_output", "vision_model_output"]
     towers = {"text_config": HydraSiglipTextConfig, "vision_config": HydraSiglipVisionConfig}
     sub_configs_defaults = tower_specs(SiglipConfig, towers)
     sub_configs = towers.copy()  # the name that transformers < 5.19 reads

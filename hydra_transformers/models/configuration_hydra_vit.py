@@ -1,16 +1,13 @@
 """Configurations of HydraViT and HydraDeiT."""
 
 from huggingface_hub.dataclasses import strict
-from transformers import ASTConfig, DeiTConfig, ViTConfig
+from transformers import DeiTConfig, ViTConfig
 
 from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
 
-def vit_layer_spec(config: ASTConfig | DeiTConfig | ViTConfig) -> LayerSpec:
-    return LayerSpec(
-        inner_size=config.intermediate_size,
-        activation=config.hidden_act,
-        norm_eps=config.layer_norm_eps,
+def vit_layer_spec(config: HydraConfigMixin) -> LayerSpec:
+    return config.make_layer_spec(
         head_dim=getattr(config, "head_dim", None),
         qkv_bias=config.qkv_bias,
         attention_dropout=config.attention_probs_dropout_prob,

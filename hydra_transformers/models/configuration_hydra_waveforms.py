@@ -16,16 +16,8 @@ class HydraWaveformConfigMixin(HydraConfigMixin):
                 raise ValueError(f"{field} is {getattr(self, field)}: a Hydra has no such part, set it to {without}")
 
     @property
-    def layer_drop(self) -> float:
-        """How often a layer is left out in training, for all members at once."""
-        return self.layerdrop
-
-    @property
     def layer_spec(self) -> LayerSpec:
-        return LayerSpec(
-            inner_size=self.intermediate_size,
-            activation=self.hidden_act,
-            norm_eps=self.layer_norm_eps,
+        return self.make_layer_spec(
             norm_first=self.do_stable_layer_norm,
             float32_softmax=False,
             attention_dropout=self.attention_dropout,

@@ -13,16 +13,14 @@ class HydraWhisperConfig(HydraConfigMixin, WhisperConfig):
     model_type = "hydra_whisper"
     auto_classes = class_paths("whisper", "HydraWhisper", "ForAudioClassification")
 
-    attribute_map = WhisperConfig.attribute_map | {"intermediate_size": "encoder_ffn_dim"}
+    attribute_map = WhisperConfig.attribute_map | {
+        "intermediate_size": "encoder_ffn_dim",
+        "layerdrop": "encoder_layerdrop",
+    }
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
         self.is_encoder_decoder = False  # there is no decoder
-
-    @property
-    def layer_drop(self) -> float:
-        """How often a layer is left out in training, for all members at once."""
-        return self.encoder_layerdrop
 
     @property
     def layer_spec(self) -> LayerSpec:

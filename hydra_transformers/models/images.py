@@ -6,14 +6,7 @@ from transformers import PreTrainedConfig
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .modeling_hydra import (
-    HydraClassifierMixin,
-    HydraClassifierOutput,
-    HydraEncoderMixin,
-    HydraModelOutput,
-    embed,
-    encoder_mask,
-)
+from .modeling_hydra import HydraClassifierMixin, HydraClassifierOutput, HydraEncoderMixin, HydraModelOutput
 
 
 class HydraImageEncoderMixin(HydraEncoderMixin):
@@ -24,15 +17,6 @@ class HydraImageEncoderMixin(HydraEncoderMixin):
     def get_input_embeddings(self) -> nn.Module:
         """The patch embeddings; those of the first member where members do not share them."""
         return getattr(self.first_embeddings(), self.patch_embeddings_name)
-
-    def embed_inputs(
-        self, pixel_values: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **for_embeddings
-    ):
-        if pixel_values is None:
-            raise ValueError("pixel_values is missing: pass the image processor's output")
-        hidden_states = embed(self.embeddings, pixel_values, **for_embeddings)
-        mask = None if attention_mask is None else encoder_mask(self.config, hidden_states, attention_mask)
-        return hidden_states, mask, {}
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
@@ -47,6 +31,8 @@ class HydraImageEncoderMixin(HydraEncoderMixin):
         pixel_values: (batch, channels, height, width)
         kwargs: of `encode`, too
         """
+        if pixel_values is None:
+            raise ValueError("pixel_values is missing: pass the image processor's output")
         if kwargs.pop("bool_masked_pos", None) is not None:
             raise ValueError("bool_masked_pos is for masked image modelling, which a Hydra does not do: leave it out")
         inputs = {"pixel_values": pixel_values, "attention_mask": attention_mask}
@@ -76,11 +62,8 @@ class HydraImageClassifierMixin(HydraClassifierMixin):
         pixel_values: (batch, channels, height, width)
         labels: (batch,) class indices, or what the config's `problem_type` asks for
         """
-        inputs = {
-            "pixel_values": pixel_values,
-            "interpolate_pos_encoding": interpolate_pos_encoding,
-            "attention_mask": attention_mask,
-        }
+        inputs = {"pixel_values": pixel_values, "attention_mask": attention_mask}
+        inputs |= {"interpolate_pos_encoding": interpolate_pos_encoding}
         return self.encode_and_classify(inputs, labels, **kwargs)
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from typing import Any
 
 import torch
 from torch import nn
@@ -174,6 +175,13 @@ class PerMember(nn.ModuleList):
         return torch.stack([module(states[m]) for m, module in enumerate(self)])
 
 
+class EmbeddingsPerMember(PerMember):
+    """Embeddings that members do not share: all read the same inputs."""
+
+    def forward(self, *args, **kwargs) -> torch.Tensor:
+        return torch.stack([module(*args, **kwargs) for module in self])
+
+
 class DropoutPerMember(nn.Dropout):
     """Dropout behind a part that members share, with a mask of its own for each of them."""
 
@@ -194,27 +202,13 @@ def shared_or_per_member(
     """One module for all members where they share `part` (or are alone, or in the trunk), otherwise one for each."""
     members = config.num_members if layer is None else config.members_in(layer)
     if part not in config.shared and members > 1:
-        return PerMember(build() for _ in range(members))
+        return (EmbeddingsPerMember if part == "embeddings" else PerMember)(build() for _ in range(members))
     module = build()
     if part == "embeddings" and not config.trunk_layers:
         for name, child in module.named_children():
             if isinstance(child, nn.Dropout):
                 setattr(module, name, DropoutPerMember(child.p, config.num_members))
     return module
-
-
-def shared_norm(config: PreTrainedConfig, layer: int | None = None) -> nn.Module:
-    """A LayerNorm of the states, for all members or for each."""
-    build = partial(nn.LayerNorm, config.hidden_size, eps=config.layer_spec.norm_eps)
-    return shared_or_per_member(config, "layernorm", build, layer)
-
-
-def embed(embeddings: nn.Module, *args, **kwargs) -> torch.Tensor:
-    """Input embeddings (members, batch, tokens, hidden); (1, batch, tokens, hidden) where they are the same for all."""
-    if isinstance(embeddings, PerMember):
-        return torch.stack([of_member(*args, **kwargs) for of_member in embeddings])
-    states = embeddings(*args, **kwargs)
-    return states if states.dim() == 4 else states.unsqueeze(0)
 
 
 # Fused attention, equations 4 and 5
@@ -254,10 +248,9 @@ class HydraAttention(nn.Module):
       repeated, where scores have a bias, and for the eager backend, which returns its weights in this shape.
 
     Families with positions in the attention override `place`, or set `adds_bias` and have `add_bias` (`relative_attention`);
-    both are given what `embed_inputs` returns as "positions".
+    both get what `embed_inputs` returns as "positions".
     """
 
-    queries_per_key = 1  # how many query heads read one head of keys and values
     adds_bias = False  # whether `add_bias` changes the mask, which is added to the scores
 
     def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm):
@@ -267,9 +260,8 @@ class HydraAttention(nn.Module):
         self.num_members, self.is_trunk = len(kept_heads), layer < config.trunk_layers
         # The softmax keeps the scale of the backbone's heads, however many are left.
         self.head_dim = spec.head_dim or config.hidden_size // config.num_attention_heads
-        self.scaling = spec.scaling or self.head_dim**-0.5
-        self.attention_dropout = spec.attention_dropout
-        self.float32_softmax = spec.float32_softmax
+        self.scaling = self.head_dim**-0.5
+        self.attention_dropout, self.float32_softmax = spec.attention_dropout, spec.float32_softmax
         self.is_causal = False
         self.set_kept_heads(kept_heads)
         self.qkv_proj = GroupedLinear(config.hidden_size, self.qkv_widths(), spec.qkv_bias)
@@ -291,9 +283,7 @@ class HydraAttention(nn.Module):
 
     def check_same_heads(self, saved: torch.Tensor) -> None:
         """Raises for weights that were saved for other heads than the config names: `saved` is their `kept_heads_mask`."""
-        if saved.is_meta:
-            return  # nothing was loaded
-        heads = [row.nonzero().flatten().tolist() for row in saved]
+        heads = self.kept_heads if saved.is_meta else [row.nonzero().flatten().tolist() for row in saved]
         if heads != self.kept_heads:
             raise ValueError(
                 f"the weights were saved for other heads than config.kept_heads names (layer {self.layer}: {heads} saved, "
@@ -305,12 +295,7 @@ class HydraAttention(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        first_token_only: bool = False,
-        *positions,
-        **kwargs,
+        self, hidden_states: torch.Tensor, attention_mask=None, first_token_only: bool = False, *positions, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The heads' outputs before the output projection: (members, batch, query tokens, width) or, where head counts
         differ, (batch, query tokens, sum of widths); and from the eager backend the attention weights (batch, heads of all
@@ -321,58 +306,49 @@ class HydraAttention(nn.Module):
         first_token_only: compute queries of the first token alone
         positions: for `place` and `add_bias`
         """
-        is_eager = self.config._attn_implementation == "eager"
-        _, batch, tokens, _ = hidden_states.shape
+        backend = self.config._attn_implementation
+        is_eager, (_, batch, tokens, _) = backend == "eager", hidden_states.shape
         if self.has_no_head:
             queries = 1 if first_token_only else tokens
             weights = hidden_states.new_zeros(batch, 0, queries, tokens) if is_eager else None
             return hidden_states.new_zeros(self.num_members, batch, queries, 0), weights
         on_batch_axis = self.fits_batch_axis and not is_eager and (not self.adds_bias or self.num_members == 1)
         if attention_mask is not None:
-            is_tensor = isinstance(
-                attention_mask, torch.Tensor
-            )  # flex attention's block masks cannot be repeated or cut
+            is_tensor = isinstance(attention_mask, torch.Tensor)  # block masks cannot be repeated or cut
             on_batch_axis = on_batch_axis and is_tensor
             if is_tensor and (self.is_trunk or not on_batch_axis):
                 attention_mask = attention_mask[:batch]
             if first_token_only and attention_mask.dim() == 4:
                 attention_mask = attention_mask[:, :, :1]
+        if first_token_only:
+            queries = self.qkv_proj(hidden_states[:, :, :1], [slice(width) for width in self.widths])
+            others = self.qkv_proj(hidden_states, [slice(width, None) for width in self.widths])
+        elif on_batch_axis:
+            projected, width = self.qkv_proj(hidden_states), self.widths[0]
+            queries, others = projected[..., :width], projected[..., width:]
+        else:
+            members = list(zip(self.qkv_proj(hidden_states), filter(None, self.widths), strict=True))
+            queries = [projected[..., :width] for projected, width in members]
+            others = [projected[..., width:] for projected, width in members]
         heads = []
-        for projected, count in self.project(hidden_states, first_token_only, on_batch_axis):
+        for states, count in ((queries, 1), (others, 2)):
             if on_batch_axis:
-                states = projected.flatten(0, 1).unflatten(-1, (count, -1, self.head_dim))
+                states = states.flatten(0, 1).unflatten(-1, (count, -1, self.head_dim))
             else:
-                by_member = [member.unflatten(-1, (count, -1, self.head_dim)) for member in projected]
-                states = torch.cat(by_member, dim=-2)
+                states = torch.cat([member.unflatten(-1, (count, -1, self.head_dim)) for member in states], dim=-2)
             heads += states.permute(2, 0, 3, 1, 4).unbind(0)
-        query, key, value = heads
-        if positions:
-            query, key, value = self.place(query, key, value, on_batch_axis, *positions)
+        query, key, value = self.place(*heads, on_batch_axis, *positions) if positions else heads
         if self.adds_bias:
             attention_mask = self.add_bias(attention_mask, hidden_states, query, key, *positions)
-        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
-        dropout = self.attention_dropout if self.training else 0.0
-        output, weights = attention_interface(
-            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-        )
+        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
+        kwargs |= {"dropout": self.attention_dropout if self.training else 0.0, "scaling": self.scaling}
+        output, weights = attention_interface(self, query, key, value, attention_mask, **kwargs)
         if on_batch_axis:
             return output.reshape(self.num_members, -1, output.shape[1], self.widths[0]), weights
         output = output.flatten(2)
         if self.is_uniform:
             output = output.unflatten(-1, (self.num_members, -1)).movedim(-2, 0)
         return output, weights
-
-    def project(
-        self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool
-    ) -> list[tuple[torch.Tensor | Sequence[torch.Tensor], int]]:
-        """Queries (of the first token, where only it is computed), keys and values, together or one after the other: what
-        `qkv_proj` gives, and how many of the three it holds."""
-        if not first_token_only:
-            return [(self.qkv_proj(hidden_states), 3)]
-        queries, others = zip(*((slice(width), slice(width, None)) for width in self.widths), strict=True)
-        return [(self.qkv_proj(hidden_states[:, :, :1], queries), 1), (self.qkv_proj(hidden_states, others), 2)]
 
     def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, on_batch_axis: bool, *positions):
         """Query, key and value with their positions, (rows, heads, tokens, head_dim) each."""
@@ -385,17 +361,19 @@ def mask_of(kept_heads: list[list[int]], num_heads: int) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.uint8)
 
 
-def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_mask, create=create_bidirectional_mask):
-    """The mask that an encoder's layers read, for embeddings (1 or members, batch, tokens, hidden).
+def encoder_mask(
+    config: PreTrainedConfig, hidden_states: torch.Tensor, attention_mask, create=create_bidirectional_mask, **options
+):
+    """The mask that an encoder's layers read, for the first layer's states (1 or members, batch, tokens, hidden).
 
     Callers without an `attention_mask` pass none on: one that masks nothing would rule out the fastest kernels.
     """
-    mask = create(config=config, inputs_embeds=embeddings[0], attention_mask=attention_mask)
-    return members_mask(mask, embeddings.shape[1], config.num_members)
+    mask = create(config=config, inputs_embeds=hidden_states[0], attention_mask=attention_mask, **options)
+    return members_mask(mask, hidden_states.shape[1], config.num_members)
 
 
 def members_mask(attention_mask, batch: int, num_members: int):
-    """Repeats a mask of the batch over the members: (batch or 1, ...) -> (members * batch, ...). Masks that are no tensors
+    """Repeats a mask of the batch over the members: (batch or 1, ...) -> (members * batch, ...). Masks that are not tensors
     (flex attention's block masks) stay as they are."""
     if not isinstance(attention_mask, torch.Tensor):
         return attention_mask
@@ -404,9 +382,7 @@ def members_mask(attention_mask, batch: int, num_members: int):
             f"attention_mask has {attention_mask.shape[1]} heads: members have other heads each, pass a mask of shape "
             "(batch, tokens) or (batch, 1, tokens, tokens)"
         )
-    if attention_mask.shape[0] != batch:
-        attention_mask = attention_mask.expand(batch, *attention_mask.shape[1:])
-    return repeated_mask(attention_mask, num_members)
+    return repeated_mask(attention_mask.expand(batch, *attention_mask.shape[1:]), num_members)
 
 
 def repeated_mask(attention_mask, times: int):
@@ -497,17 +473,6 @@ class HydraLayer(GradientCheckpointingLayer):
         return branch * (mask / keep)
 
 
-def hydra_layers(
-    config: PreTrainedConfig,
-    norm: Norm | None = None,
-    attention_class: type[HydraAttention] = HydraAttention,
-    layer_class: type[HydraLayer] = HydraLayer,
-) -> nn.ModuleList:
-    """norm: makes the norms; LayerNorms by default"""
-    norm = norm or partial(nn.LayerNorm, eps=config.layer_spec.norm_eps)
-    return nn.ModuleList(layer_class(config, layer, norm, attention_class) for layer in range(len(config.kept_heads)))
-
-
 # The encoder
 
 
@@ -532,23 +497,61 @@ class HydraModelOutput(ModelOutput):
 
 
 class HydraEncoderMixin:
-    """The forward of every encoder: embeddings, layers, a last norm, a pooler.
+    """The fused encoder, without a head. A family names `embeddings_class`, and where it differs from a ViT
 
-    A family's encoder has `embeddings` and `layers`, and where it needs them `pooler` and
-
+    - `attention_class` and `layer_class`; `make_norm`;
+    - `last_norm`: the name of the norm behind the layers;
+    - `add_positions(config)`: makes modules between the embeddings and the layers;
     - `embed_inputs(**inputs)`: the states that enter the first layer, (members or 1, batch, tokens, hidden), the mask, and
       further arguments of the layers, with "positions" for their attention;
-    - `last_norm`: the name of the norm behind the layers;
-    - `pool(hidden_states, **inputs)`: the last states (members, batch, tokens, hidden) -> (members, batch, pooled) or None.
+    - `add_pooling(config)`: makes the `pooler`, or what else `pool(hidden_states, **inputs)` needs: the last states (members,
+      batch, tokens, hidden) -> (members, batch, pooled) or None.
     """
 
     is_base_model = True
+    embeddings_class: type[nn.Module]
+    attention_class: type[HydraAttention] = HydraAttention
+    layer_class: type[HydraLayer] = HydraLayer
     last_norm: str | None = None
     # Whether the last of `hidden_states` has passed that norm, as in language models.
     last_hidden_state_is_normed = False
     has_pooled_token = True  # the first, or where `pools_last_token` the last
     pools_last_token = False  # of each text, as decoders do
     runs_layers_again = False  # see `layer_runs` in the config
+
+    def __init__(self, config: PreTrainedConfig, add_pooling_layer: bool | None = None):
+        super().__init__(config)
+        norm = self.make_norm(config)
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: self.embeddings_class(config))
+        self.add_positions(config)
+        numbers = range(len(config.kept_heads))
+        self.layers = nn.ModuleList(self.layer_class(config, number, norm, self.attention_class) for number in numbers)
+        if self.last_norm is not None:
+            setattr(self, self.last_norm, shared_or_per_member(config, "layernorm", partial(norm, config.hidden_size)))
+        default = getattr(config, "add_pooling_layer", True)
+        self.has_pooling = default if add_pooling_layer is None else add_pooling_layer
+        self.pooler = None
+        if self.has_pooling:
+            self.add_pooling(config)
+        self.post_init()
+
+    def make_norm(self, config: PreTrainedConfig) -> Norm:
+        return partial(nn.LayerNorm, eps=config.layer_spec.norm_eps)
+
+    def add_positions(self, config: PreTrainedConfig) -> None:
+        pass
+
+    def add_pooling(self, config: PreTrainedConfig) -> None:
+        pass
+
+    def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor | None:
+        return None if self.pooler is None else self.pooler(hidden_states)
+
+    def embed_inputs(self, attention_mask: torch.Tensor | None = None, **inputs) -> tuple[torch.Tensor, Any, dict]:
+        states = self.embeddings(**inputs)
+        states = states if states.dim() == 4 else states.unsqueeze(0)
+        mask = None if attention_mask is None else encoder_mask(self.config, states, attention_mask)
+        return states, mask, {}
 
     def encode(
         self,
@@ -565,54 +568,42 @@ class HydraEncoderMixin:
         output_hidden_states: whether to return all states, or those behind which layers, by their place in the order
         """
         hidden_states, mask, layer_kwargs = self.embed_inputs(**inputs)
-        kwargs, all_states = kwargs | layer_kwargs, None
+        kwargs, members, kept = kwargs | layer_kwargs, self.num_members, []
+        positions = kwargs.pop("positions", ())  # positional, as gradient checkpointing tracks no others
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        if output_hidden_states is False or output_hidden_states is None:
-            returns_attentions = kwargs.get("output_attentions", getattr(self.config, "output_attentions", False))
-            masks = mask.values() if isinstance(mask, Mapping) else (mask,)
-            can_cut = all(part is None or isinstance(part, torch.Tensor) for part in masks)
-            first_token_only = first_token_only and not returns_attentions and can_cut
-            layers = [layer for _, layer in self.layers_in_order()] if self.runs_layers_again else self.layers
-            positions = kwargs.pop("positions", ())  # positional, as gradient checkpointing tracks no others
-            for index, layer in enumerate(layers, start=1):
-                only_first = first_token_only and index == len(layers)
+        returns_all, returns_states = output_hidden_states is True, output_hidden_states not in (None, False)
+        returns_attentions = kwargs.get("output_attentions", getattr(self.config, "output_attentions", False))
+        masks = mask.values() if isinstance(mask, Mapping) else (mask,)
+        can_cut = all(part is None or isinstance(part, torch.Tensor) for part in masks)
+        first_token_only = first_token_only and can_cut and not returns_states and not returns_attentions
+        if returns_all:
+            kept.append(batch_first(hidden_states, members))
+            hidden_states = kept[0].transpose(0, 1)
+        layers = self.layers_in_order() if self.runs_layers_again else list(enumerate(self.layers))
+        for index, (number, layer) in enumerate(layers):
+            only_first = first_token_only and index == len(layers) - 1
+            if not returns_states:
                 hidden_states = layer(hidden_states, mask, only_first, *positions, **kwargs)
-        else:
-            hidden_states, all_states = self._all_hidden_states(hidden_states, mask, output_hidden_states, kwargs)
-        members = self.num_members
+                continue
+            # A layer reads the returned tensor (a trunk's the first member's part), so that gradients can be asked of it.
+            states = layer(hidden_states[: self.config.members_in(number)], mask, False, *positions, **kwargs)
+            states = batch_first(states, members)
+            kept.append(states if returns_all or index in output_hidden_states else None)
+            hidden_states = states.transpose(0, 1)
         if self.last_norm is not None:
             hidden_states = getattr(self, self.last_norm)(hidden_states)
-            if self.last_hidden_state_is_normed and all_states and all_states[-1] is not None:
-                # Pool from the returned tensor, so that its gradients are right.
-                normed = batch_first(hidden_states, members)
-                all_states, hidden_states = (*all_states[:-1], normed), normed.transpose(0, 1)
-        pooled = self.pool(hidden_states, **inputs)
+            if self.last_hidden_state_is_normed and kept and kept[-1] is not None:
+                kept[-1] = batch_first(hidden_states, members)
+                hidden_states = kept[-1].transpose(0, 1)  # pooled from the returned tensor, too
+        pooled = self.pool(hidden_states, **inputs) if self.has_pooling else None
         return HydraModelOutput(
             last_hidden_state=None if members_only else mean_of_members(hidden_states),
             pooler_output=None if members_only or pooled is None else mean_of_members(pooled),
             member_last_hidden_state=hidden_states.expand(members, -1, -1, -1).transpose(0, 1),
             member_pooler_output=None if pooled is None else batch_first(pooled, members),
-            hidden_states=all_states,
+            hidden_states=tuple(kept) if returns_states else None,
         )
-
-    def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor | None:
-        pooler = getattr(self, "pooler", None)
-        return None if pooler is None else pooler(hidden_states)
-
-    def _all_hidden_states(self, states, mask, output_hidden_states: bool | Collection[int], kwargs: dict):
-        """The layers one by one, with the states between them as (batch, members, tokens, hidden). Each layer reads the
-        returned tensor (a trunk's the first member's part), so that gradients can be asked of it."""
-        kept, members, positions = [], self.num_members, kwargs.pop("positions", ())
-        for index, (number, layer) in enumerate(self.layers_in_order()):
-            if index == 0 and output_hidden_states is True:
-                kept.append(batch_first(states, members))
-                states = kept[0].transpose(0, 1)
-            states = layer(states[: self.config.members_in(number)], mask, False, *positions, **kwargs)
-            states = batch_first(states, members)
-            kept.append(states if output_hidden_states is True or index in output_hidden_states else None)
-            states = states.transpose(0, 1)
-        return states, tuple(kept)
 
     def layers_in_order(self) -> list[tuple[int, HydraLayer]]:
         """Number and layer in the order in which they run: those that run several times do so in a row."""
@@ -677,15 +668,23 @@ class HydraClassifierOutput(ModelOutput):
 
 
 class HydraClassifierMixin:
-    """A head per member on a fused encoder: `logits` is the ensemble's answer, `member_logits` each member's."""
+    """A head per member on a fused encoder: `logits` is the ensemble's prediction, `member_logits` each member's.
 
+    A family names `encoder_class`, and where it differs from a ViT what is below. Another head than one map overrides
+    `add_head` and `prepare`.
+    """
+
+    encoder_class: type[nn.Module]
+    encoder_options: dict[str, bool] = {}  # of the encoder below the head
     # Whether the head reads the first token's state alone, so that the last layer need not compute the others.
     reads_first_token = True
     # Whether the head reads the states of every layer: by `encode_all_layers`, which the family then has.
     reads_all_layers = False
-    encoder_class: type[nn.Module]
-    encoder_options: dict[str, bool] = {}  # of the encoder below the head
     hidden_states_read = 1  # how many states side by side the head reads
+    head_dropout: tuple[
+        str, ...
+    ] = ()  # config fields; the first that is set says how much is dropped before the last map
+    last_map = "classifier"  # the module that gives the logits
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
@@ -696,69 +695,57 @@ class HydraClassifierMixin:
             )
         self.num_labels = config.num_labels
         setattr(self, self.base_model_prefix, self.encoder_class(config, **self.encoder_options))
+        self.dropout = None
         self.add_head(config)
         self.post_init()
 
     def add_head(self, config: PreTrainedConfig) -> None:
-        dropout, size = self.head_dropout(config), self.hidden_states_read * config.hidden_size
-        self.dropout = None if dropout is None else nn.Dropout(dropout)
-        self.classifier = GroupedLinear(size, [config.head_width] * config.num_members, self.has_head_bias(config))
-
-    def head_dropout(self, config: PreTrainedConfig) -> float | None:
-        """Before the map to the classes; None where the backbone has none."""
-        return None
+        if self.head_dropout:
+            values = (getattr(config, name, None) for name in self.head_dropout)
+            self.dropout = nn.Dropout(next((value for value in values if value is not None), 0.1))
+        size, widths = self.hidden_states_read * config.hidden_size, [config.head_width] * config.num_members
+        self.classifier = GroupedLinear(size, widths, self.has_head_bias(config))
 
     def has_head_bias(self, config: PreTrainedConfig) -> bool:
         return True
 
-    def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        """What the head reads: (members, batch, tokens or 1, hidden) and (members, batch, pooled) -> (members, batch,
+    def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        """What the last map reads: (members, batch, tokens or 1, hidden) and (members, batch, pooled) -> (members, batch,
         features)"""
-        return hidden_states[:, :, 0] if pooled is None else pooled
-
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        """(members, batch, features) -> (members, batch, classes)"""
-        return self.classifier(features if self.dropout is None else self.dropout(features))
-
-    def prepare(self, features: torch.Tensor) -> torch.Tensor:
-        """What the head's last map reads in inference: (members, batch, features) -> (members, batch, prepared)"""
-        return features
+        features = hidden_states[:, :, 0] if pooled is None else pooled
+        return features if self.dropout is None else self.dropout(features)
 
     def compute_loss(self, labels: torch.Tensor, member_logits: torch.Tensor, **kwargs) -> torch.Tensor:
         """The loss for labels (batch, ...) and logits (batch, members, ...), a scalar."""
         return ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
 
-    def decide(self, member_logits: torch.Tensor, prepared: torch.Tensor | None):
-        """What the calibrated model decides, `decision.DecisionOutput`; prepared: (batch, members, ...), where it reads features"""
-        return self.decision(member_logits, prepared)
-
     def encode_and_classify(self, inputs: dict, labels: torch.Tensor | None, **kwargs) -> HydraClassifierOutput:
-        """The forward of every classifier: the encoder, the members' heads, the loss, and the ensemble's answer."""
+        """The forward of every classifier: the encoder, the members' heads, the loss, and the ensemble's prediction."""
         options = {"first_token_only": self.reads_first_token, "members_only": True, "return_dict": True} | kwargs
         encoder = self.encode_all_layers if self.reads_all_layers else self.base_model
         outputs: HydraModelOutput = encoder(**inputs, **options)
         hidden_states, pooled = outputs.member_last_hidden_state, outputs.member_pooler_output
         hidden_states, pooled = hidden_states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1)
-        features = self.select_features(hidden_states, pooled)
-        member_logits, loss, variances, decided = self.classify(features).transpose(0, 1), None, None, {}
-        if self.config.aggregate is not None:
-            check_aggregate(self.config)  # it may be set on a loaded model
-        if labels is not None or self.config.problem_type is None:
-            set_problem_type(self.config)  # before Transformers' loss does, by the labels of a batch
+        prepared, config = self.prepare(hidden_states, pooled), self.config
+        member_logits = self.get_submodule(self.last_map)(prepared).transpose(0, 1)
+        loss, variances, decided = None, None, {}
+        if config.aggregate is not None:
+            check_aggregate(config)  # it may be set on a loaded model
+        if labels is not None or config.problem_type is None:
+            set_problem_type(config)  # before Transformers' loss does, by the labels of a batch
         if labels is not None:
             loss = self.compute_loss(labels, member_logits, **kwargs)
         if self.decision is not None:
             self.decision.watch(member_logits)
-        if self.config.predicts_variance:
+        if config.predicts_variance:
             member_logits, variances = regression.split_variances(member_logits)
         if self.decision is not None and self.is_calibrated:
-            prepared = self.prepare(features).transpose(0, 1) if self.decision.reads_features else None
             points = member_logits if variances is None else regression.mean_plus_minus_std(member_logits, variances)
-            decision = self.decide(points, prepared)
+            decision = self.decision(points, prepared.transpose(0, 1) if self.decision.reads_features else None)
             member_logits = decision.member_logits if variances is None else member_logits
             decided = decision.outputs()
-        logits = ensemble_logits(member_logits, self.config.problem_type, self.config.aggregate)
-        if loss is None and self.training and self.num_members > 1 and self.config.ensemble_loss == "members":
+        logits = ensemble_logits(member_logits, config.problem_type, config.aggregate)
+        if loss is None and self.training and self.num_members > 1 and config.ensemble_loss == "members":
             warn_if_loss_uses_ensemble_logits(logits, from_trainer="num_items_in_batch" in kwargs)
         states = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
         return HydraClassifierOutput(loss, logits, member_logits, member_variances=variances, **states, **decided)
@@ -821,32 +808,32 @@ def ensemble_logits(
         return regression.aggregated(member_logits, aggregate)
     if problem_type == "multi_label_classification" or member_logits.shape[-1] == 1:
         return logit_of_mean_probability(member_logits)
-    return log_mean_probability(member_logits)
+    dtype = torch.promote_types(member_logits.dtype, torch.float32)
+    return log_mean_of_exponentials(nn.functional.log_softmax(member_logits, dim=-1, dtype=dtype))
 
 
 def ensemble_loss(loss_function: Callable, labels: torch.Tensor, member_logits: torch.Tensor, config, **kwargs):
-    """The mean of the members' losses, or with `config.ensemble_loss == "ensemble"` the loss of the ensemble's answer.
+    """The mean of the members' losses, or with `config.ensemble_loss == "ensemble"` the loss of the ensemble's prediction.
 
     loss_function: `loss_function(labels, logits, config, **kwargs)`, as Transformers' models have it
     """
-    variances, points = None, member_logits
-    if getattr(config, "predicts_variance", False):
-        loss_function = regression.gaussian_loss
-        means, variances = regression.split_variances(member_logits)
+    points, has_variances = member_logits, getattr(config, "predicts_variance", False)
+    if has_variances:
+        loss_function, (means, variances) = regression.gaussian_loss, regression.split_variances(member_logits)
         points = regression.mean_plus_minus_std(means, variances)
-    check_labels(labels, member_logits if variances is None else means, config.problem_type)
+    check_labels(labels, means if has_variances else member_logits, config.problem_type)
     if config.ensemble_loss == "members":
         return mean_loss(loss_function, labels, member_logits.unbind(dim=1), config, **kwargs)
-    answer = ensemble_logits(points, config.problem_type, getattr(config, "aggregate", None))
-    if variances is not None:
-        answer = torch.cat([answer, regression.variance(points).log()], dim=-1)
-    return mean_loss(loss_function, labels, [answer], config, **kwargs)
+    logits = ensemble_logits(points, config.problem_type, getattr(config, "aggregate", None))
+    if has_variances:
+        logits = torch.cat([logits, regression.variance(points).log()], dim=-1)
+    return mean_loss(loss_function, labels, [logits], config, **kwargs)
 
 
-def mean_loss(loss_function: Callable, labels: torch.Tensor, answers: Sequence[torch.Tensor], config, **kwargs):
+def mean_loss(loss_function: Callable, labels: torch.Tensor, predictions: Sequence[torch.Tensor], config, **kwargs):
     """The mean of the losses of several logits (batch, classes). With `num_items_in_batch`, losses are sums divided by it:
     Transformers' function does that for one label of several only, and gives the mean of the batch otherwise."""
-    loss = torch.stack([loss_function(labels, logits, config, **kwargs) for logits in answers]).mean()
+    loss = torch.stack([loss_function(labels, logits, config, **kwargs) for logits in predictions]).mean()
     items = kwargs.get("num_items_in_batch")
     if items is None or config.problem_type == "single_label_classification":
         return loss
@@ -856,7 +843,7 @@ def mean_loss(loss_function: Callable, labels: torch.Tensor, answers: Sequence[t
 
 
 def check_labels(labels: torch.Tensor, member_logits: torch.Tensor, problem_type: str) -> None:
-    """Refuses labels of another kind than the config's problem type, for logits (batch, members, classes)."""
+    """Raises for labels of another kind than the config's problem type, for logits (batch, members, classes)."""
     batch, _, classes = member_logits.shape
     if problem_type == "single_label_classification":
         fits, wanted = labels.numel() == batch and not labels.is_floating_point(), "one class index per row"
@@ -877,8 +864,8 @@ def warn_if_loss_uses_ensemble_logits(
     wanted: str = "config.ensemble_loss is 'members', a loss for each member",
     otherwise: str = ", or set config.ensemble_loss to 'ensemble'",
 ) -> None:
-    """Notices in the backward pass a loss that was computed from the ensemble's logits although the members' losses are
-    configured. Trainer's label smoothing does that, and is stopped; other callers are warned."""
+    """Notices in the backward pass a loss of the ensemble's logits although the members' losses are configured. Trainer's label
+    smoothing computes one, and is stopped; other callers are warned."""
     if not logits.requires_grad or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return
 
@@ -887,8 +874,7 @@ def warn_if_loss_uses_ensemble_logits(
             return  # DDP passes nothing, or zeros, to outputs that no loss was computed from
         message = (
             f"the loss is computed from the ensemble's logits, but {wanted}: compute it from member_logits (for "
-            "label_smoothing_factor use HydraTrainer of hydra_transformers.training in place of Trainer)"
-            f"{otherwise}"
+            f"label_smoothing_factor use HydraTrainer of hydra_transformers.training in place of Trainer){otherwise}"
         )
         if from_trainer:
             raise RuntimeError(message)

@@ -1,8 +1,9 @@
 """HydraAST: M head-pruned audio spectrogram transformers as one network."""
 
+from functools import partial
+
 import torch
 from torch import nn
-from transformers import ASTForAudioClassification, ASTModel
 from transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogram_transformer import (
     ASTEmbeddings,
     ASTPreTrainedModel,
@@ -10,7 +11,7 @@ from transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogra
 
 from .audio import HydraAudioClassifierMixin, HydraAudioEncoderMixin
 from .configuration_hydra_ast import HydraASTConfig
-from .modeling_hydra import GroupedLinear, hydra_layers, shared_norm, shared_or_per_member
+from .modeling_hydra import GroupedLinear, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
 
 
@@ -29,43 +30,50 @@ class HydraASTPreTrainedModel(HydraModelMixin, ASTPreTrainedModel):
 
 
 class HydraASTModel(HydraAudioEncoderMixin, HydraASTPreTrainedModel):
-    backbone_classes = (ASTModel,)
+    embeddings_class = ASTEmbeddings
     last_norm = "layernorm"
 
-    def __init__(self, config: HydraASTConfig):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: ASTEmbeddings(config))
-        self.layers = hydra_layers(config)
-        self.layernorm = shared_norm(config)
-        self.post_init()
+    def get_input_embeddings(self) -> nn.Module:
+        """The patch embeddings; those of the first member where members do not share them."""
+        return self.first_embeddings().patch_embeddings
+
+    def embed_inputs(self, input_values: torch.Tensor, attention_mask: torch.Tensor | None = None):
+        frames, mel_bins = self.config.max_length, self.config.num_mel_bins
+        if self._patches(*input_values.shape[1:]) != self._patches(frames, mel_bins):
+            raise ValueError(
+                f"input_values has {input_values.shape[1]} frames of {input_values.shape[2]} mel bins, the model reads {frames} "
+                f"of {mel_bins}: give the feature extractor max_length={frames} and num_mel_bins={mel_bins}"
+            )
+        input_values = input_values.to(self.get_input_embeddings().projection.weight.dtype)
+        return super().embed_inputs(attention_mask, input_values=input_values)
+
+    def _patches(self, frames: int, mel_bins: int) -> tuple[int, int]:
+        """How many patches a spectrogram has along its time and along its frequencies."""
+        size, config = self.config.patch_size, self.config
+        return (frames - size) // config.time_stride, (mel_bins - size) // config.frequency_stride
 
     def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:
         return hidden_states[:, :, :2].mean(dim=2)  # of the [CLS] and the distillation token
 
 
 class NormedHead(nn.Module):
-    """A LayerNorm and a map per member: (members, batch, hidden) -> (members, batch, classes)."""
+    """A LayerNorm and a map per member."""
 
     def __init__(self, config: HydraASTConfig):
         super().__init__()
         # A head belongs to its member as a whole, whatever else members share.
-        self.layernorm = shared_or_per_member(
-            config, "classifier", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        )
+        norm = partial(nn.LayerNorm, config.hidden_size, eps=config.layer_norm_eps)
+        self.layernorm = shared_or_per_member(config, "classifier", norm)
         self.out_proj = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.out_proj(self.layernorm(features))
 
 
 class HydraASTForAudioClassification(HydraAudioClassifierMixin, HydraASTPreTrainedModel):
-    backbone_classes = (ASTForAudioClassification,)
-    reads_first_token = False
-
     encoder_class = HydraASTModel
+    reads_first_token = False
+    last_map = "classifier.out_proj"
 
     def add_head(self, config: HydraASTConfig) -> None:
-        self.dropout, self.classifier = None, NormedHead(config)
+        self.classifier = NormedHead(config)
 
-    def prepare(self, features: torch.Tensor) -> torch.Tensor:
-        return self.classifier.layernorm(features)
+    def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+        return self.classifier.layernorm(pooled)

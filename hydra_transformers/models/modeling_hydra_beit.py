@@ -6,15 +6,15 @@ rows go with their heads, or from one table for all layers, which counts as embe
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import nn
-from transformers import BeitForImageClassification, BeitModel
 from transformers.models.beit.modeling_beit import BeitEmbeddings, BeitPreTrainedModel
 
 from .configuration_hydra_beit import HydraBeitConfig
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, PatchProductMixin
-from .modeling_hydra import Grouped, Norm, embed, hydra_layers, shared_norm, shared_or_per_member
+from .modeling_hydra import Grouped, Norm, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
 from .relative_attention import HydraTableBiasAttention
 
@@ -108,11 +108,11 @@ def numbers_of_distances(side: int, device: torch.device) -> torch.Tensor:
 
 
 class HydraBeitPooler(nn.Module):
-    """The mean of the patches, or the first token's state: (members, batch, tokens, hidden) -> (members, batch, hidden)."""
+    """The mean of the patches, normed, or the first token's state: (members, batch, tokens, hidden) -> (members, batch, hidden)."""
 
-    def __init__(self, config: HydraBeitConfig):
+    def __init__(self, layernorm: nn.Module | None):
         super().__init__()
-        self.layernorm = shared_norm(config) if config.use_mean_pooling else None
+        self.layernorm = layernorm
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if self.layernorm is None:
@@ -121,45 +121,38 @@ class HydraBeitPooler(nn.Module):
 
 
 class HydraBeitModel(HydraImageEncoderMixin, HydraBeitPreTrainedModel):
-    backbone_classes = (BeitModel,)
+    embeddings_class = HydraBeitEmbeddings
+    attention_class = HydraBeitAttention
 
-    def __init__(self, config: HydraBeitConfig, add_pooling_layer: bool | None = None):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraBeitEmbeddings(config))
+    def add_positions(self, config: HydraBeitConfig) -> None:
+        self.last_norm = None if config.use_mean_pooling else "layernorm"  # the mean is normed instead
         self.relative_attention_bias = None
         if config.use_shared_relative_position_bias:
             self.relative_attention_bias = shared_or_per_member(
                 config, "embeddings", lambda: SharedPositionBias(config)
             )
-        self.layers = hydra_layers(config, attention_class=HydraBeitAttention)
-        if not config.use_mean_pooling:  # which norms the mean instead
-            self.layernorm, self.last_norm = shared_norm(config), "layernorm"
-        has_pooler = config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer
-        self.pooler = HydraBeitPooler(config) if has_pooler else None
-        self.post_init()
 
-    def embed_inputs(
-        self, pixel_values: torch.Tensor | None = None, interpolate_pos_encoding: bool | None = None, **others
-    ):
-        hidden_states, mask, layer_kwargs = super().embed_inputs(pixel_values, **others)
-        side = self.config.patches_per_side
-        if self.config.use_relative_position_bias or self.config.use_shared_relative_position_bias:
-            patch = self.config.patch_size
+    def add_pooling(self, config: HydraBeitConfig) -> None:
+        norm = partial(self.make_norm(config), config.hidden_size)
+        layernorm = shared_or_per_member(config, "layernorm", norm) if config.use_mean_pooling else None
+        self.pooler = HydraBeitPooler(layernorm)
+
+    def embed_inputs(self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool | None = None, **inputs):
+        hidden_states, mask, layer_kwargs = super().embed_inputs(pixel_values=pixel_values, **inputs)
+        config, side, patch = self.config, self.config.patches_per_side, self.config.patch_size
+        if config.use_relative_position_bias or config.use_shared_relative_position_bias:
             patches = zip(pixel_values.shape[2:], (patch, patch) if isinstance(patch, int) else patch, strict=True)
             if any(size // length != side for size, length in patches):
                 raise ValueError(
                     f"pixel_values are {pixel_values.shape[2]} x {pixel_values.shape[3]}: the model knows the distances of "
-                    f"{side} x {side} patches, pass images of size {self.config.image_size}"
+                    f"{side} x {side} patches, pass images of size {config.image_size}"
                 )
-            distances = numbers_of_distances(side, hidden_states.device)
-            layer_kwargs["positions"] = (distances,)
-            if self.relative_attention_bias is not None:
-                layer_kwargs["positions"] = (distances, embed(self.relative_attention_bias, distances).unsqueeze(1))
+            distances, shared = numbers_of_distances(side, hidden_states.device), self.relative_attention_bias
+            layer_kwargs["positions"] = (distances,) if shared is None else (distances, shared(distances))
         return hidden_states, mask, layer_kwargs
 
 
 class HydraBeitForImageClassification(HydraImageClassifierMixin, HydraBeitPreTrainedModel):
-    backbone_classes = (BeitForImageClassification,)
     encoder_class = HydraBeitModel
     encoder_options = {"add_pooling_layer": True}
 

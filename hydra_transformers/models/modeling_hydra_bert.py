@@ -14,13 +14,8 @@ from transformers.models.electra.modeling_electra import ElectraEmbeddings, Elec
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings, RobertaPreTrainedModel
 
 from .configuration_hydra_bert import HydraAlbertConfig, HydraBertConfig, HydraElectraConfig, HydraRobertaConfig
-from .modeling_hydra import GroupedPooler, hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
-from .texts import (
-    HydraTwoMapTextClassifierMixin,
-    HydraTypedTextClassifierMixin,
-    HydraTypedTextEncoderMixin,
-)
+from .texts import HydraTwoMapTextClassifierMixin, HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
 from .tokens import HydraTokenClassifierMixin
 
 
@@ -39,39 +34,19 @@ class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
     )
 
 
-class BertEncoderMixin(HydraTypedTextEncoderMixin):
-    """Embeddings, layers and perhaps a pooler: BERT's, and of those that are made like it."""
-
-    embeddings_class: type
-
-    def __init__(self, config: HydraBertConfig, add_pooling_layer: bool | None = None):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: self.embeddings_class(config))
-        self.layers = hydra_layers(config)
-        self.pooler = None
-        if config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer:
-            self.pooler = GroupedPooler(config.hidden_size, config.hidden_size, config.num_members, nn.Tanh())
-        self.post_init()
-
-
-class HydraBertModel(BertEncoderMixin, HydraBertPreTrainedModel):
-    backbone_classes = (transformers.BertModel,)
+class HydraBertModel(HydraTypedTextEncoderMixin, HydraBertPreTrainedModel):
     embeddings_class = BertEmbeddings
 
 
 class HydraBertForSequenceClassification(HydraTypedTextClassifierMixin, HydraBertPreTrainedModel):
-    backbone_classes = (transformers.BertForSequenceClassification,)
     encoder_class = HydraBertModel
     encoder_options = {"add_pooling_layer": True}
-
-    def head_dropout(self, config: HydraBertConfig) -> float:
-        return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+    head_dropout = ("classifier_dropout", "hidden_dropout_prob")
 
 
 class HydraBertForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraBertPreTrainedModel
 ):
-    backbone_classes = (transformers.BertForTokenClassification,)
     encoder_class = HydraBertModel
 
 
@@ -84,7 +59,7 @@ class HydraRobertaPreTrainedModel(HydraModelMixin, RobertaPreTrainedModel):
     backbone_rules = HydraBertPreTrainedModel.backbone_rules
 
 
-class HydraRobertaModel(BertEncoderMixin, HydraRobertaPreTrainedModel):
+class HydraRobertaModel(HydraTypedTextEncoderMixin, HydraRobertaPreTrainedModel):
     backbone_classes = (transformers.RobertaModel, transformers.XLMRobertaModel, transformers.CamembertModel)
     embeddings_class = RobertaEmbeddings
 
@@ -122,30 +97,27 @@ class HydraElectraPreTrainedModel(HydraModelMixin, ElectraPreTrainedModel):
     )
 
 
-class HydraElectraEmbeddings(ElectraEmbeddings):
-    """ELECTRA's embeddings, and the map to the width of the layers where that is another."""
+class ProjectedEmbeddingsMixin:
+    """A backbone's embeddings, and the map to the width of the layers; ELECTRA has one only where that is another."""
 
-    def __init__(self, config: HydraElectraConfig):
+    def __init__(self, config: HydraElectraConfig | HydraAlbertConfig):
         super().__init__(config)
-        has_projection = config.embedding_size != config.hidden_size
+        has_projection = config.embedding_size != config.hidden_size or isinstance(config, HydraAlbertConfig)
         self.projection = nn.Linear(config.embedding_size, config.hidden_size) if has_projection else nn.Identity()
 
     def forward(self, *args, **kwargs) -> torch.Tensor:
         return self.projection(super().forward(*args, **kwargs))
 
 
-class HydraElectraModel(HydraTypedTextEncoderMixin, HydraElectraPreTrainedModel):
-    backbone_classes = (transformers.ElectraModel,)
+class HydraElectraEmbeddings(ProjectedEmbeddingsMixin, ElectraEmbeddings):
+    pass
 
-    def __init__(self, config: HydraElectraConfig):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraElectraEmbeddings(config))
-        self.layers = hydra_layers(config)
-        self.post_init()
+
+class HydraElectraModel(HydraTypedTextEncoderMixin, HydraElectraPreTrainedModel):
+    embeddings_class = HydraElectraEmbeddings
 
 
 class HydraElectraForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraElectraPreTrainedModel):
-    backbone_classes = (transformers.ElectraForSequenceClassification,)
     encoder_class = HydraElectraModel
     head_activation = nn.GELU
 
@@ -153,7 +125,6 @@ class HydraElectraForSequenceClassification(HydraTwoMapTextClassifierMixin, Hydr
 class HydraElectraForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraElectraPreTrainedModel
 ):
-    backbone_classes = (transformers.ElectraForTokenClassification,)
     encoder_class = HydraElectraModel
 
 
@@ -178,34 +149,22 @@ class HydraAlbertPreTrainedModel(HydraModelMixin, AlbertPreTrainedModel):
     )
 
 
-class HydraAlbertEmbeddings(AlbertEmbeddings):
-    """ALBERT's embeddings and the map to the width of the layers."""
-
-    def __init__(self, config: HydraAlbertConfig):
-        super().__init__(config)
-        self.projection = nn.Linear(config.embedding_size, config.hidden_size)
-
-    def forward(self, *args, **kwargs) -> torch.Tensor:
-        return self.projection(super().forward(*args, **kwargs))
+class HydraAlbertEmbeddings(ProjectedEmbeddingsMixin, AlbertEmbeddings):
+    pass
 
 
-class HydraAlbertModel(BertEncoderMixin, HydraAlbertPreTrainedModel):
-    backbone_classes = (transformers.AlbertModel,)
+class HydraAlbertModel(HydraTypedTextEncoderMixin, HydraAlbertPreTrainedModel):
     embeddings_class = HydraAlbertEmbeddings
     runs_layers_again = True
 
 
 class HydraAlbertForSequenceClassification(HydraTypedTextClassifierMixin, HydraAlbertPreTrainedModel):
-    backbone_classes = (transformers.AlbertForSequenceClassification,)
     encoder_class = HydraAlbertModel
     encoder_options = {"add_pooling_layer": True}
-
-    def head_dropout(self, config: HydraAlbertConfig) -> float:
-        return config.classifier_dropout_prob
+    head_dropout = ("classifier_dropout_prob",)
 
 
 class HydraAlbertForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraAlbertPreTrainedModel
 ):
-    backbone_classes = (transformers.AlbertForTokenClassification,)
     encoder_class = HydraAlbertModel

@@ -10,20 +10,11 @@ from functools import reduce
 
 import torch
 from torch import nn
-from transformers import DebertaV2ForSequenceClassification, DebertaV2ForTokenClassification, DebertaV2Model
 from transformers.activations import ACT2FN
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Embeddings, DebertaV2PreTrainedModel
 
 from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
-from .modeling_hydra import (
-    GroupedLinear,
-    Norm,
-    embed,
-    hydra_layers,
-    is_exporting,
-    members_mask,
-    shared_or_per_member,
-)
+from .modeling_hydra import GroupedLinear, Norm, is_exporting, members_mask, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
 from .relative_attention import HydraBiasAttention
 from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
@@ -102,14 +93,17 @@ def rows_of_distances(tokens: int, config: HydraDebertaV2Config) -> slice:
 class HydraDebertaV2Attention(HydraBiasAttention):
     """Queries are compared with the keys of distances, and keys with the queries of distances (`config.terms`).
 
-    positions: the embeddings of distances, (members or 1, distances, hidden), and the number of the distance between each
-        query and key, (tokens, tokens)
+    positions: which tokens are not padding, (batch, tokens), or None; the embeddings of distances, (members or 1, distances,
+        hidden), and the number of the distance between each query and key, (tokens, tokens), where there are terms
     """
 
     def __init__(self, config: HydraDebertaV2Config, layer: int, norm: Norm):
         super().__init__(config, layer, norm)
+        # Each term adds to the scores' variance. The root is that of a float32, whatever the model's dtype.
+        variance = torch.tensor((1 + len(config.terms)) * self.head_dim, device="cpu")
+        self.scaling = 1 / variance.float().sqrt().item()
         self.terms = config.terms if config.relative_attention else ()
-        self.adds_bias, self.position_dropout = bool(self.terms), config.hidden_dropout_prob
+        self.position_dropout = config.hidden_dropout_prob
         if not config.share_att_key:  # otherwise distances pass the maps of the tokens
             for term in self.terms:
                 setattr(self, POSITION_MAPS[term], GroupedLinear(config.hidden_size, self.widths))
@@ -117,14 +111,33 @@ class HydraDebertaV2Attention(HydraBiasAttention):
     def rows_per_head(self) -> dict[str, int]:
         return {name: self.head_dim for name in POSITION_MAPS.values() if hasattr(self, name)}
 
-    def bias(
+    def place(
         self,
-        hidden_states: torch.Tensor,
         query: torch.Tensor,
         key: torch.Tensor,
-        embeddings: torch.Tensor,
-        distances: torch.Tensor,
+        value: torch.Tensor,
+        on_batch_axis: bool,
+        is_text=None,
+        *positions,
+    ) -> tuple[torch.Tensor, ...]:
+        return self.without_padding(query, is_text), key, value
+
+    def without_padding(self, states: torch.Tensor, is_text: torch.Tensor | None) -> torch.Tensor:
+        """Queries or scores (rows, heads, query tokens, ...) with zeros for padding, which sees all tokens alike, whatever they
+        are; rows are a multiple of the batch."""
+        if is_text is None:
+            return states
+        is_padding = ~is_text[:, None, : states.shape[2], None]
+        if not is_exporting() and len(is_padding) != len(states):  # no size may decide on an exported graph
+            is_padding = is_padding.repeat(len(states) // len(is_padding), 1, 1, 1)
+        return states.masked_fill(is_padding, 0)
+
+    def bias(
+        self, hidden_states: torch.Tensor, query: torch.Tensor, key: torch.Tensor, is_text=None, *positions
     ) -> torch.Tensor:
+        if not self.terms:
+            return query.new_zeros(1, 1, query.shape[2], key.shape[2])
+        embeddings, distances = positions
         distances = distances[: query.shape[2]]  # the first token's alone, where only it is computed
         if self.training and self.position_dropout:
             by_member = embeddings.expand(self.num_members, -1, -1)
@@ -136,7 +149,7 @@ class HydraDebertaV2Attention(HydraBiasAttention):
             scores = torch.matmul(states, self._heads_of_distances(term, embeddings).transpose(1, 2))
             picked = scores.gather(-1, numbers.expand(*scores.shape[:2], -1, -1))
             terms.append(picked if term == "c2p" else picked.transpose(2, 3))
-        return reduce(torch.add, terms) * self.scaling
+        return self.without_padding(reduce(torch.add, terms) * self.scaling, is_text)
 
     def _heads_of_distances(self, term: str, embeddings: torch.Tensor) -> torch.Tensor:
         """Keys ("c2p") or queries ("p2c") of the distances: (heads of all members, distances, head_dim)"""
@@ -151,44 +164,34 @@ class HydraDebertaV2Attention(HydraBiasAttention):
 
 
 class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedModel):
-    backbone_classes = (DebertaV2Model,)
+    embeddings_class = DebertaV2Embeddings
+    attention_class = HydraDebertaV2Attention
 
-    def __init__(self, config: HydraDebertaV2Config):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: DebertaV2Embeddings(config))
+    def add_positions(self, config: HydraDebertaV2Config) -> None:
         self.distance_embeddings = None
         if config.relative_attention:
             self.distance_embeddings = shared_or_per_member(config, "embeddings", lambda: DistanceEmbeddings(config))
-        self.layers = hydra_layers(config, attention_class=HydraDebertaV2Attention)
-        self.post_init()
 
     def embed_inputs(self, attention_mask: torch.Tensor | None = None, **inputs):
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError(
                 f"attention_mask has {attention_mask.dim()} axes: DeBERTa also masks its embeddings, pass (batch, tokens)"
             )
-        hidden_states, _, layer_kwargs = super().embed_inputs(mask=attention_mask, **inputs)
+        hidden_states, mask, layer_kwargs = super().embed_inputs(mask=attention_mask, **inputs)
+        is_text = None if attention_mask is None else attention_mask.bool()
+        if is_text is not None:  # padding itself sees everything, as in DeBERTa
+            mask = (is_text[:, None, :] | ~is_text[:, :, None]).unsqueeze(1)
+            mask = members_mask(mask, hidden_states.shape[1], self.config.num_members)
+        positions = (is_text,)
         if self.config.relative_attention and self.config.terms:
-            tokens, embeddings = hidden_states.shape[2], embed(self.distance_embeddings)
+            tokens, embeddings = hidden_states.shape[2], self.distance_embeddings()
+            embeddings = embeddings.view(-1, *embeddings.shape[-2:])
             distances = numbers_of_distances(tokens, self.config, hidden_states.device)
             if not (torch.compiler.is_compiling() or is_exporting()):  # whose graphs serve texts of every length
                 rows = rows_of_distances(tokens, self.config)
                 embeddings, distances = embeddings[:, rows], distances - rows.start
-            layer_kwargs["positions"] = (embeddings, distances)
-        return hidden_states, self._mask_of_pairs(attention_mask, hidden_states), layer_kwargs
-
-    def _mask_of_pairs(self, attention_mask: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Hides padding, which itself sees everything, as in DeBERTa: (members * batch, 1, tokens, tokens), to be added."""
-        if attention_mask is None:
-            return None
-        is_text = attention_mask.bool()
-        is_seen = (is_text[:, None, :] & is_text[:, :, None]).unsqueeze(1)
-        device = hidden_states.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
-        # Half of the smallest number: the sum with a score is no infinity, which would make rows of padding NaN.
-        hidden = torch.finfo(dtype).min / 2
-        mask = torch.zeros_like(is_seen, dtype=hidden_states.dtype).masked_fill(~is_seen, hidden)
-        return members_mask(mask, hidden_states.shape[1], self.config.num_members)
+            positions = (is_text, embeddings, distances)
+        return hidden_states, mask, layer_kwargs | {"positions": positions}
 
 
 class GroupedContextPooler(nn.Module):
@@ -206,25 +209,18 @@ class GroupedContextPooler(nn.Module):
 
 
 class HydraDebertaV2ForSequenceClassification(HydraTypedTextClassifierMixin, HydraDebertaV2PreTrainedModel):
-    backbone_classes = (DebertaV2ForSequenceClassification,)
     encoder_class = HydraDebertaV2Model
+    head_dropout = ("cls_dropout", "hidden_dropout_prob")
 
     def add_head(self, config: HydraDebertaV2Config) -> None:
         self.pooler = GroupedContextPooler(config)
         super().add_head(config)
 
-    def head_dropout(self, config: HydraDebertaV2Config) -> float:
-        return config.hidden_dropout_prob if config.cls_dropout is None else config.cls_dropout
-
-    def prepare(self, features: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.pooler(features))
-
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.prepare(features))
+    def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        return self.dropout(self.pooler(hidden_states[:, :, 0]))
 
 
 class HydraDebertaV2ForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraDebertaV2PreTrainedModel
 ):
-    backbone_classes = (DebertaV2ForTokenClassification,)
     encoder_class = HydraDebertaV2Model

@@ -2,11 +2,9 @@
 classification of texts and tokens: rotary positions, a causal mask, the last token read.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
-import transformers
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
@@ -30,8 +28,7 @@ from .modeling_hydra import (
     HydraModelOutput,
     Norm,
     PerMember,
-    hydra_layers,
-    members_mask,
+    encoder_mask,
     shared_or_per_member,
 )
 from .pretrained import HydraModelMixin, Rule, attention_rules
@@ -91,35 +88,18 @@ class HydraDecoderAttention(HydraRotaryAttention):
     """With grouped queries: heads are query heads; a head of keys and values stays as long as a query head reads it, and is
     computed once."""
 
-    @property
-    def queries_per_key(self) -> int:
-        return self.config.queries_per_key
-
     def set_kept_heads(self, kept_heads: list[list[int]]) -> None:
         super().set_kept_heads(kept_heads)
         # How many query heads read each head of keys and values, of every member.
-        self.queries_per_kv_head = [queries_per_kv_head(heads, self.queries_per_key) for heads in kept_heads]
+        self.queries_per_kv_head = [queries_per_kv_head(heads, self.config.queries_per_key) for heads in kept_heads]
         self.fits_batch_axis = all(counts == self.queries_per_kv_head[0] for counts in self.queries_per_kv_head)
 
     def qkv_widths(self) -> list[int]:
         return [self.head_dim * (sum(counts) + 2 * len(counts)) for counts in self.queries_per_kv_head]
 
-    def project(self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool) -> list[tuple]:
-        """Of key and value each head once, however many queries read it."""
-        if first_token_only or self.queries_per_key == 1:
-            return super().project(hidden_states, first_token_only, on_batch_axis)
-        projected = self.qkv_proj(hidden_states)
-        if on_batch_axis:
-            query, others = projected[..., : self.widths[0]], projected[..., self.widths[0] :]
-        else:
-            by_member = list(zip(projected, filter(None, self.widths), strict=True))
-            query = [states[..., :width] for states, width in by_member]
-            others = [states[..., width:] for states, width in by_member]
-        return [(query, 1), (others, 2)]
-
     def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, on_batch_axis: bool, *positions):
         query, key, value = super().place(query, key, value, on_batch_axis, *positions)
-        if self.queries_per_key > 1:
+        if self.config.queries_per_key > 1:
             counts = self.queries_per_kv_head
             counts = counts[0] if on_batch_axis else [count for of_member in counts for count in of_member]
             key, value = for_each_query(key, counts), for_each_query(value, counts)
@@ -166,37 +146,34 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
     embedding_class: type[nn.Embedding] = nn.Embedding
     norm_class: type[nn.Module] = LlamaRMSNorm
     rotary_class: type[nn.Module] = HydraRotaryEmbedding
-    attention_class: type[HydraDecoderAttention] = HydraDecoderAttention
-    layer_class: type[HydraLayer] = HydraLayer
+    attention_class: type[HydraAttention] = HydraDecoderAttention
     last_norm = "norm"
     last_hidden_state_is_normed = True
     pools_last_token = True
 
-    def __init__(self, config: PreTrainedConfig):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(
-            config, "embeddings", lambda: HydraDecoderEmbeddings(config, self.embedding_class)
-        )
-        norm = partial(self.norm_class, eps=config.rms_norm_eps)
-        self.layers = hydra_layers(config, norm, self.attention_class, self.layer_class)
-        self.norm = shared_or_per_member(config, "layernorm", partial(norm, config.hidden_size))
+    def embeddings_class(self, config: PreTrainedConfig) -> HydraDecoderEmbeddings:
+        return HydraDecoderEmbeddings(config, self.embedding_class)
+
+    def make_norm(self, config: PreTrainedConfig) -> Norm:
+        return partial(self.norm_class, eps=config.rms_norm_eps)
+
+    def add_positions(self, config: PreTrainedConfig) -> None:
         self.rotary_emb = self.rotary_class(config)
-        self.post_init()
 
     def embed_inputs(
         self,
-        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        **inputs,
     ):
-        hidden_states = self.embed_words(input_ids, inputs_embeds)
+        hidden_states, _, _ = super().embed_inputs(**inputs)
         has_texts_in_a_row = not (self.config.use_cache if use_cache is None else use_cache)
-        places = position_ids if has_texts_in_a_row else None
-        mask = self._causal_mask(create_causal_mask, hidden_states, attention_mask, places)
+        options = {"past_key_values": None, "position_ids": position_ids if has_texts_in_a_row else None}
+        mask = encoder_mask(self.config, hidden_states, attention_mask, create_causal_mask, **options)
         if self.config.attention_window is not None and "sliding_attention" in self.config.layer_types:
-            window = self._causal_mask(create_sliding_window_causal_mask, hidden_states, attention_mask, places)
+            create = create_sliding_window_causal_mask
+            window = encoder_mask(self.config, hidden_states, attention_mask, create, **options)
             mask = {"full_attention": mask, "sliding_attention": window}
         if position_ids is None:
             position_ids = torch.arange(hidden_states.shape[2], device=hidden_states.device).unsqueeze(0)
@@ -210,16 +187,6 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
     ) -> RotaryTables | dict[str, RotaryTables]:
         """For all layers, or by `config.layer_types`."""
         return self.rotary_emb(hidden_states, position_ids)
-
-    def _causal_mask(self, create: Callable, hidden_states, attention_mask, position_ids: torch.Tensor | None):
-        mask = create(
-            config=self.config,
-            inputs_embeds=hidden_states[0],
-            attention_mask=attention_mask,
-            past_key_values=None,
-            position_ids=position_ids,
-        )
-        return members_mask(mask, hidden_states.shape[1], self.num_members)
 
     def pool(
         self,
@@ -250,13 +217,17 @@ class HydraDecoderClassifierMixin(HydraTextClassifierMixin):
     def has_head_bias(self, config: PreTrainedConfig) -> bool:
         return False
 
-    def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+    def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         if pooled is None:
             raise ValueError(
                 f"config.pad_token_id is None, and the batch has {hidden_states.shape[1]} texts: set it to the token that pads them, "
                 "by which the last token of each is found"
             )
         return pooled
+
+
+class HydraDecoderTokenClassifierMixin(HydraTokenClassifierMixin, HydraTextClassifierMixin):
+    pass
 
 
 class HydraDecoderBase:
@@ -274,16 +245,14 @@ class HydraLlamaPreTrainedModel(HydraDecoderBase, HydraModelMixin, LlamaPreTrain
 
 
 class HydraLlamaModel(HydraDecoderMixin, HydraLlamaPreTrainedModel):
-    backbone_classes = (transformers.LlamaModel,)
+    pass
 
 
 class HydraLlamaForSequenceClassification(HydraDecoderClassifierMixin, HydraLlamaPreTrainedModel):
-    backbone_classes = (transformers.LlamaForSequenceClassification,)
     encoder_class = HydraLlamaModel
 
 
-class HydraLlamaForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraLlamaPreTrainedModel):
-    backbone_classes = (transformers.LlamaForTokenClassification,)
+class HydraLlamaForTokenClassification(HydraDecoderTokenClassifierMixin, HydraLlamaPreTrainedModel):
     encoder_class = HydraLlamaModel
 
 
@@ -294,16 +263,14 @@ class HydraQwen2PreTrainedModel(HydraDecoderBase, HydraModelMixin, Qwen2PreTrain
 
 
 class HydraQwen2Model(HydraDecoderMixin, HydraQwen2PreTrainedModel):
-    backbone_classes = (transformers.Qwen2Model,)
+    pass
 
 
 class HydraQwen2ForSequenceClassification(HydraDecoderClassifierMixin, HydraQwen2PreTrainedModel):
-    backbone_classes = (transformers.Qwen2ForSequenceClassification,)
     encoder_class = HydraQwen2Model
 
 
-class HydraQwen2ForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraQwen2PreTrainedModel):
-    backbone_classes = (transformers.Qwen2ForTokenClassification,)
+class HydraQwen2ForTokenClassification(HydraDecoderTokenClassifierMixin, HydraQwen2PreTrainedModel):
     encoder_class = HydraQwen2Model
 
 
@@ -314,17 +281,14 @@ class HydraQwen3PreTrainedModel(HydraDecoderBase, HydraModelMixin, Qwen3PreTrain
 
 
 class HydraQwen3Model(HydraDecoderMixin, HydraQwen3PreTrainedModel):
-    backbone_classes = (transformers.Qwen3Model,)
     attention_class = HydraNormedDecoderAttention
 
 
 class HydraQwen3ForSequenceClassification(HydraDecoderClassifierMixin, HydraQwen3PreTrainedModel):
-    backbone_classes = (transformers.Qwen3ForSequenceClassification,)
     encoder_class = HydraQwen3Model
 
 
-class HydraQwen3ForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraQwen3PreTrainedModel):
-    backbone_classes = (transformers.Qwen3ForTokenClassification,)
+class HydraQwen3ForTokenClassification(HydraDecoderTokenClassifierMixin, HydraQwen3PreTrainedModel):
     encoder_class = HydraQwen3Model
 
 
@@ -335,18 +299,15 @@ class HydraGemmaPreTrainedModel(HydraDecoderBase, HydraModelMixin, GemmaPreTrain
 
 
 class HydraGemmaModel(HydraDecoderMixin, HydraGemmaPreTrainedModel):
-    backbone_classes = (transformers.GemmaModel,)
     embedding_class = HydraScaledEmbedding
     norm_class = GemmaRMSNorm
 
 
 class HydraGemmaForSequenceClassification(HydraDecoderClassifierMixin, HydraGemmaPreTrainedModel):
-    backbone_classes = (transformers.GemmaForSequenceClassification,)
     encoder_class = HydraGemmaModel
 
 
-class HydraGemmaForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraGemmaPreTrainedModel):
-    backbone_classes = (transformers.GemmaForTokenClassification,)
+class HydraGemmaForTokenClassification(HydraDecoderTokenClassifierMixin, HydraGemmaPreTrainedModel):
     encoder_class = HydraGemmaModel
 
 
@@ -378,16 +339,21 @@ class HydraGemma3Layer(HydraLayer):
         return hidden_states + self.mlp_branch_norm(self.mlp(self.mlp_norm(hidden_states)))
 
 
+class HydraGemma3Attention(HydraNormedDecoderAttention):
+    def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm):
+        super().__init__(config, layer, norm)
+        self.scaling = config.query_pre_attn_scalar**-0.5
+
+
 class HydraGemma3RotaryEmbedding(FixedDtype, Gemma3RotaryEmbedding):
     """A table for each kind of layers."""
 
 
 class HydraGemma3TextModel(HydraDecoderMixin, HydraGemma3TextPreTrainedModel):
-    backbone_classes = (transformers.Gemma3TextModel,)
     embedding_class = HydraScaledEmbedding
     norm_class = GemmaRMSNorm
     rotary_class = HydraGemma3RotaryEmbedding
-    attention_class = HydraNormedDecoderAttention
+    attention_class = HydraGemma3Attention
     layer_class = HydraGemma3Layer
 
     def rotary_tables(self, hidden_states: torch.Tensor, position_ids: torch.Tensor) -> dict[str, RotaryTables]:
@@ -396,5 +362,4 @@ class HydraGemma3TextModel(HydraDecoderMixin, HydraGemma3TextPreTrainedModel):
 
 
 class HydraGemma3TextForSequenceClassification(HydraDecoderClassifierMixin, HydraGemma3TextPreTrainedModel):
-    backbone_classes = (transformers.Gemma3TextForSequenceClassification,)
     encoder_class = HydraGemma3TextModel

@@ -5,7 +5,6 @@ same function, with two products fewer in each layer.
 """
 
 import torch
-import transformers
 from transformers.models.dinov2.modeling_dinov2 import Dinov2Embeddings, Dinov2PreTrainedModel
 from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
     Dinov2WithRegistersEmbeddings,
@@ -14,7 +13,6 @@ from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers im
 
 from .configuration_hydra_dinov2 import HydraDinov2Config, HydraDinov2WithRegistersConfig
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, PatchProductMixin
-from .modeling_hydra import hydra_layers, shared_norm, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
 
 
@@ -55,15 +53,7 @@ class HydraDinov2PreTrainedModel(HydraModelMixin, Dinov2PreTrainedModel):
 class Dinov2EncoderMixin(HydraImageEncoderMixin):
     """Embeddings, layers and a last LayerNorm; pooled is the [CLS] token's state."""
 
-    embeddings_class: type
     last_norm = "layernorm"
-
-    def __init__(self, config: HydraDinov2Config):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: self.embeddings_class(config))
-        self.layers = hydra_layers(config)
-        self.layernorm = shared_norm(config)
-        self.post_init()
 
     def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:
         return hidden_states[:, :, 0]
@@ -75,18 +65,16 @@ class Dinov2ClassifierMixin(HydraImageClassifierMixin):
     reads_first_token = False
     hidden_states_read = 2
 
-    def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+    def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         first_patch = 1 + getattr(self.config, "num_register_tokens", 0)
         return torch.cat([hidden_states[:, :, 0], hidden_states[:, :, first_patch:].mean(dim=2)], dim=-1)
 
 
 class HydraDinov2Model(Dinov2EncoderMixin, HydraDinov2PreTrainedModel):
-    backbone_classes = (transformers.Dinov2Model,)
     embeddings_class = HydraDinov2Embeddings
 
 
 class HydraDinov2ForImageClassification(Dinov2ClassifierMixin, HydraDinov2PreTrainedModel):
-    backbone_classes = (transformers.Dinov2ForImageClassification,)
     encoder_class = HydraDinov2Model
 
 
@@ -104,10 +92,8 @@ class HydraDinov2WithRegistersPreTrainedModel(HydraModelMixin, Dinov2WithRegiste
 
 
 class HydraDinov2WithRegistersModel(Dinov2EncoderMixin, HydraDinov2WithRegistersPreTrainedModel):
-    backbone_classes = (transformers.Dinov2WithRegistersModel,)
     embeddings_class = HydraDinov2WithRegistersEmbeddings
 
 
 class HydraDinov2WithRegistersForImageClassification(Dinov2ClassifierMixin, HydraDinov2WithRegistersPreTrainedModel):
-    backbone_classes = (transformers.Dinov2WithRegistersForImageClassification,)
     encoder_class = HydraDinov2WithRegistersModel

@@ -9,7 +9,6 @@ import math
 
 import torch
 from torch import nn
-from transformers import DINOv3ViTModel
 from transformers.models.dinov3_vit.modeling_dinov3_vit import (
     DINOv3ViTEmbeddings,
     DINOv3ViTPreTrainedModel,
@@ -21,7 +20,6 @@ from transformers.models.dinov3_vit.modeling_dinov3_vit import (
 from .configuration_hydra_dinov3_vit import HydraDINOv3ViTConfig
 from .fixed_dtype import FixedDtype
 from .images import HydraImageEncoderMixin, PatchProductMixin
-from .modeling_hydra import hydra_layers, shared_norm, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
 from .rotary_attention import HydraRotaryAttention, RotaryTables
 
@@ -74,19 +72,15 @@ class PatchRotations(FixedDtype, DINOv3ViTRopePositionEmbedding):
 
 
 class HydraDINOv3ViTModel(HydraImageEncoderMixin, HydraDINOv3ViTPreTrainedModel):
-    backbone_classes = (DINOv3ViTModel,)
+    embeddings_class = HydraDINOv3ViTEmbeddings
+    attention_class = HydraRotaryAttention
     last_norm = "norm"
 
-    def __init__(self, config: HydraDINOv3ViTConfig):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraDINOv3ViTEmbeddings(config))
+    def add_positions(self, config: HydraDINOv3ViTConfig) -> None:
         self.rope_embeddings = PatchRotations(config)
-        self.layers = hydra_layers(config, attention_class=HydraRotaryAttention)
-        self.norm = shared_norm(config)
-        self.post_init()
 
-    def embed_inputs(self, pixel_values: torch.Tensor | None = None, **inputs):
-        hidden_states, mask, layer_kwargs = super().embed_inputs(pixel_values, **inputs)
+    def embed_inputs(self, pixel_values: torch.Tensor, **inputs):
+        hidden_states, mask, layer_kwargs = super().embed_inputs(pixel_values=pixel_values, **inputs)
         tables = self.rope_embeddings(pixel_values, hidden_states)
         return hidden_states, mask, layer_kwargs | {"positions": (tables,)}
 

@@ -1,13 +1,12 @@
 """HydraDistilBert: M head-pruned DistilBERT encoders as one network."""
 
 import torch
-from transformers import DistilBertForSequenceClassification, DistilBertForTokenClassification, DistilBertModel
 from transformers.models.distilbert.modeling_distilbert import DistilBertPreTrainedModel, Embeddings
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hydra_distilbert import HydraDistilBertConfig
-from .modeling_hydra import GroupedLinear, HydraClassifierOutput, HydraModelOutput, hydra_layers, shared_or_per_member
+from .modeling_hydra import GroupedLinear, HydraClassifierOutput, HydraModelOutput
 from .pretrained import HydraModelMixin, Rule, attention_rules
 from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
 from .tokens import HydraTokenClassifierMixin
@@ -29,13 +28,7 @@ class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel)
 
 
 class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel):
-    backbone_classes = (DistilBertModel,)
-
-    def __init__(self, config: HydraDistilBertConfig):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: Embeddings(config))
-        self.layers = hydra_layers(config)
-        self.post_init()
+    embeddings_class = Embeddings
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
@@ -47,18 +40,9 @@ class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel
         position_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> HydraModelOutput:
-        """
-        input_ids, attention_mask, position_ids: (batch, tokens)
-        inputs_embeds: (batch, tokens, hidden), in place of input_ids
-        kwargs: of `encode`, too
-        """
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "inputs_embeds": inputs_embeds,
-            "position_ids": position_ids,
-        }
-        return self.encode(inputs, **kwargs)
+        """With its arguments in DistilBERT's order."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+        return self.encode(inputs | {"inputs_embeds": inputs_embeds}, **kwargs)
 
 
 class DistilBertClassifierMixin(HydraTextClassifierMixin):
@@ -76,25 +60,18 @@ class DistilBertClassifierMixin(HydraTextClassifierMixin):
 
 
 class HydraDistilBertForSequenceClassification(DistilBertClassifierMixin, HydraDistilBertPreTrainedModel):
-    backbone_classes = (DistilBertForSequenceClassification,)
     encoder_class = HydraDistilBertModel
+    head_dropout = ("seq_classif_dropout",)
 
     def add_head(self, config: HydraDistilBertConfig) -> None:
         self.pre_classifier = GroupedLinear(config.dim, [config.dim] * config.num_members)
         super().add_head(config)
 
-    def head_dropout(self, config: HydraDistilBertConfig) -> float:
-        return config.seq_classif_dropout
-
-    def prepare(self, features: torch.Tensor) -> torch.Tensor:
-        return self.dropout(torch.relu(self.pre_classifier(features)))
-
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.prepare(features))
+    def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        return self.dropout(torch.relu(self.pre_classifier(hidden_states[:, :, 0])))
 
 
 class HydraDistilBertForTokenClassification(
     HydraTokenClassifierMixin, DistilBertClassifierMixin, HydraDistilBertPreTrainedModel
 ):
-    backbone_classes = (DistilBertForTokenClassification,)
     encoder_class = HydraDistilBertModel

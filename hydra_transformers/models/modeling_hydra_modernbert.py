@@ -9,7 +9,6 @@ from functools import partial
 
 import torch
 from torch import nn
-from transformers import ModernBertForSequenceClassification, ModernBertForTokenClassification, ModernBertModel
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.models.modernbert.modeling_modernbert import (
@@ -20,14 +19,7 @@ from transformers.models.modernbert.modeling_modernbert import (
 
 from .configuration_hydra_modernbert import HydraModernBertConfig
 from .fixed_dtype import FixedDtype
-from .modeling_hydra import (
-    Grouped,
-    GroupedLinear,
-    GroupedOutput,
-    encoder_mask,
-    hydra_layers,
-    shared_or_per_member,
-)
+from .modeling_hydra import Grouped, GroupedLinear, GroupedOutput, Norm, encoder_mask
 from .pretrained import HydraModelMixin, Rule, attention_rules
 from .rotary_attention import HydraRotaryAttention
 from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
@@ -67,29 +59,29 @@ class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel
     """The fused encoder without a head: `HydraModelOutput`; pooled, where `config.classifier_pooling` asks for it, is the
     mean of the tokens that are no padding."""
 
-    backbone_classes = (ModernBertModel,)
+    embeddings_class = ModernBertEmbeddings
+    attention_class = HydraModernBertAttention
     word_embeddings_name = "tok_embeddings"
     last_norm = "final_norm"
     last_hidden_state_is_normed = True
 
     def __init__(self, config: HydraModernBertConfig):
         super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: ModernBertEmbeddings(config))
-        norm = partial(nn.LayerNorm, eps=config.norm_eps, bias=config.norm_bias)
-        self.layers = hydra_layers(config, norm, HydraModernBertAttention)
         self.layers[0].attention_norm = nn.Identity()  # behind the norm of the embeddings
-        self.final_norm = shared_or_per_member(config, "layernorm", partial(norm, config.hidden_size))
+
+    def make_norm(self, config: HydraModernBertConfig) -> Norm:
+        return partial(nn.LayerNorm, eps=config.norm_eps, bias=config.norm_bias)
+
+    def add_positions(self, config: HydraModernBertConfig) -> None:
         self.rotary_emb = HydraModernBertRotaryEmbedding(config)
-        self.post_init()
 
     def embed_inputs(
         self,
-        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        **inputs,
     ):
-        hidden_states = self.embed_words(input_ids, inputs_embeds)
+        hidden_states, _, _ = super().embed_inputs(**inputs)
         if position_ids is None:
             position_ids = torch.arange(hidden_states.shape[2], device=hidden_states.device).unsqueeze(0)
         kinds = sorted(set(self.config.layer_types))
@@ -160,17 +152,13 @@ class ModernBertClassifierMixin:
     def initial_std(self, module: Grouped) -> float:
         return module.columns**-0.5 if module is self.classifier else super().initial_std(module)
 
-    def prepare(self, features: torch.Tensor) -> torch.Tensor:
-        return self.drop(self.head(features))
-
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.prepare(features))
+    def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        return self.drop(self.head(super().prepare(hidden_states, pooled)))
 
 
 class HydraModernBertForSequenceClassification(
     ModernBertClassifierMixin, HydraTextClassifierMixin, HydraModernBertPreTrainedModel
 ):
-    backbone_classes = (ModernBertForSequenceClassification,)
     encoder_class = HydraModernBertModel
 
     @property
@@ -181,5 +169,4 @@ class HydraModernBertForSequenceClassification(
 class HydraModernBertForTokenClassification(
     ModernBertClassifierMixin, HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraModernBertPreTrainedModel
 ):
-    backbone_classes = (ModernBertForTokenClassification,)
     encoder_class = HydraModernBertModel

@@ -8,11 +8,10 @@ their own.
 
 import torch
 from torch import nn
-from transformers import MPNetForSequenceClassification, MPNetForTokenClassification, MPNetModel
 from transformers.models.mpnet.modeling_mpnet import MPNetEmbeddings, MPNetEncoder, MPNetPreTrainedModel
 
 from .configuration_hydra_mpnet import HydraMPNetConfig
-from .modeling_hydra import GroupedPooler, embed, hydra_layers, shared_or_per_member
+from .modeling_hydra import shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
 from .relative_attention import HydraTableBiasAttention
 from .texts import (
@@ -57,37 +56,29 @@ class RelativeAttentionBias(nn.Embedding):
 
 
 class HydraMPNetModel(HydraTypedTextEncoderMixin, HydraMPNetPreTrainedModel):
-    backbone_classes = (MPNetModel,)
+    embeddings_class = MPNetEmbeddings
+    attention_class = HydraTableBiasAttention
 
-    def __init__(self, config: HydraMPNetConfig, add_pooling_layer: bool | None = None):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: MPNetEmbeddings(config))
+    def add_positions(self, config: HydraMPNetConfig) -> None:
         self.relative_attention_bias = shared_or_per_member(
             config, "embeddings", lambda: RelativeAttentionBias(config)
         )
-        self.layers = hydra_layers(config, attention_class=HydraTableBiasAttention)
-        self.pooler = None
-        if config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer:
-            self.pooler = GroupedPooler(config.hidden_size, config.hidden_size, config.num_members, nn.Tanh())
-        self.post_init()
 
     def embed_inputs(self, **inputs):
         hidden_states, mask, layer_kwargs = super().embed_inputs(**inputs)
-        bias = embed(self.relative_attention_bias, hidden_states)
-        return hidden_states, mask, layer_kwargs | {"positions": (bias.unsqueeze(1),)}
+        return hidden_states, mask, layer_kwargs | {"positions": (self.relative_attention_bias(hidden_states),)}
 
 
 class HydraMPNetForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraMPNetPreTrainedModel):
-    backbone_classes = (MPNetForSequenceClassification,)
     encoder_class = HydraMPNetModel
     encoder_options = {"add_pooling_layer": False}
 
     def add_head(self, config: HydraMPNetConfig) -> None:
-        self.classifier = GroupedClassificationHead(config, nn.Tanh())  # MPNet does not read classifier_dropout
+        # MPNet does not read classifier_dropout.
+        self.classifier = GroupedClassificationHead(config, nn.Tanh(), config.hidden_dropout_prob)
 
 
 class HydraMPNetForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraMPNetPreTrainedModel
 ):
-    backbone_classes = (MPNetForTokenClassification,)
     encoder_class = HydraMPNetModel

@@ -6,9 +6,9 @@ to 1, and the ensemble's probability of a pair is the mean of the members', what
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-import transformers
 from torch import nn
 from torch.nn.functional import logsigmoid
 from transformers import PreTrainedConfig
@@ -38,12 +38,10 @@ from .modeling_hydra import (
     GroupedLinear,
     HydraModelOutput,
     at_least_float32,
-    hydra_layers,
+    encoder_mask,
     log_mean_probability,
     logit_of_mean_probability,
     mean_of_members,
-    members_mask,
-    shared_norm,
     shared_or_per_member,
 )
 from .pretrained import HydraModelMixin, Rule, attention_rules
@@ -103,19 +101,7 @@ class HydraTextTowerMixin(HydraTextEncoderMixin):
     main_input_name = "input_ids"
     input_modalities = ("text",)
     word_embeddings_name = "token_embedding"
-    embeddings_class: type[nn.Module]
     last_norm = "final_layer_norm"
-
-    def __init__(self, config: PreTrainedConfig):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: self.embeddings_class(config))
-        self.layers = hydra_layers(config)
-        self.final_layer_norm = shared_norm(config)
-        self.add_pooling(config)
-        self.post_init()
-
-    def add_pooling(self, config: PreTrainedConfig) -> None:
-        """What makes one state of a text's, where the family has weights for that."""
 
 
 class HydraVisionTowerClassifierMixin(HydraImageClassifierMixin):
@@ -279,23 +265,16 @@ class HydraCLIPTextModel(HydraTextTowerMixin, HydraCLIPPreTrainedModel):
 
     config_class = HydraCLIPTextConfig
     backbone_types = ("clip_text_model",)
-    backbone_classes = (transformers.CLIPTextModel,)
     embeddings_class = CLIPTextEmbeddings
 
     def embed_inputs(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **inputs
     ):
         if input_ids is None:
             raise ValueError("input_ids is missing: pass the tokenizer's output, in which the end of a text is found")
-        hidden_states = self.embed_words(input_ids, inputs_embeds, position_ids=position_ids)
-        mask = create_causal_mask(
-            config=self.config, inputs_embeds=hidden_states[0], attention_mask=attention_mask, past_key_values=None
-        )
-        return hidden_states, members_mask(mask, hidden_states.shape[1], self.num_members), {"is_causal": True}
+        hidden_states, _, _ = super().embed_inputs(input_ids, **inputs)
+        mask = encoder_mask(self.config, hidden_states, attention_mask, create_causal_mask, past_key_values=None)
+        return hidden_states, mask, {"is_causal": True}
 
     def pool(self, hidden_states: torch.Tensor, input_ids: torch.Tensor, **inputs) -> torch.Tensor:
         rows = torch.arange(hidden_states.shape[1], device=hidden_states.device)
@@ -314,15 +293,12 @@ class HydraCLIPVisionModel(HydraVisionTowerMixin, HydraCLIPPreTrainedModel):
 
     config_class = HydraCLIPVisionConfig
     backbone_types = ("clip_vision_model",)
-    backbone_classes = (transformers.CLIPVisionModel,)
+    embeddings_class = HydraCLIPVisionEmbeddings
 
-    def __init__(self, config: HydraCLIPVisionConfig):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraCLIPVisionEmbeddings(config))
-        self.pre_layernorm = shared_norm(config, layer=0)
-        self.layers = hydra_layers(config)
-        self.post_layernorm = shared_norm(config)
-        self.post_init()
+    def add_positions(self, config: HydraCLIPVisionConfig) -> None:
+        norm = partial(self.make_norm(config), config.hidden_size)
+        self.pre_layernorm = shared_or_per_member(config, "layernorm", norm, layer=0)
+        self.post_layernorm = shared_or_per_member(config, "layernorm", norm)
 
     def embed_inputs(self, **inputs):
         hidden_states, mask, layer_kwargs = super().embed_inputs(**inputs)
@@ -333,7 +309,6 @@ class HydraCLIPVisionModel(HydraVisionTowerMixin, HydraCLIPPreTrainedModel):
 
 
 class HydraCLIPModel(HydraTwoTowersMixin, HydraCLIPPreTrainedModel):
-    backbone_classes = (transformers.CLIPModel,)
     per_member_parameters = ("logit_scale",)
     reads_first_token = True
 
@@ -366,11 +341,10 @@ class HydraCLIPModel(HydraTwoTowersMixin, HydraCLIPPreTrainedModel):
 
 class HydraCLIPForImageClassification(HydraVisionTowerClassifierMixin, HydraCLIPPreTrainedModel):
     config_class = HydraCLIPVisionConfig
-    backbone_classes = (transformers.CLIPForImageClassification,)
     encoder_class = HydraCLIPVisionModel
     unused_prefixes = ("vision_model.post_layernorm.",)
 
-    def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+    def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         return hidden_states[:, :, 1:].mean(dim=2)
 
 
@@ -410,7 +384,6 @@ class HydraSiglipTextModel(HydraTextTowerMixin, HydraSiglipPreTrainedModel):
 
     config_class = HydraSiglipTextConfig
     backbone_types = ("siglip_text_model",)
-    backbone_classes = (transformers.SiglipTextModel,)
     embeddings_class = SiglipTextEmbeddings
 
     def add_pooling(self, config: HydraSiglipTextConfig) -> None:
@@ -426,19 +399,14 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
 
     config_class = HydraSiglipVisionConfig
     backbone_types = ("siglip_vision_model",)
-    backbone_classes = (transformers.SiglipVisionModel,)
     last_norm = "post_layernorm"
     has_pooled_token = False  # all tokens are patches
+    embeddings_class = HydraSiglipVisionEmbeddings
 
-    def __init__(self, config: HydraSiglipVisionConfig):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraSiglipVisionEmbeddings(config))
-        self.layers = hydra_layers(config)
-        self.post_layernorm = shared_norm(config)
+    def add_pooling(self, config: HydraSiglipVisionConfig) -> None:
         self.head = None
         if config.vision_use_head:
             self.head = shared_or_per_member(config, "head", lambda: SiglipMultiheadAttentionPoolingHead(config))
-        self.post_init()
 
     def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor | None:
         """(members or 1, batch, tokens, hidden) -> (members, batch, hidden)"""
@@ -448,7 +416,6 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
 
 
 class HydraSiglipModel(HydraTwoTowersMixin, HydraSiglipPreTrainedModel):
-    backbone_classes = (transformers.SiglipModel,)
     per_member_parameters = ("logit_scale", "logit_bias")
     reads_padding = True
 
@@ -480,11 +447,10 @@ class HydraSiglipModel(HydraTwoTowersMixin, HydraSiglipPreTrainedModel):
 
 class HydraSiglipForImageClassification(HydraVisionTowerClassifierMixin, HydraSiglipPreTrainedModel):
     config_class = HydraSiglipVisionConfig
-    backbone_classes = (transformers.SiglipForImageClassification,)
     encoder_class = HydraSiglipVisionModel
     # A backbone's classifier has the pooling head, and does not read it.
     own_fields = {"vision_use_head": False}
     unused_prefixes = ("vision_model.head.",)
 
-    def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+    def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         return hidden_states.mean(dim=2)

@@ -3,14 +3,13 @@
 A DeiT is a ViT with one more token, which its classifier does not read.
 """
 
-from transformers import DeiTForImageClassification, DeiTModel, ViTForImageClassification, ViTModel
 from transformers.activations import ACT2FN
 from transformers.models.deit.modeling_deit import DeiTEmbeddings, DeiTPreTrainedModel
 from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTPreTrainedModel
 
 from .configuration_hydra_vit import HydraDeiTConfig, HydraViTConfig
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, PatchProductMixin
-from .modeling_hydra import GroupedPooler, hydra_layers, shared_norm, shared_or_per_member
+from .modeling_hydra import GroupedPooler
 from .pretrained import HydraModelMixin, Rule, attention_rules
 
 
@@ -31,31 +30,16 @@ class HydraViTPreTrainedModel(HydraModelMixin, ViTPreTrainedModel):
     )
 
 
-class ViTEncoderMixin(HydraImageEncoderMixin):
-    """Embeddings, layers, a last LayerNorm and perhaps a pooler: ViT's, and of those that are made like it."""
-
-    embeddings_class: type
+class HydraViTModel(HydraImageEncoderMixin, HydraViTPreTrainedModel):
+    embeddings_class = HydraViTEmbeddings
     last_norm = "layernorm"
 
-    def __init__(self, config: HydraViTConfig, add_pooling_layer: bool | None = None):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: self.embeddings_class(config))
-        self.layers = hydra_layers(config)
-        self.layernorm = shared_norm(config)
-        self.pooler = None
-        if config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer:
-            activation = ACT2FN[config.pooler_act]
-            self.pooler = GroupedPooler(config.hidden_size, config.pooler_output_size, config.num_members, activation)
-        self.post_init()
-
-
-class HydraViTModel(ViTEncoderMixin, HydraViTPreTrainedModel):
-    backbone_classes = (ViTModel,)
-    embeddings_class = HydraViTEmbeddings
+    def add_pooling(self, config: HydraViTConfig | HydraDeiTConfig) -> None:
+        activation = ACT2FN[config.pooler_act]
+        self.pooler = GroupedPooler(config.hidden_size, config.pooler_output_size, config.num_members, activation)
 
 
 class HydraViTForImageClassification(HydraImageClassifierMixin, HydraViTPreTrainedModel):
-    backbone_classes = (ViTForImageClassification,)
     encoder_class = HydraViTModel
     encoder_options = {"add_pooling_layer": False}
 
@@ -73,12 +57,12 @@ class HydraDeiTPreTrainedModel(HydraModelMixin, DeiTPreTrainedModel):
     backbone_rules = HydraViTPreTrainedModel.backbone_rules
 
 
-class HydraDeiTModel(ViTEncoderMixin, HydraDeiTPreTrainedModel):
-    backbone_classes = (DeiTModel,)
+class HydraDeiTModel(HydraImageEncoderMixin, HydraDeiTPreTrainedModel):
     embeddings_class = HydraDeiTEmbeddings
+    last_norm = "layernorm"
+    add_pooling = HydraViTModel.add_pooling
 
 
 class HydraDeiTForImageClassification(HydraImageClassifierMixin, HydraDeiTPreTrainedModel):
-    backbone_classes = (DeiTForImageClassification,)
     encoder_class = HydraDeiTModel
     encoder_options = {"add_pooling_layer": False}

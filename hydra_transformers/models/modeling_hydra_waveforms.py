@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-import transformers
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
@@ -43,10 +42,6 @@ from .modeling_hydra import (
     HydraModelOutput,
     Norm,
     PerMember,
-    embed,
-    encoder_mask,
-    hydra_layers,
-    shared_norm,
     shared_or_per_member,
 )
 from .pretrained import HydraModelMixin, Rule, attention_rules
@@ -114,7 +109,7 @@ class HydraLayerWithDrop(HydraLayer):
 
     def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm, attention_class: type[HydraAttention]):
         super().__init__(config, layer, norm, attention_class)
-        self.layer_drop = config.layer_drop
+        self.layer_drop = config.layerdrop
 
     def forward(self, hidden_states: torch.Tensor, attention_mask=None, first_token_only=False, *positions, **kwargs):
         if self.layer_drop and self.training and torch.rand([]) < self.layer_drop:
@@ -151,22 +146,17 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
     parts: tuple[type[nn.Module], ...]
     # Of what positions add to the scores, where they add anything.
     position_bias_class: type[nn.Module] | None = None
-    attention_class: type[HydraAttention] = HydraAttention
+    layer_class = HydraLayerWithDrop
 
-    def __init__(self, config: PreTrainedConfig):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(
-            config, "embeddings", lambda: HydraWaveformEmbeddings(config, self.parts, self.backbone_classes[0])
-        )
+    def embeddings_class(self, config: PreTrainedConfig) -> HydraWaveformEmbeddings:
+        return HydraWaveformEmbeddings(config, self.parts, self.backbone_classes[0])
+
+    def add_positions(self, config: PreTrainedConfig) -> None:
+        self.last_norm = "final_norm" if config.do_stable_layer_norm else None
         if self.position_bias_class is not None:
             self.relative_attention_bias = shared_or_per_member(
                 config, "embeddings", lambda: self.position_bias_class(config)
             )
-        self.layers = hydra_layers(config, None, self.attention_class, HydraLayerWithDrop)
-        if config.do_stable_layer_norm:
-            self.last_norm = "final_norm"
-            self.final_norm = shared_norm(config)
-        self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
         """The convolutions; those of the first member where members do not share them."""
@@ -181,11 +171,9 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
             )
         frame_mask = None if attention_mask is None else self.frame_mask(attention_mask, frames)
         input_values = input_values.to(self.first_embeddings().feature_projection.projection.weight.dtype)
-        hidden_states = embed(self.embeddings, input_values, frame_mask)
-        mask = None if frame_mask is None else encoder_mask(self.config, hidden_states, frame_mask)
-        if self.position_bias_class is None:
-            return hidden_states, mask, {}
-        return hidden_states, mask, {"positions": (embed(self.relative_attention_bias, hidden_states).unsqueeze(1),)}
+        states, mask, _ = super().embed_inputs(frame_mask, input_values=input_values, frame_mask=frame_mask)
+        has_bias = self.position_bias_class is not None
+        return states, mask, {"positions": (self.relative_attention_bias(states),)} if has_bias else {}
 
     def frame_mask(self, attention_mask: torch.Tensor, frames: int) -> torch.Tensor:
         """Which frames are no padding, which follows the samples: (batch, samples) -> (batch, frames)"""
@@ -240,11 +228,8 @@ class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
             outputs.hidden_states = None
         return outputs
 
-    def prepare(self, features: torch.Tensor) -> torch.Tensor:
-        return self.projector(features)
-
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.prepare(features))
+    def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+        return self.projector(pooled)
 
 
 class HydraWav2Vec2PreTrainedModel(HydraWaveformMixin, HydraModelMixin, Wav2Vec2PreTrainedModel):
@@ -255,12 +240,10 @@ class HydraWav2Vec2PreTrainedModel(HydraWaveformMixin, HydraModelMixin, Wav2Vec2
 
 
 class HydraWav2Vec2Model(HydraWaveformEncoderMixin, HydraWav2Vec2PreTrainedModel):
-    backbone_classes = (transformers.Wav2Vec2Model,)
     parts = (Wav2Vec2FeatureEncoder, Wav2Vec2FeatureProjection, Wav2Vec2PositionalConvEmbedding)
 
 
 class HydraWav2Vec2ForSequenceClassification(HydraWaveformClassifierMixin, HydraWav2Vec2PreTrainedModel):
-    backbone_classes = (transformers.Wav2Vec2ForSequenceClassification,)
     encoder_class = HydraWav2Vec2Model
 
 
@@ -272,12 +255,10 @@ class HydraHubertPreTrainedModel(HydraWaveformMixin, HydraModelMixin, HubertPreT
 
 
 class HydraHubertModel(HydraWaveformEncoderMixin, HydraHubertPreTrainedModel):
-    backbone_classes = (transformers.HubertModel,)
     parts = (HubertFeatureEncoder, HubertFeatureProjection, HubertPositionalConvEmbedding)
 
 
 class HydraHubertForSequenceClassification(HydraWaveformClassifierMixin, HydraHubertPreTrainedModel):
-    backbone_classes = (transformers.HubertForSequenceClassification,)
     encoder_class = HydraHubertModel
 
 
@@ -357,12 +338,10 @@ class WavLMPositionBias(nn.Embedding):
 
 
 class HydraWavLMModel(HydraWaveformEncoderMixin, HydraWavLMPreTrainedModel):
-    backbone_classes = (transformers.WavLMModel,)
     parts = (WavLMFeatureEncoder, WavLMFeatureProjection, WavLMPositionalConvEmbedding)
     position_bias_class = WavLMPositionBias
     attention_class = HydraWavLMAttention
 
 
 class HydraWavLMForSequenceClassification(HydraWaveformClassifierMixin, HydraWavLMPreTrainedModel):
-    backbone_classes = (transformers.WavLMForSequenceClassification,)
     encoder_class = HydraWavLMModel

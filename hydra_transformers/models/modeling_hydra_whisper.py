@@ -2,23 +2,13 @@
 
 import torch
 from torch import nn
-from transformers import WhisperForAudioClassification
 from transformers import initialization as init
 from transformers.models.whisper.modeling_whisper import WhisperEncoder, WhisperPreTrainedModel, sinusoids
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hydra_whisper import HydraWhisperConfig
-from .modeling_hydra import (
-    Grouped,
-    HydraClassifierOutput,
-    HydraEncoderMixin,
-    HydraModelOutput,
-    embed,
-    hydra_layers,
-    shared_norm,
-    shared_or_per_member,
-)
+from .modeling_hydra import Grouped, HydraClassifierOutput, HydraEncoderMixin, HydraModelOutput
 from .modeling_hydra_waveforms import HydraLayerWithDrop, HydraWaveformClassifierMixin
 from .pretrained import HydraModelMixin, Rule, attention_rules
 
@@ -81,13 +71,8 @@ class HydraWhisperModel(HydraEncoderMixin, HydraWhisperPreTrainedModel):
     backbone_classes = (WhisperEncoder,)
     last_norm = "layer_norm"
     last_hidden_state_is_normed = True
-
-    def __init__(self, config: HydraWhisperConfig):
-        super().__init__(config)
-        self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraWhisperEmbeddings(config))
-        self.layers = hydra_layers(config, layer_class=HydraLayerWithDrop)
-        self.layer_norm = shared_norm(config)
-        self.post_init()
+    embeddings_class = HydraWhisperEmbeddings
+    layer_class = HydraLayerWithDrop
 
     def get_input_embeddings(self) -> nn.Module:
         """The first convolution; that of the first member where members do not share it."""
@@ -100,7 +85,7 @@ class HydraWhisperModel(HydraEncoderMixin, HydraWhisperPreTrainedModel):
                 f"input_features has the shape {tuple(input_features.shape)}, the model reads {bins} mel bins of {frames} frames: "
                 f"pass what its feature extractor makes, with feature_size={bins} and padding='max_length'"
             )
-        return embed(self.embeddings, input_features.to(self.get_input_embeddings().weight.dtype)), None, {}
+        return super().embed_inputs(input_features=input_features.to(self.get_input_embeddings().weight.dtype))
 
     def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:
         return hidden_states.mean(dim=2)
@@ -123,7 +108,6 @@ class HydraWhisperModel(HydraEncoderMixin, HydraWhisperPreTrainedModel):
 
 
 class HydraWhisperForAudioClassification(HydraWaveformClassifierMixin, HydraWhisperPreTrainedModel):
-    backbone_classes = (WhisperForAudioClassification,)
     encoder_class = HydraWhisperModel
 
     @can_return_tuple

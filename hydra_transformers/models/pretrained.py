@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
+import transformers
 from huggingface_hub import HfApi
 from transformers import PreTrainedModel
 from transformers import initialization as init
@@ -78,7 +79,8 @@ def scaled(tensor: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Ten
 class HydraModelMixin:
     """Every Hydra. A family sets
 
-    - `backbone_types`: the `model_type` of the Transformers models it is built from, and `backbone_classes` their classes,
+    - `backbone_types`: the `model_type` of the Transformers models it is built from, and `backbone_classes` their classes, by
+      default the one of its own name without "Hydra",
     - `backbone_rules`: where parameters are found whose names or shapes differ from the backbone's; of several rules for
       one parameter, the first whose names the backbone has,
     - `architecture`: its name, as people call it,
@@ -109,6 +111,8 @@ class HydraModelMixin:
         by_name = {path.rpartition(".")[2]: auto_class for auto_class, path in cls.config_class.auto_classes.items()}
         cls._auto_class = by_name.get(cls.__name__, cls._auto_class)  # so that Transformers saves the code with it
         cls.__doc__ = inspect.getdoc(cls)  # where it has none, that of its mixin
+        if "PreTrained" not in cls.__name__ and "backbone_classes" not in vars(cls):
+            cls.backbone_classes = (getattr(transformers, cls.__name__.removeprefix("Hydra")),)
 
     @classmethod
     def from_backbone(

@@ -18,6 +18,14 @@ class HydraTokenClassifierMixin(HydraClassifierMixin):
 
     reads_first_token = False
     reads_all_tokens = True
+    # As the token classifiers of Transformers choose it.
+    head_dropout = (
+        "classifier_dropout",
+        "classifier_dropout_prob",
+        "hidden_dropout",
+        "hidden_dropout_prob",
+        "dropout",
+    )
 
     def __init__(self, config: PreTrainedConfig):
         check_token_classes(config)
@@ -27,18 +35,12 @@ class HydraTokenClassifierMixin(HydraClassifierMixin):
     def encoder_options(self) -> dict[str, bool]:
         return {"add_pooling_layer": False} if hasattr(self.config, "add_pooling_layer") else {}
 
-    def head_dropout(self, config: PreTrainedConfig) -> float:
-        """As the token classifiers of Transformers choose it."""
-        names = ("classifier_dropout", "classifier_dropout_prob", "hidden_dropout", "hidden_dropout_prob", "dropout")
-        values = (getattr(config, name, None) for name in names)
-        return next((value for value in values if value is not None), 0.1)
-
     def has_head_bias(self, config: PreTrainedConfig) -> bool:
         return getattr(config, "token_classification_bias", True)
 
-    def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+    def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         """(members, batch, tokens, hidden), all of them"""
-        return hidden_states
+        return hidden_states if self.dropout is None else self.dropout(hidden_states)
 
     def compute_loss(self, labels: torch.Tensor, member_logits: torch.Tensor, **kwargs) -> torch.Tensor:
         """labels: (batch, tokens) class indices, -100 where a token has none"""

@@ -209,9 +209,9 @@ class ClassifierAblation(Ablation):
 
     def __init__(self, model: PreTrainedModel, memory: int):
         weighted_sum = model.weighted_sum if model.reads_all_layers else None
-        tower = Tower(model.base_model, model.select_features, model.reads_first_token, weighted_sum)
+        tower = Tower(model.base_model, model.prepare, model.reads_first_token, weighted_sum)
         super().__init__({"": tower}, heads_of(model), model.config.num_labels, memory)
-        self.classify = model.classify
+        self.classify = model.get_submodule(model.last_map)
 
     def _over(self, candidates: Mapping[str, Candidates]) -> Ablate:
         def ablate(inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
@@ -287,6 +287,6 @@ def ablation_of(
         return ZeroShotAblation(model, memory, class_prompts, towers)
     if class_prompts is not None:
         raise ValueError(f"class_prompts is for CLIP and SigLIP, model is a {type(model).__name__}: leave it out")
-    if not hasattr(model, "classify"):
+    if not hasattr(model, "last_map"):
         raise TypeError(f"{type(model).__name__} has no classifier: pass the model with its classification head")
     return ClassifierAblation(model, memory)

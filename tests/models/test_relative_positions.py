@@ -164,7 +164,28 @@ def test_members_drop_parts_of_the_distances_independently_in_training():
     query = key = torch.randn(2, 12, 7, 8, dtype=torch.float64)
     table = torch.randn(1, 8, 32, dtype=torch.float64)
     distances = deberta.numbers_of_distances(7, hydra.config, table.device)
-    first, second = (attention.bias(query, query, key, table, distances) for _ in range(2))
+    first, second = (attention.bias(query, query, key, None, table, distances) for _ in range(2))
     hydra.eval()
-    whole = attention.bias(query, query, key, table, distances)
+    whole = attention.bias(query, query, key, None, table, distances)
     assert not torch.equal(first, second) and not torch.equal(first, whole)
+
+
+@pytest.mark.parametrize("fields", [{}, {"relative_attention": False}], ids=["distances", "no-distances"])
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_gradients_through_padding_are_those_of_deberta(backend, fields):
+    """Padded on the left, so that the head reads padding, which sees all tokens alike."""
+    texts = {name: values.flip(1) for name, values in DEBERTA.inputs().items()}
+    backbone = DEBERTA.backbone(**fields)
+    hydra = DEBERTA.hydra.from_backbone(backbone)
+    hydra.set_attn_implementation(backend)
+    for model in (backbone, hydra):
+        model(**texts).logits.log_softmax(-1)[:, 0].sum().backward()
+    for ours, theirs in ((hydra.deberta, backbone.deberta), (hydra.classifier, backbone.classifier)):
+        found, expected = dict(ours.named_parameters()), dict(theirs.named_parameters())
+        for name in found.keys() & expected.keys():
+            torch.testing.assert_close(found[name].grad, expected[name].grad, atol=1e-12, rtol=1e-10)
+    names = ("query_proj", "key_proj", "value_proj")
+    for layer, attention in enumerate(each.attention for each in hydra.deberta.layers):
+        theirs = backbone.deberta.encoder.layer[layer].attention.self
+        expected = torch.cat([getattr(theirs, name).weight.grad for name in names])
+        torch.testing.assert_close(attention.qkv_proj.weight.grad, expected, atol=1e-12, rtol=1e-10)
