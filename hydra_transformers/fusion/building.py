@@ -94,7 +94,9 @@ def build(
         holders = members[:1] if tower == "text" and _differ_in_vision_alone(members) else members
         configs = [tower_configs(member.config)[tower] for member in holders]
         fields[tower] = {
-            "kept_heads": _side_by_side([[heads for [heads] in each.kept_heads] for each in configs]),
+            "kept_heads": [
+                [heads for [heads] in layer] for layer in zip(*(each.kept_heads for each in configs), strict=True)
+            ],
             "trunk_layers": (trunks or {}).get(tower, 0),
         }
     reference = next(iter(members[0].tensors.values()))
@@ -107,11 +109,6 @@ def build(
         for name, slot in slots(model):
             _fill(model.get_parameter(name), slot, members)
     return model.eval()
-
-
-def _side_by_side(by_member: list[list]) -> list[list]:
-    """[member][layer] -> [layer][member]"""
-    return [list(layer) for layer in zip(*by_member, strict=True)]
 
 
 def _differ_in_vision_alone(members: list[Member]) -> bool:

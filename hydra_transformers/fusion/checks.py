@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from ..models.auto import check_has_no_adapters
 from ..models.configuration_hydra import HydraConfigMixin
 from .structure import Member, have_equal_tensors, member_fields, outline, slots, tower_configs
 
@@ -28,15 +29,8 @@ UNUSED = ("pooler", "mask_token")
 # Config fields in which members may differ: they say how a member was made or trains, not what it computes.
 IGNORED_FIELDS = {*HydraConfigMixin.__annotations__, "use_cache", "tie_word_embeddings", "encoder_stride"}
 IGNORED_FIELDS -= {"predicts_variance"}
-IGNORED_FIELD_PATTERNS = (
-    "dropout",
-    "drop_path",
-    "initializer",
-    "_init_value",
-    "layerscale_value",
-    "_out_",
-    "reshape_hidden",
-)
+IGNORED_FIELD_PATTERNS = ("dropout", "drop_path", "initializer", "_init_value", "layerscale_value")
+IGNORED_FIELD_PATTERNS += ("_out_", "reshape_hidden")
 # "is_causal" is not a field of any class, but Transformers reads it from every config that has it.
 COMMON_FIELDS = ("is_causal", "num_labels", "id2label", "problem_type")
 # What to do about members that differ in a field; else they are of different backbones.
@@ -58,8 +52,10 @@ def check_is_in_memory(model: PreTrainedModel, name: str) -> None:
         )
 
 
-def check_is_not_quantised(model: PreTrainedModel, name: str) -> None:
-    """Raises for weights that are codes for numbers, or shards of them: they would be read as the numbers themselves."""
+def check_can_be_read(model: PreTrainedModel, name: str) -> None:
+    """Raises for adapters, for weights that are not in memory, and for codes of numbers, or shards of them, in their place."""
+    check_has_no_adapters(model, name)
+    check_is_in_memory(model, name)
     encoded = next((key for key, tensor in model.named_parameters() if not is_plain(tensor)), None)
     if encoded is not None or getattr(model, "is_quantized", False):
         where = ""
@@ -172,7 +168,7 @@ def _check_fields(
         if mine != theirs:
             instead = CHOICES.get(field, "all members must come from one backbone")
             raise ValueError(
-                f"{member.name} has {prefix}{field} = {_short(mine)}, {first.name} has {_short(theirs)}: {instead}"
+                f"{member.name} has {prefix}{field} = {mine!r:.60}, {first.name} has {theirs!r:.60}: {instead}"
             )
 
 
@@ -180,18 +176,8 @@ def architecture_fields(config_class: type) -> list[str]:
     """The fields that decide what a member computes: all members must agree on them."""
     excluded = {field.name for field in fields(PreTrainedConfig)} | IGNORED_FIELDS
     names = [field.name for field in fields(config_class) if field.name not in excluded]
-    # Towers are compared one by one.
-    kept = [
-        name
-        for name in names
-        if not name.endswith("_config") and not any(kind in name for kind in IGNORED_FIELD_PATTERNS)
-    ]
-    return [*kept, *COMMON_FIELDS]
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    names = [name for name in names if not name.endswith("_config")]  # towers are compared one by one
+    return [*(name for name in names if not any(part in name for part in IGNORED_FIELD_PATTERNS)), *COMMON_FIELDS]
 
 
 def check_finite(member: Member) -> None:

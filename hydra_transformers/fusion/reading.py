@@ -3,33 +3,11 @@
 import re
 from collections.abc import Callable, Container, Iterator
 
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging
+from transformers import PreTrainedModel
 
-from ..models.auto import check_has_no_adapters
 from ..models.pretrained import Rule
-from .checks import (
-    check_has_no_hooks,
-    check_is_all_read,
-    check_is_in_memory,
-    check_is_not_quantised,
-    check_shapes_and_dtypes,
-)
-from .structure import (
-    Member,
-    attention_names,
-    config_in_backbone,
-    hydra_config,
-    member_fields,
-    outline,
-    slots,
-    tower_configs,
-    without_head,
-)
-
-
-# Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.
-logger = logging.get_logger(f"transformers.{__name__}")
+from .checks import check_can_be_read, check_has_no_hooks, check_is_all_read, check_shapes_and_dtypes
+from .structure import Member, config_in_backbone, hydra_config, member_fields, outline, slots, without_head
 
 
 def read_members(cls: type, model: PreTrainedModel, name: str) -> list[Member]:
@@ -37,15 +15,13 @@ def read_members(cls: type, model: PreTrainedModel, name: str) -> list[Member]:
 
     name: what errors call the model
     """
-    check_has_no_adapters(model, name)
     model_type = model.config.model_type
     if model_type not in (*cls.backbone_types, cls.config_class.model_type):
         raise ValueError(
             f"{name} is a {type(model).__name__} ({model_type}): {cls.__name__} is built from "
             f"{' or '.join(cls.backbone_types)} models"
         )
-    check_is_in_memory(model, name)
-    check_is_not_quantised(model, name)
+    check_can_be_read(model, name)
     model = without_head(cls, model)
     check_has_no_hooks(model, name)
     is_hydra = model_type == cls.config_class.model_type
@@ -88,38 +64,10 @@ def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
         tensor = transform(*(parameters[each] for each in theirs))
         tensors[slot.name] = tensor.unsqueeze(0) if parameter in cls.per_member_parameters else tensor
     check_is_all_read(cls, model, read, name)
-    fields = {
-        tower: {"kept_heads": [[heads] for heads in _heads_left(cls, dense, config, names, parameters, name)]}
-        for (tower, names), config in zip(attention_names(dense).items(), tower_configs(own).values(), strict=True)
-    }
-    config = hydra_config(cls.config_class, own, fields, **_pooler_field(cls, model))
+    config = hydra_config(cls.config_class, own, **_pooler_field(cls, model))
     if not model._supports_sdpa:
         config._attn_implementation = None  # eager was the only option, not a choice: let the Hydra pick
     return Member(name, config, tensors)
-
-
-def _heads_left(
-    cls: type, dense: PreTrainedModel, config: PreTrainedConfig, attentions: list[str], parameters: dict, name: str
-) -> Iterator[list[int]]:
-    """The numbers of the heads in each layer of a backbone; sliced projections keep fewer than its config says."""
-    recorded = {int(layer): heads for layer, heads in (getattr(config, "pruned_heads", None) or {}).items()}
-    for layer, ours in enumerate(attentions):
-        (theirs, *others), _ = backbone_source(cls, f"{ours}.qkv_proj.weight", parameters)
-        rows, head_dim = parameters[theirs].shape[0], dense.get_submodule(ours).head_dim
-        rows_per_head = head_dim if others else 3 * head_dim  # without others, q, k and v are one map
-        heads, remainder = divmod(rows, rows_per_head)
-        left = list(range(config.num_attention_heads))
-        if remainder or heads > len(left):
-            raise ValueError(f"{name}: {theirs} has {rows} rows, which are not whole heads of {rows_per_head}")
-        if heads < len(left):
-            left = [head for head in left if head not in recorded.get(layer, [])]
-        if heads != len(left):
-            logger.warning_once(
-                f"{name} has sliced attention and no record of which heads are left (config.pruned_heads): its {heads} "
-                f"heads of layer {layer} are numbered 0 to {heads - 1}, and so on in other layers."
-            )
-            left = list(range(heads))
-        yield left
 
 
 def _pooler_field(cls: type, model: PreTrainedModel) -> dict[str, bool]:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ..models.auto import HYDRA_CLASSES, head_of
+from ..models.auto import HYDRA_CLASSES
 from ..models.configuration_hydra import SHARED_PARTS, HydraConfigMixin
 from ..models.modeling_hydra import Grouped, HydraAttention, PerMember
 
@@ -71,11 +71,6 @@ def without_head(cls: type, model: PreTrainedModel) -> PreTrainedModel:
 def encoder_config(model: PreTrainedModel) -> PreTrainedConfig:
     """The config with the layers and heads of a plain model or a Hydra; of a classifier on one of two towers, that tower's."""
     return config_in_backbone(hydra_class_of(model), model.config)
-
-
-def saved_tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
-    """`tower_configs` of the model that was saved with this config: a classifier on one of two towers has one."""
-    return tower_configs(config_in_backbone(HYDRA_CLASSES.get(head_of(config)), config))
 
 
 def plain_config(cls: type, config: PreTrainedConfig, changes: Mapping[str, dict] | None = None) -> PreTrainedConfig:

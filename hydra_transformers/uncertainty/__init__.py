@@ -2,9 +2,6 @@
 conformal prediction sets. Reports on them are in `hydra_transformers.reports`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from .abstention import Abstention
 from .calibrated_classifier import CalibratedClassifier
 from .calibration import Calibration, calibrate
@@ -21,10 +18,6 @@ from .streaming import UncertaintyAccumulator, compute_metrics
 from .task import Task
 from .tasks import task_of
 from .temperature import TemperatureScaling
-
-
-if TYPE_CHECKING:
-    from ..reports import evaluate_uncertainty as evaluate_uncertainty
 
 
 __all__ = [
@@ -58,12 +51,3 @@ __all__ = [
     "regression_metrics",
     "task_of",
 ]
-
-# Public names of this package that are defined in `reports`, one floor up.
-_REPORTS = ("evaluate_uncertainty",)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _REPORTS:
-        return getattr(import_module("hydra_transformers.reports"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

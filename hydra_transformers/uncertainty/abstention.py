@@ -338,12 +338,7 @@ def binomial_pmf(successes: int, trials: int, p: float) -> float:
 
 
 def binomial_cdf(successes: int, trials: int, p: float) -> float:
-    """P(Bin(trials, p) <= successes), 0 < p < 1.
-
-    Example:
-        >>> round(binomial_cdf(1, 3, 0.5), 12)
-        0.5
-    """
+    """P(Bin(trials, p) <= successes), 0 < p < 1."""
     if successes < 0:
         return 0.0
     if successes >= trials:

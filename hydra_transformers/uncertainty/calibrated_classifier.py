@@ -47,14 +47,14 @@ class CalibratedClassifier(nn.Module):
         self.model, self.decision = model, decision
         self._make_reader()
         model.register_forward_hook(TrainingWatch(decision))
-        self.are_trainable = self._are_trainable()
+        self.was_frozen = self._is_frozen()
         self.train(model.training)
 
     def _make_reader(self) -> None:
         self.reader = [AnswerReader(self.model, self.decision.reads_features)]  # in a list: not a submodule
 
-    def _are_trainable(self) -> bool:
-        return any(weight.requires_grad for weight in self.model.parameters())
+    def _is_frozen(self) -> bool:
+        return not any(weight.requires_grad for weight in self.model.parameters())
 
     @property
     def device(self) -> torch.device:
@@ -74,8 +74,8 @@ class CalibratedClassifier(nn.Module):
 
     @torch.compiler.assume_constant_result  # as for a Hydra
     def _has_its_weights(self) -> bool:
-        if self.are_trainable != self._are_trainable():  # PEFT freezes a model for its adapters
-            self.are_trainable = not self.are_trainable
+        if self.was_frozen != self._is_frozen():  # PEFT freezes a model for its adapters
+            self.was_frozen = not self.was_frozen
             self.decision.compare_again()
         return self.decision.is_current(self.model)
 

@@ -71,7 +71,6 @@ def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposit
         problem_type: as in the model's config: "multi_label_classification", or one class of several where left out.
 
     Example:
-        >>> import torch
         >>> sure = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
         >>> torn = torch.tensor([[9.0, 0.0], [0.0, 9.0]])
         >>> parts = decompose(torch.stack([sure, torn]))

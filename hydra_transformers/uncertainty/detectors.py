@@ -67,7 +67,6 @@ def detector_by_name(name: str, *, by: str | None = None, **settings: Any) -> "D
             covariances, see `whitening_of`.
 
     Example:
-        >>> import torch
         >>> detector_by_name("energy")(torch.tensor([[[8.0, 0.0]], [[0.5, 0.0]]])).round(decimals=2)
         tensor([-8.0000, -0.9700], dtype=torch.float64)
     """

@@ -19,7 +19,7 @@ from .conformal import too_few_rows
 from .decomposition import decompose
 from .inputs import as_member_logits, as_multi_hot, check_predictions, widened
 from .metrics import counts_from_the_top, exact_mean, expected_calibration_error
-from .task import CLASS_COLUMNS, Fitted, Rows, Task, ValidationRows
+from .task import CLASS_COLUMNS, Fitted, Metrics, Rows, Task, ValidationRows
 from .temperature import fit_temperature
 
 
@@ -254,23 +254,21 @@ class MultiLabelTask(Task):
     }
     columns = CLASS_COLUMNS | {"labels": "strings", "scores": "label scores"}
 
-    def measure(
-        self, answers: Tensor, labels: Tensor | None, decision_output: DecisionOutput | None = None
-    ) -> dict[str, float]:
+    def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
         """`multi_label_metrics` (with the thresholds of a calibrated model), how much members differ, summed over the labels,
         and what a calibrated model's sets and threshold bring."""
-        answers = answers if decision_output is None else decision_output.member_logits
+        answers = answers if decided is None else decided.member_logits
         parts, logits = decompose(answers, "multi_label_classification"), log_odds(answers)
-        chosen = logits >= 0 if decision_output is None else decision_output.chosen_labels
+        chosen = logits >= 0 if decided is None else decided.chosen_labels
         metrics, right = {}, None
         if labels is not None:
             labels = as_multi_hot(labels, *logits.shape)
             metrics, right = summarize_labels(logits, labels, chosen), chosen == labels
         metrics["mutual_information"] = exact_mean(parts.epistemic.sum(dim=1))
         metrics["disagreement"] = exact_mean(parts.disagreement.mean(dim=1))
-        if decision_output is None:
+        if decided is None:
             return metrics
-        sets, answered = decision_output.prediction_set, ~decision_output.abstain
+        sets, answered = decided.prediction_set, ~decided.abstain
         if sets is not None:
             metrics["set_size"] = exact_mean(sets.sum(dim=1).double())
             if labels is not None:

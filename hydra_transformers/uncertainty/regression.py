@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import pandas
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from .abstention import Abstention, check_target
 from .conformal import conformal_quantile
 from .inputs import as_tensor, widened
 from .metrics import error_coverage_curve, exact_mean
-from .task import CLASS_COLUMNS, Fitted, Task, ValidationRows
+from .task import CLASS_COLUMNS, Fitted, Metrics, Task, ValidationRows
 
 
 # Shares of the mean spread that are tried as the floor below the spread.
@@ -93,12 +94,7 @@ def correlation(first: Tensor, second: Tensor) -> Tensor:
 
 def ranks(values: Tensor) -> Tensor:
     """The rank of each number in its column, equal numbers sharing the mean of theirs: (rows, outputs) -> (rows, outputs)"""
-    columns = []
-    for column in values.unbind(dim=1):
-        _, places, counts = column.unique(return_inverse=True, return_counts=True)
-        last = counts.double().cumsum(0)
-        columns.append(((last - 1) - (counts.double() - 1) / 2)[places])
-    return torch.stack(columns, dim=1)
+    return torch.tensor(pandas.DataFrame(values.numpy()).rank().to_numpy())
 
 
 class RegressionTask(Task):
@@ -120,19 +116,17 @@ class RegressionTask(Task):
     columns = CLASS_COLUMNS | {"interval": "intervals"}
     guarantees_risk = False
 
-    def measure(
-        self, answers: Tensor, labels: Tensor | None, decision_output: DecisionOutput | None = None
-    ) -> dict[str, float]:
+    def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
         """`regression_metrics`, and what a calibrated model's intervals and threshold bring."""
-        interval = None if decision_output is None else decision_output.interval
+        interval = None if decided is None else decided.interval
         if labels is None:
             metrics = {"spread": float(self.scores(answers).mean())}
             if interval is not None:
                 metrics["interval_width"] = float((interval[..., 1] - interval[..., 0]).double().mean())
         else:
             metrics = regression_metrics(answers, labels, interval)
-        if decision_output is not None:
-            answered = ~decision_output.abstain
+        if decided is not None:
+            answered = ~decided.abstain
             metrics["answered"] = float(answered.double().mean())
             if labels is not None and answered.any():
                 metrics["answered_mae"] = regression_metrics(answers[answered], labels[answered])["mae"]

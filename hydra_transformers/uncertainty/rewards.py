@@ -14,7 +14,7 @@ from ..models.regression import aggregated, spread
 from .features import collect_answers
 from .inputs import as_tensor, widened
 from .metrics import ood_metrics
-from .task import CLASS_COLUMNS, Fitted, Task, ValidationRows
+from .task import CLASS_COLUMNS, Fitted, Metrics, Task, ValidationRows
 
 
 def collect_pairs(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor]:
@@ -115,15 +115,13 @@ class RewardTask(Task):
     def decide(self, decision: Decision, answers: Tensor) -> DecisionOutput:
         return decision(answers[..., :1])  # of pairs those of the chosen
 
-    def measure(
-        self, answers: Tensor, labels: Tensor | None, decision_output: DecisionOutput | None = None
-    ) -> dict[str, float]:
+    def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
         """answers: of pairs, (pairs, members, 2)"""
         if answers.shape[-1] != 2:
             raise TypeError('data has no pairs: a reward model is measured by {"chosen": data, "rejected": data}')
         metrics = preference_metrics(*answers.unbind(dim=-1), self.aggregate or "mean")
-        if decision_output is not None:
-            metrics["answered"] = float((~decision_output.abstain).double().mean())
+        if decided is not None:
+            metrics["answered"] = float((~decided.abstain).double().mean())
         return metrics
 
     def scores(self, answers: Tensor) -> Tensor:

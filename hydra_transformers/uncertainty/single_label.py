@@ -13,7 +13,7 @@ from .decomposition import decompose
 from .detectors import Detector, detector_by_name, ood_score
 from .features import collect_answers
 from .metrics import classification_metrics, diversity_metrics, exact_mean
-from .task import Fitted, Rows, Task, ValidationRows
+from .task import Fitted, Metrics, Rows, Task, ValidationRows
 from .temperature import TemperatureScaling, fit_temperature
 
 
@@ -35,15 +35,13 @@ class SingleLabelTask(Task):
         "set_size": ("Set size", "low"),
     }
 
-    def measure(
-        self, answers: Tensor, labels: Tensor | None, decision_output: DecisionOutput | None = None
-    ) -> dict[str, float]:
-        answers = answers if decision_output is None else decision_output.member_logits
+    def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
+        answers = answers if decided is None else decided.member_logits
         metrics = {} if labels is None else classification_metrics(answers, labels)
         metrics |= diversity_metrics(answers)
-        if decision_output is None:
+        if decided is None:
             return metrics
-        answered, sets = ~decision_output.abstain, decision_output.prediction_set
+        answered, sets = ~decided.abstain, decided.prediction_set
         metrics["answered"] = exact_mean(answered.double())
         if labels is not None and answered.any():
             wrong = decompose(answers).prediction != labels

@@ -37,7 +37,6 @@ class UncertaintyAccumulator:
         score: the OOD score to keep: a name, see `ood_score`, or a fitted `Detector`.
 
     Example:
-        >>> import torch
         >>> accumulator = UncertaintyAccumulator()
         >>> for _ in range(3):
         ...     accumulator.update(torch.randn(8, 3, 5), labels=torch.randint(5, (8,)))
@@ -96,13 +95,13 @@ class UncertaintyAccumulator:
     def values(self) -> Mapping[str, Tensor]:
         """The values per sample, (samples,) each, see `sample_values`; correct, brier and nll if all samples had labels."""
         columns = dict(zip(COLUMNS, torch.cat(self._rows).unbind(dim=1), strict=True))
-        del columns["index"]
         unlabelled = columns["correct"].isnan()
         if unlabelled.any() and not unlabelled.all():
             raise ValueError(
                 f"{int(unlabelled.sum())} of {len(self)} samples have no label: give every batch labels, or none"
             )
-        return {name: each for name, each in columns.items() if name in UNCERTAINTY_VALUES or not unlabelled.any()}
+        names = UNCERTAINTY_VALUES if unlabelled.any() else (*UNCERTAINTY_VALUES, *LABELLED_VALUES)
+        return {name: columns[name] for name in names}
 
     def compute(self) -> dict[str, float]:
         """Diversity metrics, and classification metrics if the samples had labels."""

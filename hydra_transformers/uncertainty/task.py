@@ -30,6 +30,9 @@ CLASS_COLUMNS = {
 }
 
 
+Metrics = dict[str, float]
+
+
 class Rows(NamedTuple):
     """Predictions (rows, members, ...), labels (rows, ...) and features (rows, members, dim), on the CPU."""
 
@@ -142,10 +145,8 @@ class Task:
         """What a calibrated model decides on the outputs of `collect`."""
         return decision(answers)
 
-    def measure(
-        self, answers: Tensor, labels: Tensor | None, decision_output: DecisionOutput | None = None
-    ) -> dict[str, float]:
-        """The metrics of `answers`; without labels those that need none, without `decision_output` those of the model alone."""
+    def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
+        """The metrics of `answers`; without labels those that need none, without `decided` those of the model alone."""
         raise NotImplementedError
 
     def scores(self, answers: Tensor) -> Tensor:

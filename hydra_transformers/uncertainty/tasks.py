@@ -23,12 +23,6 @@ def task_of(model: nn.Module) -> Task:
         model (`nn.Module`): a Hydra, a classifier of Transformers, a baseline, or a model that contains one.
 
     Returns:
-        The `Task` with its metrics, columns and calibration.
-
-    Example:
-
-        task = task_of(hydra)
-        answers, labels = task.collect(hydra, data, batch_size=32)
-        task.measure(answers, labels)
+        `Task`: with its metrics, columns and calibration.
     """
     return TASKS[task_name(model)](model)

@@ -26,7 +26,6 @@ class TemperatureScaling:
     is that prediction. For a single model, logits are divided by T.
 
     Example:
-        >>> import torch
         >>> TemperatureScaling(2.0)(torch.tensor([[[4.0, 0.0]]]))
         tensor([[[2., 0.]]])
     """

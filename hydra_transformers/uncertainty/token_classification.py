@@ -16,7 +16,7 @@ from ..models.modeling_hydra import entropy_split, log_mean_probability
 from .abstention import Abstention
 from .inputs import wide_log_softmax, widened
 from .metrics import classification_metrics, error_coverage_curve, exact_mean
-from .task import Fitted, Rows, Task, ValidationRows
+from .task import Fitted, Metrics, Rows, Task, ValidationRows
 from .temperature import fit_temperature
 
 
@@ -65,13 +65,7 @@ def _entities(tags: Tensor, classes: Sequence[str], by_prefix: bool) -> list[Ent
 
 
 def entity_metrics(found: FoundEntities) -> dict[str, float]:
-    """Precision, recall and F1 over all texts together: an entity is right if its kind, beginning and end are.
-
-    Example:
-        >>> right, nothing = torch.tensor([True, False]), torch.zeros(2)
-        >>> entity_metrics(FoundEntities(nothing, nothing, right, num_there=4))
-        {'precision': 0.5, 'recall': 0.25, 'entity_f1': 0.3333333333333333}
-    """
+    """Precision, recall and F1 over all texts together: an entity is right if its kind, beginning and end are."""
     right, predicted = int(found.right.sum()), len(found.right)
     return {
         "precision": right / predicted if predicted else 0.0,
@@ -111,14 +105,12 @@ class TokenTask(Task):
         """The members' logits for words (texts, members, words, classes), and their tags (texts, words)."""
         return collect_words(model, data, batch_size)
 
-    def measure(
-        self, answers: Tensor, labels: Tensor | None, decision_output: DecisionOutput | None = None
-    ) -> dict[str, float]:
+    def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
         """Metrics of entities and of words, and what a calibrated model's threshold brings.
 
         entity_aurc: the area under risk (share of wrong entities among those answered) against coverage, the surest first
         """
-        answers = answers if decision_output is None else decision_output.member_logits
+        answers = answers if decided is None else decided.member_logits
         found = find_entities(answers, labels, _least_sure(answers), self.classes)
         words, tags = rows_of_words(answers, labels)
         metrics = {"mutual_information": float(entropy_split(wide_log_softmax(words))[2].mean())}
@@ -127,9 +119,9 @@ class TokenTask(Task):
             metrics |= entity_metrics(found) | {name: of_words[name] for name in ("accuracy", "ece", "nll")}
             if len(found.scores):
                 metrics["entity_aurc"] = exact_mean(error_coverage_curve(-found.scores, (~found.right).double())[1])
-        if decision_output is not None and len(found.scores):
+        if decided is not None and len(found.scores):
             # An entity is answered if it abstains on none of its words.
-            answered = find_entities(answers, labels, decision_output.abstain.double(), self.classes).scores == 0
+            answered = find_entities(answers, labels, decided.abstain.double(), self.classes).scores == 0
             metrics["answered"] = float(answered.double().mean())
             if labels is not None and answered.any():
                 metrics["answered_risk"] = float((~found.right[answered]).double().mean())

@@ -2,9 +2,8 @@
 
 import pytest
 
-from hydra_transformers import baselines
+from hydra_transformers import baselines, evaluate_uncertainty
 from hydra_transformers.cost import compare_costs
-from hydra_transformers.uncertainty import evaluate_uncertainty
 from tests.pages import ROOT, run_python_blocks
 
 

@@ -118,40 +118,6 @@ def test_members_may_be_plain_models_hydras_and_one_member_hydras(family):
 
 
 @torch.no_grad()
-def test_members_may_be_sliced_live():
-    kept = [0, 2, 3]
-    vit = vit_backbone()
-    attention = vit.vit.layers[1].attention
-    slice_attention([attention.q_proj, attention.k_proj, attention.v_proj], attention.o_proj, kept)
-    vit.config.pruned_heads = {1: [1]}
-    hydra = VIT.hydra.from_pruned_members([vit, vit_backbone(1)], shared=())
-    assert hydra.config.kept_heads[1] == [kept, [0, 1, 2, 3]]
-    pixel_values = images()
-    torch.testing.assert_close(
-        hydra(pixel_values).member_logits[:, 0], vit(pixel_values).logits, atol=1e-12, rtol=1e-10
-    )
-
-    bert = bert_backbone()
-    attention = bert.bert.encoder.layer[0].attention
-    slice_attention([attention.self.query, attention.self.key, attention.self.value], attention.output.dense, kept)
-    member = BERT.hydra.from_backbone(bert)
-    assert member.config.kept_heads[0] == [[0, 1, 2]]  # which heads they were is recorded nowhere
-    texts = padded_texts()
-    torch.testing.assert_close(member(**texts).member_logits[:, 0], bert(**texts).logits, atol=1e-12, rtol=1e-10)
-
-    clip = clip_backbone()
-    attention = clip.vision_model.encoder.layers[2].self_attn
-    slice_attention([attention.q_proj, attention.k_proj, attention.v_proj], attention.out_proj, kept)
-    inputs = CLIP.inputs()
-    torch.testing.assert_close(
-        CLIP.hydra.from_backbone(clip)(**inputs).member_logits[:, 0],
-        clip(**inputs).logits_per_image,
-        atol=1e-12,
-        rtol=1e-10,
-    )
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("with_pooler", [True, False])
 def test_base_models_become_base_hydras(with_pooler):
     vit = randomise(ViTModel(vit_backbone().config, add_pooling_layer=with_pooler).double(), 0)

@@ -14,13 +14,11 @@ MODULES = (
     "uncertainty.decomposition",
     "uncertainty.detectors",
     "uncertainty.metrics",
-    "uncertainty.paired",
     "uncertainty.streaming",
     "uncertainty.multi_label",
     "uncertainty.regression",
     "uncertainty.rewards",
     "uncertainty.temperature",
-    "uncertainty.token_classification",
     "reports.table",
 )
 
