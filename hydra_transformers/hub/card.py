@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..cost import count_parameters, inputs_for, multiply_adds_of, readable_count, unpruned_backbone
 from ..data.zero_shot import first_token_kwargs
-from ..fusion import slots, tower_configs, without_weights
+from ..fusion import slots, without_weights
 from ..models.auto import AUTO_CLASSES
 from ..pruning import Circuit
 from ..pruning.heads import heads_in
@@ -74,7 +74,7 @@ def create_model_card(
     name = repo_id.split("/")[-1]
     if fine_tunings is None:
         has_own_weights = len({circuit.made_from.get("weights") for circuit in circuits or ()}) > 1
-        fine_tunings = config.num_members > 1 and (_has_all_heads(model) or has_own_weights)
+        fine_tunings = config.num_members > 1 and (_has_all_heads(config) or has_own_weights)
     shared = ", ".join(SHARED_NAMES[part] for part in SHARED_NAMES if part in config.shared)
     is_current = model.decision is not None and (model.device.type == "meta" or model.decision.compare(model))
     sentences = model.decision.settings["sentences"] if is_current else ()
@@ -104,10 +104,9 @@ def create_model_card(
         repo_id=repo_id,
         model_name=name,
         members=config.num_members,
-        origin=_origin(model, base_model, circuits, fine_tunings),
+        origin=_origin(config, base_model, bool(circuits), fine_tunings),
         architecture=model.architecture,
         decision="\n".join(f"- {escape_markdown(sentence)}" for sentence in sentences),
-        heads_sentence=_heads_sentence(model),
         shared_sentence=f"{shared} (the mean over the members)" if shared else "nothing, they are independent models",
         own_sentence=_own_parts(model),
         trunk_sentence=trunk_sentence(config),
@@ -142,60 +141,38 @@ def card_task(model: PreTrainedModel) -> dict[str, Any]:
     raise TypeError(f"model is a {type(model).__name__}: a card describes one of {', '.join(classifiers)}")
 
 
-def _has_all_heads(model: PreTrainedModel) -> bool:
-    every, config = heads_of_backbone(model.config), model.config
+def _has_all_heads(config: PreTrainedConfig) -> bool:
+    every = heads_of_backbone(config)
     return all(set(heads_in(config.kept_heads, member)) == every for member in range(config.num_members))
 
 
-def _origin(
-    model: PreTrainedModel, base_model: str | None, circuits: Sequence[Circuit] | None, fine_tunings: bool
-) -> str:
+def _origin(config: PreTrainedConfig, base_model: str | None, has_circuits: bool, fine_tunings: bool) -> str:
     """What the members are, as a part of a sentence."""
-    members, link = model.config.num_members, f"[{base_model}](https://huggingface.co/{base_model})"
+    members, link = config.num_members, f"[{base_model}](https://huggingface.co/{base_model})"
     if not fine_tunings:
-        backbone = link if base_model else "one backbone"
-        return f"{members} copies of {backbone}, each with other attention heads cut out"
+        return f"{members} copies of {link if base_model else 'one backbone'}, each with other attention heads cut out"
     those = f"{members} fine-tuned versions of {link if base_model else 'one pre-trained model'}"
-    if _has_all_heads(model):
-        if not model.config.shared and not base_model:  # they may come from anywhere
-            those = f"{members} models that share nothing,"
-        return f"{those} with all their attention heads"
-    return f"{those}, each {'pruned by its own circuit' if circuits else 'with attention heads of its own cut out'}"
+    if not _has_all_heads(config):
+        return f"{those}, each {'pruned by its own circuit' if has_circuits else 'with attention heads of its own cut out'}"
+    if not config.shared and not base_model:  # they may come from anywhere
+        those = f"{members} models that share nothing,"
+    return f"{those} with all their attention heads"
 
 
 def _own_parts(model: PreTrainedModel) -> str:
     """Names the parts that each member has for itself, beside attention and the parts that members may share."""
     names = {slot.name for _, slot in slots(model) if slot.rows is not None or ".head." in slot.name}
-    paths = [
-        name.removeprefix(f"{model.base_model_prefix}.").split(".")
-        for name in sorted(names)
-        if ".attention." not in name
-    ]
+    names = sorted(name for name in names if ".attention." not in name)
+    paths = [name.removeprefix(f"{model.base_model_prefix}.").split(".") for name in names]
     parts = dict.fromkeys(" ".join(path[: 2 if "head" in path[1:] else 1]).replace("_", " ") for path in paths)
     *first, last = parts
     return " and ".join(filter(None, [", ".join(first), last]))
 
 
-def _heads_sentence(model: PreTrainedModel) -> str:
-    sentences = []
-    for tower, config in tower_configs(model.config).items():
-        every = config.num_attention_heads * len(config.kept_heads)
-        kept = [str(sum(len(layer[member]) for layer in config.kept_heads)) for member in range(config.num_members)]
-        counts = kept[0] if len(set(kept)) == 1 else f"{', '.join(kept[:-1])} and {kept[-1]}"
-        subject = "keeps" if len(kept) == 1 else "each keeps" if len(set(kept)) == 1 else "the members keep"
-        where = f"in the {tower} tower " if tower else ""
-        only = " (a single member, used with all of the other tower)" if len(kept) < model.config.num_members else ""
-        runs = max(config.layer_runs)
-        layers = "a layer that runs" if len(config.layer_runs) == 1 else "layers that run"
-        again = f", in {layers} {runs} times" if runs > 1 else ""
-        sentences.append(f"{where}{subject} {counts} of the backbone's {every}{again}{only}")
-    return "; ".join(sentences)
-
-
 def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | None, fine_tunings: bool) -> str | None:
     config, members = model.config, model.config.num_members
     if not circuits:
-        is_none = fine_tunings and _has_all_heads(model)
+        is_none = fine_tunings and _has_all_heads(config)
         return "None was cut out: the members differ by their fine-tuning." if is_none else None
     if len(circuits) not in (1, members):
         raise ValueError(
@@ -233,36 +210,36 @@ def describe_circuit(circuit: Circuit) -> str:
 
 def card_cost_table(model: PreTrainedModel) -> str:
     """A markdown table of a model, one unpruned model, and as many of these as there are members: counted, not measured."""
-    costs = {
-        "This model": _cost(without_weights(type(model), model.config)),
-        "One unpruned model": _cost(unpruned_backbone(model)),
-    }
-    members = model.config.num_members
+    single, members = _cost(unpruned_backbone(model)), model.config.num_members
+    costs = {"This model": _cost(without_weights(type(model), model.config)), "One unpruned model": single}
     if members > 1:
-        single = costs["One unpruned model"]
         costs[f"{members} unpruned models (Deep Ensemble)"] = {title: members * n for title, n in single.items()}
-    rows = [[name, f"{cost.pop('Parameters'):,}", *map(readable_count, cost.values())] for name, cost in costs.items()]
-    return markdown_table(["", "Parameters", *costs["This model"]], rows)
+    rows = [
+        [name, f"{parameters:,}", *map(readable_count, work)]
+        for name, (parameters, *work) in ((name, cost.values()) for name, cost in costs.items())
+    ]
+    return markdown_table(["", *single], rows)
 
 
 def _cost(model: PreTrainedModel) -> dict[str, int]:
     """Column title -> number. CLIP's images and prompts count apart: prompts are computed once for many images."""
     inputs = inputs_for(model, 1, "meta")
+    shapes = {name: value.shape for name, value in inputs.items()}
     parameters = {"Parameters": count_parameters(model)}
     if "pixel_values" in inputs and "input_ids" in inputs:
         images = {"pixel_values": inputs["pixel_values"], **first_token_kwargs(model)}
         per_prompt = multiply_adds_of(model.get_text_features, input_ids=inputs["input_ids"])
         return parameters | {
             "Multiply-adds per image": multiply_adds_of(model.get_image_features, **images),
-            f"Multiply-adds per prompt of {inputs['input_ids'].shape[1]} tokens": per_prompt,
+            f"Multiply-adds per prompt of {shapes['input_ids'][1]} tokens": per_prompt,
         }
     if "pixel_values" in inputs:
         unit, inputs = "image", {"pixel_values": inputs["pixel_values"]}
-    elif "input_values" in inputs:
-        values = inputs["input_values"]
-        unit = f"audio of {values.shape[1]:,} {'samples' if values.dim() == 2 else 'frames'}"
+    elif "input_ids" in inputs:
+        unit, inputs = f"text of {shapes['input_ids'][1]} tokens", {"input_ids": inputs["input_ids"]}
     elif "input_features" in inputs:
-        unit = f"audio of {inputs['input_features'].shape[2]:,} frames"
+        unit = f"audio of {shapes['input_features'][2]:,} frames"
     else:
-        unit, inputs = f"text of {inputs['input_ids'].shape[1]} tokens", {"input_ids": inputs["input_ids"]}
+        length = shapes["input_values"][1]
+        unit = f"audio of {length:,} {'samples' if len(shapes['input_values']) == 2 else 'frames'}"
     return parameters | {f"Multiply-adds per {unit}": multiply_adds_of(model, **inputs)}

@@ -46,20 +46,17 @@ def _map_of_tower(config: PreTrainedConfig) -> str:
     widths = [max(map(len, column)) for column in columns]
     rows = zip(*columns, strict=True)
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, *([_first_layers(config)] if config.trunk_layers else [])])
+    return "\n".join(filter(None, [*lines, trunk_sentence(config)]))
 
 
 def trunk_sentence(config: PreTrainedConfig) -> str:
     """ "the first 6 layers run once for all members", for CLIP by tower; empty where no layer does."""
-    towers = {tower: each for tower, each in tower_configs(config).items() if each.trunk_layers}
+    towers = {tower: each.trunk_layers for tower, each in tower_configs(config).items() if each.trunk_layers}
     return "; ".join(
-        (f"in the {tower} tower " if tower else "") + _first_layers(each) for tower, each in towers.items()
+        f"{f'in the {tower} tower ' if tower else ''}the first {f'{trunk} layers run' if trunk > 1 else 'layer runs'} once for all "
+        "members"
+        for tower, trunk in towers.items()
     )
-
-
-def _first_layers(config: PreTrainedConfig) -> str:
-    trunk = config.trunk_layers
-    return f"the first {f'{trunk} layers run' if trunk > 1 else 'layer runs'} once for all members"
 
 
 def heads_of_backbone(config: PreTrainedConfig) -> set[Head]:

@@ -153,9 +153,7 @@ def _operations(
 
 def _leave_own_handler(api: HfApi, repo_id: str, folder: Path) -> None:
     """Our handler replaces an earlier one of ours, known by its first line; any other on the Hub stays."""
-    if not (folder / HANDLER.name).exists():
-        return
-    existing = _file_on_hub(api, repo_id, HANDLER.name)
+    existing = _file_on_hub(api, repo_id, HANDLER.name) if (folder / HANDLER.name).exists() else None
     if existing is not None and "Made by hydra_transformers" not in existing.partition("\n")[0]:
         logger.warning(f"{repo_id} has a handler.py of its own, which stays")
         (folder / HANDLER.name).unlink()

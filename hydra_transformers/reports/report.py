@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .._io.files import parse_json, write_atomically
 from ..uncertainty.task import Task
 from ..uncertainty.tasks import TASKS
@@ -231,24 +233,44 @@ class Report:
         """Those of OOD data sets; none where they were given without groups."""
         return list(dict.fromkeys(g for g, *_ in self.groups.values() if g not in (ID, CORRUPTION, "OOD")))
 
+    def _errors_at_equal_coverage(self) -> tuple[str, Metrics]:
+        """The error rate of each model where all answer as much as the one that answers least, and the title of that column.
+        Models that answer less make fewer errors, so their own thresholds do not compare them."""
+        curves = {name: curves["risk_coverage"] for name, curves in self.curves.items() if "risk_coverage" in curves}
+        answered = [self.models[name][DATA].get("answered") for name in curves]
+        share = min((each for each in answered if each), default=0.0)
+        if len(answered) < 2 or not share or set(answered) == {share}:
+            return "", {}
+        errors = {name: float(np.interp(share, curve["coverage"], curve["risk"])) for name, curve in curves.items()}
+        return f"Wrong at {100 * share:.3g} % answered", errors
+
     def _sections(self) -> list[Section]:
         metrics = self._task.metrics
         first = next(iter(metrics))
-        rows = {name: self.models[name][DATA] for name in self.models}
+        rows = {name: dict(self.models[name][DATA]) for name in self.models}
         main = {first: metrics[first]} | {name: metrics[name] for name in metrics if name.startswith("answered")}
+        details = {name: metrics[name] for name in metrics if name not in main}
+        title, errors = self._errors_at_equal_coverage()
+        columns = {title: ("low", errors)} if errors else {}
         for group in self._ood_groups() or ([None] if self.data_sets() else []):
-            title = f"{_prefix(group)}OOD AUROC"
-            main[title] = (title, "high")
-            rows = {name: row | {title: self.average(name, group).get("auroc")} for name, row in rows.items()}
+            aurocs = {name: self.average(name, group).get("auroc") for name in self.models}
+            columns[f"{_prefix(group)}OOD AUROC"] = ("high", aurocs)
+        for title, (better, values) in columns.items():
+            main[title] = (title, better)
+            for name in self.models:
+                rows[name][title] = values.get(name)
         sentences = []
         if any(self.rows.values()):
             reference, *others = self.models
             sentences = [gain_sentence(name, reference, self.gains(name, reference)) for name in others]
         members = {name: {"Members": str(self.num_members.get(name, NO_VALUE))} for name in self.models}
-        details = {name: row for name, row in metrics.items() if name != first}
+        others_table = _table(rows, details | RISKS)
         sections: list[Section] = [
-            (f"Results: {self._task.title}", [_table(rows, main, members), *filter(None, sentences)]),
-            ("In distribution", [_table(rows, details | RISKS)]),
+            (f"Results: {self._task.title}", [_table(rows, main, members)]),
+            (
+                f"{'Intervals and other' if any(sentences) else 'Other'} metrics",
+                [*filter(None, sentences), others_table],
+            ),
         ]
         if self.data_sets():
             places = {(model, name): self.models[model][name] for name in self.data_sets() for model in self.models}
@@ -309,7 +331,7 @@ def _table(
 
 
 def _is_share(metric: str) -> bool:
-    return metric in SHARES or metric.endswith("AUROC")
+    return metric in SHARES or metric.endswith(("AUROC", "% answered"))
 
 
 def _text(metric: str, value: float | None) -> str:

@@ -24,12 +24,11 @@ TALL_BAR = 0.5  # beside a bar with more than this share of a data set the other
 
 
 def report_figures(report: "Report") -> dict[str, Figure]:
-    """The plots that a report has curves for: name -> figure."""
+    """The plots that a report has curves for, the one that opens its page first: name -> figure."""
     figures, curves = {}, next(iter(report.curves.values()), {})
-    if "reliability" in curves:
-        figures["reliability_diagram"] = _reliability_diagram(report)
     if "risk_coverage" in curves:
         figures["risk_coverage"] = _risk_coverage(report)
+        figures["reliability_diagram"] = _reliability_diagram(report)
     if curves.get("roc"):
         figures["score_histograms"] = _score_histograms(report)
         for name in curves["roc"]:
@@ -112,7 +111,8 @@ def _risk_coverage(report: "Report") -> Figure:
         top = max([top, *(r for c, r in zip(curve["coverage"], curve["risk"], strict=True) if c >= left)])
     panel.set(xlabel="Coverage (share of samples answered, most confident first)", ylabel="Risk (error rate)")
     panel.set(xlim=(left, 1.01), ylim=(0, 1.05 * top or 1))
-    finish_panel(panel, "Risk and coverage")
+    has_dots = any(risk is not None for _, risk in dots)
+    finish_panel(panel, f"Risk and coverage{'; dot: the threshold of the model' * has_dots}")
     _legend_below(figure, panel, 1)
     return figure
 

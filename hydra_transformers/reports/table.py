@@ -112,12 +112,19 @@ def to_html(sections: Sequence[Section]) -> str:
 
 
 def html_page(title: str, sections: Sequence[Section], pictures: Mapping[str, bytes]) -> str:
-    """A page in one file: the sections, then the pictures (file name without .png -> content)."""
+    """A page in one file: the first section and picture, then the others (file name without .png -> content)."""
     head = f'<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>'
-    lines = [f"<h1>{html.escape(title)}</h1>", to_html(sections)]
+    figures = []
     for name, png in pictures.items():
         caption = html.escape(name.replace("_", " ").capitalize().replace("Roc ", "ROC curve, "))
         source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-        lines.append(f'<figure><figcaption>{caption}</figcaption><img alt="{caption}" src="{source}"></figure>')
+        figures.append(f'<figure><figcaption>{caption}</figcaption><img alt="{caption}" src="{source}"></figure>')
+    lines = [
+        f"<h1>{html.escape(title)}</h1>",
+        to_html(sections[:1]),
+        *figures[:1],
+        to_html(sections[1:]),
+        *figures[1:],
+    ]
     body = "\n".join(lines)
     return f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{body}\n</body>\n</html>\n'

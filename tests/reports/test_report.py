@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -190,6 +191,25 @@ def test_a_calibrated_model_is_measured_by_its_own_threshold_and_sets():
     assert cells(report.to_markdown(), "Answered (%)") == [f"{100 * metrics['answered']:.2f}"]
 
 
+def test_errors_of_models_that_abstain_are_compared_at_equal_coverage(report):
+    def with_answered(shares):
+        models = {
+            name: {**results, "data": results["data"] | ({} if shares[name] is None else {"answered": shares[name]})}
+            for name, results in report.models.items()
+        }
+        return replace(report, models=models).to_markdown()
+
+    for shares in ({"Single": 0.6, "Hydra": 0.8}, {"Single": None, "Hydra": 0.6}):
+        expected = []
+        for members in (1, 3):
+            probabilities = LOGITS[:, :members].double().softmax(-1).mean(1)
+            wrong = (probabilities.argmax(1) != LABELS)[probabilities.amax(1).argsort(descending=True)]
+            expected.append(f"{100 * wrong[:39].double().mean():.2f}")  # 39 of 65 rows
+        assert cells(with_answered(shares), "Wrong at 60 % answered ↓") == expected
+    for shares in (dict.fromkeys(report.models), dict.fromkeys(report.models, 0.5), {"Single": 0.0, "Hydra": None}):
+        assert "% answered" not in with_answered(shares)
+
+
 def test_a_hydra_and_its_backbone_are_measured_side_by_side():
     hydra = VIT.fused().train()
     rows = [{"pixel_values": image, "label": i % 5} for i, image in enumerate(images(17))]
@@ -298,7 +318,8 @@ def test_a_page_needs_no_other_file_and_takes_no_name_as_code(tmp_path):
     names = {tag for tag, _ in page.tags}
     assert names.isdisjoint({"script", "link", "iframe", "object", "a"}) and "url(" not in text
     pictures = [attributes for tag, attributes in page.tags if tag == "img"]
-    assert len(pictures) == 4 and pictures[0]["alt"] == "Reliability diagram"
+    assert len(pictures) == 4 and pictures[0]["alt"] == "Risk coverage"
+    assert [tag for tag, _ in page.tags if tag in ("table", "img", "h2")][:4] == ["h2", "table", "img", "h2"]
     assert all(each["src"].startswith("data:image/png;base64,iVBORw0KGgo") for each in pictures)
     assert "http" not in re.sub(r'src="[^"]*"', "", text)
 
