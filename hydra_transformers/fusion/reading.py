@@ -15,6 +15,8 @@ def read_members(cls: type, model: PreTrainedModel, name: str) -> list[Member]:
 
     name: what errors call the model
     """
+    if not hasattr(model, "config"):
+        raise TypeError(f"{name} is a {type(model).__name__}: pass a model of Transformers, or a Hydra")
     model_type = model.config.model_type
     if model_type not in (*cls.backbone_types, cls.config_class.model_type):
         raise ValueError(

@@ -136,9 +136,9 @@ class AutoHydra:
     ) -> "HydraModel":
         """One Hydra of `members`, fine-tuned from one pre-trained model for example; they are left as they are.
 
-        members: one-member Hydras, Hydras (their members are taken apart), or supported models of Transformers, whole or
-            with their q, k, v and output projections sliced; the models, or the folders or Hub names from which they are
-            loaded, or folders of PEFT adapters, which are merged into their base model. All of one architecture, for the same classes
+        members: one-member Hydras, Hydras (their members are taken apart), or supported models of Transformers; the models,
+            or the folders or Hub names from which they are loaded, or folders of PEFT adapters, which are merged into their
+            base model. All of one architecture, for the same classes
         shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()` nothing
             is merged and the Hydra is exactly the ensemble of the members
         trunk_layers: how many leading layers become the mean over the members, attention too, and run once: a count, or

@@ -173,6 +173,9 @@ def test_what_is_not_supported_gets_a_sentence():
         AutoHydra.from_pruned_members([])
     with pytest.raises(TypeError, match="members is a ViTForImageClassification: pass a list"):
         AutoHydra.from_pruned_members(VIT.backbone())
+    for members in ([3], [VIT.backbone(), 3]):
+        with pytest.raises(TypeError, match=rf"members\[{len(members) - 1}\] is a int"):
+            AutoHydra.from_pruned_members(members)
     with pytest.raises(TypeError, match="AutoHydra is not a model: call its from_pretrained"):
         AutoHydra()
 

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import logging
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,6 @@ from functools import cache
 
 import pytest
 import torch
-from transformers.utils import logging as transformers_logging
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
@@ -58,18 +56,6 @@ def rows_for(name: str, seed: int = 0, labelled: bool = True, count: int = ROWS)
             batch[key] = torch.randint(5, 30, (count, value.shape[1]), generator=generator)
     labels = torch.randint(0, _built(name)[0].config.num_labels, (count,), generator=generator)
     return [batch | ({"labels": labels} if labelled else {})]
-
-
-@pytest.fixture
-def warned(caplog, monkeypatch):
-    logger = logging.getLogger("transformers")
-    monkeypatch.setattr(
-        logger, "propagate", False
-    )  # with CI set, Transformers lets messages pass, which would count twice
-    logger.addHandler(caplog.handler)
-    transformers_logging.get_logger("transformers").warning_once.cache_clear()
-    yield caplog
-    logger.removeHandler(caplog.handler)
 
 
 def test_rows_that_are_all_answered_rightly_fit_no_temperature():
@@ -174,6 +160,19 @@ def test_half_precision_keeps_what_was_fitted(tmp_path, warned):
     assert not cast.float().is_calibrated  # its weights are not what they were
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_float64_model_keeps_its_decision_also_in_float32(dtype, tmp_path):
+    hydra = hydra_of("vit").double()
+    data = [{name: each.double() if each.is_floating_point() else each for name, each in rows_for("vit")[0].items()}]
+    hydra.calibrate(data, target={"coverage": 0.5}).model.save_pretrained(tmp_path)
+    loaded = type(hydra).from_pretrained(tmp_path, dtype=dtype).eval()
+    [batch] = rows_for("vit", seed=1, labelled=False)
+    with torch.no_grad():
+        expected, found = (model(batch["pixel_values"].to(model.dtype)) for model in (hydra.eval(), loaded))
+    assert loaded.is_calibrated and torch.equal(found.abstain, expected.abstain) and expected.abstain.any()
+    torch.testing.assert_close(found.detector_score.double(), expected.detector_score, rtol=0, atol=1e-5)
+
+
 def test_what_is_refused_of_equal_scores_is_refused_by_the_model_too():
     """Scores are float32, in which a threshold just below one of them must not be that score."""
     hydra = hydra_of("vit")
@@ -237,9 +236,8 @@ def stopped(*arguments, **options):
 @pytest.mark.parametrize("sets", ["lac", "aps"])
 def test_answers_that_are_no_numbers_abstain_and_may_be_any_class(detector, sets):
     hydra = hydra_of("vit")
-    target = (
-        {} if detector is None else {"target": {"coverage": 0.9}, "detector": detector}
-    )  # also without a threshold
+    # also without a threshold
+    target = {} if detector is None else {"target": {"coverage": 0.9}, "detector": detector}
     hydra.calibrate(rows_for("vit"), **target, alpha=0.7, sets=sets)
     [batch] = rows_for("vit", seed=1, labelled=False, count=3)
     batch["pixel_values"][1] = math.nan

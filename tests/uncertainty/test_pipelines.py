@@ -305,6 +305,3 @@ def test_any_classifier_answers_with_its_uncertainty(folders):
     answers = predict_decisions(deciding, IMAGES, processor)
     assert_same(answers, load_trained(folders / "calibrated").predict(IMAGES, processor))
     assert {answer["abstain"] for answer in answers} == {True, False}
-
-
-# What goes wrong

@@ -62,6 +62,16 @@ def rows_for(model: torch.nn.Module, seed: int = 0, count: int = ROWS, noise: fl
     return [{"input_ids": tokens, "labels": labels}]
 
 
+@torch.no_grad()
+def test_members_are_the_members_apart_and_the_prediction_is_their_mean():
+    models = [bert_backbone(seed, num_labels=2, problem_type="regression") for seed in range(3)]
+    tokens = torch.randint(5, 38, (8, 6), generator=torch.Generator().manual_seed(0))
+    apart = torch.stack([model(input_ids=tokens).logits for model in models], dim=1)
+    found = AutoHydra.from_pruned_members(models, shared=()).eval()(input_ids=tokens)
+    torch.testing.assert_close(found.member_logits, apart, rtol=0, atol=1e-10)
+    torch.testing.assert_close(found.logits, apart.mean(dim=1), rtol=0, atol=1e-10)
+
+
 def test_intervals_hold_what_was_promised():
     """On average over calibration sets, for each output by itself."""
     [new], inside = numbers_for(99, 2000, 2), []

@@ -1,9 +1,5 @@
 """Heads that predict a variance: noise of the data beside the members' disagreement."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -13,8 +9,9 @@ from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.pruning import extract_circuit, taylor_scores
 from hydra_transformers.training import with_variance
-from hydra_transformers.uncertainty import predict_uncertainty
+from hydra_transformers.uncertainty import calibrate, predict_uncertainty
 from tests.families import FAMILIES, bert_backbone, for_families, padded_texts
+from tests.fresh_process import run_without_package
 
 
 OUTPUTS = 2
@@ -124,6 +121,24 @@ def test_intervals_are_scaled_by_the_whole_spread_and_saved(tmp_path):
     )
 
 
+def test_a_single_member_abstains_and_a_deep_ensemble_decides_as_the_hydra():
+    members = members_of(backbones())
+    hydra = AutoHydra.from_pruned_members(members, shared=()).eval()
+    [batch] = data = labelled(hydra)
+    inputs, options = {name: batch[name] for name in batch if name != "labels"}, {"target": {"coverage": 0.8}}
+    member = hydra.member(0).eval()
+    member.calibrate(data, **options)
+    with torch.no_grad():
+        alone = member(**inputs).abstain
+    assert alone.any() and not alone.all()  # by the variance that it predicts
+    hydra.calibrate(data, **options)
+    ensemble = calibrate(DeepEnsemble(members), data, **options).model.eval()
+    with torch.no_grad():
+        expected, found = hydra(**inputs), ensemble(**inputs)
+    assert torch.equal(found.abstain, expected.abstain) and expected.abstain.any()
+    torch.testing.assert_close(found.interval, expected.interval, rtol=0, atol=1e-6)
+
+
 def test_circuits_and_taylor_scores_go_by_the_likelihood():
     [member] = members_of(backbones(1))
     data = labelled(member)
@@ -160,19 +175,15 @@ def test_a_process_without_the_package_and_an_exported_model_answer_alike(tmp_pa
     inputs = {"input_ids": torch.arange(1, 13).view(2, 6), "attention_mask": torch.ones(2, 6, dtype=torch.long)}
     with torch.no_grad():
         outputs = hydra(**inputs)
-    program = """if True:
-    import sys, torch
-    sys.modules["hydra_transformers"] = None
-    from transformers import AutoModelForSequenceClassification
-    model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
-    with torch.no_grad():
-        outputs = model(input_ids=torch.arange(1, 13).view(2, 6), attention_mask=torch.ones(2, 6, dtype=torch.long))
-    torch.save([outputs.member_variances, outputs.interval], sys.argv[2])
+    program = """
+import sys, torch
+from transformers import AutoModelForSequenceClassification
+model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
+with torch.no_grad():
+    outputs = model(input_ids=torch.arange(1, 13).view(2, 6), attention_mask=torch.ones(2, 6, dtype=torch.long))
+torch.save([outputs.member_variances, outputs.interval], sys.argv[2])
 """
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment |= {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", program, str(tmp_path / "hydra"), str(tmp_path / "answers.pt")]
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    result = run_without_package(program, tmp_path / "hydra", tmp_path / "answers.pt", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     for found, expected in zip(
         torch.load(tmp_path / "answers.pt"), (outputs.member_variances, outputs.interval), strict=True
