@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..data.batches import ChangedBatches, check_is_data
-from .corruptions import SEVERITIES, check_severity, corrupt, corruption_named, names_of
+from .corruptions import SEVERITIES, corrupt, corruption_named, names_of
 
 
 def corrupted(data: Any, name: str, severity: int, seed: int = 0, *, processor: Any = None) -> Any:
@@ -24,12 +24,10 @@ def corrupted(data: Any, name: str, severity: int, seed: int = 0, *, processor: 
     corrupted before they are tokenized.
     """
     kind = kind_of(data)
-    corruption_named(name, kind)
-    check_severity(severity)
+    corruption_named(name, kind, severity)
     settings = {"name": name, "severity": severity, "seed": seed}
     if kind == "text":
-        change = partial(corrupt, **settings)
-        return replace(data, change=change if data.change is None else partial(_in_turn, data.change, change))
+        return replace(data, change=partial(_corrupt_text, change=data.change, **settings))
     processor = _processor_of(data) if processor is None else processor
     return ChangedBatches(data, partial(_corrupt_pixels, processor=processor, **settings))
 
@@ -61,10 +59,13 @@ def kind_of(data: Any) -> str:
         return "text"
     check_is_data(data)
     rows = getattr(data, "dataset", data)
-    first = rows[0] if hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and len(rows) else None
-    if isinstance(first, Mapping):
-        _check_has_pixels(first)
+    if hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and len(rows) and isinstance(rows[0], Mapping):
+        _check_has_pixels(rows[0])
     return "image"
+
+
+def _corrupt_text(text: str, change: Callable[[str], str] | None, **settings: Any) -> str:
+    return corrupt(text if change is None else change(text), **settings)
 
 
 def _corrupt_pixels(batch: dict[str, Tensor], **settings: Any) -> dict[str, Tensor]:
@@ -78,10 +79,6 @@ def _check_has_pixels(row: Mapping[str, Any]) -> None:
             f"the data has no pixel_values to corrupt, it has {', '.join(row) or 'nothing'}: pass load_data(rows, model) of "
             "images or texts; texts are corrupted before they are tokenized, and audio is not corrupted"
         )
-
-
-def _in_turn(first: Callable[[str], str], second: Callable[[str], str], text: str) -> str:
-    return second(first(text))
 
 
 def _processor_of(data: Any) -> Any:

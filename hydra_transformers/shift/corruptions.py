@@ -44,31 +44,32 @@ _ROWS = (  # group, strengths, what they are, function
     ("noise", (0.08, 0.12, 0.18, 0.26, 0.38), "standard deviation of the noise", on_images.gaussian_noise),
     ("noise", (60, 25, 12, 5, 3), "photons of a white pixel", on_images.shot_noise),
     ("noise", (0.03, 0.06, 0.09, 0.17, 0.27), "share of values made black or white", on_images.impulse_noise),
-    ("noise", (0.15, 0.2, 0.35, 0.45, 0.6), "standard deviation, times the value", on_images.speckle_noise),
-    ("blur", (0.01, 0.015, 0.02, 0.025, 0.032), "standard deviation, of the shorter side", on_images.gaussian_blur),
     ("blur", (0.012, 0.018, 0.025, 0.033, 0.042), "radius, of the shorter side", on_images.defocus_blur),
     ("blur", (0.04, 0.06, 0.08, 0.1, 0.13), "length, of the shorter side", on_images.motion_blur),
     ("blur", (0.11, 0.16, 0.21, 0.26, 0.31), "zoom beyond 1", on_images.zoom_blur),
     ("colour", (0.1, 0.2, 0.3, 0.4, 0.5), "added to the value (HSV)", on_images.brightness),
     ("colour", (0.4, 0.3, 0.2, 0.1, 0.05), "share that is left", on_images.contrast),
-    ("colour", (1.5, 2, 3, 5, 20), "factor on saturation (HSV)", on_images.saturate),
     ("digital", (0.6, 0.5, 0.4, 0.3, 0.25), "share of the sides", on_images.pixelate),
     ("digital", (25, 18, 15, 10, 7), "quality", on_images.jpeg_compression),
     ("characters", (0.02, 0.05, 0.1, 0.15, 0.25), "share of letters mistyped", on_texts.typos),
-    ("characters", (0.05, 0.1, 0.2, 0.3, 0.5), "share of letters moved", on_texts.character_swaps),
     ("characters", (0.02, 0.05, 0.1, 0.15, 0.25), "share of letters dropped", on_texts.character_drops),
-    ("words", (0.1, 0.2, 0.4, 0.6, 0.9), "share of words moved", on_texts.word_swaps),
     ("words", (0.05, 0.1, 0.2, 0.3, 0.5), "share of words dropped", on_texts.word_drops),
 )
 # fmt: on
-GROUPS = tuple(dict.fromkeys(group for group, *_ in _ROWS))
-"""Groups of similar corruptions; the name of a group stands for all in it."""
-KINDS = {group: "text" if group in ("characters", "words") else "image" for group in GROUPS}
 CORRUPTIONS = {
-    change.__name__: Corruption(change.__name__, KINDS[group], group, measure, strengths, change)
+    change.__name__: Corruption(
+        change.__name__,
+        "image" if change.__module__ == on_images.__name__ else "text",
+        group,
+        measure,
+        strengths,
+        change,
+    )
     for group, strengths, measure, change in _ROWS
 }
 """All corruptions, by name."""
+GROUPS = tuple(dict.fromkeys(corruption.group for corruption in CORRUPTIONS.values()))
+"""Groups of similar corruptions; the name of a group stands for all in it."""
 
 
 def corrupt(data: Any, name: str, severity: int, seed: int = 0, *, processor: Any = None) -> Any:
@@ -86,10 +87,9 @@ def corrupt(data: Any, name: str, severity: int, seed: int = 0, *, processor: An
 
     Returns the same type, device and dtype as `data`.
     """
-    check_severity(severity)
     if isinstance(data, (list, tuple)):
         return [corrupt(value, name, severity, seed, processor=processor) for value in data]
-    corruption = corruption_named(name, "text" if isinstance(data, str) else "image")
+    corruption = corruption_named(name, "text" if isinstance(data, str) else "image", severity)
     strength = corruption.strengths[severity - 1]
     if isinstance(data, str):
         return corruption.change(data, strength, random.Random(on_images.key_of(name, seed, data)))
@@ -102,27 +102,21 @@ def corrupt(data: Any, name: str, severity: int, seed: int = 0, *, processor: An
     )
 
 
+@torch.no_grad()
 def _corrupted_tensor(data: Tensor, corruption: Corruption, strength: float, seed: int, scale: np.ndarray) -> Tensor:
-    batch = data if data.dim() == 4 else data.unsqueeze(0)
-    if batch.dim() != 4 or batch.shape[1] not in (1, 3) or not (data.is_floating_point() or data.dtype == torch.uint8):
+    batch, is_uint8 = data if data.dim() == 4 else data.unsqueeze(0), data.dtype == torch.uint8
+    if batch.dim() != 4 or batch.shape[1] not in (1, 3) or not (data.is_floating_point() or is_uint8):
         raise ValueError(
             f"images is {data.dtype} of shape {tuple(data.shape)}: pass uint8, or floats in [0, 1], of shape (rows, channels, "
             "height, width) or (channels, height, width), with 1 or 3 channels"
         )
-    rows = max(1, VALUES_AT_A_TIME // math.prod(batch.shape[1:]))
-    changed = [_changed(part, corruption, strength, seed, scale) for part in batch.split(rows)]
-    return torch.cat(changed).view(data.shape)
-
-
-@torch.no_grad()
-def _changed(batch: Tensor, corruption: Corruption, strength: float, seed: int, scale: np.ndarray) -> Tensor:
-    if len(batch) == 0:
-        return batch
-    is_uint8 = batch.dtype == torch.uint8
-    mean, std = (torch.tensor(values.tolist(), device=batch.device).view(1, -1, 1, 1) for values in scale)
-    unit = (batch.float() / 255 if is_uint8 else _unscaled(batch, mean, std)).contiguous()
-    changed = corruption.change(unit, strength, on_images.row_keys(unit, corruption.name, seed)).clamp(0, 1)
-    return (changed * 255).round().to(torch.uint8) if is_uint8 else ((changed - mean) / std).to(batch.dtype)
+    mean, std = (torch.tensor(values.tolist(), device=data.device).view(1, -1, 1, 1) for values in scale)
+    parts = []
+    for part in batch.split(max(1, VALUES_AT_A_TIME // math.prod(batch.shape[1:]))) if len(batch) else ():
+        unit = (part.float() / 255 if is_uint8 else _unscaled(part, mean, std)).contiguous()
+        changed = corruption.change(unit, strength, on_images.row_keys(unit, corruption.name, seed)).clamp(0, 1)
+        parts.append((changed * 255).round().byte() if is_uint8 else ((changed - mean) / std).to(data.dtype))
+    return torch.cat(parts).view(data.shape) if parts else data
 
 
 def _corrupted_picture(picture: Any, corruption: Corruption, strength: float, seed: int) -> Any:
@@ -136,17 +130,13 @@ def _corrupted_picture(picture: Any, corruption: Corruption, strength: float, se
 
 
 def pixel_scale(processor: Any = None) -> np.ndarray:
-    """Mean and standard deviation of an image processor (also inside CLIP's): pixel_values = (images in [0, 1] - mean) / std.
-
-    Returns (2, channels), or (2, 1) for all channels.
-    """
-    processor = getattr(processor, "image_processor", processor)
-    if processor is None or not processor.do_normalize:
-        scale = np.array([[0.0], [1.0]])
-    else:
-        scale = np.array([processor.image_mean, processor.image_std], dtype=float).reshape(2, -1)
+    """Mean and standard deviation of an image processor, also inside CLIP's, (2, channels), or (2, 1) for all channels:
+    pixel_values = (images in [0, 1] - mean) / std."""
+    processor, scale = getattr(processor, "image_processor", processor), np.array([[0.0], [1.0]])
     if processor is None:
         return scale
+    if processor.do_normalize:
+        scale = np.array([processor.image_mean, processor.image_std], dtype=float).reshape(2, -1)
     if getattr(processor, "do_rescale", True):
         return scale / (255 * processor.rescale_factor)
     # Images were in [0, 1] before, unless the mean is one of levels up to 255.
@@ -167,12 +157,10 @@ def _unscaled(pixel_values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return images.clamp(0, 1)
 
 
-def check_severity(severity: int) -> None:
+def corruption_named(name: str, kind: str, severity: int = 1) -> Corruption:
+    """Raises for another kind of data, and for severities that there are not."""
     if severity not in SEVERITIES:
         raise ValueError(f"severity is {severity}: pass whole numbers from 1 to 5")
-
-
-def corruption_named(name: str, kind: str) -> Corruption:
     if name not in CORRUPTIONS:
         raise ValueError(f"no corruption is called {name!r}: there are {', '.join(CORRUPTIONS)}")
     if CORRUPTIONS[name].kind != kind:
@@ -184,8 +172,8 @@ def names_of(chosen: str | Sequence[str], kind: str) -> list[str]:
     """Corruptions of a kind ("image", "text") by name, by group, or "all" of them; each once, in the order given."""
     names: list[str] = []
     for name in [chosen] if isinstance(chosen, str) else chosen:
-        members = [each.name for each in CORRUPTIONS.values() if each.group == name]
-        if name == "all":
-            members = [each.name for each in CORRUPTIONS.values() if each.kind == kind]
+        members = [
+            each.name for each in CORRUPTIONS.values() if name in (each.group, "all" if each.kind == kind else None)
+        ]
         names += [corruption_named(member, kind).name for member in members or [name]]
     return list(dict.fromkeys(names))

@@ -45,18 +45,6 @@ def impulse_noise(images: Tensor, share: float, keys: Tensor) -> Tensor:
     return torch.where(uniform(keys, *images.shape[1:]) < share, extremes, images)
 
 
-def speckle_noise(images: Tensor, strength: float, keys: Tensor) -> Tensor:
-    return images + images * strength * normal(keys, *images.shape[1:])
-
-
-def gaussian_blur(images: Tensor, share: float, keys: Tensor) -> Tensor:
-    sigma = share * min(images.shape[2:])
-    reach = math.ceil(4 * sigma)
-    weights = {place: math.exp(-0.5 * (place / sigma) ** 2) for place in range(-reach, reach + 1)}
-    across = _weighted(images, {(0, place): weight for place, weight in weights.items()})
-    return _weighted(across, {(place, 0): weight for place, weight in weights.items()})
-
-
 def defocus_blur(images: Tensor, share: float, keys: Tensor) -> Tensor:
     """Every point becomes a disk with a soft edge, one pixel wide."""
     radius = share * min(images.shape[2:])
@@ -100,14 +88,6 @@ def contrast(images: Tensor, share: float, keys: Tensor) -> Tensor:
     """Scales the distance to each channel's mean by `share`."""
     mean = images.flatten(2).mean(dim=2)[..., None, None]
     return mean + share * (images - mean)
-
-
-def saturate(images: Tensor, factor: float, keys: Tensor) -> Tensor:
-    """Multiplies the saturation by `factor`, up to 1; grey stays grey."""
-    value = images.amax(dim=1, keepdim=True)
-    saturation = 1 - images.amin(dim=1, keepdim=True) / value.clamp(min=1e-6)
-    gain = (factor * saturation).clamp(max=1) / saturation.clamp(min=1e-6)
-    return value - (value - images) * gain
 
 
 def pixelate(images: Tensor, share: float, keys: Tensor) -> Tensor:
@@ -187,9 +167,9 @@ def uniform(keys: Tensor, *shape: int, stream: int = 0) -> Tensor:
     return ((_shifted(_mixed(numbers), 41).float() + 0.5) / 2**23).view(len(keys), *shape)
 
 
-def normal(keys: Tensor, *shape: int, stream: int = 0) -> Tensor:
+def normal(keys: Tensor, *shape: int) -> Tensor:
     """Standard normal numbers, (rows, *shape)."""
-    return math.sqrt(2) * torch.erfinv(2 * uniform(keys, *shape, stream=stream) - 1)
+    return math.sqrt(2) * torch.erfinv(2 * uniform(keys, *shape) - 1)
 
 
 def _counter(count: int, device: torch.device) -> Tensor:

@@ -1,11 +1,10 @@
-"""Text corruptions: characters and words that are mistyped, swapped or dropped.
+"""Text corruptions: characters and words that are mistyped or dropped.
 
 Each takes a text, the share of its characters or words to change, and a random generator. A change at a low share is also made at
 every higher one.
 """
 
 import random
-import re
 
 
 # Letter:those around it on a QWERTY keyboard, left, right, above and below.
@@ -29,25 +28,11 @@ def typos(text: str, share: float, generator: random.Random) -> str:
     return "".join(characters)
 
 
-def character_swaps(text: str, share: float, generator: random.Random) -> str:
-    """Swaps neighbouring letters of a word."""
-    places = [match.start() for match in re.finditer(r"(?=\w\w)", text)]
-    pairs = [place for place in places if text[place] != text[place + 1]]
-    return "".join(_swapped(list(text), pairs, share * sum(map(str.isalnum, text)), generator))
-
-
 def character_drops(text: str, share: float, generator: random.Random) -> str:
     """Drops letters and digits."""
     places = [place for place, character in enumerate(text) if character.isalnum()]
     dropped = _chosen(places, share, generator)
     return "".join(character for place, character in enumerate(text) if place not in dropped)
-
-
-def word_swaps(text: str, share: float, generator: random.Random) -> str:
-    """Swaps neighbouring words."""
-    words = text.split()
-    pairs = [place for place in range(len(words) - 1) if words[place] != words[place + 1]]
-    return " ".join(_swapped(words, pairs, share * len(words), generator))
 
 
 def word_drops(text: str, share: float, generator: random.Random) -> str:
@@ -57,23 +42,8 @@ def word_drops(text: str, share: float, generator: random.Random) -> str:
     return " ".join(word for place, word in enumerate(words) if place not in dropped)
 
 
-def _count(expected: float, generator: random.Random) -> int:
-    """`expected` rounded up or down at random, so that it is right on average."""
-    return int(expected + generator.random())
-
-
 def _chosen(places: list[int], share: float, generator: random.Random) -> set[int]:
     """A share of the places, never all: the first ones of an order that does not depend on the share."""
-    count = min(_count(share * len(places), generator), len(places) - 1)
-    return set(generator.sample(places, len(places))[: max(0, count)])
-
-
-def _swapped(parts: list[str], pairs: list[int], touched: float, generator: random.Random) -> list[str]:
-    """Swaps `touched` / 2 pairs that do not overlap; `pairs` are the places of their first parts."""
-    count, moved = _count(touched / 2, generator), set()
-    for place in generator.sample(pairs, len(pairs)):
-        if count > 0 and not moved & {place, place + 1}:
-            parts[place], parts[place + 1] = parts[place + 1], parts[place]
-            moved |= {place, place + 1}
-            count -= 1
-    return parts
+    # Rounded up or down at random, so that the share is right on average.
+    count = int(share * len(places) + generator.random())
+    return set(generator.sample(places, len(places))[: max(0, min(count, len(places) - 1))])
