@@ -21,10 +21,7 @@ except ImportError as error:
 logger = logging.getLogger(__name__)
 
 CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-FONTS = {
-    "font": ("system-ui", "Segoe UI", "Helvetica", "Arial", "sans-serif"),
-    "font_mono": ("ui-monospace", "Consolas", "monospace"),
-}
+FONTS = {"font": ("system-ui", "Segoe UI", "Arial", "sans-serif"), "font_mono": ("ui-monospace", "monospace")}
 # What a visitor is told first, by what the model reads.
 HINTS = {
     "images": "Drop an image on the left",
@@ -53,46 +50,50 @@ def build_page(
             "'multi_label_classification'"
         )
     reads_files = model.reads != "texts"
-    text = partial(gradio.Textbox, max_length=MOST_CHARACTERS, max_lines=12)
     # Gradio would send reports on its use to other servers.
-    with gradio.Blocks(
-        title=model.name, analytics_enabled=False, fill_width=True, delete_cache=(CLEAN_EVERY, KEEP_FOR)
-    ) as page:
+    quiet = {"analytics_enabled": False, "delete_cache": (CLEAN_EVERY, KEEP_FOR)}
+    with gradio.Blocks(title=model.name, fill_width=True, **quiet) as page:
         files = SentFiles(page.upload_file_set)
         gradio.HTML(heading_html(model))
         with gradio.Row():
             with gradio.Column(scale=4, min_width=300):
-                common = {"type": "filepath", "buttons": [], "elem_id": "input"}
-                if model.reads == "audio":
-                    value = gradio.Audio(label="Audio", sources=["upload"], editable=False, **common)
-                elif model.reads == "images":
-                    value = gradio.Image(label="Image", sources=["upload", "clipboard"], height=300, **common)
-                else:
-                    value = text(label="Text", lines=5, placeholder="Type a text", elem_id="input")
+                inputs = _inputs(model, class_names)
                 if reads_files:  # set on the instance: for a subclass, Gradio would write a file beside its module
-                    value.preprocess = files.sent
-                inputs = [value]
-                if model.needs_classes:
-                    names, label = ", ".join(class_names), "Classes to choose from"
-                    inputs.append(text(names, label=label, placeholder="cat, dog, boat", elem_id="classes"))
-                elif model.kind == "text" and model.task.name in ("regression", "reward"):
-                    inputs.append(text(label="Second text, where the model reads pairs", lines=2, elem_id="pair"))
+                    inputs[0].preprocess = files.sent
                 # A file alone is answered at once.
                 ask = gradio.Button("Ask", variant="primary", visible=not reads_files or model.needs_classes)
-                clicks = [_add_examples(group, values, value, files) for group, values in (examples or {}).items()]
+                clicks = [_add_examples(group, values, inputs[0], files) for group, values in (examples or {}).items()]
             with gradio.Column(scale=8, min_width=320):
                 hint = f"{HINTS[model.reads]}{', or click on an example' if examples else ''}."
                 answer = gradio.HTML(sentence_html(hint, "hint"), padding=False)
         # A file is complete once it is dropped or clicked on, a text only once it is submitted.
-        events = [value.change] if reads_files else [click.then for click in clicks]
-        events += [ask.click, *(each.submit for each in inputs if isinstance(each, gradio.Textbox))]
-        quiet = {"api_visibility": "private", "show_progress": "minimal", "concurrency_id": "ask"}
+        events = [inputs[0].change] if reads_files else [click.then for click in clicks]
+        events += [ask.click, *(box.submit for box in inputs if isinstance(box, gradio.Textbox))]
         for event in events:
-            event(partial(_respond, model), inputs, answer, **quiet)
+            look = {"api_visibility": "private", "show_progress": "minimal", "concurrency_id": "ask"}
+            event(partial(_respond, model), inputs, answer, **look)
     for block in page.blocks.values():
         # Gradio runs this for each file that a request names, for any component, and would fetch URLs, too.
         block.async_move_resource_to_block_cache = files.check
     return page.queue(max_size=MOST_WAITING)
+
+
+def _inputs(model: HydraPredictor, class_names: Sequence[str]) -> list[Any]:
+    """What a visitor fills: a file or a text, and beside it CLIP's classes or the second text of a pair."""
+    text = partial(gradio.Textbox, max_length=MOST_CHARACTERS, max_lines=12)
+    file = {"type": "filepath", "buttons": [], "elem_id": "input"}
+    if model.reads == "audio":
+        inputs = [gradio.Audio(label="Audio", sources=["upload"], editable=False, **file)]
+    elif model.reads == "images":
+        inputs = [gradio.Image(label="Image", sources=["upload", "clipboard"], height=300, **file)]
+    else:
+        inputs = [text(label="Text", lines=5, placeholder="Type a text", elem_id="input")]
+    if model.needs_classes:
+        look = {"label": "Classes to choose from", "placeholder": "cat, dog, boat", "elem_id": "classes"}
+        inputs.append(text(", ".join(class_names), **look))
+    elif model.kind == "text" and model.task.name in ("regression", "reward"):
+        inputs.append(text(label="Second text, where the model reads pairs", lines=2, elem_id="pair"))
+    return inputs
 
 
 def launch_page(
@@ -155,31 +156,28 @@ class SentFiles:
     def __init__(self, uploads: Container[str]):
         self.uploads, self.examples = uploads, set()
 
-    def __contains__(self, path: Any) -> bool:
-        if not isinstance(path, str) or (path not in self.uploads and path not in self.examples):
-            return False
-        folder = os.path.realpath(gradio.utils.get_upload_folder())
-        return os.path.realpath(path).startswith(os.path.join(folder, ""))  # no link leads out of it
+    def checked(self, path: Any) -> str:
+        """The path, if the file was sent, and no link leads out of the folder of uploads."""
+        is_known = isinstance(path, str) and (path in self.uploads or path in self.examples)
+        folder = os.path.join(os.path.realpath(gradio.utils.get_upload_folder()), "")
+        if not is_known or not os.path.realpath(path).startswith(folder):
+            raise gradio.Error(ONLY_WHAT_WAS_SENT)
+        return path
 
     async def check(self, path: str | Path | None) -> str | None:
-        if path is not None and str(path) not in self:
-            raise gradio.Error(ONLY_WHAT_WAS_SENT)
-        return None if path is None else str(path)
+        return None if path is None else self.checked(str(path))
 
     def sent(self, payload: Any) -> tuple[str, str] | None:
         """The path of an upload, and its name. Gradio itself would open any file, and decode it before its pixels are counted."""
         if payload is None:
             return None
-        if payload.path not in self:
-            raise gradio.Error(ONLY_WHAT_WAS_SENT)
-        return payload.path, payload.orig_name or Path(payload.path).name
+        return self.checked(payload.path), payload.orig_name or Path(payload.path).name
 
 
 def _add_examples(group: str, values: Sequence[str], component: Any, files: SentFiles) -> gradio.events.Dependency:
     """Examples to click on, and the event of a click. Gradio's own Examples would replace `component` by one that opens any file."""
-    samples = [[value] for value in values]
     look = {"label": group, "type": "index", "samples_per_page": len(values)}
-    examples = gradio.Dataset(components=[component], samples=samples, **look)
+    examples = gradio.Dataset(components=[component], samples=[[value] for value in values], **look)
     if not isinstance(component, gradio.Textbox):
         # The copies that the server may show.
         copied = partial(gradio.processing_utils.move_files_to_cache, block=component, keep_in_cache=True)

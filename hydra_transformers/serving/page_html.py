@@ -52,85 +52,58 @@ def _class_parts(answer: dict[str, Any]) -> Iterator[str]:
     scores, members = answer["scores"], answer["members"]
     yield _verdict(answer, answer["label"], _percent(answer["score"]), f"{_percent(answer['score'])} sure")
     yield _prediction_set(answer, "It may be", "If it is one of the classes, it may be")
-    rows = []
-    for place, score in enumerate(scores[:MOST_CLASSES]):
-        dots = _dots([member[place] for member in members])
-        rows.append(_row(score["label"], score["score"], _percent(score["score"]), marks=dots))
+    columns = list(zip(*members, strict=True))
+    rows = [_bar(score, _dots(column)) for score, column in zip(scores[:MOST_CLASSES], columns, strict=False)]
     yield _section("Classes", f"probability{_legend(answer)}", rows)
     yield _uncertainty(answer, math.log(len(scores)))
-    best = [max(range(len(scores)), key=member.__getitem__) for member in members]
-    said = zip(best, members, strict=True)
-    yield _members([(scores[place]["label"], _percent(member[place])) for place, member in said])
+    best = [max(zip(member, scores, strict=True), key=lambda pair: pair[0]) for member in members]
+    yield _members([(score["label"], _percent(share)) for share, score in best])
 
 
 def _label_parts(answer: dict[str, Any]) -> Iterator[str]:
+    scores, thresholds = answer["scores"], answer["thresholds"]
     yield _verdict(answer, ", ".join(answer["labels"]) or "no label", "", "each from a threshold of its own on")
     yield _prediction_set(answer, "It may have", "If its labels are among these, it may have")
     rows = []
-    for place, (score, threshold) in enumerate(zip(answer["scores"], answer["thresholds"], strict=True)):
+    for place, (score, threshold) in enumerate(zip(scores[:MOST_OF_A_SET], thresholds, strict=False)):
         is_unsure, is_yes = bool(score.get("abstain")), score["label"] in answer["labels"]
-        # Below the likeliest labels, all that the model says yes to or is not sure of.
-        if place >= MOST_OF_A_SET or (place >= MOST_CLASSES and not is_yes and not is_unsure):
-            continue
-        note = f"{'not sure' if is_unsure else 'yes' if is_yes else 'no'}; uncertainty {score['uncertainty']:.2f}"
-        marks = _line(threshold) + _dots([member[place] for member in answer["members"]])
-        kind = "unsure" if is_unsure else "probability"
-        rows.append(_row(score["label"], score["score"], _percent(score["score"]), kind, marks, note))
+        if place < MOST_CLASSES or is_yes or is_unsure:
+            says = "not sure" if is_unsure else "yes" if is_yes else "no"
+            marks = f'<s style="left:{100 * threshold:.1f}%"></s>' + _dots([each[place] for each in answer["members"]])
+            rows.append(_bar(score, marks, f"{says}; uncertainty {score['uncertainty']:.2f}", is_unsure))
     yield _section("Labels", f"probability; line: its threshold{_legend(answer)}", rows)
-    yield _uncertainty(answer, len(answer["scores"]) * math.log(2))
-    names = [score["label"] for score in answer["scores"]]
+    yield _uncertainty(answer, len(scores) * math.log(2))
     said = []
     for member in answer["members"]:
-        shares = zip(names, member, answer["thresholds"], strict=True)
-        said.append((", ".join(name for name, share, least in shares if share >= least) or "no label", ""))
+        shares = zip(scores, member, thresholds, strict=True)
+        said.append((", ".join(score["label"] for score, share, least in shares if share >= least) or "no label", ""))
     yield _members(said)
 
 
 def _number_parts(answer: dict[str, Any]) -> Iterator[str]:
-    """Of each output the interval as a bar, on a line from the lowest to the highest of all that is shown of it."""
     scores, intervals = answer["scores"], answer["interval"] or []
-    said = ", ".join(
-        f"{each['label']} {each['score']:.4g}" if scores[1:] else f"{each['score']:.4g}" for each in scores
-    )
-    between = [f"between {low:.4g} and {high:.4g}" for low, high in intervals]
-    yield _verdict(answer, said, ", ".join(between), ", ".join(between) or "without an interval")
-    rows = []
-    for place, score in enumerate(scores):
-        members, interval = [each[place] for each in answer["members"]], intervals[place] if intervals else []
-        shown = [score["score"], *members, *interval]
-        if not all(map(math.isfinite, shown)):
-            continue  # the verdict says so
-        low, span = min(shown), (max(shown) - min(shown)) or 1.0
-        own, *shares = [0.05 + 0.9 * (each - low) / span for each in shown]
-        first, last = shares[len(members) :] or (0.0, 0.0)
-        name, note = "number" if score["label"] == "LABEL_0" else score["label"], between[place] if between else ""
-        marks = _line(own) + _dots(shares[: len(members)])
-        rows.append(_row(name, last - first, f"{score['score']:.4g}", marks=marks, note=note, start=first))
-    bar = "bar: the interval; " if intervals else ""
-    yield _section("Number", f"{bar}line: the prediction{_legend(answer)}", rows)
+    numbers = [f"{score['label']} {score['score']:.4g}" if scores[1:] else f"{score['score']:.4g}" for score in scores]
+    between = ", ".join(f"between {low:.4g} and {high:.4g}" for low, high in intervals)
+    yield _verdict(answer, ", ".join(numbers), between, between or "without an interval")
     yield _uncertainty(answer, answer["uncertainty"], "variance")
     yield _members([(", ".join(f"{number:.4g}" for number in member), "") for member in answer["members"]])
 
 
 def _entity_parts(answer: dict[str, Any]) -> Iterator[str]:
     """The text with its entities marked, those that the model abstains on in another way."""
-    text, marked, rows, end = answer["text"], [], [], 0
+    text, marked, end, unsure = answer["text"], [], 0, 0
     for entity in answer["entities"]:
-        unsure, group, word = bool(entity["abstain"]), entity["entity_group"], text[entity["start"] : entity["end"]]
-        note, kind = escape(group) + " ?" * unsure, " hydra-doubted" * unsure
-        marked.append(f'{escape(text[end : entity["start"]])}<mark class="hydra-entity{kind}">')
-        marked.append(f"{escape(word)}<small>{note}</small></mark>")
-        end = entity["end"]
-        note = f"{group}{', not sure' * unsure}; uncertainty {entity['uncertainty']:.2f}"
-        share = entity["score"]
-        rows.append(_row(entity["word"], share, _percent(share), "unsure" if unsure else "probability", note=note))
+        is_unsure, word = bool(entity["abstain"]), escape(text[entity["start"] : entity["end"]])
+        note = f"{_percent(entity['score'])}{', not sure' * is_unsure}; uncertainty {entity['uncertainty']:.2f}"
+        marked.append(escape(text[end : entity["start"]]))
+        marked.append(f'<mark class="hydra-entity{" hydra-doubted" * is_unsure}" title="{note}">{word}')
+        marked.append(f"<small>{escape(entity['entity_group'])}{' ?' * is_unsure}</small></mark>")
+        end, unsure = entity["end"], unsure + is_unsure
     yield f'<div class="hydra-text">{"".join(marked)}{escape(text[end:])}</div>'
-    yield f"<p>{escape(answer['reason'])}</p>" if answer["reason"] else ""
-    yield f"<p>{TRUNCATED}</p>" if answer["truncated"] else ""
-    unsure = sum(bool(entity["abstain"]) for entity in answer["entities"])
-    count = f"{len(answer['entities'])} found" + (f", {unsure} not sure" if unsure else "")
+    notes = [answer["reason"], TRUNCATED if answer["truncated"] else ""]
+    yield "".join(f"<p>{escape(note)}</p>" for note in notes if note)
     never = "" if answer["abstain"] is not None else " · not calibrated: none is marked as not sure"
-    yield _section("Entities", f"{count}{never}", rows[:MOST_OF_A_SET])
+    yield _section("Entities", f"{len(answer['entities'])} found, {unsure} not sure{never}", [])
     yield _uncertainty(answer, math.log(answer["num_classes"]), "nats, of the least sure word")
 
 
@@ -142,10 +115,9 @@ def _verdict(answer: dict[str, Any], said: str, guess: str, sure: str) -> str:
     """guess, sure: what stands beside the answer where the model abstains, and where it does not"""
     notes = [answer["reason"]] if answer["reason"] else []
     if answer["threshold"] is not None and answer.get("detector_score") is not None and not answer["abstain"]:
-        score, limit = answer["detector_score"], float(answer["threshold"])
-        reached = f"{answer['detector']} is {score:.3g}, at most {limit:.3g}"
-        if answer["detector"] == "low score":
-            reached = f"the score is at least {-limit:.3g}"
+        limit, score = float(answer["threshold"]), f"{answer['detector']} is {answer['detector_score']:.3g}"
+        is_reward = answer["detector"] == "low score"
+        reached = f"the score is at least {-limit:.3g}" if is_reward else f"{score}, at most {limit:.3g}"
         notes.append(f"It answers: {reached}.")
     notes += [TRUNCATED] if answer.get("truncated") else []
     shown = "".join(f"<small>{escape(note)}</small>" for note in notes)
@@ -158,11 +130,11 @@ def _verdict(answer: dict[str, Any], said: str, guess: str, sure: str) -> str:
 
 
 def _prediction_set(answer: dict[str, Any], begin: str, unlike: str) -> str:
-    """begin, unlike: of the sentence, where the model answers, and where it abstains"""
+    """begin, unlike: of the sentence, where the model answers, and where it abstains: the input may differ from the data that the
+    promise of the sets is about"""
     names = answer["prediction_set"]
     if names is None:
         return ""
-    # A set's promise holds for inputs like those it was fitted on, and this one may differ.
     shown = "".join(f"<b>{escape(name)}</b>" for name in names[:MOST_OF_A_SET])
     more = f" and {len(names) - MOST_OF_A_SET} more" if len(names) > MOST_OF_A_SET else ""
     return f'<div class="hydra-set">{unlike if answer["abstain"] else begin} {shown or "none of them"}{more}</div>'
@@ -172,8 +144,7 @@ def _uncertainty(answer: dict[str, Any], most: float, unit: str | None = None) -
     """most: what fills a bar; unit: nats by default"""
     rows = []
     for part, (name, meaning) in PARTS.items():
-        value = answer[part]
-        if value is not None:
+        if (value := answer[part]) is not None:
             shown = f"{value:.2f}" if unit is None else f"{value:.3g}"
             rows.append(_row(name, value / most if most else 0.0, shown, name, note=meaning))
     return _section("Uncertainty", unit or f"nats; at most {most:.2f}", rows)
@@ -206,15 +177,14 @@ def _dots(shares: Sequence[float]) -> str:
     return "".join(dots) if dots[1:] else ""
 
 
-def _line(share: float) -> str:
-    return f'<s style="left:{100 * share:.1f}%"></s>'
+def _bar(score: dict[str, Any], marks: str, note: str = "", is_unsure: bool = False) -> str:
+    kind = "unsure" if is_unsure else "probability"
+    return _row(score["label"], score["score"], _percent(score["score"]), kind, marks, note)
 
 
-def _row(
-    name: str, share: float, value: str, kind: str = "probability", marks: str = "", note: str = "", start: float = 0.0
-) -> str:
-    style = f"width:{100 * min(1.0, max(0.0, share)):.1f}%;margin-left:{100 * start:.1f}%"
+def _row(name: str, share: float, value: str, kind: str, marks: str = "", note: str = "") -> str:
     small = f"<small>{escape(note)}</small>" if note else ""
+    style = f"width:{100 * min(1.0, max(0.0, share)):.1f}%"
     return (
         f'<div class="hydra-row"><label title="{escape(name)}">{escape(name)}{small}</label>'
         f'<div class="hydra-track"><div class="hydra-bar hydra-{kind}" style="{style}"></div>{marks}</div>'
@@ -225,6 +195,4 @@ def _row(
 def _percent(share: float) -> str:
     """Never 100 % unless it is certain, nor 0 % unless it is impossible."""
     rounded = f"{100 * share:.0f} %"
-    if 0 < share < 1:
-        return {"100 %": "> 99 %", "0 %": "< 1 %"}.get(rounded, rounded)
-    return rounded
+    return {"100 %": "> 99 %", "0 %": "< 1 %"}.get(rounded, rounded) if 0 < share < 1 else rounded

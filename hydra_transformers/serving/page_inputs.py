@@ -15,7 +15,7 @@ MOST_MEGABYTES = 10
 MOST_PIXELS = 50_000_000  # a small file can hold very many
 MOST_CHARACTERS = 10_000  # of a text, or of the names of the classes
 MOST_CLASSES = 100  # for CLIP to choose from
-MOST_OF_A_GROUP, DEFAULT_GROUP = 24, "Examples"
+MOST_OF_A_GROUP = 24  # examples
 
 
 def read_file(path: str | os.PathLike, reads: str, name: str | None = None, rate: int = 16_000) -> Any:
@@ -44,7 +44,7 @@ def check_text(text: str) -> str:
 
 def read_class_names(text: str) -> list[str]:
     """Names between commas or line ends, each once."""
-    names = [name.strip() for line in check_text(text).splitlines() for name in line.split(",")]
+    names = [name.strip() for name in check_text(text).replace("\n", ",").split(",")]
     names = list(dict.fromkeys(filter(None, names)))
     if not 2 <= len(names) <= MOST_CLASSES:
         raise RequestError(f"These are {len(names)} classes: name 2 to {MOST_CLASSES}, with commas between them")
@@ -52,32 +52,25 @@ def read_class_names(text: str) -> list[str]:
 
 
 def read_examples(path: str | os.PathLike, reads: str, rate: int = 16_000) -> dict[str, list[str]]:
-    """Examples to click on: group -> files of images or audio, or texts, in the order of their names or lines.
+    """Examples to click on: group -> files of images or audio, or texts. One that cannot be shown raises an error.
 
-    path: for images and audio a folder, each folder in it a group; for texts a file with one on each line, or a folder of
-        such files, each a group
+    path: for images and audio a folder, each folder in it a group; for texts a file with one on each line
     reads: "images", "audio" or "texts"
     rate: samples of audio per second that the model reads
     """
     path = Path(path)
     if reads == "texts":
-        files = {DEFAULT_GROUP: path} if path.is_file() else {file.stem: file for file in _visible(path, "*.txt")}
-        groups = {name: file.read_text(encoding="utf-8").splitlines() for name, file in files.items()}
-        groups = {name: [line.strip() for line in lines if line.strip()] for name, lines in groups.items()}
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        groups = {"Examples": [line.strip() for line in lines if line.strip()]}
     else:
-        folders = {DEFAULT_GROUP: path} | {each.name: each for each in _visible(path) if each.is_dir()}
-        groups = {name: [str(file) for file in _visible(each) if file.is_file()] for name, each in folders.items()}
+        folders = {"Examples": path} | {each.name: each for each in sorted(path.glob("[!.]*")) if each.is_dir()}
+        files = {name: sorted(each.glob("[!.]*")) for name, each in folders.items()}
+        groups = {name: [str(file) for file in inside if file.is_file()] for name, inside in files.items()}
     groups = {name: values[:MOST_OF_A_GROUP] for name, values in groups.items() if values}
     if not groups:
         expected = "a text file with one text on each line" if reads == "texts" else f"a folder of {reads}"
         raise ValueError(f"there are no examples in {path}: pass {expected}")
-    for value in (value for values in groups.values() for value in values):
-        try:
+    for values in groups.values():
+        for value in values:
             check_text(value) if reads == "texts" else read_file(Path(value).resolve(), reads, rate=rate)
-        except RequestError as error:
-            raise ValueError(f"an example of {path} cannot be shown: {error}") from error
     return groups
-
-
-def _visible(folder: Path, pattern: str = "*") -> list[Path]:
-    return sorted(each for each in folder.glob(pattern) if not each.name.startswith("."))

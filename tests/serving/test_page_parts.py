@@ -140,7 +140,7 @@ def test_folders_are_groups_of_examples(tmp_path):
     assert list(groups) == ["Examples", "known", "unknown"]
     assert [path.rpartition("/")[2] for path in groups["Examples"]] == ["a.png", "b.png"]
     (tmp_path / "known" / "e.png").write_text("no image")
-    with pytest.raises(ValueError, match=r"an example of .* cannot be shown: e.png is no"):
+    with pytest.raises(ValueError, match="e.png is not an image"):
         read_examples(tmp_path, "images")
 
 
@@ -148,8 +148,7 @@ def test_lines_are_examples_of_texts(tmp_path):
     (tmp_path / "reviews.txt").write_text("a good film\n\n a bad film \n")
     (tmp_path / "other.txt").write_text("zwei\n" * 50)
     assert read_examples(tmp_path / "reviews.txt", "texts") == {"Examples": ["a good film", "a bad film"]}
-    groups = read_examples(tmp_path, "texts")
-    assert list(groups) == ["other", "reviews"] and len(groups["other"]) == 24
+    assert len(read_examples(tmp_path / "other.txt", "texts")["Examples"]) == 24
     (tmp_path / "empty").mkdir()
     for path, reads, sentence in (
         ("nowhere", "images", "there are no examples in .*nowhere: pass a folder of images"),
