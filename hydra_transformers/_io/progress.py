@@ -1,5 +1,8 @@
 """Progress bars for long tasks, on a terminal and from the fifth second on."""
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 from tqdm.auto import tqdm
 
 from .processes import rank_and_world_size
@@ -20,3 +23,11 @@ def progress_bar(total: int | None, name: str, unit: str, enabled: bool = True, 
         disable=None if enabled else True,
         leave=False,
     )
+
+
+def with_progress_bar(values: Iterable[Any], total: int | None, name: str, unit: str) -> Iterator[Any]:
+    """The values one by one, and a bar that counts them."""
+    with progress_bar(total, name, unit) as bar:
+        for value in values:
+            yield value
+            bar.update()

@@ -4,9 +4,9 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from functools import cache
+from functools import cache, wraps
 from logging import NOTSET, WARNING, Handler, LogRecord, getLogger
 from typing import Annotated, Any
 
@@ -48,6 +48,18 @@ COMMANDS = {
     ],
 }
 
+
+def quietly(function: Callable) -> Callable:
+    """A command that starts once its words are read, so that wrong ones are answered at once."""
+
+    @wraps(function)
+    def start(**values: Any) -> None:
+        with quiet_libraries(), joined_processes(function.__name__):
+            function(**values)
+
+    return start
+
+
 app = typer.Typer(
     name=NAME,
     add_completion=False,
@@ -60,7 +72,7 @@ for panel, commands in COMMANDS.items():
     for function, example in commands:
         app.command(
             function.__name__, rich_help_panel=panel, epilog=f"Example: {NAME} {function.__name__} {example}".rstrip()
-        )(command(function))
+        )(command(quietly(function)))
 
 
 def _show_version(is_asked: bool) -> None:
@@ -100,10 +112,7 @@ def main(words: Sequence[str] | None = None) -> int:
     called = called if called in runner().commands else None
     name = f"{NAME} {called}" if called else NAME
     try:
-        if called is None or "--help" in words:
-            return run(words)
-        with quiet_libraries(), joined_processes(called):
-            return run(words)
+        return run(words)
     except typer.TyperException as error:  # a wrong call
         print(f"{name}: {error.format_message()} (see {name} --help)", file=sys.stderr)
         return 2

@@ -4,14 +4,14 @@ import sys
 from pathlib import Path
 
 from .folders import check_is_hydra, check_is_new
-from .options import argument, check_named_once, one_of, option
+from .options import HydraArgument, check_named_once, one_of, option
 
 
 FORMATS = ("onnx", "torch")
 
 
 def export(
-    model: argument(str, "MODEL", "a Hydra, by folder or Hub name"),
+    model: HydraArgument,
     output: option(Path, "a new folder: gets the exported model, config.json and the processor", "DIR"),
     to: option(
         list[str],

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .folders import check_is_hydra
-from .options import argument
+from .options import argument, model_name
 
 
 if TYPE_CHECKING:
@@ -12,14 +12,12 @@ if TYPE_CHECKING:
 
 
 def info(
-    model: argument(str, "FOLDER_OR_REPO", "a Hydra, whose weights are not read, or a folder of members"),
+    model: argument(str, "MODEL", "a Hydra, whose weights are not read, or a folder of members", parser=model_name),
 ) -> None:
     """Show which heads each member keeps, sizes and cost."""
     from ..serving.saved_models import member_folders
 
     folder = Path(model)
-    if folder.is_file():
-        raise ValueError(f"{model} is a file: pass the folder or Hub name of a Hydra")
     if folder.is_dir() and not (folder / "config.json").exists() and member_folders(folder):
         for member in member_folders(folder):
             print(f"{member.name}\n")

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
@@ -59,6 +60,13 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
     return read
 
 
+def model_name(text: str) -> str:
+    """A folder or Hub name; a file is refused before anything is loaded."""
+    if os.path.isfile(text):
+        raise typer.BadParameter(f"{text} is a file: pass the folder or Hub name of a model")
+    return text
+
+
 def named(text: str) -> tuple[str, str]:
     """NAME=VALUE"""
     name, _, value = text.partition("=")
@@ -80,9 +88,9 @@ def switch(flag: str, help: str, panel: str | None = None) -> Any:
     return Annotated[bool, typer.Option(flag, help=help, rich_help_panel=panel)]
 
 
-def argument(kind: Any, metavar: str, help: str) -> Any:
+def argument(kind: Any, metavar: str, help: str, **settings: Any) -> Any:
     """The annotation of a parameter that is given without a flag."""
-    return Annotated[kind, typer.Argument(metavar=metavar, help=help)]
+    return Annotated[kind, typer.Argument(metavar=metavar, help=help, **settings)]
 
 
 def choice(names: Sequence) -> Any:
@@ -90,7 +98,9 @@ def choice(names: Sequence) -> Any:
     return Literal[tuple(names)]
 
 
-ModelArgument = argument(str, "MODEL", "a Hydra, or any classifier, CLIP or SigLIP model, by folder or Hub name")
+ANY_MODEL = "a Hydra, or any classifier, CLIP or SigLIP model, by folder or Hub name"
+ModelArgument = argument(str, "MODEL", ANY_MODEL, parser=model_name)
+HydraArgument = argument(str, "MODEL", "a Hydra, by folder or Hub name", parser=model_name)
 BatchSize = option(int, "rows per batch", "N", min=1)
 Seed = option(int, "of everything that is random", min=0, max=MAX_SEED)
 NearData = option(list[tuple] | None, "near out-of-distribution data; may be repeated", "NAME=DATA", parser=named)

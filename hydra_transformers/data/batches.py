@@ -1,8 +1,10 @@
 """Batches of tensors from every form of data: loaders, lists of batches, and rows, which are padded and stacked."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from numbers import Number
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch.nn.functional import pad
 from torch.utils.data import Dataset
 from transformers import default_data_collator
 
+from .._io.progress import with_progress_bar
 from .labels import NO_TAG, match_names
 from .rows import as_rows
 
@@ -66,7 +69,9 @@ def batches(
         dict_batches = (collate(rows, classes=classes) for rows in groups)
     else:
         dict_batches = islice(data, rank, None, world_size)
-    for number, batch in enumerate(dict_batches):
+    count = math.ceil(length_hint(data) / (batch_size if _holds_rows(data) else 1))  # 0 where it is unknown
+    total = len(range(rank, count, world_size)) or None
+    for number, batch in enumerate(with_progress_bar(dict_batches, total, "read", "batch")):
         _check_is_dict(batch, f"batch {number}")
         batch = _with_class_indices(batch, classes)
         tensors = {name: _tensor(value) for name, value in batch.items() if _is_column(name, value)}

@@ -138,7 +138,8 @@ def _one_of(
     if len(matching) != 1:
         count = f"{'more than one' if matching else 'no'} {title or f'{kind} column'} among {', '.join(kinds)}"
         flag = "--label" if kind == "label" else "--column"
-        raise ValueError(f"{source.name} has {count}: name it as {kind}= ({flag})")
+        reads = "" if matching or kind not in PLURALS else f", and the model reads {PLURALS[kind]}"
+        raise ValueError(f"{source.name} has {count}{reads}: name it as {kind}= ({flag})")
     return matching[0]
 
 

@@ -119,7 +119,7 @@ def compare_fusions(
     ensemble = AutoHydra.from_pruned_members(members, shared=(), allow_equal=True).eval()
     if ensemble.num_members < 2:
         raise ValueError("members has one member: pass two or more, there is nothing to fuse")
-    if not hasattr(type(ensemble), "classify"):
+    if not hasattr(type(ensemble), "encode_and_classify"):
         raise TypeError(f"members are {type(members[0]).__name__}s: pass models with a classification head")
     ensemble.config.aggregate = getattr(members[0].config, "aggregate", None)
     singles = [ensemble.member(index).eval() for index in range(ensemble.num_members)]

@@ -5,7 +5,6 @@ import glob
 import hashlib
 import io
 import json
-import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from .._io.access import access_to
 from .._io.files import check_takes_files, write_atomically
@@ -31,7 +31,7 @@ from .predictor import HydraPredictor, kind_of
 from .saved_models import load_config
 
 
-logger = logging.getLogger(__name__)
+logger = logging.get_logger(f"transformers.{__name__}")
 
 FORMATS = (".parquet", ".jsonl", ".csv")
 ROWS_PER_PART = 1024

@@ -1,9 +1,12 @@
 """The command line from a pre-trained model, from checkpoints and from one model to a Hydra that is used and published."""
 
+import io
 import json
 import os
+import re
 import shutil
 import signal
+import sys
 
 import pandas
 import pytest
@@ -11,6 +14,7 @@ import torch
 from transformers import AutoModelForImageClassification, AutoModelForZeroShotImageClassification, ViTImageProcessorPil
 
 from hydra_transformers import HydraViTForImageClassification
+from hydra_transformers._io import progress
 from hydra_transformers.cli import main
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.reports import Report
@@ -155,10 +159,12 @@ def test_predict_says_what_the_model_says(workplace, calibrated, capsys):
     assert "not calibrated" in capsys.readouterr().err
     assert call("predict", calibrated, workplace / "0.png", workplace / "broken.png") == 2
     captured = capsys.readouterr()
-    assert (
-        "1 of 2 images could not be read, the others are answered" in captured.err
-        and expected["label"] in captured.out
-    )
+    assert "1 of 2 images could not be read, the others are answered" in captured.err
+    assert expected["label"] in captured.out
+    assert call("predict", calibrated, workplace / "broken.png") == 2
+    assert capsys.readouterr().err.endswith("1 of 1 images could not be read\n")
+    assert call("predict", calibrated, workplace / "reviews.csv", "--output", workplace / "a.csv") == 2
+    assert "no image column among sentence, label, and the model reads images" in capsys.readouterr().err
 
 
 def test_evaluate_compares_models_under_their_own_class_names(workplace, tmp_path):
@@ -205,6 +211,25 @@ def test_info_export_and_push_take_the_calibrated_model(workplace, calibrated, t
     (folder / "README.md").write_text("---\nlicense: mit\n---\nMine.\n")
     run("push", folder, "me/my-hydra", "--dataset", "colours")
     assert "Mine." in pushed["card"].text
+
+
+def test_steps_that_may_take_long_show_a_bar_on_a_terminal(workplace, calibrated, tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(progress, "SECONDS_BEFORE_A_BAR", 0.0)
+    data = ["--data", workplace / "pictures"]
+    for words in (
+        ["calibrate", workplace / "hydra", *data, "--coverage", 0.5, "--output", tmp_path / "calibrated"],
+        ["evaluate", calibrated, *data, "--output", tmp_path / "evaluation"],
+        ["compare", workplace / "vit", workplace / "two", *data],
+        ["predict", calibrated, workplace / "pictures", "--output", tmp_path / "answers.csv"],
+    ):
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        run(*words)
+        assert re.search(r"(read|predict|member 0): +0%", terminal.getvalue()), words
 
 
 # From checkpoints

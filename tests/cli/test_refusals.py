@@ -3,14 +3,19 @@
 import importlib
 import re
 import shlex
+import subprocess
+import sys
+import warnings
 from types import SimpleNamespace
 
 import datasets
 import pytest
 from huggingface_hub.errors import GatedRepoError, HTTPError, RepositoryNotFoundError
 from transformers import AutoConfig
+from transformers.utils import logging
 
 from hydra_transformers.cli import info, main
+from tests.pages import ROOT
 
 
 PRUNE = "prune vit --data pictures --output OUT"
@@ -60,11 +65,12 @@ REFUSED = [
     ("predict vit 0.png --strict", "--strict is for a data set"),
     ("predict vit 0.png 0.png --output a.csv", "--output is for one data set, and there are 2 inputs"),
     ("predict vit pictures --output a.xls", "a.xls"),
+    ("predict file text", "file is a file: pass the folder or Hub name of a model"),
     ("app vit --labels cat dog", "--labels is for CLIP and SigLIP"),
     ("app nowhere/at-all", "nowhere/at-all is not on this machine"),
     ("info ./nothing", "there is no folder ./nothing"),
     ("info empty", "has no config.json"),
-    ("info file", "file is a file: pass the folder or Hub name of a Hydra"),
+    ("info file", "file is a file: pass the folder or Hub name of a model"),
     ("info vit", "is a plain vit: pass a Hydra"),
     ("push vit me/vit", "is a plain vit: pass a Hydra"),
     ("push hydra 'a b'", "repo_id is 'a b'"),
@@ -118,6 +124,30 @@ def test_what_cannot_be_had_from_the_hub(kind, error, offline, sentence, fails, 
             monkeypatch.setattr(datasets, name, refuse)
         words = ["prune", workplace / "vit", "--data", "meta/secret", "--output", tmp_path / "out"]
     assert sentence.format(kind=kind) in fails(*words)
+
+
+def test_warnings_of_models_are_notes_and_those_of_libraries_are_not_shown(workplace, monkeypatch, capsys):
+    def warns(name):
+        for name in ("transformers.hydra_transformers.models.decision", "transformers.modeling_utils"):
+            logging.get_logger(name).warning(f"{name} is careful")
+        for module in ("hydra_transformers.uncertainty.temperature", "torch.nn"):
+            warnings.warn_explicit(f"{module} is odd", UserWarning, "a.py", 1, module)
+
+    monkeypatch.setattr(info, "_describe", warns)
+    assert main(["info", str(workplace / "hydra")]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "note: transformers.hydra_transformers.models.decision is careful",
+        "note: hydra_transformers.uncertainty.temperature is odd",
+    ]
+
+
+def test_a_file_in_place_of_a_model_is_refused_without_loading_torch():
+    code = (
+        "import sys; from hydra_transformers.cli import main; code = main(['info', 'setup.cfg']); "
+        "print(code, [name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert finished.stdout == "2 []\n" and "setup.cfg is a file" in finished.stderr
 
 
 @pytest.mark.parametrize(("error", "code"), [(ValueError("wrong"), 2), (ZeroDivisionError("odd"), 1)])

@@ -291,7 +291,12 @@ IMAGES = ViTImageProcessorPil(size={"height": 8, "width": 8})
     ("data", "model", "settings", "words"),
     [
         (TWO, None, {}, r"more than one text column among first, second: name it as text= \(--column\)"),
-        (TWO, IMAGES, {}, r"no image column among first, second: name it as image= \(--column\)"),
+        (
+            TWO,
+            IMAGES,
+            {},
+            r"no image column among first, second, and the model reads images: name it as image= \(--column\)",
+        ),
         (TWO, None, {"text": "words"}, "data has no column 'words': it has first, second"),
         (TWO, IMAGES, {"text": "first"}, "'first' does not go with a model of images: name it as image="),
         (TWO, None, {"text": ("a", "b", "c")}, "name one column, or two of pairs"),

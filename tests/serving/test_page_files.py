@@ -163,5 +163,5 @@ def test_audio_that_cannot_be_read_gets_a_sentence(tmp_path, monkeypatch):
         assert sentence in _respond(model, (str(tmp_path / "a.wav"), "a.wav"))
     assert "Drop a WAV file on the left first" in _respond(model, None)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="a.wav has 16 bits and 16,000"):
+    with pytest.raises(ValueError, match=r"a\.wav has 16 bits and 16,000"):
         read_examples(tmp_path, "audio", rate=8_000)

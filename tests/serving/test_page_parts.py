@@ -140,7 +140,7 @@ def test_folders_are_groups_of_examples(tmp_path):
     assert list(groups) == ["Examples", "known", "unknown"]
     assert [path.rpartition("/")[2] for path in groups["Examples"]] == ["a.png", "b.png"]
     (tmp_path / "known" / "e.png").write_text("no image")
-    with pytest.raises(ValueError, match="e.png is not an image"):
+    with pytest.raises(ValueError, match=r"e\.png is not an image"):
         read_examples(tmp_path, "images")
 
 
