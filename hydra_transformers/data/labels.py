@@ -97,6 +97,8 @@ class Labels:
 
     def indices(self) -> list[int]:
         """The data's own class indices of all rows."""
+        if self.values is None:
+            raise ValueError(f"{self.source.name} is read row by row: pass a list of rows, or a Dataset of datasets")
         labels = list(map(self.index, self.values))
         if -1 in labels:
             raise ValueError(

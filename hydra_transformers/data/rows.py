@@ -76,7 +76,7 @@ def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
 def _load(source: DataSource) -> Any:
     """The rows of a source, or its splits by name."""
     if not isinstance(source.data, (str, os.PathLike)):
-        return source.data
+        return _without_subsets(source.data)
     import datasets
 
     path, name = Path(source.data), source.name
@@ -181,8 +181,17 @@ def _random_order(count: int) -> list[int]:
     return torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def _selected(rows: Any, places: list[int]) -> Any:
+def _selected(rows: Any, places: Sequence[int]) -> Any:
+    if isinstance(rows, (list, tuple)):
+        return [rows[place] for place in places]
     return rows.select(places) if hasattr(rows, "select") else torch.utils.data.Subset(rows, places)
+
+
+def _without_subsets(rows: Any) -> Any:
+    """The rows of a torch `Subset` of a list or a Dataset of datasets; others stay as they are."""
+    if not isinstance(rows, torch.utils.data.Subset):
+        return rows
+    return _selected(_without_subsets(rows.dataset), rows.indices)
 
 
 def overlap(split: str | None, other: str | None) -> bool:

@@ -165,7 +165,8 @@ def finetune(
     check_has_variety(train, "the training split", "to learn")
     if train.kind == "image" and train.change is None:
         train = replace(train, change=CHANGES_OF_IMAGES)
-    metric = {"metric_for_best_model": "accuracy" if is_of_classes else "loss", "greater_is_better": is_of_classes}
+    by_accuracy = is_of_classes and arguments.get("class_weights") is None  # accuracy hides errors in rare classes
+    metric = {"metric_for_best_model": "accuracy" if by_accuracy else "loss", "greater_is_better": by_accuracy}
     settings = {
         "num_train_epochs": epochs_for(len(train)) if epochs is None else epochs,
         "per_device_train_batch_size": batch_size,

@@ -8,6 +8,7 @@ import torch
 from transformers import BertTokenizer, TrainerCallback
 
 from hydra_transformers import AutoHydra
+from hydra_transformers.models.decision import task_name
 from hydra_transformers.training import finetune
 from hydra_transformers.training.finetune import no_better_than_most_frequent
 from tests.tiny_data import picture_rows, save_bert, save_vit
@@ -77,14 +78,32 @@ def test_images_with_splits_of_their_own_are_changed_in_training_only(tmp_path):
         finetune(vit, tmp_path / "pictures", tmp_path / "other", validation_split="train[:3]", **FAST)
 
 
-@pytest.mark.parametrize("task", ["regression", "multi_label_classification"])
+TASKS = {
+    "regression": lambda index, text: {"text": text, "label": 0.5 * index},
+    "multi_label_classification": lambda index, text: {"text": text, "label": ["x"] * (index % 2) + ["y"]},
+    "token_classification": lambda index, text: {"tokens": text.split(), "tags": ["O", "BI"[index % 2] + "-X", "O"]},
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
 def test_the_task_is_that_of_the_labels(task, bert, tmp_path):
-    label = (lambda index: 0.5 * index) if task == "regression" else (lambda index: ["x"] * (index % 2) + ["y"])
-    rows = [{"text": row["text"], "label": label(index)} for index, row in enumerate(reviews())]
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
+    path.write_text("\n".join(json.dumps(TASKS[task](index, row["text"])) for index, row in enumerate(reviews())))
     result = finetune(bert, path, tmp_path / "hydra", num_members=2, **FAST)
-    assert result.model.config.problem_type == task and "eval_loss" in result.metrics
+    assert task_name(result.model) == task and "eval_loss" in result.metrics
+
+
+def test_class_weights_make_classes_count_as_if_they_were_equally_frequent(bert, tmp_path):
+    """Nothing tells the classes apart here, so that a model learns how frequent they are: 4 of 40, or one half."""
+    rows = [{"text": "a film", "label": "rare" if index % 10 == 0 else "frequent"} for index in range(40)]
+    data = datasets.DatasetDict(dict.fromkeys(("train", "validation", "test"), datasets.Dataset.from_list(rows)))
+    shares = {}
+    for weights in (None, "balanced"):
+        options = FAST | {"epochs": 6, "classifier_learning_rate": 0.02, "class_weights": weights}
+        model = finetune(bert, data, tmp_path / str(weights), num_members=2, **options).model
+        with torch.no_grad():
+            shares[weights] = model(torch.tensor([[2, 5, 6, 3]])).logits.softmax(-1)[0, model.config.label2id["rare"]]
+    assert shares[None] < 0.25 and 0.4 < shares["balanced"] < 0.6
 
 
 def test_a_model_that_has_learned_nothing_is_told(bert, tmp_path, caplog):
@@ -92,7 +111,7 @@ def test_a_model_that_has_learned_nothing_is_told(bert, tmp_path, caplog):
     for row in rows[::5]:
         row["label"] = "+"
     still = FAST | {"learning_rate": 0.0, "epochs": 1, "classifier_learning_rate": None}
-    result = finetune(bert, csv_of(rows, tmp_path / "rows.csv"), tmp_path / "hydra", **still)
+    result = finetune(bert, torch.utils.data.Subset([*rows, {}], range(80)), tmp_path / "hydra", **still)
     accuracy, share = result.metrics["eval_accuracy"], max(result.validation.labels.count(each) for each in (0, 1)) / 8
     assert bool(result.warnings) == (accuracy <= share)
     [sentence] = no_better_than_most_frequent(0.6, [0, 0, 0, 1, 1], result.model.config)

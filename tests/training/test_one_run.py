@@ -244,6 +244,50 @@ def test_label_smoothing_and_class_weights_are_of_each_members_loss(tmp_path):
     torch.testing.assert_close(accumulated, torch.stack(losses).mean())
 
 
+def test_a_step_over_accumulated_batches_with_smoothed_labels_is_that_of_the_loss_by_hand(tmp_path):
+    """Trunk, branches and classifiers each move by their learning rate times the gradient over all rows."""
+    model = hydra_of()
+    model.config.hidden_dropout_prob = 0.0
+    model = type(model)(model.config).eval()
+    expected, batch, before = copy.deepcopy(model), batch_of("vit", 12), copy_of_weights(model)
+    rates = {
+        "learning_rate": 0.01,
+        "branch_rate": 3.0,
+        "classifier_learning_rate": 0.1,
+        "lr_scheduler_type": "constant",
+    }
+    accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 1}
+    plain = {"optim": "sgd", "weight_decay": 0.0, "max_grad_norm": 0.0, "warmup_steps": 0, "save_strategy": "no"}
+    trainer_for(model, tmp_path, label_smoothing_factor=0.1, **rates, **accumulated, **plain).train()
+    targets = 0.9 * F.one_hot(batch["labels"], 3) + 0.1 / 3
+    members = expected(batch["pixel_values"]).member_logits.log_softmax(-1).unbind(1)
+    (sum(-(targets * logs).sum(-1).mean() for logs in members) / 3).backward()
+    for name, weight in expected.named_parameters():
+        is_trunk = "embeddings" in name or "layers.0." in name or "layers.1." in name
+        rate = 0.01 if is_trunk else 0.03 if name.startswith("vit.") else 0.1
+        step = model.get_parameter(name) - before[name]
+        torch.testing.assert_close(step, -rate * weight.grad, rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_adapters_on_a_hydra_train_alone_and_resume_to_the_same_weights(tmp_path):
+    peft = pytest.importorskip("peft")
+
+    def adapted() -> torch.nn.Module:
+        torch.manual_seed(0)
+        hydra = hydra_of()
+        return peft.get_peft_model(hydra, lora_config(hydra, r=2))
+
+    options = {"num_train_epochs": 2, "label_smoothing_factor": 0.1}
+    whole, resumed = adapted(), adapted()
+    before = copy_of_weights(whole)
+    trainer_for(whole, tmp_path, **options).train()
+    trained = changed(before, whole)
+    assert trained == {name for name in before if "lora_" in name or "modules_to_save" in name}
+    shutil.rmtree(tmp_path / "checkpoint-6")
+    trainer_for(resumed, tmp_path, **options).train(resume_from_checkpoint=True)
+    assert_same_weights(resumed, whole)
+
+
 @pytest.mark.parametrize("trainer", [Trainer, HydraTrainer])
 def test_a_number_of_minus_100_is_a_label_like_others(trainer, tmp_path):
     model, numbers = hydra_of("bert", num_labels=1, problem_type="regression").eval(), [-100.0, 1.0, 2.0, 3.0]
