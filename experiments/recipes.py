@@ -20,7 +20,6 @@ FINETUNE_IMAGES = Recipe(
         "num_train_epochs": 8,
     },
     trainable=PARTS,
-    train_transforms=(("RandomResizedCrop", {"scale": (0.7, 1.0)}), ("RandomHorizontalFlip", {"p": 0.5})),
 )
 TUNE_IMAGES = replace(
     FINETUNE_IMAGES.with_arguments(learning_rate=1.25e-5, classifier_learning_rate=5e-4, num_train_epochs=3),
@@ -35,7 +34,6 @@ FINETUNE_TEXTS = replace(
         num_train_epochs=2,
     ),
     name="finetune-texts",
-    train_transforms=(),
 )
 TUNE_TEXTS = replace(
     FINETUNE_TEXTS.with_arguments(learning_rate=3e-5, classifier_learning_rate=3e-4, num_train_epochs=1),

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.utils import logging
 
 from ..fusion import check_trunk_layers, encoder_config, number_of_layers, tower_configs, trunk_depth
 from ..fusion.structure import isinstance_by_name
@@ -23,12 +22,6 @@ from .parameter_groups import (
     places,
     unused_parameters,
 )
-
-
-logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosity counts
-
-# `last_n_layers` counts for these.
-PARTS_OF_LAYERS = ("attention", "mlp", "layernorm")
 
 
 class PostPruningCallback(TrainerCallback):
@@ -91,20 +84,24 @@ class PostPruningCallback(TrainerCallback):
         return {name: name not in idle and self._trains_at(place, trunk) for name, place in places(model).items()}
 
     def _trains_at(self, place: Place, trunk: int) -> bool:
-        is_deep_enough = place.part not in PARTS_OF_LAYERS or place.layers_to_end <= (self.last_n_layers or math.inf)
+        is_in_layers = place.part in ("attention", "mlp", "layernorm")
+        is_deep_enough = not is_in_layers or place.layers_to_end <= (self.last_n_layers or math.inf)
         is_behind_trunk = place.layers_before >= (trunk or -math.inf)
         return place.part in self.trainable and is_deep_enough and is_behind_trunk
 
     def on_init_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.trunk_layers:
-            self._check_trunk(model)
+        model = kwargs["model"]
+        if self.trunk_layers and hasattr(model, "peft_config"):
+            raise ValueError(
+                f"trunk_layers is {self.trunk_layers}, but which layers of a model with adapters train is PEFT's choice: pass "
+                "0, or members without adapters"
+            )
+        if self.trunk_layers and self.trunk_layers > _fewest_layers(model):
+            raise ValueError(
+                f"trunk_layers is {self.trunk_layers}: {type(model).__name__} has {_fewest_layers(model)} layers"
+            )
         for name, trains in self.trains(model).items():
             model.get_parameter(name).requires_grad_(trains)
         if self.reset_classifier:
@@ -112,28 +109,11 @@ class PostPruningCallback(TrainerCallback):
         if self.dropout is not None:
             _set_dropout(model, self.dropout)
         self._prepared = weakref.ref(model)
-        logger.info(f"{type(model).__name__}: {describe_trained(model)}")
-
-    def _check_trunk(self, model: nn.Module) -> None:
-        if hasattr(model, "peft_config"):
-            raise ValueError(
-                f"trunk_layers is {self.trunk_layers}, but which layers of a model with adapters train is PEFT's choice: pass "
-                "0, or members without adapters"
-            )
-        layers = _fewest_layers(model)
-        if self.trunk_layers > layers:
-            raise ValueError(f"trunk_layers is {self.trunk_layers}: {type(model).__name__} has {layers} layers")
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        optimizer: Any = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        model = getattr(model, "module", model)  # FSDP hands over its wrapper
+        model = getattr(kwargs["model"], "module", kwargs["model"])  # FSDP hands over its wrapper
         if self._prepared is None:
             raise RuntimeError(
                 "PostPruningCallback was added after the Trainer was built, when the model could no longer be "
@@ -146,7 +126,7 @@ class PostPruningCallback(TrainerCallback):
             )
         # FSDP shards parameters under names of its own, DeepSpeed's optimizer holds flat copies of them.
         if not (args.fsdp or args.deepspeed):
-            self._verify(model, optimizer)
+            self._verify(model, kwargs["optimizer"])
 
     def _verify(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimised = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -165,13 +145,6 @@ class PostPruningCallback(TrainerCallback):
                 )
 
 
-def describe_trained(model: nn.Module) -> str:
-    """How much of a model trains, as text."""
-    total = sum(parameter.numel() for parameter in model.parameters())
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return f"training {trained:,} of {total:,} parameters"
-
-
 def _fewest_layers(model: nn.Module) -> int:
     return min(map(number_of_layers, tower_configs(encoder_config(model)).values()))
 
@@ -181,20 +154,14 @@ def _set_to_zero(model: nn.Module) -> None:
     """Zeroes the classifier's last layer: with zeros in all of several layers, their weights would never get a gradient."""
     # PEFT trains a copy of the classifier, and leaves the backbone's as it is.
     is_adapted = hasattr(model, "peft_config")
-    pattern = (
-        r"(.*\.)?(classifier|score)\.modules_to_save\.[^.]+\." if is_adapted else r"(model\.)?(classifier|score)\."
-    )
-    heads: dict[str, list[str]] = {}
-    for name, _ in model.named_parameters():
-        if found := re.match(pattern, name):
-            heads.setdefault(found[0], []).append(name)
+    pattern = r"(.*\.)?(classifier|score)\.modules_to_save\.[^.]+" if is_adapted else r"(model\.)?(classifier|score)"
+    heads = [module for name, module in model.named_modules() if re.fullmatch(pattern, name)]
     if not heads:
         raise ValueError(f"{type(model).__name__} has no classifier to reset: leave reset_classifier out")
-    for names in heads.values():
-        last_layer = names[-1].rpartition(".")[0]
-        for name in names:
-            if name.rpartition(".")[0] == last_layer:
-                model.get_parameter(name).zero_()
+    for head in heads:
+        *_, last_layer = (module for module in head.modules() if [*module.parameters(recurse=False)])
+        for parameter in last_layer.parameters(recurse=False):
+            parameter.zero_()
 
 
 def _set_dropout(model: nn.Module, probability: float) -> None:
@@ -217,26 +184,17 @@ class KeepZerosCallback(TrainerCallback):
         self._zeros: list[tuple[nn.Parameter, Tensor]] = []
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if args.fsdp or args.deepspeed:
             raise ValueError(
                 "KeepZerosCallback needs whole weights on every process: train without FSDP and DeepSpeed"
             )
-        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
+        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, GroupedLinear, GroupedOutput)
         weights = [
             module.weight
-            for name, module in model.named_modules()
-            if (
-                isinstance(module, kinds)
-                or isinstance_by_name(module, GroupedLinear)
-                or isinstance_by_name(module, GroupedOutput)
-            )
+            for name, module in kwargs["model"].named_modules()
+            if any(isinstance_by_name(module, kind) for kind in kinds)
             and ".lora_" not in name  # half of an adapter begins with zeros
         ]
         self._zeros = [(weight, weight.detach() == 0) for weight in weights if weight.requires_grad]

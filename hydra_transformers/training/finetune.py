@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 logger = logging.get_logger(f"transformers.{__name__}")
 
 CHANGES_OF_IMAGES = RandomCropAndFlip(scale=(0.7, 1.0), flip=0.5)
-EPOCHS, ROWS_OF_EPOCHS = 9, 50_000  # as many passes over as many rows were tried
-FEWEST_EPOCHS, MOST_EPOCHS = 3, 12
 
 
 @dataclass
@@ -207,12 +205,12 @@ def finetune(
 
 
 def epochs_for(rows: int) -> int:
-    """Passes over a training set of `rows` rows: the steps grow with the square root of the rows.
+    """3 to 12 passes over a training set of `rows` rows, 9 over 50,000: the steps grow with the square root of the rows.
 
     >>> [epochs_for(rows) for rows in (500, 50_000, 100_000, 500_000)]
     [12, 9, 6, 3]
     """
-    return min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(EPOCHS * (ROWS_OF_EPOCHS / rows) ** 0.5)))
+    return min(12, max(3, round(9 * (50_000 / rows) ** 0.5)))
 
 
 def no_better_than_most_frequent(accuracy: float, labels: Sequence[int], config: Any) -> list[str]:

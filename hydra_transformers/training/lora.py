@@ -32,13 +32,10 @@ def lora_config(
     A classifier is trained whole and saved with the adapters (`modules_to_save`), as each member has its own already.
 
     A Hydra's weights hold the members' rows below each other. In W + B A each member has its own rows of B, so members do not
-    mix, while A, the directions that are read, is shared by the members of a layer. PEFT has neither dropout nor DoRA for such
-    weights.
+    mix, while A, the directions that are read, is shared by the members of a layer. For such weights
+    PEFT has neither dropout nor DoRA, and raises.
     """
-    try:
-        from peft import LoraConfig
-    except ImportError as error:
-        raise ImportError("lora_config() needs peft: pip install peft") from error
+    from peft import LoraConfig
 
     is_hydra, projections = hasattr(type(model), "backbone_rules"), _projections_of(model)
     if not is_hydra and not getattr(hydra_class_of(model), "supports_lora_on_qkvo", True):
@@ -55,16 +52,10 @@ def lora_config(
         raise ValueError(f"targets has {unknown}: choose from {', '.join(TARGETS)}")
     joint = [target for target in "qkv" if target in targets]
     if is_joint and not unknown and len(joint) not in (0, 3):
-        whose = "a Hydra" if is_hydra else f"a {type(model).__name__}"
         raise ValueError(
-            f"targets has {joint}: queries, keys and values of {whose} are one weight, name all three or none of them"
+            f"targets has {joint}, but q, k and v of {type(model).__name__} are one weight: name all three or none of them"
         )
     if is_hydra:
-        refused = [name for name in ("lora_dropout", "use_dora") if options.get(name)]
-        if refused:
-            raise ValueError(
-                f"{refused[0]} does not work on the grouped weights of {type(model).__name__}: leave it out"
-            )
         endings = (".attention.qkv_proj.weight",) * bool(joint) + (".attention.o_proj.weight",) * ("o" in targets)
         # A weight that has lost all its heads can have no adapter.
         grouped = [name for name, each in model.named_parameters() if name.endswith(endings) and each.numel() > 0]

@@ -71,6 +71,3 @@ class EnsembleLoss:
         )
         items = (labels != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
         return total / (members * (items.to(total.device) if isinstance(items, torch.Tensor) else items))
-
-    def __repr__(self) -> str:
-        return f"EnsembleLoss(kind={self.kind!r}, label_smoothing={self.label_smoothing})"

@@ -10,18 +10,13 @@ from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
-from transformers.utils import logging
 
 from ..models.decision import task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, load_member
 from .lora import is_peft_model
-from .parameter_groups import is_baseline
 from .recipes import Recipe
 from .recipes import recipe as recipe_named
 from .trainer import HydraTrainer
-
-
-logger = logging.get_logger(f"transformers.{__name__}")
 
 
 def finetune_members(
@@ -32,7 +27,6 @@ def finetune_members(
     output_dir: str | os.PathLike,
     *,
     seed: int = 0,
-    data_seed: int | None = None,
     compute_metrics: Callable[[Any], dict[str, float]] | None = None,
     data_collator: Callable | None = None,
     processing_class: Any = None,
@@ -57,8 +51,6 @@ def finetune_members(
             Gets one folder per member, `member-0`, `member-1`, ..., which `from_pretrained` loads.
         seed (`int`, defaults to 0):
             Member i trains with `seed + i`: its own order of the data and its own dropout.
-        data_seed (`int`, *optional*):
-            Another seed for the order of the data, `data_seed + i`.
         compute_metrics (`Callable`, *optional*):
             As in `Trainer`; by default `compute_accuracy` for models that choose one class. Others are judged by their loss.
         data_collator, processing_class, callbacks:
@@ -84,43 +76,39 @@ def finetune_members(
             raise ValueError(
                 f'members[{index}] has the adapters {", ".join(member.peft_config)}: pass one adapter, named "default"'
             )
-        if not (is_peft_model(member) or is_baseline(member) or isinstance(member, PreTrainedModel)):
-            raise TypeError(f"members[{index}] is a {type(member).__name__}: pass Transformers or Hydra models")
     recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe or Recipe("default")
-    options = {
-        "train_dataset": train_data,
-        "eval_dataset": validation_data,
-        "data_collator": data_collator,
-        "processing_class": processing_class,
-        "compute_metrics": compute_metrics,
-    }
     training_arguments = {"disable_tqdm": not progress} | training_arguments
-    if compute_metrics is None:
-        if task_name(members[0]) == "single_label_classification":
-            options["compute_metrics"] = compute_accuracy
-        else:  # accuracy and label smoothing are about one class of several
-            training_arguments = {
-                "metric_for_best_model": "loss",
-                "greater_is_better": False,
-                "label_smoothing_factor": 0.0,
-            } | training_arguments
-    data_seed = seed if data_seed is None else data_seed
+    if compute_metrics is None and task_name(members[0]) == "single_label_classification":
+        compute_metrics = compute_accuracy
+    elif compute_metrics is None:  # accuracy and label smoothing are about one class of several
+        by_loss = {"metric_for_best_model": "loss", "greater_is_better": False, "label_smoothing_factor": 0.0}
+        training_arguments = by_loss | training_arguments
     folders = [Path(output_dir) / f"member-{index}" for index in range(len(members))]
     for folder in folders:
         check_can_train_in(folder)
     result = []
     for index, (member, folder) in enumerate(zip(members, folders, strict=True)):
         if not is_finished(folder):
-            seeds = {"seed": seed + index, "data_seed": data_seed + index}
+            seeds = {"seed": seed + index, "data_seed": seed + index}
             arguments = recipe.training_arguments(folder / CHECKPOINTS, **training_arguments | seeds)
             trainer = HydraTrainer(
-                copy.deepcopy(member), arguments, callbacks=[*recipe.callbacks(), *callbacks], **options
+                copy.deepcopy(member),
+                arguments,
+                data_collator,
+                train_data,
+                validation_data,
+                processing_class,
+                compute_metrics=compute_metrics,
+                callbacks=[*recipe.callbacks(), *callbacks],
             )
             if not progress:
                 trainer.remove_callback(PrinterCallback)
-            logger.info(f"{folder.name}: {recipe.name}")
             train_and_save(trainer, folder)
-        result.append(_checked(load_member(member, folder), member, folder).to(member.device))
+        loaded = load_member(member, folder)
+        for name in ("kept_heads", "id2label"):
+            if getattr(loaded.config, name, None) != getattr(member.config, name, None):
+                raise ValueError(f"{folder} holds a model with another {name}: pass another output_dir")
+        result.append(loaded.to(member.device))
     return result
 
 
@@ -133,14 +121,6 @@ def train_and_save(trainer: HydraTrainer, folder: Path) -> None:
     if trainer.args.should_save:
         shutil.rmtree(checkpoints)
     trainer.accelerator.wait_for_everyone()
-
-
-def _checked(loaded: PreTrainedModel, member: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Raises where the folder's model keeps other heads, or has other classes, than the member."""
-    for name in ("kept_heads", "id2label"):
-        if getattr(loaded.config, name, None) != getattr(member.config, name, None):
-            raise ValueError(f"{folder} holds a model with another {name}: pass another output_dir")
-    return loaded
 
 
 def compute_accuracy(prediction: Any) -> dict[str, float]:

@@ -25,21 +25,16 @@ class Recipe:
         arguments (`dict`):
             Arguments of `HydraTrainingArguments`. Unless named here, all parts train at one learning rate, validation and
             checkpoints come once per epoch.
-        learning_rate_grid (`tuple[float, ...]`, *optional*):
-            Peak learning rates that the paper chooses from by validation.
         early_stopping_patience (`int`, *optional*), early_stopping_threshold (`float`, defaults to 0.0):
             Evaluations without an improvement of at least the threshold before training stops.
         trainable, last_n_layers, reset_classifier, dropout, trunk_layers:
             As in `PostPruningCallback`.
         keep_zeros (`bool`, defaults to `False`):
             Keep weights at zero that are zero at the start, as after `oba_prune`.
-        train_transforms (`tuple[tuple[str, dict], ...]`, *optional*):
-            Names and arguments of the transforms of training inputs, for images as in torchvision.
     """
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    learning_rate_grid: tuple[float, ...] = ()
     early_stopping_patience: int | None = None
     early_stopping_threshold: float = 0.0
     trainable: tuple[str, ...] = ("attention", "mlp", "layernorm", "classifier")
@@ -48,7 +43,6 @@ class Recipe:
     dropout: float | None = None
     trunk_layers: int | float = 0
     keep_zeros: bool = False
-    train_transforms: tuple[tuple[str, dict], ...] = ()
 
     def __post_init__(self) -> None:
         if self.keep_zeros and self.reset_classifier:
@@ -105,9 +99,6 @@ class Recipe:
         return callbacks
 
 
-NORMALIZATION = ("Normalize", {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)})
-CROP_AND_FLIP = (("RandomResizedCrop", {"size": 224}), ("RandomHorizontalFlip", {"p": 0.5}))
-
 IMAGENET1K = Recipe(
     name="imagenet1k",
     arguments={
@@ -122,19 +113,15 @@ IMAGENET1K = Recipe(
         "max_steps": 120_000,
         "label_smoothing_factor": 0.1,
     },
-    learning_rate_grid=(0.003, 0.01, 0.03, 0.06),
     dropout=0.1,
-    train_transforms=(*CROP_AND_FLIP, ("RandAugment", {"num_ops": 2, "magnitude": 12}), NORMALIZATION),
 )
 
 CIFAR100 = replace(
     IMAGENET1K.with_arguments(warmup_steps=500, max_steps=10_000),
     name="cifar100",
-    learning_rate_grid=(0.001, 0.003, 0.01, 0.03),
     dropout=None,
     last_n_layers=5,
     reset_classifier=True,
-    train_transforms=(*CROP_AND_FLIP, NORMALIZATION),
 )
 
 SST2 = Recipe(
@@ -153,7 +140,6 @@ SST2 = Recipe(
     },
     early_stopping_patience=2,
     early_stopping_threshold=5e-4,
-    train_transforms=(("tokenize", {"max_length": 128, "truncation": True, "padding": "max_length"}),),
 )
 
 RECIPES = {each.name: each for each in (IMAGENET1K, CIFAR100, SST2)}
@@ -174,7 +160,8 @@ def recipe(name: str) -> Recipe:
     - "sst2": D.2 gives neither the decay, nor the epochs, nor when to stop. They are those of the backbone's own
       fine-tuning (C.2): weight decay 0.01, up to 7 epochs, early stopping on validation accuracy (patience 2, delta
       5e-4), and the epoch with the best validation accuracy is kept. The first 3,000 training examples are the
-      validation set. BERT's dropout stays.
+      validation set, and texts have 128 tokens. BERT's dropout stays.
+    - How training images are cropped, flipped and augmented is up to your data: see docs/fine-tuning.md.
     """
     if name not in RECIPES:
         raise ValueError(f"there is no recipe {name!r}: choose from {', '.join(RECIPES)}, or make a Recipe")

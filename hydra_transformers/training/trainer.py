@@ -2,11 +2,9 @@
 
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -244,15 +242,12 @@ class HydraTrainer(Trainer):
 
 def prepared(data: Any, model: nn.Module, processing_class: Any) -> Any:
     """Data that a model can be trained on: a DataFrame, or with a `processing_class` raw rows, is read by `load_data`."""
-    if isinstance(data, Mapping) and not hasattr(data, "iloc"):
-        return {name: prepared(each, model, processing_class) for name, each in data.items()}
+    if isinstance(data, Mapping):
+        return {name: prepared(rows, model, processing_class) for name, rows in data.items()}
     if data is None or isinstance(data, PreparedData):
         return data
-    is_table = hasattr(data, "iloc")
-    if not is_table and (processing_class is None or not hasattr(data, "__getitem__") or not len(data)):
-        return data
-    if not is_table:
-        row = data[0]
+    if not hasattr(data, "iloc"):
+        row = data[0] if processing_class is not None and hasattr(data, "__getitem__") and len(data) else None
         if not isinstance(row, Mapping) or getattr(model, "main_input_name", None) in (None, *row):
             return data
     return load_data(data, model, processor=processing_class, labelled=True)
@@ -260,12 +255,9 @@ def prepared(data: Any, model: nn.Module, processing_class: Any) -> Any:
 
 def balanced_weights(data: Any, num_labels: int) -> Tensor:
     """A weight for each class by which all classes count alike, with a mean of 1 over the rows: (classes,)"""
-    labels = getattr(data, "labels", None)
-    if labels is None:
-        labels = [row.get("labels", row.get("label")) for row in data]
+    labels = getattr(data, "labels", None) or [row.get("labels", row.get("label")) for row in data]
     if any(isinstance(label, str) for label in labels):
         raise ValueError("class_weights needs labels that are class indices: pass rows of load_data(data, model)")
-    flat = chain.from_iterable(torch.as_tensor(label).flatten().tolist() for label in labels)
-    counts = Counter(label for label in flat if label != IGNORED_LABEL)
-    total, classes = sum(counts.values()), len(counts)
-    return torch.tensor([total / (classes * counts[label]) if counts[label] else 1.0 for label in range(num_labels)])
+    flat = torch.cat([torch.as_tensor(label).flatten() for label in labels])
+    counts = flat[flat != IGNORED_LABEL].bincount(minlength=num_labels).double()
+    return torch.where(counts > 0, counts.sum() / (counts.count_nonzero() * counts), 1.0).float()

@@ -85,12 +85,6 @@ def test_each_member_has_its_own_order_of_the_data(members, data, tmp_path):
     assert not torch.equal(first[0].classifier.weight, first[1].classifier.weight)
     alone = finetune_members(twice[:1], SHORT, *data, output_dir=tmp_path / "alone", seed=6, **ARGUMENTS)
     assert_same_weights(first[1], alone[0])
-    # Without dropout the order is all that is random.
-    calm = {"recipe": dataclasses.replace(SHORT, dropout=0.0), "output_dir": tmp_path / "calm", **ARGUMENTS}
-    [plain] = finetune_members(twice[:1], train_data=data[0], validation_data=data[1], seed=5, **calm)
-    calm["output_dir"] = tmp_path / "other"
-    [other] = finetune_members(twice[:1], train_data=data[0], validation_data=data[1], seed=6, data_seed=5, **calm)
-    assert_same_weights(plain, other)
 
 
 # Folders
@@ -216,9 +210,6 @@ def test_adapters_of_peft_models_are_trained_saved_and_resumed(data, tmp_path):
 
 
 def test_a_folder_with_something_else_or_with_other_heads_is_refused(finished, members, data, tmp_path):
-    with pytest.raises(TypeError, match=r"members\[0\] is a Linear"):
-        finetune_members([torch.nn.Linear(1, 1)], SHORT, *data, output_dir=tmp_path / "new", **ARGUMENTS)
-    assert not (tmp_path / "new").exists()
     (tmp_path / "mine" / "member-1").mkdir(parents=True)
     (tmp_path / "mine" / "member-1" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="member-1 holds something else than a training"):
