@@ -1,0 +1,389 @@
+"""Does a calibrated model still keep its promises? Anytime-valid tests on what it answers, with and without labels.
+
+Every promise is a rate that may not be higher than a limit, such as the share of wrong answers. A test bets against it: the
+capital is multiplied by q/a for a loss and by (1 - q)/(1 - a) otherwise, for several q above the limit a (Waudby-Smith and Ramdas,
+2024). While the promise is kept, the chance that the capital ever reaches 1/level is at most the level (Ville), however often one
+looks. Bets start anew after every block of rows, each with a share of the capital, so that good months do not hide a bad week.
+"""
+
+import json
+import math
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import betaln
+from scipy.stats import beta
+from torch import Tensor, nn
+
+from .._io.files import write_atomically
+from .features import without_decision
+from .tasks import task_of
+
+
+VERSION = 1
+CUTS = (
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    0.9,
+    0.95,
+    0.99,
+)  # quantiles of the validation scores; inputs are compared by the rows above each
+ODDS = np.array(
+    [1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0]
+)  # of a loss under the bets, relative to those at the limit
+BLOCK, MOST_BLOCKS = 50, 128  # rows until bets start anew; when there are too many blocks, two become one
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+class Outcomes(NamedTuple):
+    """What a monitor counts of each row, (rows,) each.
+
+    scores: the detector's; NaN where a row has none
+    answered: whether the model did not abstain
+    wrong: 1 for a wrong prediction, 0 for a right one, NaN if not known; None without labels
+    missed: 1 if the set or interval misses the label, likewise
+    """
+
+    scores: Tensor
+    answered: Tensor
+    wrong: Tensor | None = None
+    missed: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Rates that may not be above their limits. Rows are counted in bins; a rate is the share of the rows in some of them.
+
+    title, loss: for sentences
+    promised: the share of losses; None if it shall be that of the validation rows
+    validation: the share on the validation rows
+    bins: (rates, bins) bool, which bins each rate counts; the first rate is shown
+    limits: (rates,), which allow for the chance in the validation rows
+    """
+
+    title: str
+    loss: str
+    promised: float | None
+    validation: float
+    bins: np.ndarray
+    limits: np.ndarray
+
+
+@dataclass(frozen=True)
+class PromiseState:
+    """Whether a promise is kept.
+
+    Attributes:
+        name (`str`): "risk", "coverage", "answered" or "inputs".
+        status (`str`): "broken", "kept so far" or "not known yet".
+        e_value, alarm (`float`): the evidence against the promise, and from where on it is broken.
+        rows (`int`): that were counted.
+        rate (`float` or `None`): the share of losses: wrong answers, misses, rows not answered, rows less sure than the median of the
+            validation rows.
+        interval (`tuple[float, float]`): where the rate lies, valid at any time if it does not change.
+        sentence (`str`): all of it in words.
+    """
+
+    name: str
+    status: str
+    e_value: float
+    alarm: float
+    rows: int
+    rate: float | None
+    interval: tuple[float, float]
+    sentence: str
+
+
+def validation_summary(outcomes: Outcomes) -> dict[str, Any]:
+    """What a decision keeps of its validation rows, so that a monitor can compare others with them."""
+    scores = outcomes.scores[outcomes.scores.isfinite()].double().sort().values
+    cuts = sorted({float(scores[math.ceil(share * len(scores)) - 1]) for share in CUTS}) if len(scores) else []
+    summary = {"rows": len(outcomes.answered), "answered": int(outcomes.answered.sum()), "scores": len(scores)}
+    summary |= {"cuts": cuts, "above": [int((scores > cut).sum()) for cut in cuts]}
+    for name, values in (("wrong", _wrong_answers(outcomes)), ("missed", outcomes.missed)):
+        values = None if values is None else values[~values.isnan()]
+        summary[name] = None if values is None or not len(values) else [int(values.sum()), len(values)]
+    return summary
+
+
+def _wrong_answers(outcomes: Outcomes) -> Tensor | None:
+    return None if outcomes.wrong is None else outcomes.wrong[outcomes.answered]
+
+
+class Monitor:
+    """Watches whether a calibrated model keeps its promises in use.
+
+        risk      of the answered and labelled rows, at most the promised share is wrong
+        coverage  of the labelled rows, at most the promised share of sets or intervals misses the label
+        answered  the share of answered rows is that of the validation rows; needs no labels
+        inputs    the detector's scores are like those of the validation rows; needs no labels
+
+    The last two notice inputs that look different. They cannot notice that the same inputs now have other labels.
+
+    The chance that any of them is reported as broken while all are kept is at most `level`, however long and however often one
+    looks. Labels may be of any rows, as long as which rows are checked does not depend on whether the model was right.
+
+    Args:
+        model (`nn.Module`): a calibrated model.
+        level (`float`, *optional*, defaults to 0.05): the chance of a false alarm, over all promises and for ever.
+
+    Example:
+
+        monitor = Monitor.of(hydra)
+        monitor.update(hydra(**inputs))                  # every batch
+        monitor.update(hydra(**checked), labels)         # rows that somebody has checked
+        print(monitor)
+        monitor.save("monitor.json")
+    """
+
+    def __init__(self, settings: Mapping[str, Any], level: float = 0.05):
+        if "validation" not in settings:
+            raise ValueError("this model was calibrated without what a monitor compares with: call calibrate() again")
+        self.level = level
+        self.settings = {name: settings[name] for name in ("task", "alpha", "validation", "promise")}
+        self.settings |= {
+            "has_threshold": settings["threshold"] is not None,
+            "weights": settings["digests"]["weights"],
+        }
+        self.promises = _promises(self.settings, level)
+        self.stream, self.streams, self.batches = uuid.uuid4().hex[:16], {}, set()
+        self.task = None
+
+    @classmethod
+    def of(cls, model: nn.Module, level: float = 0.05) -> "Monitor":
+        """The monitor of a calibrated model; see above."""
+        inner, decision = without_decision(model)
+        if decision is None:
+            raise ValueError("model is not calibrated, or has changed since: call calibrate() first")
+        monitor = cls(decision.settings, level)
+        monitor.task = task_of(inner)
+        return monitor
+
+    # Counting
+
+    def update(self, outputs: Any, labels: Any = None, *, batch: str | None = None) -> None:
+        """Counts the rows of a batch.
+
+        Args:
+            outputs: a model's output, or the rows that `predict` returns.
+            labels (*optional*): the right labels, for rows that somebody has checked. Rows with labels count for risk and coverage
+                alone, rows without for the other two, so a row may be passed first without and later with its label.
+            batch (`str`, *optional*): a name; a batch with a name that was counted before is not counted again.
+        """
+        name = None if batch is None else f"{batch}{'' if labels is None else ' labels'}"
+        if name is not None and name in self.batches:
+            return
+        if self.task is None:
+            raise ValueError("this monitor was loaded without its model: make it by Monitor.of(model).load(file)")
+        generator = torch.Generator().manual_seed(self._num_rows())
+        self.count(self.task.outcomes(outputs, labels, generator))
+        self.batches |= set() if name is None else {name}
+
+    def count(self, outcomes: Outcomes) -> None:
+        """`update` with the outcomes themselves."""
+        if outcomes.wrong is None and outcomes.missed is None:
+            # Where there is no score, the row is less sure than any.
+            scores = outcomes.scores.double().nan_to_num(nan=math.inf).numpy()
+            self._add("answered", (~outcomes.answered).long().numpy())
+            self._add("inputs", np.searchsorted(self.settings["validation"]["cuts"], scores, side="left"))
+            return
+        for name, values in (("risk", _wrong_answers(outcomes)), ("coverage", outcomes.missed)):
+            if values is not None:
+                self._add(name, values[~values.isnan()].long().numpy())
+
+    def _add(self, name: str, bins: np.ndarray) -> None:
+        if name not in self.promises or not len(bins):
+            return
+        num_bins = self.promises[name].bins.shape[1]
+        counts = self.streams.setdefault(self.stream, {}).setdefault(name, {"size": BLOCK, "blocks": [], "peak": 0.0})
+        while len(bins):
+            blocks = counts["blocks"]
+            if not blocks or sum(blocks[-1]) >= counts["size"]:
+                if len(blocks) == MOST_BLOCKS:
+                    counts["size"] *= 2
+                    blocks[:] = np.reshape(blocks, (-1, 2, num_bins)).sum(axis=1).tolist()
+                blocks.append([0] * num_bins)
+            taken, bins = np.split(bins, [counts["size"] - sum(blocks[-1])])
+            blocks[-1] = (np.bincount(taken, minlength=num_bins) + blocks[-1]).tolist()
+        counts["peak"] = max(counts["peak"], _e_value(self.promises[name], counts))
+
+    def _num_rows(self) -> int:
+        return sum(sum(map(sum, counts["blocks"])) for counts in self.streams.get(self.stream, {}).values())
+
+    # Reading
+
+    def state(self) -> dict[str, PromiseState]:
+        """The state of each promise, by its name."""
+        return {name: self._state(name, promise) for name, promise in self.promises.items()}
+
+    def _state(self, name: str, promise: Promise) -> PromiseState:
+        streams = [stream[name] for stream in self.streams.values() if name in stream]
+        total = sum((np.sum(counts["blocks"], axis=0) for counts in streams), np.zeros(promise.bins.shape[1]))
+        losses, rows, level = promise.bins @ total, int(total.sum()), self.level / len(self.promises) / 2
+        # Of one stream the highest, which it ever had; of several the average of e-values, which is one.
+        e_values = [counts["peak"] if len(streams) == 1 else _e_value(promise, counts) for counts in streams]
+        intervals = [_interval(int(loss), rows, level / len(losses)) for loss in losses]
+        e_value, status = float(np.mean(e_values or 0.0)), "not known yet"
+        if e_value >= 1 / level:
+            status = "broken"
+        elif all(high <= limit for (_, high), limit in zip(intervals, promise.limits, strict=True)):
+            status = "kept so far"
+        rate = float(losses[0] / rows) if rows else None
+        sentence = f"{promise.title}: {status}. {_described(promise, rows, rate, intervals[0])}"
+        return PromiseState(name, status, e_value, 1 / level, rows, rate, intervals[0], sentence)
+
+    def __str__(self) -> str:
+        """A sentence for each promise, and its rate over time as bars: half as high as the line is the limit."""
+        lines = []
+        for name, state in self.state().items():
+            blocks = [block for stream in self.streams.values() for block in stream.get(name, {}).get("blocks", [])]
+            promise = self.promises[name]
+            rates = [np.dot(block, promise.bins[0]) / sum(block) for block in blocks[-64:]]
+            bars = "".join(SPARKS[min(7, int(4 * rate / promise.limits[0]))] for rate in rates)
+            lines += [state.sentence] + ([f"  over time {bars}"] if bars else [])
+        return "\n".join(lines)
+
+    # Files
+
+    def save(self, file: str | os.PathLike) -> None:
+        """Writes its state whole: a small JSON file."""
+        content = {"version": VERSION, "level": self.level, "settings": self.settings, "streams": self.streams}
+        write_atomically(file, json.dumps(content | {"stream": self.stream, "batches": sorted(self.batches)}))
+
+    def load(self, file: str | os.PathLike) -> "Monitor":
+        """Goes on with a saved state of the same calibration, and returns the monitor."""
+        saved = Monitor.read(file)
+        if saved.settings != self.settings or saved.level != self.level:
+            raise ValueError(f"{file} watches another calibration or has another level: pass another file")
+        self.stream, self.streams, self.batches = saved.stream, saved.streams, saved.batches
+        return self
+
+    @classmethod
+    def read(cls, *files: str | os.PathLike) -> "Monitor":
+        """The state in one or several files, to look at: those of several processes or days are put together. A stream of rows that
+        is in several files is counted once."""
+        monitor = None
+        for file in files:
+            try:
+                saved = json.loads(Path(file).read_text())
+                settings = saved["settings"]
+                one = cls(settings | {"digests": {"weights": settings["weights"]}}, saved["level"])
+                one.stream, one.streams, one.batches = saved["stream"], saved["streams"], set(saved["batches"])
+            except (KeyError, TypeError, json.JSONDecodeError) as error:
+                raise ValueError(f"{file} is not the state of a monitor: pass a file of Monitor.save") from error
+            monitor = one if monitor is None else monitor.merged(one)
+        return monitor
+
+    def merged(self, other: "Monitor") -> "Monitor":
+        """This monitor with the streams of another of the same calibration."""
+        if (self.settings, self.level) != (other.settings, other.level):
+            raise ValueError("the monitors watch different calibrations: put together those of one")
+        for stream, counts in other.streams.items():
+            known = self.streams.get(stream, {})
+            self.streams[stream] = {
+                name: max((each[name] for each in (known, counts) if name in each), key=lambda c: np.sum(c["blocks"]))
+                for name in {**known, **counts}
+            }
+        self.batches |= other.batches
+        return self
+
+
+def _promises(settings: Mapping[str, Any], level: float) -> dict[str, Promise]:
+    """The promises that a calibration makes.
+
+    The validation rows are a sample, too: with e losses among n of them the true rate may be as high as the Clopper-Pearson bound,
+    which for sets is the quantile of the coverage that one calibration has by chance. Half of the level is spent on it.
+    """
+    validation, rows = settings["validation"], settings["validation"]["rows"]
+    refused, above = rows - validation["answered"], validation["above"]
+    two = np.eye(2, dtype=bool)[::-1]  # of two bins the second, and the first
+    cuts = np.tri(len(above) + 1, len(above), -1, dtype=bool).T  # of each cut the bins above it
+    middle = [len(above) // 2] if above else []  # its rate is shown, and comes first
+    order = middle + [place for place in range(len(above)) if place not in middle]
+    cuts, above = cuts[order], np.array(above)[order]
+    planned = {
+        "risk": (
+            "Wrong answers",
+            "of the checked answers are wrong",
+            settings["promise"],
+            validation["wrong"],
+            two[:1],
+        ),
+        "coverage": ("Sets or intervals", "of them miss the label", settings["alpha"], validation["missed"], two[:1]),
+        "answered": ("Share answered", "of the rows are not answered", None, ([refused, rows - refused], rows), two),
+        "inputs": (
+            "Inputs",
+            "of the rows are less sure than the median of the validation rows",
+            None,
+            (np.concatenate([above, validation["scores"] - above]), validation["scores"]),
+            np.concatenate([cuts, ~cuts]),
+        ),
+    }
+    is_there = {
+        "risk": None not in (settings["promise"], validation["wrong"]),
+        "coverage": None not in (settings["alpha"], validation["missed"]),
+        "answered": settings["has_threshold"],
+        "inputs": len(above) > 0,
+    }
+    planned = {name: plan for name, plan in planned.items() if is_there[name]}
+    promises = {}
+    for name, (title, loss, promised, (losses, total), bins) in planned.items():
+        losses = np.atleast_1d(losses)
+        chance = level / len(planned) / 2 / len(bins)
+        limits = np.where(losses < total, beta.ppf(1 - chance, losses + 1, np.maximum(total - losses, 1)), 1.0)
+        limits = np.maximum(limits, promised or 0.0)
+        promises[name] = Promise(title, loss, promised, float(losses[0] / total), bins, limits.clip(max=1 - 1e-9))
+    return promises
+
+
+def _e_value(promise: Promise, counts: Mapping[str, Any]) -> float:
+    """The average capital of the bets against each limit."""
+    blocks = np.array(counts["blocks"], dtype=float)
+    starts = np.arange(len(blocks)) * (counts["size"] // BLOCK)
+    weights = 1 / ((starts + 1.0) * (starts + 2.0))  # of the capital, for the bets that start with each block
+    limits = promise.limits[:, None]
+    bets = ODDS * limits / (1 - limits + ODDS * limits)  # (rates, bets)
+    losses, rows = (blocks @ promise.bins.T)[..., None], blocks.sum(axis=1)[:, None, None]
+    gains = losses * np.log(bets / limits) + (rows - losses) * np.log((1 - bets) / (1 - limits))
+    capital = gains[::-1].cumsum(axis=0).clip(max=600.0)  # the latest start first
+    return float((np.exp(capital) * weights[::-1, None, None]).sum(axis=0).mean())
+
+
+def _interval(losses: int, rows: int, level: float) -> tuple[float, float]:
+    """The rates that a bet with a uniform prior has not ruled out: a confidence sequence for a rate that does not change."""
+    if rows == 0:
+        return 0.0, 1.0
+    evidence = betaln(losses + 1, rows - losses + 1)
+
+    def is_out(rate: float) -> bool:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            likelihood = losses * np.log(rate) if losses else 0.0
+            likelihood += (rows - losses) * np.log1p(-rate) if losses < rows else 0.0
+        return evidence - likelihood >= -math.log(level)
+
+    def edge(inside: float, outside: float) -> float:
+        for _ in range(50):
+            middle = (inside + outside) / 2
+            inside, outside = (inside, middle) if is_out(middle) else (middle, outside)
+        return outside
+
+    rate = losses / rows
+    return (edge(rate, 0.0) if is_out(0.0) else 0.0), (edge(rate, 1.0) if is_out(1.0) else 1.0)
+
+
+def _described(promise: Promise, rows: int, rate: float | None, interval: tuple[float, float]) -> str:
+    expected = f"{100 * promise.validation:.3g} % of the validation rows"
+    if promise.promised is not None:
+        expected = f"at most {100 * promise.promised:.3g} % promised"
+    if rate is None:
+        return f"No rows yet, {expected}."
+    low, high = (100 * limit for limit in interval)
+    return f"{100 * rate:.3g} % {promise.loss} ({rows:,} rows, between {low:.3g} and {high:.3g} %; {expected})."
