@@ -27,18 +27,12 @@ from .tasks import task_of
 
 
 VERSION = 1
-CUTS = (
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    0.9,
-    0.95,
-    0.99,
-)  # quantiles of the validation scores; inputs are compared by the rows above each
-ODDS = np.array(
-    [1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0]
-)  # of a loss under the bets, relative to those at the limit
+CUTS = np.array(
+    [0.5, 0.1, 0.25, 0.75, 0.9, 0.95, 0.99]
+)  # inputs are compared by how many ranks lie above each; the first is shown
+SCORE_BINS = 50
+# The odds of a loss under the bets, relative to those at the limit.
+ODDS = np.array([1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0])
 BLOCK, MOST_BLOCKS = 50, 128  # rows until bets start anew; when there are too many blocks, two become one
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -102,16 +96,29 @@ class PromiseState:
     sentence: str
 
 
-def validation_summary(outcomes: Outcomes) -> dict[str, Any]:
-    """What a decision keeps of its validation rows, so that a monitor can compare others with them."""
-    scores = outcomes.scores[outcomes.scores.isfinite()].double().sort().values
-    cuts = sorted({float(scores[math.ceil(share * len(scores)) - 1]) for share in CUTS}) if len(scores) else []
-    summary = {"rows": len(outcomes.answered), "answered": int(outcomes.answered.sum()), "scores": len(scores)}
-    summary |= {"cuts": cuts, "above": [int((scores > cut).sum()) for cut in cuts]}
+def validation_summary(outcomes: Outcomes, other_scores: Tensor, risk: float | None) -> dict[str, Any]:
+    """What a decision keeps of its validation rows, so that a monitor can compare others with them.
+
+    other_scores: of other validation rows; they say how finely scores are told apart, which these rows may not
+    risk: the share of wrong answers that is promised
+    """
+    cuts = np.unique(
+        np.quantile(other_scores.double(), np.linspace(0, 1, SCORE_BINS + 1)[1:-1], method="inverted_cdf")
+    )
+    summary = {"rows": len(outcomes.answered), "answered": int(outcomes.answered.sum()), "risk": risk}
+    summary |= {
+        "cuts": cuts.tolist(),
+        "scores": np.bincount(_bins(outcomes.scores, cuts), minlength=len(cuts) + 1).tolist(),
+    }
     for name, values in (("wrong", _wrong_answers(outcomes)), ("missed", outcomes.missed)):
         values = None if values is None else values[~values.isnan()]
         summary[name] = None if values is None or not len(values) else [int(values.sum()), len(values)]
     return summary
+
+
+def _bins(scores: Tensor, cuts: Any) -> np.ndarray:
+    """The bin of each score; a row without one is less sure than any."""
+    return np.searchsorted(cuts, scores.double().nan_to_num(nan=math.inf).numpy(), side="left")
 
 
 def _wrong_answers(outcomes: Outcomes) -> Tensor | None:
@@ -148,7 +155,7 @@ class Monitor:
         if "validation" not in settings:
             raise ValueError("this model was calibrated without what a monitor compares with: call calibrate() again")
         self.level = level
-        self.settings = {name: settings[name] for name in ("task", "alpha", "validation", "promise")}
+        self.settings = {name: settings[name] for name in ("task", "alpha", "validation")}
         self.settings |= {
             "has_threshold": settings["threshold"] is not None,
             "weights": settings["digests"]["weights"],
@@ -190,14 +197,25 @@ class Monitor:
     def count(self, outcomes: Outcomes) -> None:
         """`update` with the outcomes themselves."""
         if outcomes.wrong is None and outcomes.missed is None:
-            # Where there is no score, the row is less sure than any.
-            scores = outcomes.scores.double().nan_to_num(nan=math.inf).numpy()
             self._add("answered", (~outcomes.answered).long().numpy())
-            self._add("inputs", np.searchsorted(self.settings["validation"]["cuts"], scores, side="left"))
+            self._add("inputs", np.searchsorted(np.sort(CUTS), self._ranks(outcomes.scores)))
             return
         for name, values in (("risk", _wrong_answers(outcomes)), ("coverage", outcomes.missed)):
             if values is not None:
                 self._add(name, values[~values.isnan()].long().numpy())
+
+    def _ranks(self, scores: Tensor) -> np.ndarray:
+        """The rank of each score among the validation rows and all rows before it, from 0 to 1, ties broken at random: independent and
+        uniform for exchangeable rows, whatever the validation rows are."""
+        validation = self.settings["validation"]
+        bins, stream = _bins(scores, validation["cuts"]), self.streams.setdefault(self.stream, {})
+        pool, rows = np.array(stream.get("pool", validation["scores"])), np.arange(len(bins))
+        is_bin = np.eye(len(pool), dtype=int)[bins]
+        before = pool + is_bin.cumsum(axis=0) - is_bin
+        below = before.cumsum(axis=1)[rows, bins] - before[rows, bins]
+        random = np.random.default_rng(int(pool.sum())).random(len(bins))
+        stream["pool"] = (pool + is_bin.sum(axis=0)).tolist()
+        return (below + random * (before[rows, bins] + 1)) / (before.sum(axis=1) + 1)
 
     def _add(self, name: str, bins: np.ndarray) -> None:
         if name not in self.promises or not len(bins):
@@ -224,21 +242,26 @@ class Monitor:
         """The state of each promise, by its name."""
         return {name: self._state(name, promise) for name, promise in self.promises.items()}
 
+    @property
+    def alarm(self) -> float:
+        """The e-value from which on a promise is broken. Half of the level is for the chance in the validation rows."""
+        return 2 * len(self.promises) / self.level
+
     def _state(self, name: str, promise: Promise) -> PromiseState:
         streams = [stream[name] for stream in self.streams.values() if name in stream]
         total = sum((np.sum(counts["blocks"], axis=0) for counts in streams), np.zeros(promise.bins.shape[1]))
-        losses, rows, level = promise.bins @ total, int(total.sum()), self.level / len(self.promises) / 2
+        losses, rows, level = promise.bins @ total, int(total.sum()), 1 / self.alarm
         # Of one stream the highest, which it ever had; of several the average of e-values, which is one.
         e_values = [counts["peak"] if len(streams) == 1 else _e_value(promise, counts) for counts in streams]
         intervals = [_interval(int(loss), rows, level / len(losses)) for loss in losses]
         e_value, status = float(np.mean(e_values or 0.0)), "not known yet"
-        if e_value >= 1 / level:
+        if e_value >= self.alarm:
             status = "broken"
         elif all(high <= limit for (_, high), limit in zip(intervals, promise.limits, strict=True)):
             status = "kept so far"
         rate = float(losses[0] / rows) if rows else None
         sentence = f"{promise.title}: {status}. {_described(promise, rows, rate, intervals[0])}"
-        return PromiseState(name, status, e_value, 1 / level, rows, rate, intervals[0], sentence)
+        return PromiseState(name, status, e_value, self.alarm, rows, rate, intervals[0], sentence)
 
     def __str__(self) -> str:
         """A sentence for each promise, and its rate over time as bars: half as high as the line is the limit."""
@@ -303,44 +326,36 @@ def _promises(settings: Mapping[str, Any], level: float) -> dict[str, Promise]:
     which for sets is the quantile of the coverage that one calibration has by chance. Half of the level is spent on it.
     """
     validation, rows = settings["validation"], settings["validation"]["rows"]
-    refused, above = rows - validation["answered"], validation["above"]
-    two = np.eye(2, dtype=bool)[::-1]  # of two bins the second, and the first
-    cuts = np.tri(len(above) + 1, len(above), -1, dtype=bool).T  # of each cut the bins above it
-    middle = [len(above) // 2] if above else []  # its rate is shown, and comes first
-    order = middle + [place for place in range(len(above)) if place not in middle]
-    cuts, above = cuts[order], np.array(above)[order]
+    refused, two = rows - validation["answered"], np.eye(2, dtype=bool)[::-1]  # of two bins the second, and the first
+    above = np.arange(len(CUTS) + 1) > np.argsort(np.argsort(CUTS))[:, None]  # (cuts, bins)
+    wrong, missed, risk, alpha = validation["wrong"], validation["missed"], validation["risk"], settings["alpha"]
     planned = {
-        "risk": (
-            "Wrong answers",
-            "of the checked answers are wrong",
-            settings["promise"],
-            validation["wrong"],
-            two[:1],
-        ),
-        "coverage": ("Sets or intervals", "of them miss the label", settings["alpha"], validation["missed"], two[:1]),
+        "risk": ("Wrong answers", "of the checked answers are wrong", risk, wrong, two[:1]),
+        "coverage": ("Sets or intervals", "of them miss the label", alpha, missed, two[:1]),
         "answered": ("Share answered", "of the rows are not answered", None, ([refused, rows - refused], rows), two),
         "inputs": (
             "Inputs",
-            "of the rows are less sure than the median of the validation rows",
+            "of the rows are less sure than half of those before",
             None,
-            (np.concatenate([above, validation["scores"] - above]), validation["scores"]),
-            np.concatenate([cuts, ~cuts]),
+            None,
+            np.concatenate([above, ~above]),
         ),
     }
-    is_there = {
-        "risk": None not in (settings["promise"], validation["wrong"]),
-        "coverage": None not in (settings["alpha"], validation["missed"]),
-        "answered": settings["has_threshold"],
-        "inputs": len(above) > 0,
-    }
+    is_there = {"risk": None not in (risk, wrong), "coverage": None not in (alpha, missed)}
+    is_there |= {"answered": settings["has_threshold"], "inputs": len(validation["cuts"]) > 0}
     planned = {name: plan for name, plan in planned.items() if is_there[name]}
     promises = {}
-    for name, (title, loss, promised, (losses, total), bins) in planned.items():
-        losses = np.atleast_1d(losses)
-        chance = level / len(planned) / 2 / len(bins)
-        limits = np.where(losses < total, beta.ppf(1 - chance, losses + 1, np.maximum(total - losses, 1)), 1.0)
-        limits = np.maximum(limits, promised or 0.0)
-        promises[name] = Promise(title, loss, promised, float(losses[0] / total), bins, limits.clip(max=1 - 1e-9))
+    for name, (title, loss, promised, counts, bins) in planned.items():
+        if counts is None:  # ranks are uniform
+            limits, expected = np.concatenate([1 - CUTS, CUTS]), 0.5
+        else:
+            losses, total = np.atleast_1d(counts[0]), counts[1]
+            chance = level / len(planned) / 2 / len(bins)
+            limits = np.where(
+                losses < total, beta.ppf(1 - chance, losses + 1, np.maximum(total - losses, 1)), 1 - 1e-9
+            )
+            limits, expected = np.maximum(limits, promised or 0.0), float(losses[0] / total)
+        promises[name] = Promise(title, loss, promised, expected, bins, limits)
     return promises
 
 

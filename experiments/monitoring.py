@@ -1,0 +1,197 @@
+"""How often a monitor raises a false alarm, and how soon it notices a change, beside two simple tests.
+
+Each repetition calibrates on new rows and then watches 5,000 others, in batches of 50. Rows are made up, or drawn from the scores of a
+real model (`--pool NAME=FILE.npz`, with the arrays validation_scores, validation_wrong, ood_scores).
+
+    python -m experiments.monitoring --output experiments/results/monitoring.json
+"""
+
+import argparse
+import json
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import ks_2samp
+
+from benchmarks.provenance import where_it_ran
+from hydra_transformers._io.files import write_atomically
+from hydra_transformers.uncertainty.abstention import Abstention
+from hydra_transformers.uncertainty.monitor import Monitor, Outcomes, validation_summary
+
+
+ALPHA, LEVEL, WINDOW = 0.1, 0.05, 500  # WINDOW: rows between two looks of the simple tests
+
+
+@dataclass(frozen=True)
+class Case:
+    """
+    rows: for the calibration
+    risk, confidence: the promise
+    ties: scores have one decimal
+    labelled: the share of the rows that somebody checks
+    batch: rows between two looks of the monitor
+    error: after the change, the share of wrong answers; before it, exactly the promised one
+    ood: after the change, the share of out-of-distribution rows
+    """
+
+    name: str
+    rows: int = 2000
+    risk: float = 0.05
+    confidence: float | None = 0.9
+    ties: bool = False
+    labelled: float = 1.0
+    batch: int = 50
+    error: float | None = None
+    ood: float = 0.0
+
+    @property
+    def has_change(self) -> bool:
+        return self.error is not None or self.ood > 0
+
+
+FALSE_ALARMS = (
+    Case("2,000 validation rows"),
+    Case("500 validation rows", rows=500),
+    Case("60 validation rows, 20 % promised", rows=60, risk=0.2),
+    Case("tied scores", ties=True),
+    Case("10 % of the rows labelled", labelled=0.1),
+    Case("no confidence", confidence=None),
+    Case("looked at after every row", batch=1),
+)
+DELAYS = (
+    Case("errors 5 % to 10 %", error=0.1),
+    Case("errors 5 % to 20 %", error=0.2),
+    Case("errors 5 % to 10 %, 10 % labelled", error=0.1, labelled=0.1),
+    Case("10 % out of distribution", ood=0.1),
+    Case("30 % out of distribution", ood=0.3),
+)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows to draw from: made up where there are no files, and otherwise with replacement."""
+
+    file: str | None = None
+
+    def draw(self, random: np.random.Generator, count: int, ood: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+        """(scores, wrong)"""
+        unfamiliar = random.random(count) < ood
+        if self.file is None:
+            scores = np.where(unfamiliar, random.beta(2.0, 1.5, count), random.beta(0.6, 2.0, count))
+            return scores, unfamiliar | (random.random(count) < 0.5 * scores)
+        rows = np.load(self.file)
+        places = random.integers(len(rows["validation_scores"]), size=count)
+        others = rows["ood_scores"][random.integers(len(rows["ood_scores"]), size=count)]
+        scores = np.where(unfamiliar, others, rows["validation_scores"][places])
+        return scores, unfamiliar | rows["validation_wrong"][places].astype(bool)
+
+
+def repetition(case: Case, pool: Pool, length: int, number: int) -> dict[str, int | None] | None:
+    """The row after which each test raises its alarm; None where no threshold can be promised."""
+    random = np.random.default_rng([number, case.rows])
+    round_off = (lambda scores: scores.round(1)) if case.ties else (lambda scores: scores)
+    scores, wrong = pool.draw(random, case.rows)
+    others, _ = pool.draw(random, case.rows)
+    scores, others, margins = round_off(scores), round_off(others), random.random(case.rows)
+    try:
+        fitted = Abstention.fit(torch.tensor(scores), ~torch.tensor(wrong), risk=case.risk, confidence=case.confidence)
+    except ValueError:
+        return None
+    place = int(np.ceil((case.rows + 1) * (1 - ALPHA)))
+    quantile = np.sort(margins)[place - 1] if place <= case.rows else np.inf
+
+    def outcomes(scores: np.ndarray, wrong: np.ndarray | None, margins: np.ndarray) -> Outcomes:
+        answered = torch.tensor(scores <= fitted.threshold)
+        if wrong is None:
+            return Outcomes(torch.tensor(scores), answered)
+        missed = torch.tensor(margins > quantile).double()
+        return Outcomes(torch.tensor(scores), answered, torch.tensor(wrong).double(), missed)
+
+    summary = validation_summary(outcomes(scores, wrong, margins), torch.tensor(others), case.risk)
+    monitor = Monitor(
+        {"task": "", "alpha": ALPHA, "threshold": 0.0, "validation": summary, "digests": {"weights": []}}
+    )
+    change = length // 2 if case.has_change else length
+    before, after = pool.draw(random, change), pool.draw(random, length - change, case.ood)
+    new_scores, new_wrong = (np.concatenate(parts) for parts in zip(before, after, strict=True))
+    new_scores, new_margins = round_off(new_scores), random.random(length)
+    if case.error is not None:
+        rates = np.where(np.arange(length) < change, case.risk, case.error)
+        new_wrong = random.random(length) < rates
+    labelled, alarms = random.random(length) < case.labelled, {}
+    for start in range(0, length, case.batch):
+        rows = slice(start, start + case.batch)
+        checked = labelled[rows]
+        monitor.count(outcomes(new_scores[rows], None, new_margins[rows]))
+        if checked.any():
+            parts = (values[rows][checked] for values in (new_scores, new_wrong, new_margins))
+            monitor.count(outcomes(*parts))
+        for name in monitor.promises:
+            counts = monitor.streams[monitor.stream].get(name)
+            if counts is not None and counts["peak"] >= monitor.alarm:
+                alarms.setdefault(name, start + case.batch)
+    for end in range(WINDOW, length + 1, WINDOW):
+        counted = labelled[:end] & (new_scores[:end] <= fitted.threshold)
+        count, errors = max(1, counted.sum()), new_wrong[:end][counted].sum()
+        z_value = (errors / count - case.risk) / np.sqrt(case.risk * (1 - case.risk) / count)
+        if z_value > 1.645:
+            alarms.setdefault("z-test every 500 rows", end)
+        if ks_2samp(new_scores[end - WINDOW : end], scores).pvalue < LEVEL:
+            alarms.setdefault("Kolmogorov-Smirnov on windows", end)
+    return alarms
+
+
+def summarize(case: Case, found: list[dict[str, int] | None], length: int) -> dict[str, Any]:
+    """The share of repetitions with an alarm, by test; with a change, the median delay and the share of early alarms."""
+    runs = [alarms for alarms in found if alarms is not None]
+    change, tests = (length // 2 if case.has_change else 0), sorted({name for alarms in runs for name in alarms})
+    ours = [name for name in tests if name in ("risk", "coverage", "answered", "inputs")]
+    tests = {name: (name,) for name in tests} | {"monitor": tuple(ours)}
+    summary: dict[str, Any] = {"name": case.name, "repetitions": len(runs), "tests": {}}
+    for title, names in tests.items():
+        first = [min((alarms[name] for name in names if name in alarms), default=None) for alarms in runs]
+        early = sum(place is not None and place <= change for place in first)
+        delays = sorted(
+            np.inf if place is None else place - change for place in first if place is None or place > change
+        )
+        middle = delays[len(delays) // 2] if delays else np.inf
+        share = sum(place is not None for place in first) / len(first)
+        summary["tests"][title] = {
+            "alarms": share,
+            "early": early / len(first),
+            "median_delay": int(middle) if case.has_change and np.isfinite(middle) else None,
+        }
+    return summary
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=2000)
+    parser.add_argument("--length", type=int, default=5000, help="rows that are watched")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--pool", action="append", default=[], metavar="NAME=FILE", help="scores of a real model")
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    pools = {"made up": Pool()} | {
+        name: Pool(file) for name, _, file in (text.partition("=") for text in options.pool)
+    }
+    rows = []
+    with ProcessPoolExecutor(options.workers) as workers:
+        for pool_name, pool in pools.items():
+            for case in (*FALSE_ALARMS, *DELAYS) if pool.file is None else (FALSE_ALARMS[0], *DELAYS[-2:]):
+                # A look after every row costs fifty times as much.
+                count = options.repetitions // (20 if case.batch == 1 else 1)
+                one = partial(repetition, case, pool, options.length)
+                found = list(workers.map(one, range(count), chunksize=10))
+                rows.append({"pool": pool_name} | summarize(case, found, options.length))
+                print(json.dumps(rows[-1]), flush=True)
+    write_atomically(options.output, json.dumps({"machine": where_it_ran("cpu"), "cases": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
