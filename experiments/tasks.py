@@ -237,7 +237,11 @@ def tasks(data: Path) -> dict[str, Task]:
             {"target": {"coverage": 0.9}},
         ),
         "tokens": Task(
-            token_start, entity_rows, Training(epochs=3, rows_per_batch=128), {}, {"target": {"risk": 0.1}, "confidence": 0}
+            token_start,
+            entity_rows,
+            Training(epochs=3, rows_per_batch=128),
+            {},
+            {"target": {"risk": 0.1}, "confidence": 0},
         ),
     }
 

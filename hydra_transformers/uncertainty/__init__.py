@@ -10,6 +10,7 @@ from .decomposition import Decomposition, NumberPrediction, decompose, predict_u
 from .detectors import OOD_SCORES, Detector, detector_by_name, ood_score
 from .features import AnswerReader, collect_answers
 from .metrics import classification_metrics, diversity_metrics, ood_metrics
+from .monitor import Monitor
 from .multi_label import LabelSets, multi_label_metrics
 from .raw_inputs import predict_decisions
 from .regression import regression_metrics
@@ -30,6 +31,7 @@ __all__ = [
     "Decomposition",
     "Detector",
     "LabelSets",
+    "Monitor",
     "NumberPrediction",
     "Task",
     "TemperatureScaling",

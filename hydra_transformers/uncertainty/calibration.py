@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from ..data.batches import check_is_data
 from ..data.loading import load_if_named
 from ..data.prediction import device_of
+from ..models.decision import Decision
 from .abstention import Abstention, check_share
 from .calibrated_classifier import CalibratedClassifier
 from .conformal import ConformalSets
 from .detectors import Detector
+from .monitor import validation_summary
 from .multi_label import LabelSets
 from .task import Task, ValidationRows
 from .tasks import task_of
@@ -132,12 +134,24 @@ def calibrate(
     if fitted.abstention is not None:
         settings["threshold"] = fitted.abstention.saved_threshold
     decision = task.decision(settings, fitted.state)
+    decision.settings["validation"] = _summary(task, decision, rows)
     decision.to(device_of(inner))
     decision.remember(inner)
     if is_hydra:
         inner.decision, inner.config.decision = decision.eval(), decision.settings
     result = inner if is_hydra else CalibratedClassifier(inner, decision)
     return Calibration(result, decision.settings, fitted.abstention, fitted.sets, rows.counts, fitted.sentences)
+
+
+def _summary(task: Task, decision: Decision, rows: ValidationRows) -> dict[str, Any]:
+    """What a `Monitor` later compares with."""
+    random, target = torch.Generator().manual_seed(0), rows.target or {}
+    outcomes = [
+        task.outcomes(decision(half.answers, half.features), half.labels, decision.settings, random)
+        for half in (rows.first, rows.second)
+    ]
+    risk = target.get("risk", target.get("label_risk")) if task.guarantees_risk else None
+    return validation_summary(outcomes[1], outcomes[0].scores, risk)
 
 
 def _check(task: Task, data: Any, ood_data: Any, target: Any, confidence: float | None, alpha: float | None) -> None:

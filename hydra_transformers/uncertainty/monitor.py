@@ -10,10 +10,11 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from .._io.files import write_atomically
 from .features import without_decision
+from .task import Outcomes, Task
 from .tasks import task_of
 
 
@@ -35,21 +37,6 @@ SCORE_BINS = 50
 ODDS = np.array([1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0])
 BLOCK, MOST_BLOCKS = 50, 128  # rows until bets start anew; when there are too many blocks, two become one
 SPARKS = "▁▂▃▄▅▆▇█"
-
-
-class Outcomes(NamedTuple):
-    """What a monitor counts of each row, (rows,) each.
-
-    scores: the detector's; NaN where a row has none
-    answered: whether the model did not abstain
-    wrong: 1 for a wrong prediction, 0 for a right one, NaN if not known; None without labels
-    missed: 1 if the set or interval misses the label, likewise
-    """
-
-    scores: Tensor
-    answered: Tensor
-    wrong: Tensor | None = None
-    missed: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +98,6 @@ def validation_summary(outcomes: Outcomes, other_scores: Tensor, risk: float | N
         "scores": np.bincount(_bins(outcomes.scores, cuts), minlength=len(cuts) + 1).tolist(),
     }
     for name, values in (("wrong", _wrong_answers(outcomes)), ("missed", outcomes.missed)):
-        values = None if values is None else values[~values.isnan()]
         summary[name] = None if values is None or not len(values) else [int(values.sum()), len(values)]
     return summary
 
@@ -123,6 +109,17 @@ def _bins(scores: Tensor, cuts: Any) -> np.ndarray:
 
 def _wrong_answers(outcomes: Outcomes) -> Tensor | None:
     return None if outcomes.wrong is None else outcomes.wrong[outcomes.answered]
+
+
+def _of_predictions(rows: Sequence[Mapping[str, Any]], random: torch.Generator) -> Outcomes:
+    """Of the rows that `predict` returns; of a row with several units one, drawn at random."""
+    units = []
+    for row in rows:
+        candidates = row.get("entities", [row])
+        if candidates:
+            units.append(candidates[int(torch.randint(len(candidates), (), generator=random))])
+    scores = [math.nan if unit["detector_score"] is None else unit["detector_score"] for unit in units]
+    return Outcomes(torch.tensor(scores, dtype=torch.float64), torch.tensor([not unit["abstain"] for unit in units]))
 
 
 class Monitor:
@@ -155,14 +152,11 @@ class Monitor:
         if "validation" not in settings:
             raise ValueError("this model was calibrated without what a monitor compares with: call calibrate() again")
         self.level = level
-        self.settings = {name: settings[name] for name in ("task", "alpha", "validation")}
-        self.settings |= {
-            "has_threshold": settings["threshold"] is not None,
-            "weights": settings["digests"]["weights"],
-        }
+        self.settings = {name: settings[name] for name in ("task", "alpha", "threshold", "validation", "digests")}
         self.promises = _promises(self.settings, level)
         self.stream, self.streams, self.batches = uuid.uuid4().hex[:16], {}, set()
-        self.task = None
+        self.task: Task | None = None
+        self.decision_settings = settings
 
     @classmethod
     def of(cls, model: nn.Module, level: float = 0.05) -> "Monitor":
@@ -171,7 +165,7 @@ class Monitor:
         if decision is None:
             raise ValueError("model is not calibrated, or has changed since: call calibrate() first")
         monitor = cls(decision.settings, level)
-        monitor.task = task_of(inner)
+        monitor.task, monitor.decision_settings = task_of(inner), decision.settings
         return monitor
 
     # Counting
@@ -188,40 +182,55 @@ class Monitor:
         name = None if batch is None else f"{batch}{'' if labels is None else ' labels'}"
         if name is not None and name in self.batches:
             return
-        if self.task is None:
-            raise ValueError("this monitor was loaded without its model: make it by Monitor.of(model).load(file)")
-        generator = torch.Generator().manual_seed(self._num_rows())
-        self.count(self.task.outcomes(outputs, labels, generator))
+        random = torch.Generator().manual_seed(self._num_rows())
+        if isinstance(outputs, Sequence):
+            if labels is not None:
+                raise ValueError("labels are for a model's output: pass that, not rows of predict")
+            self.count(_of_predictions(outputs, random))
+        elif outputs.abstain is None:
+            raise ValueError(
+                "outputs has no abstain: the model has changed since it was calibrated, or is in training mode"
+            )
+        else:
+            names = ("member_logits", "detector_score", "abstain", "prediction_set", "interval")
+            parts = {name: getattr(outputs, name, None) for name in names}
+            parts = {name: None if part is None else part.detach().cpu() for name, part in parts.items()}
+            labels = None if labels is None else torch.as_tensor(labels).cpu()
+            self.count(self.task.outcomes(SimpleNamespace(**parts), labels, self.decision_settings, random))
         self.batches |= set() if name is None else {name}
 
     def count(self, outcomes: Outcomes) -> None:
         """`update` with the outcomes themselves."""
         if outcomes.wrong is None and outcomes.missed is None:
             self._add("answered", (~outcomes.answered).long().numpy())
-            self._add("inputs", np.searchsorted(np.sort(CUTS), self._ranks(outcomes.scores)))
+            if "inputs" in self.promises:
+                self._add("inputs", np.searchsorted(np.sort(CUTS), self._ranks(outcomes.scores)))
             return
         for name, values in (("risk", _wrong_answers(outcomes)), ("coverage", outcomes.missed)):
             if values is not None:
-                self._add(name, values[~values.isnan()].long().numpy())
+                self._add(name, values.long().numpy())
 
     def _ranks(self, scores: Tensor) -> np.ndarray:
         """The rank of each score among the validation rows and all rows before it, from 0 to 1, ties broken at random: independent and
         uniform for exchangeable rows, whatever the validation rows are."""
         validation = self.settings["validation"]
-        bins, stream = _bins(scores, validation["cuts"]), self.streams.setdefault(self.stream, {})
-        pool, rows = np.array(stream.get("pool", validation["scores"])), np.arange(len(bins))
+        bins, counts = _bins(scores, validation["cuts"]), self._counts("inputs")
+        pool, rows = np.array(counts.get("pool", validation["scores"])), np.arange(len(bins))
         is_bin = np.eye(len(pool), dtype=int)[bins]
         before = pool + is_bin.cumsum(axis=0) - is_bin
         below = before.cumsum(axis=1)[rows, bins] - before[rows, bins]
         random = np.random.default_rng(int(pool.sum())).random(len(bins))
-        stream["pool"] = (pool + is_bin.sum(axis=0)).tolist()
+        counts["pool"] = (pool + is_bin.sum(axis=0)).tolist()
         return (below + random * (before[rows, bins] + 1)) / (before.sum(axis=1) + 1)
+
+    def _counts(self, name: str) -> dict[str, Any]:
+        empty = {"size": BLOCK, "blocks": [], "peak": 0.0}
+        return self.streams.setdefault(self.stream, {}).setdefault(name, empty)
 
     def _add(self, name: str, bins: np.ndarray) -> None:
         if name not in self.promises or not len(bins):
             return
-        num_bins = self.promises[name].bins.shape[1]
-        counts = self.streams.setdefault(self.stream, {}).setdefault(name, {"size": BLOCK, "blocks": [], "peak": 0.0})
+        num_bins, counts = self.promises[name].bins.shape[1], self._counts(name)
         while len(bins):
             blocks = counts["blocks"]
             if not blocks or sum(blocks[-1]) >= counts["size"]:
@@ -297,8 +306,7 @@ class Monitor:
         for file in files:
             try:
                 saved = json.loads(Path(file).read_text())
-                settings = saved["settings"]
-                one = cls(settings | {"digests": {"weights": settings["weights"]}}, saved["level"])
+                one = cls(saved["settings"], saved["level"])
                 one.stream, one.streams, one.batches = saved["stream"], saved["streams"], set(saved["batches"])
             except (KeyError, TypeError, json.JSONDecodeError) as error:
                 raise ValueError(f"{file} is not the state of a monitor: pass a file of Monitor.save") from error
@@ -342,7 +350,7 @@ def _promises(settings: Mapping[str, Any], level: float) -> dict[str, Promise]:
         ),
     }
     is_there = {"risk": None not in (risk, wrong), "coverage": None not in (alpha, missed)}
-    is_there |= {"answered": settings["has_threshold"], "inputs": len(validation["cuts"]) > 0}
+    is_there |= {"answered": settings["threshold"] is not None, "inputs": len(validation["cuts"]) > 0}
     planned = {name: plan for name, plan in planned.items() if is_there[name]}
     promises = {}
     for name, (title, loss, promised, counts, bins) in planned.items():

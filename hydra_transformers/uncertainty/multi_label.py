@@ -19,7 +19,7 @@ from .conformal import too_few_rows
 from .decomposition import decompose
 from .inputs import as_member_logits, as_multi_hot, check_predictions, widened
 from .metrics import counts_from_the_top, exact_mean, expected_calibration_error
-from .task import CLASS_COLUMNS, Fitted, Metrics, Rows, Task, ValidationRows
+from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Rows, Task, ValidationRows, draw_one
 from .temperature import fit_temperature
 
 
@@ -282,6 +282,23 @@ class MultiLabelTask(Task):
     def scores(self, answers: Tensor) -> Tensor:
         """The sum of the labels' entropies."""
         return decompose(answers, "multi_label_classification").total.sum(dim=1)
+
+    def outcomes(
+        self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
+    ) -> Outcomes:
+        outcomes, wrong, missed = super().outcomes(output, labels, settings, random), None, None
+        if labels is not None:
+            logits, sets = log_odds(output.member_logits), output.prediction_set
+            labels = as_multi_hot(labels, *logits.shape)
+            wrong = (logits >= torch.tensor([float(value) for value in settings["log_odds"]])) != labels
+            if sets is not None:  # one of the row's labels
+                drawn = draw_one(labels, random).unsqueeze(1)
+                missed = (labels & ~sets).gather(1, drawn).squeeze(1)
+        if not settings["per_label"]:
+            return outcomes._replace(wrong=None if wrong is None else wrong.any(dim=1), missed=missed)
+        drawn = draw_one(torch.ones_like(outcomes.answered), random).unsqueeze(1)
+        units = (outcomes.scores, outcomes.answered, wrong)
+        return Outcomes(*(None if part is None else part.gather(1, drawn).squeeze(1) for part in units), missed)
 
     # Calibration
 

@@ -15,7 +15,7 @@ from .abstention import Abstention, check_target
 from .conformal import conformal_quantile
 from .inputs import as_tensor, widened
 from .metrics import error_coverage_curve, exact_mean
-from .task import CLASS_COLUMNS, Fitted, Metrics, Task, ValidationRows
+from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Task, ValidationRows, draw_one
 
 
 # Shares of the mean spread that are tried as the floor below the spread.
@@ -135,6 +135,17 @@ class RegressionTask(Task):
     def scores(self, answers: Tensor) -> Tensor:
         """The spread between members, the mean over outputs."""
         return spread(widened(answers)).mean(dim=-1)
+
+    def outcomes(
+        self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
+    ) -> Outcomes:
+        outcomes, interval = super().outcomes(output, labels, settings, random), output.interval
+        if labels is None:
+            return outcomes
+        targets = as_targets(labels, *interval.shape[:2])
+        outside = (targets < interval[..., 0]) | (targets > interval[..., 1])
+        drawn = draw_one(torch.ones_like(outside), random).unsqueeze(1)
+        return outcomes._replace(missed=outside.gather(1, drawn).squeeze(1))
 
     # Calibration
 

@@ -14,7 +14,7 @@ from ..models.regression import aggregated, spread
 from .features import collect_answers
 from .inputs import as_tensor, widened
 from .metrics import ood_metrics
-from .task import CLASS_COLUMNS, Fitted, Metrics, Task, ValidationRows
+from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Task, ValidationRows
 
 
 def collect_pairs(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor]:
@@ -127,6 +127,12 @@ class RewardTask(Task):
     def scores(self, answers: Tensor) -> Tensor:
         """Minus the score; of pairs that of the chosen."""
         return -aggregated(answers[..., :1], self.aggregate).squeeze(1)
+
+    def outcomes(
+        self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
+    ) -> Outcomes:
+        outcomes = super().outcomes(output, labels, settings, random)
+        return outcomes if labels is None else outcomes._replace(wrong=labels.reshape(-1) != 1)
 
     # Calibration
 

@@ -1,7 +1,9 @@
 """Single-label classification: one class of several."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ..data.loading import load_if_named
@@ -13,7 +15,7 @@ from .decomposition import decompose
 from .detectors import Detector, detector_by_name, ood_score
 from .features import collect_answers
 from .metrics import classification_metrics, diversity_metrics, exact_mean
-from .task import Fitted, Metrics, Rows, Task, ValidationRows
+from .task import Fitted, Metrics, Outcomes, Rows, Task, ValidationRows
 from .temperature import TemperatureScaling, fit_temperature
 
 
@@ -54,6 +56,15 @@ class SingleLabelTask(Task):
 
     def scores(self, answers: Tensor) -> Tensor:
         return ood_score(answers)
+
+    def outcomes(
+        self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
+    ) -> Outcomes:
+        outcomes, sets = super().outcomes(output, labels, settings, random), output.prediction_set
+        if labels is None:
+            return outcomes
+        missed = None if sets is None else ~sets.gather(1, labels.unsqueeze(1)).squeeze(1)
+        return outcomes._replace(wrong=decompose(output.member_logits).prediction != labels, missed=missed)
 
     # Calibration
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from ..data.loading import load_if_named
@@ -108,6 +109,26 @@ class Fitted:
     state: dict[str, Tensor] = field(default_factory=dict)
 
 
+class Outcomes(NamedTuple):
+    """What a monitor counts of each row, (rows,) each. Of a row with several units (labels, entities, outputs) it is one, drawn at random.
+
+    scores: the detector's; NaN where a row has none
+    answered: whether the model did not abstain
+    wrong, missed: whether the prediction is wrong, and whether the set or interval misses the label; None where that is not known
+    """
+
+    scores: Tensor
+    answered: Tensor
+    wrong: Tensor | None = None
+    missed: Tensor | None = None
+
+
+def draw_one(is_candidate: Tensor, random: torch.Generator) -> Tensor:
+    """The place of a random candidate of each row, (rows,); is_candidate: (rows, places) bool"""
+    chances = torch.rand(is_candidate.shape, generator=random, device="cpu")
+    return chances.masked_fill(~is_candidate, -1.0).argmax(dim=1)
+
+
 class Task:
     """What a model predicts, and all that depends on it. Made by `task_of(model)`.
 
@@ -152,6 +173,12 @@ class Task:
     def scores(self, answers: Tensor) -> Tensor:
         """How uncertain each row is, (rows,); higher is less sure. Tells out-of-distribution rows apart."""
         raise NotImplementedError
+
+    def outcomes(
+        self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
+    ) -> Outcomes:
+        """What a monitor counts of a calibrated model's output on the CPU; settings: of its decision."""
+        return Outcomes(output.detector_score, ~output.abstain)
 
     # Calibration
 

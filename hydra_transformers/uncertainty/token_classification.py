@@ -3,7 +3,8 @@
 Predictions are those of words, as `collect_words` gives them.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from ..models.modeling_hydra import entropy_split, log_mean_probability
 from .abstention import Abstention
 from .inputs import wide_log_softmax, widened
 from .metrics import classification_metrics, error_coverage_curve, exact_mean
-from .task import Fitted, Metrics, Rows, Task, ValidationRows
+from .task import Fitted, Metrics, Outcomes, Rows, Task, ValidationRows
 from .temperature import fit_temperature
 
 
@@ -131,6 +132,18 @@ class TokenTask(Task):
         """The mean over the words of a text of 1 - the probability of the likeliest tag."""
         return _least_sure(answers).nanmean(dim=1).nan_to_num(0.0)
 
+    def outcomes(
+        self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
+    ) -> Outcomes:
+        if labels is None:
+            raise ValueError(
+                "an output does not say which tokens are words: pass labels, or the rows that predict returns"
+            )
+        found = find_entities(output.member_logits, labels, output.detector_score, self.classes)
+        found = _one_of_each_text(found, random)
+        threshold = math.inf if settings["threshold"] is None else float(settings["threshold"])
+        return Outcomes(found.scores, found.scores <= threshold, ~found.right)
+
     # Calibration
 
     def fit(self, rows: ValidationRows) -> Fitted:
@@ -168,7 +181,9 @@ class TokenTask(Task):
         unit, others = "entities", torch.cat([found.scores for found in entities.values()])
         if rows.confidence is not None:
             unit = ONE_OF_EACH_TEXT
-            entities = {name: _one_of_each_text(found) for name, found in entities.items()}
+            entities = {
+                name: _one_of_each_text(found, torch.Generator().manual_seed(0)) for name, found in entities.items()
+            }
         ood_scores = None if rows.ood is None else entities["ood_data"].scores
         return rows.fit_abstention(entities["data"].scores, entities["data"].right, ood_scores, unit, others=others)
 
@@ -182,8 +197,8 @@ def _least_sure(answers: Tensor) -> Tensor:
     return 1 - log_mean_probability(widened(answers)).exp().amax(dim=-1)
 
 
-def _one_of_each_text(found: FoundEntities) -> FoundEntities:
-    order = torch.randperm(len(found.texts), generator=torch.Generator().manual_seed(0))
+def _one_of_each_text(found: FoundEntities, random: torch.Generator) -> FoundEntities:
+    order = torch.randperm(len(found.texts), generator=random)
     first: dict[int, int] = {}
     for place in order.tolist():
         first.setdefault(int(found.texts[place]), place)

@@ -1,0 +1,210 @@
+"""A monitor counts what a calibrated model does, and says whether its promises are kept."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.monitoring import Case, Pool, repetition
+from hydra_transformers.uncertainty import Monitor, calibrate, predict_decisions
+from hydra_transformers.uncertainty.monitor import BLOCK, MOST_BLOCKS, ODDS
+from hydra_transformers.uncertainty.task import Outcomes
+from tests import tiny_tags
+from tests.uncertainty.test_tasks import NAMES, all_tasks, batch_of, calibrated, data_of, hydra_of
+
+
+SUMMARY = {"rows": 400, "answered": 300, "risk": 0.05, "wrong": [9, 300], "missed": [38, 400]}
+SUMMARY |= {"cuts": [0.25, 0.5, 0.75], "scores": [100, 100, 100, 100]}
+SETTINGS = {"task": "", "alpha": 0.1, "threshold": 0.75, "validation": SUMMARY, "digests": {"weights": ["1"]}}
+
+
+def outcomes(scores, wrong=None, missed=None):
+    scores = torch.as_tensor(scores)
+    parts = (None if part is None else torch.as_tensor(part).bool() for part in (wrong, missed))
+    return Outcomes(scores, scores <= 0.75, *parts)
+
+
+def counts(monitor, name):
+    return np.sum(monitor.streams[monitor.stream][name]["blocks"], axis=0).tolist()
+
+
+@all_tasks
+def test_every_task_is_watched_with_and_without_labels(name):
+    hydra = calibrated(name).model.eval()
+    rows = data_of(name, seed=3)
+    with torch.no_grad():
+        output = hydra(**batch_of(name, seed=3))
+    monitor = Monitor.of(hydra)
+    if name == "token_classification":
+        with pytest.raises(ValueError, match="which tokens are words"):
+            monitor.update(output)
+    else:
+        monitor.update(output)
+        state = monitor.state()
+        assert state["answered"].rows == state["inputs"].rows == len(rows)
+        assert state["answered"].rate == output.abstain.double().mean()
+    monitor.update(output, torch.stack([row["labels"] for row in rows]))
+    state = monitor.state()
+    has_sets = name not in ("token_classification", "reward")
+    assert ("coverage" in state) == has_sets and "risk" not in state  # the target was a coverage
+    assert not has_sets or state["coverage"].rows == len(rows)
+    assert all(one.status in ("not known yet", "kept so far") for one in state.values()), str(monitor)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "regression"])
+def test_errors_are_counted_as_the_task_defines_them(name):
+    hydra = calibrate(hydra_of(name), data_of(name), target={"risk": 0.8}, confidence=0.5).model.eval()
+    rows, monitor = data_of(name, seed=3), Monitor.of(hydra)
+    with torch.no_grad():
+        output = hydra(**batch_of(name, seed=3))
+    labels = torch.stack([row["labels"] for row in rows])
+    monitor.update(output, labels)
+    right, wrong = counts(monitor, "risk")
+    if name == "token_classification":  # one entity of each text
+        assert 0 < right + wrong <= len(rows)
+        return
+    assert right + wrong == int((~output.abstain).sum())
+    if name == "single_label_classification":
+        assert wrong == int((output.logits.argmax(dim=-1) != labels)[~output.abstain].sum())
+        missed = ~output.prediction_set.gather(1, labels.unsqueeze(1)).squeeze(1)
+        assert counts(monitor, "coverage") == [int((~missed).sum()), int(missed.sum())]
+    elif name == "reward":
+        assert wrong == int((labels.flatten() != 1)[~output.abstain].sum())
+
+
+@pytest.mark.parametrize("name", ["single_label_classification", "token_classification"])
+def test_rows_of_predict_count_like_outputs(name):
+    hydra = calibrated(name).model.eval()
+    texts = [" ".join(tiny_tags.PIECES[5 + (row + place) % 8] for place in range(4)) for row in range(12)]
+    rows = predict_decisions(hydra, texts, tiny_tags.tokenizer())
+    monitor = Monitor.of(hydra)
+    monitor.update(rows)
+    units = [row for row in rows if row.get("entities", [row])]
+    assert monitor.state()["inputs"].rows == len(units)
+    if name == "single_label_classification":
+        assert counts(monitor, "answered")[1] == sum(row["abstain"] for row in rows)
+
+
+def test_evidence_is_the_average_capital_of_bets_that_start_with_each_block():
+    random, monitor = np.random.default_rng(0), Monitor(SETTINGS)
+    wrong = random.random(3 * BLOCK) < 0.1
+    for part in np.split(wrong, 6):
+        monitor.count(outcomes(np.zeros(len(part)), part, np.zeros(len(part))))
+    [limit] = monitor.promises["risk"].limits
+    assert limit > 0.05  # 9 of 300 may be more than 5 %
+    bets = ODDS * limit / (1 - limit + ODDS * limit)
+    capital = 0.0
+    for start in range(3):
+        rows = wrong[start * BLOCK :, None]
+        capital += np.where(rows, bets / limit, (1 - bets) / (1 - limit)).prod(axis=0).mean() / (
+            (start + 1) * (start + 2)
+        )
+    counted = monitor.streams[monitor.stream]["risk"]
+    assert [sum(block) for block in counted["blocks"]] == [BLOCK] * 3
+    assert math.isclose(capital, monitor.state()["risk"].e_value) or capital < counted["peak"]
+
+
+def test_a_broken_promise_is_noticed_after_a_long_good_time_and_stays_broken():
+    random, monitor = np.random.default_rng(0), Monitor(SETTINGS)
+    for rate, rows in ((0.02, 20_000), (0.2, 600), (0.02, 5_000)):
+        for _ in range(rows // 100):
+            monitor.count(outcomes(np.zeros(100), random.random(100) < rate, random.random(100) < 0.08))
+        status = monitor.state()["risk"].status
+        assert status == ("kept so far" if rows == 20_000 else "broken")
+    assert monitor.state()["coverage"].status == "kept so far"
+    assert len(monitor.streams[monitor.stream]["risk"]["blocks"]) <= MOST_BLOCKS
+    assert "Wrong answers: broken." in str(monitor) and "at most 5 % promised" in str(monitor)
+
+
+def test_other_inputs_are_noticed_without_labels():
+    random, monitor = np.random.default_rng(0), Monitor(SETTINGS)
+    monitor.count(outcomes(random.random(1000)))
+    assert {one.status for one in monitor.state().values()} == {"not known yet"}
+    monitor.count(outcomes(0.5 + random.random(400)))
+    assert monitor.state()["inputs"].status == monitor.state()["answered"].status == "broken"
+    without = Monitor(SETTINGS)
+    without.count(outcomes([math.nan] * 200))  # a score that is not a number is less sure than any
+    assert without.state()["inputs"].status == "broken"
+
+
+def test_a_state_is_saved_resumed_and_put_together(tmp_path):
+    random = np.random.default_rng(0)
+    scores = random.random((6, 70))
+    whole, resumed = Monitor(SETTINGS), Monitor(SETTINGS)
+    for place, part in enumerate(scores):
+        whole.count(outcomes(part))
+        resumed = Monitor(SETTINGS).load(tmp_path / "monitor.json") if place else resumed
+        resumed.count(outcomes(part))
+        resumed.save(tmp_path / "monitor.json")
+    assert list(whole.streams.values()) == list(resumed.streams.values()) and len(resumed.streams) == 1
+    (tmp_path / "copy.json").write_bytes((tmp_path / "monitor.json").read_bytes())
+    other = Monitor(SETTINGS)
+    other.count(outcomes(scores[0]))
+    other.save(tmp_path / "other.json")
+    both = Monitor.read(*(tmp_path / name for name in ("copy.json", "other.json", "monitor.json")))
+    assert both.state()["inputs"].rows == 7 * 70 and len(both.streams) == 2  # the copy's rows once
+    means = np.mean([Monitor.read(tmp_path / name).state()["inputs"].e_value for name in ("copy.json", "other.json")])
+    assert both.state()["inputs"].e_value <= means + 1e-12
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(ValueError, match="not the state of a monitor"):
+        Monitor.read(tmp_path / "broken.json")
+    with pytest.raises(ValueError, match="watches another calibration"):
+        Monitor(SETTINGS | {"alpha": 0.2}).load(tmp_path / "monitor.json")
+    assert len(json.loads((tmp_path / "monitor.json").read_text())["streams"]) == 1
+
+
+def test_a_named_batch_counts_once_and_labels_by_themselves():
+    hydra = calibrated("single_label_classification").model.eval()
+    with torch.no_grad():
+        output = hydra(**batch_of("single_label_classification"))
+    labels = torch.stack([row["labels"] for row in data_of("single_label_classification", seed=1)])
+    monitor = Monitor.of(hydra)
+    for _ in range(2):
+        monitor.update(output, batch="monday")
+        monitor.update(output, labels, batch="monday")
+    assert {name: state.rows for name, state in monitor.state().items()} == dict.fromkeys(
+        ("coverage", "answered", "inputs"), len(labels)
+    )
+
+
+def test_what_is_not_calibrated_is_refused():
+    with pytest.raises(ValueError, match="not calibrated"):
+        Monitor.of(hydra_of("regression"))
+    hydra = calibrated("single_label_classification").model.eval()
+    monitor = Monitor.of(hydra)
+    with pytest.raises(ValueError, match="has no abstain"):
+        monitor.update(hydra.train()(**batch_of("single_label_classification")))
+    del hydra.decision.settings["validation"]
+    with pytest.raises(ValueError, match="call calibrate"):
+        Monitor.of(hydra.eval())
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("tiny", rows=60, risk=0.2),
+        Case("ties, few labels", rows=300, risk=0.1, ties=True, labelled=0.2),
+        Case("no confidence", rows=300, confidence=None),
+    ],
+    ids=lambda case: case.name,
+)
+def test_rows_like_the_validation_rows_raise_no_alarm(case):
+    runs = [repetition(case, Pool(), 1000, number) for number in range(40)]
+    ours = [set(run) & {"risk", "coverage", "answered", "inputs"} for run in runs if run is not None]
+    assert len(ours) >= 15 and sum(map(bool, ours)) <= 2  # of 40 at a level of 5 %
+
+
+def test_the_interval_holds_the_rate_at_all_times():
+    misses = 0
+    for seed in range(60):
+        monitor = Monitor(SETTINGS)
+        wrong = np.random.default_rng(seed).random(1000) < 0.04
+        for part in np.split(wrong, 20):
+            monitor.count(outcomes(np.zeros(50), part, np.zeros(50)))
+            low, high = monitor.state()["risk"].interval
+            if not low <= 0.04 <= high:
+                misses += 1
+                break
+    assert misses <= 1
