@@ -4,10 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from hydra_transformers import AutoHydra, calibrate, evaluate_uncertainty, load_data
 from hydra_transformers.models.auto import load_trained
+from hydra_transformers.reports import compare_fusions
 from tests.tiny_data import review_rows, save_bert
 
 
@@ -33,6 +35,19 @@ def test_named_data_and_dataframes_are_loaded_for_the_model(place):
     calibrations = [calibrate(AutoHydra.from_backbone(model), *sets, target={"tpr": 0.5}) for sets in forms]
     for results in (list(map(str, reports)), list(map(str, calibrations))):
         assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compare_fusions_takes_a_dataframe_whose_only_other_text_column_is_the_text(place):
+    frame = review_rows(20).to_pandas()
+    members = [load_trained(place / "bert"), load_trained(place / "bert")]
+    with torch.no_grad():
+        members[1].classifier.weight.mul_(1.1)
+    expected = str(compare_fusions(members, load_data(frame, members[0])))
+    assert str(compare_fusions(members, frame)) == expected
+    renamed = frame.rename(columns={"text": "utterance", "label": "intent"})
+    renamed["intent"] = renamed["intent"].map(members[0].config.id2label)  # names, which are texts, too
+    assert str(compare_fusions(members, load_data(renamed, members[0], label="intent"))) == expected
 
 
 def test_predict_takes_the_column_of_a_dataframe_and_not_its_names(place):

@@ -149,7 +149,7 @@ def test_circuits_and_taylor_scores_go_by_the_likelihood():
 
 
 @pytest.mark.slow
-@for_families([family for family in FAMILIES if hasattr(family.hydra, "classify")])
+@for_families([family for family in FAMILIES if hasattr(family.hydra, "encode_and_classify")])
 @torch.no_grad()
 def test_every_family_has_such_a_head(family):
     """In float64."""
