@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from .configuration_hydra_decoders import *
     from .configuration_hydra_dinov2 import *
     from .configuration_hydra_dinov3_vit import *
-    from .configuration_hydra_distilbert import *
     from .configuration_hydra_modernbert import *
     from .configuration_hydra_mpnet import *
     from .configuration_hydra_towers import *
     from .configuration_hydra_vit import *
     from .configuration_hydra_waveforms import *
-    from .configuration_hydra_whisper import *
     from .modeling_hydra_ast import *
     from .modeling_hydra_beit import *
     from .modeling_hydra_bert import *
@@ -32,13 +30,11 @@ if TYPE_CHECKING:
     from .modeling_hydra_decoders import *
     from .modeling_hydra_dinov2 import *
     from .modeling_hydra_dinov3_vit import *
-    from .modeling_hydra_distilbert import *
     from .modeling_hydra_modernbert import *
     from .modeling_hydra_mpnet import *
     from .modeling_hydra_towers import *
     from .modeling_hydra_vit import *
     from .modeling_hydra_waveforms import *
-    from .modeling_hydra_whisper import *
 
 register()
 

@@ -1,10 +1,10 @@
-"""Configurations of HydraBert, HydraRoberta, HydraElectra and HydraAlbert."""
+"""Configurations of HydraBert, HydraRoberta, HydraElectra, HydraAlbert and HydraDistilBert."""
 
 from collections import Counter
 from dataclasses import replace
 
 from huggingface_hub.dataclasses import strict
-from transformers import AlbertConfig, BertConfig, ElectraConfig, RobertaConfig
+from transformers import AlbertConfig, BertConfig, DistilBertConfig, ElectraConfig, RobertaConfig
 
 from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
@@ -96,3 +96,23 @@ class HydraAlbertConfig(HydraConfigMixin, AlbertConfig):
     @property
     def layer_spec(self) -> LayerSpec:
         return replace(bert_layer_spec(self), mlp_dropout=None)
+
+
+@strict
+class HydraDistilBertConfig(HydraConfigMixin, DistilBertConfig):
+    r"""A [`DistilBertConfig`] with the fields of [`HydraConfigMixin`]."""
+
+    model_type = "hydra_distilbert"
+    auto_classes = class_paths("bert", "HydraDistilBert", "ForSequenceClassification", "ForTokenClassification")
+
+    @property
+    def layer_spec(self) -> LayerSpec:
+        return LayerSpec(
+            inner_size=self.hidden_dim,
+            activation=self.activation,
+            norm_eps=1e-12,
+            norm_first=False,
+            float32_softmax=False,
+            attention_dropout=self.attention_dropout,
+            mlp_dropout=self.dropout,
+        )

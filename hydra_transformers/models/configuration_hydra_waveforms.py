@@ -1,7 +1,7 @@
-"""Configurations of HydraWav2Vec2, HydraHubert and HydraWavLM."""
+"""Configurations of HydraWav2Vec2, HydraHubert, HydraWavLM and HydraWhisper."""
 
 from huggingface_hub.dataclasses import strict
-from transformers import HubertConfig, Wav2Vec2Config, WavLMConfig
+from transformers import HubertConfig, Wav2Vec2Config, WavLMConfig, WhisperConfig
 
 from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
@@ -53,3 +53,33 @@ class HydraWavLMConfig(HydraWaveformConfigMixin, WavLMConfig):
 
     model_type = "hydra_wavlm"
     auto_classes = class_paths("waveforms", "HydraWavLM", ForAudioClassification="HydraWavLMForSequenceClassification")
+
+
+@strict
+class HydraWhisperConfig(HydraConfigMixin, WhisperConfig):
+    r"""A [`WhisperConfig`], of its encoder, with the fields of [`HydraConfigMixin`]."""
+
+    model_type = "hydra_whisper"
+    auto_classes = class_paths("waveforms", "HydraWhisper", "ForAudioClassification")
+
+    attribute_map = WhisperConfig.attribute_map | {
+        "intermediate_size": "encoder_ffn_dim",
+        "layerdrop": "encoder_layerdrop",
+    }
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        self.is_encoder_decoder = False  # there is no decoder
+
+    @property
+    def layer_spec(self) -> LayerSpec:
+        return LayerSpec(
+            inner_size=self.encoder_ffn_dim,
+            activation=self.activation_function,
+            norm_eps=1e-5,
+            float32_softmax=False,
+            attention_dropout=self.attention_dropout,
+            output_dropout=self.dropout,
+            mlp_dropout=self.dropout,
+            inner_dropout=self.activation_dropout,
+        )

@@ -61,7 +61,7 @@ FAMILIES: dict[str, Family] = {
     "hydra_albert": _family("bert", _texts("Albert"), "albert"),
     "hydra_bert": _family("bert", _texts("Bert"), "bert"),
     "hydra_deberta_v2": _family("deberta_v2", _texts("DebertaV2"), "deberta-v2"),
-    "hydra_distilbert": _family("distilbert", _texts("DistilBert"), "distilbert"),
+    "hydra_distilbert": _family("bert", _texts("DistilBert"), "distilbert"),
     "hydra_electra": _family("bert", _texts("Electra"), "electra"),
     "hydra_modernbert": _family("modernbert", _texts("ModernBert"), "modernbert"),
     "hydra_mpnet": _family("mpnet", _texts("MPNet"), "mpnet"),
@@ -79,7 +79,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "hydra_hubert": _family("waveforms", "HubertConfig HubertModel HubertForSequenceClassification", "hubert"),
     "hydra_wavlm": _family("waveforms", "WavLMConfig WavLMModel WavLMForSequenceClassification", "wavlm"),
-    "hydra_whisper": _family("whisper", "WhisperConfig WhisperModel WhisperForAudioClassification", "whisper"),
+    "hydra_whisper": _family("waveforms", "WhisperConfig WhisperModel WhisperForAudioClassification", "whisper"),
 }
 MODEL_TYPES: dict[str, str] = {name: kind for kind, family in FAMILIES.items() for name in family.names}
 

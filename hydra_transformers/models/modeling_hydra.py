@@ -78,24 +78,18 @@ class GroupedLinear(Grouped):
 
         rows: the part of each member's rows to compute; all of them by default
         """
-        members = len(self.widths)
+        members, rows = len(self.widths), [slice(None)] * len(self.widths) if rows is None else rows
         if hidden_states.shape[0] < members:
             hidden_states = hidden_states.expand(members, *hidden_states.shape[1:])
-        if not self.is_uniform or (rows is not None and any(part != rows[0] for part in rows)):
-            return self._one_by_one(hidden_states, rows)
-        weight, bias = self.weight.view(members, -1, self.columns), self.bias
-        bias = None if bias is None else bias.view(members, 1, -1)
-        if rows is not None:
-            weight, bias = weight[:, rows[0]], None if bias is None else bias[..., rows[0]]
-        return grouped_product(hidden_states, weight.transpose(1, 2), bias)
-
-    def _one_by_one(self, hidden_states, rows: Sequence[slice] | None) -> tuple[torch.Tensor, ...]:
-        members, widths = self.with_rows()
-        parts = [slice(None) if rows is None else rows[m] for m in members]
-        biases = [None] * len(members) if self.bias is None else self.bias.split(widths)
+        if self.is_uniform and all(part == rows[0] for part in rows):
+            weight = self.weight.view(members, -1, self.columns)[:, rows[0]]
+            bias = None if self.bias is None else self.bias.view(members, 1, -1)[..., rows[0]]
+            return grouped_product(hidden_states, weight.transpose(1, 2), bias)
+        filled, widths = self.with_rows()
+        biases = [None] * len(filled) if self.bias is None else self.bias.split(widths)
         return tuple(
-            nn.functional.linear(hidden_states[m], weight[part], None if bias is None else bias[part])
-            for m, weight, bias, part in zip(members, self.weight.split(widths), biases, parts, strict=True)
+            nn.functional.linear(hidden_states[m], weight[rows[m]], None if bias is None else bias[rows[m]])
+            for m, weight, bias in zip(filled, self.weight.split(widths), biases, strict=True)
         )
 
 
@@ -110,24 +104,15 @@ class GroupedOutput(Grouped):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(members, ..., width), or where widths differ (..., sum of widths) -> (members, ..., out_features)"""
-        if not self.is_uniform:
-            return self._one_by_one(hidden_states)
-        members, width = len(self.widths), self.widths[0]
-        if width == 0:  # no member has a head: all that is left of the attention is its output bias
-            shape = hidden_states.shape[1:-1]
-            if self.bias is None:
-                return hidden_states.new_zeros(members, *shape, self.columns)
-            return self.bias.view(members, *[1] * len(shape), -1).expand(members, *shape, -1)
-        bias = None if self.bias is None else self.bias.unsqueeze(1)
-        return grouped_product(hidden_states, self.weight.view(members, width, self.columns), bias)
-
-    def _one_by_one(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if self.is_uniform and self.widths[0]:
+            weight = self.weight.view(len(self.widths), -1, self.columns)
+            return grouped_product(hidden_states, weight, None if self.bias is None else self.bias.unsqueeze(1))
+        filled, widths = self.with_rows()
         # Many exported formats fail on products of width zero: members without heads get their bias alone.
-        members, widths = self.with_rows()
         biases = [None] * len(self.widths) if self.bias is None else self.bias
-        parts = zip(members, hidden_states.split(widths, -1), self.weight.split(widths), strict=True)
+        parts = zip(filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True) if filled else ()
         products = {m: nn.functional.linear(states, weight.t(), biases[m]) for m, states, weight in parts}
-        like = products[members[0]]
+        like = products[filled[0]] if filled else hidden_states.new_zeros(*hidden_states.shape[1:-1], self.columns)
         return torch.stack([products[m] if width else bias_as(like, biases[m]) for m, width in enumerate(self.widths)])
 
 

@@ -20,7 +20,6 @@ class HydraASTPreTrainedModel(HydraModelMixin, ASTPreTrainedModel):
     base_model_prefix = "audio_spectrogram_transformer"
     architecture = "audio spectrogram transformer (AST)"
     _no_split_modules = ["ASTEmbeddings", "HydraLayer"]
-    backbone_types = ("audio-spectrogram-transformer",)
     backbone_rules = (
         *attention_rules("layers.*.attention.{}_proj", "qkvo"),
         Rule("layers.*.attention_norm.*", "layers.*.layernorm_before.*"),

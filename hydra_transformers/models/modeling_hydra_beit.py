@@ -28,7 +28,6 @@ class HydraBeitPreTrainedModel(HydraModelMixin, BeitPreTrainedModel):
     base_model_prefix = "beit"
     architecture = "BEiT"
     _no_split_modules = ["HydraBeitEmbeddings", "HydraLayer"]
-    backbone_types = ("beit",)
     backbone_rules = (
         *attention_rules("layers.*.attention.{}_proj", "qkvo", scale="layers.*.lambda_1"),
         Rule("layers.*.mlp.fc2.*", ("layers.*.mlp.fc2.*", "layers.*.lambda_2"), scaled),

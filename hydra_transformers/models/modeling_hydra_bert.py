@@ -1,5 +1,5 @@
-"""HydraBert, HydraRoberta (XLM-RoBERTa and CamemBERT, too), HydraElectra and HydraAlbert: M head-pruned encoders of texts as one
-network.
+"""HydraBert, HydraRoberta (XLM-RoBERTa and CamemBERT, too), HydraElectra, HydraAlbert and HydraDistilBert: M head-pruned encoders
+of texts as one network.
 
 A layer of ALBERT runs several times. It has its weights once, for each member its own heads, and a head that is cut out is
 missing each time.
@@ -10,12 +10,28 @@ import transformers
 from torch import nn
 from transformers.models.albert.modeling_albert import AlbertEmbeddings, AlbertPreTrainedModel
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertPreTrainedModel
+from transformers.models.distilbert.modeling_distilbert import DistilBertPreTrainedModel, Embeddings
 from transformers.models.electra.modeling_electra import ElectraEmbeddings, ElectraPreTrainedModel
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings, RobertaPreTrainedModel
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_hydra_bert import HydraAlbertConfig, HydraBertConfig, HydraElectraConfig, HydraRobertaConfig
+from .configuration_hydra_bert import (
+    HydraAlbertConfig,
+    HydraBertConfig,
+    HydraDistilBertConfig,
+    HydraElectraConfig,
+    HydraRobertaConfig,
+)
+from .modeling_hydra import GroupedLinear, HydraClassifierOutput, HydraModelOutput
 from .pretrained import HydraModelMixin, Rule, attention_rules
-from .texts import HydraTwoMapTextClassifierMixin, HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
+from .texts import (
+    HydraTextClassifierMixin,
+    HydraTextEncoderMixin,
+    HydraTwoMapTextClassifierMixin,
+    HydraTypedTextClassifierMixin,
+    HydraTypedTextEncoderMixin,
+)
 from .tokens import HydraTokenClassifierMixin
 
 
@@ -24,7 +40,6 @@ class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
     base_model_prefix = "bert"
     architecture = "BERT"
     _no_split_modules = ["BertEmbeddings", "HydraLayer"]
-    backbone_types = ("bert",)
     backbone_rules = (
         *attention_rules("encoder.layer.*.attention.{}", ("self.query", "self.key", "self.value", "output.dense")),
         Rule("layers.*.attention_norm.*", "encoder.layer.*.attention.output.LayerNorm.*"),
@@ -90,7 +105,6 @@ class HydraElectraPreTrainedModel(HydraModelMixin, ElectraPreTrainedModel):
     base_model_prefix = "electra"
     architecture = "ELECTRA"
     _no_split_modules = ["HydraElectraEmbeddings", "HydraLayer"]
-    backbone_types = ("electra",)
     backbone_rules = (
         *HydraBertPreTrainedModel.backbone_rules,
         Rule("embeddings.projection.*", "embeddings_project.*"),
@@ -137,7 +151,6 @@ class HydraAlbertPreTrainedModel(HydraModelMixin, AlbertPreTrainedModel):
     architecture = "ALBERT"
     supports_gradient_checkpointing = True
     _no_split_modules = ["HydraAlbertEmbeddings", "HydraLayer"]
-    backbone_types = ("albert",)
     backbone_rules = (
         *attention_rules(f"{ALBERT_LAYER}attention.{{}}", ("query", "key", "value", "dense")),
         Rule("layers.*.attention_norm.*", f"{ALBERT_LAYER}attention.LayerNorm.*"),
@@ -168,3 +181,67 @@ class HydraAlbertForTokenClassification(
     HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraAlbertPreTrainedModel
 ):
     encoder_class = HydraAlbertModel
+
+
+class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel):
+    config_class = HydraDistilBertConfig
+    base_model_prefix = "distilbert"
+    architecture = "DistilBERT"
+    _no_split_modules = ["Embeddings", "HydraLayer"]
+    backbone_rules = (
+        *attention_rules("transformer.layer.*.attention.{}_lin", ("q", "k", "v", "out")),
+        Rule("layers.*.attention_norm.*", "transformer.layer.*.sa_layer_norm.*"),
+        Rule("layers.*.mlp.fc1.*", "transformer.layer.*.ffn.lin1.*"),
+        Rule("layers.*.mlp.fc2.*", "transformer.layer.*.ffn.lin2.*"),
+        Rule("layers.*.mlp_norm.*", "transformer.layer.*.output_layer_norm.*"),
+    )
+
+
+class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel):
+    embeddings_class = Embeddings
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        **kwargs,
+    ) -> HydraModelOutput:
+        """With its arguments in DistilBERT's order."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+        return self.encode(inputs | {"inputs_embeds": inputs_embeds}, **kwargs)
+
+
+class DistilBertClassifierMixin(HydraTextClassifierMixin):
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        **kwargs,
+    ) -> HydraClassifierOutput:
+        """With its arguments in DistilBERT's order."""
+        return super().forward(input_ids, attention_mask, position_ids, inputs_embeds, labels, **kwargs)
+
+
+class HydraDistilBertForSequenceClassification(DistilBertClassifierMixin, HydraDistilBertPreTrainedModel):
+    encoder_class = HydraDistilBertModel
+    head_dropout = ("seq_classif_dropout",)
+
+    def add_head(self, config: HydraDistilBertConfig) -> None:
+        self.pre_classifier = GroupedLinear(config.dim, [config.dim] * config.num_members)
+        super().add_head(config)
+
+    def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        return self.dropout(torch.relu(self.pre_classifier(hidden_states[:, :, 0])))
+
+
+class HydraDistilBertForTokenClassification(
+    HydraTokenClassifierMixin, DistilBertClassifierMixin, HydraDistilBertPreTrainedModel
+):
+    encoder_class = HydraDistilBertModel

@@ -32,7 +32,6 @@ class HydraDebertaV2PreTrainedModel(HydraModelMixin, DebertaV2PreTrainedModel):
     architecture = "DeBERTa"
     _no_split_modules = ["DebertaV2Embeddings", "HydraLayer"]
     _supports_sdpa = True
-    backbone_types = ("deberta-v2",)
     backbone_rules = (
         *attention_rules(
             f"{LAYER}attention.{{}}", ("self.query_proj", "self.key_proj", "self.value_proj", "output.dense")

@@ -241,7 +241,6 @@ class HydraDecoderBase:
 class HydraLlamaPreTrainedModel(HydraDecoderBase, HydraModelMixin, LlamaPreTrainedModel):
     config_class = HydraLlamaConfig
     architecture = "Llama"
-    backbone_types = ("llama",)
 
 
 class HydraLlamaModel(HydraDecoderMixin, HydraLlamaPreTrainedModel):
@@ -259,7 +258,6 @@ class HydraLlamaForTokenClassification(HydraDecoderTokenClassifierMixin, HydraLl
 class HydraQwen2PreTrainedModel(HydraDecoderBase, HydraModelMixin, Qwen2PreTrainedModel):
     config_class = HydraQwen2Config
     architecture = "Qwen2"
-    backbone_types = ("qwen2",)
 
 
 class HydraQwen2Model(HydraDecoderMixin, HydraQwen2PreTrainedModel):
@@ -277,7 +275,6 @@ class HydraQwen2ForTokenClassification(HydraDecoderTokenClassifierMixin, HydraQw
 class HydraQwen3PreTrainedModel(HydraDecoderBase, HydraModelMixin, Qwen3PreTrainedModel):
     config_class = HydraQwen3Config
     architecture = "Qwen3"
-    backbone_types = ("qwen3",)
 
 
 class HydraQwen3Model(HydraDecoderMixin, HydraQwen3PreTrainedModel):
@@ -295,7 +292,6 @@ class HydraQwen3ForTokenClassification(HydraDecoderTokenClassifierMixin, HydraQw
 class HydraGemmaPreTrainedModel(HydraDecoderBase, HydraModelMixin, GemmaPreTrainedModel):
     config_class = HydraGemmaConfig
     architecture = "Gemma"
-    backbone_types = ("gemma",)
 
 
 class HydraGemmaModel(HydraDecoderMixin, HydraGemmaPreTrainedModel):
@@ -316,7 +312,6 @@ class HydraGemma3TextPreTrainedModel(HydraDecoderBase, HydraModelMixin, Gemma3Pr
     architecture = "Gemma 3"
     input_modalities = ("text",)
     _no_split_modules = ["HydraDecoderEmbeddings", "HydraGemma3Layer"]
-    backbone_types = ("gemma3_text",)
     backbone_rules = (
         Rule("layers.*.attention_branch_norm.*", "layers.*.post_attention_layernorm.*"),
         Rule("layers.*.mlp_norm.*", "layers.*.pre_feedforward_layernorm.*"),

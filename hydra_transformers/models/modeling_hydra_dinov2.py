@@ -46,7 +46,6 @@ class HydraDinov2PreTrainedModel(HydraModelMixin, Dinov2PreTrainedModel):
     base_model_prefix = "dinov2"
     architecture = "DINOv2"
     _no_split_modules = ["HydraDinov2Embeddings", "HydraLayer"]
-    backbone_types = ("dinov2",)
     backbone_rules = DINOV2_RULES
 
 
@@ -87,7 +86,6 @@ class HydraDinov2WithRegistersPreTrainedModel(HydraModelMixin, Dinov2WithRegiste
     base_model_prefix = "dinov2_with_registers"
     architecture = "DINOv2 with registers"
     _no_split_modules = ["HydraDinov2WithRegistersEmbeddings", "HydraLayer"]
-    backbone_types = ("dinov2_with_registers",)
     backbone_rules = DINOV2_RULES
 
 

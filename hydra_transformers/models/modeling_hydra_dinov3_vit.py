@@ -32,7 +32,6 @@ class HydraDINOv3ViTPreTrainedModel(HydraModelMixin, DINOv3ViTPreTrainedModel):
     base_model_prefix = "dinov3_vit"
     architecture = "DINOv3"
     _no_split_modules = ["HydraDINOv3ViTEmbeddings", "HydraLayer"]
-    backbone_types = ("dinov3_vit",)
     backbone_rules = (
         *attention_rules(f"{LAYER}attention.{{}}_proj", "qkvo", scale=f"{LAYER}layer_scale1.lambda1"),
         Rule("layers.*.attention_norm.*", f"{LAYER}norm1.*"),

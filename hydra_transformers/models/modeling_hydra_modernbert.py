@@ -34,7 +34,6 @@ class HydraModernBertPreTrainedModel(HydraModelMixin, ModernBertPreTrainedModel)
     base_model_prefix = "model"
     architecture = "ModernBERT"
     _no_split_modules = ["ModernBertEmbeddings", "HydraLayer"]
-    backbone_types = ("modernbert",)
     backbone_rules = (
         *attention_rules("layers.*.attn.{}", ("Wqkv", "Wo")),
         Rule("layers.*.attention_norm.*", "layers.*.attn_norm.*"),

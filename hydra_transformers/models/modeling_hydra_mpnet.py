@@ -30,7 +30,6 @@ class HydraMPNetPreTrainedModel(HydraModelMixin, MPNetPreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["MPNetEmbeddings", "HydraLayer"]
     _supports_sdpa = True
-    backbone_types = ("mpnet",)
     backbone_rules = (
         *attention_rules("encoder.layer.*.attention.attn.{}", "qkvo"),
         Rule("layers.*.attention_norm.*", "encoder.layer.*.attention.LayerNorm.*"),

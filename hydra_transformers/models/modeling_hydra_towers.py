@@ -244,7 +244,6 @@ class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
     base_model_prefix = "clip"
     architecture = "CLIP"
     _no_split_modules = ["CLIPTextEmbeddings", "HydraCLIPVisionEmbeddings", "HydraLayer"]
-    backbone_types = ("clip",)
     backbone_rules = (
         *TOWER_RULES,
         Rule("pre_layernorm.*", "pre_layrnorm.*"),
@@ -264,7 +263,6 @@ class HydraCLIPTextModel(HydraTextTowerMixin, HydraCLIPPreTrainedModel):
     """The fused text tower: `HydraModelOutput`; pooled is the state of the first end-of-text token."""
 
     config_class = HydraCLIPTextConfig
-    backbone_types = ("clip_text_model",)
     embeddings_class = CLIPTextEmbeddings
 
     def embed_inputs(
@@ -292,7 +290,6 @@ class HydraCLIPVisionModel(HydraVisionTowerMixin, HydraCLIPPreTrainedModel):
     """The fused vision tower: `HydraModelOutput`; pooled is the normalised state of the [CLS] token."""
 
     config_class = HydraCLIPVisionConfig
-    backbone_types = ("clip_vision_model",)
     embeddings_class = HydraCLIPVisionEmbeddings
 
     def add_positions(self, config: HydraCLIPVisionConfig) -> None:
@@ -341,6 +338,7 @@ class HydraCLIPModel(HydraTwoTowersMixin, HydraCLIPPreTrainedModel):
 
 class HydraCLIPForImageClassification(HydraVisionTowerClassifierMixin, HydraCLIPPreTrainedModel):
     config_class = HydraCLIPVisionConfig
+    backbone_types = ("clip",)
     encoder_class = HydraCLIPVisionModel
     unused_prefixes = ("vision_model.post_layernorm.",)
 
@@ -362,7 +360,6 @@ class HydraSiglipPreTrainedModel(HydraModelMixin, SiglipPreTrainedModel):
         "HydraLayer",
         "SiglipMultiheadAttentionPoolingHead",
     ]
-    backbone_types = ("siglip",)
     backbone_rules = (
         *TOWER_RULES,
         *(Rule(name, name, lambda tensor: tensor.squeeze(0)) for name in ("logit_scale", "logit_bias")),
@@ -383,7 +380,6 @@ class HydraSiglipTextModel(HydraTextTowerMixin, HydraSiglipPreTrainedModel):
     """The fused text tower: `HydraModelOutput`; pooled is what a head per member makes of the last token, be it padding."""
 
     config_class = HydraSiglipTextConfig
-    backbone_types = ("siglip_text_model",)
     embeddings_class = SiglipTextEmbeddings
 
     def add_pooling(self, config: HydraSiglipTextConfig) -> None:
@@ -398,7 +394,6 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
     own whose heads are not pruned."""
 
     config_class = HydraSiglipVisionConfig
-    backbone_types = ("siglip_vision_model",)
     last_norm = "post_layernorm"
     has_pooled_token = False  # all tokens are patches
     embeddings_class = HydraSiglipVisionEmbeddings
@@ -447,6 +442,7 @@ class HydraSiglipModel(HydraTwoTowersMixin, HydraSiglipPreTrainedModel):
 
 class HydraSiglipForImageClassification(HydraVisionTowerClassifierMixin, HydraSiglipPreTrainedModel):
     config_class = HydraSiglipVisionConfig
+    backbone_types = ("siglip",)
     encoder_class = HydraSiglipVisionModel
     # A backbone's classifier has the pooling head, and does not read it.
     own_fields = {"vision_use_head": False}

@@ -22,7 +22,6 @@ class HydraViTPreTrainedModel(HydraModelMixin, ViTPreTrainedModel):
     base_model_prefix = "vit"
     architecture = "vision transformer (ViT)"
     _no_split_modules = ["HydraViTEmbeddings", "HydraLayer"]
-    backbone_types = ("vit",)
     backbone_rules = (
         *attention_rules("layers.*.attention.{}_proj", "qkvo"),
         Rule("layers.*.attention_norm.*", "layers.*.layernorm_before.*"),
@@ -53,7 +52,6 @@ class HydraDeiTPreTrainedModel(HydraModelMixin, DeiTPreTrainedModel):
     base_model_prefix = "deit"
     architecture = "DeiT"
     _no_split_modules = ["HydraDeiTEmbeddings", "HydraLayer"]
-    backbone_types = ("deit",)
     backbone_rules = HydraViTPreTrainedModel.backbone_rules
 
 

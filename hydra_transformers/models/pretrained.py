@@ -79,8 +79,8 @@ def scaled(tensor: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Ten
 class HydraModelMixin:
     """Every Hydra. A family sets
 
-    - `backbone_types`: the `model_type` of the Transformers models it is built from, and `backbone_classes` their classes, by
-      default the one of its own name without "Hydra",
+    - `backbone_types`: the `model_type` of the Transformers models it is built from, and `backbone_classes` their classes; by
+      default the type that its config is made from, and the class of its own name without "Hydra",
     - `backbone_rules`: where parameters are found whose names or shapes differ from the backbone's; of several rules for
       one parameter, the first whose names the backbone has,
     - `architecture`: its name, as people call it,
@@ -111,6 +111,9 @@ class HydraModelMixin:
         by_name = {path.rpartition(".")[2]: auto_class for auto_class, path in cls.config_class.auto_classes.items()}
         cls._auto_class = by_name.get(cls.__name__, cls._auto_class)  # so that Transformers saves the code with it
         cls.__doc__ = inspect.getdoc(cls)  # where it has none, that of its mixin
+        if cls.config_class is not super(cls, cls).config_class and "backbone_types" not in vars(cls):
+            bases = (base for base in cls.config_class.__mro__ if not base.__name__.startswith("Hydra"))
+            cls.backbone_types = (next(base.model_type for base in bases if hasattr(base, "model_type")),)
         if "PreTrained" not in cls.__name__ and "backbone_classes" not in vars(cls):
             cls.backbone_classes = (getattr(transformers, cls.__name__.removeprefix("Hydra")),)
 

@@ -5,16 +5,19 @@ import logging
 
 import pytest
 import torch
-from transformers import BertModel, ViTModel
+from transformers import BeitForMaskedImageModeling, BertModel, ViTModel
 
-from hydra_transformers import HydraBertModel, HydraViTModel
+from hydra_transformers import AutoHydra, HydraBertModel, HydraViTModel
 from tests.families import (
+    BEIT,
     BERT,
     CLIP,
     DEBERTA,
     FEW,
+    GEMMA3,
     LLAMA,
     OWN_LAYERS,
+    QWEN3,
     VIT,
     bert_backbone,
     clip_backbone,
@@ -276,3 +279,27 @@ def test_members_of_networks_trained_apart_are_told_of(family, shared, caplog, m
     family.hydra.from_pruned_members(apart, shared=shared)
     assert "members[1] has little in common with members[0]" in caplog.text
     assert "shared=() to keep each whole" in caplog.text
+
+
+# New classifiers
+
+
+def self_supervised_beit():
+    config = BEIT.backbone(use_mean_pooling=True, use_mask_token=True, vocab_size=6).config
+    return randomise(BeitForMaskedImageModeling(config).double(), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make", [self_supervised_beit, QWEN3.backbone, GEMMA3.backbone], ids=["beit-mean", "qwen3", "gemma3"]
+)
+def test_members_get_classifiers_of_their_own_on_one_pre_trained_encoder(make, tmp_path):
+    """Also where the pre-trained model has no norm of the mean, and where its classifier is called `score`."""
+    backbone = make()
+    backbone.save_pretrained(tmp_path)
+    for model in (backbone, tmp_path):
+        hydra = AutoHydra.from_backbone(model, num_members=2, num_labels=7, trunk_layers=2)
+        weights = hydra.classifier.weight.unflatten(0, (2, 7))
+        assert weights.shape[:2] == (2, 7) and not torch.equal(weights[0], weights[1])
+        expected = AutoHydra.from_backbone(backbone.base_model).layers[2].mlp.fc1.weight
+        assert torch.equal(hydra.base_model.layers[2].mlp[1].fc1.weight, expected.to(weights.dtype))

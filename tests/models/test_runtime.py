@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hydra_transformers import HydraViTConfig, HydraViTForImageClassification
 from hydra_transformers.models import modeling_hydra
+from hydra_transformers.pruning import prune_heads
 from tests.families import (
     BEIT,
     BERT,
@@ -139,6 +140,33 @@ def test_large_batches_are_one_product_per_member_with_the_same_answers(family, 
         with monkeypatch.context() as patch:
             patch.setattr(modeling_hydra, "ROWS_FOR_ONE_PRODUCT_PER_MEMBER", 0)
             torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
+
+
+# `torch.set_default_device` and `with torch.device(...)` are for new models; what exists is computed where it lies. Nothing can
+# be computed on this one, so that any tensor which strays there is noticed, as on a GPU beside the CPU's.
+ELSEWHERE = torch.device("meta")
+
+
+@for_families([VIT, CLIP])
+def test_fusing_and_taking_apart_leaves_weights_where_they_are(family):
+    backbones = [family.backbone(seed) for seed in range(2)]
+    with ELSEWHERE:
+        members = [prune_heads(each, heads) for each, heads in zip(backbones, family.heads_to_prune, strict=False)]
+        hydra = family.hydra.from_pruned_members(members)
+        alone = hydra.member(1)
+    assert {parameter.device.type for parameter in (*hydra.parameters(), *alone.parameters())} == {"cpu"}
+    expected = family.hydra.from_pruned_members(family.members()[:2])
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(hydra.state_dict()[name], tensor), name
+
+
+@for_families(OWN_LAYERS)
+@torch.no_grad()
+def test_inference_is_where_the_model_is(family):
+    hydra, inputs = family.fused(), family.inputs()
+    expected = hydra(**inputs).member_logits
+    with ELSEWHERE:
+        assert torch.equal(hydra(**inputs).member_logits, expected)
 
 
 # The paper's numbers
