@@ -11,18 +11,18 @@ import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import betaln
+from scipy.special import betaln, xlog1py, xlogy
 from scipy.stats import beta
 from torch import Tensor, nn
 
 from .._io.files import write_atomically
+from ..models.decision import DecisionOutput
 from .features import without_decision
 from .task import Outcomes, Task
 from .tasks import task_of
@@ -43,17 +43,14 @@ SPARKS = "▁▂▃▄▅▆▇█"
 class Promise:
     """Rates that may not be above their limits. Rows are counted in bins; a rate is the share of the rows in some of them.
 
-    title, loss: for sentences
-    promised: the share of losses; None if it shall be that of the validation rows
-    validation: the share on the validation rows
+    title, loss, expected: for sentences
     bins: (rates, bins) bool, which bins each rate counts; the first rate is shown
     limits: (rates,), which allow for the chance in the validation rows
     """
 
     title: str
     loss: str
-    promised: float | None
-    validation: float
+    expected: str
     bins: np.ndarray
     limits: np.ndarray
 
@@ -159,14 +156,14 @@ class Monitor:
         self.decision_settings = settings
 
     @classmethod
-    def of(cls, model: nn.Module, level: float = 0.05) -> "Monitor":
-        """The monitor of a calibrated model; see above."""
+    def of(cls, model: nn.Module, level: float = 0.05, file: str | os.PathLike | None = None) -> "Monitor":
+        """The monitor of a calibrated model; see above. It goes on with the state in `file`, if there is one."""
         inner, decision = without_decision(model)
         if decision is None:
             raise ValueError("model is not calibrated, or has changed since: call calibrate() first")
         monitor = cls(decision.settings, level)
         monitor.task, monitor.decision_settings = task_of(inner), decision.settings
-        return monitor
+        return monitor.load(file) if file is not None and Path(file).exists() else monitor
 
     # Counting
 
@@ -182,7 +179,7 @@ class Monitor:
         name = None if batch is None else f"{batch}{'' if labels is None else ' labels'}"
         if name is not None and name in self.batches:
             return
-        random = torch.Generator().manual_seed(self._num_rows())
+        random = torch.Generator().manual_seed(_num_rows(self.streams.get(self.stream, {})))
         if isinstance(outputs, Sequence):
             if labels is not None:
                 raise ValueError("labels are for a model's output: pass that, not rows of predict")
@@ -192,11 +189,10 @@ class Monitor:
                 "outputs has no abstain: the model has changed since it was calibrated, or is in training mode"
             )
         else:
-            names = ("member_logits", "detector_score", "abstain", "prediction_set", "interval")
-            parts = {name: getattr(outputs, name, None) for name in names}
+            parts = {field.name: getattr(outputs, field.name, None) for field in fields(DecisionOutput)}
             parts = {name: None if part is None else part.detach().cpu() for name, part in parts.items()}
             labels = None if labels is None else torch.as_tensor(labels).cpu()
-            self.count(self.task.outcomes(SimpleNamespace(**parts), labels, self.decision_settings, random))
+            self.count(self.task.outcomes(DecisionOutput(**parts), labels, self.decision_settings, random))
         self.batches |= set() if name is None else {name}
 
     def count(self, outcomes: Outcomes) -> None:
@@ -242,9 +238,6 @@ class Monitor:
             blocks[-1] = (np.bincount(taken, minlength=num_bins) + blocks[-1]).tolist()
         counts["peak"] = max(counts["peak"], _e_value(self.promises[name], counts))
 
-    def _num_rows(self) -> int:
-        return sum(sum(map(sum, counts["blocks"])) for counts in self.streams.get(self.stream, {}).values())
-
     # Reading
 
     def state(self) -> dict[str, PromiseState]:
@@ -268,9 +261,12 @@ class Monitor:
             status = "broken"
         elif all(high <= limit for (_, high), limit in zip(intervals, promise.limits, strict=True)):
             status = "kept so far"
-        rate = float(losses[0] / rows) if rows else None
-        sentence = f"{promise.title}: {status}. {_described(promise, rows, rate, intervals[0])}"
-        return PromiseState(name, status, e_value, self.alarm, rows, rate, intervals[0], sentence)
+        rate, (low, high) = float(losses[0] / rows) if rows else None, intervals[0]
+        sentence = f"{promise.title}: {status}. No rows yet; {promise.expected}."
+        if rows:
+            between = f"{rows:,} rows, between {100 * low:.3g} and {100 * high:.3g} %"
+            sentence = f"{promise.title}: {status}. {100 * rate:.3g} % {promise.loss} ({between}; {promise.expected})."
+        return PromiseState(name, status, e_value, self.alarm, rows, rate, (low, high), sentence)
 
     def __str__(self) -> str:
         """A sentence for each promise, and its rate over time as bars: half as high as the line is the limit."""
@@ -306,25 +302,22 @@ class Monitor:
         for file in files:
             try:
                 saved = json.loads(Path(file).read_text())
-                one = cls(saved["settings"], saved["level"])
-                one.stream, one.streams, one.batches = saved["stream"], saved["streams"], set(saved["batches"])
+                monitor = monitor or cls(saved["settings"], saved["level"])
+                is_same = (monitor.settings, monitor.level) == (saved["settings"], saved["level"])
+                monitor.stream, monitor.batches = saved["stream"], monitor.batches | set(saved["batches"])
+                streams = saved["streams"].items()
             except (KeyError, TypeError, json.JSONDecodeError) as error:
                 raise ValueError(f"{file} is not the state of a monitor: pass a file of Monitor.save") from error
-            monitor = one if monitor is None else monitor.merged(one)
+            if not is_same:
+                raise ValueError(f"{file} watches another calibration than {files[0]}: pass files of one")
+            for name, stream in streams:
+                known = monitor.streams.get(name, {})
+                monitor.streams[name] = max(known, stream, key=_num_rows)
         return monitor
 
-    def merged(self, other: "Monitor") -> "Monitor":
-        """This monitor with the streams of another of the same calibration."""
-        if (self.settings, self.level) != (other.settings, other.level):
-            raise ValueError("the monitors watch different calibrations: put together those of one")
-        for stream, counts in other.streams.items():
-            known = self.streams.get(stream, {})
-            self.streams[stream] = {
-                name: max((each[name] for each in (known, counts) if name in each), key=lambda c: np.sum(c["blocks"]))
-                for name in {**known, **counts}
-            }
-        self.batches |= other.batches
-        return self
+
+def _num_rows(stream: Mapping[str, Any]) -> int:
+    return sum(int(np.sum(counts["blocks"])) for counts in stream.values())
 
 
 def _promises(settings: Mapping[str, Any], level: float) -> dict[str, Promise]:
@@ -354,16 +347,20 @@ def _promises(settings: Mapping[str, Any], level: float) -> dict[str, Promise]:
     planned = {name: plan for name, plan in planned.items() if is_there[name]}
     promises = {}
     for name, (title, loss, promised, counts, bins) in planned.items():
-        if counts is None:  # ranks are uniform
-            limits, expected = np.concatenate([1 - CUTS, CUTS]), 0.5
-        else:
+        limits, expected = np.concatenate([1 - CUTS, CUTS]), "50 % expected"  # ranks are uniform
+        if counts is not None:
             losses, total = np.atleast_1d(counts[0]), counts[1]
             chance = level / len(planned) / 2 / len(bins)
             limits = np.where(
                 losses < total, beta.ppf(1 - chance, losses + 1, np.maximum(total - losses, 1)), 1 - 1e-9
             )
-            limits, expected = np.maximum(limits, promised or 0.0), float(losses[0] / total)
-        promises[name] = Promise(title, loss, promised, expected, bins, limits)
+            limits, expected = (
+                np.maximum(limits, promised or 0.0),
+                f"{100 * losses[0] / total:.3g} % on the validation rows",
+            )
+        if promised is not None:
+            expected = f"at most {100 * promised:.3g} % promised"
+        promises[name] = Promise(title, loss, expected, bins, limits)
     return promises
 
 
@@ -387,10 +384,7 @@ def _interval(losses: int, rows: int, level: float) -> tuple[float, float]:
     evidence = betaln(losses + 1, rows - losses + 1)
 
     def is_out(rate: float) -> bool:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            likelihood = losses * np.log(rate) if losses else 0.0
-            likelihood += (rows - losses) * np.log1p(-rate) if losses < rows else 0.0
-        return evidence - likelihood >= -math.log(level)
+        return evidence - xlogy(losses, rate) - xlog1py(rows - losses, -rate) >= -math.log(level)
 
     def edge(inside: float, outside: float) -> float:
         for _ in range(50):
@@ -398,15 +392,4 @@ def _interval(losses: int, rows: int, level: float) -> tuple[float, float]:
             inside, outside = (inside, middle) if is_out(middle) else (middle, outside)
         return outside
 
-    rate = losses / rows
-    return (edge(rate, 0.0) if is_out(0.0) else 0.0), (edge(rate, 1.0) if is_out(1.0) else 1.0)
-
-
-def _described(promise: Promise, rows: int, rate: float | None, interval: tuple[float, float]) -> str:
-    expected = f"{100 * promise.validation:.3g} % of the validation rows"
-    if promise.promised is not None:
-        expected = f"at most {100 * promise.promised:.3g} % promised"
-    if rate is None:
-        return f"No rows yet, {expected}."
-    low, high = (100 * limit for limit in interval)
-    return f"{100 * rate:.3g} % {promise.loss} ({rows:,} rows, between {low:.3g} and {high:.3g} %; {expected})."
+    return edge(losses / rows, 0.0), edge(losses / rows, 1.0)
