@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache, wraps
-from logging import NOTSET, WARNING, Handler, LogRecord, getLogger
+from logging import NOTSET, WARNING, Formatter, StreamHandler, getLogger
 from typing import Annotated, Any
 
 import typer
@@ -97,14 +97,6 @@ def runner() -> Any:
     return typer.main.get_command(app)
 
 
-def run(words: Sequence[str]) -> int:
-    """Runs one command; errors are raised."""
-    code = runner().main(repeat_flags(words), prog_name=NAME, standalone_mode=False) or 0
-    if code == INTERRUPTED:
-        raise KeyboardInterrupt
-    return code
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one command; returns 0 on success, 2 for an error that the user can fix, 1 otherwise."""
     words = list(sys.argv[1:] if words is None else words)
@@ -112,7 +104,10 @@ def main(words: Sequence[str] | None = None) -> int:
     called = called if called in runner().commands else None
     name = f"{NAME} {called}" if called else NAME
     try:
-        return run(words)
+        code = runner().main(repeat_flags(words), prog_name=NAME, standalone_mode=False) or 0
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        return code
     except typer.TyperException as error:  # a wrong call
         print(f"{name}: {error.format_message()} (see {name} --help)", file=sys.stderr)
         return 2
@@ -150,15 +145,6 @@ def joined_processes(called: str) -> Iterator[None]:
     processes.destroy_process_group()
 
 
-class _Notes(Handler):
-    def __init__(self, level: int):
-        super().__init__(level)
-        self.stream = sys.stderr
-
-    def emit(self, record: LogRecord) -> None:
-        print(f"note: {record.getMessage()}", file=self.stream)
-
-
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Shows only errors of the libraries, no progress bars for weights, and our own warnings as notes."""
@@ -171,7 +157,8 @@ def quiet_libraries() -> Iterator[None]:
     hub_logging.set_verbosity_error()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    ours, notes = getLogger("transformers.hydra_transformers"), _Notes(WARNING)
+    ours, notes = getLogger("transformers.hydra_transformers"), StreamHandler(sys.stderr)
+    notes.setFormatter(Formatter("note: %(message)s"))
     ours.addHandler(notes)
     ours.setLevel(WARNING)
     ours.propagate = False

@@ -21,11 +21,8 @@ def app(
     """Open a page in the browser to try a model on: its answer, its members', its uncertainty."""
     from ..serving.page import launch_page
     from ..serving.page_inputs import read_examples
-    from ..serving.predictor import kind_of
-    from ..serving.saved_models import load_config
     from .serve import predictor_of
 
-    kind_of(load_config(model), model)  # raises before anything large is loaded
     predictor = predictor_of(model)
     if labels and not predictor.needs_classes:
         raise ValueError(f"--labels is for CLIP and SigLIP, {model} has its own classes: leave it out")

@@ -1,6 +1,5 @@
 """`calibrate`: when a model abstains, and which classes its prediction sets name."""
 
-import sys
 from pathlib import Path
 
 from .folders import check_is_new, note_training_rows
@@ -63,8 +62,7 @@ def calibrate(
     check_is_new(output)
     processor = load_processor(model, config)
     rows = data.read(config, processor)
-    if sentence := note_training_rows(model, data.data, data.split):
-        print(f"note: {sentence}", file=sys.stderr)
+    note_training_rows(model, data.data, data.split)
     ood_rows = None if ood_data is None else data.read(config, processor, ood_data, labelled=False)
     prompts = class_prompts(config, processor, rows.class_names)
     loaded = load_model(model, best_device())

@@ -30,17 +30,12 @@ def compare(
         check_takes_files(output.parent)
     processor = load_processor(names[0], configs[0])
     check_same_processors(names, configs, processor)
-    groups = {"near": near or [], "far": far or []}
     rows = data.read(configs[0], processor)
-    ood_rows = {
-        group: {name: data.read(configs[0], processor, source, labelled=False) for name, source in sets}
-        for group, sets in groups.items()
-        if sets
-    }
+    ood_rows = data.read_groups(configs[0], processor, near, far)
     models = [load_model(name, best_device()) for name in names]
     from ..reports import compare_fusions
 
-    result = compare_fusions(models, rows, ood_rows or None, batch_size=batch_size)
+    result = compare_fusions(models, rows, ood_rows, batch_size=batch_size)
     print(result)
     if output is not None:
         write_atomically(output, result.to_markdown())

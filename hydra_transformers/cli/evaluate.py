@@ -56,9 +56,8 @@ def evaluate(
     from ..reports import evaluate_uncertainty
     from ..serving.saved_models import load_config
 
-    groups = {"near": near or [], "far": far or []}
-    for flag, pairs in {**groups, "compare": compare or []}.items():
-        check_named_once([name for name, _ in pairs], f"--{flag}")
+    for flag, pairs in {"near": near, "far": far, "compare": compare}.items():
+        check_named_once([name for name, _ in pairs or ()], f"--{flag}")
     path = Path(model)
     own_name = path.resolve().name if path.is_dir() else path.name
     sources = {own_name: model, **dict(compare or [])}
@@ -71,11 +70,10 @@ def evaluate(
         raise ValueError(f"{model} is not a folder to write into: pass --output")
     output = output or path / "evaluation"
     check_takes_files(output)
-    if sentence := note_training_rows(model, data.data, data.split):
-        print(f"note: {sentence}", file=sys.stderr)
+    note_training_rows(model, data.data, data.split)
     report = None
     for name, source in sources.items():
-        classifier, rows, ood_rows = _read(data, source, configs[name], groups, quiet=report is not None)
+        classifier, rows, ood_rows = _read(data, source, configs[name], near, far, quiet=report is not None)
         corrupted = {}
         if corruptions is not None:
             from ..shift import corrupted_sets
@@ -90,7 +88,7 @@ def evaluate(
 
 
 def _read(
-    data: DataOptions, source: str, config: Any, groups: dict[str, list[tuple[str, str]]], quiet: bool
+    data: DataOptions, source: str, config: Any, near: list | None, far: list | None, quiet: bool
 ) -> tuple["nn.Module", "PreparedData | dict[str, PreparedData]", dict | None]:
     """A model with its saved decision, and all data sets as it reads them."""
     from ..data.prediction import ZeroShotClassifier
@@ -108,14 +106,7 @@ def _read(
             pairs[column] = options.read(config, processor, labelled=False, quiet=quiet)
         return model, pairs, None
     rows = data.read(config, processor, quiet=quiet)
-    ood_rows = {
-        group: {
-            name: data.read(config, processor, name_or_folder, labelled=False, quiet=quiet)
-            for name, name_or_folder in sets
-        }
-        for group, sets in groups.items()
-        if sets
-    }
+    ood_rows = data.read_groups(config, processor, near, far, quiet)
     prompts = class_prompts(config, processor, rows.class_names)
     if prompts is not None:
         model = ZeroShotClassifier(model, prompts, rows.class_names)
@@ -124,7 +115,7 @@ def _read(
             model = CalibratedClassifier.load(model, source).eval()
         except OtherClassesError as error:
             print(f"note: {source} is evaluated without its decision: {error}", file=sys.stderr)
-    return model, rows, ood_rows or None
+    return model, rows, ood_rows
 
 
 def write_report(report: "Report", output: Path) -> None:

@@ -4,17 +4,7 @@ import sys
 from pathlib import Path
 
 from .folders import FINETUNE_SETTINGS, check_settings, claim, models_named, record_settings
-from .options import (
-    BatchSize,
-    Seed,
-    argument,
-    best_device,
-    input_kind,
-    layers_or_share,
-    option,
-    positive,
-    switch,
-)
+from .options import BatchSize, Seed, argument, best_device, input_kind, layers_or_share, option, positive, switch
 
 
 EVALUATION = "evaluation"
@@ -117,7 +107,9 @@ def _tune_members(
     models = [load_model(name) for name in names]
     length = {} if epochs is None else {"num_train_epochs": epochs}
     sizes = {"per_device_train_batch_size": batch_size, "per_device_eval_batch_size": batch_size}
-    finetune_members(models, None, train, validation, output, seed=seed, **sizes, **length)
+    finetune_members(
+        models, None, train, validation, output, seed=seed, progress=sys.stderr.isatty(), **sizes, **length
+    )
     on_one_process(lambda: copy_circuits(Path(names[0]).parent, output))
     on_one_process(lambda: [processor.save_pretrained(output / f"member-{index}") for index in range(len(names))])
     print(f"{len(names)} members are in {output}. Next: hydra-transformers fuse {output} --output ...")

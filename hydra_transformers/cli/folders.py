@@ -1,6 +1,7 @@
 """Output folders of commands: what they hold, and what may be written into them."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,12 +83,12 @@ def read_settings(record: Path) -> dict[str, Any]:
     return settings
 
 
-def note_training_rows(model: str, data: str, split: str | None) -> str | None:
-    """A sentence where rows may be those that a model was fine-tuned on."""
+def note_training_rows(model: str, data: str, split: str | None) -> None:
+    """Prints a note where rows may be those that a model was fine-tuned on."""
     record = Path(model) / FINETUNE_SETTINGS
     trained_on = read_settings(record).get("data") if record.exists() else None
     same = trained_on is not None and Path(trained_on).resolve() == Path(data).resolve()
     is_training = str(split).startswith("train") or (split is None and same and Path(data).is_file())
-    if not (same and is_training):
-        return None
-    return f"{model} was trained on rows of {data}, so they say too much: pass --split validation, or --split test"
+    if same and is_training:
+        note = f"{model} was trained on rows of {data}, so they say too much: pass --split validation, or --split test"
+        print(f"note: {note}", file=sys.stderr)

@@ -152,6 +152,16 @@ class DataOptions:
             print(*rows.notes, sep="\n", flush=True)
         return rows
 
+    def read_groups(
+        self, config: Any, processor: Any, near: list | None, far: list | None, quiet: bool = False
+    ) -> dict[str, dict[str, "PreparedData"]] | None:
+        """The sets of --near and --far, without labels; None where there are none."""
+        return {
+            group: {name: self.read(config, processor, source, labelled=False, quiet=quiet) for name, source in sets}
+            for group, sets in {"near": near, "far": far}.items()
+            if sets
+        } or None
+
 
 def input_kind(processor: Any) -> str:
     """What a processor reads: text, image or audio, as `load_data` calls the column."""

@@ -3,17 +3,7 @@
 from pathlib import Path
 
 from .folders import PRUNE_SETTINGS, claim, models_named
-from .options import (
-    DataOptions,
-    OodData,
-    Seed,
-    argument,
-    best_device,
-    choice,
-    layers_or_share,
-    one_of,
-    option,
-)
+from .options import DataOptions, OodData, Seed, argument, best_device, choice, layers_or_share, one_of, option
 
 
 OBJECTIVES = ("acc", "ood", "avg")

@@ -29,10 +29,6 @@ def serve(
         from ..serving import create_app, run
     except ImportError as error:
         raise ImportError(f"serve needs {error.name}: pip install 'hydra-transformers[serve]'") from error
-    from ..serving.predictor import kind_of
-    from ..serving.saved_models import load_config
-
-    kind_of(load_config(model), model)  # refuses before anything large is loaded
     predictor = predictor_of(model)
     limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue}
     app = create_app(predictor, **limits, max_body=max_body_mb * 1_000_000, docs=not no_docs)

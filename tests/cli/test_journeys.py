@@ -109,13 +109,8 @@ def test_token_classification_goes_the_same_way(tmp_path, capsys):
     run("calibrate", tmp_path / "hydra", *data, "--coverage", 0.8, "--output", tmp_path / "calibrated")
     run("predict", tmp_path / "calibrated", "annabelle smith went to paris .", "--json")
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {entity["word"] for entity in answer["entities"]} <= {
-        "annabelle",
-        "smith",
-        "annabelle smith",
-        "paris",
-        "went",
-    }
+    words = {"annabelle", "smith", "annabelle smith", "paris", "went"}
+    assert {entity["word"] for entity in answer["entities"]} <= words
 
 
 # Using a model
@@ -128,18 +123,8 @@ def test_calibrate_keeps_the_input_and_writes_all_that_belongs_to_the_model(work
 
 
 def test_a_plain_classifier_is_calibrated_beside_its_weights(workplace, tmp_path, capsys):
-    data = ["--data", workplace / "pictures"]
-    run(
-        "calibrate",
-        workplace / "vit",
-        *data,
-        "--coverage",
-        0.5,
-        "--detector",
-        "mahalanobis",
-        "--output",
-        tmp_path / "d",
-    )
+    data, target = ["--data", workplace / "pictures"], ["--coverage", 0.5, "--detector", "mahalanobis"]
+    run("calibrate", workplace / "vit", *data, *target, "--output", tmp_path / "d")
     assert load_trained(tmp_path / "d").config.model_type == "vit"
     run("evaluate", tmp_path / "d", *data)
     assert "answered" in Report.from_json(tmp_path / "d" / "evaluation" / "report.json").models["d"]["data"]
@@ -294,19 +279,8 @@ def killed_at_the_second_member(words: list[str]) -> None:
 def test_a_prune_that_was_killed_is_not_fused_and_goes_on(workplace, tmp_path, capsys):
     """`kill -9` while the second member is written; a finished one does nothing."""
     out = tmp_path / "out"
-    words = [
-        "prune",
-        workplace / "vit",
-        "--data",
-        workplace / "pictures",
-        "--limit",
-        12,
-        "--budget",
-        2,
-        "--output",
-        out,
-    ]
-    words = [str(word) for word in words]
+    data = ["--data", workplace / "pictures", "--limit", 12, "--budget", 2]
+    words = [str(word) for word in ["prune", workplace / "vit", *data, "--output", out]]
     assert exit_code(start(tmp_path / "log", killed_at_the_second_member, words)) == -signal.SIGKILL
     assert [path.name for path in out.glob("member-*")] == ["member-0"]
     assert call("fuse", out, "--output", tmp_path / "next") == 2
