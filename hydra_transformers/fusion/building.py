@@ -9,7 +9,7 @@ from transformers.initialization import no_init_weights
 
 from ..models.configuration_hydra import SHARED_PARTS
 from ..models.modeling_hydra import HydraAttention
-from .packed_heads import heads_at, qkv_rows
+from .packed_heads import heads_at, places, qkv_rows
 from .structure import (
     Member,
     Slot,
@@ -31,23 +31,20 @@ def prune_heads(cls: type, member: Member, heads_to_prune: dict | None) -> Membe
     for tower, names in attention_names(empty).items():
         fields[tower]["kept_heads"] = [[heads] for heads in remaining[tower]]
         for name, before, after in zip(names, kept[tower], remaining[tower], strict=True):
-            if after == before:
-                continue
-            attention, output = empty.get_submodule(name), f"{name}.o_proj.weight"
-            for parameter in (f"{name}.qkv_proj.weight", f"{name}.qkv_proj.bias"):
-                if parameter in tensors:
-                    tensors[parameter] = qkv_rows(tensors[parameter], before, after, attention)
-            places = [before.index(head) for head in after]
-            tensors[output] = heads_at(tensors[output], places, attention.head_dim)
-            move_rows_of_heads(tensors, name, places, attention)
+            if after != before:
+                replace_heads(tensors, name, empty.get_submodule(name), before, after)
     return Member(member.name, hydra_config(cls.config_class, member.config, fields), tensors)
 
 
-def move_rows_of_heads(
-    tensors: dict[str, torch.Tensor], name: str, positions: list[int | None], attention: HydraAttention
+def replace_heads(
+    tensors: dict[str, torch.Tensor], name: str, attention: HydraAttention, before: Sequence[int], after: Sequence[int]
 ) -> None:
-    """Gives the parts beside q, k, v and o of the attention with this name the heads at `positions`, in place; None is a head
-    of zeros."""
+    """Gives the attention with this name the heads `after` in place of `before`; those that it did not have are zeros."""
+    positions = places(after, before)
+    for parameter in (f"{name}.qkv_proj.weight", f"{name}.qkv_proj.bias"):
+        if parameter in tensors:
+            tensors[parameter] = qkv_rows(tensors[parameter], before, after, attention)
+    tensors[f"{name}.o_proj.weight"] = heads_at(tensors[f"{name}.o_proj.weight"], positions, attention.head_dim)
     for part, rows in attention.rows_per_head().items():
         for parameter in (f"{name}.{part}.weight", f"{name}.{part}.bias"):
             if parameter in tensors:

@@ -32,16 +32,19 @@ def heads_at(
     return heads.index_select(1, index).flatten(0, 2)
 
 
+def places(heads: Sequence[int], among: Sequence[int]) -> list[int | None]:
+    """Where each of `heads` lies in the list `among`; None for those that it does not have."""
+    return [among.index(head) if head in among else None for head in heads]
+
+
 def qkv_rows(
     tensor: torch.Tensor, before: Sequence[int], after: Sequence[int], attention: HydraAttention
 ) -> torch.Tensor:
-    """The rows of the heads `after` in q, k and v, which have those of the heads `before`: (rows, ...) -> (fewer rows, ...)"""
+    """The rows of the heads `after` in q, k and v, which have those of the heads `before`: (rows, ...) -> (other rows, ...)"""
     per_key, head_dim = attention.config.queries_per_key, attention.head_dim
     query, keys_and_values = tensor.tensor_split([len(before) * head_dim])
-    keys = keys_of(before, per_key)
-    query_places = [before.index(head) for head in after]
-    key_places = [keys.index(key) for key in keys_of(after, per_key)]
-    return torch.cat([heads_at(query, query_places, head_dim), heads_at(keys_and_values, key_places, head_dim, 2)])
+    keys = places(keys_of(after, per_key), keys_of(before, per_key))
+    return torch.cat([heads_at(query, places(after, before), head_dim), heads_at(keys_and_values, keys, head_dim, 2)])
 
 
 def qkv_by_head(tensor: torch.Tensor, attention: HydraAttention) -> torch.Tensor:

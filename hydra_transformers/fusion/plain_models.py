@@ -10,8 +10,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..models.pretrained import with_key_bias_of_zeros
 from ..models.rotary_attention import queries_per_kv_head
-from .building import empty_init_like, move_rows_of_heads
-from .packed_heads import heads_at, keys_of
+from .building import empty_init_like, replace_heads
+from .packed_heads import keys_of
 from .probe import check_same_outputs
 from .reading import backbone_source, read_members
 from .structure import Member, attention_names, outline, plain_config, tower_configs
@@ -88,23 +88,8 @@ def _with_heads_of_zeros(cls: type, member: Member) -> dict[str, Tensor]:
     for tower, names in attention_names(empty).items():
         config = tower_configs(member.config)[tower]
         for name, [kept] in zip(names, config.kept_heads, strict=True):
-            attention = empty.get_submodule(name)
-            head_dim, per_key = attention.head_dim, attention.config.queries_per_key
-            heads = _places(kept, config.num_attention_heads)
-            keys = _places(keys_of(kept, per_key), config.num_attention_heads // per_key)
-            for parameter in (f"{name}.qkv_proj.weight", f"{name}.qkv_proj.bias"):
-                if parameter in tensors:
-                    query, rest = tensors[parameter].tensor_split([head_dim * len(kept)])
-                    filled = [heads_at(query, heads, head_dim), heads_at(rest, keys, head_dim, 2)]
-                    tensors[parameter] = torch.cat(filled)
-            tensors[f"{name}.o_proj.weight"] = heads_at(tensors[f"{name}.o_proj.weight"], heads, head_dim)
-            move_rows_of_heads(tensors, name, heads, attention)
+            replace_heads(tensors, name, empty.get_submodule(name), kept, range(config.num_attention_heads))
     return tensors
-
-
-def _places(kept: Sequence[int], total: int) -> list[int | None]:
-    """Where each of `total` heads lies among those that are kept; None for the others."""
-    return [kept.index(number) if number in kept else None for number in range(total)]
 
 
 def _new_plain_model(cls: type, config: PreTrainedConfig, changes: Mapping[str, dict]) -> PreTrainedModel:
