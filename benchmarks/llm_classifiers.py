@@ -25,8 +25,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForSequenceClassific
 
 from hydra_transformers import HydraQwen2Config, HydraQwen2ForSequenceClassification
 from hydra_transformers.cost import multiply_adds_of, readable_count
-from hydra_transformers.fusion import without_weights
 from hydra_transformers.fusion.building import default_dtype
+from hydra_transformers.fusion.structure import without_weights
 from hydra_transformers.reports.table import markdown_table
 from provenance import where_it_ran
 

@@ -18,8 +18,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from .data.prediction import ZeroShotClassifier, accepted_inputs, device_of, evaluation_mode
 from .data.zero_shot import first_token_kwargs
-from .fusion import example_inputs, without_weights
-from .fusion.structure import plain_config
+from .fusion.probe import example_inputs
+from .fusion.structure import plain_config, without_weights
 from .models.pipeline_hydra_text import most_tokens
 
 

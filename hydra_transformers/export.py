@@ -19,7 +19,7 @@ from ._io.access import first_line
 from ._io.files import written_whole
 from .data.batches import AUDIO_INPUTS
 from .data.prediction import accepted_inputs, evaluation_mode
-from .fusion import example_inputs
+from .fusion.probe import example_inputs
 from .models.configuration_hydra import OUTPUTS_OF_HYDRAS
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from hydra_transformers import HydraViTConfig, HydraViTForImageClassification
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.fusion import without_weights
+from hydra_transformers.fusion.structure import without_weights
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.hub.card import TEMPLATE
 from hydra_transformers.reports import Report

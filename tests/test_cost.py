@@ -15,7 +15,7 @@ from hydra_transformers.cost import (
     readable_count,
     unpruned_backbone,
 )
-from hydra_transformers.fusion import example_inputs
+from hydra_transformers.fusion.probe import example_inputs
 from hydra_transformers.reports import cost_table
 from tests.families import (
     BERT,

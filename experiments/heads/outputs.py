@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hydra_transformers.fusion import attention_names
+from hydra_transformers.fusion.structure import attention_names
 from hydra_transformers.pruning import prune_heads
 
 

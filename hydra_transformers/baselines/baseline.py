@@ -14,7 +14,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from .._io.files import write_atomically
 from ..cost import inputs_for, multiply_adds_of
 from ..data.prediction import answer_of, device_of
-from ..fusion import without_weights
+from ..fusion.structure import without_weights
 from ..models.auto import check_has_no_adapters
 from ..models.configuration_hydra import set_problem_type
 from ..models.modeling_hydra import HydraClassifierOutput, check_labels, mean_loss, warn_if_loss_uses_ensemble_logits

@@ -9,7 +9,7 @@ from transformers import CLIPModel
 from ..cost import multiply_adds_of
 from ..data.prediction import evaluation_mode
 from ..data.zero_shot import check_class_prompts
-from ..fusion import example_inputs
+from ..fusion.probe import example_inputs
 from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32
 from .baseline import Baseline
 

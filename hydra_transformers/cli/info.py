@@ -30,7 +30,7 @@ def info(
 def _describe(name: str) -> None:
     from ..baselines import DeepEnsemble
     from ..cost import compare_costs, count_parameters, unpruned_backbone
-    from ..fusion import without_weights
+    from ..fusion.structure import without_weights
     from ..hub import kept_heads_map
     from ..models.auto import head_of, is_zero_shot
     from ..reports import cost_table

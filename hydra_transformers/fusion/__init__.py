@@ -16,20 +16,10 @@ from .checks import check_agrees, check_differ, check_finite, warn_if_unrelated
 from .linear_per_member import with_linear_layers
 from .new_classifiers import read_with_new_classifiers
 from .plain_models import to_transformers
-from .probe import check_same_outputs, example_inputs, warn_if_nearly_equal
-from .reading import projection_names, read_members
-from .structure import (
-    Member,
-    attention_names,
-    encoder_config,
-    hydra_class_of,
-    number_of_layers,
-    slots,
-    tower_configs,
-    without_head,
-    without_weights,
-)
-from .trunk import check_trunk_layers, resolve_trunk, trunk_depth
+from .probe import check_same_outputs, warn_if_nearly_equal
+from .reading import read_members
+from .structure import Member, without_head
+from .trunk import resolve_trunk
 
 
 def from_backbone(
@@ -135,21 +125,10 @@ def _compared(cls: type, member: Member, model: PreTrainedModel, index: int = 0)
 
 
 __all__ = [
-    "attention_names",
     "check_can_be_fused",
-    "check_trunk_layers",
-    "encoder_config",
-    "example_inputs",
     "from_backbone",
     "from_pruned_members",
-    "hydra_class_of",
     "member",
-    "number_of_layers",
-    "projection_names",
-    "slots",
     "to_transformers",
-    "tower_configs",
-    "trunk_depth",
     "with_linear_layers",
-    "without_weights",
 ]

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..cost import count_parameters, inputs_for, multiply_adds_of, readable_count, unpruned_backbone
 from ..data.zero_shot import first_token_kwargs
-from ..fusion import slots, without_weights
+from ..fusion.structure import slots, without_weights
 from ..models.auto import AUTO_CLASSES
 from ..pruning import Circuit
 from ..pruning.heads import heads_in

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from .._io.files import written_whole
-from ..fusion import number_of_layers, tower_configs
+from ..fusion.structure import number_of_layers, tower_configs
 from ..pruning import Circuit
 from ..pruning.circuits import FOLDER
 from ..pruning.heads import Head, heads_in

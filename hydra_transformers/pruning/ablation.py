@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.zero_shot import check_class_prompts, logits_of_cosines
-from ..fusion import tower_configs
 from ..fusion.packed_heads import heads_at, qkv_rows
+from ..fusion.structure import tower_configs
 from ..models.modeling_hydra import HydraAttention, repeated_mask
 from .heads import Head, Prompts, Towers, chosen_towers, has_two_towers, heads_of, tower_and_place
 

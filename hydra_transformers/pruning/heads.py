@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..fusion import attention_names, encoder_config, tower_configs, trunk_depth
+from ..fusion.structure import attention_names, encoder_config, tower_configs
+from ..fusion.trunk import trunk_depth
 from ..models.auto import AutoHydra
 
 

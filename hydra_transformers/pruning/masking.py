@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..fusion import attention_names
 from ..fusion.building import remaining_heads
 from ..fusion.reading import backbone_names, dense_outline
+from ..fusion.structure import attention_names
 from ..models.auto import hydra_class
 
 

@@ -18,7 +18,9 @@ from .._io.processes import on_one_process
 from ..data.batches import batches, collate
 from ..data.fingerprints import fingerprint_of_weights
 from ..data.prediction import classes_of
-from ..fusion import check_can_be_fused, tower_configs, trunk_depth
+from ..fusion import check_can_be_fused
+from ..fusion.structure import tower_configs
+from ..fusion.trunk import trunk_depth
 from .circuits import FOLDER, Circuit
 from .extraction import extract_circuit
 from .head_weights import by_layer

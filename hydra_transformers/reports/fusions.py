@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from .._io.progress import progress_bar
 from ..cost import count_multiply_adds
 from ..data.loading import load_if_named
-from ..fusion import trunk_depth
 from ..fusion.soup import soup
+from ..fusion.trunk import trunk_depth
 from ..models.auto import AutoHydra, load_trained
 from ..uncertainty.tasks import task_of
 from .evaluation import evaluate_uncertainty

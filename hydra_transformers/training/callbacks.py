@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..fusion import check_trunk_layers, encoder_config, number_of_layers, tower_configs, trunk_depth
-from ..fusion.structure import isinstance_by_name
+from ..fusion.structure import encoder_config, isinstance_by_name, number_of_layers, tower_configs
+from ..fusion.trunk import check_trunk_layers, trunk_depth
 from ..models.modeling_hydra import GroupedLinear, GroupedOutput
 from .parameter_groups import (
     PARTS,

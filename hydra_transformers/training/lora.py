@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..fusion import hydra_class_of, projection_names
+from ..fusion.reading import projection_names
+from ..fusion.structure import hydra_class_of
 
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..fusion import hydra_class_of, projection_names, tower_configs, without_weights
-from ..fusion.reading import backbone_names
-from ..fusion.structure import isinstance_by_name, outline
+from ..fusion.reading import backbone_names, projection_names
+from ..fusion.structure import hydra_class_of, isinstance_by_name, outline, tower_configs, without_weights
 from ..models.auto import HYDRA_CLASSES, AutoHydra, closest
 from ..models.modeling_hydra import HydraAttention
 from .lora import is_peft_model

@@ -12,7 +12,7 @@ from experiments.captions import TEMPLATES, Captions, captions_for, prompts_for,
 from experiments.smallest import splits
 from hydra_transformers.cost import count_multiply_adds, multiply_adds_of
 from hydra_transformers.data.prediction import ZeroShotClassifier
-from hydra_transformers.fusion import without_weights
+from hydra_transformers.fusion.structure import without_weights
 
 
 NAMES = [["fur coat"], ["beacon", "lighthouse"], ["potter's wheel"]]

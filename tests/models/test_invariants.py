@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from hydra_transformers.fusion import slots
+from hydra_transformers.fusion.structure import slots
 from tests.families import (
     BERT,
     CLIP,

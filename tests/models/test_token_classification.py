@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.cost import count_multiply_adds
-from hydra_transformers.fusion import slots, to_transformers
+from hydra_transformers.fusion import to_transformers
+from hydra_transformers.fusion.structure import slots
 from tests.families import (
     ALBERT,
     BERT,

@@ -10,9 +10,9 @@ from torch import nn
 
 from hydra_transformers import AutoHydra, HydraCLIPConfig, HydraViTConfig
 from hydra_transformers.cost import count_multiply_adds, count_parameters, multiply_adds_of
-from hydra_transformers.fusion import attention_names, slots, tower_configs, trunk_depth, without_weights
 from hydra_transformers.fusion.reading import read_members
-from hydra_transformers.fusion.trunk import equal_layers
+from hydra_transformers.fusion.structure import attention_names, slots, tower_configs, without_weights
+from hydra_transformers.fusion.trunk import equal_layers, trunk_depth
 from hydra_transformers.training.parameter_groups import places
 from tests.families import (
     CLIP,
