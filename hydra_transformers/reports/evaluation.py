@@ -102,17 +102,13 @@ def evaluate_uncertainty(
             for place, each in data_sets.items()
         }
         _warn_of_useless_results(name, task, found[name], groups)
-    is_single_label = task.name == SINGLE_LABEL
-    described = next(iter(scores.values())).description if is_single_label else "uncertainty of the prediction"
-    return Report(
-        task.name,
-        {name: _metrics(measured, groups) for name, measured in found.items()},
-        described,
-        groups,
-        {name: measured[DATA].num_members for name, measured in found.items()},
-        {name: _curves(measured, groups) for name, measured in found.items()},
-        {name: _rows(measured, groups) for name, measured in found.items()},
-    )
+    described = "uncertainty of the prediction"
+    if task.name == SINGLE_LABEL:
+        described = next(iter(scores.values())).description
+    num_members = {name: measured[DATA].num_members for name, measured in found.items()}
+    results = {name: _results(measured, groups) for name, measured in found.items()}
+    metrics, curves, rows = ({name: parts[place] for name, parts in results.items()} for place in range(3))
+    return Report(task.name, metrics, described, groups, num_members, curves, rows)
 
 
 def _tasks(models: Mapping[str, nn.Module], data: Any) -> dict[str, Task]:
@@ -305,45 +301,31 @@ class _SingleLabelReader:
 # All data sets of one model
 
 
-def _metrics(measured: Mapping[str, _Measured], groups: Mapping[str, tuple]) -> dict[str, Metrics]:
-    """The metrics of each data set, with how well the score tells OOD and corrupted data from the data."""
-    known, results = measured[DATA], {}
-    ood = [each.scores for place, each in measured.items() if groups[place][0] not in (ID, CORRUPTION)]
-    for place, each in measured.items():
-        results[place] = dict(each.metrics)
-        if groups[place][0] == CORRUPTION:
-            results[place]["shift_auroc"] = ood_metrics(known.scores, each.scores)["auroc"]
-            if ood:
-                aurocs = [ood_metrics(each.scores, scores)["auroc"] for scores in ood]
-                results[place]["ood_auroc"] = math.fsum(aurocs) / len(aurocs)
-        elif groups[place][0] != ID:
-            results[place] |= ood_metrics(known.scores, each.scores)
-            if each.energies is not None:
-                results[place]["energy_auroc"] = ood_metrics(known.energies, each.energies)["auroc"]
-    return results
-
-
-def _curves(measured: Mapping[str, _Measured], groups: Mapping[str, tuple]) -> dict[str, Any]:
-    known = measured[DATA]
+def _results(
+    measured: Mapping[str, _Measured], groups: Mapping[str, tuple]
+) -> tuple[dict[str, Metrics], dict[str, Any], dict[str, Any]]:
+    """The `models`, `curves` and `rows` of a report for one model: with how well the score tells OOD and corrupted data."""
+    known, by_group = measured[DATA], {}
     ood = {place: each.scores for place, each in measured.items() if groups[place][0] not in (ID, CORRUPTION)}
+    metrics = {place: dict(each.metrics) for place, each in measured.items()}
+    for place, each in measured.items():
+        group, name, _ = groups[place]
+        if place in ood:
+            by_group.setdefault(group, {})[name] = each.scores
+            metrics[place] |= ood_metrics(known.scores, each.scores)
+            if each.energies is not None:
+                metrics[place]["energy_auroc"] = ood_metrics(known.energies, each.energies)["auroc"]
+        elif group == CORRUPTION:
+            metrics[place]["shift_auroc"] = ood_metrics(known.scores, each.scores)["auroc"]
+            aurocs = [ood_metrics(each.scores, scores)["auroc"] for scores in ood.values()]
+            metrics[place] |= {"ood_auroc": math.fsum(aurocs) / len(aurocs)} if aurocs else {}
     curves = {"roc": {name: roc_curve(known.scores, scores) for name, scores in ood.items()}}
     curves["histograms"] = score_histograms(known.scores, ood)
     if "correct" in known.values:
-        confidence, correct = known.values["confidence"], known.values["correct"]
-        curves |= {
-            "reliability": reliability_curve(confidence, correct),
-            "risk_coverage": risk_curve(confidence, correct),
-        }
-    return curves
-
-
-def _rows(measured: Mapping[str, _Measured], groups: Mapping[str, tuple]) -> dict[str, Any]:
-    known, ood = measured[DATA], {}
-    for place, each in measured.items():
-        if groups[place][0] not in (ID, CORRUPTION):
-            ood.setdefault(groups[place][0], {})[groups[place][1]] = each.scores
+        rows = known.values["confidence"], known.values["correct"]
+        curves |= {"reliability": reliability_curve(*rows), "risk_coverage": risk_curve(*rows)}
     kept = {name: known.values[name] for name in ("correct", "nll", "first_metric") if name in known.values}
-    return packed_rows(kept | {"score": known.scores, "ood": ood})
+    return metrics, curves, packed_rows(kept | {"score": known.scores, "ood": by_group})
 
 
 def _warn_of_useless_results(

@@ -72,9 +72,7 @@ class FusionComparison:
 
     def _interval(self, name: str) -> str:
         """The difference of the first metric and its interval."""
-        gain = next(iter(self.report.gains(name, ENSEMBLE).values()))
-        values = (gain.change.difference, gain.change.low, gain.change.high)
-        difference, low, high = (f"{100 * value:+.1f}" if gain.is_share else f"{value:+.3f}" for value in values)
+        difference, low, high = next(iter(self.report.gains(name, ENSEMBLE).values())).numbers
         return NO_VALUE if name == ENSEMBLE else f"{difference} ({low} to {high})"
 
     def __str__(self) -> str:

@@ -42,11 +42,15 @@ class Gain:
             low, high = -high, -low
         return "better" if low > 0 else "worse" if high < 0 else "no difference"
 
-    def __str__(self) -> str:
-        factor, form, unit = (100, "+.1f", " points") if self.is_share else (1, "+.3f", "")
+    @property
+    def numbers(self) -> list[str]:
+        """The difference and the ends of its interval, shares in points."""
         values = (self.change.difference, self.change.low, self.change.high)
-        difference, low, high = (format(factor * value, form) for value in values)
-        return f"{self.metric} ({difference}{unit}, 95 % interval {low} to {high})"
+        return [f"{100 * value:+.1f}" if self.is_share else f"{value:+.3f}" for value in values]
+
+    def __str__(self) -> str:
+        difference, low, high = self.numbers
+        return f"{self.metric} ({difference}{' points' * self.is_share}, 95 % interval {low} to {high})"
 
 
 def gains(task: type[Task], rows: Mapping[str, Any], other_rows: Mapping[str, Any]) -> dict[str, Gain]:

@@ -303,8 +303,7 @@ def _prefix(group: str | None) -> str:
 
 def _table_of_places(places: Mapping[tuple[str, str], Metrics], columns: Mapping[str, tuple[str, str]]) -> Table:
     """A row for each model and data set."""
-    data = {place: {"Data": place[1]} for place in places}
-    header, rows = _table(places, columns, data)
+    header, rows = _table(places, columns, {place: {"Data": place[1]} for place in places})
     return header, [[model, *row[1:]] for (model, _), row in zip(places, rows, strict=True)]
 
 
@@ -314,20 +313,17 @@ def _table(
     texts: Mapping[Any, Mapping[str, str]] | None = None,
 ) -> Table:
     """A row for each model, with the columns that one of them has; `texts` stand before the numbers."""
-    shown = {
-        name: column for name, column in columns.items() if any(row.get(name) is not None for row in results.values())
-    }
-    arrows = {"high": " ↑", "low": " ↓", "": ""}
-    titles = [
-        f"{title}{' (%)' * (_is_share(name) and '%' not in title)}{arrows[better]}"
-        for name, (title, better) in shown.items()
-    ]
-    before = [] if texts is None else list(next(iter(texts.values())))
+    shown = [name for name in columns if any(row.get(name) is not None for row in results.values())]
+    arrows, titles = {"high": " ↑", "low": " ↓", "": ""}, []
+    for name in shown:
+        title, better = columns[name]
+        titles.append(f"{title}{' (%)' * (_is_share(name) and '%' not in title)}{arrows[better]}")
+    texts = {key: {} for key in results} if texts is None else texts
     rows = [
-        [str(key), *([] if texts is None else texts[key].values()), *(_text(name, row.get(name)) for name in shown)]
+        [str(key), *texts[key].values(), *(_text(name, row.get(name)) for name in shown)]
         for key, row in results.items()
     ]
-    return ["Model", *before, *titles], rows
+    return ["Model", *next(iter(texts.values())), *titles], rows
 
 
 def _is_share(metric: str) -> bool:
