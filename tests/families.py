@@ -267,158 +267,131 @@ def pixels() -> dict[str, torch.Tensor]:
     return {"pixel_values": images()}
 
 
+def of_images(name: str, model_class: type, output: str, tokens: int = 5, sizes: dict = SIZES, **options) -> Family:
+    """options: `configure` of `backbone`, fields of the config, and of `Family`"""
+    configure, of_family = options.pop("configure", None), _of_family(options)
+    make = backbone(model_class, {**sizes, **IMAGE_SIZES, **options}, configure)
+    return Family(name, make, pixels, {"": output}, tokens, **of_family)
+
+
+def of_texts(name: str, model_class: type, output: str, sizes: dict = SIZES, **options) -> Family:
+    of_family = _of_family(options)
+    return Family(
+        name, backbone(model_class, {**sizes, **TEXT_SIZES, **options}), padded_texts, {"": output}, 7, **of_family
+    )
+
+
+def of_audio(name: str, model_class: type, inputs: Callable, output: str, tokens: int, **options) -> Family:
+    of_family = _of_family(options)
+    return Family(name, backbone(model_class, options), inputs, {"": output}, tokens, **of_family)
+
+
+def _of_family(options: dict) -> dict:
+    names = ("older", "dropout", "probabilities", "gradient_tolerance")
+    return {name: options.pop(name) for name in names if name in options}
+
+
 VIT = Family("vit", vit_backbone, pixels, {"": "vit.layers.{}.attention.o_proj"}, 5)
 BERT = Family("bert", bert_backbone, padded_texts, {"": "bert.encoder.layer.{}.attention.output.dense"}, 7)
+IN_A_TOWER = "encoder.layers.{}.self_attn.out_proj"
 CLIP = Family(
     "clip",
     clip_backbone,
     lambda: {**pixels(), **padded_texts(batch=3)},
-    {
-        "vision": "vision_model.encoder.layers.{}.self_attn.out_proj",
-        "text": "text_model.encoder.layers.{}.self_attn.out_proj",
-    },
+    {"vision": f"vision_model.{IN_A_TOWER}", "text": f"text_model.{IN_A_TOWER}"},
     5,
 )
-DEIT = Family(
-    "deit",
-    backbone(transformers.DeiTForImageClassification, {**SIZES, **IMAGE_SIZES}),
-    pixels,
-    {"": "deit.layers.{}.attention.o_proj"},
-    6,
-)
-DINOV2 = Family(
-    "dinov2",
-    backbone(transformers.Dinov2ForImageClassification, {**DEPTH, **IMAGE_SIZES, "mlp_ratio": 2}),
-    pixels,
-    {"": "dinov2.encoder.layer.{}.attention.o_proj"},
-    5,
-    ("o_proj", "output.dense"),
-    {"attention_probs_dropout_prob": 0.3, "drop_path_rate": 0.3},
-)
-DINOV2_GATED = Family(
-    "dinov2-swiglu",
-    backbone(
+DEIT = of_images("deit", transformers.DeiTForImageClassification, "deit.layers.{}.attention.o_proj", 6)
+IN_DINOV2 = {"sizes": DEPTH, "mlp_ratio": 2, "older": ("o_proj", "output.dense")}
+IN_DINOV2["dropout"] = {"attention_probs_dropout_prob": 0.3, "drop_path_rate": 0.3}
+DINOV2, DINOV2_GATED = (
+    of_images(
+        name,
         transformers.Dinov2ForImageClassification,
-        {**DEPTH, **IMAGE_SIZES, "mlp_ratio": 2, "use_swiglu_ffn": True},
-    ),
-    pixels,
-    DINOV2.outputs,
-    5,
-    DINOV2.older,
-    DINOV2.dropout,
+        "dinov2.encoder.layer.{}.attention.o_proj",
+        use_swiglu_ffn=is_gated,
+        **IN_DINOV2,
+    )
+    for name, is_gated in (("dinov2", False), ("dinov2-swiglu", True))
 )
-DINOV2_WITH_REGISTERS = Family(
+DINOV2_WITH_REGISTERS = of_images(
     "dinov2_with_registers",
-    backbone(
-        transformers.Dinov2WithRegistersForImageClassification,
-        {**DEPTH, **IMAGE_SIZES, "mlp_ratio": 2},
-    ),
-    pixels,
-    {"": "dinov2_with_registers.encoder.layer.{}.attention.o_proj"},
+    transformers.Dinov2WithRegistersForImageClassification,
+    "dinov2_with_registers.encoder.layer.{}.attention.o_proj",
     9,
-    DINOV2.older,
-    DINOV2.dropout,
+    **IN_DINOV2,
 )
 # Kept by Transformers for all calls, the first of which must not be in inference mode.
 BeitRelativePositionBias.generate_relative_position_index((2, 2))
-BEIT = Family(
+BEIT = of_images(
     "beit",
-    backbone(
-        transformers.BeitForImageClassification,
-        {**SIZES, **IMAGE_SIZES, "use_relative_position_bias": True, "drop_path_rate": 0.0},
-    ),
-    pixels,
-    {"": "beit.layers.{}.attention.o_proj"},
-    5,
+    transformers.BeitForImageClassification,
+    "beit.layers.{}.attention.o_proj",
+    use_relative_position_bias=True,
+    drop_path_rate=0.0,
     gradient_tolerance=1e-5,  # the eager softmax computes in float32
 )
-ROBERTA = Family(
-    "roberta",
-    backbone(transformers.RobertaForSequenceClassification, {**SIZES, **TEXT_SIZES, "pad_token_id": 0}),
-    padded_texts,
-    {"": "roberta.encoder.layer.{}.attention.output.dense"},
-    7,
+ROBERTA, XLM_ROBERTA, CAMEMBERT = (
+    of_texts(name, model_class, "roberta.encoder.layer.{}.attention.output.dense", pad_token_id=0)
+    for name, model_class in (
+        ("roberta", transformers.RobertaForSequenceClassification),
+        ("xlm-roberta", transformers.XLMRobertaForSequenceClassification),
+        ("camembert", transformers.CamembertForSequenceClassification),
+    )
 )
-XLM_ROBERTA = Family(
-    "xlm-roberta",
-    backbone(transformers.XLMRobertaForSequenceClassification, {**SIZES, **TEXT_SIZES, "pad_token_id": 0}),
-    padded_texts,
-    ROBERTA.outputs,
-    7,
-)
-CAMEMBERT = Family(
-    "camembert",
-    backbone(transformers.CamembertForSequenceClassification, {**SIZES, **TEXT_SIZES, "pad_token_id": 0}),
-    padded_texts,
-    ROBERTA.outputs,
-    7,
-)
-DISTILBERT = Family(
+DISTILBERT = of_texts(
     "distilbert",
-    backbone(
-        transformers.DistilBertForSequenceClassification,
-        {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 40, **TEXT_SIZES},
-    ),
-    padded_texts,
-    {"": "distilbert.transformer.layer.{}.attention.out_lin"},
-    7,
+    transformers.DistilBertForSequenceClassification,
+    "distilbert.transformer.layer.{}.attention.out_lin",
+    {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 40},
     dropout={"dropout": 0.3, "attention_dropout": 0.3},
 )
-ELECTRA = Family(
+ELECTRA = of_texts(
     "electra",
-    backbone(transformers.ElectraForSequenceClassification, {**SIZES, **TEXT_SIZES, "embedding_size": 24}),
-    padded_texts,
-    {"": "electra.encoder.layer.{}.attention.output.dense"},
-    7,
+    transformers.ElectraForSequenceClassification,
+    "electra.encoder.layer.{}.attention.output.dense",
+    embedding_size=24,
 )
 # Three layers, each of which runs twice.
-ALBERT = Family(
+ALBERT = of_texts(
     "albert",
-    backbone(
-        transformers.AlbertForSequenceClassification,
-        {**SIZES, **TEXT_SIZES, "num_hidden_layers": 6, "num_hidden_groups": 3, "embedding_size": 24},
-    ),
-    padded_texts,
-    {"": "albert.encoder.albert_layer_groups.{}.albert_layers.0.attention.dense"},
-    7,
+    transformers.AlbertForSequenceClassification,
+    "albert.encoder.albert_layer_groups.{}.albert_layers.0.attention.dense",
+    {**SIZES, "num_hidden_layers": 6, "num_hidden_groups": 3},
+    embedding_size=24,
 )
-MPNET = Family(
-    "mpnet",
-    backbone(transformers.MPNetForSequenceClassification, {**SIZES, **TEXT_SIZES}),
-    padded_texts,
-    {"": "mpnet.encoder.layer.{}.attention.attn.o"},
-    7,
-)
-# As in DeBERTa-v3, with fewer buckets than distances.
-DEBERTA = Family(
-    "deberta",
-    backbone(
+MPNET = of_texts("mpnet", transformers.MPNetForSequenceClassification, "mpnet.encoder.layer.{}.attention.attn.o")
+IN_DEBERTA = {**SIZES, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+# As in DeBERTa-v3, with fewer buckets than distances; and as in DeBERTa-v2, with maps of their own for positions and smaller
+# embeddings.
+DEBERTA, DEBERTA_V2 = (
+    of_texts(
+        name,
         transformers.DebertaV2ForSequenceClassification,
-        {**SIZES, **TEXT_SIZES, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
-        | {"position_buckets": 4, "norm_rel_ebd": "layer_norm", "position_biased_input": False},
-    ),
-    padded_texts,
-    {"": "deberta.encoder.layer.{}.attention.output.dense"},
-    7,
+        "deberta.encoder.layer.{}.attention.output.dense",
+        IN_DEBERTA | fields,
+    )
+    for name, fields in (
+        (
+            "deberta",
+            {
+                "share_att_key": True,
+                "position_buckets": 4,
+                "norm_rel_ebd": "layer_norm",
+                "position_biased_input": False,
+            },
+        ),
+        ("deberta-v2", {"embedding_size": 24, "type_vocab_size": 2}),
+    )
 )
-# As in DeBERTa-v2, with maps of their own for positions and smaller embeddings.
-DEBERTA_V2 = Family(
-    "deberta-v2",
-    backbone(
-        transformers.DebertaV2ForSequenceClassification,
-        {**SIZES, **TEXT_SIZES, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "embedding_size": 24}
-        | {"type_vocab_size": 2},
-    ),
-    padded_texts,
-    DEBERTA.outputs,
-    7,
-)
-AST = Family(
+AST = of_audio(
     "ast",
-    backbone(transformers.ASTForAudioClassification, {**SIZES, **AUDIO_SIZES}),
+    transformers.ASTForAudioClassification,
     lambda: {"input_values": spectrograms()},
-    {"": "audio_spectrogram_transformer.layers.{}.attention.o_proj"},
+    "audio_spectrogram_transformer.layers.{}.attention.o_proj",
     8,
+    **SIZES,
+    **AUDIO_SIZES,
 )
 WAVEFORM_SIZES = {
     **SIZES,
@@ -432,58 +405,61 @@ WAVEFORM_SIZES = {
     "classifier_proj_size": 12,
     "num_labels": 5,
 }
-WAV2VEC2 = Family(
-    "wav2vec2",
-    backbone(transformers.Wav2Vec2ForSequenceClassification, WAVEFORM_SIZES),
-    padded_sounds,
-    {"": "wav2vec2.encoder.layers.{}.attention.out_proj"},
-    6,
-    dropout={"hidden_dropout": 0.3, "activation_dropout": 0.3, "attention_dropout": 0.3},
+WAVEFORM_DROPOUT = {"hidden_dropout": 0.3, "activation_dropout": 0.3, "attention_dropout": 0.3}
+# HuBERT with norms before the branches, and a head that reads all layers.
+OF_HUBERT = {
+    "do_stable_layer_norm": True,
+    "feat_extract_norm": "layer",
+    "use_weighted_layer_sum": True,
+    "conv_bias": True,
+}
+OF_HUBERT |= {"mask_time_prob": 0.05, "apply_spec_augment": False}
+WAV2VEC2, HUBERT, WAVLM = (
+    of_audio(
+        name,
+        model_class,
+        padded_sounds,
+        f"{name}.encoder.layers.{{}}.attention.out_proj",
+        6,
+        dropout=WAVEFORM_DROPOUT,
+        **WAVEFORM_SIZES | fields,
+    )
+    for name, model_class, fields in (
+        ("wav2vec2", transformers.Wav2Vec2ForSequenceClassification, {}),
+        ("hubert", transformers.HubertForSequenceClassification, OF_HUBERT),
+        ("wavlm", transformers.WavLMForSequenceClassification, {"num_buckets": 8, "max_bucket_distance": 5}),
+    )
 )
-# Norms before the branches, and a head that reads all layers.
-HUBERT = Family(
-    "hubert",
-    backbone(
-        transformers.HubertForSequenceClassification,
-        {**WAVEFORM_SIZES, "do_stable_layer_norm": True, "feat_extract_norm": "layer", "use_weighted_layer_sum": True}
-        | {"conv_bias": True, "mask_time_prob": 0.05, "apply_spec_augment": False},
-    ),
-    padded_sounds,
-    {"": "hubert.encoder.layers.{}.attention.out_proj"},
-    6,
-    dropout=WAV2VEC2.dropout,
-)
-WAVLM = Family(
-    "wavlm",
-    backbone(
-        transformers.WavLMForSequenceClassification, {**WAVEFORM_SIZES, "num_buckets": 8, "max_bucket_distance": 5}
-    ),
-    padded_sounds,
-    {"": "wavlm.encoder.layers.{}.attention.out_proj"},
-    6,
-    dropout=WAV2VEC2.dropout,
-)
-WHISPER = Family(
+WHISPER = of_audio(
     "whisper",
-    backbone(
-        transformers.WhisperForAudioClassification,
-        {**DEPTH, "encoder_ffn_dim": 40, "num_mel_bins": 7, "max_source_positions": 5, "classifier_proj_size": 12}
-        | {"num_labels": 5},
-    ),
+    transformers.WhisperForAudioClassification,
     lambda: {"input_features": log_mel()},
-    {"": "encoder.layers.{}.self_attn.out_proj"},
+    "encoder.layers.{}.self_attn.out_proj",
     5,
+    **DEPTH,
+    **{
+        "encoder_ffn_dim": 40,
+        "num_mel_bins": 7,
+        "max_source_positions": 5,
+        "classifier_proj_size": 12,
+        "num_labels": 5,
+    },
     dropout={"dropout": 0.3, "activation_dropout": 0.3, "attention_dropout": 0.3},
 )
-CLIP_CLASSIFIER = Family(
-    "clip-classifier",
-    backbone(
-        transformers.CLIPForImageClassification, {**SIZES, **IMAGE_SIZES}, of_vision_tower(transformers.CLIPConfig)
-    ),
-    pixels,
-    {"": "vision_model.encoder.layers.{}.self_attn.out_proj"},
-    5,
-    dropout={"attention_dropout": 0.3},
+ATTENTION_DROPOUT = {"attention_dropout": 0.3}
+CLIP_CLASSIFIER, SIGLIP_CLASSIFIER = (
+    of_images(
+        name,
+        model_class,
+        f"vision_model.{IN_A_TOWER}",
+        tokens,
+        configure=of_vision_tower(model_class.config_class),
+        dropout=ATTENTION_DROPOUT,
+    )
+    for name, model_class, tokens in (
+        ("clip-classifier", transformers.CLIPForImageClassification, 5),
+        ("siglip-classifier", transformers.SiglipForImageClassification, 4),
+    )
 )
 SIGLIP = Family(
     "siglip",
@@ -491,94 +467,44 @@ SIGLIP = Family(
     CLIP.inputs,
     CLIP.outputs,
     4,
-    dropout=CLIP_CLASSIFIER.dropout,
+    dropout=ATTENTION_DROPOUT,
     probabilities=torch.sigmoid,
-)
-SIGLIP_CLASSIFIER = Family(
-    "siglip-classifier",
-    backbone(
-        transformers.SiglipForImageClassification, {**SIZES, **IMAGE_SIZES}, of_vision_tower(transformers.SiglipConfig)
-    ),
-    pixels,
-    CLIP_CLASSIFIER.outputs,
-    4,
-    dropout=CLIP_CLASSIFIER.dropout,
 )
 # One layer sees all of a text, two see no further than three tokens to each side, and so at least a token that is no padding:
 # Transformers' own eager attention gives no numbers in float64 where there is none.
-MODERNBERT = Family(
+MODERNBERT = of_texts(
     "modernbert",
-    backbone(
-        transformers.ModernBertForSequenceClassification,
-        {**SIZES, **TEXT_SIZES, "local_attention": 6, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}
-        | {"bos_token_id": 1, "eos_token_id": 2},
-    ),
-    padded_texts,
-    {"": "model.layers.{}.attn.Wo"},
-    7,
+    transformers.ModernBertForSequenceClassification,
+    "model.layers.{}.attn.Wo",
+    local_attention=6,
+    **{"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2},
     dropout={"attention_dropout": 0.3, "mlp_dropout": 0.3},
     gradient_tolerance=1e-6,  # queries and keys are turned by their positions in float32
 )
-DECODER_SIZES = {**SIZES, "num_key_value_heads": 2, **TEXT_SIZES, "pad_token_id": 0}
-DECODER_OUTPUTS = {"": "model.layers.{}.self_attn.o_proj"}
-LLAMA = Family(
-    "llama",
-    backbone(transformers.LlamaForSequenceClassification, DECODER_SIZES),
-    padded_texts,
-    DECODER_OUTPUTS,
-    7,
-    dropout={"attention_dropout": 0.3},
-    gradient_tolerance=1e-6,  # RMSNorms compute in float32
-)
-QWEN2 = Family(
-    "qwen2",
-    backbone(transformers.Qwen2ForSequenceClassification, DECODER_SIZES),
-    padded_texts,
-    DECODER_OUTPUTS,
-    7,
-    dropout=LLAMA.dropout,
-    gradient_tolerance=1e-6,  # RMSNorms compute in float32
-)
-GEMMA = Family(
-    "gemma",
-    backbone(
-        transformers.GemmaForSequenceClassification,
-        {**DECODER_SIZES, "hidden_size": 16, "head_dim": HEAD_DIM, "num_key_value_heads": 1},
-    ),
-    padded_texts,
-    DECODER_OUTPUTS,
-    7,
-    dropout=LLAMA.dropout,
-    gradient_tolerance=1e-5,
-)
-QWEN3 = Family(
-    "qwen3",
-    backbone(transformers.Qwen3ForSequenceClassification, {**DECODER_SIZES, "head_dim": HEAD_DIM}),
-    padded_texts,
-    DECODER_OUTPUTS,
-    7,
-    dropout=LLAMA.dropout,
-    gradient_tolerance=1e-5,
-)
-GEMMA3 = Family(
-    "gemma3",
-    backbone(
-        transformers.Gemma3TextForSequenceClassification,
-        {**DECODER_SIZES, "hidden_size": 16, "head_dim": HEAD_DIM, "sliding_window": 4, "query_pre_attn_scalar": 20}
-        | {"sliding_window_pattern": 2}  # the second of three layers sees all of a text
-        | {
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
-                "full_attention": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0},
-            }
-        },
-    ),
-    padded_texts,
-    DECODER_OUTPUTS,
-    7,
-    dropout=LLAMA.dropout,
-    gradient_tolerance=1e-5,
-)
+NARROW = {"hidden_size": 16, "head_dim": HEAD_DIM}
+ROPE_BY_LAYER = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0},
+}
+OF_GEMMA3 = {"sliding_window": 4, "query_pre_attn_scalar": 20, "rope_parameters": ROPE_BY_LAYER}
+OF_GEMMA3["sliding_window_pattern"] = 2  # the second of three layers sees all of a text
+LLAMA, QWEN2, GEMMA, QWEN3, GEMMA3 = DECODERS = [
+    of_texts(
+        name,
+        model_class,
+        "model.layers.{}.self_attn.o_proj",
+        {**SIZES, "num_key_value_heads": 2, "pad_token_id": 0, **fields},
+        dropout=ATTENTION_DROPOUT,
+        gradient_tolerance=tolerance,  # RMSNorms compute in float32
+    )
+    for name, model_class, fields, tolerance in (
+        ("llama", transformers.LlamaForSequenceClassification, {}, 1e-6),
+        ("qwen2", transformers.Qwen2ForSequenceClassification, {}, 1e-6),
+        ("gemma", transformers.GemmaForSequenceClassification, NARROW | {"num_key_value_heads": 1}, 1e-5),
+        ("qwen3", transformers.Qwen3ForSequenceClassification, {"head_dim": HEAD_DIM}, 1e-5),
+        ("gemma3", transformers.Gemma3TextForSequenceClassification, NARROW | OF_GEMMA3, 1e-5),
+    )
+]
 FAMILIES = [VIT, BERT, CLIP, DEIT, DINOV2, DINOV2_GATED, DINOV2_WITH_REGISTERS, BEIT]
 FAMILIES += [ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, ALBERT, MPNET, DEBERTA, DEBERTA_V2, MODERNBERT]
 FAMILIES += [AST, WAV2VEC2, HUBERT, WAVLM, WHISPER, CLIP_CLASSIFIER, SIGLIP, SIGLIP_CLASSIFIER]
@@ -601,7 +527,6 @@ ENCODERS = [DINOV3]
 FEW = [VIT, BERT, CLIP, LLAMA]
 # Rows whose layers differ from those of every other row here.
 OWN_LAYERS = [VIT, BERT, CLIP, DINOV2, BEIT, ALBERT, MPNET, DEBERTA, MODERNBERT, LLAMA, GEMMA3]
-DECODERS = [LLAMA, QWEN2, GEMMA, QWEN3, GEMMA3]
 # Rows that run no line of code which another row does not: compared with their backbones, saved and loaded, and no more.
 SAME_CODE = [DEIT, DINOV2_GATED, XLM_ROBERTA, CAMEMBERT, HUBERT, QWEN2, QWEN3]
 DISTINCT = [family for family in FAMILIES if family not in SAME_CODE]

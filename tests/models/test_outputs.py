@@ -4,8 +4,16 @@ import json
 
 import pytest
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torch.nn.functional import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    mse_loss,
+    normalize,
+)
+from transformers import AutoModel, pipeline
 
+from hydra_transformers.models.modeling_hydra import log_mean_probability, logit_of_mean_probability
 from tests.families import (
     ALBERT,
     BERT,
@@ -15,11 +23,13 @@ from tests.families import (
     OWN_LAYERS,
     VIT,
     bert_backbone,
+    clip_backbone,
     for_families,
     images,
     padded_texts,
     vit_backbone,
 )
+from tests.models.test_hub import bert_tokenizer
 
 
 def hydra_bert(**fields):
@@ -67,7 +77,7 @@ def test_hidden_states_and_attentions_are_those_of_the_members():
 
 @for_families([CLIP, LLAMA])
 @pytest.mark.parametrize("heads", ["ragged", "all"])
-def test_hidden_states_and_attentions_have_gradients(family, heads):
+def test_hidden_states_and_attentions_have_gradients_and_change_no_logits(family, heads):
     """They are what the next layer reads, not copies of it."""
     hydra = family.fused(heads)
     hydra.set_attn_implementation("eager")
@@ -77,16 +87,7 @@ def test_hidden_states_and_attentions_have_gradients(family, heads):
     shown = [states for side in sides for states in (*side.hidden_states, *side.attentions) if states.numel()]
     gradients = torch.autograd.grad(outputs.member_logits.square().sum(), shown)
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
-
-
-@for_families([CLIP, LLAMA])
-def test_asking_for_hidden_states_and_attentions_changes_no_logits(family):
-    for heads in ("ragged", "all"):
-        hydra = family.fused(heads)
-        hydra.set_attn_implementation("eager")
-        inputs = family.inputs()
-        outputs = hydra(**inputs, output_hidden_states=True, output_attentions=True)
-        torch.testing.assert_close(outputs.member_logits, hydra(**inputs).member_logits)
+    torch.testing.assert_close(outputs.member_logits, hydra(**inputs).member_logits)
 
 
 @for_families([VIT, CLIP])
@@ -100,43 +101,34 @@ def test_tuples_by_the_config_or_where_asked_for(family):
     torch.testing.assert_close(hydra(**family.inputs())[0], expected)
 
 
+INDICES, SEVERAL, NUMBERS = torch.tensor([0, 2, 1, 1]), torch.rand(4, 3).round().double(), torch.randn(4, 3).double()
+
+
+def log_loss(probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.nll_loss(probabilities.log(), labels)
+
+
 @pytest.mark.parametrize(
-    "problem_type, labels, loss_of",
+    "problem_type, labels, loss_of, probabilities, loss_of_probabilities",
     [
-        ("single_label_classification", torch.tensor([0, 2, 1, 1]), cross_entropy),
-        ("multi_label_classification", torch.rand(4, 3).round().double(), binary_cross_entropy_with_logits),
-        ("regression", torch.randn(4, 3).double(), mse_loss),
+        ("single_label_classification", INDICES, cross_entropy, lambda z: z.softmax(-1), log_loss),
+        (None, INDICES, cross_entropy, lambda z: z.softmax(-1), log_loss),
+        ("multi_label_classification", SEVERAL, binary_cross_entropy_with_logits, torch.sigmoid, binary_cross_entropy),
+        ("regression", NUMBERS, mse_loss, lambda z: z, mse_loss),
     ],
 )
-def test_the_loss_is_the_mean_of_the_members_losses(problem_type, labels, loss_of):
+def test_logits_are_the_ensembles_prediction_and_the_loss_is_the_mean_of_the_members_or_that_of_the_ensemble(
+    problem_type, labels, loss_of, probabilities, loss_of_probabilities
+):
     hydra = hydra_bert(problem_type=problem_type)
     outputs = hydra(**padded_texts(), labels=labels)
     losses = [loss_of(outputs.member_logits[:, m], labels) for m in range(3)]
     torch.testing.assert_close(outputs.loss, torch.stack(losses).mean())
-
-
-@pytest.mark.parametrize(
-    "problem_type, labels, probabilities",
-    [
-        ("single_label_classification", torch.tensor([0, 2, 1, 1]), lambda z: z.softmax(-1)),
-        (None, torch.tensor([0, 2, 1, 1]), lambda z: z.softmax(-1)),
-        ("multi_label_classification", torch.rand(4, 3).round().double(), lambda z: z.sigmoid()),
-        ("regression", torch.randn(4, 3).double(), lambda z: z),
-    ],
-)
-def test_consumers_read_the_ensembles_answer_from_the_logits(problem_type, labels, probabilities):
-    hydra = hydra_bert(problem_type=problem_type)
+    mean = probabilities(outputs.member_logits).mean(1)
+    torch.testing.assert_close(probabilities(outputs.logits), mean, atol=1e-10, rtol=0)
     hydra.config.ensemble_loss = "ensemble"
-    outputs = hydra(**padded_texts(), labels=labels)
-    answer = probabilities(outputs.member_logits).mean(1)
-    torch.testing.assert_close(probabilities(outputs.logits), answer, atol=1e-10, rtol=0)
-    if problem_type == "regression":
-        expected = mse_loss(answer, labels)
-    elif problem_type == "multi_label_classification":
-        expected = torch.nn.functional.binary_cross_entropy(answer, labels)
-    else:
-        expected = torch.nn.functional.nll_loss(answer.log(), labels)
-    torch.testing.assert_close(outputs.loss, expected)
+    expected = loss_of_probabilities(mean, labels)
+    torch.testing.assert_close(hydra(**padded_texts(), labels=labels).loss, expected)
 
 
 def test_a_single_output_is_a_number_unless_the_config_says_probability():
@@ -209,8 +201,6 @@ def test_labels_of_another_kind_are_refused_and_change_nothing(problem_type, lab
 
 
 def test_extreme_logits_give_finite_answers():
-    from hydra_transformers.models.modeling_hydra import log_mean_probability, logit_of_mean_probability
-
     member_logits = torch.tensor([[[1e4, -1e4], [-1e4, 1e4]], [[1e4, -1e4], [1e4, -1e4]]])
     logits = log_mean_probability(member_logits)
     torch.testing.assert_close(logits.softmax(-1), torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
@@ -261,21 +251,14 @@ def test_clip_features_are_those_of_the_members():
     texts = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
     backbones = [CLIP.backbone(seed) for seed in range(2)]
     hydra = CLIP.hydra.from_pruned_members(backbones, shared=())
-    of_images = hydra.get_image_features(pixel_values=inputs["pixel_values"])
-    image_features, text_features = (
-        of_images.member_pooler_output,
-        hydra.get_text_features(**texts).member_pooler_output,
-    )
-    torch.testing.assert_close(of_images.pooler_output, image_features.mean(dim=1))
-    torch.testing.assert_close(hydra.get_text_features(**texts).pooler_output, text_features.mean(dim=1))
+    found = hydra.get_image_features(pixel_values=inputs["pixel_values"]), hydra.get_text_features(**texts)
+    for features, name in zip(found, ("image_embeds", "text_embeds"), strict=True):
+        torch.testing.assert_close(features.pooler_output, features.member_pooler_output.mean(dim=1))
+        for m, backbone in enumerate(backbones):
+            normalised = normalize(features.member_pooler_output[:, m], dim=-1)
+            torch.testing.assert_close(normalised, backbone(**inputs)[name], atol=1e-12, rtol=1e-10)
     states = hydra.text_model(**texts)
     torch.testing.assert_close(states.last_hidden_state, states.member_last_hidden_state.mean(1))
-    for m, backbone in enumerate(backbones):
-        expected = backbone(**inputs)
-        normalised = torch.nn.functional.normalize(image_features[:, m], dim=-1)
-        torch.testing.assert_close(normalised, expected.image_embeds, atol=1e-12, rtol=1e-10)
-        normalised = torch.nn.functional.normalize(text_features[:, m], dim=-1)
-        torch.testing.assert_close(normalised, expected.text_embeds, atol=1e-12, rtol=1e-10)
     outputs = hydra(**inputs)
     assert outputs.image_embeds.shape == (4, 2, 12)
     assert outputs.text_embeds.shape == (3, 2, 12)
@@ -288,3 +271,52 @@ def test_missing_inputs_are_named():
         BERT.members()[0]()
     with pytest.raises(ValueError, match="input_ids is missing"):
         CLIP.members()[0](pixel_values=images())
+
+
+# What encoders return is not misread by tools that know nothing of members: means in the usual places.
+
+
+def tight(tensor, expected):
+    torch.testing.assert_close(tensor, expected, atol=1e-10, rtol=1e-10)
+
+
+@torch.no_grad()
+@for_families([VIT, BERT])
+def test_states_are_means_with_each_members_beside_them(family):
+    hydra = family.fused().base_model
+    outputs = hydra(**family.inputs())
+    tokens = 5 if family is VIT else 7
+    assert outputs.last_hidden_state.shape == (4, tokens, 32)
+    assert outputs.member_last_hidden_state.shape == (4, 3, tokens, 32)
+    tight(outputs.last_hidden_state, outputs.member_last_hidden_state.mean(1))
+    if outputs.pooler_output is not None:
+        assert outputs.pooler_output.shape == (4, 32) and outputs.member_pooler_output.shape == (4, 3, 32)
+        tight(outputs.pooler_output, outputs.member_pooler_output.mean(1))
+    assert torch.equal(hydra(**family.inputs(), return_dict=False)[0], outputs.last_hidden_state)
+
+
+@torch.no_grad()
+def test_the_feature_extraction_pipeline_gives_a_vector_per_token(tmp_path):
+    backbones = [bert_backbone(seed).float() for seed in range(3)]
+    BERT.hydra.from_pruned_members(backbones, shared=()).save_pretrained(tmp_path)
+    tokenizer = bert_tokenizer(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = AutoModel.from_pretrained(tmp_path)
+    features = pipeline("feature-extraction", model=model, tokenizer=tokenizer)("a good film", return_tensors=True)
+    tokens = tokenizer("a good film", return_tensors="pt")
+    expected = torch.stack([backbone.bert(**tokens).last_hidden_state for backbone in backbones]).mean(0)
+    torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_similarity_of_clip_is_that_of_the_pair_alone():
+    backbones = [clip_backbone(seed) for seed in range(3)]
+    hydra, inputs = CLIP.hydra.from_pruned_members(backbones, shared=()), CLIP.inputs()
+    outputs = hydra(**inputs)
+    tight(outputs.similarity, torch.stack([backbone(**inputs).logits_per_image for backbone in backbones]).mean(0))
+    for image in range(4):
+        for text in range(3):
+            pair = {name: value[text : text + 1] for name, value in inputs.items() if name != "pixel_values"}
+            alone = hydra(pixel_values=images()[image : image + 1], **pair)
+            tight(alone.similarity[0, 0], outputs.similarity[image, text])
+            assert abs(alone.logits_per_image.item()) < 1e-12  # the only text of the call has probability 1
