@@ -1,11 +1,12 @@
 """Tokens of words for classifiers of tokens: the first token of a word carries its tag, and the prediction about it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from ..models.modeling_hydra import at_least_float32
 from .batches import batches, labels_of
@@ -35,32 +36,24 @@ def collect_words(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor,
     A word is a token with a label other than -100; in data without labels one that `word_starts` marks, as `load_data` does, or
     else any that is not padding. Texts with fewer words are filled up with NaN and -100.
     """
-    logits, tags = [], []
+    logits, tags = [], []  # (words, members, classes) and (words,) of each text
     for batch in batches(data, batch_size, device_of(model), classes=classes_of(model)):
-        member_logits = at_least_float32(predict(model, batch)).cpu()
+        member_logits = at_least_float32(predict(model, batch)).cpu().transpose(1, 2)
         labels = labels_of(batch, len(member_logits))
-        for row, are_words in enumerate(which_are_words(member_logits, labels, batch)):
-            logits.append(member_logits[row][:, are_words])
-            tags.append(None if labels is None else labels[row].cpu()[are_words])
+        if labels is None:
+            mask = batch.get("word_starts", batch.get("attention_mask", torch.ones(member_logits.shape[:2])))
+            are_words = mask.cpu().bool()
+        else:
+            check_tags(labels, *member_logits.shape[:2], member_logits.shape[-1])
+            are_words = labels.cpu() != NO_TAG
+            tags += [text[words] for text, words in zip(labels.cpu(), are_words, strict=True)]
+        logits += [text[words] for text, words in zip(member_logits, are_words, strict=True)]
     if not logits:
         raise ValueError("data has no batches: pass at least one sample")
-    known = [tags_of_text for tags_of_text in tags if tags_of_text is not None]
-    if known and len(known) != len(tags):
-        raise ValueError(f"{len(known)} of {len(tags)} texts have tags: give them to every batch, or to none of them")
-    longest = max(words.shape[1] for words in logits)
-    filled = [nn.functional.pad(words, (0, 0, 0, longest - words.shape[1]), value=torch.nan) for words in logits]
-    padded = [nn.functional.pad(words, (0, longest - len(words)), value=NO_TAG) for words in known]
-    return torch.stack(filled), torch.stack(padded) if known else None
-
-
-def which_are_words(member_logits: Tensor, labels: Tensor | None, batch: Mapping[str, Tensor]) -> Tensor:
-    """Whether each token stands for a word, see `collect_words`: (batch, tokens)"""
-    texts, _, tokens, classes = member_logits.shape
-    if labels is not None:
-        check_tags(labels, texts, tokens, classes)
-        return labels.cpu() != NO_TAG
-    mask = batch.get("word_starts", batch.get("attention_mask"))
-    return torch.ones(texts, tokens).bool() if mask is None else mask.cpu().bool()
+    if tags and len(tags) != len(logits):
+        raise ValueError(f"{len(tags)} of {len(logits)} texts have tags: give them to every batch, or to none of them")
+    padded = pad_sequence(tags, batch_first=True, padding_value=NO_TAG) if tags else None
+    return pad_sequence(logits, batch_first=True, padding_value=torch.nan).transpose(1, 2), padded
 
 
 def check_tags(labels: Tensor, texts: int, tokens: int, classes: int) -> None:
