@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from .._io.access import in_one_line
 from .._version import __version__
 from ..data.audio import waveform
-from ..data.prediction import accepted_inputs, config_of, member_logits_of
+from ..data.prediction import config_of, member_logits_of
 from ..data.processors import class_prompts
 from ..data.zero_shot import ZeroShotClassifier, zero_shot_in
 from ..hub.handler import KINDS, Answerer
@@ -271,14 +271,19 @@ class HydraPredictor(Answerer):
                     raise ValueError(f"class_names is missing: {self.name} chooses among classes that you name")
                 prompts = class_prompts(self.config, self.processor, class_names)
                 model = ZeroShotClassifier(model, prompts, class_names).eval()
-            asked = _KeepsOutput(model)
-            [answer] = predict_decisions(asked, [value], self.processor, top_k=None)
+            outputs: list[Any] = []
+            hook = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+            try:
+                [answer] = predict_decisions(model, [value], self.processor, top_k=None)
+            finally:
+                hook.remove()
         task, names = self.task.name, list(class_names) if self.needs_classes else self.class_names
         if task == "token_classification":
             return answer | {"text": value, "num_classes": len(names)}
-        if getattr(asked.output, "member_variances", None) is not None:
-            return answer | {"members": asked.output.member_logits[0].double().tolist()}  # the means alone
-        members = member_logits_of(asked.output)[0].double()  # (members, outputs)
+        [output] = outputs
+        if getattr(output, "member_variances", None) is not None:
+            return answer | {"members": output.member_logits[0].double().tolist()}  # the means alone
+        members = member_logits_of(output)[0].double()  # (members, outputs)
         if task in ("regression", "reward"):
             return answer | {"members": members.tolist()}
         if task == "multi_label_classification":
@@ -307,15 +312,3 @@ def _image_of(value: Any, mode: str) -> Any:
             raise ValueError(f"it is an array {pixels.shape} of {pixels.dtype}: pass (height, width, 3) of uint8")
         value = Image.fromarray(pixels)
     return read_image(value, "it", mode, timeout=SECONDS_FOR_URL)
-
-
-class _KeepsOutput(nn.Module):
-    """Keeps the output of its one pass: the answers of `predict_decisions` have no members."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model, self.output = model, None
-
-    def forward(self, **inputs: Any) -> Any:
-        self.output = self.model(**accepted_inputs(self.model, inputs))
-        return self.output

@@ -67,11 +67,10 @@ def test_wrong_words_get_one_sentence(line, sentence, fails):
     assert sentence in fails(*line.split())
 
 
-def test_help_loads_neither_torch_nor_transformers():
-    code = (
-        "import sys; from hydra_transformers.cli import main; main(['finetune', '--help']); "
-        "print([name for name in ('torch', 'transformers', 'datasets', 'pandas') if name in sys.modules])"
-    )
+@pytest.mark.parametrize("words", [["finetune", "--help"], ["info", "setup.cfg"]], ids=["help", "a file for a model"])
+def test_what_needs_no_model_loads_neither_torch_nor_transformers(words):
+    code = f"import sys; from hydra_transformers.cli import main; main({words}); "
+    code += "print([name for name in ('torch', 'transformers', 'datasets', 'pandas') if name in sys.modules])"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert finished.stdout.splitlines()[-1] == "[]"
 

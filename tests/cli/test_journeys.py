@@ -29,17 +29,17 @@ pytestmark = pytest.mark.slow  # whole commands one after the other
 TRAIN = ["--epochs", 2, "--batch-size", 8, "--learning-rate", 1e-3]
 
 
-@pytest.fixture(autouse=True)
-def no_plots(monkeypatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def no_plots():
     """Evaluations draw nothing, which takes longest with tiny models."""
-    monkeypatch.setattr(Report, "plot", lambda *_: [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Report, "plot", lambda *_: [])
+        yield
 
 
 @pytest.fixture(scope="module")
 def finetuned(workplace):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Report, "plot", lambda *_: [])
-        run("finetune", workplace / "encoder", "--data", workplace / "splits", *TRAIN, "--output", workplace / "tuned")
+    run("finetune", workplace / "encoder", "--data", workplace / "splits", *TRAIN, "--output", workplace / "tuned")
     return workplace / "tuned"
 
 

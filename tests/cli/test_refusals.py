@@ -3,8 +3,6 @@
 import importlib
 import re
 import shlex
-import subprocess
-import sys
 import warnings
 from types import SimpleNamespace
 
@@ -15,7 +13,6 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from hydra_transformers.cli import info, main
-from tests.pages import ROOT
 
 
 PRUNE = "prune vit --data pictures --output OUT"
@@ -139,15 +136,6 @@ def test_warnings_of_models_are_notes_and_those_of_libraries_are_not_shown(workp
         "note: transformers.hydra_transformers.models.decision is careful",
         "note: hydra_transformers.uncertainty.temperature is odd",
     ]
-
-
-def test_a_file_in_place_of_a_model_is_refused_without_loading_torch():
-    code = (
-        "import sys; from hydra_transformers.cli import main; code = main(['info', 'setup.cfg']); "
-        "print(code, [name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
-    )
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert finished.stdout == "2 []\n" and "setup.cfg is a file" in finished.stderr
 
 
 @pytest.mark.parametrize(("error", "code"), [(ValueError("wrong"), 2), (ZeroDivisionError("odd"), 1)])

@@ -117,7 +117,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 folder, texts = sys.argv[1], sys.argv[2:]
 model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
 with torch.no_grad():
-    outputs = model(**AutoTokenizer.from_pretrained(folder, trust_remote_code=True)(texts, padding=True, return_tensors="pt"))
+    # The tokenizer is plain; left out, Transformers would ask whether to trust the model's config.
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    outputs = model(**tokenizer(texts, padding=True, return_tensors="pt"))
 answers = pipeline("hydra-text-classification", folder, trust_remote_code=True)(texts)
 print([outputs.prediction_set.tolist(), outputs.abstain.tolist(), [sorted(each["labels"]) for each in answers]])
 """
