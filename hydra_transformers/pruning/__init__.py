@@ -4,7 +4,6 @@ from ..fusion import to_transformers
 from .circuits import Circuit
 from .extraction import extract_circuit
 from .gradient_scores import taylor_scores
-from .head_maps import HeadMap
 from .heads import prune_heads
 from .masking import ablated
 from .members import draw_members, make_members
@@ -16,7 +15,6 @@ from .taylor import TaylorPruning, taylor_prune
 __all__ = [
     "HEAD_SCORES",
     "Circuit",
-    "HeadMap",
     "TaylorPruning",
     "ablated",
     "draw_members",

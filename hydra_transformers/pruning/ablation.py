@@ -2,8 +2,8 @@
 
 A head of layer l changes nothing before l. So for each batch the states entering layer l, and the outputs of its heads, are
 computed once; a candidate is these outputs with its slice zeroed, and all candidates of the layer pass the rest of the network
-together, on the batch axis, where the head stays off if the layer runs again. Everything runs through the model's own layers; the last layer computes the first token alone where
-the classifier reads no other. Removed heads are cut out of the engine's own copy of the model.
+together, on the batch axis, where the head stays off if the layer runs again. The last layer computes the first token alone
+where the classifier reads no other. Removed heads are cut out of the engine's own copy of the model.
 """
 
 import inspect

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .._io.files import parse_json, write_atomically
-from .head_maps import HeadMap
-from .heads import Head, as_heads_to_prune, check_count, heads_in
+from .heads import Head, as_heads_to_prune, check_count
 from .objectives import METRIC, OBJECTIVES
 
 
@@ -69,8 +68,6 @@ class Circuit:
 
     def largest_budget(self, tolerance: float = 0.0) -> int:
         """The largest number of removals whose score is within `tolerance` of the best; `best_budget` for 0."""
-        if not isinstance(tolerance, (int, float)) or not tolerance >= 0:
-            raise ValueError(f"tolerance is {tolerance!r}: pass how much of the score may be lost, such as 0.01")
         scores = [self.dense_score, *self.scores]
         return max(removed for removed, score in enumerate(scores) if max(scores) - score <= tolerance + ROUNDING)
 
@@ -91,22 +88,6 @@ class Circuit:
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
         return write_png(figure, path)
-
-    def head_map(self) -> HeadMap:
-        """When each head goes, the darker the later; heads that are not ranked are darkest."""
-        last = len(self.ranking) + 1
-        removals = {head: removal for removal, head in enumerate(self.ranking, start=1)}
-        title = f"{self.objective}: order of {len(self.ranking)} removals"
-        values = {
-            head: removals.get(head, last)
-            for head in [*heads_in(self.made_from.get("kept_heads") or {}), *self.ranking]
-        }
-        return HeadMap({title: values}, low=0, high=last, marks={title: {h: str(n) for h, n in removals.items()}})
-
-    def _repr_html_(self) -> str:
-        best = max([self.dense_score, *self.scores])
-        text = f"{self.dense_score:.3f} with all heads, {best:.3f} without the first {self.best_budget}"
-        return f"{self.head_map()._repr_html_()}<p>Score: {text}.</p>"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

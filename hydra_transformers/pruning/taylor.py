@@ -10,9 +10,6 @@ from .head_weights import attentions_of, by_head, by_layer, scored_towers, worki
 from .heads import Head, Prompts, Towers, as_heads_to_prune, check_count, heads_of, prune_heads
 
 
-SCOPES = ("layer", "global")
-
-
 @dataclass
 class TaylorPruning:
     """The heads that Taylor pruning cuts, and every head's score when this was decided.
@@ -51,8 +48,8 @@ def taylor_prune(
 
     Ties go to the lower layer and head. A layer with `heads_per_layer` heads or fewer loses none.
     """
-    if scope not in SCOPES:
-        raise ValueError(f"scope is {scope!r}: pass one of {', '.join(map(repr, SCOPES))}")
+    if scope not in ("layer", "global"):
+        raise ValueError(f"scope is {scope!r}: pass 'layer' or 'global'")
     hydra = working_copy(model)
     heads = heads_of(hydra, scored_towers(hydra, towers), trunk_layers)
     layers = list(by_layer(heads).values())

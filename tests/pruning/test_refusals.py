@@ -143,7 +143,6 @@ TABLE = {
         ({"class_prompts": class_prompts(), "towers": ("audio",)}, 'pass some of "vision" and "text"'),
     ],
     CIRCUIT.heads_to_prune: [((10,), "budget is 10: this circuit ranks 9 heads")],
-    CIRCUIT.largest_budget: [((-1,), "tolerance is -1: pass how much of the score may be lost")],
     head_scores: [
         ((MODEL, None, "gradient"), "method is 'gradient': pass one of 'michel', 'taylor'"),
         ((MODEL, None, "michel"), "data is missing: 'michel' is computed on data"),
