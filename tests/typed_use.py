@@ -11,6 +11,7 @@ from hydra_transformers import (
     HydraViTForImageClassification,
     calibrate,
     compare_fusions,
+    evaluate_uncertainty,
     export,
     load_data,
     predict_uncertainty,
@@ -45,7 +46,6 @@ from hydra_transformers.uncertainty import (
     classification_metrics,
     decompose,
     detector_by_name,
-    evaluate_uncertainty,
     ood_metrics,
     ood_score,
 )

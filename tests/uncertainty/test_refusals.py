@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from hydra_transformers import evaluate_uncertainty
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier
 from hydra_transformers.fusion import to_transformers
@@ -25,7 +26,6 @@ from hydra_transformers.uncertainty import (
     collect_answers,
     decompose,
     detector_by_name,
-    evaluate_uncertainty,
     multi_label_metrics,
     ood_metrics,
     predict_decisions,
