@@ -14,7 +14,7 @@ from hydra_transformers.pruning.extraction import GreedySearch
 from tests.pruning.backbones import family
 
 
-BATCH = 5  # enough batches for four processes
+BATCH = 5  # enough batches for all processes
 
 
 def kill(path: Path, number: int) -> None:
