@@ -150,10 +150,9 @@ class Job:
 
     def __init__(self, model: str, source: DataSource, settings: Mapping[str, Any], rows_per_part: int):
         self.rows_per_part = rows_per_part
-        is_path = isinstance(source.data, str) and os.path.exists(source.data)
-        self.beside = (
-            (source.data if os.path.isdir(source.data) else os.path.dirname(source.data)) if is_path else None
-        )
+        self.folder = None  # of the data, where they are files here
+        if isinstance(source.data, str) and os.path.exists(source.data):
+            self.folder = source.data if os.path.isdir(source.data) else os.path.dirname(source.data)
         kind = kind_of(load_config(model), model)
         with access_to(source.name, "data set"):
             rows, self.split, _ = load_rows(source)
@@ -204,9 +203,9 @@ class Job:
 
     def path_of(self, value: str | None) -> str | None:
         """A path in a table, as it is or beside the table."""
-        if value is None or self.beside is None or os.path.exists(value):
+        if value is None or self.folder is None or os.path.exists(value):
             return value
-        beside = os.path.join(self.beside, value)
+        beside = os.path.join(self.folder, value)
         return beside if os.path.exists(beside) else value
 
     def folder_for(self, output: Path) -> Path:
@@ -285,6 +284,7 @@ def join_parts(files: Sequence[Path], output: Path) -> list[int]:
             yield table
 
     joined = files[0].with_name(f"joined{output.suffix}")
+    joined.unlink(missing_ok=True)  # a user may have moved the output of a killed job, which is the same file
     write_tables(joined, tables())
     try:
         os.link(joined, output)  # never replaces a file
@@ -300,7 +300,7 @@ def remove_parts(joined: Path) -> None:
     """Removes the files of a finished job, also those that a killed process left unfinished; `joined` as the last one."""
     for pattern in (PART, f".{PART}.*.tmp"):
         for file in joined.parent.glob(pattern):
-            file.unlink()
+            file.unlink(missing_ok=True)
     joined.unlink(missing_ok=True)
     with suppress(OSError):  # a user may have put something into it
         joined.parent.rmdir()

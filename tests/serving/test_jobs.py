@@ -203,11 +203,12 @@ def test_a_stopped_job_goes_on_without_losing_or_repeating_a_row(suffix, folders
     content[60] ^= 1  # a bit of the data
     (parts / "part-00000002.parquet").write_bytes(content)
     (parts / "mine.txt").write_text("a user's")
+    os.link(parts / "mine.txt", parts / f"joined{suffix}")  # as if its job had been killed, and its output moved
     predicted = stop_at(monkeypatch, 100)
     finished = predict_data(folders["texts"], reviews, output, device="cpu")
     assert predicted == [1, 2, 3] and (finished.rows, finished.bad_rows) == (10, [6])
     assert output.read_bytes() == whole.read_bytes()
-    assert [path.name for path in parts.iterdir()] == ["mine.txt"]
+    assert [path.name for path in parts.iterdir()] == ["mine.txt"] and (parts / "mine.txt").read_text() == "a user's"
     with pytest.raises(ValueError, match="exists already: pass another --output"):
         predict_data(folders["texts"], reviews, output, device="cpu")
 
