@@ -295,6 +295,10 @@ class HydraCLIPVisionModel(HydraVisionTowerMixin, HydraCLIPPreTrainedModel):
     def add_positions(self, config: HydraCLIPVisionConfig) -> None:
         norm = partial(self.make_norm(config), config.hidden_size)
         self.pre_layernorm = shared_or_per_member(config, "layernorm", norm, layer=0)
+
+    def add_pooling(self, config: HydraCLIPVisionConfig) -> None:
+        # Behind the layers, where it runs: a trunk is as long as what comes before it is equal.
+        norm = partial(self.make_norm(config), config.hidden_size)
         self.post_layernorm = shared_or_per_member(config, "layernorm", norm)
 
     def embed_inputs(self, **inputs):
