@@ -11,6 +11,7 @@ MISTAKES = (ValueError, TypeError, OSError, ImportError, RuntimeError)
 # Words of the Python functions' errors, and the flags that they stand for.
 FLAGS = {
     r"num_members\b": "--members",
+    r"candidate_labels\b": "--labels",
     r"set HF_TOKEN, or pass token=": "or set HF_TOKEN",
     r"pass another token=": "set another HF_TOKEN",
     r"(\w+)=True": r"\1",

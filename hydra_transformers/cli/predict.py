@@ -49,15 +49,13 @@ def predict(
 ) -> None:
     """Answer texts, images or audio, or all rows of a data set, with the uncertainty of each answer."""
     from ..data.rows import FILE_FORMATS
-    from ..models.auto import auto_class_of
     from ..serving.answers import BadRow
     from ..serving.predictor import NAMED, kind_of
     from ..serving.saved_models import load_config
 
     check_named_once(labels or [], "--labels")
     config = load_config(model)
-    settings = {"top_k": top_k, "batch_size": batch_size}
-    settings |= _candidate_labels(model, labels or None, auto_class_of(config))
+    settings = {"top_k": top_k, "batch_size": batch_size, "candidate_labels": labels or None}
     kind = kind_of(config, model)
     if output is not None:
         if len(inputs) != 1:
@@ -125,27 +123,6 @@ def _rows(numbers: Sequence[int]) -> str:
     if len(numbers) <= 2:
         return f"row{'s' * (len(numbers) - 1)} {' and '.join(map(str, numbers))}"
     return f"rows {numbers[0]}, {numbers[1]} and {len(numbers) - 2:,} more"
-
-
-def _candidate_labels(model: str, labels: list[str] | None, task: str) -> dict[str, list[str]]:
-    """The classes that a model of two towers is to choose from."""
-    from ..uncertainty import CalibratedClassifier
-
-    if task != "AutoModelForZeroShotImageClassification":
-        if labels is not None:
-            raise ValueError(f"--labels is for CLIP and SigLIP, {model} has its own classes: leave it out")
-        return {}
-    if CalibratedClassifier.is_saved_in(model):
-        classes = CalibratedClassifier.classes_saved_in(model)
-        if labels not in (None, classes):
-            raise ValueError(
-                f"{model} was calibrated for {', '.join(classes[:10])}{', ...' * (len(classes) > 10)}: leave --labels out, or "
-                "pass the model from before its calibration"
-            )
-        return {}
-    if labels is None:
-        raise ValueError(f"{model} chooses among classes that you name: pass --labels")
-    return {"candidate_labels": labels}
 
 
 def _names(inputs: Sequence[str]) -> Iterator[str]:

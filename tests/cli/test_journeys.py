@@ -57,9 +57,6 @@ def pruned(workplace):
     return workplace / "pruned"
 
 
-# From a pre-trained model
-
-
 def test_finetune_makes_a_hydra_in_one_run_and_evaluates_it(workplace, finetuned, capsys):
     hydra = AutoModelForImageClassification.from_pretrained(finetuned)
     assert hydra.num_members == 3 and hydra.config.trunk_layers == 1
@@ -111,9 +108,6 @@ def test_token_classification_goes_the_same_way(tmp_path, capsys):
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     words = {"annabelle", "smith", "annabelle smith", "paris", "went"}
     assert {entity["word"] for entity in answer["entities"]} <= words
-
-
-# Using a model
 
 
 def test_calibrate_keeps_the_input_and_writes_all_that_belongs_to_the_model(workplace, calibrated):
@@ -217,9 +211,6 @@ def test_steps_that_may_take_long_show_a_bar_on_a_terminal(workplace, calibrated
         assert re.search(r"(read|predict|member 0): +0%", terminal.getvalue()), words
 
 
-# From checkpoints
-
-
 def test_checkpoints_are_compared_and_fused(workplace, tmp_path, capsys):
     names = [workplace / name for name in ("vit", "two", "three")]
     data = ["--data", workplace / "pictures"]
@@ -236,9 +227,6 @@ def test_checkpoints_are_compared_and_fused(workplace, tmp_path, capsys):
         mean = torch.stack([member(images).logits.softmax(-1) for member in members]).mean(0)
         assert torch.allclose(hydra(images).logits.softmax(-1), mean, atol=1e-5)
     assert (tmp_path / "independent" / "modeling_hydra.py").exists()
-
-
-# From one model
 
 
 def test_pruned_members_are_tuned_and_fused(workplace, pruned, tmp_path):

@@ -55,8 +55,8 @@ REFUSED = [
     ("evaluate cats --data pictures --output OUT", "the class 'red', which the model does not know"),
     ("evaluate one-of-two --data pictures", "fuse them first"),
     ("predict ./nowhere text", "there is no folder ./nowhere"),
-    ("predict clip 0.png", "clip chooses among classes that you name: pass --labels"),
-    ("predict vit 0.png --labels red", "--labels is for CLIP and SigLIP, vit has its own classes"),
+    ("predict clip 0.png", "--labels is missing: clip chooses among classes that you name"),
+    ("predict vit 0.png --labels red", "--labels is for CLIP and SigLIP, vit has its own: leave it out"),
     ("predict vit pictures", "pictures is a data set: name the file of its answers with --output"),
     ("predict bert file", "file is a file, and bert reads texts"),
     ("predict vit 0.png --strict", "--strict is for a data set"),
@@ -92,9 +92,8 @@ def hub_error(kind: type, status: int) -> Exception:
     return kind("refused", response=SimpleNamespace(headers={}, request=None, status_code=status))
 
 
-def no_route() -> Exception:
-    """What the HTTP library that huggingface_hub is built on raises without a network."""
-    return importlib.import_module(HTTPError.__module__.split(".")[0]).ConnectError("no route")
+# What the HTTP library that huggingface_hub is built on raises without a network.
+NO_ROUTE = importlib.import_module(HTTPError.__module__.split(".")[0]).ConnectError("no route")
 
 
 @pytest.mark.parametrize("kind", ["model", "data set"])
@@ -103,7 +102,7 @@ def no_route() -> Exception:
     [
         (hub_error(GatedRepoError, 403), "", "is gated: ask for access on https://huggingface.co/"),
         (hub_error(RepositoryNotFoundError, 404), "", "that you can see: check the name"),
-        (no_route(), "", "the Hub could not be reached for the {kind} meta/secret"),
+        (NO_ROUTE, "", "the Hub could not be reached for the {kind} meta/secret"),
         (ConnectionError("no route"), "1", "HF_HUB_OFFLINE forbids the download"),
     ],
     ids=["gated", "wrong name", "no network", "offline"],
