@@ -21,9 +21,6 @@ from .head_weights import by_head, columns_by_head, heads_to_score, rows_by_head
 from .heads import Head, Prompts, Towers
 
 
-SCORES = ("plain", "reference")
-
-
 def oba_scores(
     model: PreTrainedModel, data: Any, *, class_prompts: Prompts | None = None, towers: Towers | None = None
 ) -> dict[Head, float]:
@@ -79,10 +76,10 @@ def oba_prune(
     In training, zeros stay zero with the recipe's `keep_zeros=True`, or with `KeepZerosCallback`.
     """
     is_share = isinstance(sparsity, (int, float)) and 0 <= sparsity < 1
-    if not is_share or score not in SCORES or not (isinstance(steps, int) and steps >= 1):
+    if not is_share or score not in ("plain", "reference") or not (isinstance(steps, int) and steps >= 1):
         raise ValueError(
             f"sparsity is {sparsity}, score {score!r} and steps {steps!r}: pass a share from 0 to below 1, one of "
-            f"{', '.join(map(repr, SCORES))}, and 1 step or more"
+            "'plain', 'reference', and 1 step or more"
         )
     if not isinstance(model, PreTrainedModel) or hasattr(type(model), "backbone_rules"):
         raise TypeError(f"model is a {type(model).__name__}: pass a plain model of Transformers")
