@@ -169,6 +169,24 @@ def summarize(case: Case, found: list[dict[str, int] | None], length: int) -> di
     return summary
 
 
+def render(content: dict[str, Any]) -> str:
+    """A row per case: of each test the share of runs with an alarm, and where something changes the median delay."""
+    tests = ("monitor", "z-test every 500 rows", "Kolmogorov-Smirnov on windows")
+    lines = [["", "what changes", "the monitor", "z-test", "Kolmogorov-Smirnov"], ["---"] * 5]
+    for case in content["cases"]:
+        has_change = any(test["median_delay"] is not None or test["early"] for test in case["tests"].values())
+        cells = []
+        for name in tests:
+            test = case["tests"].get(name, {"alarms": 0.0, "early": 0.0, "median_delay": None})
+            cells.append(f"{100 * test['alarms']:.1f} %")
+            if has_change:
+                delay = "not within 2,500" if test["median_delay"] is None else f"{test['median_delay']:,}"
+                cells[-1] = f"{delay} rows, {100 * test['early']:.1f} % too early"
+        kind = "nothing: false alarms" if not has_change else "delay"
+        lines.append([f"{case['pool']}, {case['name']}", kind, *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=2000)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hydra_transformers._io.files import write_atomically
 
-from . import one_run_table, zero_shot_tables
+from . import monitoring, one_run_table, zero_shot_tables
 from .figures import ROOT, table_of_figures
 from .methods import TITLES, with_temperature
 from .results import RESULTS, read_results
@@ -73,6 +73,9 @@ def render(results: dict[str, Any]) -> dict[str, str]:
     """All tables by name, `setting/table`."""
     tables = {}
     for name, content in results.items():
+        if "cases" in content:
+            tables[name] = monitoring.render(content)
+            continue
         if "rows" in content:
             if "setting" in content:
                 tables[name] = one_run_table.render(content)
