@@ -14,7 +14,7 @@ import typer
 
 from .._version import __version__
 from . import app as page
-from . import calibrate, compare, demo, evaluate, export, finetune, fuse, info, predict, prune, push, serve
+from . import calibrate, compare, demo, evaluate, export, finetune, fuse, info, predict, prune, push, serve, watch
 from .errors import MISTAKES, sentence_of
 from .options import command, repeat_flags
 
@@ -38,6 +38,7 @@ COMMANDS = {
     ],
     "Use and publish": [
         (serve.serve, "calibrated --port 8000"),
+        (watch.watch, "monitor.json"),
         (export.export, "calibrated --to onnx --output my-onnx"),
         (push.push, "calibrated me/my-hydra --dataset cifar100"),
     ],

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
@@ -102,6 +103,7 @@ ANY_MODEL = "a Hydra, or any classifier, CLIP or SigLIP model, by folder or Hub 
 ModelArgument = argument(str, "MODEL", ANY_MODEL, parser=model_name)
 HydraArgument = argument(str, "MODEL", "a Hydra, by folder or Hub name", parser=model_name)
 BatchSize = option(int, "rows per batch", "N", min=1)
+MonitorFile = option(Path | None, "counts whether the promises are kept, for `watch`; made, or gone on with", "FILE")
 Seed = option(int, "of everything that is random", min=0, max=MAX_SEED)
 NearData = option(list[tuple] | None, "near out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
 FarData = option(list[tuple] | None, "far out-of-distribution data; may be repeated", "NAME=DATA", parser=named)

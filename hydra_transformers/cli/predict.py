@@ -8,7 +8,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .options import BatchSize, ModelArgument, argument, best_device, check_named_once, choice, option, switch
+from .options import (
+    BatchSize,
+    ModelArgument,
+    MonitorFile,
+    argument,
+    best_device,
+    check_named_once,
+    choice,
+    option,
+    switch,
+)
 from .serve import UNCALIBRATED, predictor_of
 
 
@@ -45,6 +55,7 @@ def predict(
         choice(("local", "ray")), "ray spreads the rows over a Ray cluster, or over processes here", panel=DATA
     ) = ("local"),
     workers: option(int | None, "processes of Ray (default: one per GPU; several share it)", "N", DATA, min=1) = None,
+    monitor: MonitorFile = None,
     batch_size: BatchSize = 8,
 ) -> None:
     """Answer texts, images or audio, or all rows of a data set, with the uncertainty of each answer."""
@@ -52,6 +63,7 @@ def predict(
     from ..serving.answers import BadRow
     from ..serving.predictor import NAMED, kind_of
     from ..serving.saved_models import load_config
+    from ..uncertainty import Monitor
 
     check_named_once(labels or [], "--labels")
     config = load_config(model)
@@ -71,6 +83,7 @@ def predict(
             strict=strict,
             engine=engine,
             workers=workers,
+            monitor=monitor,
             **{column_of: column},
             **settings,
         )
@@ -89,11 +102,16 @@ def predict(
     predictor = predictor_of(model, **settings)
     if not as_json:
         print(_row("input", "answer", "score", "total", "epistemic", "may be", "why"))
+    watched = None if monitor is None else Monitor.of(predictor.model, file=monitor)
     bad_rows = count = 0
     names = _names(inputs)
     while group := list(islice(names, batch_size)):
         count += len(group)
-        for name, answer in zip(group, predictor.answers(group), strict=True):
+        answers = predictor.answers(group)
+        if watched is not None:
+            watched.update([answer for answer in answers if not isinstance(answer, BadRow)])
+            watched.save(monitor)
+        for name, answer in zip(group, answers, strict=True):
             if isinstance(answer, BadRow):
                 bad_rows += 1
                 print(f"{name} cannot be read as {NAMED[predictor.kind]}: {answer.reason}", file=sys.stderr)

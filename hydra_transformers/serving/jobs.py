@@ -25,6 +25,7 @@ from ..data.columns import column_kinds, find_columns, find_words
 from ..data.rows import DataSource, load_rows
 from ..hub.handler import as_json
 from ..models.decision import digest_of
+from ..uncertainty import Monitor
 from ..uncertainty.features import without_decision
 from .answers import to_table
 from .predictor import HydraPredictor, kind_of
@@ -65,6 +66,7 @@ def predict_data(
     strict: bool = False,
     engine: str = "local",
     workers: int | None = None,
+    monitor: str | os.PathLike | None = None,
     **settings: Any,
 ) -> Finished:
     """Predicts for every row of a data set, and writes the table with the answers to a file.
@@ -86,6 +88,7 @@ def predict_data(
         engine (`str`, defaults to `"local"`): "local" for this process, or "ray" for the processes of a Ray cluster, which must see
             model and data under the same names.
         workers (`int`, *optional*): of Ray; by default one per GPU, or without GPUs one. Several share a GPU.
+        monitor (`str` or `os.PathLike`, *optional*): the file of a `Monitor`, which counts the rows that are predicted.
         settings: of `HydraPredictor`: processor, device, candidate_labels, top_k, batch_size.
 
     Returns:
@@ -104,6 +107,7 @@ def predict_data(
         settings = settings | {"device": "cpu"}
     job = Job(**arguments | {"settings": settings})
     folder = job.folder_for(output)
+    watched = None if monitor is None else Monitor.of(job.predictor.model, file=monitor)
     files = [folder / f"part-{number:08d}.parquet" for number in range(job.num_parts)]
     missing = [number for number, file in enumerate(files) if read_part(file, strict) is None]
     contents: Iterable = ((number, job.predicted(number)) for number in missing)
@@ -112,9 +116,20 @@ def predict_data(
     done = len(job.rows) - sum(len(job.places(number)) for number in missing)
     with progress_bar(len(job.rows), "predict", "row", initial=done) as bar:
         for number, content in contents:
+            if watched is not None:  # before the part is there: one that is predicted again counts once
+                watched.update(_predictions_in(content), batch=f"{folder.name} {number}")
+                watched.save(monitor)
             read_part(write_atomically(files[number], content), strict)
             bar.update(len(job.places(number)))
     return Finished(len(job.rows), join_parts(files, output), job.predictor.is_calibrated, job.split)
+
+
+def _predictions_in(part: bytes) -> list[dict[str, Any]]:
+    """The rows of a part that could be read."""
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(io.BytesIO(part))
+    return table.filter(table["prediction"].is_valid()).to_pylist()
 
 
 def _absolute(name: Any) -> Any:

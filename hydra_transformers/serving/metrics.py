@@ -1,8 +1,14 @@
-"""Counts requests, latencies and abstentions for Prometheus."""
+"""Counts requests, latencies and abstentions for Prometheus, and whether promises are kept."""
 
+import os
+import threading
+import time
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from torch import nn
+
+from ..uncertainty import Monitor
 
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -25,6 +31,7 @@ class Metrics:
         self.epistemic = metric(Counter, "epistemic_nats", "Sum of the epistemic uncertainty of all inputs.")
         self.seconds = metric(Histogram, "request_seconds", "From a request to its response.", buckets=SECONDS)
         self.in_flight = metric(Gauge, "requests_in_flight", "Requests that wait or are being answered.")
+        self.broken = metric(Gauge, "promise_broken", "1 for a promise that is broken.", "promise")
         for cause in CAUSES:  # those of no input yet are shown as 0
             self.refused(cause)
 
@@ -40,5 +47,34 @@ class Metrics:
                 )
                 self.refused(cause).inc()
 
+    def show_promises(self, watched: "WatchedPromises") -> None:
+        for name in watched.monitor.promises:
+            self.broken(name).set_function(lambda name=name: watched.states()[name] == "broken")
+
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class WatchedPromises:
+    """A monitor for several threads, whose file is written at most once a second."""
+
+    def __init__(self, model: nn.Module, file: str | os.PathLike):
+        self.monitor, self.file = Monitor.of(model, file=file), file
+        self.lock, self.written = threading.Lock(), time.monotonic()
+        self.monitor.save(file)  # raises its error before the server starts
+
+    def count(self, answers: list[dict[str, Any]]) -> None:
+        with self.lock:
+            self.monitor.update(answers)
+            if time.monotonic() > self.written + 1.0:
+                self.monitor.save(self.file)
+                self.written = time.monotonic()
+
+    def save(self) -> None:
+        with self.lock:
+            self.monitor.save(self.file)
+
+    def states(self) -> dict[str, str]:
+        """{"risk": "kept so far", ...}"""
+        with self.lock:
+            return {name: state.status for name, state in self.monitor.state().items()}

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -17,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from .._io.files import parse_json
 from ..hub.handler import Answerer, RequestError, as_json
 from .batcher import Batcher
-from .metrics import Metrics
+from .metrics import Metrics, WatchedPromises
 
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ def create_app(
     max_queue: int = 64,
     max_body: int = 10_000_000,
     docs: bool = True,
+    monitor: str | os.PathLike | None = None,
 ) -> FastAPI:
     """The app with POST /predict, GET /health, GET /metrics, GET / and GET /docs.
 
@@ -52,11 +54,14 @@ def create_app(
         max_wait_ms: how long a request waits for others to share its pass.
         max_queue: requests at a time that wait or are being answered; another one gets 503 and a time to retry.
         max_body: bytes of a request; a larger one gets 413. Requests that are still arriving may hold `max_queue` times as many.
+        monitor: the file of a `Monitor`, which counts all predictions; it is written every second. /health and /metrics then say
+            whether the promises are kept.
         docs: whether to have /docs, FastAPI's page to read and try the API. Its scripts come from a public server.
     """
     answerer.most_inputs = max_batch
     about = getattr(answerer, "about", {})
     limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue, "max_body": max_body}
+    watched = None if monitor is None else WatchedPromises(answerer.model, monitor)
     batcher = Batcher(answerer.answer, max_batch, max_wait_ms / 1000)
     arriving = Arriving(max_body, max_queue)
 
@@ -65,12 +70,16 @@ def create_app(
         batcher.start()
         yield
         await batcher.close()
+        if watched is not None:
+            watched.save()
 
     name = about.get("model", "hydra_transformers")
     app = FastAPI(title=name, lifespan=lifespan, openapi_url="/openapi.json" if docs else None, redoc_url=None)
     app.state.requests = 0
     metrics = Metrics(name)
     metrics.in_flight.set_function(lambda: app.state.requests)
+    if watched is not None:
+        metrics.show_promises(watched)
 
     @app.exception_handler(HTTPException)
     async def one_sentence(request: Request, error: HTTPException) -> JSONResponse:
@@ -83,8 +92,9 @@ def create_app(
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        """Whether the server is well, and how many requests it has."""
+        """Whether the server is well, how many requests it has, and with a monitor whether the promises are kept."""
         status = {"status": "ok" if batcher.is_running else "closing", "requests": app.state.requests}
+        status |= {} if watched is None else {"promises": watched.states()}
         return JSONResponse(status, 200 if batcher.is_running else 503)
 
     @app.get("/metrics")
@@ -93,6 +103,8 @@ def create_app(
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     def response(answers: list[dict[str, Any]], is_list: bool) -> JSONResponse:
+        if watched is not None:
+            watched.count(answers)
         answers = as_json(answers)
         metrics.count_answers(answers)
         return JSONResponse(answers if is_list else answers[0])

@@ -1,0 +1,14 @@
+"""`watch`: does a calibrated model keep its promises in use?"""
+
+from pathlib import Path
+
+from .options import argument
+
+
+def watch(
+    files: argument(list[Path], "FILE", "that --monitor wrote; those of several processes are put together"),
+) -> None:
+    """Say whether a calibrated model keeps its promises in use."""
+    from ..uncertainty import Monitor
+
+    print(Monitor.read(*files))

@@ -1,0 +1,74 @@
+"""`--monitor`: the server, `predict` and `watch` count what a calibrated model does."""
+
+import csv
+import json
+
+import pytest
+from fastapi.testclient import TestClient
+
+from hydra_transformers.cli import main
+from hydra_transformers.serving import create_app, jobs
+from hydra_transformers.serving.jobs import predict_data
+from hydra_transformers.uncertainty import Monitor
+from tests.serving.tiny import asked, base64_of
+from tests.tiny_data import pictures
+
+
+PICTURES = pictures([0, 1, 2] * 4, seed=4)
+
+
+@pytest.fixture
+def data(tmp_path):
+    for number, image in enumerate(PICTURES):
+        image.save(tmp_path / f"{number}.png")
+    with (tmp_path / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["image"], *([f"{number}.png"] for number in range(len(PICTURES))), ["none.png"]])
+    return tmp_path / "data.csv"
+
+
+def test_a_server_counts_its_predictions_and_shows_the_promises(folders, tmp_path):
+    file = tmp_path / "monitor.json"
+    for _ in range(2):  # the second goes on
+        with TestClient(create_app(asked(folders["images"]), monitor=file)) as client:
+            inputs = [base64_of(image) for image in PICTURES]
+            answers = client.post("/predict", json={"inputs": inputs}).json()
+            promises, shown = client.get("/health").json()["promises"], client.get("/metrics").text
+    assert promises == {name: state.status for name, state in Monitor.read(file).state().items()}
+    state = Monitor.read(file).state()
+    assert state["inputs"].rows == 2 * len(PICTURES)
+    assert state["answered"].rate == sum(answer["abstain"] for answer in answers) / len(answers)
+    assert all(f'promise="{name}"' in shown for name in promises)
+
+
+def test_a_job_counts_each_row_once_even_if_it_was_stopped(folders, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(jobs, "ROWS_PER_PART", 5)
+    written, write = [], jobs.write_atomically
+
+    def stop_at_second(path, content):
+        if len(written) == 1:
+            raise KeyboardInterrupt
+        written.append(path)
+        return write(path, content)
+
+    settings = {"image": "image", "monitor": tmp_path / "monitor.json"}
+    monkeypatch.setattr(jobs, "write_atomically", stop_at_second)
+    with pytest.raises(KeyboardInterrupt):
+        predict_data(folders["images"], data, tmp_path / "out.jsonl", **settings)
+    monkeypatch.setattr(jobs, "write_atomically", write)
+    predict_data(folders["images"], data, tmp_path / "out.jsonl", **settings)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    state = Monitor.read(tmp_path / "monitor.json").state()
+    assert state["inputs"].rows == len(PICTURES)  # not the file that is missing
+    refused = sum(row["abstain"] for row in rows if row["prediction"] is not None)
+    assert state["answered"].rate == refused / len(PICTURES)
+    assert main(["watch", str(tmp_path / "monitor.json"), str(tmp_path / "monitor.json")]) == 0
+    assert "Share answered: not known yet." in capsys.readouterr().out
+
+
+def test_single_inputs_are_counted_and_wrong_files_refused(folders, data, tmp_path, capsys):
+    words = ["predict", str(folders["images"]), str(data.parent / "0.png"), "--monitor", str(tmp_path / "monitor.json")]
+    assert main(words) == 0 and Monitor.read(tmp_path / "monitor.json").state()["inputs"].rows == 1
+    assert main(["watch", str(data)]) == 2 and "not the state of a monitor" in capsys.readouterr().err
+    assert main([*words[:2], words[2], "--monitor", str(data)]) == 2
+    assert "not the state of a monitor" in capsys.readouterr().err
+    assert main(["watch", str(tmp_path / "none.json")]) == 2
