@@ -109,8 +109,8 @@ def repetition(case: Case, pool: Pool, length: int, number: int) -> dict[str, in
         answered = torch.tensor(scores <= fitted.threshold)
         if wrong is None:
             return Outcomes(torch.tensor(scores), answered)
-        missed = torch.tensor(margins > quantile).double()
-        return Outcomes(torch.tensor(scores), answered, torch.tensor(wrong).double(), missed)
+        missed = torch.tensor(margins > quantile)
+        return Outcomes(torch.tensor(scores), answered, torch.tensor(wrong)[answered], missed)
 
     summary = validation_summary(outcomes(scores, wrong, margins), torch.tensor(others), case.risk)
     monitor = Monitor(
@@ -202,8 +202,8 @@ def main(arguments: list[str] | None = None) -> None:
     with ProcessPoolExecutor(options.workers) as workers:
         for pool_name, pool in pools.items():
             for case in (*FALSE_ALARMS, *DELAYS) if pool.file is None else (FALSE_ALARMS[0], *DELAYS[-2:]):
-                # A look after every row costs fifty times as much.
-                count = options.repetitions // (20 if case.batch == 1 else 1)
+                # A look after every row costs fifty times as much; a median needs fewer runs than a small share.
+                count = options.repetitions // (20 if case.batch == 1 else 4 if case.has_change else 1)
                 one = partial(repetition, case, pool, options.length)
                 found = list(workers.map(one, range(count), chunksize=10))
                 rows.append({"pool": pool_name} | summarize(case, found, options.length))

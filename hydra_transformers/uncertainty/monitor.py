@@ -94,7 +94,7 @@ def validation_summary(outcomes: Outcomes, other_scores: Tensor, risk: float | N
         "cuts": cuts.tolist(),
         "scores": np.bincount(_bins(outcomes.scores, cuts), minlength=len(cuts) + 1).tolist(),
     }
-    for name, values in (("wrong", _wrong_answers(outcomes)), ("missed", outcomes.missed)):
+    for name, values in (("wrong", outcomes.wrong), ("missed", outcomes.missed)):
         summary[name] = None if values is None or not len(values) else [int(values.sum()), len(values)]
     return summary
 
@@ -102,10 +102,6 @@ def validation_summary(outcomes: Outcomes, other_scores: Tensor, risk: float | N
 def _bins(scores: Tensor, cuts: Any) -> np.ndarray:
     """The bin of each score; a row without one is less sure than any."""
     return np.searchsorted(cuts, scores.double().nan_to_num(nan=math.inf).numpy(), side="left")
-
-
-def _wrong_answers(outcomes: Outcomes) -> Tensor | None:
-    return None if outcomes.wrong is None else outcomes.wrong[outcomes.answered]
 
 
 def _of_predictions(rows: Sequence[Mapping[str, Any]], random: torch.Generator) -> Outcomes:
@@ -202,7 +198,7 @@ class Monitor:
             if "inputs" in self.promises:
                 self._add("inputs", np.searchsorted(np.sort(CUTS), self._ranks(outcomes.scores)))
             return
-        for name, values in (("risk", _wrong_answers(outcomes)), ("coverage", outcomes.missed)):
+        for name, values in (("risk", outcomes.wrong), ("coverage", outcomes.missed)):
             if values is not None:
                 self._add(name, values.long().numpy())
 

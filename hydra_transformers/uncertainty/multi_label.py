@@ -286,19 +286,22 @@ class MultiLabelTask(Task):
     def outcomes(
         self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
     ) -> Outcomes:
-        outcomes, wrong, missed = super().outcomes(output, labels, settings, random), None, None
+        scores, answered, wrong, missed = output.detector_score, ~output.abstain, None, None
         if labels is not None:
             logits, sets = log_odds(output.member_logits), output.prediction_set
             labels = as_multi_hot(labels, *logits.shape)
             wrong = (logits >= torch.tensor([float(value) for value in settings["log_odds"]])) != labels
+            if settings["per_label"]:
+                drawn = draw_one(torch.ones_like(wrong), random).unsqueeze(1)
+                wrong = wrong.gather(1, drawn)[answered.gather(1, drawn)]
+            else:
+                wrong = wrong.any(dim=1)[answered]
             if sets is not None:  # one of the row's labels
                 drawn = draw_one(labels, random).unsqueeze(1)
                 missed = (labels & ~sets).gather(1, drawn).squeeze(1)
-        if not settings["per_label"]:
-            return outcomes._replace(wrong=None if wrong is None else wrong.any(dim=1), missed=missed)
-        drawn = draw_one(torch.ones_like(outcomes.answered), random).unsqueeze(1)
-        units = (outcomes.scores, outcomes.answered, wrong)
-        return Outcomes(*(None if part is None else part.gather(1, drawn).squeeze(1) for part in units), missed)
+        if settings["per_label"]:  # as `predict` says it of a row
+            scores, answered = scores.amin(dim=1), answered.any(dim=1)
+        return Outcomes(scores, answered, wrong, missed)
 
     # Calibration
 

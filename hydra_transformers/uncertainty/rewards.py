@@ -132,7 +132,7 @@ class RewardTask(Task):
         self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
     ) -> Outcomes:
         outcomes = super().outcomes(output, labels, settings, random)
-        return outcomes if labels is None else outcomes._replace(wrong=labels.reshape(-1) != 1)
+        return outcomes if labels is None else outcomes._replace(wrong=labels.reshape(-1)[outcomes.answered] != 1)
 
     # Calibration
 

@@ -64,7 +64,8 @@ class SingleLabelTask(Task):
         if labels is None:
             return outcomes
         missed = None if sets is None else ~sets.gather(1, labels.unsqueeze(1)).squeeze(1)
-        return outcomes._replace(wrong=decompose(output.member_logits).prediction != labels, missed=missed)
+        wrong = decompose(output.member_logits).prediction != labels
+        return outcomes._replace(wrong=wrong[outcomes.answered], missed=missed)
 
     # Calibration
 

@@ -110,11 +110,11 @@ class Fitted:
 
 
 class Outcomes(NamedTuple):
-    """What a monitor counts of each row, (rows,) each. Of a row with several units (labels, entities, outputs) it is one, drawn at random.
+    """What a monitor counts of the rows of a batch. Of a row with several labels, entities or outputs one is drawn at random.
 
-    scores: the detector's; NaN where a row has none
-    answered: whether the model did not abstain
-    wrong, missed: whether the prediction is wrong, and whether the set or interval misses the label; None where that is not known
+    scores, answered: (rows,), the detector's score, and whether the model did not abstain
+    wrong: of the answered rows alone, whether the prediction is wrong; None without labels
+    missed: whether the set or interval misses the label; None without labels, sets and intervals
     """
 
     scores: Tensor

@@ -142,7 +142,8 @@ class TokenTask(Task):
         found = find_entities(output.member_logits, labels, output.detector_score, self.classes)
         found = _one_of_each_text(found, random)
         threshold = math.inf if settings["threshold"] is None else float(settings["threshold"])
-        return Outcomes(found.scores, found.scores <= threshold, ~found.right)
+        answered = found.scores <= threshold
+        return Outcomes(found.scores, answered, ~found.right[answered])
 
     # Calibration
 

@@ -66,7 +66,13 @@ def test_a_job_counts_each_row_once_even_if_it_was_stopped(folders, data, tmp_pa
 
 
 def test_single_inputs_are_counted_and_wrong_files_refused(folders, data, tmp_path, capsys):
-    words = ["predict", str(folders["images"]), str(data.parent / "0.png"), "--monitor", str(tmp_path / "monitor.json")]
+    words = [
+        "predict",
+        str(folders["images"]),
+        str(data.parent / "0.png"),
+        "--monitor",
+        str(tmp_path / "monitor.json"),
+    ]
     assert main(words) == 0 and Monitor.read(tmp_path / "monitor.json").state()["inputs"].rows == 1
     assert main(["watch", str(data)]) == 2 and "not the state of a monitor" in capsys.readouterr().err
     assert main([*words[:2], words[2], "--monitor", str(data)]) == 2

@@ -22,8 +22,9 @@ SETTINGS = {"task": "", "alpha": 0.1, "threshold": 0.75, "validation": SUMMARY, 
 
 def outcomes(scores, wrong=None, missed=None):
     scores = torch.as_tensor(scores)
-    parts = (None if part is None else torch.as_tensor(part).bool() for part in (wrong, missed))
-    return Outcomes(scores, scores <= 0.75, *parts)
+    wrong, missed = (None if part is None else torch.as_tensor(part).bool() for part in (wrong, missed))
+    answered = scores <= 0.75
+    return Outcomes(scores, answered, None if wrong is None else wrong[answered], missed)
 
 
 def counts(monitor, name):
@@ -74,17 +75,28 @@ def test_errors_are_counted_as_the_task_defines_them(name):
         assert wrong == int((labels.flatten() != 1)[~output.abstain].sum())
 
 
-@pytest.mark.parametrize("name", ["single_label_classification", "token_classification"])
-def test_rows_of_predict_count_like_outputs(name):
-    hydra = calibrated(name).model.eval()
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("single_label_classification", {"coverage": 0.7}),
+        ("multi_label_classification", {"label_risk": 0.2}),
+        ("token_classification", {"coverage": 0.7}),
+    ],
+)
+def test_rows_of_predict_count_like_outputs(name, target):
+    hydra = calibrated(name, target=target).model.eval()
     texts = [" ".join(tiny_tags.PIECES[5 + (row + place) % 8] for place in range(4)) for row in range(12)]
     rows = predict_decisions(hydra, texts, tiny_tags.tokenizer())
     monitor = Monitor.of(hydra)
     monitor.update(rows)
     units = [row for row in rows if row.get("entities", [row])]
     assert monitor.state()["inputs"].rows == len(units)
-    if name == "single_label_classification":
-        assert counts(monitor, "answered")[1] == sum(row["abstain"] for row in rows)
+    if name == "token_classification":
+        return
+    inputs, other = tiny_tags.tokenizer()(texts, return_tensors="pt", padding=True), Monitor.of(hydra)
+    with torch.no_grad():
+        other.update(hydra(**{key: inputs[key] for key in ("input_ids", "attention_mask")}))
+    assert list(other.streams.values()) == list(monitor.streams.values())
 
 
 def test_evidence_is_the_average_capital_of_bets_that_start_with_each_block():
