@@ -1,6 +1,6 @@
 """How often a monitor raises a false alarm, and how soon it notices a change, beside two simple tests.
 
-Each repetition calibrates on new rows and then watches 5,000 others, in batches of 50. Rows are made up, or drawn from the scores of a
+Each repetition calibrates on new rows and then watches 5,000 others, in batches of 250 rows, or of 50 where something changes. Rows are made up, or drawn from the scores of a
 real model (`--pool NAME=FILE.npz`, with the arrays validation_scores, validation_wrong, ood_scores).
 
     python -m experiments.monitoring --output experiments/results/monitoring.json
@@ -9,7 +9,7 @@ real model (`--pool NAME=FILE.npz`, with the arrays validation_scores, validatio
 import argparse
 import json
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Case:
     confidence: float | None = 0.9
     ties: bool = False
     labelled: float = 1.0
-    batch: int = 50
+    batch: int = 250
     error: float | None = None
     ood: float = 0.0
 
@@ -61,14 +61,17 @@ FALSE_ALARMS = (
     Case("tied scores", ties=True),
     Case("10 % of the rows labelled", labelled=0.1),
     Case("no confidence", confidence=None),
-    Case("looked at after every row", batch=1),
+    Case("looked at every 10 rows", batch=10),
 )
-DELAYS = (
-    Case("errors 5 % to 10 %", error=0.1),
-    Case("errors 5 % to 20 %", error=0.2),
-    Case("errors 5 % to 10 %, 10 % labelled", error=0.1, labelled=0.1),
-    Case("10 % out of distribution", ood=0.1),
-    Case("30 % out of distribution", ood=0.3),
+DELAYS = tuple(
+    replace(case, batch=50)
+    for case in (
+        Case("errors 5 % to 10 %", error=0.1),
+        Case("errors 5 % to 20 %", error=0.2),
+        Case("errors 5 % to 10 %, 10 % labelled", error=0.1, labelled=0.1),
+        Case("10 % out of distribution", ood=0.1),
+        Case("30 % out of distribution", ood=0.3),
+    )
 )
 
 
@@ -202,8 +205,8 @@ def main(arguments: list[str] | None = None) -> None:
     with ProcessPoolExecutor(options.workers) as workers:
         for pool_name, pool in pools.items():
             for case in (*FALSE_ALARMS, *DELAYS) if pool.file is None else (FALSE_ALARMS[0], *DELAYS[-2:]):
-                # A look after every row costs fifty times as much; a median needs fewer runs than a small share.
-                count = options.repetitions // (20 if case.batch == 1 else 4 if case.has_change else 1)
+                # Looks cost time, and a median needs fewer runs than a small share.
+                count = options.repetitions // (10 if case.batch == 10 else 4 if case.has_change else 1)
                 one = partial(repetition, case, pool, options.length)
                 found = list(workers.map(one, range(count), chunksize=10))
                 rows.append({"pool": pool_name} | summarize(case, found, options.length))
