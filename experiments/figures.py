@@ -34,7 +34,6 @@ def _measured(command: str, name: str) -> tuple[str, str]:
 FIGURES = (
     Figure("One run, images", *_one_run("--only seeds composed", "one-run-images")),
     Figure("Learning rates and variants, images", *_one_run("--only sweep variants", "one-run-images-sweep")),
-    Figure("After deployment", "python -m experiments.monitoring", "experiments/results/monitoring.json"),
     Figure("Circuits' times", *_measured("circuit_extraction.py --preset vit-b16", "circuit_extraction_h200")),
     Figure("Circuits' times on a CPU", *_measured("circuit_extraction.py --preset cpu", "circuit_extraction_cpu")),
     Figure(
