@@ -193,10 +193,7 @@ def test_info_export_and_push_take_the_calibrated_model(workplace, calibrated, t
 
 
 def test_steps_that_may_take_long_show_a_bar_on_a_terminal(workplace, calibrated, tmp_path, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
+    Terminal = type("Terminal", (io.StringIO,), {"isatty": lambda self: True})
     monkeypatch.setattr(progress, "SECONDS_BEFORE_A_BAR", 0.0)
     data = ["--data", workplace / "pictures"]
     for words in (
