@@ -27,7 +27,8 @@ from ..uncertainty.task import Task
 from ..uncertainty.tasks import task_of
 from .curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
 from .gains import jackknife_values, packed_rows
-from .report import CORRUPTION, DATA, ID, Metrics, Report
+from .report import CORRUPTION, ID, Metrics, Report
+from .table import DATA
 
 
 ENERGY = "energy"  # shown beside any other score: it needs no fit, and is often better than the maximum probability

@@ -16,8 +16,8 @@ from ..fusion.trunk import trunk_depth
 from ..models.auto import AutoHydra, load_trained
 from ..uncertainty.tasks import task_of
 from .evaluation import evaluate_uncertainty
-from .report import DATA, Report
-from .table import NO_VALUE, Section, to_html, to_markdown, to_text
+from .report import Report
+from .table import DATA, NO_VALUE, Section, to_html, to_markdown, to_text
 
 
 ENSEMBLE, SOUP = "ensemble", "soup"

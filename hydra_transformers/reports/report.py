@@ -14,7 +14,7 @@ from .._io.files import parse_json, write_atomically
 from ..uncertainty.task import Task
 from ..uncertainty.tasks import TASKS
 from .gains import Gain, gain_sentence, gains, map_leaves
-from .table import NO_VALUE, Section, Table, html_page, to_html, to_markdown, to_text
+from .table import DATA, NO_VALUE, Section, Table, html_page, to_html, to_markdown, to_text
 
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
 Metrics = dict[str, float]
-DATA = "data"  # the in-distribution data set
 ID, CORRUPTION = "id", "corruption"  # groups of data sets beside those of OOD data
 # metric -> (title, which way is better), beside those of the tasks
 DETECTION = {

@@ -7,7 +7,7 @@ from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 from .._io.pictures import COLOURS, NEUTRAL, Figure, drawable, finish_panel, legend_below
-from .report import DATA
+from .table import DATA
 
 
 if TYPE_CHECKING:

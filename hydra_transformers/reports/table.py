@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from ..cost import Cost, readable_count
 
 
+DATA = "data"  # the name of the in-distribution data set in a report
+
 TEXT_WIDTH = 120
 NO_VALUE = "-"
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # header, rows
