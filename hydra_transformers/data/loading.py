@@ -128,9 +128,9 @@ def load_data(
         part (`str`, *optional*): "training", "validation" or "test": the split with that purpose if it has labels, else a
             random tenth of the first split, the same each time, cut out before any limit.
         limit (`int`, *optional*): at most this many rows, drawn at random with seed 0, because many sets are sorted by class.
-        image, audio, text, label (`str`, *optional*): columns; found where not named. "translation.en" is a field of a text
-            column; ("premise", "hypothesis") or "premise,hypothesis" are two columns of pairs. A classifier of tokens reads a
-            column of lists of words as text, and one of lists of tags, a name or number for each word, as label.
+        image, audio, text, label (`str`, *optional*): columns; found where not named. ("premise", "hypothesis") or
+            "premise,hypothesis" are two columns of pairs. A classifier of tokens reads a column of lists of words as text, and
+            one of lists of tags, a name or number for each word, as label.
         label_separator (`str`, *optional*): what stands between the labels of a cell, such as "|", for multi-label data in
             csv files.
         labelled (`bool`, *optional*): True raises for data without labels; False leaves labels out, for out-of-distribution

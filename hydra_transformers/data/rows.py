@@ -61,8 +61,6 @@ def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
     features = getattr(rows, "features", None) or {}
     if any(column.startswith("__index_level_") for column in features):  # pandas took the first cells for row names
         raise ValueError(f"rows of {source.name} have more cells than its first line: check separators and quotes")
-    if features and any("." in column and column not in features for column in source.text_columns):
-        rows = rows.flatten()  # "translation.en" is a field of the column "translation"
     if source.limit is not None and source.limit < len(rows):
         if features:
             rows = rows.shuffle(seed=0, keep_in_memory=True).select(range(source.limit))

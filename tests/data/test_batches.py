@@ -1,26 +1,25 @@
 """Batches of every form of data: loaders, lists, rows that are padded and stacked; what is not data raises."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding
+from transformers import AutoModelForSequenceClassification, BatchEncoding, DataCollatorWithPadding
 
+from hydra_transformers import AutoHydra
+from hydra_transformers.baselines import temperature_scaled
 from hydra_transformers.data.batches import batches, collate
 from hydra_transformers.data.prediction import collect_member_logits, predict
-from hydra_transformers.pruning import taylor_scores
+from hydra_transformers.pruning import draw_members, extract_circuit, taylor_scores
 from hydra_transformers.reports import evaluate_uncertainty
+from hydra_transformers.uncertainty import calibrate, detector_by_name, predict_uncertainty
 from tests.families import BERT, LLAMA, MODERNBERT, MPNET, for_families
-from tests.tiny_data import save_bert
 
 
 ROWS = [{"x": torch.full((2,), float(i)), "label": i, "name": f"row {i}"} for i in range(7)]
-TEXTS = ["a good film", "bad", "a film of joy", "a bad film of a bad film", "joy", "good good"]
-LABELS = [1, 0, 1, 0, 1, 1]
+TEXTS = ["a good film", "bad", "a film of joy", "a bad film of a bad film", "joy", "good good", "film", "of a bad joy"]
 
 
 class Rows(torch.utils.data.Dataset):
@@ -49,9 +48,7 @@ def whole(iterator):
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: Rows(ROWS), Stream, hugging_face_dataset], ids=["torch", "stream", "datasets"]
-)
+@pytest.mark.parametrize("make", [lambda: Rows(ROWS), Stream, hugging_face_dataset])
 def test_a_dataset_of_rows_is_collated_and_texts_are_dropped(make):
     parts = list(batches(make(), batch_size=3))
     assert [len(batch["x"]) for batch in parts] == [3, 3, 1]
@@ -110,18 +107,6 @@ def test_processes_share_the_batches_without_repeating_any(make):
     assert set(data.read) == {2, 3, 6}
 
 
-# Tokens
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    """A model that calls its classes by names, and its tokenizer."""
-    folder = save_bert(tmp_path_factory.mktemp("bert"))
-    model = copy.deepcopy(AutoModelForSequenceClassification.from_pretrained(folder).eval())
-    model.config.id2label, model.config.label2id = {0: "bad", 1: "good"}, {"bad": 0, "good": 1}
-    return model, AutoTokenizer.from_pretrained(folder)
-
-
 @for_families([BERT, MPNET, MODERNBERT, LLAMA])
 def test_padding_changes_no_prediction(family):
     model = family.fused()
@@ -138,24 +123,76 @@ def test_only_tokens_are_padded():
     assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
+COUNT = 64  # texts of different lengths in each batch
+LABELS = [row % 3 % 2 for row in range(COUNT)]
+NAMES = {0: "bad", 1: "good"}
+
+
+@pytest.fixture(scope="module")
+def named(bert):
+    """A model that calls its classes by names."""
+    return AutoModelForSequenceClassification.from_pretrained(bert, id2label=NAMES).eval()
+
+
+@pytest.fixture(scope="module")
+def forms(tokenizer):
+    """The same rows: padded by hand, as `dataset.map(tokenize)` leaves them, with names as labels, and in a DataLoader."""
+    texts = [TEXTS[row * row % len(TEXTS)] for row in range(COUNT)]
+    rows = Dataset.from_dict({"text": texts, "label": LABELS}).map(lambda row: tokenizer(row["text"]))
+    by_hand, with_names = [], [NAMES[label] for label in LABELS]
+    for part in (slice(0, 32), slice(32, COUNT)):
+        inputs = tokenizer(texts[part], padding=True, return_tensors="pt")
+        by_hand.append({**inputs, "labels": torch.tensor(LABELS[part])})
+    numbers, collator = rows.remove_columns("text"), DataCollatorWithPadding(tokenizer)
+    return {
+        "by hand": by_hand,
+        "rows": rows,
+        "names": rows.remove_columns("label").add_column("label", with_names),
+        "names of batches": [{**by_hand[0], "labels": with_names[:32]}, {**by_hand[1], "labels": with_names[32:]}],
+        "loader": DataLoader(numbers, batch_size=32, collate_fn=collator),
+    }
+
+
+def judged(model, data):
+    [result] = evaluate_uncertainty(model, data, {"far": {"same": data}}).models.values()
+    return result["data"] | result["same (far)"]
+
+
+READERS = {
+    "collect_member_logits": lambda model, data: collect_member_logits(model, data)[1].tolist(),
+    "predict_uncertainty": lambda model, data: predict_uncertainty(model, data).total.tolist(),
+    "evaluate_uncertainty": judged,
+    "calibrate": lambda model, data: calibrate(AutoHydra.from_backbone(model), data).temperature,
+    "temperature_scaled": lambda model, data: temperature_scaled(model, data).scaling.temperature,
+    "detectors": lambda model, data: detector_by_name("energy").score(model, data).tolist(),
+    "taylor_scores": lambda model, data: list(taylor_scores(model, data).values()),
+    "extract_circuit": lambda model, data: extract_circuit(model, data, data, "avg", budget=2).scores,
+    "draw_members": lambda model, data: [
+        member.config.kept_heads
+        for member in draw_members(model, data=data, heads_per_layer=2, num_members=2, allow_equal=True)
+    ],
+}
+SLOW = ("draw_members", "extract_circuit")
+
+
+@pytest.mark.filterwarnings("ignore")  # tiny models know little
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in READERS]
+)
+def test_tokenized_rows_and_loaders_are_read_as_batches_padded_by_hand(name, named, forms):
+    expected, *others = (READERS[name](named, data) for data in forms.values())
+    for values in others:
+        torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_tokenized_rows_may_have_names_as_labels_wherever_labels_are_needed(bert):
-    model, tokenizer = bert
-    rows = Dataset.from_dict({"text": TEXTS, "label": [("bad", "good")[label] for label in LABELS]})
-    rows = rows.map(lambda row: tokenizer(row["text"]))
-    numbers = rows.remove_columns("label").add_column("label", LABELS)
-    loader = [dict(tokenizer(TEXTS, padding=True)) | {"label": list(rows["label"])}]
-    assert collect_member_logits(model, rows)[1].tolist() == collect_member_logits(model, loader)[1].tolist() == LABELS
-    others = rows.remove_columns("label").add_column("label", ["ugly"] * len(LABELS))
-    named, numbered = (
-        evaluate_uncertainty({"model": model}, data, {"far": {"others": others}}).models["model"]["data"]
-        for data in (rows, numbers)
-    )
-    assert named == numbered
-    assert taylor_scores(model, rows) == taylor_scores(model, numbers)
-    assert collate(list(rows), classes=["bad", "good"])["labels"].tolist() == LABELS
+def test_names_that_the_model_does_not_know_raise_where_labels_are_needed(named, forms):
+    rows = forms["rows"].select(range(8))
+    others = rows.remove_columns("label").add_column("label", ["ugly"] * 8)
+    assert collate(list(forms["names"]), classes=["bad", "good"])["labels"].tolist() == LABELS
+    evaluate_uncertainty(named, rows, {"far": {"others": others}})
     with pytest.raises(ValueError, match="the class 'ugly', which the model does not know"):
-        evaluate_uncertainty(model, others)
+        evaluate_uncertainty(named, others)
 
 
 # What is not data
@@ -171,21 +208,13 @@ IMAGE = Image.new("RGB", (8, 8))
         (Rows([(torch.zeros(2), 0)]), TypeError, "a row of data is a tuple, not a dict"),
         ({"x": torch.zeros(2)}, TypeError, r"data is a dict: .*\[batch\] for a single one"),
         (None, TypeError, "data is a NoneType: pass a DataLoader, a list of dict batches"),
-        (
-            [{"text": ["a", "b"]}],
-            TypeError,
-            r"not a batch of model inputs \(its entries: text \(list\)\): pass load_data",
-        ),
+        ([{"text": ["a", "b"]}], TypeError, r"not a batch of .* \(its entries: text \(list\)\): pass load_data"),
         ([{"x": torch.zeros(2), "y": torch.tensor(1)}], TypeError, "batch 0 of data is not a batch"),
         (DataLoader(Rows([{"x": torch.zeros(2), "labels": 1}]), batch_size=None), TypeError, "is not a batch"),
-        (
-            [{"image": IMAGE, "label": 1}],
-            TypeError,
-            r"image \(Image\), label \(int\)\): pass load_data\(data, model\)",
-        ),
+        ([{"image": IMAGE, "label": 1}], TypeError, r"image \(Image\), label \(int\)\): pass load_data\(data"),
         (Rows([{"x": [1.0, 2.0]}, {"x": [1.0, 2.0, 3.0]}]), ValueError, "expected sequence of length 2"),
         (
-            [{"input_ids": torch.zeros(2, 3).long(), "attention_mask": [[1, 1, 1], [1, 1]]}],
+            [{"x": torch.zeros(2, 3), "attention_mask": [[1, 1, 1], [1, 1]]}],
             ValueError,
             "expected sequence of length 3",
         ),

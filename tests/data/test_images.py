@@ -12,13 +12,12 @@ from hydra_transformers import load_data
 from hydra_transformers.hub.handler import read_image as read_request
 from hydra_transformers.models.pipeline_hydra import HydraImageClassificationPipeline, image_mode, read_image
 from hydra_transformers.serving.page_inputs import read_file
-from tests.tiny_data import pictures, save_vit
+from tests.tiny_data import pictures
 
 
 @pytest.fixture(scope="module")
-def vit(tmp_path_factory):
-    folder = save_vit(tmp_path_factory.mktemp("vit"))
-    return AutoModelForImageClassification.from_pretrained(folder).eval(), ViTImageProcessorPil.from_pretrained(folder)
+def classifier(vit):
+    return AutoModelForImageClassification.from_pretrained(vit).eval(), ViTImageProcessorPil.from_pretrained(vit)
 
 
 def saved(mode: str, folder) -> str:
@@ -62,8 +61,8 @@ def ways(path: str, model, processor, folder) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "turned", "L", "LA", "P", "RGBA", "1"])
-def test_every_way_reads_the_same_pixels(mode, vit, tmp_path):
-    model, processor = vit
+def test_every_way_reads_the_same_pixels(mode, classifier, tmp_path):
+    model, processor = classifier
     path = saved(mode, tmp_path)
     with Image.open(path) as image:
         image = ImageOps.exif_transpose(image).convert("RGB")
@@ -77,8 +76,11 @@ def test_every_way_reads_the_same_pixels(mode, vit, tmp_path):
         assert dict(image.getexif()) == before, "the user's image is left alone"
 
 
-def test_a_model_of_one_channel_reads_grey(vit, tmp_path):
-    model, processor = vit[0], ViTImageProcessorPil(size={"height": 8, "width": 8}, image_mean=[0.5], image_std=[0.5])
+def test_a_model_of_one_channel_reads_grey(classifier, tmp_path):
+    model, processor = (
+        classifier[0],
+        ViTImageProcessorPil(size={"height": 8, "width": 8}, image_mean=[0.5], image_std=[0.5]),
+    )
     grey = pictures([0])[0].convert("L")
     grey.save(tmp_path / "grey.png")
     model.config.num_channels = 1

@@ -5,19 +5,14 @@ import json
 import datasets
 import pytest
 import torch
-from transformers import AutoTokenizer, BertConfig
+from transformers import BertConfig
 
 from hydra_transformers import load_data
 from hydra_transformers.data.batches import batches
 from hydra_transformers.data.loading import classes_in
 from hydra_transformers.data.rows import DataSource
 from tests import tiny_tags
-from tests.tiny_data import names_of, save_bert
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return AutoTokenizer.from_pretrained(save_bert(tmp_path_factory.mktemp("bert")))
+from tests.tiny_data import names_of
 
 
 def labels_of(labels, tokenizer, classes, names=None, problem_type=None, **source):
@@ -31,34 +26,50 @@ def labels_of(labels, tokenizer, classes, names=None, problem_type=None, **sourc
     return data.labels
 
 
-# One class
+FEELINGS = ["anger", "joy", "surprise"]
+EXPECTED = [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+MULTI = "multi_label_classification"
+GENERIC, COLOURS = ["LABEL_0", "LABEL_1"], ["red", "green"]
 
 
-def test_classes_are_matched_by_exact_name_whatever_their_order(tokenizer):
-    assert labels_of([0, 1, 2, 2], tokenizer, ["a", "b", "c"], ["c", "a", "b"]) == [2, 0, 1, 1]
-    assert labels_of(["c", "a"], tokenizer, ["a", "b", "c"]) == [2, 0]
-    # Other spellings and synonyms are other names.
-    assert labels_of([0, 1], tokenizer, ["maillot", "Maillot", "maillot, tank suit"], ["Maillot", "maillot"]) == [1, 0]
-    for name in ("Red", "red ", "red, rouge", "LABEL_0"):
-        with pytest.raises(ValueError, match=f"data has the class '{name}', which the model does not know"):
-            labels_of([name, "green"], tokenizer, ["red", "green"])
+@pytest.mark.parametrize(
+    ("labels", "classes", "names", "expected"),
+    [
+        ([0, 1, 2, 2], ["a", "b", "c"], ["c", "a", "b"], [2, 0, 1, 1]),
+        (["c", "a"], ["a", "b", "c"], None, [2, 0]),
+        ([0, 1], ["maillot", "Maillot", "maillot, tank suit"], ["Maillot", "maillot"], [1, 0]),
+        ([0, 1], ["red", "green", "pink"], ["red", "green", "blue"], [0, 1]),  # no row is blue
+        ([1, 1], ["crane", "crane", "cat"], ["crane", "cat"], [2, 2]),
+        ([0, 1], GENERIC, ["b", "a"], [0, 1]),  # in order, where the model has no names
+        ([1.0, 0.0], ["yes", "no"], None, [1, 0]),  # as csv files have them
+    ],
+)
+def test_classes_are_matched_by_exact_name_or_by_number(labels, classes, names, expected, tokenizer):
+    assert labels_of(labels, tokenizer, classes, names) == expected
 
 
-def test_a_class_that_no_row_has_does_no_harm(tokenizer):
-    assert labels_of([0, 1], tokenizer, ["red", "green", "pink"], ["red", "green", "blue"]) == [0, 1]
-    assert labels_of([1, 1], tokenizer, ["crane", "crane", "cat"], ["crane", "cat"]) == [2, 2]
-    with pytest.raises(ValueError, match="the class 'crane', which the model has several times"):
-        labels_of([0, 1], tokenizer, ["crane", "crane", "cat"], ["crane", "cat"])
-
-
-def test_classes_are_taken_in_order_where_the_model_has_no_names(tokenizer):
-    generic, others = ["LABEL_0", "LABEL_1"], ["yes", "no"]
-    assert labels_of([0, 1], tokenizer, generic, ["b", "a"]) == [0, 1]
-    assert labels_of([1.0, 0.0], tokenizer, others) == [1, 0]  # as csv files have them
-    with pytest.raises(ValueError, match="has 3 classes, the model 2"):
-        labels_of([0, 1], tokenizer, generic, ["b", "a", "c"])
-    with pytest.raises(ValueError, match=r"has the class 'a', which the model does not know .*set id2label"):
-        labels_of(["b", "a"], tokenizer, generic)
+@pytest.mark.parametrize(
+    ("labels", "classes", "names", "words"),
+    [
+        # Other spellings and synonyms are other names.
+        (["Red", "green"], COLOURS, None, "data has the class 'Red', which the model does not know"),
+        (["red ", "green"], COLOURS, None, "data has the class 'red ', which the model does not know"),
+        (["red, rouge"], COLOURS, None, "data has the class 'red, rouge', which the model does not know"),
+        (["LABEL_0"], COLOURS, None, "data has the class 'LABEL_0', which the model does not know"),
+        ([0, 1], ["crane", "crane", "cat"], ["crane", "cat"], "the class 'crane', which the model has several times"),
+        ([0, 1], GENERIC, ["b", "a", "c"], "has 3 classes, the model 2"),
+        (["b", "a"], GENERIC, None, r"has the class 'a', which the model does not know .*set id2label"),
+        ([[1], [3]], FEELINGS, None, "data has the label 3, the classes are 0 to 2"),
+        ([[1], [-1]], FEELINGS, None, "data has the label -1, the classes are 0 to 2"),
+        ([1, 2], FEELINGS, None, r"row 0 of the column 'label' of data is 1: give each row a list"),
+        ([["joy"], ["fear"]], FEELINGS, None, "data has the class 'fear', which the model does not know"),
+        ([[0.5, 1.0, 0.0], [0.0] * 3], FEELINGS, None, "the column 'label' of data holds 0.5, which is not a class"),
+        ([[float("nan"), 1.0, 0.0], [0.0] * 3], FEELINGS, None, "data has the label -1"),
+    ],
+)
+def test_labels_that_do_not_fit_raise(labels, classes, names, words, tokenizer):
+    with pytest.raises(ValueError, match=words):
+        labels_of(labels, tokenizer, classes, names, problem_type=MULTI if classes is FEELINGS else None)
 
 
 class Reviews(torch.utils.data.Dataset):
@@ -82,9 +93,6 @@ def test_names_become_indices_in_every_form_of_data(form, tokenizer, tmp_path):
         list(load_data([*rows, {"text": "a", "label": "ugly"}], config, processor=tokenizer))
 
 
-# Regression
-
-
 def test_every_number_is_a_label_of_regression(tokenizer):
     """Also -1, of hidden labels, and -100, which losses of classes leave out."""
     numbers = [-100.0, 2.5, -1.0, 0.0]
@@ -92,35 +100,18 @@ def test_every_number_is_a_label_of_regression(tokenizer):
     config = BertConfig(problem_type="regression", num_labels=1)
     [batch] = batches(load_data(rows, config, processor=tokenizer))
     assert batch["labels"].tolist() == numbers
-    with pytest.raises(
-        ValueError, match=r"row 1 of data has nan in the column 'label', .* regression: give every row a number"
-    ):
+    with pytest.raises(ValueError, match=r"row 1 of data has nan in the column 'label', .* give every row a number"):
         load_data([rows[0], {"text": "a", "label": float("nan")}], config, processor=tokenizer)
-
-
-# Several labels
-
-
-FEELINGS = ["anger", "joy", "surprise"]
-EXPECTED = [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
-MULTI = "multi_label_classification"
 
 
 @pytest.mark.parametrize(
     "labels",
-    [
-        [["joy", "surprise"], [], ["anger"]],
-        [[1, 2], [], [0]],
-        [[0, 1, 1], [0, 0, 0], [1, 0, 0]],
-        [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]],
-    ],
+    [[["joy", "surprise"], [], ["anger"]], [[1, 2], [], [0]], [[0, 1, 1], [0, 0, 0], [1, 0, 0]], EXPECTED],
 )
 def test_lists_of_names_or_numbers_and_vectors_mean_the_same(labels, tokenizer, tmp_path):
     assert labels_of(labels, tokenizer, FEELINGS, problem_type=MULTI) == EXPECTED
-    config, plain = (
-        BertConfig(problem_type=MULTI, **names_of(FEELINGS)),
-        [{"text": "a", "label": each} for each in labels],
-    )
+    config = BertConfig(problem_type=MULTI, **names_of(FEELINGS))
+    plain = [{"text": "a", "label": label} for label in labels]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in plain))
     for rows in (plain, tmp_path / "rows.jsonl"):
         assert load_data(rows, config, processor=tokenizer).labels == EXPECTED
@@ -146,22 +137,6 @@ def test_a_sequence_of_class_labels_is_found_and_matched_by_name(tokenizer):
     for classes, expected in ((FEELINGS, EXPECTED), (generic, in_order)):
         config = BertConfig(problem_type=MULTI, **names_of(classes))
         assert load_data(rows, config, processor=tokenizer).labels == expected
-
-
-@pytest.mark.parametrize(
-    ("labels", "words"),
-    [
-        ([[1], [3]], "data has the label 3, the classes are 0 to 2"),
-        ([[1], [-1]], "data has the label -1, the classes are 0 to 2"),
-        ([1, 2], r"row 0 of the column 'label' of data is 1: give each row a list"),
-        ([["joy"], ["fear"]], "data has the class 'fear', which the model does not know"),
-        ([[0.5, 1.0, 0.0], [0.0, 0.0, 0.0]], "the column 'label' of data holds 0.5, which is not a class"),
-        ([[float("nan"), 1.0, 0.0], [0.0, 0.0, 0.0]], "data has the label -1"),
-    ],
-)
-def test_several_labels_that_do_not_fit_raise(labels, words, tokenizer):
-    with pytest.raises(ValueError, match=words):
-        labels_of(labels, tokenizer, FEELINGS, problem_type=MULTI)
 
 
 # Words and tags

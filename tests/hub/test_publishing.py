@@ -14,20 +14,16 @@ from tests.hub.fake_hub import FakeResponse, commits
 from tests.pages import run_python_blocks
 
 
+CARD = ModelCard(f"---\n{ModelCardData(license='mit').to_yaml()}\n---\n# Mine\n")
+
+
 @pytest.mark.slow
 def test_model_code_processor_card_and_results_go_in_one_commit_and_pushing_again_changes_nothing(hydra, report, hub):
     before = {name: tensor.clone() for name, tensor in hydra.state_dict().items()}
     for message in ("First", "Second"):
-        result = push_hydra_to_hub(
-            hydra,
-            "me/tiny",
-            ViTImageProcessorPil(size={"height": 8, "width": 8}),
-            report,
-            private=True,
-            dataset="d",
-            report_model="Hydra",
-            commit_message=message,
-        )
+        processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
+        named = {"dataset": "d", "report_model": "Hydra", "commit_message": message}
+        result = push_hydra_to_hub(hydra, "me/tiny", processor, report, private=True, **named)
         assert result == "commit" and commits(hub)[-1]["commit_message"] == message
     assert [commit["changed"] == [] for commit in commits(hub)] == [False, True]
     assert hub.calls[0] == ("create_repo", {"repo_id": "me/tiny", "private": True, "exist_ok": True})
@@ -64,16 +60,15 @@ def test_a_card_on_the_hub_stays_unless_it_shall_be_overwritten(hydra, hub, capl
 
 
 def test_a_card_of_ones_own_is_published_as_it_is_and_replaces_no_other(hydra, hub):
-    card = ModelCard(f"---\n{ModelCardData(license='mit').to_yaml()}\n---\n# Mine\n")
-    push_hydra_to_hub(hydra, "me/tiny", card=card)
-    assert hub.files["README.md"].decode() == str(card)
-    push_hydra_to_hub(hydra, "me/tiny", card=card)
+    push_hydra_to_hub(hydra, "me/tiny", card=CARD)
+    assert hub.files["README.md"].decode() == str(CARD)
+    push_hydra_to_hub(hydra, "me/tiny", card=CARD)
     assert commits(hub)[-1]["changed"] == []
     with pytest.raises(ValueError, match="card is given, so license would have no effect"):
-        push_hydra_to_hub(hydra, "me/tiny", card=card, license="mit")
+        push_hydra_to_hub(hydra, "me/tiny", card=CARD, license="mit")
     hub.files["README.md"] = b"# Another\n"
     with pytest.raises(ValueError, match="me/tiny has another card: pass overwrite_card=True to replace it"):
-        push_hydra_to_hub(hydra, "me/tiny", card=card)
+        push_hydra_to_hub(hydra, "me/tiny", card=CARD)
     assert hub.files["README.md"] == b"# Another\n" and len(commits(hub)) == 2
 
 
@@ -81,50 +76,43 @@ def test_weights_of_an_earlier_push_are_removed_and_other_files_stay(hydra, hub,
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
     others = ["notes.md", "adapter/model-00001-of-00002.safetensors"]
     hub.files = dict.fromkeys(shards + others, b"")
-    push_hydra_to_hub(hydra, "me/tiny")
+    push_hydra_to_hub(hydra, "me/tiny", card=CARD)
     assert len(commits(hub)) == 1
     assert not set(shards) & set(hub.files) and set(others) < set(hub.files)
     # Transformers would load a whole file in place of new shards.
     save = type(hydra).save_pretrained
     in_shards = lambda model, folder, **arguments: save(model, folder, max_shard_size="20KB", **arguments)  # noqa: E731
     monkeypatch.setattr(type(hydra), "save_pretrained", in_shards)
-    push_hydra_to_hub(hydra, "me/tiny")
+    push_hydra_to_hub(hydra, "me/tiny", card=CARD)
     assert "model.safetensors" not in hub.files
     assert {*others, "model.safetensors.index.json"} < set(hub.files)
 
 
-def test_without_a_token_nothing_is_tried(hydra, hub, monkeypatch):
+REFUSALS = [
+    (OfflineModeIsEnabled("off"), "switched off by HF_HUB_OFFLINE"),
+    (ConnectionError("no route"), r"could not be reached \(ConnectionError\): check the network"),
+    (HfHubHTTPError("x", response=FakeResponse(401)), "does not accept the token"),
+    (HfHubHTTPError("x", response=FakeResponse(403)), "the token may not write to me/tiny"),
+    (HfHubHTTPError("x", response=FakeResponse(404)), "has no repository me/tiny"),
+    (HfHubHTTPError("large", response=FakeResponse(413)), r"refused to publish me/tiny \(status 413\): large"),
+]
+
+
+def test_what_the_hub_refuses_is_said_in_one_sentence(hydra, hub, monkeypatch):
+    for hub.fails_with, sentence in REFUSALS:
+        with pytest.raises(HubError, match=sentence) as raised:
+            push_hydra_to_hub(hydra, "me/tiny", card=CARD)
+        assert "\n" not in str(raised.value)
+    hub.fails_with = ZeroDivisionError("a bug")  # which is not hidden
+    with pytest.raises(ZeroDivisionError):
+        push_hydra_to_hub(hydra, "me/tiny", card=CARD)
+    hub.fails_with = None
     monkeypatch.setattr(publishing, "get_token", lambda: None)
     with pytest.raises(HubError, match=r"no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token="):
         push_hydra_to_hub(hydra, "me/tiny")
     assert not hub.calls
-    push_hydra_to_hub(hydra, "me/tiny", token="mine")
+    push_hydra_to_hub(hydra, "me/tiny", card=CARD, token="mine")
     assert hub.token == "mine"
-
-
-@pytest.mark.parametrize(
-    "error, sentence",
-    [
-        (OfflineModeIsEnabled("off"), "switched off by HF_HUB_OFFLINE"),
-        (ConnectionError("no route"), r"could not be reached \(ConnectionError\): check the network"),
-        (HfHubHTTPError("x", response=FakeResponse(401)), "does not accept the token"),
-        (HfHubHTTPError("x", response=FakeResponse(403)), "the token may not write to me/tiny"),
-        (HfHubHTTPError("x", response=FakeResponse(404)), "has no repository me/tiny"),
-        (
-            HfHubHTTPError("too large", response=FakeResponse(413)),
-            r"refused to publish me/tiny \(status 413\): too large",
-        ),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
-)
-def test_what_the_hub_refuses_is_said_in_one_sentence(hydra, hub, error, sentence):
-    hub.fails_with = error
-    with pytest.raises(HubError, match=sentence) as raised:
-        push_hydra_to_hub(hydra, "me/tiny")
-    assert "\n" not in str(raised.value)
-    hub.fails_with = ZeroDivisionError("a bug")  # which is not hidden
-    with pytest.raises(ZeroDivisionError):
-        push_hydra_to_hub(hydra, "me/tiny")
 
 
 @pytest.mark.slow

@@ -16,14 +16,8 @@ from tests.serving.tiny import save_image_models
 def test_the_folder_is_a_whole_space_with_the_package_that_it_was_written_with(tmp_path):
     folder = write_space(tmp_path / "space", "me/my-hydra")
     data = RepoCard.load(folder / "README.md", ignore_metadata_errors=False).data.to_dict()
-    expected = {
-        "title": "my-hydra",
-        "sdk": "gradio",
-        "sdk_version": "",
-        "app_file": "app.py",
-        "models": ["me/my-hydra"],
-    }
-    assert data | {"sdk_version": ""} == expected
+    expected = {"title": "my-hydra", "sdk": "gradio", "app_file": "app.py", "models": ["me/my-hydra"]}
+    assert data.pop("sdk_version") and data == expected
     app = (folder / "app.py").read_text()
     [call] = [node for node in ast.walk(ast.parse(app)) if getattr(getattr(node, "func", None), "id", "") == "main"]
     values = parsed(ast.literal_eval(call.args[0]))

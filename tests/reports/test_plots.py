@@ -13,13 +13,8 @@ from tests.uncertainty.answers import saved
 
 
 ALWAYS = ["reliability_diagram", "risk_coverage"]
-WITH_OOD = ["score_histograms", "roc_A_near", "roc_B_far"]
-
-
-def report(models=1, ood=True, score="msp"):
-    data_sets = {"near": {"A": saved(30, 2, 1)}, "far": {"B": saved(20, 0, 2)}} if ood else None
-    names = {f"model {i}": SavedLogits() for i in range(models)}
-    return evaluate_uncertainty(names, saved(60, 4, 0), data_sets, score=score)
+WITH_OOD = ["score_histograms", "roc_A_near", "roc_bad_far"]
+FORMULA, HIDDEN = r"$\bad$", "_hidden\nname"  # which mean something to matplotlib or Markdown
 
 
 def assert_drawn(path):
@@ -37,7 +32,9 @@ def test_every_plot_is_drawn_and_not_blank_and_a_loaded_report_draws_the_same(tm
     import matplotlib.pyplot as plt
 
     figures, backend = plt.get_fignums(), plt.get_backend()
-    original = report(models=2, score="disagreement")
+    models, ood = dict.fromkeys((FORMULA, HIDDEN), SavedLogits()), {"near": {"A": saved(30, 2, 1)}}
+    ood["far"] = {FORMULA: saved(20, 0, 2)}
+    original = evaluate_uncertainty(models, saved(60, 4, 0), ood, score="disagreement")
     paths = original.plot(tmp_path / "plots")
     assert (plt.get_fignums(), plt.get_backend()) == (figures, backend), "pyplot is left alone"
     assert sorted(path.stem for path in paths) == sorted(ALWAYS + WITH_OOD)
@@ -47,7 +44,12 @@ def test_every_plot_is_drawn_and_not_blank_and_a_loaded_report_draws_the_same(tm
     original.to_json(tmp_path / "report.json")
     again = report_figures(Report.from_json(tmp_path / "report.json"))
     drawn = {path.stem: path.read_bytes() for path in paths}
-    assert all(png_of(again[name]) == drawn[name] for name in ("reliability_diagram", "score_histograms", "roc_B_far"))
+    assert all(
+        png_of(again[name]) == drawn[name] for name in ("reliability_diagram", "score_histograms", "roc_bad_far")
+    )
+    [legend] = _risk_coverage(original).legends
+    assert [text.get_text().strip()[:4] for text in legend.get_texts()][:2] == [r"\$\b", "_hid"]
+    assert r"| \_hidden name | 3 |" in original.to_markdown() and drawable("plain") == "plain"
 
 
 @pytest.mark.parametrize(("answered", "left"), [(None, 0.5), (0.9, 0.5), (0.3, 0.25)])
@@ -66,26 +68,15 @@ def test_risk_is_drawn_where_enough_rows_are_answered(answered, left):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:all labels", "ignore:.*the same data")
 def test_equal_scores_and_no_ood_data_are_still_drawn(tmp_path):
-    assert sorted(path.stem for path in report(ood=False).plot(tmp_path / "without")) == ALWAYS
+    alone = evaluate_uncertainty(SavedLogits(), saved(60, 4, 0))
+    assert sorted(report_figures(alone)) == ALWAYS and all(map(png_of, report_figures(alone).values()))
     same = [{"member_logits": torch.zeros(20, 2, 3), "labels": torch.zeros(20, dtype=torch.long)}]
     for path in evaluate_uncertainty(SavedLogits(), same, {"far": {"same": same}}).plot(tmp_path):
         assert_drawn(path)
 
 
-@pytest.mark.slow
-def test_names_that_mean_something_to_matplotlib_or_markdown_are_drawn_and_listed_as_they_are(tmp_path):
-    names = [r"$\bad$", "_hidden\nname"]
-    models = dict(zip(names, (SavedLogits(), SavedLogits()), strict=True))
-    result = evaluate_uncertainty(models, saved(60, 2.5, 0), {"near": {names[0]: saved(30, 1, 2)}})
-    assert len(result.plot(tmp_path)) == 4  # a formula that does not exist would end it
-    [legend] = _risk_coverage(result).legends
-    assert [text.get_text().strip()[:4] for text in legend.get_texts()][:2] == [r"\$\b", "_hid"]
-    assert r"| \_hidden name | 3 |" in result.to_markdown()
-    assert drawable("plain") == "plain"
-
-
 def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch):
-    results = report(ood=False)
+    results = evaluate_uncertainty(SavedLogits(), saved(60, 4, 0))
     for name in ("hydra_transformers.reports.report_plots", "hydra_transformers._io.pictures"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

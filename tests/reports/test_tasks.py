@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from hydra_transformers import evaluate_uncertainty
+from hydra_transformers import compare_fusions, evaluate_uncertainty
 from hydra_transformers.reports import Report
+from hydra_transformers.reports.report_plots import report_figures
 from hydra_transformers.uncertainty import ood_metrics, task_of
 from tests.reports.tasks import CASES
 
@@ -62,18 +63,29 @@ def test_every_form_shows_the_metrics_and_json_gives_the_report_back(case, evalu
         assert title in form and arrow in form and "Hydra against One: " in form
     first_table = report.to_markdown().split("\n\n")[1]
     assert re.search(r"^\| Model \| Members \| " + re.escape(title), first_table) and "| Hydra | 3 |" in first_table
-    report.to_json(tmp_path / "report.json")
-    loaded = Report.from_json(tmp_path / "report.json")
+    report.to_json(tmp_path / "results" / "report.json")
+    loaded = Report.from_json(tmp_path / "results" / "report.json")
+    assert [file.name for file in (tmp_path / "results").iterdir()] == ["report.json"]
     assert loaded.to_json() == report.to_json() and loaded.to_markdown() == report.to_markdown()
     frame = report.to_pandas()
     assert len(frame) == 2 * len(report.groups) and set(frame.group) == {group for group, *_ in report.groups.values()}
     assert frame[(frame.model == "Hydra") & (frame.group == "id")][case.first].item() == pytest.approx(
         report.models["Hydra"]["data"][case.first]
     )
-    results = report.to_eval_results("D", model="Hydra", task_type="x")
-    assert results[0].metric_type == case.first and results[0].dataset_type == "d"
-    drawn = {path.stem for path in report.plot(tmp_path)}
-    assert ("roc_other_near" in drawn) == (case.ood is not None)
+    result = report.to_eval_results("D", model="Hydra", task_type="x", dataset_split="test")[0]
+    assert (result.metric_type, result.dataset_type, result.dataset_split) == (case.first, "d", "test")
+    assert ("roc_other_near" in report_figures(report)) == (case.ood is not None)
+
+
+@pytest.mark.slow
+def test_members_are_compared_by_the_first_metric(case, evaluated, tmp_path):
+    folders = [tmp_path / str(place) for place in range(3)]
+    for member, folder in zip(case.members(), folders, strict=True):
+        member.save_pretrained(folder)
+    comparison = compare_fusions(folders, case.data)
+    expected = evaluated[1].models["Hydra"]["data"][case.first]
+    assert comparison.report.models["ensemble"]["data"][case.first] == pytest.approx(expected, abs=1e-5)
+    assert comparison.best.build().num_members == 3 and comparison.report.task == case.name
 
 
 def test_what_a_calibrated_model_answers_opens_the_report(case):
