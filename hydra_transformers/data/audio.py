@@ -27,11 +27,8 @@ def waveform(audio: Any, sampling_rate: int) -> np.ndarray:
     """Audio as float32 numbers (samples,) at this rate, the mean of its channels.
 
     audio: numbers at this rate; `{"array": ..., "sampling_rate": ...}`; a file's path or content, or `{"path": ...,
-        "bytes": ...}`; or an `AudioDecoder` of torchcodec. All files but 16-bit WAV files at this rate need ffmpeg
+        "bytes": ...}`. All files but 16-bit WAV files at this rate need ffmpeg
     """
-    if hasattr(audio, "get_all_samples"):
-        samples = audio.get_all_samples()
-        audio = {"array": samples.data, "sampling_rate": samples.sample_rate}
     if isinstance(audio, Mapping) and audio.get("array") is not None:
         if audio.get("sampling_rate") != sampling_rate:
             raise ValueError(
@@ -81,5 +78,4 @@ def undecoded(rows: Any) -> Any:
 
 def is_audio(value: Any) -> bool:
     """Whether an entry of a row is audio as `datasets` holds it."""
-    is_dict = isinstance(value, Mapping) and ("array" in value or {"bytes", "path"} <= value.keys())
-    return is_dict or hasattr(value, "get_all_samples")
+    return isinstance(value, Mapping) and ("array" in value or {"bytes", "path"} <= value.keys())

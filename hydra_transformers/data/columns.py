@@ -28,7 +28,6 @@ class DataSource:
     text: str | Sequence[str] | None = None
     label: str | None = None
     label_separator: str | None = None
-    max_length: int | None = None
 
     @property
     def name(self) -> str:

@@ -147,7 +147,7 @@ def load_data(
     """
     if isinstance(data, PreparedData):
         return data
-    source = DataSource(as_rows(data), split, part, limit, image, audio, text, label, label_separator, max_length)
+    source = DataSource(data, split, part, limit, image, audio, text, label, label_separator)
     config, processor = _config_and_processor(model, processor)
     rows, split, note = load_rows(source)
     rows = undecoded(rows)

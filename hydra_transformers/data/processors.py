@@ -25,23 +25,26 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "tokeniz
 PROCESSOR_FILES += ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 
 
-class NoProcessorError(ValueError):
-    """A model was saved without its processor."""
-
-
 def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
     """The processor saved with a model: a tokenizer, an image processor, a feature extractor, or a pair for two towers.
 
     name: the model's folder or Hub name; empty for a model in memory
     """
-    auto_class = PROCESSORS[auto_class_of(config)]
-    what = auto_class.removeprefix("Auto")
+    processor = find_processor(name, config)
+    if processor is None:
+        name = name or "the model, which was not loaded from a folder or the Hub,"
+        what = PROCESSORS[auto_class_of(config)].removeprefix("Auto")
+        raise ValueError(f"{name} has no {what} saved with it: pass one as processor=")
+    return processor
+
+
+def find_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any | None:
+    """The processor saved with a model; None where there is none."""
     if name and is_adapter_folder(name) and not _has_processor_files(name):
         name = base_of_adapters(name)
     if not name or not _has_processor_files(name):  # AutoTokenizer would make an empty one
-        raise NoProcessorError(
-            f"{name or 'the model, which was not loaded from a folder or the Hub,'} has no {what} saved with it: pass one as processor="
-        )
+        return None
+    auto_class = PROCESSORS[auto_class_of(config)]
     load = getattr(transformers, auto_class).from_pretrained
     try:
         processor = load(name)
@@ -52,14 +55,6 @@ def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
     # Byte-level tokenizers read lists of words only if a space belongs to the word behind it.
     is_byte_level = "Token" in auto_class_of(config) and getattr(processor, "add_prefix_space", None) is False
     return load(name, add_prefix_space=True) if is_byte_level else processor
-
-
-def find_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any | None:
-    """The processor saved with a model; None where there is none."""
-    try:
-        return load_processor(name, config)
-    except NoProcessorError:
-        return None
 
 
 def _has_processor_files(name: str | os.PathLike) -> bool:

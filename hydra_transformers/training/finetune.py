@@ -126,7 +126,7 @@ def finetune(
     folder = Path(output_dir)
     check_can_train_in(folder)
     is_name = not isinstance(model, PreTrainedModel)
-    columns = {"limit": limit, "image": image, "audio": audio, "text": text, "label": label, "max_length": max_length}
+    columns = {"limit": limit, "image": image, "audio": audio, "text": text, "label": label}
     columns["label_separator"] = label_separator
     source = DataSource(data, split=split, part="training", **columns)
     class_names, problem_type = classes_in(source, regression)
@@ -153,7 +153,8 @@ def finetune(
 
     def read(name: str | None, part: str) -> PreparedData:
         named = {"split": split, "part": part} if name is None else {"split": name}
-        return load_data(data, hydra, processor=processor, labelled=True, **columns, **named)
+        named |= {"processor": processor, "labelled": True, "max_length": max_length}
+        return load_data(data, hydra, **columns, **named)
 
     train, validation, test = read(None, "training"), read(validation_split, "validation"), read(test_split, "test")
     for name, rows in ((validation_split, validation), (test_split, test)):

@@ -51,8 +51,7 @@ def test_intervals_hold_the_difference_of_the_metrics(case, evaluated):
     assert gain.change.low <= gain.change.difference <= gain.change.high and gain.change.high < float("inf")
     against_itself = report.gains("Hydra", "Hydra")[case.first]
     assert against_itself.verdict == "no difference" and against_itself.change.difference == 0
-    is_lower = values[1] < values[0]
-    assert gain.verdict != ("better" if is_lower == gain.higher_is_better else "worse")
+    assert gain.verdict != ("better" if (values[1] < values[0]) == gain.higher_is_better else "worse")
 
 
 def test_every_form_shows_the_metrics_and_json_gives_the_report_back(case, evaluated, tmp_path):
@@ -89,8 +88,7 @@ def test_members_are_compared_by_the_first_metric(case, evaluated, tmp_path):
 
 
 def test_what_a_calibrated_model_answers_opens_the_report(case):
-    hydra = case.hydra()
-    data = case.data
+    hydra, data = case.hydra(), case.data
     if case.name == "reward":  # calibrated on relevant and other texts, measured on pairs
         data = [{**case.data["chosen"][0], "labels": (case.data["chosen"][0]["input_ids"][:, 0] % 2).float()}]
     hydra.calibrate(data, target={"coverage": 0.5})
