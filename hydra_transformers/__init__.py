@@ -1,6 +1,6 @@
 """Hydra Ensembles for Hugging Face Transformers.
 
-Several fine-tunings of one pre-trained transformer, or copies of a trained one with different attention heads cut out, run
+Several checkpoints of one pre-trained transformer, or copies of a trained one with different attention heads cut out, run
 fused as a single model that knows when it does not know. Importing this package registers the Hydra models with the Auto
 classes of Transformers. The names a user needs first are here; the rest is in the subpackages. All of them are imported when
 they are asked for.

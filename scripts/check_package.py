@@ -48,7 +48,7 @@ def problems(archive: Path, tag: str | None = None) -> list[str]:
     metadata, expected = (".dist-info/", expected) if is_wheel else (".egg-info/", expected | BESIDE_IT)
     others = {name for name in found - expected if metadata not in name}
     told = [f"{archive.name} lacks {name}" for name in sorted(expected - found)]
-    told += [f"{archive.name} has {name}, which is no part of it" for name in sorted(others)]
+    told += [f"{archive.name} has {name}, which does not belong there" for name in sorted(others)]
     if tag is not None and tag != f"v{version_of(archive)}":
         told.append(f"{archive.name} has another version than the tag {tag}: set __version__ in {PACKAGE}/_version.py")
     return told

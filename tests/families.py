@@ -470,7 +470,7 @@ SIGLIP = Family(
     dropout=ATTENTION_DROPOUT,
     probabilities=torch.sigmoid,
 )
-# One layer sees all of a text, two see no further than three tokens to each side, and so at least a token that is no padding:
+# One layer sees all of a text, two see no further than three tokens to each side, and so at least a token that is not padding:
 # Transformers' own eager attention gives no numbers in float64 where there is none.
 MODERNBERT = of_texts(
     "modernbert",

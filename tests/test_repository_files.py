@@ -96,7 +96,7 @@ def test_a_package_is_refused_that_lacks_a_file_or_has_another_version(tmp_path)
             archive.writestr(name, "")
     assert check_package.problems(wheel, tag="v0.8.0") == [
         f"{wheel.name} lacks {files[0]}",
-        f"{wheel.name} has tests/test_it.py, which is no part of it",
+        f"{wheel.name} has tests/test_it.py, which does not belong there",
         f"{wheel.name} has another version than the tag v0.8.0: set __version__ in hydra_transformers/_version.py",
     ]
     source = tmp_path / "hydra_transformers-0.9.0.tar.gz"
@@ -105,7 +105,7 @@ def test_a_package_is_refused_that_lacks_a_file_or_has_another_version(tmp_path)
             archive.addfile(tarfile.TarInfo(f"hydra_transformers-0.9.0/{name}"))
     assert check_package.problems(source, tag="v0.9.0") == [
         f"{source.name} lacks LICENSE",
-        f"{source.name} has docs/images/overview.png, which is no part of it",
+        f"{source.name} has docs/images/overview.png, which does not belong there",
     ]
 
 

@@ -19,7 +19,7 @@ def test_the_python_blocks_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_python_blocks(PAGE, at_least=5)
     assert names["fused"].config.trunk_layers == 3 and names["hydra"].num_members == 3
-    assert names["answers"].abstain.any() and names["hydra"].is_calibrated
+    assert names["outputs"].abstain.any() and names["hydra"].is_calibrated
 
 
 @pytest.mark.parametrize("machine", ["h200", "cpu"])

@@ -223,7 +223,7 @@ def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> 
 
 
 def check_shared(shared: list[str]) -> None:
-    """Refuses names in `shared` that are no part of a Hydra."""
+    """Checks that the names in `shared` are parts of a Hydra."""
     if isinstance(shared, str):
         raise TypeError(f"shared is {shared!r}: pass a list of parts, [{shared!r}]")
     for name in shared:

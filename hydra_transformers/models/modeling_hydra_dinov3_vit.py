@@ -54,7 +54,7 @@ class PatchRotations(FixedDtype, DINOv3ViTRopePositionEmbedding):
     def forward(self, pixel_values: torch.Tensor, hidden_states: torch.Tensor) -> RotaryTables:
         """pixel_values: (batch, channels, height, width); hidden_states: (members or 1, batch, tokens, hidden)
 
-        Returns (1, tokens, head_dim) each. The first tokens, which are no patches, have angles of zero.
+        Returns (1, tokens, head_dim) each. The first tokens, which are not patches, have angles of zero.
         """
         config, size = self.config, self.config.patch_size
         sides = zip(pixel_values.shape[2:], (size, size) if isinstance(size, int) else size, strict=True)

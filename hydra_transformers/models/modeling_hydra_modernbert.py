@@ -56,7 +56,7 @@ class HydraModernBertAttention(HydraRotaryAttention):
 
 class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel):
     """The fused encoder without a head: `HydraModelOutput`; pooled, where `config.classifier_pooling` asks for it, is the
-    mean of the tokens that are no padding."""
+    mean of the tokens that are not padding."""
 
     embeddings_class = ModernBertEmbeddings
     attention_class = HydraModernBertAttention

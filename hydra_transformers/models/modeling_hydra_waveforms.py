@@ -181,7 +181,7 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
         return states, mask, {"positions": (self.relative_attention_bias(states),)} if has_bias else {}
 
     def frame_mask(self, attention_mask: torch.Tensor, frames: int) -> torch.Tensor:
-        """Which frames are no padding, which follows the samples: (batch, samples) -> (batch, frames)"""
+        """Which frames are not padding, which follows the samples: (batch, samples) -> (batch, frames)"""
         if attention_mask.dim() != 2:
             raise ValueError(
                 f"attention_mask has the shape {tuple(attention_mask.shape)}: pass a mask of the samples, (batch, samples)"

@@ -80,7 +80,7 @@ def test_every_example_is_in_each_place_as_often_as_it_is_repeated_and_the_share
 
 @pytest.mark.parametrize("family", [ROBERTA, MPNET], ids=lambda family: family.name)
 def test_texts_that_are_filled_up_in_front_are_read_as_the_model_does(family):
-    """Such a model numbers only what is no padding, and where it reads embeddings does not see that."""
+    """Such a model numbers only what is not padding, and where it reads embeddings does not see that."""
     model = family.backbone()
     padding = model.config.pad_token_id
     tokens = torch.tensor([[padding, padding, 5, 6], [padding, 7, 8, 9]])

@@ -51,7 +51,7 @@ def tags(batch: int = 4, tokens: int = 7) -> torch.Tensor:
 
 
 def at_words(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """(batch, tokens, ...) -> (tokens that are no padding, ...)"""
+    """(batch, tokens, ...) -> (tokens that are not padding, ...)"""
     return values[mask.bool()]
 
 

@@ -81,7 +81,7 @@ def judge(model, id_batches, ood_batches, objective, prompts=None) -> tuple[floa
         is_ood = [0] * len(known) + [1] * len(unknown)
         scores.append(roc_auc_score(is_ood, -torch.cat([known, unknown]).numpy()))
         margins.append(four_digits(known.mean()) - four_digits(unknown.mean()))
-    # scikit-learn adds areas up in floating point; the last digits are no difference between heads.
+    # scikit-learn adds areas up in floating point; the last digits are not a difference between heads.
     return round(sum(scores) / len(scores), 12), sum(margins) / len(margins)
 
 

@@ -61,7 +61,7 @@ def test_the_ranking_is_that_of_algorithm_1(name, objective):
         ("clip", {"towers": ("text",)}, lambda head: head[0] == "text"),
         ("clip", {"trunk_layers": 1}, lambda head: head[-2] >= 1),
         ("vit", {"trunk_layers": 1}, lambda head: head[-2] >= 1),
-        ("vit", {"objective": "ood", "budget": 8}, lambda head: True),  # layers without heads are no obstacle
+        ("vit", {"objective": "ood", "budget": 8}, lambda head: True),  # layers without heads do not stop it
     ],
 )
 def test_only_heads_of_the_named_tower_and_behind_the_trunk_compete(name, settings, competes):

@@ -167,7 +167,7 @@ def test_sst2_stops_early_and_returns_to_its_best_epoch(tmp_path):
     arguments = settings.training_arguments(tmp_path, learning_rate=0.01, **QUIET)
     rows = {"train_dataset": tiny_dataset("bert"), "eval_dataset": tiny_dataset("bert", 6, seed=2)}
     HydraTrainer(model, arguments, callbacks=settings.callbacks(), compute_metrics=falling_accuracy, **rows).train()
-    # 0.7004 is no improvement by 5e-4, 0.6 the second without one; the best of all is still 0.7004.
+    # 0.7004 is not an improvement by 5e-4, 0.6 the second without one; the best of all is still 0.7004.
     assert len(weights_by_epoch) == 4
     assert torch.equal(model.classifier.weight, weights_by_epoch[2])
 
