@@ -15,10 +15,11 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 @pytest.mark.slow
-def test_the_python_blocks_run_in_order(tmp_path, monkeypatch):
+def test_the_python_blocks_run_in_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = run_python_blocks(PAGE, at_least=5)
-    assert names["fused"].config.trunk_layers == 3 and names["hydra"].num_members == 3
+    assert "Best: " in capsys.readouterr().out
+    assert names["fused"].config.trunk_layers == 3 and names["hydra"].num_members == names["best"].num_members == 3
     assert names["outputs"].abstain.any() and names["hydra"].is_calibrated
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from .folders import check_is_new, note_training_rows
-from .options import DataOptions, ModelArgument, OodData, best_device, choice, number, option, positive, share
+from .options import DataOptions, ModelArgument, OodData, best_device, choice, number, option, share
 
 
 ABSTAIN = "When to abstain (default: never)"
@@ -20,7 +20,7 @@ def calibrate(
         "at most this share of the answers is wrong: 0.05; of a regression model, their mean absolute error",
         "SHARE",
         ABSTAIN,
-        parser=positive,
+        parser=number(lambda value: value > 0, "not a positive number: pass 0.05 for 5 %"),
     ) = None,
     label_risk: option(
         float | None,
@@ -44,7 +44,7 @@ def calibrate(
         float, "the share of sets that may miss the right class, or of intervals the right number", parser=share
     ) = 0.1,
 ) -> None:
-    """Fit when a model says that it does not know, and which classes it may be; saved with the model."""
+    """Fit when a model abstains ("I don't know") and its sets of possible classes; saved with the model."""
     target = {"risk": risk, "label_risk": label_risk, "coverage": coverage, "tpr": tpr}
     target = {name: value for name, value in target.items() if value is not None}
     if len(target) > 1:

@@ -9,7 +9,7 @@ def demo(
     output: option(Path, "folder for the results", "DIR") = Path("demo-output"),
     fast: switch("--fast", "a few steps of everything: quick, and worth nothing else") = False,
 ) -> None:
-    """Tell the whole story, without a download."""
+    """Fine-tune, calibrate and try a text classifier, without a download: two minutes."""
     from ..demo import run_demo
 
     run_demo(output, fast=fast)

@@ -75,7 +75,8 @@ def finetune(
     report = evaluate_uncertainty({output.name: result.model.to(best_device())}, result.test, batch_size=batch_size)
     write_report(report, output / EVALUATION)
     print(
-        f"The Hydra is in {output}. Next: hydra-transformers calibrate {output} --data {data} --split validation ..."
+        f"The Hydra is in {output}. Next: hydra-transformers calibrate {output} --data {data} --split validation --coverage 0.9 "
+        "--output ..."
     )
 
 

@@ -72,7 +72,7 @@ def named(text: str) -> tuple[str, str]:
     """NAME=VALUE"""
     name, _, value = text.partition("=")
     if not (name and value):
-        raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE: put a name and = before it")
     return name, value
 
 

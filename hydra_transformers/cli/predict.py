@@ -58,7 +58,7 @@ def predict(
     monitor: MonitorFile = None,
     batch_size: BatchSize = 8,
 ) -> None:
-    """Answer texts, images or audio, or all rows of a data set, with the uncertainty of each answer."""
+    """Predict for texts, images or audio, or all rows of a data set, with uncertainty and abstention."""
     from ..data.rows import FILE_FORMATS
     from ..serving.answers import BadRow
     from ..serving.predictor import NAMED, kind_of

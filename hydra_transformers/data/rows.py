@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .._io.access import access_to
 from .columns import DataSource, find_label_column, find_words
 from .labels import NO_TAG
 
@@ -98,7 +99,8 @@ def _load(source: DataSource) -> Any:
             is_csv = hasattr(builder.config, "skip_blank_lines")
             return datasets.load_dataset(str(path.absolute()), **(AS_ROWS if is_csv else {}))
         name, _, config = name.partition(":")
-        return datasets.load_dataset(name, config or None)
+        with access_to(source.name, "data set"):
+            return datasets.load_dataset(name, config or None)
     except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         is_empty = "corresponds to no data" in reason or "BatchSize must be greater than 0" in reason

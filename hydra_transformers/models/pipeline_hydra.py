@@ -166,7 +166,7 @@ class PredictionsMixin:
             reason = f"{detector} is {detector_score:.3g}, above the threshold {float(threshold):.3g}."
             if settings.get("sets") and outputs["prediction_set"][0].sum() == 1:
                 share = f"{100 * (1 - settings['alpha']):.3g} %"
-                reason += f" Its set of one class is right for {share} of all rows, not of rows as unsure as this one."
+                reason += f" Sets hold the right class for {share} of all rows, but less often for rows as unsure as this one."
         by_what = {"detector": detector, "detector_score": detector_score, "threshold": threshold, "reason": reason}
         return {"abstain": abstain if reason is None else True} | by_what
 

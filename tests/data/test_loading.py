@@ -205,6 +205,12 @@ def test_a_folder_named_like_a_builder_is_read_and_not_what_lies_around_it(build
         ("ragged.csv", "text,label\na,film,0\nbad,film,1\n", {}, "have more cells than its first line"),
         ("reviews.txt", "a", {}, "is not a .csv, .tsv, .json, .jsonl, .parquet file"),
         ("pairs.csv", "premise,hypothesis,label\na,b,1\n", {}, "more than one text column among premise, hypothesis"),
+        (
+            "semicolons.csv",
+            "text;label\na;1\n",
+            {"labelled": True},
+            "has ';' between its columns: save it with commas",
+        ),
         ("split.csv", "text,label\na,1\n", {"split": "test"}, "has no split 'test': it has train"),
         ("few.csv", "text,label\na,1\nb,0\n", {"part": "test"}, "has 2 rows, too few for a part each"),
     ],

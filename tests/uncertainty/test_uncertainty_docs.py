@@ -34,10 +34,3 @@ def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", tmp_path / "metrics")
     run_python_blocks("docs/uncertainty.md", at_least=9)
-
-
-@pytest.mark.slow
-def test_the_example_of_the_page_on_fusing_runs(capsys):
-    names = run_python_blocks("docs/fusing.md")
-    assert "Best: " in capsys.readouterr().out
-    assert names["hydra"].num_members == 3
