@@ -112,7 +112,7 @@ def predict_data(
     missing = [number for number, file in enumerate(files) if read_part(file, strict) is None]
     contents: Iterable = ((number, job.predicted(number)) for number in missing)
     if engine == "ray" and missing:
-        contents = predicted_by_workers(arguments, job.identity, missing, *cluster)
+        contents = predicted_by_workers(Job, arguments, job.identity, missing, *cluster)
     done = len(job.rows) - sum(len(job.places(number)) for number in missing)
     with progress_bar(len(job.rows), "predict", "row", initial=done) as bar:
         for number, content in contents:

@@ -1,10 +1,8 @@
 """Ray: the parts of a job predicted by the workers of a cluster."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-from .jobs import Job
 
 
 try:
@@ -34,8 +32,8 @@ def start_cluster(workers: int | None, device: str | None) -> tuple[int, float]:
 class PartWorker:
     """Predicts for parts in another process, which must have the same package, model and number of rows."""
 
-    def __init__(self, identity: list[Any], **arguments: Any):
-        self.job = Job(**arguments)
+    def __init__(self, make_job: Callable, identity: list[Any], **arguments: Any):
+        self.job = make_job(**arguments)
         if self.job.identity != identity:
             raise RuntimeError(
                 "a worker finds another package version, model or data than the process that was started: share one copy, and "
@@ -51,16 +49,21 @@ class PartWorker:
 
 
 def predicted_by_workers(
-    arguments: dict[str, Any], identity: list[Any], parts: Sequence[int], workers: int, gpu_share: float
+    make_job: Callable,
+    arguments: dict[str, Any],
+    identity: list[Any],
+    parts: Sequence[int],
+    workers: int,
+    gpu_share: float,
 ) -> Iterator[tuple[int, bytes]]:
     """The number and the content of each part, as they come; a worker that dies is replaced, and its part is predicted again.
 
-    arguments, identity: of the `Job` in this process; workers, gpu_share: of `start_cluster`
+    make_job, arguments, identity: of the `Job` in this process; workers, gpu_share: of `start_cluster`
     """
     numbers = ray.data.from_items([{"part": part} for part in parts], override_num_blocks=len(parts))
     predicted = numbers.map_batches(
         PartWorker,
-        fn_constructor_kwargs=arguments | {"identity": identity},
+        fn_constructor_kwargs=arguments | {"make_job": make_job, "identity": identity},
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=min(workers, len(parts))),
         num_gpus=gpu_share or None,

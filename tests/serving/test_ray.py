@@ -86,7 +86,7 @@ def test_what_would_wait_for_ever_or_mix_models_raises_an_error(cluster, folders
     source = jobs.DataSource(str(paths), image="file")
     arguments = {"model": str(folders["images"]), "source": source, "rows_per_part": 25, "settings": {"device": "cpu"}}
     with pytest.raises(RuntimeError, match="a worker finds another package version, model or data"):
-        list(predicted_by_workers(arguments, ["of another model", ROWS], [0], 1, 0.0))
+        list(predicted_by_workers(jobs.Job, arguments, ["of another model", ROWS], [0], 1, 0.0))
 
 
 def test_ray_data_takes_the_predictor_as_it_is(cluster, tmp_path):
