@@ -147,9 +147,9 @@ def forms(tokenizer):
     return {
         "by hand": by_hand,
         "rows": rows,
+        "loader": DataLoader(numbers, batch_size=32, collate_fn=collator),
         "names": rows.remove_columns("label").add_column("label", with_names),
         "names of batches": [{**by_hand[0], "labels": with_names[:32]}, {**by_hand[1], "labels": with_names[32:]}],
-        "loader": DataLoader(numbers, batch_size=32, collate_fn=collator),
     }
 
 
@@ -180,7 +180,8 @@ SLOW = ("draw_members", "extract_circuit")
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in READERS]
 )
 def test_tokenized_rows_and_loaders_are_read_as_batches_padded_by_hand(name, named, forms):
-    expected, *others = (READERS[name](named, data) for data in forms.values())
+    datas = list(forms.values())[: 3 if name in SLOW else None]
+    expected, *others = (READERS[name](named, data) for data in datas)
     for values in others:
         torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-6, equal_nan=True)
 

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, BertConfig, ViTConfig, ViTImageProcessor
 from hydra_transformers import load_data
 from hydra_transformers.data.batches import batches
 from hydra_transformers.data.loading import load_if_named, remember_max_length
+from hydra_transformers.data.processors import check_same_processors, load_processor
 from tests.tiny_data import CLASSES, names_of, picture_rows, pictures, save_clip
 
 
@@ -253,6 +254,19 @@ def test_the_length_of_a_training_is_saved_with_the_tokenizer(tokenizer, tmp_pat
     with pytest.raises(ValueError, match="is 17: the model reads at most 16 tokens"):
         remember_max_length(tokenizer, config, 17, default=12)
     assert len(load_data(long, config, processor=tokenizer)[0]["input_ids"]) == 16
+
+
+def test_models_whose_saved_processors_differ_are_not_read_together(vit, tmp_path):
+    config = ViTConfig(architectures=["ViTForImageClassification"])
+    names = [vit, tmp_path / "same", tmp_path / "none", tmp_path / "other"]
+    for name, size in ((names[1], 8), (names[3], 9)):
+        ViTImageProcessorPil(size={"height": size, "width": size}).save_pretrained(name)
+    names[2].mkdir()  # a model may have none
+    check_same_processors(names[:3], [config] * 3, load_processor(vit, config))
+    with pytest.raises(
+        ValueError, match=r"other prepares its inputs differently from .* \(size differs\): pass models"
+    ):
+        check_same_processors(names, [config] * 4, load_processor(vit, config))
 
 
 def test_clip_takes_its_classes_from_the_data(tmp_path):

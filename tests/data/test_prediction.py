@@ -87,41 +87,36 @@ def test_collecting_gives_all_logits_and_labels_in_order():
         )
 
 
-def test_zero_shot_clip_gives_the_logits_of_clip_itself():
-    prompts, pixel_values = padded_texts(batch=5), images(3)
-    backbone = CLIP.backbone()
+PROMPTS, PIXELS = padded_texts(batch=5), {"pixel_values": images(3)}
+
+
+def test_zero_shot_clip_gives_the_logits_of_clip_itself_and_a_hydra_the_mean_probabilities(monkeypatch):
+    backbone, hydra = CLIP.backbone(), CLIP.fused().eval()
     with torch.no_grad():
-        reference = backbone(pixel_values=pixel_values, **prompts).logits_per_image
-    member_logits = predict(ZeroShotClassifier(backbone, prompts), {"pixel_values": pixel_values})
+        reference = backbone(**PIXELS, **PROMPTS).logits_per_image
+    member_logits = predict(ZeroShotClassifier(backbone, PROMPTS), PIXELS)
     torch.testing.assert_close(member_logits, reference.unsqueeze(1))
-
-
-def test_zero_shot_hydra_averages_the_members_probabilities(monkeypatch):
-    prompts, pixel_values = padded_texts(batch=5), images(3)
-    hydra = CLIP.fused().eval()
     monkeypatch.setattr(ZeroShotClassifier, "prompts_per_pass", 2)
     with torch.no_grad():
-        reference = hydra(pixel_values=pixel_values, **prompts)
-        output = ZeroShotClassifier(hydra, BatchEncoding(prompts)).eval()(pixel_values)
+        reference = hydra(**PIXELS, **PROMPTS)
+        output = ZeroShotClassifier(hydra, BatchEncoding(PROMPTS)).eval()(**PIXELS)
     torch.testing.assert_close(output.member_logits, reference.member_logits)
     torch.testing.assert_close(output.logits, reference.logits_per_image)
 
 
 def test_prompts_follow_the_weights_after_refresh():
-    prompts, pixel_values = padded_texts(batch=5), images(3)
-    classifier = ZeroShotClassifier(CLIP.backbone(seed=0), prompts)
+    classifier = ZeroShotClassifier(CLIP.backbone(seed=0), PROMPTS)
     classifier.model.load_state_dict(CLIP.backbone(seed=1).state_dict())
     classifier.refresh()
-    expected = predict(ZeroShotClassifier(CLIP.backbone(seed=1), prompts), {"pixel_values": pixel_values})
-    torch.testing.assert_close(predict(classifier, {"pixel_values": pixel_values}), expected)
+    expected = predict(ZeroShotClassifier(CLIP.backbone(seed=1), PROMPTS), PIXELS)
+    torch.testing.assert_close(predict(classifier, PIXELS), expected)
 
 
 @pytest.mark.parametrize("make", [CLIP.backbone, lambda: CLIP.fused()])
 def test_a_zero_shot_classifier_in_bfloat16_answers_as_in_float32(make):
-    prompts, pixel_values = padded_texts(batch=5), images(3)
-    classifier = ZeroShotClassifier(make().float(), prompts)
-    expected = predict(classifier, {"pixel_values": pixel_values.float()})
-    found = predict(classifier.to(torch.bfloat16), {"pixel_values": pixel_values.bfloat16()})
+    classifier = ZeroShotClassifier(make().float(), PROMPTS)
+    expected = predict(classifier, {"pixel_values": PIXELS["pixel_values"].float()})
+    found = predict(classifier.to(torch.bfloat16), {"pixel_values": PIXELS["pixel_values"].bfloat16()})
     assert found.dtype == torch.float32
     scale = classifier.model.logit_scale.max().exp().item()
     torch.testing.assert_close(found, expected, rtol=0, atol=0.05 * scale)
