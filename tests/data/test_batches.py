@@ -56,16 +56,13 @@ def test_a_dataset_of_rows_is_collated_and_texts_are_dropped(make):
     assert whole(parts)["labels"].tolist() == whole(parts)["x"][:, 0].tolist() == list(range(7))
 
 
-def test_loaders_and_lists_bring_their_own_batches():
+def test_loaders_and_lists_bring_their_own_batches_and_rows_of_a_list_are_put_into_some():
     loader = DataLoader(ROWS, batch_size=4)
     assert [len(batch["x"]) for batch in batches(loader, batch_size=1)] == [4, 3]
     ready = [BatchEncoding({"x": torch.zeros(5, 2), "texts": ["a"] * 5})]
     assert [set(batch) for batch in batches(ready)] == [{"x"}]
     assert [set(batch) for batch in batches(iter(ready))] == [{"x"}]
-
-
-def test_a_list_of_rows_is_put_into_batches():
-    for row in (
+    for row in (  # a list may hold rows, too
         {"x": [0.0, 1.0], "labels": 1},
         {"x": torch.zeros(2), "labels": torch.tensor(1)},
         {"input_ids": [1, 2, 3]},
@@ -136,7 +133,7 @@ def named(bert):
 
 @pytest.fixture(scope="module")
 def forms(tokenizer):
-    """The same rows: padded by hand, as `dataset.map(tokenize)` leaves them, with names as labels, and in a DataLoader."""
+    """The same rows: padded by hand, as `dataset.map(tokenize)` leaves them, in a DataLoader; and names as labels."""
     texts = [TEXTS[row * row % len(TEXTS)] for row in range(COUNT)]
     rows = Dataset.from_dict({"text": texts, "label": LABELS}).map(lambda row: tokenizer(row["text"]))
     by_hand, with_names = [], [NAMES[label] for label in LABELS]
@@ -180,10 +177,13 @@ SLOW = ("draw_members", "extract_circuit")
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in READERS]
 )
 def test_tokenized_rows_and_loaders_are_read_as_batches_padded_by_hand(name, named, forms):
-    datas = list(forms.values())[: 3 if name in SLOW else None]
-    expected, *others = (READERS[name](named, data) for data in datas)
-    for values in others:
-        torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-6, equal_nan=True)
+    padded, rows, loader, *names = (
+        READERS[name](named, forms[form]) for form in list(forms)[: 3 if name in SLOW else 5]
+    )
+    for values in (rows, loader):
+        torch.testing.assert_close(values, padded, rtol=1e-4, atol=1e-6, equal_nan=True)
+    for values, expected in zip(names, (rows, padded), strict=False):  # names are the same classes
+        torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -263,9 +263,7 @@ def test_models_whose_saved_processors_differ_are_not_read_together(vit, tmp_pat
         ViTImageProcessorPil(size={"height": size, "width": size}).save_pretrained(name)
     names[2].mkdir()  # a model may have none
     check_same_processors(names[:3], [config] * 3, load_processor(vit, config))
-    with pytest.raises(
-        ValueError, match=r"other prepares its inputs differently from .* \(size differs\): pass models"
-    ):
+    with pytest.raises(ValueError, match=r"other prepares its inputs differently from .* \(size differs\): pass"):
         check_same_processors(names, [config] * 4, load_processor(vit, config))
 
 
@@ -305,12 +303,7 @@ MISSING = datasets.Dataset.from_dict(MISSING, features=picture_rows(1).features)
         (["a"], None, {}, "a row of data is a str: each row must be a dict of columns"),
         (TWO, 3, {}, "model is a int: pass the model, its name or folder, or its tokenizer"),
         (TWO, torch.nn.Identity(), {}, "model is a Identity: .* of a model without a config its processor= besides"),
-        (
-            TWO,
-            BertConfig(),
-            {},
-            "was not loaded from a folder .* has no Tokenizer saved with it: pass one as processor=",
-        ),
+        (TWO, BertConfig(), {}, "was not loaded from .* has no Tokenizer saved with it: pass one as processor="),
         ("./nowhere.csv", None, {}, r"there is no folder or file \./nowhere\.csv"),
     ],
 )
