@@ -61,6 +61,7 @@ class Labels:
         self.are_texts = bool(texts) or (column_kinds(rows)[column] == "text" and not self.are_lists)
         self.names = sorted(texts) if texts else self.names
         self.places = {name: place for place, name in enumerate(self.names or ())}
+        self.are_bools = column_kinds(rows)[column] == "bool"
 
     def index(self, value: Any) -> int:
         """A label as the data's own class index; -1 where it is missing."""
@@ -85,6 +86,8 @@ class Labels:
             if len(names) != count:
                 raise ValueError(f"{self.source.name} has {len(names)} classes, the model {count}: they do not fit")
             in_order, note = True, f"{count} classes taken in order"
+        if names is None:
+            self._check_are_not_names(present, classes)
         known = count if in_order else len(names)
         outside = next((label for label in present if not 0 <= label < known), None)
         if outside is not None:
@@ -94,6 +97,18 @@ class Labels:
         places = match_names([names[label] for label in present], classes, self.source.name)
         note = f"{len(present)} of the model's {count} classes, matched by name"
         return {label: places[names[label]] for label in present}, note
+
+    def _check_are_not_names(self, present: Sequence[int], classes: Sequence[str]) -> None:
+        """Raises for bare numbers, or True and False, that may as well be the names of other classes of the model."""
+        places = {name.lower(): place for place, name in enumerate(classes)}
+        texts = [str(bool(label) if self.are_bools else label) for label in present]
+        named = [places.get(text.lower()) for text in texts]
+        if None not in named and named != present:
+            first = next(index for index, label in enumerate(present) if named[index] != label)
+            raise ValueError(
+                f"the label {texts[first]} of {self.source.name} may be a number, or the name of the model's class {named[first]}: "
+                "give labels as texts, the names of their classes"
+            )
 
     def indices(self) -> list[int]:
         """The data's own class indices of all rows."""

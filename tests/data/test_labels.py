@@ -42,6 +42,11 @@ GENERIC, COLOURS = ["LABEL_0", "LABEL_1"], ["red", "green"]
         ([1, 1], ["crane", "crane", "cat"], ["crane", "cat"], [2, 2]),
         ([0, 1], GENERIC, ["b", "a"], [0, 1]),  # in order, where the model has no names
         ([1.0, 0.0], ["yes", "no"], None, [1, 0]),  # as csv files have them
+        ([True, False], ["yes", "no"], None, [1, 0]),
+        ([True, False], ["False", "True"], None, [1, 0]),
+        ([1, 0, 2], ["0", "1", "2"], None, [1, 0, 2]),
+        ([0, 1, 2], ["1", "2", "3"], None, [0, 1, 2]),  # no class is called 0
+        (["1", "2", "3"], ["1", "2", "3", "4"], None, [0, 1, 2]),
     ],
 )
 def test_classes_are_matched_by_exact_name_or_by_number(labels, classes, names, expected, tokenizer):
@@ -59,6 +64,16 @@ def test_classes_are_matched_by_exact_name_or_by_number(labels, classes, names, 
         ([0, 1], ["crane", "crane", "cat"], ["crane", "cat"], "the class 'crane', which the model has several times"),
         ([0, 1], GENERIC, ["b", "a", "c"], "has 3 classes, the model 2"),
         (["b", "a"], GENERIC, None, r"has the class 'a', which the model does not know .*set id2label"),
+        # A number, or True, may be the name of another class.
+        (
+            [False, True],
+            ["True", "False"],
+            None,
+            "the label False of data may be a number, or the name of the model's class 1",
+        ),
+        ([True], ["true", "false"], None, "the label True"),
+        ([0, 1, 2], ["1", "2", "0"], None, "the label 0"),
+        ([1.0, 2.0, 3.0], ["1", "2", "3", "4"], None, "the label 1 .*class 0: give labels as texts"),
         ([[1], [3]], FEELINGS, None, "data has the label 3, the classes are 0 to 2"),
         ([[1], [-1]], FEELINGS, None, "data has the label -1, the classes are 0 to 2"),
         ([1, 2], FEELINGS, None, r"row 0 of the column 'label' of data is 1: give each row a list"),
