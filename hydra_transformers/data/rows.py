@@ -58,7 +58,7 @@ def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
     elif source.split is not None:
         raise ValueError(f"{source.name} has no splits: leave out the split {source.split!r}")
     elif source.part is not None:
-        rows, note = _cut(rows, source, ("test", "validation")), f", cut out for the part {source.part}"
+        rows, note = _cut(rows, source, ("test", "validation")), f", a random split for {source.part}"
     features = getattr(rows, "features", None) or {}
     if any(column.startswith("__index_level_") for column in features):  # pandas took the first cells for row names
         raise ValueError(f"rows of {source.name} have more cells than its first line: check separators and quotes")
@@ -149,9 +149,9 @@ def _part_of(splits: Mapping[str, Any], source: DataSource) -> tuple[Any, str, s
         return splits[split], split, f" of the split {split}"
     missing = [part for part in ("test", "validation") if part not in matching]
     rows = _cut(_rows_of_split(splits, first), source, missing)
-    note = f", cut out for the part {source.part}"
+    note = f", a random split for {source.part}"
     if source.part == "training":
-        note = f", all but what is held out for {' and '.join(missing)}" if missing else ""
+        note = f", all but those split off for {' and '.join(missing)}" if missing else ""
     return rows, first, f" of the split {first}{note}"
 
 
@@ -170,7 +170,7 @@ def _cut(rows: Any, source: DataSource, parts: Sequence[str]) -> Any:
     """The rows of a part: a random tenth for each of `parts`, at most 3,000 rows, and the rest for training."""
     count = len(rows)
     if count < 1 + len(parts):
-        raise ValueError(f"{source.name} has {count} rows, too few for a part each to train, to validate and to test")
+        raise ValueError(f"{source.name} has {count} rows, too few to split them for training, validation and test")
     held_out, order = min(MOST_HELD_OUT_ROWS, max(1, count // 10)), _random_order(count)
     places = {part: order[place * held_out : (place + 1) * held_out] for place, part in enumerate(parts)}
     places["training"] = order[len(parts) * held_out :]

@@ -113,8 +113,8 @@ def test_parts_are_the_splits_that_exist_and_others_are_cut_out_of_the_first(vit
     del splits["validation"]
     parts = {part: prepared(splits, vit, part=part) for part in PARTS}
     assert [len(parts[part]) for part in PARTS] == [54, 6, 120]
-    assert "54 rows of the split train, all but what is held out for validation" in parts["training"].notes[0]
-    assert "6 rows of the split train, cut out for the part validation" in parts["validation"].notes[0]
+    assert "54 rows of the split train, all but those split off for validation" in parts["training"].notes[0]
+    assert "6 rows of the split train, a random split for validation" in parts["validation"].notes[0]
     train, held_out = ({row["pixel_values"].sum().item() for row in parts[part]} for part in PARTS[:2])
     assert not train & held_out
     # A split that is named is cut, whatever others there are.
@@ -213,7 +213,7 @@ def test_a_folder_named_like_a_builder_is_read_and_not_what_lies_around_it(build
             "has ';' between its columns: save it with commas",
         ),
         ("split.csv", "text,label\na,1\n", {"split": "test"}, "has no split 'test': it has train"),
-        ("few.csv", "text,label\na,1\nb,0\n", {"part": "test"}, "has 2 rows, too few for a part each"),
+        ("few.csv", "text,label\na,1\nb,0\n", {"part": "test"}, "has 2 rows, too few to split them"),
     ],
 )
 def test_a_file_that_does_not_fit_raises_in_one_sentence(name, content, settings, words, tokenizer, tmp_path):
