@@ -134,7 +134,7 @@ def _existing(column: str, kinds: Mapping[str, str], source: DataSource) -> str:
 def _one_of(
     matching: Sequence[str], kind: str, kinds: Mapping[str, str], source: DataSource, title: str | None
 ) -> str:
-    if not matching and len(kinds) == 1 and ";" in "".join(kinds):
+    if len(kinds) == 1 and ";" in "".join(kinds):
         raise ValueError(f"{source.name} has ';' between its columns: save it with commas")
     if len(matching) != 1:
         count = f"{'more than one' if matching else 'no'} {title or f'{kind} column'} among {', '.join(kinds)}"

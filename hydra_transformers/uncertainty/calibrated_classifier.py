@@ -158,5 +158,6 @@ def prompts_of(model: nn.Module) -> dict[str, Any]:
         return {}
     tokens = zero_shot.class_prompts["input_ids"]
     is_padding = zero_shot.class_prompts.get("attention_mask", torch.ones_like(tokens)) == 0
+    is_padding &= not hasattr(zero_shot.model, "logit_bias")  # SigLIP reads the last token even if it is padding
     kept = [row[~padded].tolist() for row, padded in zip(tokens, is_padding, strict=True)]
     return {"classes": zero_shot.class_names, "prompts": hashlib.sha256(json.dumps(kept).encode()).hexdigest()}

@@ -172,7 +172,7 @@ class Monitor:
                 alone, rows without for the other two, so a row may be passed first without and later with its label.
             batch (`str`, *optional*): a name; a batch with a name that was counted before is not counted again.
         """
-        name = None if batch is None else f"{batch}{'' if labels is None else ' labels'}"
+        name = None if batch is None else f"{'rows' if labels is None else 'labels'} {batch}"
         if name is not None and name in self.batches:
             return
         random = torch.Generator().manual_seed(_num_rows(self.streams.get(self.stream, {})))

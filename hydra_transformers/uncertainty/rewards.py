@@ -12,7 +12,7 @@ from ..data.loading import load_data, load_if_named
 from ..models.decision import Decision, DecisionOutput
 from ..models.regression import aggregated, spread
 from .features import collect_answers
-from .inputs import as_tensor, widened
+from .inputs import as_multi_hot, as_tensor, widened
 from .metrics import ood_metrics
 from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Task, ValidationRows
 
@@ -132,7 +132,10 @@ class RewardTask(Task):
         self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
     ) -> Outcomes:
         outcomes = super().outcomes(output, labels, settings, random)
-        return outcomes if labels is None else outcomes._replace(wrong=labels.reshape(-1)[outcomes.answered] != 1)
+        if labels is None:
+            return outcomes
+        relevant = as_multi_hot(labels.reshape(-1, 1), len(outcomes.answered), 1).squeeze(1)
+        return outcomes._replace(wrong=~relevant[outcomes.answered])
 
     # Calibration
 

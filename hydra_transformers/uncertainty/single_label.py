@@ -14,6 +14,7 @@ from .conformal import ConformalSets, check_method, count_sets, summarize_sets
 from .decomposition import decompose
 from .detectors import Detector, detector_by_name, ood_score
 from .features import collect_answers
+from .inputs import as_labels
 from .metrics import classification_metrics, diversity_metrics, exact_mean
 from .task import Fitted, Metrics, Outcomes, Rows, Task, ValidationRows
 from .temperature import TemperatureScaling, fit_temperature
@@ -63,6 +64,7 @@ class SingleLabelTask(Task):
         outcomes, sets = super().outcomes(output, labels, settings, random), output.prediction_set
         if labels is None:
             return outcomes
+        labels = as_labels(labels, *output.member_logits.shape[::2])
         missed = None if sets is None else ~sets.gather(1, labels.unsqueeze(1)).squeeze(1)
         wrong = decompose(output.member_logits).prediction != labels
         return outcomes._replace(wrong=wrong[outcomes.answered], missed=missed)

@@ -174,7 +174,7 @@ def test_a_named_batch_counts_once_and_labels_by_themselves():
     labels = torch.stack([row["labels"] for row in data_of("single_label_classification", seed=1)])
     monitor = Monitor.of(hydra)
     for _ in range(2):
-        monitor.update(output, batch="monday")
+        monitor.update(output, batch="monday labels")
         monitor.update(output, labels, batch="monday")
     assert {name: state.rows for name, state in monitor.state().items()} == dict.fromkeys(
         ("coverage", "answered", "inputs"), len(labels)
@@ -220,3 +220,14 @@ def test_the_interval_holds_the_rate_at_all_times():
                 misses += 1
                 break
     assert misses <= 1
+
+
+@pytest.mark.parametrize("name", ["single_label_classification", "reward"])
+def test_labels_that_are_not_of_the_model_are_not_counted_as_errors(name):
+    hydra = calibrated(name, **({"alpha": None} if name != "reward" else {})).model.eval()
+    with torch.no_grad():
+        output = hydra(**batch_of(name, seed=3))
+    labels = torch.stack([row["labels"] for row in data_of(name, seed=3)])
+    for wrong in (torch.full_like(labels, -100), labels[:-1], torch.stack([labels, labels])):
+        with pytest.raises(ValueError, match=r"labels has|of shape"):
+            Monitor.of(hydra).update(output, wrong)
