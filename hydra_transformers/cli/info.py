@@ -45,7 +45,8 @@ def _describe(name: str) -> None:
         is_regression, names = config.problem_type == "regression", list(map(str, config.id2label.values()))
         what = f"regression with {config.num_labels} output(s)" if is_regression else f"{config.num_labels} classes"
         aggregate = getattr(config, "aggregate", None)
-        print(f"{what}: {', '.join(names[:10])}{f', aggregated by {aggregate!r}' if aggregate else ''}")
+        first_names = ", ".join([*names[:10], "..."] if len(names) > 10 else names)
+        print(f"{what}: {first_names}{f', aggregated by {aggregate!r}' if aggregate else ''}")
     print(f"{count_parameters(model):,} parameters\n")
     print(kept_heads_map(config), end="\n\n")
     models: dict[str, nn.Module] = {"This model": model, "Unpruned backbone": unpruned_backbone(model)}
