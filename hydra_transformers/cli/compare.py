@@ -8,7 +8,7 @@ from .options import BatchSize, DataOptions, FarData, NearData, argument, best_d
 
 
 if TYPE_CHECKING:
-    from ..reports.compare_fusions import FusionComparison
+    from ..reports import FusionComparison
 
 
 def compare(
