@@ -114,7 +114,8 @@ class HydraModelMixin:
         if cls.config_class is not super(cls, cls).config_class and "backbone_types" not in vars(cls):
             bases = (base for base in cls.config_class.__mro__ if not base.__name__.startswith("Hydra"))
             cls.backbone_types = (next(base.model_type for base in bases if hasattr(base, "model_type")),)
-        backbone_class = getattr(transformers, cls.__name__.removeprefix("Hydra"), None)  # None for subclasses of others
+        # None for subclasses of a user or of FSDP, which keep what they inherit.
+        backbone_class = getattr(transformers, cls.__name__.removeprefix("Hydra"), None)
         if "PreTrained" not in cls.__name__ and "backbone_classes" not in vars(cls) and backbone_class is not None:
             cls.backbone_classes = (backbone_class,)
 
