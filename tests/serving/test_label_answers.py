@@ -132,16 +132,10 @@ print([outputs.prediction_set.tolist(), outputs.abstain.tolist(), [sorted(each["
 
 @pytest.mark.slow
 def test_an_exported_model_decides_alike(tmp_path):
-    import onnxruntime
-
-    from hydra_transformers.export import export
+    from hydra_transformers.export import FILES, RUNNERS, export
 
     hydra, tokenizer = saved(tmp_path / "hydra", layers=1, alpha=0.3, target={"label_risk": 0.3})
-    folder = export(hydra, tmp_path / "onnx", processor=tokenizer)
-    session = onnxruntime.InferenceSession(folder / "model.onnx")
-    inputs = tokenizer(TEXTS, padding=True, return_tensors="np")
-    named = {each.name: inputs[each.name] for each in session.get_inputs()}
-    names = ["prediction_set", "abstain"]
-    outputs = outputs_of(hydra, tokenizer)
-    for name, found in zip(names, session.run(names, named), strict=True):
-        assert torch.equal(torch.from_numpy(found), outputs[name]), name
+    run = RUNNERS["torch"](export(hydra, tmp_path / "exported", "torch", processor=tokenizer) / FILES["torch"])
+    found, outputs = run(dict(tokenizer(TEXTS, padding=True, return_tensors="pt"))), outputs_of(hydra, tokenizer)
+    for name in ("prediction_set", "abstain"):
+        assert torch.equal(found[name], outputs[name]), name

@@ -85,7 +85,8 @@ def test_no_file_is_opened_that_was_not_sent(server, picture, cached, meta, tmp_
     paths += ["/etc/passwd", "/proc/self/environ", "/dev/zero", f"{cached}/../../../..{picture}"]
     paths += [cached / name for name in ("link.png", "fifo.png", "other.png", "folder/red.png")]
     paths += ["http://127.0.0.1:9/red.png", "https://example.com/red.png", "file:///etc/passwd"]
-    for path in paths:
+    # Metadata changes which of Gradio's classes reads a path, not how: two see all paths.
+    for path in paths if meta in (METAS[0], METAS[-1]) else [picture, cached / "link.png", "/etc/passwd"]:
         assert_refused(answer_to(server, [{"path": str(path)} | meta]))
 
 
