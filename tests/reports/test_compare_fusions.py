@@ -53,6 +53,7 @@ def fine_tuned(pretrained):
     return [trained(copy.deepcopy(pretrained), seed, 10, 2e-4) for seed in (1, 2, 3)]
 
 
+@pytest.mark.slow
 def test_fine_tuned_models_are_fused_with_the_least_work(fine_tuned):
     noise = [{"pixel_values": 3 * torch.randn(80, 3, 8, 8, generator=torch.Generator().manual_seed(1))}]
     comparison = compare_fusions(fine_tuned, DATA, noise, batch_size=50)
@@ -73,6 +74,7 @@ def test_fine_tuned_models_are_fused_with_the_least_work(fine_tuned):
     assert "{} ({} to {})".format(*values) in text and "Against the ensemble (95 %)" in text and "Work" in text
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:fused.*no better")
 def test_where_fusing_loses_accuracy_the_ensemble_stays(pretrained):
     """Networks that were trained apart are good alone, and their mean is not."""

@@ -51,6 +51,7 @@ def test_a_file_of_texts_becomes_a_hydra_of_three_with_splits_that_do_not_overla
         finetune(bert, data, output, num_members=2, **FAST)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_goes_on(bert, tmp_path):
     class Stop(Exception):
         pass
@@ -93,6 +94,7 @@ def test_the_task_is_that_of_the_labels(task, bert, tmp_path):
     assert task_name(result.model) == task and "eval_loss" in result.metrics
 
 
+@pytest.mark.slow
 def test_class_weights_make_classes_count_as_if_they_were_equally_frequent(bert, tmp_path):
     """Nothing tells the classes apart here, so that a model learns how frequent they are: 4 of 40, or one half."""
     rows = [{"text": "a film", "label": "rare" if index % 10 == 0 else "frequent"} for index in range(40)]

@@ -180,6 +180,7 @@ def test_a_run_that_was_cut_off_is_the_same_run_after_it_resumed(tmp_path):
     assert_same_weights(ended, whole)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_not_whole_is_left_out(tmp_path):
     whole, resumed = hydra_of(), hydra_of()
     trainer_for(whole, tmp_path).train()
@@ -204,6 +205,7 @@ def test_a_plain_trainer_works_only_without_the_rates(tmp_path):
     ).train()
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_changes_nothing_and_bfloat16_keeps_float32_weights(tmp_path):
     models = [hydra_of(), hydra_of()]
     for model, checkpointing in zip(models, (False, True), strict=True):

@@ -208,6 +208,7 @@ def test_rows_like_the_validation_rows_raise_no_alarm(case):
     assert len(ours) >= 15 and sum(map(bool, ours)) <= 2  # of 40 at a level of 5 %
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_rate_at_all_times():
     misses = 0
     for seed in range(60):
