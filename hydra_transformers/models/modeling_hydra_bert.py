@@ -13,8 +13,6 @@ from transformers.models.bert.modeling_bert import BertEmbeddings, BertPreTraine
 from transformers.models.distilbert.modeling_distilbert import DistilBertPreTrainedModel, Embeddings
 from transformers.models.electra.modeling_electra import ElectraEmbeddings, ElectraPreTrainedModel
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings, RobertaPreTrainedModel
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hydra_bert import (
     HydraAlbertConfig,
@@ -200,8 +198,6 @@ class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel)
 class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel):
     embeddings_class = Embeddings
 
-    @merge_with_config_defaults
-    @capture_outputs(tie_last_hidden_states=False)
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -211,8 +207,7 @@ class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel
         **kwargs,
     ) -> HydraModelOutput:
         """With its arguments in DistilBERT's order."""
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
-        return self.encode(inputs | {"inputs_embeds": inputs_embeds}, **kwargs)
+        return super().forward(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
 
 
 class DistilBertClassifierMixin(HydraTextClassifierMixin):
