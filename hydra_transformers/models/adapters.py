@@ -61,6 +61,10 @@ def _weights(name: str | os.PathLike) -> dict[str, Any]:
         from peft import load_peft_weights
     except ImportError as error:
         raise ImportError(f"{name} holds adapters of PEFT: pip install peft") from error
+    if not any((Path(name) / file).is_file() for file in ("adapter_model.safetensors", "adapter_model.bin")):
+        raise FileNotFoundError(
+            f"{name} has {SETTINGS} and no adapter_model.safetensors: save the adapters there again"
+        )
     return {key.removeprefix(PREFIX): weight for key, weight in load_peft_weights(os.fspath(name), "cpu").items()}
 
 
