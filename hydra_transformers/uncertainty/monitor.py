@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from .._io.files import write_atomically
 from ..models.decision import DecisionOutput
+from .abstention import check_share
 from .features import without_decision
 from .task import Outcomes, Task
 from .tasks import task_of
@@ -144,7 +145,7 @@ class Monitor:
     def __init__(self, settings: Mapping[str, Any], level: float = 0.05):
         if "validation" not in settings:
             raise ValueError("this model was calibrated without what a monitor compares with: call calibrate() again")
-        self.level = level
+        self.level = check_share(level, "level")
         self.settings = {name: settings[name] for name in ("task", "alpha", "threshold", "validation", "digests")}
         self.promises = _promises(self.settings, level)
         self.stream, self.streams, self.batches = uuid.uuid4().hex[:16], {}, set()
@@ -298,6 +299,8 @@ class Monitor:
         for file in files:
             try:
                 saved = json.loads(Path(file).read_text())
+                if saved["version"] != VERSION:
+                    raise KeyError("version")
                 monitor = monitor or cls(saved["settings"], saved["level"])
                 is_same = (monitor.settings, monitor.level) == (saved["settings"], saved["level"])
                 monitor.stream, monitor.batches = saved["stream"], monitor.batches | set(saved["batches"])

@@ -162,6 +162,12 @@ def test_a_state_is_saved_resumed_and_put_together(tmp_path):
     (tmp_path / "broken.json").write_text("{}")
     with pytest.raises(ValueError, match="not the state of a monitor"):
         Monitor.read(tmp_path / "broken.json")
+    saved = json.loads((tmp_path / "monitor.json").read_text())
+    (tmp_path / "later.json").write_text(json.dumps(saved | {"version": 2}))
+    with pytest.raises(ValueError, match="not the state of a monitor"):
+        Monitor.read(tmp_path / "later.json")
+    with pytest.raises(ValueError, match="level is 5: pass a share"):
+        Monitor(SETTINGS, level=5)
     with pytest.raises(ValueError, match="watches another calibration"):
         Monitor(SETTINGS | {"alpha": 0.2}).load(tmp_path / "monitor.json")
     assert len(json.loads((tmp_path / "monitor.json").read_text())["streams"]) == 1
