@@ -128,7 +128,7 @@ def test_saving_writes_the_weights_and_the_code_that_the_config_names_and_nothin
     config = json.loads((folder / "config.json").read_text())
     pipelines = [pipeline["impl"] for pipeline in config.get("custom_pipelines", {}).values()]
     needed = {f".{name.split('.')[0]}" for name in (*hydra.config.auto_classes.values(), *pipelines)}
-    allowed = {"torch", "transformers", "huggingface_hub", "triton", *sys.stdlib_module_names}
+    allowed = {"torch", "transformers", "huggingface_hub", *sys.stdlib_module_names}
     files = set()
     while needed:
         files.add(path := folder / f"{needed.pop().removeprefix('.')}.py")
