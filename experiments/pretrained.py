@@ -104,7 +104,7 @@ def hub_images(source: DataSource, first: int = 0, last: int | None = None) -> t
     import numpy as np
 
     rows, *_ = load_rows(source)
-    label, image = source.label or "label", source.image or "image"
+    label, image = source.label or "label", source.column or "image"
     if last is not None:
         rows = rows.filter(lambda value: first <= value < last, input_columns=label)
     pixels = [torch.from_numpy(np.array(row.convert("RGB").resize((64, 64)))) for row in rows[image]]
@@ -198,12 +198,12 @@ TINYIMAGENET_DINOV2 = Setting(
 HELD_ROWS = 3_000
 TEXT_CIRCUIT_ROWS = 500
 HUB_TEXTS = {
-    "sst2_train": DataSource("nyu-mll/glue:sst2", "train", text="sentence"),
-    "sst2_validation": DataSource("nyu-mll/glue:sst2", "validation", text="sentence"),
-    "agnews": DataSource("fancyzhx/ag_news", "test", limit=HELD_ROWS, text="text"),
-    "amazon_snippets": DataSource("fancyzhx/amazon_polarity", "test", limit=4_000, text="title"),
-    "trec": DataSource("SetFit/TREC-QC", "train", limit=3_000, text="text"),
-    "rte": DataSource("nyu-mll/glue:rte", "train", text="sentence1"),
+    "sst2_train": DataSource("nyu-mll/glue:sst2", "train", column="sentence"),
+    "sst2_validation": DataSource("nyu-mll/glue:sst2", "validation", column="sentence"),
+    "agnews": DataSource("fancyzhx/ag_news", "test", limit=HELD_ROWS, column="text"),
+    "amazon_snippets": DataSource("fancyzhx/amazon_polarity", "test", limit=4_000, column="title"),
+    "trec": DataSource("SetFit/TREC-QC", "train", limit=3_000, column="text"),
+    "rte": DataSource("nyu-mll/glue:rte", "train", column="sentence1"),
 }
 
 
@@ -213,7 +213,7 @@ def read_strings_of(folder: Path | None, name: str) -> tuple[list[str], list[int
     source = HUB_TEXTS[name]
     rows, *_ = load_rows(source)
     labels = rows["label"] if name.startswith("sst2") else [None] * len(rows)
-    return list(rows[source.text]), list(labels)
+    return list(rows[source.column]), list(labels)
 
 
 def new_text_classifier(start: str | None) -> PreTrainedModel:

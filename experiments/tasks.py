@@ -227,13 +227,13 @@ def tasks(data: Path) -> dict[str, Task]:
             partial(sequence_start, problem_type="regression"),
             similarity_rows,
             Training(epochs=6, rows_per_batch=64),
-            {"text": ("sentence1", "sentence2"), "label": "score"},
+            {"column": ("sentence1", "sentence2"), "label": "score"},
         ),
         "multi-label": Task(
             partial(sequence_start, **several),
             emotion_rows,
             Training(epochs=4, rows_per_batch=128, rate=1e-4),
-            {"text": "text"},
+            {"column": "text"},
             {"target": {"coverage": 0.9}},
         ),
         "tokens": Task(
@@ -254,7 +254,7 @@ def run_task(task: Task, data: Path, start: str, seed: int, device: str, most: i
     train = read_rows(rows["train"][:most], **task.columns)
     validation, test = (read_rows(rows[part][:most], **task.columns).batches() for part in ("validation", "test"))
     for name, each in rows["ood"].items():
-        columns = task.columns if set(each[0]) == set(rows["test"][0]) else {"text": "text", "labelled": False}
+        columns = task.columns if set(each[0]) == set(rows["test"][0]) else {"column": "text", "labelled": False}
         ood[name] = read_rows(each[:most], **columns).batches()
     own_seeds = range(seed * MEMBERS, (seed + 1) * MEMBERS)
     members = [finetune(task.start(start, own_seeds[0]), train, task.training, own) for own in own_seeds]
@@ -284,7 +284,7 @@ def run_rewards(data: Path, start: str, seed: int, device: str, most: int | None
     tokenizer = AutoTokenizer.from_pretrained(start)
     reviews = read(data, "sst2_train")[:most]
     gold = sequence_start(start, 100, class_names=["negative", "positive"])
-    all_rows = prepared(reviews, gold, tokenizer, device, text="text", label="label")
+    all_rows = prepared(reviews, gold, tokenizer, device, column="text", label="label")
     gold = finetune(gold, all_rows, Training(epochs=2, rows_per_batch=256), 100)
     generator = torch.Generator().manual_seed(seed)
     long = torch.tensor([place for place, row in enumerate(reviews) if len(row["text"].split()) >= 4])

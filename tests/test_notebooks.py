@@ -62,7 +62,7 @@ hydra = AutoHydra.from_backbone(BertForSequenceClassification(config), num_membe
 
 def texts(count, are_known=True):
     rows = [{"text": f"it is the {names[i % 5] if are_known else 'it'}", "label": names[i % 5]} for i in range(count)]
-    return load_data(rows, hydra, processor=tokenizer, text="text", labelled=are_known)
+    return load_data(rows, hydra, processor=tokenizer, column="text", labelled=are_known)
 
 
 train, validation, test = (texts(count) for count in (60, 60, 50))

@@ -102,7 +102,7 @@ def _read(
     if getattr(config, "aggregate", None) is not None:  # reward models are judged by pairs
         pairs = {}
         for column in ("chosen", "rejected"):
-            options = DataOptions(data=data.data, split=data.split, limit=data.limit, column=column)
+            options = DataOptions(data=data.data, split=data.split, limit=data.limit, column=[column])
             pairs[column] = options.read(config, processor, labelled=False, quiet=quiet)
         return model, pairs, None
     rows = data.read(config, processor, quiet=quiet)

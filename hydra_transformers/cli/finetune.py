@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from .folders import FINETUNE_SETTINGS, check_settings, claim, models_named, record_settings
-from .options import BatchSize, Seed, argument, best_device, input_kind, layers_or_share, option, positive, switch
+from .options import BatchSize, Column, Seed, argument, best_device, layers_or_share, option, positive, switch
 
 
 EVALUATION = "evaluation"
@@ -18,7 +18,7 @@ def finetune(
     output: option(Path, "gets the Hydra and its evaluation; run again to continue after a stop", "DIR"),
     split: option(str | None, "to train on (default: train)") = None,
     validation_split: option(str | None, "default: validation, or else a random tenth, at most 3,000 rows") = None,
-    column: option(str | None, "of the texts, images or audio (default: the only one)", "NAME") = None,
+    column: Column = None,
     label: option(str | None, "the column of labels (default: the only one that fits)", "NAME") = None,
     label_separator: option(str | None, 'of several labels in one cell, such as "|"', "TEXT") = None,
     regression: switch("--regression", "the labels are numbers to predict, also where all of them are whole") = False,
@@ -46,7 +46,7 @@ def finetune(
     config = load_config(model)
     settings = {"model": model, "data": data, "members": members, "seed": seed}
     check_settings(output, FINETUNE_SETTINGS, settings)
-    processor = load_processor(model, config)
+    load_processor(model, config)  # raises for a model without one
     from ..training import finetune as train
 
     result = train(
@@ -60,13 +60,13 @@ def finetune(
         batch_size=batch_size,
         split=split,
         validation_split=validation_split,
+        column=column or None,
         label=label,
         label_separator=label_separator,
         regression=regression,
         max_length=max_length,
         seed=seed,
         progress=sys.stderr.isatty(),
-        **{input_kind(processor): column},
     )
     on_one_process(lambda: record_settings(output, FINETUNE_SETTINGS, settings))
     from ..reports import evaluate_uncertainty
@@ -85,7 +85,7 @@ def _tune_members(
     data: str,
     output: Path,
     split: str | None,
-    column: str | None,
+    column: list[str] | None,
     label: str | None,
     epochs: int | None,
     batch_size: int,
@@ -102,7 +102,7 @@ def _tune_members(
     config = load_config(names[0])
     on_one_process(lambda: claim(output, FINETUNE_SETTINGS, {"model": names, "data": data, "seed": seed}))
     processor = load_processor(names[0], config)
-    columns = {input_kind(processor): column, "label": label, "processor": processor, "labelled": True}
+    columns = {"column": column or None, "label": label, "processor": processor, "labelled": True}
     train = load_data(data, config, **({"part": "training"} if split is None else {"split": split}), **columns)
     validation = load_data(data, config, part="validation", **columns)
     models = [load_model(name) for name in names]

@@ -107,6 +107,9 @@ MonitorFile = option(Path | None, "counts whether the promises are kept, for `wa
 Seed = option(int, "of everything that is random", min=0, max=MAX_SEED)
 NearData = option(list[tuple] | None, "near out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
 FarData = option(list[tuple] | None, "far out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
+Column = option(
+    list[str] | None, "of the texts, images or audio (default: the only one); twice for pairs of texts", "NAME"
+)
 OodData = option(str | None, "out-of-distribution data", "NAME_OR_FOLDER")
 
 
@@ -126,11 +129,7 @@ class DataOptions:
         "the data has no such splits (default: the first of validation, test and train)",
     ) = None
     limit: option(int | None, "read at most N rows of each set, drawn at random", "N", min=1) = None
-    column: option(
-        str | None,
-        'of the texts, images or audio (default: the only one); "premise,hypothesis" for pairs of texts',
-        "NAME",
-    ) = None
+    column: Column = None
     label: option(str | None, "the column of labels (default: the only one that fits)", "NAME") = None
     label_separator: option(str | None, 'of several labels in one cell, such as "|"', "TEXT") = None
 
@@ -147,7 +146,7 @@ class DataOptions:
             settings["part"] = settings.pop("split")
         if not is_other or labelled:
             settings |= {"label": self.label, "label_separator": self.label_separator}
-        settings[input_kind(processor)] = self.column
+        settings["column"] = self.column or None
         with access_to(name or self.data, "data set"):
             rows = load_data(name or self.data, config, processor=processor, **settings)
         if not quiet:
@@ -163,15 +162,6 @@ class DataOptions:
             for group, sets in {"near": near, "far": far}.items()
             if sets
         } or None
-
-
-def input_kind(processor: Any) -> str:
-    """What a processor reads: text, image or audio, as `load_data` calls the column."""
-    from transformers import PreTrainedTokenizerBase, SequenceFeatureExtractor
-
-    if isinstance(processor, PreTrainedTokenizerBase):
-        return "text"
-    return "audio" if isinstance(processor, SequenceFeatureExtractor) else "image"
 
 
 def best_device() -> str:

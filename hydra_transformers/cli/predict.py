@@ -10,6 +10,7 @@ from typing import Any
 
 from .options import (
     BatchSize,
+    Column,
     ModelArgument,
     MonitorFile,
     argument,
@@ -47,9 +48,7 @@ def predict(
         DATA,
     ) = None,
     split: option(str | None, "default: the first of validation, test and train", panel=DATA) = None,
-    column: option(
-        str | None, 'of the texts, images or audio (default: the only one); "FIRST,SECOND" for pairs', "NAME", DATA
-    ) = None,
+    column: Column = None,
     strict: switch("--strict", "stop at a row that cannot be read, instead of naming it in a file", DATA) = False,
     engine: option(
         choice(("local", "ray")), "ray spreads the rows over a Ray cluster, or over processes here", panel=DATA
@@ -72,7 +71,6 @@ def predict(
     if output is not None:
         if len(inputs) != 1:
             raise ValueError(f"--output is for one data set, and there are {len(inputs)} inputs: pass one")
-        column_of = {"image": "image", "zero-shot": "image", "audio": "audio"}.get(kind, "text")
         # Workers of a cluster may have other devices than this machine.
         settings["device"] = best_device() if engine == "local" else None
         _predict_data(
@@ -84,11 +82,11 @@ def predict(
             engine=engine,
             workers=workers,
             monitor=monitor,
-            **{column_of: column},
+            column=column or None,
             **settings,
         )
         return
-    only = {"--split": split, "--column": column, "--workers": workers, "--strict": strict or None}
+    only = {"--split": split, "--column": column or None, "--workers": workers, "--strict": strict or None}
     if unused := [flag for flag, value in only.items() if value is not None]:
         raise ValueError(f"{unused[0]} is for a data set: name the file of its answers with --output")
     for name in inputs:

@@ -23,9 +23,7 @@ class DataSource:
     split: str | None = None
     part: str | None = None
     limit: int | None = None
-    image: str | None = None
-    audio: str | None = None
-    text: str | Sequence[str] | None = None
+    column: str | Sequence[str] | None = None
     label: str | None = None
     label_separator: str | None = None
 
@@ -35,10 +33,9 @@ class DataSource:
         return os.fspath(self.data) if isinstance(self.data, (str, os.PathLike)) else "data"
 
     @property
-    def text_columns(self) -> tuple[str, ...]:
-        """The columns that `text` names: none, one, or two of pairs."""
-        names = self.text.split(",") if isinstance(self.text, str) else self.text or ()
-        return tuple(name.strip() for name in names if name)
+    def columns(self) -> tuple[str, ...]:
+        """The columns that `column` names: none, one, or two of pairs."""
+        return (self.column,) if isinstance(self.column, str) else tuple(self.column or ())
 
 
 def feature_of(rows: Any, column: str) -> Any:
@@ -80,27 +77,23 @@ def find_words(rows: Any, source: DataSource) -> str | None:
     kinds, usual = column_kinds(rows), INPUT_NAMES["words"]
     if any(kind == "text" and name not in (*TAG_NAMES, "id", "lang") for name, kind in kinds.items()):
         usual = ()
-    words = [name for name in source.text_columns or usual if kinds.get(name) == "words"]
-    return words[0] if words and len(source.text_columns) < 2 else None
+    words = [name for name in source.columns or usual if kinds.get(name) == "words"]
+    return words[0] if words and len(source.columns) < 2 else None
 
 
 def find_columns(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
     """The column of images, audio, texts or words (`kind`: "image", "audio", "text", "words"); two where the source names text
     pairs."""
-    kinds, argument = column_kinds(rows), "text" if kind == "words" else kind
-    named = {name: (column,) for name in ("image", "audio") if (column := getattr(source, name)) is not None}
-    named |= {"text": source.text_columns} if source.text_columns else {}
-    for other in named.keys() - {argument}:
-        raise ValueError(f"{named[other][0]!r} does not go with a model of {PLURALS[kind]}: name it as {argument}=")
-    if argument in named:
-        if len(named[argument]) > (1 if kind == "words" else 2):
-            raise ValueError(f"text is {source.text!r}: name one column, or two of pairs of texts")
-        return tuple(_existing(name, kinds, source) for name in named[argument])
+    kinds = column_kinds(rows)
+    if source.columns:
+        if len(source.columns) > (2 if kind == "text" else 1):
+            raise ValueError(f"column is {source.column!r}: name one, or two of pairs for a model of texts")
+        return tuple(_existing(name, kinds, source) for name in source.columns)
     matching = [name for name in kinds if kinds[name] == kind and name != source.label]
     usual = [name for name in INPUT_NAMES.get(kind, ()) if name in matching]
     others = [name for name in matching if name not in (TAG_NAMES if kind == "words" else LABEL_NAMES)]
     matching = usual[:1] or others or (matching if source.label is not None or kind in ("image", "audio") else [])
-    return (_one_of(matching, argument, kinds, source, "column of words" if kind == "words" else None),)
+    return (_one_of(matching, "column of words" if kind == "words" else f"{kind} column", kinds, source, kind),)
 
 
 def find_label_column(rows: Any, source: DataSource, num_labels: int | None, words: str | None = None) -> str:
@@ -122,7 +115,7 @@ def find_label_column(rows: Any, source: DataSource, num_labels: int | None, wor
     counts = {name: getattr(feature_of(rows, name), "num_classes", None) for name in columns}
     fitting = [name for name in columns if counts[name] is not None and counts[name] == num_labels]
     matching = fitting if len(fitting) == 1 else columns if len(columns) == 1 else usual[:1] or columns
-    return _one_of(matching, "label", kinds, source, None if words is None else "column of tags")
+    return _one_of(matching, "label column" if words is None else "column of tags", kinds, source)
 
 
 def _existing(column: str, kinds: Mapping[str, str], source: DataSource) -> str:
@@ -132,29 +125,28 @@ def _existing(column: str, kinds: Mapping[str, str], source: DataSource) -> str:
 
 
 def _one_of(
-    matching: Sequence[str], kind: str, kinds: Mapping[str, str], source: DataSource, title: str | None
+    matching: Sequence[str], title: str, kinds: Mapping[str, str], source: DataSource, kind: str | None = None
 ) -> str:
-    if len(kinds) == 1 and ";" in "".join(kinds):
-        raise ValueError(f"{source.name} has ';' between its columns: save it with commas")
+    """The only matching column. kind: of inputs; None for labels"""
     if len(matching) != 1:
-        count = f"{'more than one' if matching else 'no'} {title or f'{kind} column'} among {', '.join(kinds)}"
-        flag = "--label" if kind == "label" else "--column"
-        reads = "" if matching or kind not in PLURALS else f", and the model reads {PLURALS[kind]}"
-        raise ValueError(f"{source.name} has {count}{reads}: name it as {kind}= ({flag})")
+        count = f"{'more than one' if matching else 'no'} {title} among {', '.join(kinds)}"
+        reads = "" if matching or kind is None else f", and the model reads {PLURALS[kind]}"
+        argument = "label" if kind is None else "column"
+        raise ValueError(f"{source.name} has {count}{reads}: name it as {argument}= (--{argument})")
     return matching[0]
 
 
 def without_missing_columns(source: DataSource, rows: Any) -> DataSource:
     """Forgets column names that this set does not have: they were named for the labelled data."""
-    kinds, columns = column_kinds(rows), source.text_columns
-    are_missing = any(column not in kinds for column in columns)
-    if are_missing and len(columns) == 2:  # single texts would differ from pairs by their form alone
+    kinds, columns = column_kinds(rows), source.columns
+    if all(column in kinds for column in columns):
+        return source
+    if len(columns) == 2:  # single texts would differ from pairs by their form alone
         raise ValueError(
             f"{source.name} has no columns {' and '.join(map(repr, columns))}, and is to be compared with pairs of texts: rename "
             f"two of its columns ({', '.join(kinds)})"
         )
-    image, audio = (name if name in kinds else None for name in (source.image, source.audio))
-    return replace(source, image=image, audio=audio, text=None if are_missing else source.text)
+    return replace(source, column=None)
 
 
 def check_none_is_missing(rows: Any, column: str, kind: str, source: DataSource) -> None:

@@ -79,7 +79,7 @@ class PreparedData(torch.utils.data.Dataset):
         except (TypeError, ValueError, AttributeError, OSError) as error:
             raise ValueError(
                 f"row {index} of the data cannot be read as {self.kind} ({error}): pass {PLURALS[self.kind]} in "
-                f"{self.columns[0]!r}, or name their column as {self.kind}="
+                f"{self.columns[0]!r}, or name their column as column="
             ) from error
         if isinstance(label, str):
             label = match_names([label], self.model_classes or ())[label]
@@ -106,9 +106,7 @@ def load_data(
     split: str | None = None,
     part: str | None = None,
     limit: int | None = None,
-    image: str | None = None,
-    text: str | Sequence[str] | None = None,
-    audio: str | None = None,
+    column: str | Sequence[str] | None = None,
     label: str | None = None,
     label_separator: str | None = None,
     labelled: bool | None = None,
@@ -128,9 +126,10 @@ def load_data(
         part (`str`, *optional*): "training", "validation" or "test": the split with that purpose if it has labels, else a
             random tenth of the first split, the same each time, cut out before any limit.
         limit (`int`, *optional*): at most this many rows, drawn at random with seed 0, because many sets are sorted by class.
-        image, audio, text, label (`str`, *optional*): columns; found where not named. ("premise", "hypothesis") or
-            "premise,hypothesis" are two columns of pairs. A classifier of tokens reads a column of lists of words as text, and
-            one of lists of tags, a name or number for each word, as label.
+        column (`str` or pair of `str`, *optional*): of the images, texts or audio, ("premise", "hypothesis") for pairs of texts;
+            by default found. A classifier of tokens reads lists of words.
+        label (`str`, *optional*): the column of labels; by default found. A classifier of tokens reads lists of tags, a name or
+            number for each word.
         label_separator (`str`, *optional*): what stands between the labels of a cell, such as "|", for multi-label data in
             csv files.
         labelled (`bool`, *optional*): True raises for data without labels; False leaves labels out, for out-of-distribution
@@ -143,11 +142,11 @@ def load_data(
     Returns:
         `PreparedData`: rows of model inputs, each processed when it is read; texts are padded to the longest of their batch.
 
-        >>> data = load_data("glue:mrpc", model, split="validation", text=("sentence1", "sentence2"))
+        >>> data = load_data("glue:mrpc", model, split="validation", column=("sentence1", "sentence2"))
     """
     if isinstance(data, PreparedData):
         return data
-    source = DataSource(data, split, part, limit, image, audio, text, label, label_separator)
+    source = DataSource(data, split, part, limit, column, label, label_separator)
     config, processor = _config_and_processor(model, processor)
     rows, split, note = load_rows(source)
     rows = undecoded(rows)

@@ -17,6 +17,7 @@ from .labels import NO_TAG
 
 FILE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 AS_ROWS = {"skip_blank_lines": False}  # of csv files, where all other rows would move up
+SEPARATORS = "put commas between columns, and texts with commas into quotes, or pass pandas.read_csv(file, sep=';')"
 MOST_HELD_OUT_ROWS = 3_000
 FEW_ROWS = 100
 PREFERRED_SPLITS = ("validation", "test", "train")
@@ -60,8 +61,11 @@ def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
     elif source.part is not None:
         rows, note = _cut(rows, source, ("test", "validation")), f", a random split for {source.part}"
     features = getattr(rows, "features", None) or {}
-    if any(column.startswith("__index_level_") for column in features):  # pandas took the first cells for row names
-        raise ValueError(f"rows of {source.name} have more cells than its first line: check separators and quotes")
+    names = [column for column in features if not column.startswith("__index_level_")]
+    if names and all(";" in name for name in names):
+        raise ValueError(f"{source.name} has ';' between its columns: {SEPARATORS}")
+    if len(names) < len(features):  # pandas took the first cells for row names
+        raise ValueError(f"rows of {source.name} have more cells than its first line: {SEPARATORS}")
     if source.limit is not None and source.limit < len(rows):
         if features:
             rows = rows.shuffle(seed=0, keep_in_memory=True).select(range(source.limit))
@@ -103,6 +107,7 @@ def _load(source: DataSource) -> Any:
             return datasets.load_dataset(name, config or None)
     except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
+        reason += f" ({SEPARATORS})" * ("tokenizing" in reason)
         is_empty = "corresponds to no data" in reason or "BatchSize must be greater than 0" in reason
         raise ValueError(f"{name} has no rows" if is_empty else f"{name} cannot be read: {reason}") from error
 

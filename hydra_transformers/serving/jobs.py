@@ -60,9 +60,7 @@ def predict_data(
     output: str | os.PathLike,
     *,
     split: str | None = None,
-    image: str | None = None,
-    audio: str | None = None,
-    text: str | Sequence[str] | None = None,
+    column: str | Sequence[str] | None = None,
     strict: bool = False,
     engine: str = "local",
     workers: int | None = None,
@@ -82,7 +80,7 @@ def predict_data(
         data (`str`, `os.PathLike`, `Dataset` or `DataFrame`): what `load_data` accepts.
         output (`str` or `os.PathLike`): a new file, .parquet, .jsonl or .csv.
         split (`str`, *optional*): of the data; by default the first of validation, test and train.
-        image, audio, text (`str`, *optional*): the column that is read, found where not named; two of pairs of texts. A column of
+        column (`str` or pair of `str`, *optional*): the column that is read, by default found; two of pairs of texts. A column of
             texts that is named for images or audio holds paths of files.
         strict (`bool`, defaults to `False`): raise an error at a row that cannot be read.
         engine (`str`, defaults to `"local"`): "local" for this process, or "ray" for the processes of a Ray cluster, which must see
@@ -94,7 +92,7 @@ def predict_data(
     Returns:
         `Finished`: how many rows there are, and which could not be read.
     """
-    output, source = Path(output), DataSource(_absolute(data), split=split, image=image, audio=audio, text=text)
+    output, source = Path(output), DataSource(_absolute(data), split=split, column=column)
     check_output(output, source)
     if engine not in ("local", "ray"):
         raise ValueError(f"engine is {engine!r}: pass local or ray")
@@ -244,9 +242,6 @@ class Job:
 
 
 def _columns_to_read(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
-    named = {"image": source.image, "audio": source.audio}.get(kind)
-    if named is not None and column_kinds(rows).get(named) == "text":
-        return (named,)  # paths
     words = find_words(rows, source) if kind == "tokens" else None
     return find_columns(rows, "text" if kind == "tokens" else kind, source) if words is None else (words,)
 

@@ -57,8 +57,8 @@ class HydraPredictor(Answerer):
             saved with the model.
         device (`str`, *optional*): by default cuda where there is one, otherwise cpu.
         name (`str`, *optional*): shown by the server and the page; by default the folder's or Hub name.
-        columns (`str` or pair of `str`, *optional*): those that are read: one, or two of pairs of texts. By default "image", "audio"
-            or "text", with "text_pair" if there is one.
+        column (`str` or pair of `str`, *optional*): the one that is read, or two of pairs of texts. By default "image", "audio" or
+            "text", with "text_pair" if there is one.
         candidate_labels (`list[str]`, *optional*): for CLIP and SigLIP: the classes to choose from.
         top_k (`int`, defaults to 5): how many of the likeliest labels `scores` holds; None for all.
         batch_size (`int`, defaults to 32): rows per pass of the model.
@@ -73,13 +73,13 @@ class HydraPredictor(Answerer):
         device: str | None = None,
         *,
         name: str | None = None,
-        columns: str | Sequence[str] | None = None,
+        column: str | Sequence[str] | None = None,
         candidate_labels: Sequence[str] | None = None,
         top_k: int | None = 5,
         batch_size: int = 32,
         strict: bool = True,
     ):
-        settings = {"columns": columns, "candidate_labels": candidate_labels, "top_k": top_k}
+        settings = {"column": column, "candidate_labels": candidate_labels, "top_k": top_k}
         settings |= {"batch_size": batch_size, "strict": strict, "name": name}
         self._arguments: dict[str, Any] | None = None
         if not isinstance(model, nn.Module):
@@ -105,7 +105,7 @@ class HydraPredictor(Answerer):
             if not self.needs_classes:
                 raise ValueError(f"candidate_labels is for CLIP and SigLIP, {self.name} has its own: leave it out")
             self.parameters["candidate_labels"] = list(candidate_labels)
-        self.input_columns = [columns] if isinstance(columns, str) else list(columns or ())
+        self.input_columns = [column] if isinstance(column, str) else list(column or ())
         self.batch_size, self.strict = batch_size, strict
         self.columns = dict(self.task.columns) | ({"truncated": "bool"} if self.kind == "text" else {})
         # Two threads cannot use one tokenizer at once, and a pass already takes all cores.
@@ -151,7 +151,7 @@ class HydraPredictor(Answerer):
             names += ["text_pair"] if self.kind == "text" and "text_pair" in batch else []
         missing = [name for name in names if name not in batch]
         if missing:
-            raise ValueError(f"the batch has no column {missing[0]!r}, it has {', '.join(batch)}: name it as columns=")
+            raise ValueError(f"the batch has no column {missing[0]!r}, it has {', '.join(batch)}: name it as column=")
         inputs, *pairs = (list(batch[name]) for name in names)
         return (
             [{"text": text, "text_pair": pair} for text, pair in zip(inputs, *pairs, strict=True)] if pairs else inputs

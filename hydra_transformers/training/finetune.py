@@ -66,9 +66,7 @@ def finetune(
     validation_split: str | None = None,
     test_split: str | None = None,
     limit: int | None = None,
-    image: str | None = None,
-    audio: str | None = None,
-    text: str | Sequence[str] | None = None,
+    column: str | Sequence[str] | None = None,
     label: str | None = None,
     label_separator: str | None = None,
     regression: bool = False,
@@ -102,7 +100,7 @@ def finetune(
             Rows per step and device.
         split, validation_split, test_split (`str`, *optional*):
             Names of splits, in place of those found by their names or split off.
-        limit, image, audio, text, label, label_separator, max_length, processor:
+        limit, column, label, label_separator, max_length, processor:
             As for `load_data`.
         regression (`bool`, defaults to `False`):
             Labels are numbers to predict, also where all of them are whole.
@@ -126,8 +124,7 @@ def finetune(
     folder = Path(output_dir)
     check_can_train_in(folder)
     is_name = not isinstance(model, PreTrainedModel)
-    columns = {"limit": limit, "image": image, "audio": audio, "text": text, "label": label}
-    columns["label_separator"] = label_separator
+    columns = {"limit": limit, "column": column, "label": label, "label_separator": label_separator}
     source = DataSource(data, split=split, part="training", **columns)
     class_names, problem_type = classes_in(source, regression)
     config = config_of(model) if is_name else config_with_architecture(model)

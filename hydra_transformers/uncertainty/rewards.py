@@ -102,7 +102,7 @@ class RewardTask(Task):
         is_named = isinstance(data, (str, os.PathLike))
         has_texts = hasattr(data, "__getitem__") and not isinstance(data, Mapping) and len(data) > 0
         if is_named or (has_texts and isinstance(data[0], Mapping) and isinstance(data[0].get("chosen"), str)):
-            return {name: load_data(data, model, text=name, labelled=False) for name in ("chosen", "rejected")}
+            return {name: load_data(data, model, column=name, labelled=False) for name in ("chosen", "rejected")}
         return load_if_named(data, model, labelled=False)
 
     def collect(self, model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor | None]:

@@ -121,11 +121,9 @@ def test_rows_of_files_are_prepared_without_torchcodec():
     assert batch["input_values"].shape == (2, 10, 7) and batch["labels"].tolist() == [0, 1]
     named = [{"recording": {"array": tone(1.0), "sampling_rate": RATE}, "other": tone(0.1), "label": 0}]
     for column in (None, "other"):
-        assert load_data(named, EXTRACTOR, audio=column)[0]["input_values"].shape == (10, 7)
-    with pytest.raises(ValueError, match="'words' does not go with a model of audio: name it as audio="):
-        load_data(named, EXTRACTOR, text="words")
+        assert load_data(named, EXTRACTOR, column=column)[0]["input_values"].shape == (10, 7)
     with pytest.raises(ValueError, match=r"row 0 .* read as audio"):
-        load_data([{"audio": "x", "label": 0}], EXTRACTOR, audio="audio")[0]
+        load_data([{"audio": "x", "label": 0}], EXTRACTOR, column="audio")[0]
 
 
 def test_a_wav_file_that_is_cut_off_is_read_nowhere(hydra, tmp_path):

@@ -196,7 +196,7 @@ def test_tags_are_names_numbers_or_classes_in_any_order(tmp_path):
     assert "labels" not in load_words([{"tokens": WORDS, "ner_tags": TAGS}], labelled=False)[0]
     assert load_words([{"tokens": WORDS}])[0]["word_starts"] == [0, 1, 0, 0, 1, 1, 0]
     named = [{"a": WORDS, "b": WORDS, "pos": [0, 0, 0], "ner": NUMBERS}]
-    assert load_words(named, text="a", label="ner").labels == [NUMBERS]
+    assert load_words(named, column="a", label="ner").labels == [NUMBERS]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_folder_of_images_in_folders_of_classes_is_a_data_set_with_parts(vit, 
 
 def test_out_of_distribution_data_needs_no_labels_and_may_have_other_columns(vit, tmp_path):
     picture_rows(3).remove_columns("label").rename_column("image", "photo").save_to_disk(tmp_path)
-    data = prepared(tmp_path, vit, labelled=False, image="image")
+    data = prepared(tmp_path, vit, labelled=False, column="image")
     assert set(data[0]) == {"pixel_values"}
     with pytest.raises(ValueError, match="no label column among photo"):
         prepared(tmp_path, vit)
@@ -206,7 +206,9 @@ def test_a_folder_named_like_a_builder_is_read_and_not_what_lies_around_it(build
         ("ragged.csv", "text,label\na,film,0\nbad,film,1\n", {}, "have more cells than its first line"),
         ("reviews.txt", "a", {}, "is not a .csv, .tsv, .json, .jsonl, .parquet file"),
         ("pairs.csv", "premise,hypothesis,label\na,b,1\n", {}, "more than one text column among premise, hypothesis"),
-        ("labels.csv", "text;label\na;1\n", {"labelled": True}, "has ';' between its columns: save it with commas"),
+        ("labels.csv", "text;label\na;1\n", {"labelled": True}, "has ';' between its columns: put commas between"),
+        ("commas.csv", "text;label\na, b;1\n", {}, "has ';' between its columns"),
+        ("comma.csv", "text;label\na;1\na, b;1\n", {}, "cannot be read: .*put commas between columns"),
         ("texts.csv", "text;label\na;1\n", {"labelled": False}, "has ';' between its columns"),
         ("split.csv", "text,label\na,1\n", {"split": "test"}, "has no split 'test': it has train"),
         ("few.csv", "text,label\na,1\nb,0\n", {"part": "test"}, "has 2 rows, too few to split them"),
@@ -228,7 +230,7 @@ def test_texts_are_found_by_their_usual_name_or_beside_a_named_label(tokenizer):
     for others in ({"utterance": "a film", "label": "bad"}, {"utterance": "a film"}, {"label": "a film"}):
         row = load_data([{**others, "text": "good"}], tokenizer, label="text", labelled=False)[0]
         assert row["input_ids"] == tokenizer("a film")["input_ids"]
-    pair = load_data(rows, tokenizer, text=("sentence", "other"), max_length=4)[0]
+    pair = load_data(rows, tokenizer, column=("sentence", "other"), max_length=4)[0]
     expected = tokenizer("a film", "bad", truncation=True, max_length=4)
     assert pair["input_ids"] == expected["input_ids"] and pair["token_type_ids"] == expected["token_type_ids"]
 
@@ -282,17 +284,17 @@ MISSING = datasets.Dataset.from_dict(MISSING, features=picture_rows(1).features)
 @pytest.mark.parametrize(
     ("data", "model", "settings", "words"),
     [
-        (TWO, None, {}, r"more than one text column among first, second: name it as text= \(--column\)"),
-        (TWO, IMAGES, {}, r"no image column among .*, and the model reads images: name it as image= \(--column\)"),
-        (TWO, None, {"text": "words"}, "data has no column 'words': it has first, second"),
-        (TWO, IMAGES, {"text": "first"}, "'first' does not go with a model of images: name it as image="),
-        (TWO, None, {"text": ("a", "b", "c")}, "name one column, or two of pairs"),
-        (TWO, None, {"text": "first", "label": "c"}, "data has no column 'c': it has first, second"),
-        (TWO, None, {"text": "first", "label": "second"}, "are names: pass the model in place of its processor"),
-        (TWO, None, {"text": "first", "labelled": True}, r"no label column among .* \(--label\)"),
-        (TWO, None, {"text": "first", "split": "test"}, "data has no splits: leave out the split 'test'"),
+        (TWO, None, {}, r"more than one text column among first, second: name it as column= \(--column\)"),
+        (TWO, IMAGES, {}, r"no image column among .*, and the model reads images: name it as column= \(--column\)"),
+        (TWO, None, {"column": "words"}, "data has no column 'words': it has first, second"),
+        (TWO, IMAGES, {"column": ("first", "second")}, "name one, or two of pairs for a model of texts"),
+        (TWO, None, {"column": ("a", "b", "c")}, "name one, or two of pairs"),
+        (TWO, None, {"column": "first", "label": "c"}, "data has no column 'c': it has first, second"),
+        (TWO, None, {"column": "first", "label": "second"}, "are names: pass the model in place of its processor"),
+        (TWO, None, {"column": "first", "labelled": True}, r"no label column among .* \(--label\)"),
+        (TWO, None, {"column": "first", "split": "test"}, "data has no splits: leave out the split 'test'"),
         ([{"text": "a"}, {"text": None}], None, {}, r"row 1 of the data cannot be read as text \(it is a NoneType\)"),
-        ([{"image": "a.png"}], IMAGES, {"image": "image"}, r"row 0 of the data .* as image \(it is a str\)"),
+        ([{"image": "a.png"}], IMAGES, {"column": "image"}, r"row 0 of the data .* as image \(it is a str\)"),
         (MISSING, IMAGES, {}, "1 of 3 rows of data have no image in the column 'image', the first is row 2"),
         ([{"image": Image.new("I;16", (8, 8))}], IMAGES, {}, "row 0 of the data .*mode I;16, of more than 256 levels"),
         ([], None, {}, "data has no rows"),

@@ -164,9 +164,9 @@ def test_texts_are_read_from_files_or_the_hub(folder, tmp_path, monkeypatch):
     assert [len(rows) for rows in parts] == [3, 2, 3, 3, 5]
     assert {group: len(sets) for group, sets in splits.ood.items()} == {"near": 2, "far": 3}
     for name, source in pretrained.HUB_TEXTS.items():
-        columns = {source.text: ["words of number"] * 9, "label": [0, 1, 0] * 3}
+        columns = {source.column: ["words of number"] * 9, "label": [0, 1, 0] * 3}
         datasets.Dataset.from_dict(columns).save_to_disk(folder / "hub" / name)
-        local = DataSource(str(folder / "hub" / name), text=source.text)
+        local = DataSource(str(folder / "hub" / name), column=source.column)
         monkeypatch.setitem(pretrained.HUB_TEXTS, name, local)
     assert len(pretrained.read_sst2(None, tokenizer).train) == 3
 

@@ -88,7 +88,7 @@ def test_an_abstaining_model_has_a_prediction_and_no_answer(folders, tmp_path):
     sources = {"a": (data, None), "b": (tmp_path / "saved", None), "c": (table, "file"), "d": (saved, None)}
     for name, (source, column) in sources.items():
         output = tmp_path / f"{name}.parquet"
-        finished = predict_data(folders["images"], source, output, image=column, device="cpu")
+        finished = predict_data(folders["images"], source, output, column=column, device="cpu")
         rows = read(output)
         assert [row["prediction"] for row in rows[:4]] == expected["label"]
         assert [row["why"] for row in rows[:4]] == expected["reason"]
@@ -128,13 +128,13 @@ def test_images_that_cannot_be_read_are_named_and_one_path_too_long_stops_nothin
     pyarrow.parquet.write_table(pyarrow.table({"photo": images, "rest": nested}), tmp_path / "bytes.parquet")
     for suffix in (".csv", ".parquet"):
         output = tmp_path / f"a{suffix}"
-        finished = predict_data(folders["images"], tmp_path / "bytes.parquet", output, image="photo", device="cpu")
+        finished = predict_data(folders["images"], tmp_path / "bytes.parquet", output, column="photo", device="cpu")
         assert finished.bad_rows == [1, 2, 3]
     assert [row["rest"] for row in read(output)] == nested
     names = ["0.png", "", "gone.png", "x." + "x" * 5000, "a\0b", None, ".", "1.png"]
     table = tmp_path / "paths.jsonl"
     table.write_text("".join(json.dumps({"file": name}) + "\n" for name in names))
-    finished = predict_data(folders["images"], table, tmp_path / "b.jsonl", image="file", device="cpu")
+    finished = predict_data(folders["images"], table, tmp_path / "b.jsonl", column="file", device="cpu")
     rows, missing = read(tmp_path / "b.jsonl"), "It cannot be read: there is no such file."
     assert [row["why"] for row in rows[1:7]] == [missing] * 4 + ["It cannot be read: there is none.", missing]
     assert rows[0]["prediction"] and rows[7]["prediction"] and finished.bad_rows == [1, 2, 3, 4, 5, 6]
@@ -358,7 +358,7 @@ def test_images_that_changed_start_anew_although_the_table_of_their_paths_did_no
     tables.mkdir()
     pictures([0], seed=4)[0].save(image)
     (tables / "paths.jsonl").write_text(json.dumps({"file": "../0.png"}) + "\n")
-    reader = jobs.Job(str(folders["images"]), jobs.DataSource(str(tables / data), image="file"), {}, 3)
+    reader = jobs.Job(str(folders["images"]), jobs.DataSource(str(tables / data), column="file"), {}, 3)
     before = reader.data_digest()
     assert reader.data_digest() == before
     pictures([2], seed=5)[0].resize((9, 9)).save(image)

@@ -52,7 +52,7 @@ def test_columns_are_the_fields_of_predicts_answers(folders, images):
     columns = {name: [pair[name] for pair in pairs] for name in ("text", "text_pair")}
     expected = predict_decisions(texts.model, pairs, texts.processor)
     assert_columns(texts(columns), expected)
-    named = HydraPredictor(texts.model, texts.processor, columns=("premise", "hypothesis"))
+    named = HydraPredictor(texts.model, texts.processor, column=("premise", "hypothesis"))
     assert_columns(named({"premise": columns["text"], "hypothesis": columns["text_pair"]}), expected)
 
 
@@ -190,7 +190,7 @@ def test_clip_needs_its_classes(folders, images):
     assert set(clip({"image": PICTURES})["label"]) <= {"cat", "dog"}
     with pytest.raises(ValueError, match="candidate_labels is for CLIP and SigLIP, tiny-hydra has its own"):
         HydraPredictor(folders["images"], device="cpu", candidate_labels=["cat"])
-    with pytest.raises(ValueError, match="the batch has no column 'image', it has photo: name it as columns="):
+    with pytest.raises(ValueError, match="the batch has no column 'image', it has photo: name it as column="):
         images({"photo": PICTURES})
 
 

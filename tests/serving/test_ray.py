@@ -65,8 +65,8 @@ def test_a_job_of_two_workers_of_which_one_dies_equals_one_process(cluster, fold
 
     monkeypatch.setattr(ray_engine, "PartWorker", Dies)
     one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
-    alone = predict_data(folders["images"], paths, one, image="file", device="cpu")
-    together = predict_data(folders["images"], paths, two, image="file", engine="ray", workers=2)
+    alone = predict_data(folders["images"], paths, one, column="file", device="cpu")
+    together = predict_data(folders["images"], paths, two, column="file", engine="ray", workers=2)
     assert died.exists() and alone.bad_rows == together.bad_rows == [7]
     expected, found = pyarrow.parquet.read_table(one), pyarrow.parquet.read_table(two)
     assert expected.schema == found.schema and found["row"].to_pylist() == list(range(ROWS))
@@ -83,7 +83,7 @@ def test_what_would_wait_for_ever_or_mix_models_raises_an_error(cluster, folders
 
     with pytest.raises(ValueError, match="workers is 4, and the cluster has 3 CPUs: pass at most 3"):
         predict_data("nowhere", paths, tmp_path / "a.parquet", engine="ray", workers=4)
-    source = jobs.DataSource(str(paths), image="file")
+    source = jobs.DataSource(str(paths), column="file")
     arguments = {"model": str(folders["images"]), "source": source, "rows_per_part": 25, "settings": {"device": "cpu"}}
     with pytest.raises(RuntimeError, match="a worker finds another package version, model or data"):
         list(predicted_by_workers(jobs.Job, arguments, ["of another model", ROWS], [0], 1, 0.0))
