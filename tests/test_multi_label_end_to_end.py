@@ -11,7 +11,8 @@ from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.reports import Report, compare_fusions, evaluate_uncertainty
-from hydra_transformers.serving import HydraPredictor, build_page, create_app
+from hydra_transformers.serving import HydraPredictor, create_app
+from hydra_transformers.serving.page import build_page
 from tests.command_line import run
 from tests.tiny_data import SIZES, WORDS, names_of
 

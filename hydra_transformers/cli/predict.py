@@ -49,7 +49,6 @@ def predict(
     ) = None,
     split: option(str | None, "default: the first of validation, test and train", panel=DATA) = None,
     column: Column = None,
-    strict: switch("--strict", "stop at a row that cannot be read, instead of naming it in a file", DATA) = False,
     engine: option(
         choice(("local", "ray")), "ray spreads the rows over a Ray cluster, or over processes here", panel=DATA
     ) = ("local"),
@@ -78,7 +77,6 @@ def predict(
             inputs[0],
             output,
             split=split,
-            strict=strict,
             engine=engine,
             workers=workers,
             monitor=monitor,
@@ -86,7 +84,7 @@ def predict(
             **settings,
         )
         return
-    only = {"--split": split, "--column": column or None, "--workers": workers, "--strict": strict or None}
+    only = {"--split": split, "--column": column or None, "--workers": workers}
     if unused := [flag for flag, value in only.items() if value is not None]:
         raise ValueError(f"{unused[0]} is for a data set: name the file of its answers with --output")
     for name in inputs:

@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .options import ModelArgument, MonitorFile, best_device, duration, option, switch
+from .options import ModelArgument, MonitorFile, best_device, duration, option
 
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ def serve(
     max_queue: option(int, "requests at a time; others are asked to retry", "N", min=1) = 64,
     max_body_mb: option(int, "per request", "MB", min=1) = 10,
     monitor: MonitorFile = None,
-    no_docs: switch(
-        "--no-docs", "without /docs, a page about the API whose scripts come from a public server"
-    ) = False,
 ) -> None:
     """Predict over HTTP, with uncertainty and abstention."""
     try:
@@ -32,7 +29,7 @@ def serve(
         raise ImportError(f"serve needs {error.name}: pip install 'hydra-transformers[serve]'") from error
     predictor = predictor_of(model)
     limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue}
-    app = create_app(predictor, **limits, max_body=max_body_mb * 1_000_000, docs=not no_docs, monitor=monitor)
+    app = create_app(predictor, **limits, max_body=max_body_mb * 1_000_000, monitor=monitor)
     print(
         f"{predictor.name} answers at POST /predict; Ctrl+C stops it once all requests are answered.", file=sys.stderr
     )

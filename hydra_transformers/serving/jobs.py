@@ -61,7 +61,6 @@ def predict_data(
     *,
     split: str | None = None,
     column: str | Sequence[str] | None = None,
-    strict: bool = False,
     engine: str = "local",
     workers: int | None = None,
     monitor: str | os.PathLike | None = None,
@@ -82,7 +81,6 @@ def predict_data(
         split (`str`, *optional*): of the data; by default the first of validation, test and train.
         column (`str` or pair of `str`, *optional*): the column that is read, by default found; two of pairs of texts. A column of
             texts that is named for images or audio holds paths of files.
-        strict (`bool`, defaults to `False`): raise an error at a row that cannot be read.
         engine (`str`, defaults to `"local"`): "local" for this process, or "ray" for the processes of a Ray cluster, which must see
             model and data under the same names.
         workers (`int`, *optional*): of Ray; by default one per GPU, or without GPUs one. Several share a GPU.
@@ -107,7 +105,7 @@ def predict_data(
     folder = job.folder_for(output)
     watched = None if monitor is None else Monitor.of(job.predictor.model, file=monitor)
     files = [folder / f"part-{number:08d}.parquet" for number in range(job.num_parts)]
-    missing = [number for number, file in enumerate(files) if read_part(file, strict) is None]
+    missing = [number for number, file in enumerate(files) if read_part(file) is None]
     contents: Iterable = ((number, job.predicted(number)) for number in missing)
     if engine == "ray" and missing:
         contents = predicted_by_workers(Job, arguments, job.identity, missing, *cluster)
@@ -117,7 +115,7 @@ def predict_data(
             if watched is not None:  # before the part is there: one that is predicted again counts once
                 watched.update(_predictions_in(content), batch=f"{folder.name} {number}")
                 watched.save(monitor)
-            read_part(write_atomically(files[number], content), strict)
+            write_atomically(files[number], content)
             bar.update(len(job.places(number)))
     return Finished(len(job.rows), join_parts(files, output), job.predictor.is_calibrated, job.split)
 
@@ -263,22 +261,14 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def read_part(file: Path, strict: bool = False) -> Any:
+def read_part(file: Path) -> Any:
     """The table of a part; None if it is not there, or not what was written."""
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(file, page_checksum_verification=True)
+        return pyarrow.parquet.read_table(file, page_checksum_verification=True)
     except (OSError, pyarrow.ArrowException):
         return None
-    for row in bad_rows_of(table) if strict else ():
-        raise ValueError(f"row {row['row']}: {row['why']} Leave --strict out to go on without such rows")
-    return table
-
-
-def bad_rows_of(table: Any) -> list[dict[str, Any]]:
-    """The rows that could not be read."""
-    return table.filter(table["prediction"].is_null()).select(["row", "why"]).to_pylist()
 
 
 def join_parts(files: Sequence[Path], output: Path) -> list[int]:
@@ -290,7 +280,7 @@ def join_parts(files: Sequence[Path], output: Path) -> list[int]:
             table = read_part(file)
             if table is None:
                 raise RuntimeError(f"{file} is not what was written: run the command again")
-            bad_rows.extend(row["row"] for row in bad_rows_of(table))
+            bad_rows.extend(table.filter(table["prediction"].is_null())["row"].to_pylist())
             yield table
 
     joined = files[0].with_name(f"joined{output.suffix}")

@@ -14,7 +14,6 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from .._io.access import in_one_line
-from .._version import __version__
 from ..data.audio import waveform
 from ..data.prediction import config_of, member_logits_of
 from ..data.processors import class_prompts
@@ -242,13 +241,6 @@ class HydraPredictor(Answerer):
         """The sentences of its calibration; none if it is not calibrated, or has other weights since."""
         _, decision = without_decision(self.model)
         return [] if decision is None else list(decision.settings["sentences"])
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """The server's description at GET /."""
-        members = getattr(self.config, "num_members", None)
-        about = {"model": self.name, "kind": self.kind, "labels": self.class_names, "members": members}
-        return about | {"calibrated": self.is_calibrated, "hydra_transformers": __version__}
 
     def answer(self, inputs: list[Any], parameters: dict[str, Any]) -> list[dict[str, Any]]:
         with self._one_at_a_time:

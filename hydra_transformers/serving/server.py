@@ -25,16 +25,6 @@ logger = logging.getLogger(__name__)
 
 SECONDS_TO_CLOSE = 30  # for requests in flight
 SECONDS_FOR_BODY = 30.0  # a slower client would keep others out
-REQUEST = {
-    "type": "object",
-    "required": ["inputs"],
-    "properties": {
-        "inputs": {"description": "a text, a pair of texts, an image or WAV file in base64, or a list of these"},
-        "parameters": {"description": "top_k; for CLIP and SigLIP also candidate_labels and hypothesis_template"},
-    },
-    "example": {"inputs": "a text, or an image or WAV file in base64", "parameters": {"top_k": 3}},
-}
-ERRORS = {status: {"description": "`error` has one sentence that says why"} for status in (400, 413, 422, 500, 503)}
 
 
 def create_app(
@@ -43,10 +33,9 @@ def create_app(
     max_wait_ms: float = 5.0,
     max_queue: int = 64,
     max_body: int = 10_000_000,
-    docs: bool = True,
     monitor: str | os.PathLike | None = None,
 ) -> FastAPI:
-    """The app with POST /predict, GET /health, GET /metrics, GET / and GET /docs.
+    """The app with POST /predict, GET /health and GET /metrics.
 
     Args:
         answerer: a `HydraPredictor`.
@@ -56,11 +45,8 @@ def create_app(
         max_body: bytes of a request; a larger one gets 413. Requests that are still arriving may hold `max_queue` times as many.
         monitor: the file of a `Monitor`, which counts all predictions; it is written every second. /health and /metrics then say
             whether the promises are kept.
-        docs: whether to have /docs, FastAPI's page to read and try the API. Its scripts come from a public server.
     """
     answerer.most_inputs = max_batch
-    about = getattr(answerer, "about", {})
-    limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue, "max_body": max_body}
     watched = None if monitor is None else WatchedPromises(answerer.model, monitor)
     batcher = Batcher(answerer.answer, max_batch, max_wait_ms / 1000)
     arriving = Arriving(max_body, max_queue)
@@ -73,10 +59,9 @@ def create_app(
         if watched is not None:
             watched.save()
 
-    name = about.get("model", "hydra_transformers")
-    app = FastAPI(title=name, lifespan=lifespan, openapi_url="/openapi.json" if docs else None, redoc_url=None)
+    app = FastAPI(lifespan=lifespan, openapi_url=None)  # without /docs, whose scripts come from a public server
     app.state.requests = 0
-    metrics = Metrics(name)
+    metrics = Metrics(getattr(answerer, "name", "hydra_transformers"))
     metrics.in_flight.set_function(lambda: app.state.requests)
     if watched is not None:
         metrics.show_promises(watched)
@@ -84,11 +69,6 @@ def create_app(
     @app.exception_handler(HTTPException)
     async def one_sentence(request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
-
-    @app.get("/")
-    async def info() -> dict[str, Any]:
-        """The model, its labels and the limits."""
-        return about | {"limits": limits}
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -120,9 +100,7 @@ def create_app(
         finally:
             app.state.requests -= 1
 
-    request_body = {"required": True, "content": {"application/json": {"schema": REQUEST}}}
-
-    @app.post("/predict", responses=ERRORS, openapi_extra={"requestBody": request_body})
+    @app.post("/predict")
     async def predict(request: Request) -> JSONResponse:
         """Predicts for texts, images or audio, with the uncertainty."""
         start, status = time.perf_counter(), 500
@@ -155,28 +133,23 @@ class Arriving:
         """The body, whose bytes count as held until the block ends."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HTTPException(415, "the request is not JSON: send it with Content-Type: application/json")
-        length = request.headers.get("content-length", "0")
-        self._check_size(int(length) if length.isdecimal() and len(length) <= 18 else self.max_body + 1)
         body = bytearray()
         try:
-            await self._read(request, body)
+            try:
+                await asyncio.wait_for(self._read(request, body), SECONDS_FOR_BODY)
+            except ClientDisconnect as error:
+                raise HTTPException(400, "the request ended before all of it had arrived") from error
+            except asyncio.TimeoutError as error:  # another class before Python 3.11
+                raise HTTPException(408, f"the request did not arrive in {SECONDS_FOR_BODY:.0f} seconds") from error
             yield bytes(body)
         finally:
             self.held -= len(body)
 
     async def _read(self, request: Request, body: bytearray) -> None:
-        async def read() -> None:
-            async for part in request.stream():
-                body.extend(part)
-                self.held += len(part)
-                self._check_size(len(body))
-
-        try:
-            await asyncio.wait_for(read(), SECONDS_FOR_BODY)
-        except ClientDisconnect as error:
-            raise HTTPException(400, "the request ended before all of it had arrived") from error
-        except asyncio.TimeoutError as error:  # another class before Python 3.11
-            raise HTTPException(408, f"the request did not arrive within {SECONDS_FOR_BODY:.0f} seconds") from error
+        async for part in request.stream():
+            body.extend(part)
+            self.held += len(part)
+            self._check_size(len(body))
 
     def _check_size(self, size: int) -> None:
         if size > self.max_body:

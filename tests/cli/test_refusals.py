@@ -59,7 +59,6 @@ REFUSED = [
     ("predict vit 0.png --labels red", "--labels is for CLIP and SigLIP, vit has its own: leave it out"),
     ("predict vit pictures", "pictures is a data set: name the file of its answers with --output"),
     ("predict bert file", "file is a file, and bert reads texts"),
-    ("predict vit 0.png --strict", "--strict is for a data set"),
     ("predict vit 0.png 0.png --output a.csv", "--output is for one data set, and there are 2 inputs"),
     ("predict vit pictures --output a.xls", "a.xls"),
     ("predict file text", "file is a file: pass the folder or Hub name of a model"),

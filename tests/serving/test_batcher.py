@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from hydra_transformers.serving import Batcher
+from hydra_transformers.serving.batcher import Batcher
 
 
 class Model:

@@ -40,7 +40,8 @@ def test_the_examples_of_the_page_run(readers_folder, capsys):
     with TestClient(names["app"]) as client:
         answer = client.post("/predict", json={"inputs": base64_of(PHOTOS["photo.jpg"].convert("RGB"))}).json()
         refused = client.post("/predict", json={"inputs": "/etc/passwd"})
-        assert client.get("/").json()["limits"]["max_batch"] == 8
+        too_many = client.post("/predict", json={"inputs": ["a"] * 9}).json()
+        assert too_many == {"error": "inputs has 9 entries: send 1 to 8"}
     assert answer["abstain"] in (True, False) and refused.status_code == 422
     assert "inputs[0] is not base64" in refused.json()["error"]
     assert len(names["answers"]["label"]) == 2 and set(names["answers"]["abstain"]) <= {True, False}

@@ -103,7 +103,7 @@ REFUSED = [
 ]
 REFUSED = [(*row, JSON) for row in REFUSED]
 REFUSED += [("vit", {}, 415, "Content-Type: application/json", {"content-type": "text/plain"})]
-REFUSED += [("vit", {}, 413, "larger than", JSON | {"content-length": "9" * 5000})]
+REFUSED += [("vit", {}, 422, "the request has no inputs", JSON | {"content-length": "9" * 5000})]
 
 
 @pytest.mark.parametrize(("client", "body", "status", "sentence", "headers"), REFUSED)
@@ -119,7 +119,7 @@ def test_wrong_requests_are_told_why(client, body, status, sentence, headers, cl
 
 def test_nothing_else_is_served(clients):
     assert clients["vit"].get("/predict").status_code == 405
-    for path in ("/redoc", "/../etc/passwd", "/model.safetensors", "/classify", "/v2/models/tiny-hydra/infer"):
+    for path in ("/", "/docs", "/openapi.json", "/redoc", "/../etc/passwd", "/model.safetensors", "/classify", "/v2/models/tiny-hydra/infer"):
         assert clients["vit"].get(path).status_code == 404
 
 

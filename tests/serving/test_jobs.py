@@ -13,7 +13,6 @@ import pandas
 import pyarrow.parquet
 import pytest
 
-from hydra_transformers.cli import main
 from hydra_transformers.serving import HydraPredictor, jobs, predict_data, predictor
 from tests.command_line import run
 from tests.tiny_data import pictures
@@ -301,17 +300,6 @@ def test_users_files_with_names_like_ours_stay(folders, reviews, tmp_path):
         (tmp_path / name).write_text("mine")
     predict_data(folders["texts"], reviews, tmp_path / "answers.csv", device="cpu")
     assert {path.name for path in tmp_path.iterdir()} == {"reviews.csv", "answers.csv", *names}
-
-
-def test_strict_raises_an_error_at_a_bad_row_also_of_an_earlier_run(folders, reviews, tmp_path, monkeypatch, capsys):
-    output, sentence = tmp_path / "answers.csv", "row 6: It cannot be read: there is none. Leave --strict"
-    words = ["predict", folders["texts"], reviews, "--output", output, "--strict"]
-    assert main([*map(str, words)]) == 2 and sentence in capsys.readouterr().err
-    with pytest.raises(ValueError, match=sentence):
-        predict_data(folders["texts"], reviews, output, device="cpu", strict=True)
-    predicted = stop_at(monkeypatch, 100)
-    assert predict_data(folders["texts"], reviews, output, device="cpu").bad_rows == [6]
-    assert predicted == [3]
 
 
 def test_other_data_another_model_and_other_settings_start_anew(folders, reviews, tmp_path, monkeypatch, caplog):

@@ -15,7 +15,7 @@ from hydra_transformers.models.auto import load_trained
 from hydra_transformers.serving import create_app, server
 from hydra_transformers.serving.metrics import CAUSES, Metrics
 from tests.serving.tiny import asked, base64_of
-from tests.tiny_data import CLASSES, pictures
+from tests.tiny_data import pictures
 
 
 FIELDS = {"detector", "detector_score", "threshold", "reason", "label", "score", "uncertainty", "aleatoric"}
@@ -76,26 +76,6 @@ def test_many_at_once_are_each_answered_as_alone(clients):
     with ThreadPoolExecutor(12) as threads:
         found = list(threads.map(lambda place: predicted(clients["vit"], ENCODED[place % 3]), range(24)))
     assert_same(found, [alone[place % 3] for place in range(24)])
-
-
-def test_it_tells_what_it_is_and_that_it_is_well(folders, clients):
-    about = clients["vit"].get("/")
-    assert about.json()["labels"] == CLASSES and about.json()["calibrated"] and about.json()["members"] == 3
-    assert about.json()["model"] == "tiny-hydra" and str(folders["images"].parent) not in about.text
-    assert clients["bert"].get("/").json()["calibrated"] is False
-    assert clients["clip"].get("/").json()["kind"] == "zero-shot"
-    health = clients["vit"].get("/health")
-    assert (health.status_code, health.json()) == (200, {"status": "ok", "requests": 0})
-
-
-def test_the_api_has_a_page_about_itself_that_can_be_left_out(clients):
-    assert "swagger" in clients["vit"].get("/docs").text
-    api = clients["vit"].get("/openapi.json").json()
-    assert api["info"]["title"] == "tiny-hydra" and set(api["paths"]) == {"/", "/health", "/metrics", "/predict"}
-    request = api["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert set(request["properties"]) == {"inputs", "parameters"}
-    with TestClient(create_app(Answerer(None, None, "text"), docs=False)) as client:
-        assert [client.get(path).status_code for path in ("/docs", "/openapi.json")] == [404, 404]
 
 
 # Limits
