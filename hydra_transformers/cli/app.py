@@ -20,18 +20,13 @@ def app(
 ) -> None:
     """Open a page in the browser to try a model on: its answer, its members', its uncertainty."""
     from ..serving.page import launch_page
-    from ..serving.page_inputs import read_examples
     from .serve import predictor_of
 
     predictor = predictor_of(model)
     if labels and not predictor.needs_classes:
         raise ValueError(f"--labels is for CLIP and SigLIP, {model} has its own classes: leave it out")
-    shown = None
-    if examples is not None:
-        rate = {"rate": predictor.processor.sampling_rate} if predictor.reads == "audio" else {}
-        shown = read_examples(examples, predictor.reads, **rate)
     try:
-        page = launch_page(predictor, shown, class_names=labels or (), host=host, port=port)
+        page = launch_page(predictor, examples, class_names=labels or (), host=host, port=port)
     except OSError as error:
         where = "any port from 7860 on" if port is None else f"port {port}"
         raise OSError(

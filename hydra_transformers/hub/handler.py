@@ -79,23 +79,31 @@ class Answerer:
         is_few = 1 <= len(inputs) <= self.most_inputs
         require(is_few, f"inputs has {len(inputs)} entries: send 1 to {self.most_inputs}")
         parameters = self.read_parameters(data.get("parameters"))
-        values, taken = [], 0  # samples, pixels or characters of the inputs before this one
+        values, taken = [], 0
         for place, value in enumerate(inputs):
-            name = f"inputs[{place}]"
-            if self.kind in ("text", "tokens"):
-                size = self.check_text(value, name)
-            elif self.kind == "audio":
-                value = read_audio(value, name, self.processor.sampling_rate, taken)
-                size, least = len(value), least_samples(self.config)
-                require(size >= least, f"{name} has {size} samples, too few for this model: send at least {least}")
-            else:
-                value = read_image(value, name, taken=taken)
-                size = value.width * value.height
+            value, size = self.read_input(value, f"inputs[{place}]", taken)
             values.append(value)
             taken += size
-        many = f"inputs has {taken:,} characters: send at most {MOST_CHARACTERS:,} in one request"
-        require(self.kind not in ("text", "tokens") or taken <= MOST_CHARACTERS, many)
         return values, parameters
+
+    def read_input(self, value: Any, name: str, taken: int = 0) -> tuple[Any, int]:
+        """An input as the model reads it, and its size: samples, pixels or characters.
+
+        name: for error messages
+        taken: the size of the inputs before it, which count towards the limit
+        """
+        if self.kind in ("text", "tokens"):
+            size = self.check_text(value, name)
+            many = f"too many{' with the texts before it' if taken else ''}: send at most {MOST_CHARACTERS:,}"
+            require(size + taken <= MOST_CHARACTERS, f"{name} has {size:,} characters, {many}")
+        elif self.kind == "audio":
+            value = read_audio(value, name, self.processor.sampling_rate, taken)
+            size, least = len(value), least_samples(self.config)
+            require(size >= least, f"{name} has {size} samples, too few for this model: send at least {least}")
+        else:
+            value = read_image(value, name, taken)
+            size = value.width * value.height
+        return value, size
 
     def check_text(self, value: Any, name: str) -> int:
         """The number of characters of a text or a pair of texts, for token classification of a text or a list of words."""
@@ -203,28 +211,22 @@ def is_text(value: Any, most: int = MOST_CHARACTERS) -> bool:
         return False
 
 
-def read_image(
-    value: Any, name: str, most_pixels: int = MOST_PIXELS, taken: int = 0, formats: tuple[str, ...] = FORMATS
-) -> Any:
-    """An image in RGB, from base64, bytes or a PIL image, never from a path or URL. Too large ones are not decoded.
-
-    name: for error messages
-    taken: pixels of the images before it, which count towards `most_pixels`
-    """
+def read_image(value: Any, name: str, taken: int = 0) -> Any:
+    """An image in RGB, from base64, bytes or a PIL image, never from a path or URL. Too large ones are not decoded."""
     from PIL import Image, ImageOps
 
-    too_many = f"too many{' with the images before it' if taken else ''}: send at most {most_pixels:,}"
+    too_many = f"too many{' with the images before it' if taken else ''}: send at most {MOST_PIXELS:,}"
     image = value
     if not isinstance(value, Image.Image):
         content = _file_content(value, name, "an image")
         try:
-            image = Image.open(io.BytesIO(content), formats=formats)
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise RequestError(f"{name} has {Image.MAX_IMAGE_PIXELS:,} pixels or more, {too_many}") from error
         except Exception as error:  # decoders raise all kinds of errors
-            raise RequestError(f"{name} is not an image that can be read: send {', '.join(formats)}") from error
+            raise RequestError(f"{name} is not an image that can be read: send {', '.join(FORMATS)}") from error
     size, is_long = f"{image.width:,} x {image.height:,} pixels", max(image.size) > MAX_ASPECT_RATIO * min(image.size)
-    require(image.width * image.height + taken <= most_pixels, f"{name} has {size}, {too_many}")
+    require(image.width * image.height + taken <= MOST_PIXELS, f"{name} has {size}, {too_many}")
     require(not is_long, f"{name} has {size}: send one at most {MAX_ASPECT_RATIO} times as long as wide")
     # In RGB everything above level 255 would be white.
     is_deep = image.mode.startswith(("I", "F"))
@@ -241,9 +243,7 @@ def read_image(
 def read_audio(value: Any, name: str, rate: int, taken: int = 0) -> np.ndarray:
     """The samples (samples,) of a 16-bit WAV file, the mean of its channels, from base64 or bytes, never from a path or URL.
 
-    name: for error messages
     rate: samples per second that the model reads, the only rate that is accepted
-    taken: samples of the audio before it, which count towards `MOST_SAMPLES`
     """
     content = _file_content(value, name, "a WAV file")
     try:

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..hub.handler import RequestError
+from ..hub.handler import MOST_CHARACTERS, RequestError, require
 from .page_html import answer_html, heading_html, sentence_html
-from .page_inputs import MOST_CHARACTERS, MOST_MEGABYTES, check_text, read_class_names, read_file
 from .predictor import HydraPredictor
 
 
@@ -29,20 +28,53 @@ HINTS = {
     "texts": "Type a text on the left",
 }
 MOST_WAITING = 100  # users in the queue
+MOST_MEGABYTES = 10
+MOST_OF_A_GROUP = 24  # examples
+PROMPT = "A photo of a {}."
 CLEAN_EVERY, KEEP_FOR = 600, 3600  # seconds: uploads are deleted after an hour, and when the server ends
 ONLY_WHAT_WAS_SENT = "The page opens only what was sent to it, and fetches nothing: send the file itself."
 SWITCHED_OFF = ("share", "run_history", "enable_monitoring", "ssr_mode", "pwa", "mcp_server")
 
 
-def build_page(
-    model: HydraPredictor, examples: Mapping[str, Sequence[str]] | None = None, class_names: Sequence[str] = ()
+def launch_page(
+    model: HydraPredictor,
+    examples: str | os.PathLike | None = None,
+    class_names: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    port: int | None = None,
 ) -> gradio.Blocks:
-    """The page of a model, not yet served: `launch_page` does both.
+    """Serves the page of a model and returns at once: `page.local_url` is its address, `page.close()` ends it.
 
     Args:
         model (`HydraPredictor`): the model.
-        examples (`dict`, *optional*): group -> files of images or audio, or texts to click on, see `read_examples`.
+        examples (`str` or `os.PathLike`, *optional*): examples to click on: a folder of images or WAV files, each folder in it a
+            group; for texts a file with one on each line.
         class_names (`list[str]`, *optional*): the first classes for CLIP to choose from; visitors may name others.
+        host (`str`, defaults to `"127.0.0.1"`): "0.0.0.0" lets other machines in.
+        port (`int`, *optional*): by default the first free one from 7860 on.
+    """
+    page = build_page(model, {} if examples is None else read_examples(Path(examples), model), class_names)
+    theme = gradio.themes.Base(primary_hue="blue", neutral_hue="slate", **FONTS)
+    page.launch(
+        server_name=host,
+        server_port=port,
+        prevent_thread_lock=True,
+        quiet=True,
+        max_file_size=MOST_MEGABYTES * 1_000_000,
+        theme=theme.set(body_text_color_subdued="*neutral_500"),  # the default grey of notes is too light to read
+        css=CSS,
+        footer_links=[],
+        **dict.fromkeys(SWITCHED_OFF, False),
+    )
+    return page
+
+
+def build_page(
+    model: HydraPredictor, examples: Mapping[str, Sequence[str]], class_names: Sequence[str] = ()
+) -> gradio.Blocks:
+    """The page, not yet served.
+
+    examples: of `read_examples`
     """
     if model.class_names is not None and len(model.class_names) < 2 and model.config.problem_type is None:
         raise ValueError(
@@ -62,7 +94,7 @@ def build_page(
                     inputs[0].preprocess = files.sent
                 # A file alone is answered at once.
                 ask = gradio.Button("Ask", variant="primary", visible=not reads_files or model.needs_classes)
-                clicks = [_add_examples(group, values, inputs[0], files) for group, values in (examples or {}).items()]
+                clicks = [_add_examples(group, values, inputs[0], files) for group, values in examples.items()]
             with gradio.Column(scale=8, min_width=320):
                 hint = f"{HINTS[model.reads]}{', or click on an example' if examples else ''}."
                 answer = gradio.HTML(sentence_html(hint, "hint"), padding=False)
@@ -96,34 +128,48 @@ def _inputs(model: HydraPredictor, class_names: Sequence[str]) -> list[Any]:
     return inputs
 
 
-def launch_page(
-    model: HydraPredictor,
-    examples: Mapping[str, Sequence[str]] | None = None,
-    class_names: Sequence[str] = (),
-    host: str = "127.0.0.1",
-    port: int | None = None,
-) -> gradio.Blocks:
-    """Serves the page of a model (see `build_page`) and returns at once: `page.local_url` is its address, `page.close()` ends it.
+def read_examples(path: Path, model: HydraPredictor) -> dict[str, list[str]]:
+    """Group -> files of images or audio, or texts. One that cannot be shown raises an error."""
+    if model.reads == "texts":
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        groups = {"Examples": [line.strip() for line in lines if line.strip()]}
+    else:
+        folders = [path, *sorted(folder for folder in path.glob("[!.]*") if folder.is_dir())]
+        groups = {
+            "Examples" if folder == path else folder.name: [
+                str(file.resolve()) for file in sorted(folder.glob("[!.]*")) if file.is_file()
+            ]
+            for folder in folders
+        }
+    groups = {name: values[:MOST_OF_A_GROUP] for name, values in groups.items() if values}
+    if not groups:
+        expected = "a text file with one text on each line" if model.reads == "texts" else f"a folder of {model.reads}"
+        raise ValueError(f"there are no examples in {path}: pass {expected}")
+    for values in groups.values():
+        for value in values:
+            read_sent(model, value if model.reads == "texts" else (value, Path(value).name))
+    return groups
 
-    Args:
-        model, examples, class_names: as in `build_page`.
-        host (`str`, defaults to `"127.0.0.1"`): "0.0.0.0" lets other machines in.
-        port (`int`, *optional*): by default the first free one from 7860 on.
-    """
-    page = build_page(model, examples, class_names)
-    theme = gradio.themes.Base(primary_hue="blue", neutral_hue="slate", **FONTS)
-    page.launch(
-        server_name=host,
-        server_port=port,
-        prevent_thread_lock=True,
-        quiet=True,
-        max_file_size=MOST_MEGABYTES * 1_000_000,
-        theme=theme.set(body_text_color_subdued="*neutral_500"),  # the default grey of notes is too light to read
-        css=CSS,
-        footer_links=[],
-        **dict.fromkeys(SWITCHED_OFF, False),
-    )
-    return page
+
+def read_sent(model: HydraPredictor, value: Any, beside: str = "") -> Any:
+    """A text, the path and the name of a file, or with `beside` a pair of texts, as the model reads it."""
+    if model.reads == "texts":
+        return model.read_input({"text": value, "text_pair": beside} if beside.strip() else value, "The text")[0]
+    path, name = Path(value[0]), value[1]
+    # Not a FIFO or device, which could be read for ever.
+    require(path.is_file() and not path.is_symlink(), f"{name} cannot be opened: send it again")
+    is_small = path.stat().st_size <= MOST_MEGABYTES * 1_000_000
+    require(is_small, f"{name} has more than {MOST_MEGABYTES} MB: send a smaller file")
+    return model.read_input(path.read_bytes(), name)[0]
+
+
+def read_class_names(model: HydraPredictor, text: str) -> list[str]:
+    """Names between commas or line ends, each once."""
+    names = [name.strip() for name in text.replace("\n", ",").split(",")]
+    names = list(dict.fromkeys(filter(None, names)))
+    require(len(names) >= 2, f"These are {len(names)} classes: name at least 2, with commas between them")
+    model.check_labels(names, PROMPT)
+    return names
 
 
 def _respond(model: HydraPredictor, value: Any, beside: str = "") -> str:
@@ -134,12 +180,10 @@ def _respond(model: HydraPredictor, value: Any, beside: str = "") -> str:
     try:
         if not value:
             return sentence_html(f"{HINTS[model.reads]} first.", "hint")
-        rate = {"rate": model.processor.sampling_rate} if model.reads == "audio" else {}
-        asked = check_text(value) if model.reads == "texts" else read_file(value[0], model.reads, value[1], **rate)
-        class_names = read_class_names(beside) if model.needs_classes else None
-        if beside.strip() and not model.needs_classes:
-            asked = {"text": asked, "text_pair": check_text(beside)}
-        return answer_html(model.answer_with_members(asked, class_names))
+        if model.needs_classes:
+            class_names = read_class_names(model, beside)
+            return answer_html(model.answer_with_members(read_sent(model, value), class_names))
+        return answer_html(model.answer_with_members(read_sent(model, value, beside)))
     except RequestError as error:
         return sentence_html(f"{error}.", "problem")
     except Exception:

@@ -51,7 +51,7 @@ def answer_html(answer: dict[str, Any]) -> str:
 def _class_parts(answer: dict[str, Any]) -> Iterator[str]:
     scores, members = answer["scores"], answer["members"]
     yield _verdict(answer, answer["label"], _percent(answer["score"]), f"{_percent(answer['score'])} sure")
-    yield _prediction_set(answer, "It may be", "If it is one of the classes, it may be")
+    yield _prediction_set(answer, "may be")
     columns = list(zip(*members, strict=True))
     rows = [_bar(score, _dots(column)) for score, column in zip(scores[:MOST_CLASSES], columns, strict=False)]
     yield _section("Classes", f"probability{_legend(answer)}", rows)
@@ -63,14 +63,13 @@ def _class_parts(answer: dict[str, Any]) -> Iterator[str]:
 def _label_parts(answer: dict[str, Any]) -> Iterator[str]:
     scores, thresholds = answer["scores"], answer["thresholds"]
     yield _verdict(answer, ", ".join(answer["labels"]) or "no label", "", "each from a threshold of its own on")
-    yield _prediction_set(answer, "It may have", "If its labels are among these, it may have")
-    rows = []
-    for place, (score, threshold) in enumerate(zip(scores[:MOST_OF_A_SET], thresholds, strict=False)):
-        is_unsure, is_yes = bool(score.get("abstain")), score["label"] in answer["labels"]
-        if place < MOST_CLASSES or is_yes or is_unsure:
-            says = "not sure" if is_unsure else "yes" if is_yes else "no"
-            marks = f'<s style="left:{100 * threshold:.1f}%"></s>' + _dots([each[place] for each in answer["members"]])
-            rows.append(_bar(score, marks, f"{says}; uncertainty {score['uncertainty']:.2f}", is_unsure))
+    yield _prediction_set(answer, "may have")
+    rows, columns = [], zip(*answer["members"], strict=True)
+    for score, threshold, column in zip(scores[:MOST_OF_A_SET], thresholds, columns, strict=False):
+        is_unsure = bool(score.get("abstain"))
+        says = "not sure" if is_unsure else "yes" if score["label"] in answer["labels"] else "no"
+        marks = f'<s style="left:{100 * threshold:.1f}%"></s>{_dots(column)}'
+        rows.append(_bar(score, marks, f"{says}; uncertainty {score['uncertainty']:.2f}", is_unsure))
     yield _section("Labels", f"probability; line: its threshold{_legend(answer)}", rows)
     yield _uncertainty(answer, len(scores) * math.log(2))
     said = []
@@ -100,7 +99,7 @@ def _entity_parts(answer: dict[str, Any]) -> Iterator[str]:
         marked.append(f"<small>{escape(entity['entity_group'])}{' ?' * is_unsure}</small></mark>")
         end, unsure = entity["end"], unsure + is_unsure
     yield f'<div class="hydra-text">{"".join(marked)}{escape(text[end:])}</div>'
-    notes = [answer["reason"], TRUNCATED if answer["truncated"] else ""]
+    notes = [answer["reason"], TRUNCATED if answer["truncated"] else None]
     yield "".join(f"<p>{escape(note)}</p>" for note in notes if note)
     never = "" if answer["abstain"] is not None else " · not calibrated: none is marked as not sure"
     yield _section("Entities", f"{len(answer['entities'])} found, {unsure} not sure{never}", [])
@@ -113,14 +112,8 @@ TASKS = {"entities": _entity_parts, "labels": _label_parts, "interval": _number_
 
 def _verdict(answer: dict[str, Any], said: str, guess: str, sure: str) -> str:
     """guess, sure: what stands beside the answer where the model abstains, and where it does not"""
-    notes = [answer["reason"]] if answer["reason"] else []
-    if answer["threshold"] is not None and answer.get("detector_score") is not None and not answer["abstain"]:
-        limit, score = float(answer["threshold"]), f"{answer['detector']} is {answer['detector_score']:.3g}"
-        is_reward = answer["detector"] == "low score"
-        reached = f"the score is at least {-limit:.3g}" if is_reward else f"{score}, at most {limit:.3g}"
-        notes.append(f"It answers: {reached}.")
-    notes += [TRUNCATED] if answer.get("truncated") else []
-    shown = "".join(f"<small>{escape(note)}</small>" for note in notes)
+    notes = [answer["reason"], TRUNCATED if answer.get("truncated") else None]
+    shown = "".join(f"<small>{escape(note)}</small>" for note in notes if note)
     if answer["abstain"]:
         unknown = "Nothing relevant" if answer["detector"] == "low score" else "I don't know"
         guess = f"its guess: {escape(said)}{f', {guess}' if guess else ''}"
@@ -129,15 +122,15 @@ def _verdict(answer: dict[str, Any], said: str, guess: str, sure: str) -> str:
     return f'<div class="hydra-verdict">{escape(said)}<span>{sure}{never}</span>{shown}</div>'
 
 
-def _prediction_set(answer: dict[str, Any], begin: str, unlike: str) -> str:
-    """begin, unlike: of the sentence, where the model answers, and where it abstains: the input may differ from the data that the
-    promise of the sets is about"""
+def _prediction_set(answer: dict[str, Any], may: str) -> str:
     names = answer["prediction_set"]
     if names is None:
         return ""
     shown = "".join(f"<b>{escape(name)}</b>" for name in names[:MOST_OF_A_SET])
     more = f" and {len(names) - MOST_OF_A_SET} more" if len(names) > MOST_OF_A_SET else ""
-    return f'<div class="hydra-set">{unlike if answer["abstain"] else begin} {shown or "none of them"}{more}</div>'
+    # The promise of sets is about data like the validation data, and an input that the model abstains on may be none of it.
+    begin = "If it is like the validation data, it" if answer["abstain"] else "It"
+    return f'<div class="hydra-set">{begin} {may} {shown or "none of them"}{more}</div>'
 
 
 def _uncertainty(answer: dict[str, Any], most: float, unit: str | None = None) -> str:

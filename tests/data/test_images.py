@@ -11,7 +11,6 @@ from transformers import AutoModelForImageClassification, ViTImageProcessorPil
 from hydra_transformers import load_data
 from hydra_transformers.hub.handler import read_image as read_request
 from hydra_transformers.models.pipeline_hydra import HydraImageClassificationPipeline, image_mode, read_image
-from hydra_transformers.serving.page_inputs import read_file
 from tests.tiny_data import pictures
 
 
@@ -54,8 +53,7 @@ def ways(path: str, model, processor, folder) -> dict[str, torch.Tensor]:
             "predict": pipeline.preprocess(opened)["pixel_values"][0],
             "predict path": pipeline.preprocess(path)["pixel_values"][0],
             "predict base64": pipeline.preprocess(content)["pixel_values"][0],
-            "handler": pipeline.preprocess(read_request(content, "inputs[0]"))["pixel_values"][0],
-            "page": pipeline.preprocess(read_file(path, "images"))["pixel_values"][0],
+            "handler, server and page": pipeline.preprocess(read_request(content, "inputs[0]"))["pixel_values"][0],
             "command line": processed(read_image(path, mode=image_mode(model.config))),
         }
 

@@ -10,9 +10,8 @@ import httpx
 import pytest
 from transformers import Wav2Vec2FeatureExtractor
 
-from hydra_transformers.serving import page_inputs
-from hydra_transformers.serving.page import ONLY_WHAT_WAS_SENT, _respond, launch_page
-from hydra_transformers.serving.page_inputs import read_examples
+from hydra_transformers.serving import page as pages
+from hydra_transformers.serving.page import ONLY_WHAT_WAS_SENT, _respond, launch_page, read_examples
 from hydra_transformers.serving.predictor import HydraPredictor
 from tests.data.test_audio import RATE, tone, wav
 from tests.families import WAV2VEC2
@@ -35,7 +34,7 @@ def picture(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folders, picture):
-    page = launch_page(asked(folders["images"]), examples={"mine": [str(picture)]})
+    page = launch_page(asked(folders["images"]), picture.parent)
     yield page.local_url.rstrip("/")
     page.close(verbose=False)
 
@@ -134,8 +133,7 @@ def test_audio_is_sent_clicked_on_and_answered(tmp_path):
     private.parent.mkdir()
     private.write_bytes(wav(tone(0.05)))
     sent.write_bytes(wav(tone(1.0)))
-    examples = read_examples(private.parent, "audio")
-    page = launch_page(model, examples)
+    page = launch_page(model, private.parent)
     try:
         server = page.local_url.rstrip("/")
         path = uploaded(server, sent)
@@ -152,7 +150,7 @@ def test_audio_is_sent_clicked_on_and_answered(tmp_path):
 
 def test_audio_that_cannot_be_read_gets_a_sentence(tmp_path, monkeypatch):
     model = HydraPredictor(WAV2VEC2.fused().float(), Wav2Vec2FeatureExtractor(), name="tones")
-    monkeypatch.setattr(page_inputs, "MOST_MEGABYTES", 0.1)
+    monkeypatch.setattr(pages, "MOST_MEGABYTES", 0.1)
     contents = {
         b"no audio": "a.wav is not a WAV file that can be read",
         wav(tone(1.0))[:-20]: "a.wav has no samples, or fewer than its header says: send the whole file",
@@ -165,4 +163,5 @@ def test_audio_that_cannot_be_read_gets_a_sentence(tmp_path, monkeypatch):
     assert "Drop a WAV file on the left first" in _respond(model, None)
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"a\.wav has 16 bits and 16,000"):
-        read_examples(tmp_path, "audio", rate=8_000)
+        slow = Wav2Vec2FeatureExtractor(sampling_rate=8_000)
+        read_examples(tmp_path, HydraPredictor(model.model, slow, name="slow"))

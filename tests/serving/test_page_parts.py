@@ -1,15 +1,18 @@
 """The parts of the page without a browser: HTML, limits, examples."""
 
 import os
+from functools import partial
 
 import pytest
 from PIL import Image
 from transformers import BertConfig, BertForSequenceClassification
 
-from hydra_transformers.serving import HydraPredictor, page_inputs
-from hydra_transformers.serving.page import build_page
+from hydra_transformers.hub import handler
+from hydra_transformers.hub.handler import RequestError
+from hydra_transformers.serving import HydraPredictor
+from hydra_transformers.serving import page as pages
+from hydra_transformers.serving.page import build_page, read_class_names, read_examples, read_sent
 from hydra_transformers.serving.page_html import answer_html, heading_html, sentence_html
-from hydra_transformers.serving.page_inputs import RequestError, check_text, read_class_names, read_examples, read_file
 from tests.serving.tiny import asked
 from tests.tiny_data import SIZES, pictures
 
@@ -36,17 +39,12 @@ def test_an_answer_shows_classes_uncertainty_and_members():
     assert 'class="hydra-member"' not in shown(members=[[0.6, 0.4]])
     abstaining = shown(abstain=True, prediction_set=["a", "b"])
     assert "I don't know<span>its guess: a, 60 %" in abstaining
-    assert "If it is one of the classes, it may be <b>a</b><b>b</b>" in abstaining
+    assert "If it is like the validation data, it may be <b>a</b><b>b</b>" in abstaining
     assert " and 8 more" in shown(abstain=False, prediction_set=[str(number) for number in range(20)])
     assert "It may be none of them" in shown(abstain=False, prediction_set=[])
 
-
-def test_an_answer_says_why_it_abstains_or_answers():
-    judged = {"detector": "msp", "detector_score": -0.6, "threshold": -0.7}
-    said = shown(**judged, abstain=True, reason="msp is -0.6, above the threshold -0.7.")
-    assert "<small>msp is -0.6, above the threshold -0.7.</small>" in said and "It answers" not in said
-    said = shown(**judged | {"detector_score": -0.8}, abstain=False, truncated=True)
-    assert "It answers: msp is -0.8, at most -0.7." in said and "it read the beginning" in said
+    said = shown(abstain=True, reason="msp is -0.6, above the threshold -0.7.", truncated=True)
+    assert "<small>msp is -0.6, above the threshold -0.7.</small>" in said and "it read the beginning" in said
 
 
 def test_nothing_certain_is_claimed_of_what_is_not():
@@ -55,23 +53,27 @@ def test_nothing_certain_is_claimed_of_what_is_not():
     assert "> 99 % sure" in card and "< 1 %" in card and "100 %" not in card
 
 
-def test_names_from_configs_and_users_are_no_markup(folders):
+def test_names_from_configs_and_users_are_no_markup(images, monkeypatch):
     evil = '<img src=x onerror="alert(1)">'
-    model = asked(folders["images"])
-    model.name = evil
+    monkeypatch.setattr(images, "name", evil)
     scores = [{"label": evil, "score": 0.6}, {"label": "b", "score": 0.4}]
     card = shown(label=evil, prediction_set=[evil], abstain=True, reason=evil, scores=scores)
-    for html in (heading_html(model), card, sentence_html(evil, "problem")):
+    for html in (heading_html(images), card, sentence_html(evil, "problem")):
         assert "<img" not in html and "&lt;img" in html
 
 
 def test_a_model_of_one_output_has_to_say_what_it_is():
     model = BertForSequenceClassification(BertConfig(vocab_size=11, num_labels=1, **SIZES))
     with pytest.raises(ValueError, match="one has a single output and no problem_type in its config"):
-        build_page(HydraPredictor(model, name="one"))
+        build_page(HydraPredictor(model, name="one"), {})
 
 
 # What users send
+
+
+@pytest.fixture(scope="module")
+def images(folders):
+    return asked(folders["images"])
 
 
 @pytest.fixture
@@ -91,38 +93,39 @@ def sent(tmp_path):
 @pytest.mark.parametrize(
     ("name", "limits", "sentence"),
     [
-        ("picture.png", {"pixels": 1_000}, r"mine has 40 x 30 pixels, too many: send at most 1,000"),
-        ("picture.png", {"megabytes": 0}, "mine has more than 0 MB: send a smaller file"),
+        ("picture.png", {"PIXELS": 1_000}, r"mine has 40 x 30 pixels, too many: send at most 1,000"),
+        ("picture.png", {"MEGABYTES": 0}, "mine has more than 0 MB: send a smaller file"),
         ("deep.png", {}, "mine has the mode I;16, of more than 256 levels"),
         ("cut.png", {}, "mine is a broken image, its pixels cannot be read: send another"),
-        ("text.png", {}, "mine is no.* image that can be read: send BMP, GIF, JPEG, PNG, WEBP, TIFF"),
-        ("program.png", {}, "mine is no.* image that can be read"),
+        ("text.png", {}, "mine is not an image that can be read: send BMP, GIF, JPEG, PNG, WEBP"),
+        ("program.png", {}, "mine is not an image that can be read"),
         *[(name, {}, "mine cannot be opened: send it again") for name in ("none.png", "link.png", "fifo.png", ".")],
         *[(name, {}, "mine cannot be opened: send it again") for name in ("/dev/zero", "/dev/tty", "/etc/secret")],
         ("/proc/self/environ", {}, r"mine (is no|cannot be opened)"),
     ],
 )
-def test_files_that_cannot_be_shown_get_a_sentence(name, limits, sentence, sent, monkeypatch):
+def test_files_that_cannot_be_shown_get_a_sentence(name, limits, sentence, sent, images, monkeypatch):
     for limit, value in limits.items():
-        monkeypatch.setattr(page_inputs, f"MOST_{limit.upper()}", value)
+        monkeypatch.setattr(handler if limit == "PIXELS" else pages, f"MOST_{limit}", value)
     with pytest.raises(RequestError, match=f"^{sentence}"):
-        read_file(sent / name, "images", "mine")
+        read_sent(images, (sent / name, "mine"))
     monkeypatch.undo()
-    image = read_file(sent / "picture.png", "images")
+    image = read_sent(images, (sent / "picture.png", "mine"))
     assert image.mode == "RGB" and image.size == (40, 30)
 
 
-def test_texts_and_classes_are_read_within_limits(monkeypatch):
-    monkeypatch.setattr(page_inputs, "MOST_CHARACTERS", 50)
-    monkeypatch.setattr(page_inputs, "MOST_CLASSES", 3)
-    assert check_text(" good ") == " good "
-    assert read_class_names("cat, dog,\nboat, cat ,") == ["cat", "dog", "boat"]
+def test_texts_and_classes_are_read_within_limits(folders, monkeypatch):
+    texts, clip = asked(folders["texts"]), asked(folders["clip"])
+    monkeypatch.setattr(handler, "MOST_CHARACTERS", 50)
+    monkeypatch.setattr(handler, "MOST_LABELS", 3)
+    assert read_sent(texts, " good ") == " good "
+    assert read_sent(texts, "a", "b") == {"text": "a", "text_pair": "b"}
+    assert read_class_names(clip, "cat, dog,\nboat, cat ,") == ["cat", "dog", "boat"]
     for read, text, sentence in (
-        (check_text, " ", "There is no text yet"),
-        (check_text, "a" * 51, "The text has 51 characters: send at most 50"),
-        (read_class_names, "cat", "These are 1 classes: name 2 to 3"),
-        (read_class_names, "a,b,c,d", "These are 4 classes: name 2 to 3"),
-        (read_class_names, "a" * 51, "51 characters: send at most 50"),
+        (partial(read_sent, texts), "a" * 51, "The text has 51 characters, too many: send at most 50"),
+        (partial(read_class_names, clip), "cat", "These are 1 classes: name at least 2"),
+        (partial(read_class_names, clip), "a,b,c,d", "must be a list of 1 to 3 texts"),
+        (partial(read_class_names, clip), "a," + "b" * 90, "which makes"),
     ):
         with pytest.raises(RequestError, match=sentence):
             read(text)
@@ -131,29 +134,30 @@ def test_texts_and_classes_are_read_within_limits(monkeypatch):
 # Examples
 
 
-def test_folders_are_groups_of_examples(tmp_path):
+def test_folders_are_groups_of_examples(tmp_path, images):
     for name in ("b.png", "a.png", "known/c.png", "unknown/d.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         pictures([0])[0].save(tmp_path / name)
     (tmp_path / "known" / ".hidden").write_text("")
-    groups = read_examples(tmp_path, "images")
+    groups = read_examples(tmp_path, images)
     assert list(groups) == ["Examples", "known", "unknown"]
     assert [path.rpartition("/")[2] for path in groups["Examples"]] == ["a.png", "b.png"]
     (tmp_path / "known" / "e.png").write_text("no image")
     with pytest.raises(ValueError, match=r"e\.png is not an image"):
-        read_examples(tmp_path, "images")
+        read_examples(tmp_path, images)
 
 
-def test_lines_are_examples_of_texts(tmp_path):
+def test_lines_are_examples_of_texts(tmp_path, folders, images):
     (tmp_path / "reviews.txt").write_text("a good film\n\n a bad film \n")
     (tmp_path / "other.txt").write_text("zwei\n" * 50)
-    assert read_examples(tmp_path / "reviews.txt", "texts") == {"Examples": ["a good film", "a bad film"]}
-    assert len(read_examples(tmp_path / "other.txt", "texts")["Examples"]) == 24
+    texts = asked(folders["texts"])
+    assert read_examples(tmp_path / "reviews.txt", texts) == {"Examples": ["a good film", "a bad film"]}
+    assert len(read_examples(tmp_path / "other.txt", texts)["Examples"]) == 24
     (tmp_path / "empty").mkdir()
-    for path, reads, sentence in (
-        ("nowhere", "images", "there are no examples in .*nowhere: pass a folder of images"),
-        ("other.txt", "images", "there are no examples in .*: pass a folder"),
-        ("empty", "texts", "there are no examples in .*: pass a text file"),
+    for path, model, sentence in (
+        ("nowhere", images, "there are no examples in .*nowhere: pass a folder of images"),
+        ("other.txt", images, "there are no examples in .*: pass a folder"),
+        ("empty", texts, "there are no examples in .*: pass a text file"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            read_examples(tmp_path / path, reads)
+            read_examples(tmp_path / path, model)
