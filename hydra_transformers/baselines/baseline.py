@@ -141,7 +141,7 @@ class Baseline(nn.Module):
 def check_is_classifier(model: Any) -> None:
     """Raises for models without classes, classifiers of tokens, and Hydras."""
     kind = type(model).__name__
-    is_plain = isinstance(model, PreTrainedModel) and not hasattr(type(model), "backbone_rules")
+    is_plain = isinstance(model, PreTrainedModel) and not hasattr(type(model), "from_pruned_members")
     if not is_plain or "Classification" not in kind or "TokenClassification" in kind:
         raise TypeError(f"model is a {kind}: pass a classifier of whole inputs, as Transformers makes it")
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..models.adapters import is_adapter_folder
 from ..models.auto import AUTO_CLASSES, config_of, load_trained
+from ..models.backbone_rules import backbone_types
 from ..models.configuration_hydra import PROBLEM_TYPES, set_problem_type
 from .checks import check_is_in_memory
 from .reading import backbone_names, read_members
@@ -40,10 +41,10 @@ def read_with_new_classifiers(
     is_model = isinstance(model, PreTrainedModel)
     name = f"model ({type(model).__name__})" if is_model else os.fspath(model)
     config = copy.deepcopy(model.config) if is_model else config_of(model)
-    if config.model_type not in cls.backbone_types:
+    if config.model_type not in backbone_types(cls):
         raise ValueError(
             f"{name} is a {config.model_type}: {cls.__name__} gets new classifiers on pre-trained "
-            f"{' or '.join(cls.backbone_types)} models"
+            f"{' or '.join(backbone_types(cls))} models"
         )
     set_classes(config, num_labels, class_names, problem_type, is_of_tokens="Token" in AUTO_CLASSES[cls])
     with torch.random.fork_rng(devices=[]):

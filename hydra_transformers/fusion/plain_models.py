@@ -8,7 +8,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..models.pretrained import with_key_bias_of_zeros
+from ..models.backbone_rules import with_key_bias_of_zeros
 from ..models.rotary_attention import queries_per_kv_head
 from .building import empty_init_like, replace_heads
 from .packed_heads import keys_of

@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Iterator
 
 from transformers import PreTrainedModel
 
-from ..models.pretrained import Rule
+from ..models.backbone_rules import Rule, backbone_rules, backbone_types
 from .checks import check_can_be_read, check_has_no_hooks, check_is_all_read, check_shapes_and_dtypes
 from .structure import Member, config_in_backbone, hydra_config, member_fields, outline, slots, without_head
 
@@ -18,10 +18,10 @@ def read_members(cls: type, model: PreTrainedModel, name: str) -> list[Member]:
     if not hasattr(model, "config"):
         raise TypeError(f"{name} is a {type(model).__name__}: pass a model of Transformers, or a Hydra")
     model_type = model.config.model_type
-    if model_type not in (*cls.backbone_types, cls.config_class.model_type):
+    if model_type not in (*backbone_types(cls), cls.config_class.model_type):
         raise ValueError(
             f"{name} is a {type(model).__name__} ({model_type}): {cls.__name__} is built from "
-            f"{' or '.join(cls.backbone_types)} models"
+            f"{' or '.join(backbone_types(cls))} models"
         )
     check_can_be_read(model, name)
     model = without_head(cls, model)
@@ -96,7 +96,7 @@ def backbone_names(cls: type, model: PreTrainedModel) -> dict[str, tuple[str, ..
 
 def backbone_source(cls: type, name: str, parameters: Container[str]) -> tuple[tuple[str, ...], Callable]:
     """The backbone's names for our parameter `name`, and the function from their tensors to ours."""
-    found = [(theirs, rule.transform) for rule in cls.backbone_rules if (theirs := _apply_rule(rule, name))]
+    found = [(theirs, rule.transform) for rule in backbone_rules(cls) if (theirs := _apply_rule(rule, name))]
     found = found or [((name,), lambda tensor: tensor)]
     return next((each for each in found if all(theirs in parameters for theirs in each[0])), found[0])
 
@@ -118,7 +118,7 @@ def _apply_rule(rule: Rule, name: str) -> tuple[str, ...] | None:
 def projection_names(cls: type) -> Iterator[tuple[str, ...]]:
     """What the backbones of a Hydra class call query, key, value and output inside a layer, for each version of Transformers
     with rules of its own. The first three are the same where they are one map."""
-    rules = [rule for rule in cls.backbone_rules if rule.ours.startswith("layers.*.attention.")]
+    rules = [rule for rule in backbone_rules(cls) if rule.ours.startswith("layers.*.attention.")]
     joint = [rule.theirs for rule in rules if rule.ours.endswith("qkv_proj.*")]
     outputs = [rule.theirs[:1] for rule in rules if rule.ours.endswith("o_proj.weight")]
     for qkv, output in zip(joint, outputs, strict=True):

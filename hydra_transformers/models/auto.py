@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .adapters import base_of_adapters, config_of_adapters, is_adapter_folder, load_merged
+from .backbone_rules import backbone_types
 from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers, task_of
 from .families import FAMILIES, config_class, model_class
 
@@ -274,7 +275,7 @@ def load_trained(name: str | os.PathLike) -> PreTrainedModel:
 
 def check_classes(models: Sequence[PreTrainedModel], found: type, name: str) -> None:
     """Refuses models of one kind that call their classes, or count them, differently: their answers have no mean."""
-    kinds = (*found.backbone_types, found.config_class.model_type)
+    kinds = (*backbone_types(found), found.config_class.model_type)
     first = models[0].config.id2label
     for place, model in enumerate(models):
         config = getattr(model, "config", None)

@@ -12,7 +12,7 @@ from transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogra
 from .audio import HydraAudioClassifierMixin, HydraAudioEncoderMixin
 from .configuration_hydra_ast import HydraASTConfig
 from .modeling_hydra import GroupedLinear, shared_or_per_member
-from .pretrained import HydraModelMixin, Rule, attention_rules
+from .pretrained import HydraModelMixin
 
 
 class HydraASTPreTrainedModel(HydraModelMixin, ASTPreTrainedModel):
@@ -20,12 +20,6 @@ class HydraASTPreTrainedModel(HydraModelMixin, ASTPreTrainedModel):
     base_model_prefix = "audio_spectrogram_transformer"
     architecture = "audio spectrogram transformer (AST)"
     _no_split_modules = ["ASTEmbeddings", "HydraLayer"]
-    backbone_rules = (
-        *attention_rules("layers.*.attention.{}_proj", "qkvo"),
-        Rule("layers.*.attention_norm.*", "layers.*.layernorm_before.*"),
-        Rule("layers.*.mlp_norm.*", "layers.*.layernorm_after.*"),
-        Rule("classifier.out_proj.*", "classifier.dense.*"),
-    )
 
 
 class HydraASTModel(HydraAudioEncoderMixin, HydraASTPreTrainedModel):

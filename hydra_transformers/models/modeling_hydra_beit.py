@@ -15,7 +15,7 @@ from transformers.models.beit.modeling_beit import BeitEmbeddings, BeitPreTraine
 from .configuration_hydra_beit import HydraBeitConfig
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, PatchProductMixin
 from .modeling_hydra import Grouped, Norm, shared_or_per_member
-from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
+from .pretrained import HydraModelMixin
 from .relative_attention import HydraTableBiasAttention
 
 
@@ -28,21 +28,6 @@ class HydraBeitPreTrainedModel(HydraModelMixin, BeitPreTrainedModel):
     base_model_prefix = "beit"
     architecture = "BEiT"
     _no_split_modules = ["HydraBeitEmbeddings", "HydraLayer"]
-    backbone_rules = (
-        *attention_rules("layers.*.attention.{}_proj", "qkvo", scale="layers.*.lambda_1"),
-        Rule("layers.*.mlp.fc2.*", ("layers.*.mlp.fc2.*", "layers.*.lambda_2"), scaled),
-        # without these factors
-        *attention_rules("layers.*.attention.{}_proj", "qkvo"),
-        Rule("layers.*.mlp.fc2.*", "layers.*.mlp.fc2.*"),
-        Rule("layers.*.attention_norm.*", "layers.*.layernorm_before.*"),
-        Rule("layers.*.mlp_norm.*", "layers.*.layernorm_after.*"),
-        Rule(
-            "layers.*.attention.distance_bias.weight",
-            "layers.*.relative_position_bias.relative_position_bias_table",
-            lambda table: table.t(),
-        ),
-        Rule("relative_attention_bias.weight", "shared_position_bias.relative_position_bias_table"),
-    )
 
 
 class DistanceBias(Grouped):

@@ -22,7 +22,7 @@ from .configuration_hydra_bert import (
     HydraRobertaConfig,
 )
 from .modeling_hydra import GroupedLinear, HydraClassifierOutput, HydraModelOutput
-from .pretrained import HydraModelMixin, Rule, attention_rules
+from .pretrained import HydraModelMixin
 from .texts import (
     HydraTextClassifierMixin,
     HydraTextEncoderMixin,
@@ -38,13 +38,6 @@ class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
     base_model_prefix = "bert"
     architecture = "BERT"
     _no_split_modules = ["BertEmbeddings", "HydraLayer"]
-    backbone_rules = (
-        *attention_rules("encoder.layer.*.attention.{}", ("self.query", "self.key", "self.value", "output.dense")),
-        Rule("layers.*.attention_norm.*", "encoder.layer.*.attention.output.LayerNorm.*"),
-        Rule("layers.*.mlp.fc1.*", "encoder.layer.*.intermediate.dense.*"),
-        Rule("layers.*.mlp.fc2.*", "encoder.layer.*.output.dense.*"),
-        Rule("layers.*.mlp_norm.*", "encoder.layer.*.output.LayerNorm.*"),
-    )
 
 
 class HydraBertModel(HydraTypedTextEncoderMixin, HydraBertPreTrainedModel):
@@ -68,8 +61,6 @@ class HydraRobertaPreTrainedModel(HydraModelMixin, RobertaPreTrainedModel):
     base_model_prefix = "roberta"
     architecture = "RoBERTa"
     _no_split_modules = ["RobertaEmbeddings", "HydraLayer"]
-    backbone_types = ("roberta", "xlm-roberta", "camembert")
-    backbone_rules = HydraBertPreTrainedModel.backbone_rules
 
 
 class HydraRobertaModel(HydraTypedTextEncoderMixin, HydraRobertaPreTrainedModel):
@@ -103,10 +94,6 @@ class HydraElectraPreTrainedModel(HydraModelMixin, ElectraPreTrainedModel):
     base_model_prefix = "electra"
     architecture = "ELECTRA"
     _no_split_modules = ["HydraElectraEmbeddings", "HydraLayer"]
-    backbone_rules = (
-        *HydraBertPreTrainedModel.backbone_rules,
-        Rule("embeddings.projection.*", "embeddings_project.*"),
-    )
 
 
 class ProjectedEmbeddingsMixin:
@@ -140,24 +127,12 @@ class HydraElectraForTokenClassification(
     encoder_class = HydraElectraModel
 
 
-ALBERT_LAYER = "encoder.albert_layer_groups.*.albert_layers.0."
-
-
 class HydraAlbertPreTrainedModel(HydraModelMixin, AlbertPreTrainedModel):
     config_class = HydraAlbertConfig
     base_model_prefix = "albert"
     architecture = "ALBERT"
     supports_gradient_checkpointing = True
     _no_split_modules = ["HydraAlbertEmbeddings", "HydraLayer"]
-    backbone_rules = (
-        *attention_rules(f"{ALBERT_LAYER}attention.{{}}", ("query", "key", "value", "dense")),
-        Rule("layers.*.attention_norm.*", f"{ALBERT_LAYER}attention.LayerNorm.*"),
-        Rule("layers.*.mlp.fc1.*", f"{ALBERT_LAYER}ffn.*"),
-        Rule("layers.*.mlp.fc2.*", f"{ALBERT_LAYER}ffn_output.*"),
-        Rule("layers.*.mlp_norm.*", f"{ALBERT_LAYER}full_layer_layer_norm.*"),
-        Rule("embeddings.projection.*", "encoder.embedding_hidden_mapping_in.*"),
-        Rule("pooler.dense.*", "pooler.*"),
-    )
 
 
 class HydraAlbertEmbeddings(ProjectedEmbeddingsMixin, AlbertEmbeddings):
@@ -186,13 +161,6 @@ class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel)
     base_model_prefix = "distilbert"
     architecture = "DistilBERT"
     _no_split_modules = ["Embeddings", "HydraLayer"]
-    backbone_rules = (
-        *attention_rules("transformer.layer.*.attention.{}_lin", ("q", "k", "v", "out")),
-        Rule("layers.*.attention_norm.*", "transformer.layer.*.sa_layer_norm.*"),
-        Rule("layers.*.mlp.fc1.*", "transformer.layer.*.ffn.lin1.*"),
-        Rule("layers.*.mlp.fc2.*", "transformer.layer.*.ffn.lin2.*"),
-        Rule("layers.*.mlp_norm.*", "transformer.layer.*.output_layer_norm.*"),
-    )
 
 
 class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel):

@@ -15,13 +15,12 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Embeddin
 
 from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
 from .modeling_hydra import GroupedLinear, Norm, is_exporting, members_mask, shared_or_per_member
-from .pretrained import HydraModelMixin, Rule, attention_rules
+from .pretrained import HydraModelMixin
 from .relative_attention import HydraBiasAttention
 from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
 from .tokens import HydraTokenClassifierMixin
 
 
-LAYER = "encoder.layer.*."
 # By term, the map from embeddings of distances to what it compares tokens with.
 POSITION_MAPS = {"c2p": "position_key_proj", "p2c": "position_query_proj"}
 
@@ -32,19 +31,6 @@ class HydraDebertaV2PreTrainedModel(HydraModelMixin, DebertaV2PreTrainedModel):
     architecture = "DeBERTa"
     _no_split_modules = ["DebertaV2Embeddings", "HydraLayer"]
     _supports_sdpa = True
-    backbone_rules = (
-        *attention_rules(
-            f"{LAYER}attention.{{}}", ("self.query_proj", "self.key_proj", "self.value_proj", "output.dense")
-        ),
-        Rule("layers.*.attention.position_key_proj.*", f"{LAYER}attention.self.pos_key_proj.*"),
-        Rule("layers.*.attention.position_query_proj.*", f"{LAYER}attention.self.pos_query_proj.*"),
-        Rule("layers.*.attention_norm.*", f"{LAYER}attention.output.LayerNorm.*"),
-        Rule("layers.*.mlp.fc1.*", f"{LAYER}intermediate.dense.*"),
-        Rule("layers.*.mlp.fc2.*", f"{LAYER}output.dense.*"),
-        Rule("layers.*.mlp_norm.*", f"{LAYER}output.LayerNorm.*"),
-        Rule("distance_embeddings.weight", "encoder.rel_embeddings.weight"),
-        Rule("distance_embeddings.LayerNorm.*", "encoder.LayerNorm.*"),
-    )
 
 
 class DistanceEmbeddings(nn.Embedding):

@@ -31,23 +31,10 @@ from .modeling_hydra import (
     encoder_mask,
     shared_or_per_member,
 )
-from .pretrained import HydraModelMixin, Rule, attention_rules
+from .pretrained import HydraModelMixin
 from .rotary_attention import HydraRotaryAttention, RotaryTables, for_each_query, queries_per_kv_head
 from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
 from .tokens import HydraTokenClassifierMixin
-
-
-DECODER_RULES = (
-    *attention_rules("layers.*.self_attn.{}_proj", "qkvo"),
-    Rule("layers.*.attention.query_norm.*", "layers.*.self_attn.q_norm.*"),
-    Rule("layers.*.attention.key_norm.*", "layers.*.self_attn.k_norm.*"),
-    Rule("layers.*.attention_norm.*", "layers.*.input_layernorm.*"),
-    Rule("layers.*.mlp_norm.*", "layers.*.post_attention_layernorm.*"),
-    Rule("layers.*.mlp.fc1.*", ("layers.*.mlp.gate_proj.*", "layers.*.mlp.up_proj.*"), lambda *maps: torch.cat(maps)),
-    Rule("layers.*.mlp.fc2.*", "layers.*.mlp.down_proj.*"),
-    Rule("embeddings.word_embeddings.*", "embed_tokens.*"),
-    Rule("classifier.*", "score.*"),
-)
 
 
 class HydraScaledEmbedding(nn.Embedding):
@@ -235,7 +222,6 @@ class HydraDecoderBase:
 
     base_model_prefix = "model"
     _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
-    backbone_rules = DECODER_RULES
 
 
 class HydraLlamaPreTrainedModel(HydraDecoderBase, HydraModelMixin, LlamaPreTrainedModel):
@@ -312,12 +298,6 @@ class HydraGemma3TextPreTrainedModel(HydraDecoderBase, HydraModelMixin, Gemma3Pr
     architecture = "Gemma 3"
     input_modalities = ("text",)
     _no_split_modules = ["HydraDecoderEmbeddings", "HydraGemma3Layer"]
-    backbone_rules = (
-        Rule("layers.*.attention_branch_norm.*", "layers.*.post_attention_layernorm.*"),
-        Rule("layers.*.mlp_norm.*", "layers.*.pre_feedforward_layernorm.*"),
-        Rule("layers.*.mlp_branch_norm.*", "layers.*.post_feedforward_layernorm.*"),
-        *DECODER_RULES,
-    )
 
 
 class HydraGemma3Layer(HydraLayer):

@@ -13,28 +13,7 @@ from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers im
 
 from .configuration_hydra_dinov2 import HydraDinov2Config, HydraDinov2WithRegistersConfig
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, PatchProductMixin
-from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
-
-
-LAYER = "encoder.layer.*."
-DINOV2_RULES = (
-    *attention_rules(f"{LAYER}attention.{{}}_proj", "qkvo", scale=f"{LAYER}layer_scale1.lambda1"),
-    # as it was called before transformers 5.18
-    *attention_rules(
-        f"{LAYER}attention.{{}}",
-        ("attention.query", "attention.key", "attention.value", "output.dense"),
-        scale=f"{LAYER}layer_scale1.lambda1",
-    ),
-    Rule("layers.*.attention_norm.*", f"{LAYER}norm1.*"),
-    Rule("layers.*.mlp_norm.*", f"{LAYER}norm2.*"),
-    Rule("layers.*.mlp.fc1.*", f"{LAYER}mlp.fc1.*"),
-    Rule("layers.*.mlp.fc1.*", (f"{LAYER}mlp.gate_proj.*", f"{LAYER}mlp.up_proj.*"), lambda *maps: torch.cat(maps)),
-    Rule("layers.*.mlp.fc1.*", f"{LAYER}mlp.weights_in.*"),
-    *(
-        Rule("layers.*.mlp.fc2.*", (f"{LAYER}mlp.{second}.*", f"{LAYER}layer_scale2.lambda1"), scaled)
-        for second in ("fc2", "down_proj", "weights_out")
-    ),
-)
+from .pretrained import HydraModelMixin
 
 
 class HydraDinov2Embeddings(PatchProductMixin, Dinov2Embeddings):
@@ -46,7 +25,6 @@ class HydraDinov2PreTrainedModel(HydraModelMixin, Dinov2PreTrainedModel):
     base_model_prefix = "dinov2"
     architecture = "DINOv2"
     _no_split_modules = ["HydraDinov2Embeddings", "HydraLayer"]
-    backbone_rules = DINOV2_RULES
 
 
 class Dinov2EncoderMixin(HydraImageEncoderMixin):
@@ -86,7 +64,6 @@ class HydraDinov2WithRegistersPreTrainedModel(HydraModelMixin, Dinov2WithRegiste
     base_model_prefix = "dinov2_with_registers"
     architecture = "DINOv2 with registers"
     _no_split_modules = ["HydraDinov2WithRegistersEmbeddings", "HydraLayer"]
-    backbone_rules = DINOV2_RULES
 
 
 class HydraDinov2WithRegistersModel(Dinov2EncoderMixin, HydraDinov2WithRegistersPreTrainedModel):

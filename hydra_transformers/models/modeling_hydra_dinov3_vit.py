@@ -20,11 +20,8 @@ from transformers.models.dinov3_vit.modeling_dinov3_vit import (
 from .configuration_hydra_dinov3_vit import HydraDINOv3ViTConfig
 from .fixed_dtype import FixedDtype
 from .images import HydraImageEncoderMixin, PatchProductMixin
-from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
+from .pretrained import HydraModelMixin
 from .rotary_attention import HydraRotaryAttention, RotaryTables
-
-
-LAYER = "model.layer.*."
 
 
 class HydraDINOv3ViTPreTrainedModel(HydraModelMixin, DINOv3ViTPreTrainedModel):
@@ -32,16 +29,6 @@ class HydraDINOv3ViTPreTrainedModel(HydraModelMixin, DINOv3ViTPreTrainedModel):
     base_model_prefix = "dinov3_vit"
     architecture = "DINOv3"
     _no_split_modules = ["HydraDINOv3ViTEmbeddings", "HydraLayer"]
-    backbone_rules = (
-        *attention_rules(f"{LAYER}attention.{{}}_proj", "qkvo", scale=f"{LAYER}layer_scale1.lambda1"),
-        Rule("layers.*.attention_norm.*", f"{LAYER}norm1.*"),
-        Rule("layers.*.mlp_norm.*", f"{LAYER}norm2.*"),
-        Rule(
-            "layers.*.mlp.fc1.*", (f"{LAYER}mlp.gate_proj.*", f"{LAYER}mlp.up_proj.*"), lambda *maps: torch.cat(maps)
-        ),
-        Rule("layers.*.mlp.fc1.*", f"{LAYER}mlp.up_proj.*"),
-        Rule("layers.*.mlp.fc2.*", (f"{LAYER}mlp.down_proj.*", f"{LAYER}layer_scale2.lambda1"), scaled),
-    )
 
 
 class HydraDINOv3ViTEmbeddings(PatchProductMixin, DINOv3ViTEmbeddings):

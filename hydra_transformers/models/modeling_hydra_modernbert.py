@@ -20,7 +20,7 @@ from transformers.models.modernbert.modeling_modernbert import (
 from .configuration_hydra_modernbert import HydraModernBertConfig
 from .fixed_dtype import FixedDtype
 from .modeling_hydra import Grouped, GroupedLinear, GroupedOutput, Norm, encoder_mask
-from .pretrained import HydraModelMixin, Rule, attention_rules
+from .pretrained import HydraModelMixin
 from .rotary_attention import HydraRotaryAttention
 from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
 from .tokens import HydraTokenClassifierMixin
@@ -34,12 +34,6 @@ class HydraModernBertPreTrainedModel(HydraModelMixin, ModernBertPreTrainedModel)
     base_model_prefix = "model"
     architecture = "ModernBERT"
     _no_split_modules = ["ModernBertEmbeddings", "HydraLayer"]
-    backbone_rules = (
-        *attention_rules("layers.*.attn.{}", ("Wqkv", "Wo")),
-        Rule("layers.*.attention_norm.*", "layers.*.attn_norm.*"),
-        Rule("layers.*.mlp.fc1.*", "layers.*.mlp.Wi.*"),
-        Rule("layers.*.mlp.fc2.*", "layers.*.mlp.Wo.*"),
-    )
 
     def initial_std(self, module: Grouped) -> float:
         std = super().initial_std(module)

@@ -12,7 +12,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEmbeddings, MPNetEncod
 
 from .configuration_hydra_mpnet import HydraMPNetConfig
 from .modeling_hydra import shared_or_per_member
-from .pretrained import HydraModelMixin, Rule, attention_rules
+from .pretrained import HydraModelMixin
 from .relative_attention import HydraTableBiasAttention
 from .texts import (
     GroupedClassificationHead,
@@ -30,14 +30,6 @@ class HydraMPNetPreTrainedModel(HydraModelMixin, MPNetPreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["MPNetEmbeddings", "HydraLayer"]
     _supports_sdpa = True
-    backbone_rules = (
-        *attention_rules("encoder.layer.*.attention.attn.{}", "qkvo"),
-        Rule("layers.*.attention_norm.*", "encoder.layer.*.attention.LayerNorm.*"),
-        Rule("layers.*.mlp.fc1.*", "encoder.layer.*.intermediate.dense.*"),
-        Rule("layers.*.mlp.fc2.*", "encoder.layer.*.output.dense.*"),
-        Rule("layers.*.mlp_norm.*", "encoder.layer.*.output.LayerNorm.*"),
-        Rule("relative_attention_bias.weight", "encoder.relative_attention_bias.weight"),
-    )
 
 
 class RelativeAttentionBias(nn.Embedding):

@@ -44,16 +44,8 @@ from .modeling_hydra import (
     mean_of_members,
     shared_or_per_member,
 )
-from .pretrained import HydraModelMixin, Rule, attention_rules
+from .pretrained import HydraModelMixin
 from .texts import HydraTextEncoderMixin
-
-
-TOWER_RULES = (
-    *attention_rules("encoder.layers.*.self_attn.{}", ("q_proj", "k_proj", "v_proj", "out_proj")),
-    Rule("layers.*.attention_norm.*", "encoder.layers.*.layer_norm1.*"),
-    Rule("layers.*.mlp_norm.*", "encoder.layers.*.layer_norm2.*"),
-    Rule("layers.*.mlp.*", "encoder.layers.*.mlp.*"),
-)
 
 
 @dataclass
@@ -244,10 +236,6 @@ class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
     base_model_prefix = "clip"
     architecture = "CLIP"
     _no_split_modules = ["CLIPTextEmbeddings", "HydraCLIPVisionEmbeddings", "HydraLayer"]
-    backbone_rules = (
-        *TOWER_RULES,
-        Rule("pre_layernorm.*", "pre_layrnorm.*"),
-    )
 
     def initial_std(self, module: Grouped) -> float:
         return module.columns**-0.5 * self.config.initializer_factor
@@ -342,7 +330,6 @@ class HydraCLIPModel(HydraTwoTowersMixin, HydraCLIPPreTrainedModel):
 
 class HydraCLIPForImageClassification(HydraVisionTowerClassifierMixin, HydraCLIPPreTrainedModel):
     config_class = HydraCLIPVisionConfig
-    backbone_types = ("clip",)
     encoder_class = HydraCLIPVisionModel
     unused_prefixes = ("vision_model.post_layernorm.",)
 
@@ -364,10 +351,6 @@ class HydraSiglipPreTrainedModel(HydraModelMixin, SiglipPreTrainedModel):
         "HydraLayer",
         "SiglipMultiheadAttentionPoolingHead",
     ]
-    backbone_rules = (
-        *TOWER_RULES,
-        *(Rule(name, name, lambda tensor: tensor.squeeze(0)) for name in ("logit_scale", "logit_bias")),
-    )
 
     def initial_std(self, module: Grouped) -> float:
         return module.columns**-0.5
@@ -446,7 +429,6 @@ class HydraSiglipModel(HydraTwoTowersMixin, HydraSiglipPreTrainedModel):
 
 class HydraSiglipForImageClassification(HydraVisionTowerClassifierMixin, HydraSiglipPreTrainedModel):
     config_class = HydraSiglipVisionConfig
-    backbone_types = ("siglip",)
     encoder_class = HydraSiglipVisionModel
     # A backbone's classifier has the pooling head, and does not read it.
     own_fields = {"vision_use_head": False}

@@ -10,7 +10,7 @@ from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTPreTrainedMod
 from .configuration_hydra_vit import HydraDeiTConfig, HydraViTConfig
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, PatchProductMixin
 from .modeling_hydra import GroupedPooler
-from .pretrained import HydraModelMixin, Rule, attention_rules
+from .pretrained import HydraModelMixin
 
 
 class HydraViTEmbeddings(PatchProductMixin, ViTEmbeddings):
@@ -22,11 +22,6 @@ class HydraViTPreTrainedModel(HydraModelMixin, ViTPreTrainedModel):
     base_model_prefix = "vit"
     architecture = "vision transformer (ViT)"
     _no_split_modules = ["HydraViTEmbeddings", "HydraLayer"]
-    backbone_rules = (
-        *attention_rules("layers.*.attention.{}_proj", "qkvo"),
-        Rule("layers.*.attention_norm.*", "layers.*.layernorm_before.*"),
-        Rule("layers.*.mlp_norm.*", "layers.*.layernorm_after.*"),
-    )
 
 
 class HydraViTModel(HydraImageEncoderMixin, HydraViTPreTrainedModel):
@@ -52,7 +47,6 @@ class HydraDeiTPreTrainedModel(HydraModelMixin, DeiTPreTrainedModel):
     base_model_prefix = "deit"
     architecture = "DeiT"
     _no_split_modules = ["HydraDeiTEmbeddings", "HydraLayer"]
-    backbone_rules = HydraViTPreTrainedModel.backbone_rules
 
 
 class HydraDeiTModel(HydraImageEncoderMixin, HydraDeiTPreTrainedModel):

@@ -49,24 +49,8 @@ from .modeling_hydra import (
     PerMember,
     shared_or_per_member,
 )
-from .pretrained import HydraModelMixin, Rule, attention_rules
+from .pretrained import HydraModelMixin
 from .relative_attention import HydraTableBiasAttention
-
-
-WAVEFORM_RULES = (
-    *attention_rules("encoder.layers.*.attention.{}_proj", ("q", "k", "v", "out")),
-    Rule("layers.*.attention_norm.*", "encoder.layers.*.layer_norm.*"),
-    Rule("layers.*.mlp_norm.*", "encoder.layers.*.final_layer_norm.*"),
-    Rule("layers.*.mlp.fc1.*", "encoder.layers.*.feed_forward.intermediate_dense.*"),
-    Rule("layers.*.mlp.fc2.*", "encoder.layers.*.feed_forward.output_dense.*"),
-    Rule("embeddings.feature_extractor.*", "feature_extractor.*"),
-    Rule("embeddings.feature_projection.*", "feature_projection.*"),
-    Rule("embeddings.masked_spec_embed", "masked_spec_embed"),
-    Rule("embeddings.pos_conv_embed.*", "encoder.pos_conv_embed.*"),
-    # One norm of the backbone: in front of the layers, or with `do_stable_layer_norm` behind them.
-    Rule("embeddings.layer_norm.*", "encoder.layer_norm.*"),
-    Rule("final_norm.*", "encoder.layer_norm.*"),
-)
 
 
 class HydraWaveformEmbeddings(nn.Module):
@@ -127,7 +111,6 @@ class HydraWaveformMixin:
     """What encoders and classifiers of waveforms have in common, also weights that only a fine-tuning has."""
 
     _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
-    backbone_rules = WAVEFORM_RULES
 
     def freeze_feature_encoder(self) -> None:
         """Keeps the convolutions as they are in training, which is how these models are fine-tuned."""
@@ -271,16 +254,6 @@ class HydraWavLMPreTrainedModel(HydraWaveformMixin, HydraModelMixin, WavLMPreTra
     architecture = "WavLM"
     _supports_sdpa = True
     supports_lora_on_qkvo = False
-    backbone_rules = (
-        *WAVEFORM_RULES,
-        Rule("layers.*.attention.bias_gate.maps.*", "encoder.layers.*.attention.gru_rel_pos_linear.*"),
-        Rule(
-            "layers.*.attention.bias_gate.weight",
-            "encoder.layers.*.attention.gru_rel_pos_const",
-            lambda weight: weight.reshape(-1, 1),
-        ),
-        Rule("relative_attention_bias.weight", "encoder.layers.0.attention.rel_attn_embed.weight"),
-    )
 
 
 class BiasGate(Grouped):
@@ -377,16 +350,6 @@ class HydraWhisperPreTrainedModel(HydraModelMixin, WhisperPreTrainedModel):
     architecture = "Whisper encoder"
     input_modalities = ("audio",)
     _no_split_modules = ["HydraWhisperEmbeddings", "HydraLayerWithDrop"]
-    backbone_rules = (
-        *attention_rules("layers.*.self_attn.{}_proj", ("q", "k", "v", "out")),
-        Rule("layers.*.attention_norm.*", "layers.*.self_attn_layer_norm.*"),
-        Rule("layers.*.mlp_norm.*", "layers.*.final_layer_norm.*"),
-        Rule("layers.*.mlp.fc1.*", "layers.*.fc1.*"),
-        Rule("layers.*.mlp.fc2.*", "layers.*.fc2.*"),
-        Rule("embeddings.conv1.*", "conv1.*"),
-        Rule("embeddings.conv2.*", "conv2.*"),
-        Rule("embeddings.embed_positions.*", "embed_positions.*"),
-    )
 
     def initial_std(self, module: Grouped) -> float:
         return self.config.init_std

@@ -1,13 +1,13 @@
-"""Weight rules, constructors, saving, loading and pushing of every Hydra model."""
+"""Constructors, saving, loading and pushing of every Hydra model."""
 
 import importlib
 import inspect
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -28,61 +28,11 @@ WHOLE, INDEX_OF_SHARDS, SHARDS = "model.safetensors", "model.safetensors.index.j
 Model = TypeVar("Model", bound="HydraModelMixin")
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Where a backbone has parameters of a one-member Hydra.
-
-    ours, theirs: names with `*` for what both have in common, such as the number of the layer
-    transform: makes one tensor of theirs; by default they are the same
-    """
-
-    ours: str
-    theirs: str | tuple[str, ...]
-    transform: Callable[..., torch.Tensor] = lambda tensor: tensor
-
-
-def attention_rules(theirs: str, projections: Sequence[str], scale: str | None = None) -> tuple[Rule, ...]:
-    """The rules for a layer's attention.
-
-    theirs: the name of a projection, with `*` for the number of the layer and `{}` for
-    projections: the names of query, key, value and output; two, where the first three are one map
-    scale: the name of the factor on the attention's result, where a family has one: it is folded into the output
-    """
-    *joint, output = (theirs.format(projection) for projection in projections)
-    factor = () if scale is None else (scale,)
-    qkv = tuple(f"{each}.*" for each in joint)
-    # Of several rules the first whose names exist: this one where keys have no bias.
-    without_key_bias = Rule(
-        "layers.*.attention.qkv_proj.bias", (f"{joint[0]}.bias", f"{joint[-1]}.bias"), with_key_bias_of_zeros
-    )
-    return (
-        Rule("layers.*.attention.qkv_proj.*", qkv, lambda *qkv: torch.cat(qkv)),
-        *([without_key_bias] if len(joint) == 3 else []),
-        Rule("layers.*.attention.o_proj.weight", (f"{output}.weight", *factor), lambda *weight: scaled(*weight).t()),
-        Rule("layers.*.attention.o_proj.bias", (f"{output}.bias", *factor), lambda *bias: scaled(*bias).unsqueeze(0)),
-    )
-
-
-def with_key_bias_of_zeros(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """The biases of queries, keys and values where keys have none. One of any size changes no answer: it adds the same number
-    to all scores of a query."""
-    return torch.cat([query, torch.zeros_like(query), value])
-
-
-def scaled(tensor: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
-    """A linear map's weight or bias with a factor on each of its outputs."""
-    if scale is None:
-        return tensor
-    return tensor * (scale.unsqueeze(1) if tensor.dim() == 2 else scale)
-
-
 class HydraModelMixin:
     """Every Hydra. A family sets
 
-    - `backbone_types`: the `model_type` of the Transformers models it is built from, and `backbone_classes` their classes; by
-      default the type that its config is made from, and the class of its own name without "Hydra",
-    - `backbone_rules`: where parameters are found whose names or shapes differ from the backbone's; of several rules for
-      one parameter, the first whose names the backbone has,
+    - `backbone_classes`: the classes of Transformers that it is built from; by default that of its own name without "Hydra".
+      `backbone_rules.py` tells where these have its parameters,
     - `architecture`: its name, as people call it,
     - `per_member_parameters`: bare parameters with one row per member,
     - `backbone_config_key`: the part of a backbone's config that it is made from, where that is not all of it,
@@ -94,9 +44,7 @@ class HydraModelMixin:
     Checkpoints hold `kept_heads_mask` of each attention: packed rows do not tell whose they are.
     """
 
-    backbone_types: tuple[str, ...] = ()
     backbone_classes: tuple[type, ...] = ()
-    backbone_rules: tuple[Rule, ...] = ()
     per_member_parameters: tuple[str, ...] = ()
     backbone_config_key: str | None = None
     own_fields: dict[str, bool] = {}
@@ -111,9 +59,6 @@ class HydraModelMixin:
         by_name = {path.rpartition(".")[2]: auto_class for auto_class, path in cls.config_class.auto_classes.items()}
         cls._auto_class = by_name.get(cls.__name__, cls._auto_class)  # so that Transformers saves the code with it
         cls.__doc__ = inspect.getdoc(cls)  # where it has none, that of its mixin
-        if cls.config_class is not super(cls, cls).config_class and "backbone_types" not in vars(cls):
-            bases = (base for base in cls.config_class.__mro__ if not base.__name__.startswith("Hydra"))
-            cls.backbone_types = (next(base.model_type for base in bases if hasattr(base, "model_type")),)
         # None for subclasses of a user or of FSDP, which keep what they inherit.
         backbone_class = getattr(transformers, cls.__name__.removeprefix("Hydra"), None)
         if "PreTrained" not in cls.__name__ and "backbone_classes" not in vars(cls) and backbone_class is not None:
@@ -186,23 +131,9 @@ class HydraModelMixin:
         finally:
             self.decision = decision
 
-    @property
-    def peft_config(self) -> Any:
-        """Set and deleted by PEFT. Merging an adapter leaves no other trace, so the decision compares the weights again."""
-        if "peft_config" not in self.__dict__:
-            raise AttributeError("peft_config")
-        return self.__dict__["peft_config"]
-
-    @peft_config.setter
-    def peft_config(self, value: Any) -> None:
-        self.__dict__["peft_config"] = value
-        if self.decision is not None:
-            self.decision.compare_again()
-
-    @peft_config.deleter
-    def peft_config(self) -> None:
-        del self.__dict__["peft_config"]
-        if self.decision is not None:
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "peft_config" and self.decision is not None:  # PEFT's only trace of an adapter that will be merged
             self.decision.compare_again()
 
     def initial_std(self, module: Grouped) -> float:
@@ -255,10 +186,15 @@ class HydraModelMixin:
 
     def _upload_modified_files(self, working_dir, repo_id, *args, token=None, revision=None, **kwargs):
         commit = super()._upload_modified_files(working_dir, repo_id, *args, token=token, revision=revision, **kwargs)
-        pushed = os.listdir(working_dir)
-        if WHOLE in pushed or INDEX_OF_SHARDS in pushed:
-            left_over = [WHOLE] if INDEX_OF_SHARDS in pushed else [INDEX_OF_SHARDS, SHARDS]
-            remove_from_hub(left_over, repo_id, token, revision=getattr(commit, "pr_revision", None) or revision)
+        left_over = {WHOLE, INDEX_OF_SHARDS} - set(os.listdir(working_dir))
+        if len(left_over) == 1:  # of an earlier push, and may be loaded in place of this one
+            api, revision = HfApi(token=token), getattr(commit, "pr_revision", None) or revision
+            patterns = [*left_over, SHARDS] if INDEX_OF_SHARDS in left_over else left_over
+            files = [name for name in api.list_repo_files(repo_id, revision=revision) if "/" not in name]
+            files = [name for name in files if any(fnmatch(name, pattern) for pattern in patterns)]
+            if files:
+                message = "Remove the weights of an earlier push"
+                api.delete_files(repo_id, delete_patterns=files, revision=revision, commit_message=message)
         return commit
 
 
@@ -291,13 +227,3 @@ def add_code(source: Path, name: str, folder: Path) -> None:
     if code.exists() and line not in code.read_text(encoding="utf-8"):
         with open(code, "a", encoding="utf-8") as file:
             file.write(f"\n{line}")
-
-
-def remove_from_hub(patterns: list[str], repo_id: str, token: str | bool | None, revision: str | None) -> None:
-    """Removes files of an earlier push, where there are any."""
-    api = HfApi(token=token)
-    there = api.list_repo_files(repo_id, revision=revision)
-    found = [name for name in there if any(Path(name).match(pattern) and "/" not in name for pattern in patterns)]
-    if found:
-        message = "Remove the weights of an earlier push"
-        api.delete_files(repo_id, delete_patterns=found, revision=revision, commit_message=message)

@@ -81,7 +81,7 @@ def oba_prune(
             f"sparsity is {sparsity}, score {score!r} and steps {steps!r}: pass a share from 0 to below 1, one of "
             "'plain', 'reference', and 1 step or more"
         )
-    if not isinstance(model, PreTrainedModel) or hasattr(type(model), "backbone_rules"):
+    if not isinstance(model, PreTrainedModel) or hasattr(type(model), "from_pruned_members"):
         raise TypeError(f"model is a {type(model).__name__}: pass a plain model of Transformers")
     check_has_no_adapters(model, "model")
     pruned = copy.deepcopy(model)

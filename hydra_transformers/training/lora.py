@@ -38,7 +38,7 @@ def lora_config(
     """
     from peft import LoraConfig
 
-    is_hydra, projections = hasattr(type(model), "backbone_rules"), _projections_of(model)
+    is_hydra, projections = hasattr(type(model), "from_pruned_members"), _projections_of(model)
     if not is_hydra and not getattr(hydra_class_of(model), "supports_lora_on_qkvo", True):
         raise ValueError(
             f"model is a {type(model).__name__}, whose attention reads weights without calling their modules, so that adapters would "

@@ -62,7 +62,7 @@ def hydra_parameter_names(model: nn.Module) -> dict[str, str]:
         by_module = {name.rpartition(".")[0]: ours for name, ours in known.items()}
         inside = {name: name.removeprefix("model.") for name in names}
         return {name: known.get(own) or by_module.get(own.rpartition(".")[0]) or own for name, own in inside.items()}
-    if hasattr(type(model), "backbone_rules"):
+    if hasattr(type(model), "from_pruned_members"):
         return {name: name for name in names}
     hydra_class = hydra_class_of(model)
     known = {} if hydra_class is None else backbone_names(hydra_class, model)
@@ -116,7 +116,7 @@ def branches_and_classifier(model: nn.Module) -> tuple[set[int], set[int]]:
     A pooler inside the encoder belongs to the branches. A model with one member has no branches.
     """
     inner = model.get_base_model() if is_peft_model(model) else model.model if is_baseline(model) else model
-    is_hydra = hasattr(type(inner), "backbone_rules")
+    is_hydra = hasattr(type(inner), "from_pruned_members")
     encoder = getattr(
         inner, getattr(type(inner) if is_hydra else hydra_class_of(inner), "base_model_prefix", ""), None
     )

@@ -175,7 +175,7 @@ class HydraTrainer(Trainer):
         if not isinstance(labels, Tensor):
             return False
         model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        is_plain = isinstance(model, PreTrainedModel) and not hasattr(type(model), "backbone_rules")
+        is_plain = isinstance(model, PreTrainedModel) and not hasattr(type(model), "from_pruned_members")
         return is_plain or (isinstance(model, PreTrainedModel) and labels.is_floating_point())
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Any:

@@ -122,7 +122,7 @@ def calibrate(
     _check(task, data, ood_data, target, confidence, alpha)
     if confidence is None and target is not None and "risk" in target and task.guarantees_risk:
         confidence = DEFAULT_CONFIDENCE
-    is_hydra = hasattr(type(inner), "backbone_rules")
+    is_hydra = hasattr(type(inner), "from_pruned_members")
     # An earlier decision is off meanwhile, and stays in place should anything fail.
     with inner.uncalibrated() if is_hydra else nullcontext():
         collected = task.collect_rows(data, batch_size)

@@ -190,14 +190,14 @@ def test_the_auto_classes_of_transformers_know_every_family(tmp_path):
 
 
 def test_no_other_file_names_a_family():
-    """Its two files, the table of families, and what is about one model, the demo and two baselines of CLIP, may."""
+    """Its two files, the tables of families and their parameters, and what is about one model, the demo and two baselines of CLIP, may."""
     kinds = {name for model_type in TABLE for name in (model_type, model_type.removeprefix("hydra_"))}
     classes = {backbone.__name__ for backbone in HYDRA_CLASSES} | set(hydra_transformers.models.__all__) - {
         "AutoHydra"
     }
     names = re.compile(rf"\b({'|'.join(sorted(classes))})\b|[\"']({'|'.join(sorted(kinds))})[\"']")
     own = re.compile(
-        r"models/(families|(configuration|modeling)_hydra_\w+)\.py|demo/\w+\.py|baselines/(bayesvlm|prompt_classifier|vilu)\.py"
+        r"models/(families|backbone_rules|(configuration|modeling)_hydra_\w+)\.py|demo/\w+\.py|baselines/(bayesvlm|prompt_classifier|vilu)\.py"
     )
     for path in ROOT.rglob("*.py"):
         name = path.relative_to(ROOT).as_posix()
