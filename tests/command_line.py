@@ -4,7 +4,6 @@ from dataclasses import fields
 from typing import Any
 
 from hydra_transformers.cli import main, runner
-from hydra_transformers.cli.options import repeat_flags
 
 
 def call(*words) -> int:
@@ -18,7 +17,7 @@ def run(*words) -> None:
 
 def parsed(words: list[str]) -> dict[str, Any]:
     """The values of a command's arguments and options, by name."""
-    return runner().commands[words[0]].make_context(words[0], repeat_flags(words[1:])).params
+    return runner().commands[words[0]].make_context(words[0], words[1:]).params
 
 
 def options_of(group: type, words: list[str]) -> Any:

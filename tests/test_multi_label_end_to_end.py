@@ -60,7 +60,7 @@ def data(folder, members):
 @pytest.mark.slow
 def test_commands_go_from_a_file_of_lists_to_predictions(folder, tmp_path, capsys):
     data = ["--data", folder / "data.jsonl"]
-    run("calibrate", folder / "hydra", *data, "--label-risk", 0.6, "--alpha", 0.3, "--output", tmp_path / "new")
+    run("calibrate", folder / "hydra", *data, "--coverage", 0.5, "--alpha", 0.3, "--output", tmp_path / "new")
     assert "of a row's labels are missing from its set" in capsys.readouterr().out
     run("evaluate", tmp_path / "new", *data)
     assert "mAP" in capsys.readouterr().out

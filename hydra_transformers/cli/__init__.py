@@ -16,7 +16,7 @@ from .._version import __version__
 from . import app as page
 from . import calibrate, compare, demo, evaluate, export, finetune, fuse, info, predict, prune, push, serve, watch
 from .errors import MISTAKES, sentence_of
-from .options import command, repeat_flags
+from .options import command
 
 
 NAME = "hydra-transformers"
@@ -105,7 +105,7 @@ def main(words: Sequence[str] | None = None) -> int:
     called = called if called in runner().commands else None
     name = f"{NAME} {called}" if called else NAME
     try:
-        code = runner().main(repeat_flags(words), prog_name=NAME, standalone_mode=False) or 0
+        code = runner().main(words, prog_name=NAME, standalone_mode=False) or 0
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         return code

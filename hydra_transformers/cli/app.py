@@ -13,7 +13,9 @@ def app(
         "PATH",
     ) = None,
     labels: option(
-        list[str] | None, "for CLIP and SigLIP: the first classes; users may name others", "LABEL..."
+        list[str] | None,
+        "for CLIP and SigLIP: one of the first classes; may be repeated, and users may name others",
+        "LABEL",
     ) = None,
     host: option(str, "0.0.0.0 lets other machines in; 127.0.0.1 this one only") = "127.0.0.1",
     port: option(int | None, "default: the first free one from 7860 on", "N", min=1, max=2**16 - 1) = None,

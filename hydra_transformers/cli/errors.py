@@ -14,7 +14,6 @@ FLAGS = {
     r"candidate_labels\b": "--labels",
     r"set HF_TOKEN, or pass token=": "or set HF_TOKEN",
     r"pass another token=": "set another HF_TOKEN",
-    r"(\w+)=True": r"\1",
 }
 
 

@@ -1,45 +1,27 @@
 """`evaluate`: accuracy, calibration, abstention and out-of-distribution detection."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .folders import note_training_rows
-from .options import (
-    BatchSize,
-    DataOptions,
-    FarData,
-    ModelArgument,
-    NearData,
-    best_device,
-    check_named_once,
-    choice,
-    named,
-    option,
-)
+from .options import BatchSize, DataOptions, ModelArgument, best_device, named, option
 
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..data.loading import PreparedData
     from ..reports import Report
-
-SCORES = ("msp", "max_logit", "energy", "entropy", "gen", "mutual_information", "disagreement")
 
 
 def evaluate(
     model: ModelArgument,
     data: DataOptions,
-    compare: option(
-        list[tuple] | None,
-        "another model to evaluate, with its own processor; may be repeated",
-        "NAME=MODEL",
-        parser=named,
+    near: option(
+        list[tuple] | None, "near out-of-distribution data; may be repeated", "NAME=DATA", parser=named
     ) = None,
-    near: NearData = None,
-    far: FarData = None,
-    score: option(choice(SCORES), "the OOD score") = "msp",
+    far: option(list[tuple] | None, "far out-of-distribution data; may be repeated", "NAME=DATA", parser=named) = None,
     corruptions: option(
         str | None,
         "evaluate on corrupted data, too: names with commas between them, of corruptions (gaussian_noise, typos, ...) or "
@@ -53,69 +35,50 @@ def evaluate(
 ) -> None:
     """Measure accuracy, calibration, abstention and out-of-distribution detection, as tables and plots."""
     from .._io.files import check_takes_files
+    from ..data.processors import load_processor
     from ..reports import evaluate_uncertainty
-    from ..serving.saved_models import load_config
+    from ..serving.saved_models import load_config, load_model
 
-    for flag, pairs in {"near": near, "far": far, "compare": compare}.items():
-        check_named_once([name for name, _ in pairs or ()], f"--{flag}")
-    path = Path(model)
-    own_name = path.resolve().name if path.is_dir() else path.name
-    sources = {own_name: model, **dict(compare or [])}
-    if len(sources) <= len(compare or []):
-        raise ValueError(
-            f"--compare calls another model {own_name}, which is the name of {model}: choose another name"
-        )
-    configs = {name: load_config(source) for name, source in sources.items()}
+    config, path = load_config(model), Path(model)
     if output is None and not path.is_dir():
         raise ValueError(f"{model} is not a folder to write into: pass --output")
     output = output or path / "evaluation"
     check_takes_files(output)
     note_training_rows(model, data.data, data.split)
-    report = None
-    for name, source in sources.items():
-        classifier, rows, ood_rows = _read(data, source, configs[name], near, far, quiet=report is not None)
-        corrupted = {}
-        if corruptions is not None:
-            from ..shift import corrupted_sets
+    processor = load_processor(model, config)
+    loaded, ood_rows, corrupted = load_model(model, best_device()), None, None
+    if getattr(config, "aggregate", None) is not None:  # reward models are judged by pairs
+        pairs = {column: replace(data, column=[column]) for column in ("chosen", "rejected")}
+        rows = {column: options.read(config, processor, labelled=False) for column, options in pairs.items()}
+    else:
+        rows = data.read(config, processor)
+        ood_rows = data.read_groups(config, processor, {"near": near or [], "far": far or []})
+        loaded = _with_decision(loaded, model, config, processor, rows.class_names)
+    if corruptions is not None:
+        from ..shift import corrupted_sets
 
-            corrupted = corrupted_sets(rows, [each.strip() for each in corruptions.split(",")])
-        settings = {} if score == "msp" else {"score": score}
-        evaluated = evaluate_uncertainty(
-            {name: classifier}, rows, ood_rows, corruptions=corrupted or None, batch_size=batch_size, **settings
-        )
-        report = evaluated if report is None else report.joined(evaluated)
-    write_report(report, output)
+        corrupted = corrupted_sets(rows, [name.strip() for name in corruptions.split(",")])
+    models = {path.resolve().name if path.is_dir() else path.name: loaded}
+    write_report(evaluate_uncertainty(models, rows, ood_rows, corruptions=corrupted, batch_size=batch_size), output)
 
 
-def _read(
-    data: DataOptions, source: str, config: Any, near: list | None, far: list | None, quiet: bool
-) -> tuple["nn.Module", "PreparedData | dict[str, PreparedData]", dict | None]:
-    """A model with its saved decision, and all data sets as it reads them."""
-    from ..data.prediction import ZeroShotClassifier
-    from ..data.processors import class_prompts, load_processor
-    from ..serving.saved_models import load_model
+def _with_decision(model: "nn.Module", name: str, config: Any, processor: Any, classes: list[str]) -> "nn.Module":
+    """A model with the decision saved beside it, and two towers as a classifier of the data's classes."""
+    from ..data.processors import class_prompts
+    from ..data.zero_shot import ZeroShotClassifier
     from ..uncertainty import CalibratedClassifier
     from ..uncertainty.calibrated_classifier import OtherClassesError
 
-    processor = load_processor(source, config)
-    model = load_model(source, best_device())
-    if getattr(config, "aggregate", None) is not None:  # reward models are judged by pairs
-        pairs = {}
-        for column in ("chosen", "rejected"):
-            options = DataOptions(data=data.data, split=data.split, limit=data.limit, column=[column])
-            pairs[column] = options.read(config, processor, labelled=False, quiet=quiet)
-        return model, pairs, None
-    rows = data.read(config, processor, quiet=quiet)
-    ood_rows = data.read_groups(config, processor, near, far, quiet)
-    prompts = class_prompts(config, processor, rows.class_names)
+    prompts = class_prompts(config, processor, classes)
     if prompts is not None:
-        model = ZeroShotClassifier(model, prompts, rows.class_names)
-    if CalibratedClassifier.is_saved_in(source):  # beside a model that is not a Hydra classifier
-        try:
-            model = CalibratedClassifier.load(model, source).eval()
-        except OtherClassesError as error:
-            print(f"note: {source} is evaluated without its decision: {error}", file=sys.stderr)
-    return model, rows, ood_rows
+        model = ZeroShotClassifier(model, prompts, classes)
+    if not CalibratedClassifier.is_saved_in(name):
+        return model
+    try:
+        return CalibratedClassifier.load(model, name).eval()
+    except OtherClassesError as error:
+        print(f"note: {name} is evaluated without its decision: {error}", file=sys.stderr)
+        return model
 
 
 def write_report(report: "Report", output: Path) -> None:

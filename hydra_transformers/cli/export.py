@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from .folders import check_is_hydra, check_is_new
-from .options import HydraArgument, check_named_once, one_of, option
+from .options import HydraArgument, choice, option
 
 
 FORMATS = ("onnx", "torch")
@@ -13,12 +13,7 @@ FORMATS = ("onnx", "torch")
 def export(
     model: HydraArgument,
     output: option(Path, "a new folder: gets the exported model, config.json and the processor", "DIR"),
-    to: option(
-        list[str],
-        "onnx (model.onnx), torch (model.pt2, for torch.export.load), or both",
-        "FORMAT...",
-        parser=one_of(FORMATS),
-    ) = ("onnx",),
+    to: option(choice(FORMATS), "onnx (model.onnx), or torch (model.pt2, for torch.export.load)") = "onnx",
 ) -> None:
     """Write the model as ONNX, or as PyTorch's archive of a graph, to run without this package."""
     from ..data.processors import load_processor
@@ -27,7 +22,6 @@ def export(
     from ..serving.saved_models import load_config, load_model
     from ..uncertainty import CalibratedClassifier
 
-    check_named_once(to, "--to")
     config = load_config(model)
     check_is_hydra(config, model)
     check_is_new(output)
@@ -35,9 +29,8 @@ def export(
     if CalibratedClassifier.is_saved_in(model):
         print(f"note: {model} is exported without its decision, which is for one data set's classes", file=sys.stderr)
     loaded = load_model(model).float()
-    write(loaded, output, to, processor)
+    write(loaded, output, (to,), processor)
     calibration = "with its calibration"
     if not loaded.is_calibrated:
         calibration = "not calibrated, so it has no abstain and no prediction_set"
-    files = " and ".join(str(output / FILES[name]) for name in to)
-    print(f"{files}: {calibration} (docs/export.md shows how to run it).")
+    print(f"{output / FILES[to]}: {calibration} (docs/export.md shows how to run it).")

@@ -2,9 +2,10 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from .folders import FINETUNE_SETTINGS, check_settings, claim, models_named, record_settings
-from .options import BatchSize, Column, Seed, argument, best_device, layers_or_share, option, positive, switch
+from .options import BatchSize, Column, Seed, argument, best_device, layers_or_share, option, positive, switch, typed
 
 
 EVALUATION = "evaluation"
@@ -17,7 +18,6 @@ def finetune(
     data: option(str, "a data set with labels, by Hub name, folder or file", "NAME_OR_FOLDER"),
     output: option(Path, "gets the Hydra and its evaluation; run again to continue after a stop", "DIR"),
     split: option(str | None, "to train on (default: train)") = None,
-    validation_split: option(str | None, "default: validation, or else a random tenth, at most 3,000 rows") = None,
     column: Column = None,
     label: option(str | None, "the column of labels (default: the only one that fits)", "NAME") = None,
     label_separator: option(str | None, 'of several labels in one cell, such as "|"', "TEXT") = None,
@@ -35,18 +35,17 @@ def finetune(
     seed: Seed = 0,
 ) -> None:
     """Fine-tune a Hydra of a pre-trained model in one run, and evaluate it."""
+    names = models_named([model])
+    columns = {"column": column or None, "label": label, "label_separator": label_separator}
+    if len(names) > 1:
+        _tune_members(names, data, output, split, columns, epochs, batch_size, seed)
+        return
     from .._io.processes import on_one_process
-    from ..data.processors import load_processor
     from ..serving.saved_models import load_config
 
-    names = models_named([model])
-    if len(names) > 1:
-        _tune_members(names, data, output, split, column, label, epochs, batch_size, seed)
-        return
-    config = load_config(model)
+    load_config(model)  # its errors are clearer
     settings = {"model": model, "data": data, "members": members, "seed": seed}
     check_settings(output, FINETUNE_SETTINGS, settings)
-    load_processor(model, config)  # raises for a model without one
     from ..training import finetune as train
 
     result = train(
@@ -59,14 +58,11 @@ def finetune(
         epochs=epochs,
         batch_size=batch_size,
         split=split,
-        validation_split=validation_split,
-        column=column or None,
-        label=label,
-        label_separator=label_separator,
         regression=regression,
         max_length=max_length,
         seed=seed,
         progress=sys.stderr.isatty(),
+        **columns,
     )
     on_one_process(lambda: record_settings(output, FINETUNE_SETTINGS, settings))
     from ..reports import evaluate_uncertainty
@@ -74,10 +70,8 @@ def finetune(
 
     report = evaluate_uncertainty({output.name: result.model.to(best_device())}, result.test, batch_size=batch_size)
     write_report(report, output / EVALUATION)
-    print(
-        f"The Hydra is in {output}. Next: hydra-transformers calibrate {output} --data {data} --split validation --coverage 0.9 "
-        "--output ..."
-    )
+    asked = typed(data=data, split="validation", **columns, coverage=0.9)
+    print(f"The Hydra is in {output}. Next: hydra-transformers calibrate {output} {asked} --output ...")
 
 
 def _tune_members(
@@ -85,8 +79,7 @@ def _tune_members(
     data: str,
     output: Path,
     split: str | None,
-    column: list[str] | None,
-    label: str | None,
+    columns: dict[str, Any],
     epochs: int | None,
     batch_size: int,
     seed: int,
@@ -102,7 +95,7 @@ def _tune_members(
     config = load_config(names[0])
     on_one_process(lambda: claim(output, FINETUNE_SETTINGS, {"model": names, "data": data, "seed": seed}))
     processor = load_processor(names[0], config)
-    columns = {"column": column or None, "label": label, "processor": processor, "labelled": True}
+    columns = {**columns, "processor": processor, "labelled": True}
     train = load_data(data, config, **({"part": "training"} if split is None else {"split": split}), **columns)
     validation = load_data(data, config, part="validation", **columns)
     models = [load_model(name) for name in names]

@@ -41,6 +41,19 @@ def models_named(names: Sequence[str]) -> list[str]:
     return [str(member) for member in members] or list(names)
 
 
+def read_members(names: Sequence[str]) -> "tuple[list[str], list[PreTrainedConfig], Any | None]":
+    """The models that a command was given, their configs, and the processor that all share; None where the first has none."""
+    from ..data.processors import check_same_processors, find_processor
+    from ..serving.saved_models import load_config
+
+    names = models_named(names)
+    configs = [load_config(name) for name in names]
+    processor = find_processor(names[0], configs[0])
+    if processor is not None:
+        check_same_processors(names, configs, processor)
+    return names, configs, processor
+
+
 def check_is_new(folder: Path) -> None:
     """Refuses, before any work, a folder that holds something or cannot be written."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

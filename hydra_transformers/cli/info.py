@@ -35,6 +35,7 @@ def _describe(name: str) -> None:
     from ..models.auto import head_of, is_zero_shot
     from ..reports import cost_table
     from ..serving.saved_models import load_config
+    from ..uncertainty import CalibratedClassifier
 
     config = load_config(name)
     check_is_hydra(config, name)
@@ -47,6 +48,8 @@ def _describe(name: str) -> None:
         aggregate = getattr(config, "aggregate", None)
         first_names = ", ".join([*names[:10], "..."] if len(names) > 10 else names)
         print(f"{what}: {first_names}{f', aggregated by {aggregate!r}' if aggregate else ''}")
+    is_calibrated = model.decision is not None or CalibratedClassifier.is_saved_in(name)
+    print("calibrated" if is_calibrated else "not calibrated: it never abstains and has no sets")
     print(f"{count_parameters(model):,} parameters\n")
     print(kept_heads_map(config), end="\n\n")
     models: dict[str, nn.Module] = {"This model": model, "Unpruned backbone": unpruned_backbone(model)}

@@ -3,6 +3,7 @@
 import inspect
 import math
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
@@ -15,8 +16,6 @@ import typer
 if TYPE_CHECKING:
     from ..data.loading import PreparedData
 
-# Options that take several values in a row, `--labels cat dog`; the others of several values are repeated.
-SEVERAL_VALUES = {"--labels", "--objectives", "--shared", "--to"}
 MAX_SEED = 2**31 - 1  # numpy takes twice as much, and member i gets the seed plus i
 # Splits by purpose: where the data has no split of this name, a random tenth of the first one.
 PURPOSES = ("training", "validation", "test")
@@ -48,17 +47,6 @@ layers_or_share = number(
 )
 share = number(lambda value: 0 < value < 1, "not a share between 0 and 1: pass 0.05 for 5 %")
 positive = number(lambda value: value > 0, "not a positive number")
-
-
-def one_of(names: Sequence[str]) -> Callable[[str], str]:
-    """A parser for options that take several of `names`; typer takes `choice` for a single one only."""
-
-    def read(text: str) -> str:
-        if text not in names:
-            raise typer.BadParameter(f"{text!r} is not one of {', '.join(filter(None, names))}")
-        return text
-
-    return read
 
 
 def model_name(text: str) -> str:
@@ -105,12 +93,9 @@ HydraArgument = argument(str, "MODEL", "a Hydra, by folder or Hub name", parser=
 BatchSize = option(int, "rows per batch", "N", min=1)
 MonitorFile = option(Path | None, "counts whether the promises are kept, for `watch`; made, or gone on with", "FILE")
 Seed = option(int, "of everything that is random", min=0, max=MAX_SEED)
-NearData = option(list[tuple] | None, "near out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
-FarData = option(list[tuple] | None, "far out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
 Column = option(
     list[str] | None, "of the texts, images or audio (default: the only one); twice for pairs of texts", "NAME"
 )
-OodData = option(str | None, "out-of-distribution data", "NAME_OR_FOLDER")
 
 
 @dataclass(kw_only=True)
@@ -133,9 +118,7 @@ class DataOptions:
     label: option(str | None, "the column of labels (default: the only one that fits)", "NAME") = None
     label_separator: option(str | None, 'of several labels in one cell, such as "|"', "TEXT") = None
 
-    def read(
-        self, config: Any, processor: Any, name: str | None = None, labelled: bool = True, quiet: bool = False
-    ) -> "PreparedData":
+    def read(self, config: Any, processor: Any, name: str | None = None, labelled: bool = True) -> "PreparedData":
         """The rows of --data and its --split, or of another data set, prepared for a model; prints what was found."""
         from .._io.access import access_to
         from ..data.loading import load_data
@@ -149,31 +132,36 @@ class DataOptions:
         settings["column"] = self.column or None
         with access_to(name or self.data, "data set"):
             rows = load_data(name or self.data, config, processor=processor, **settings)
-        if not quiet:
-            print(*rows.notes, sep="\n", flush=True)
+        print(*rows.notes, sep="\n", flush=True)
         return rows
 
     def read_groups(
-        self, config: Any, processor: Any, near: list | None, far: list | None, quiet: bool = False
+        self, config: Any, processor: Any, groups: dict[str, list[tuple[str, str]]]
     ) -> dict[str, dict[str, "PreparedData"]] | None:
-        """The sets of --near and --far, without labels; None where there are none."""
+        """Sets of out-of-distribution data by group and name, without labels; None where there are none."""
+        for group, sets in groups.items():
+            if len(dict(sets)) < len(sets):
+                raise ValueError(f"--{group} has a name twice: name each set once")
         return {
-            group: {name: self.read(config, processor, source, labelled=False, quiet=quiet) for name, source in sets}
-            for group, sets in {"near": near, "far": far}.items()
+            group: {name: self.read(config, processor, source, labelled=False) for name, source in sets}
+            for group, sets in groups.items()
             if sets
         } or None
+
+
+def typed(**options: Any) -> str:
+    """Options as they are typed; without those that are None."""
+    values = {
+        name: value if isinstance(value, list) else [value] for name, value in options.items() if value is not None
+    }
+    words = ((f"--{name.replace('_', '-')}", str(word)) for name, group in values.items() for word in group)
+    return " ".join(f"{flag} {shlex.quote(word)}" for flag, word in words)
 
 
 def best_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def check_named_once(names: Sequence, flag: str) -> None:
-    twice = [name for place, name in enumerate(names) if name in names[:place]]
-    if twice:
-        raise ValueError(f"{flag} has {twice[0]} twice: name each once")
 
 
 # From functions to commands
@@ -207,20 +195,3 @@ def command(function: Callable) -> Callable:
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     default = inspect.Parameter.empty if default is MISSING else default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def repeat_flags(words: Sequence[str]) -> list[str]:
-    """`--labels cat dog` as typer takes it: `--labels cat --labels dog`; an empty list is `--shared ""`."""
-    words, repeated = list(words), []
-    while words:
-        word = words.pop(0)
-        if word == "--":
-            return [*repeated, word, *words]
-        values = []
-        while word in SEVERAL_VALUES and words and not (words[0].startswith("-") and len(words[0]) > 1):
-            values.append(words.pop(0))
-        if values:
-            repeated += [part for value in values for part in (word, value)]
-        else:
-            repeated += [word, ""] if word == "--shared" else [word]
-    return repeated

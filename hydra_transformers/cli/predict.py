@@ -15,7 +15,6 @@ from .options import (
     MonitorFile,
     argument,
     best_device,
-    check_named_once,
     choice,
     option,
     switch,
@@ -37,10 +36,9 @@ def predict(
     as_json: switch("--json", "one line of JSON per input instead of a table") = False,
     labels: option(
         list[str] | None,
-        "for CLIP and SigLIP: the classes to choose from (default: those of its calibration)",
-        "LABEL...",
+        "for CLIP and SigLIP: the classes to choose from, each with its own --labels (default: those of its calibration)",
+        "LABEL",
     ) = None,
-    top_k: option(int, "scores per input", "N", min=1) = 5,
     output: option(
         Path | None,
         "answer a whole data set into this file (.parquet, .jsonl, .csv); run again to continue after a stop",
@@ -63,9 +61,10 @@ def predict(
     from ..serving.saved_models import load_config
     from ..uncertainty import Monitor
 
-    check_named_once(labels or [], "--labels")
+    if labels and len(set(labels)) < len(labels):
+        raise ValueError("--labels names a class twice: name each once")
     config = load_config(model)
-    settings = {"top_k": top_k, "batch_size": batch_size, "candidate_labels": labels or None}
+    settings = {"batch_size": batch_size, "candidate_labels": labels or None}
     kind = kind_of(config, model)
     if output is not None:
         if len(inputs) != 1:

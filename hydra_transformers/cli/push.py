@@ -10,12 +10,10 @@ from .options import argument, option, switch
 def push(
     folder: argument(Path, "DIR", "a saved Hydra; a README.md in it is published as its card"),
     repo: argument(str, "REPO", "me/my-hydra; created if it does not exist"),
-    report: option(Path | None, "report.json of `evaluate` (default: DIR/evaluation/report.json)", "FILE") = None,
-    dataset: option(str | None, "the report's in-distribution data on the Hub", "NAME") = None,
+    dataset: option(str | None, "the data on the Hub that `evaluate` measured it on", "NAME") = None,
     base_model: option(str | None, "the pre-trained model on the Hub", "NAME") = None,
     license: option(str | None, 'for example "apache-2.0"', "ID") = None,
     private: switch("--private", "make a new repository private") = False,
-    overwrite_card: switch("--overwrite-card", "replace the whole card on the Hub") = False,
     space: option(str | None, "me/my-page: publish the page of `app` as a Space, too", "NAME") = None,
 ) -> None:
     """Publish model, code, processor and card."""
@@ -36,8 +34,8 @@ def push(
     check_names(repo_id=repo, base_model=base_model, dataset=dataset)
     if space is not None:
         check_names(repo_id=space)
-    path = report or folder / "evaluation" / "report.json"
-    results = Report.from_json(path) if report is not None or path.exists() else None
+    path = folder / "evaluation" / "report.json"
+    results = Report.from_json(path) if path.exists() else None
     if results is not None and dataset is None:
         raise ValueError(f"name the data set that {path} was made with: pass --dataset")
     if CalibratedClassifier.is_saved_in(folder):
@@ -57,7 +55,6 @@ def push(
         load_processor(str(folder), config),
         results,
         private=private or None,
-        overwrite_card=overwrite_card,
         **arguments,
     )
     print(f"published: {getattr(commit, 'commit_url', commit)}")

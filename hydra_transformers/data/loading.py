@@ -202,10 +202,9 @@ def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:
     return dict(ood_data) if are_groups == {True} else {"OOD": dict(ood_data)}
 
 
-def check_has_variety(data: PreparedData, name: str, purpose: str, by_classes: bool = True) -> None:
-    """Raises for a single row, and with `by_classes` for rows of one class. purpose: such as "to learn" """
-    labels = set(map(str, data.labels)) if by_classes else None
-    if len(data) < 2 or (labels is not None and len(labels) < 2):
+def check_has_variety(data: PreparedData, name: str, purpose: str) -> None:
+    """Raises for a single row, and for rows of one class. purpose: such as "to learn" """
+    if len(set(map(str, data.labels))) < 2:
         raise ValueError(
             f"the {len(data):,} rows of {name} are too few, or all have the same label, so there is nothing {purpose}: where rows "
             "are sorted by class, read all of them, or draw some with limit= (--limit)"

@@ -35,14 +35,11 @@ def test_every_command_has_a_help_page_and_an_example_that_is_read(name, capsys)
 @pytest.mark.parametrize(
     ("words", "values"),
     [
-        (["fuse", "a", "b", "--shared", "--output", "o"], {"members": ["a", "b"], "shared": [""]}),
-        (["fuse", "a", "--shared", "mlp", "embeddings", "--output", "o"], {"shared": ["mlp", "embeddings"]}),
-        (["fuse", "a", "--trunk-layers", "9", "--output", "o"], {"trunk_layers": 9}),
+        (["fuse", "a", "b", "--trunk-layers", "9", "--output", "o"], {"members": ["a", "b"], "trunk_layers": 9}),
         (["finetune", "m", *NEEDED], {"trunk_layers": 0.75, "members": 3, "learning_rate": None}),
-        (["prune", "m", *NEEDED, "--objectives", "acc", "ood"], {"objectives": ["acc", "ood"]}),
-        (["predict", "m", "--labels", "cat", "dog", "--", "a.png"], {"labels": ["cat", "dog"], "inputs": ["a.png"]}),
+        (["finetune", "m", *NEEDED, "--column", "a", "--column", "b"], {"column": ["a", "b"]}),
+        (["predict", "m", "--labels", "cat", "--labels", "dog", "a.png"], {"labels": ["cat", "dog"]}),
         (["evaluate", "m", "--data", "d", "--near", "a=b", "--near", "c=d"], {"near": [("a", "b"), ("c", "d")]}),
-        (["export", "m", "--to", "onnx", "torch", "--output", "o"], {"to": ["onnx", "torch"]}),
     ],
 )
 def test_words_are_read(words, values):
@@ -54,7 +51,7 @@ def test_words_are_read(words, values):
     ("line", "sentence"),
     [
         ("fuse a --trunk-layers 1.0 --output o", "1.0 is neither a number of layers nor a share of them below 1"),
-        ("fuse a --shared nose --output o", "'nose' is not one of embeddings, layernorm, mlp"),
+        ("export m --to nose --output o", "'nose' is not one of 'onnx', 'torch'"),
         ("calibrate m --data d --output o --coverage 90", "90 is not a share between 0 and 1: pass 0.05 for 5 %"),
         ("evaluate m --data d --near grey", "'grey' is not NAME=VALUE"),
         ("finetune m --data d --output o --learning-rate 0", "0 is not a positive number"),

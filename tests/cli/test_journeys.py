@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageClassification, AutoModelForZeroShotImageClassification, ViTImageProcessorPil
 
-from hydra_transformers import HydraViTForImageClassification
+from hydra_transformers import AutoHydra, HydraViTForImageClassification
 from hydra_transformers._io import progress
 from hydra_transformers.cli import main
 from hydra_transformers.models.auto import load_trained
@@ -79,9 +79,11 @@ def test_rows_that_were_trained_on_are_noted(workplace, finetuned, tmp_path, cap
     assert "was trained on rows of" not in capsys.readouterr().err
 
 
-def test_a_csv_of_texts_becomes_a_table_with_answers(workplace, tmp_path):
+def test_a_csv_of_texts_becomes_a_table_with_answers(workplace, tmp_path, capsys):
     csv, hydra, decided = workplace / "reviews.csv", tmp_path / "hydra", tmp_path / "calibrated"
-    run("finetune", workplace / "bert-encoder", "--data", csv, *TRAIN, "--members", 2, "--output", hydra)
+    columns = ["--column", "sentence", "--label", "label"]
+    run("finetune", workplace / "bert-encoder", "--data", csv, *columns, *TRAIN, "--members", 2, "--output", hydra)
+    assert "--split validation --column sentence --label label --coverage 0.9" in capsys.readouterr().out
     run("calibrate", hydra, "--data", csv, "--coverage", 0.9, "--output", decided)
     run("evaluate", decided, "--data", csv, "--split", "test")
     assert "answered" in Report.from_json(decided / "evaluation" / "report.json").models["calibrated"]["data"]
@@ -117,7 +119,7 @@ def test_calibrate_keeps_the_input_and_writes_all_that_belongs_to_the_model(work
 
 
 def test_a_plain_classifier_is_calibrated_beside_its_weights(workplace, tmp_path, capsys):
-    data, target = ["--data", workplace / "pictures"], ["--coverage", 0.5, "--detector", "mahalanobis"]
+    data, target = ["--data", workplace / "pictures"], ["--coverage", 0.5]
     run("calibrate", workplace / "vit", *data, *target, "--output", tmp_path / "d")
     assert load_trained(tmp_path / "d").config.model_type == "vit"
     run("evaluate", tmp_path / "d", *data)
@@ -146,13 +148,12 @@ def test_predict_says_what_the_model_says(workplace, calibrated, capsys):
     assert "no image column among sentence, label, and the model reads images" in capsys.readouterr().err
 
 
-def test_evaluate_compares_models_under_their_own_class_names(workplace, tmp_path):
+def test_evaluate_matches_the_datas_class_names_with_the_models(workplace, tmp_path):
     """The data lists its classes in another order than the model: accuracy must not care."""
-    sets = ["--near", f"grey={workplace / 'grey'}", "--far", f"same={workplace / 'pictures'}", "--score", "gen"]
-    words = ["evaluate", workplace / "hydra", "--data", workplace / "reordered", *sets]
-    run(*words, "--compare", f"one={workplace / 'vit'}", "--corruptions", "gaussian_noise", "--output", tmp_path)
+    sets = ["--near", f"grey={workplace / 'grey'}", "--far", f"same={workplace / 'pictures'}"]
+    words = ["evaluate", workplace / "vit", "--data", workplace / "reordered", *sets]
+    run(*words, "--corruptions", "gaussian_noise", "--output", tmp_path)
     report = Report.from_json(tmp_path / "report.json")
-    assert list(report.models) == ["hydra", "one"] and report.score == "gen"
     assert report.data_sets("near") == ["grey (near)"] and len(report.data_sets("corruption")) == 5
     backbone = AutoModelForImageClassification.from_pretrained(workplace / "vit").eval()
     processor = ViTImageProcessorPil.from_pretrained(workplace / "vit")
@@ -161,8 +162,8 @@ def test_evaluate_compares_models_under_their_own_class_names(workplace, tmp_pat
         pixels = processor([row["image"].convert("RGB") for row in rows], return_tensors="pt")
         names = [backbone.config.id2label[index] for index in backbone(**pixels).logits.argmax(-1).tolist()]
     right = [name == ["blue", "red", "green"][row["label"]] for name, row in zip(names, rows, strict=True)]
-    assert report.models["one"]["data"]["accuracy"] == pytest.approx(sum(right) / 30)
-    assert "hydra" in (tmp_path / "report.md").read_text() and (tmp_path / "report.html").exists()
+    assert report.models["vit"]["data"]["accuracy"] == pytest.approx(sum(right) / 30)
+    assert "vit" in (tmp_path / "report.md").read_text() and (tmp_path / "report.html").exists()
 
 
 def test_info_export_and_push_take_the_calibrated_model(workplace, calibrated, tmp_path, monkeypatch, capsys):
@@ -170,7 +171,12 @@ def test_info_export_and_push_take_the_calibrated_model(workplace, calibrated, t
 
     run("info", calibrated)
     text = capsys.readouterr().out
-    assert "member 2" in text and "3 classes: red, green, blue" in text and "| Deep Ensemble of 3 |" in text
+    assert (
+        "\ncalibrated\n" in text
+        and "member 2" in text
+        and "3 classes: red, green, blue" in text
+        and "| Deep Ensemble of 3 |" in text
+    )
     run("export", calibrated, "--to", "torch", "--output", tmp_path / "exported")
     assert (tmp_path / "exported" / "model.pt2").exists() and "with its calibration" in capsys.readouterr().out
     pushed = {}
@@ -211,19 +217,17 @@ def test_steps_that_may_take_long_show_a_bar_on_a_terminal(workplace, calibrated
 def test_checkpoints_are_compared_and_fused(workplace, tmp_path, capsys):
     names = [workplace / name for name in ("vit", "two", "three")]
     data = ["--data", workplace / "pictures"]
-    run("compare", *names, *data, "--output", tmp_path / "table.md")
+    run("compare", *names, *data)
     said = capsys.readouterr().out
-    assert "soup" in said and "Next: hydra-transformers fuse" in said and (tmp_path / "table.md").exists()
-    run("fuse", *names, *data, "--output", tmp_path / "chosen")
-    run("fuse", *names, "--shared", "--output", tmp_path / "independent")
+    assert "soup" in said and "Next: hydra-transformers fuse" in said
+    run("fuse", *names, "--trunk-layers", 1, "--output", tmp_path / "fused")
     assert "check it with hydra-transformers compare" in capsys.readouterr().out
-    hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "independent").eval()
-    members = [AutoModelForImageClassification.from_pretrained(name).eval() for name in names]
+    hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "fused").eval()
+    expected = AutoHydra.from_pruned_members([str(name) for name in names], trunk_layers=1).eval()
     images = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
-        mean = torch.stack([member(images).logits.softmax(-1) for member in members]).mean(0)
-        assert torch.allclose(hydra(images).logits.softmax(-1), mean, atol=1e-5)
-    assert (tmp_path / "independent" / "modeling_hydra.py").exists()
+        assert torch.equal(hydra(images).logits, expected(images).logits)
+    assert (tmp_path / "fused" / "modeling_hydra.py").exists()
 
 
 def test_pruned_members_are_tuned_and_fused(workplace, pruned, tmp_path):
