@@ -1,7 +1,7 @@
 """How often a monitor raises a false alarm, and how soon it notices a change, beside two simple tests.
 
 Each repetition calibrates on new rows and then watches 5,000 others, in batches of 250 rows, or of 50 where something changes. Rows are made up, or drawn from the scores of a
-real model (`--pool NAME=FILE.npz`, with the arrays validation_scores, validation_wrong, ood_scores).
+real model (`--pool NAME=FILE.npz`, with the arrays test_scores, test_wrong, ood_scores; `one_run --pool` writes it).
 
     python -m experiments.monitoring --output experiments/results/monitoring.json
 """
@@ -88,10 +88,10 @@ class Pool:
             scores = np.where(unfamiliar, random.beta(2.0, 1.5, count), random.beta(0.6, 2.0, count))
             return scores, unfamiliar | (random.random(count) < 0.5 * scores)
         rows = np.load(self.file)
-        places = random.integers(len(rows["validation_scores"]), size=count)
+        places = random.integers(len(rows["test_scores"]), size=count)
         others = rows["ood_scores"][random.integers(len(rows["ood_scores"]), size=count)]
-        scores = np.where(unfamiliar, others, rows["validation_scores"][places])
-        return scores, unfamiliar | rows["validation_wrong"][places].astype(bool)
+        scores = np.where(unfamiliar, others, rows["test_scores"][places])
+        return scores, unfamiliar | rows["test_wrong"][places].astype(bool)
 
 
 def repetition(case: Case, pool: Pool, length: int, number: int) -> dict[str, int | None] | None:

@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
@@ -364,10 +365,20 @@ class Judge:
         if self.args.runs and run.members == 1 and run.start == "pretrained":
             self.args.runs.mkdir(parents=True, exist_ok=True)
             torch.save({"logits": logits, "weights": model.state_dict()}, kept_file(self.args, run))
+        if self.args.pool and run == self.setting.one_run:
+            self.write_pool(logits)
         return self.row(run.group, run, logits, model) | {"seconds": round(seconds, 1)}
 
     def logits(self, model: nn.Module) -> dict[str, Tensor]:
         return {name: predictions(model, rows, self.args.device) for name, rows in self.sets.items()}
+
+    def write_pool(self, logits: dict[str, Tensor]) -> None:
+        """Scores of test rows, whether they are wrong, and scores of near rows: what `monitoring` draws from."""
+        near = torch.cat([rows for name, rows in logits.items() if name.startswith("near/")])
+        correct = sample_values(logits["test"], self.labels["test"])["correct"]
+        arrays = {"test_scores": ood_score(logits["test"], "msp"), "test_wrong": ~correct.bool()}
+        arrays["ood_scores"] = ood_score(near, "msp")
+        np.savez_compressed(self.args.pool, **{name: values.cpu().numpy() for name, values in arrays.items()})
 
     def row(self, name: str, run: Run, logits: dict[str, Tensor], model: nn.Module | None) -> dict[str, Any]:
         size = {} if model is None else {"parameters": count_parameters(model), "work": count_multiply_adds(model)}
@@ -440,6 +451,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--only", nargs="+", choices=[*GROUPS, COMPOSED], default=[*GROUPS, COMPOSED])
     parser.add_argument("--runs", type=Path, help="keeps logits and weights of single models, for `composed`")
+    parser.add_argument("--pool", type=Path, help="keeps scores of the chosen one run, for `monitoring`")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--rows", type=int, help="of each set, to try it out")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

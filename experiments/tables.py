@@ -8,7 +8,7 @@ from typing import Any
 
 from hydra_transformers._io.files import write_atomically
 
-from . import monitoring, one_run_table, zero_shot_tables
+from . import monitoring, one_run_table, tasks, zero_shot_tables
 from .figures import ROOT, table_of_figures
 from .methods import TITLES, with_temperature
 from .results import RESULTS, read_results
@@ -75,6 +75,9 @@ def render(results: dict[str, Any]) -> dict[str, str]:
     for name, content in results.items():
         if "cases" in content:
             tables[name] = monitoring.render(content)
+            continue
+        if "tasks" in content:
+            tables |= tasks.render(content)
             continue
         if "rows" in content:
             if "setting" in content:

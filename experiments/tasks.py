@@ -1,28 +1,27 @@
-"""Other tasks on real data: regression (STS-B), multi-label (GoEmotions), tokens (WikiANN) and rewards (SST-2).
+"""Other tasks on real data: regression (STS-B), multi-label classification (GoEmotions), token classification (WikiANN).
 
-One model, a Deep Ensemble, a soup and Hydras of the same three fine-tunings, which begin with the same new head, over seeds.
-Each is calibrated on validation rows and judged on test rows and out-of-distribution rows:
+One model, one model trained 1.5 times as long, a Hydra fine-tuned in one run; of three fine-tunings a Deep Ensemble, a soup and
+Hydras. Learning rates of one model and of one run are chosen on validation rows. Each method is calibrated on validation rows,
+and judged on test rows and on out-of-distribution rows:
 
-    python -m experiments.tasks --data DIR --start FOLDER --output OUT
+    python -m experiments.tasks --data DIR --start FOLDER --output experiments/results/tasks.json
 
-DIR holds text/NAME.jsonl.gz, FOLDER a BERT such as gte-small. Results are in OUT/tasks.json and OUT/tasks.md, written anew
-after each seed of each task.
+DIR holds text/NAME.jsonl.gz, FOLDER a BERT such as gte-small. Results are written anew after each seed of each task; what the
+file already has is not run again.
 """
 
 import argparse
 import gzip
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
@@ -30,46 +29,51 @@ from benchmarks.provenance import where_it_ran
 from hydra_transformers import AutoHydra, load_data
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import soup
-from hydra_transformers.models.regression import aggregated
+from hydra_transformers.cost import count_multiply_adds
 from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.uncertainty import calibrate
-from hydra_transformers.uncertainty.rewards import best_of_n, preference_metrics
+
+from .one_run import Run, train
+from .results import rounded
+from .table import cell, markdown
 
 
 Batch = dict[str, Tensor]
 MEMBERS = 3
 ROWS_PER_BATCH = 256  # where nothing is trained
 MAX_TOKENS = 64
+FACTORS = (0.5, 1.0, 2.0)  # of a task's learning rate, tried on validation rows
 WNUT_TYPES = {"person": "PER", "location": "LOC", "corporation": "ORG", "group": "ORG"}
 TAGS = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"]
-# Rewards
-PAIRS, HELD_OUT_PAIRS, FLIPPED = 2_000, 1_000, 0.25
-PROMPTS, ANSWERS, COUNTS = 200, 256, (1, 2, 4, 8, 16, 32, 64, 128, 256)
-AGGREGATES = ("mean", "min", "mean-2std")
-
-
-@dataclass(frozen=True)
-class Training:
-    """AdamW with a warm-up of a tenth and a linear decay; new parameters learn ten times as fast."""
-
-    epochs: int
-    rows_per_batch: int
-    rate: float = 5e-5
 
 
 @dataclass(frozen=True)
 class Task:
     """
-    start: (folder, seed) -> a pre-trained model with a new head
+    start: (folder, seed, members) -> a pre-trained model with a new head, or a Hydra of it with new heads
     rows: (folder of the data) -> rows by part: train, validation, test, and ood those of other sets
-    settings: of `load_data` and of `calibrate`
+    best: the metric that learning rates are chosen by; with a minus, the smallest
+    columns, calibration: settings of `load_data` and of `calibrate`
     """
 
-    start: Callable[[str, int], PreTrainedModel]
+    start: Callable[[str, int, int], PreTrainedModel]
     rows: Callable[[Path], dict[str, Any]]
-    training: Training
+    batch: int
+    single: Run
+    best: str
     columns: dict[str, Any] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def classifier_rate(self) -> float:
+        return 10 * self.single.learning_rate
+
+    @property
+    def one_run(self) -> Run:
+        """Nine eighths of the epochs, as for images."""
+        return replace(
+            self.single, group="one run", members=MEMBERS, branch_rate=3.0, epochs=round(1.125 * self.single.epochs)
+        )
 
 
 # Data
@@ -145,8 +149,12 @@ class Rows:
         places = places.to(self.tensors["input_ids"].device)
         found = {name: tensor[places] for name, tensor in self.tensors.items()}
         return {
-            name: each[:, :longest].contiguous() if name in self.per_token else each for name, each in found.items()
+            name: tensor[:, :longest].contiguous() if name in self.per_token else tensor
+            for name, tensor in found.items()
         }
+
+    def __getitems__(self, places: list[int]) -> Batch:
+        return self.batch(torch.tensor(places))
 
     def batches(self) -> list[Batch]:
         return [self.batch(places) for places in torch.arange(len(self)).split(ROWS_PER_BATCH)]
@@ -157,289 +165,190 @@ def prepared(rows: Any, model: PreTrainedModel, tokenizer: Any, device: str, **c
     return Rows([found[place] for place in range(len(found))], device)
 
 
-# Training
-
-
-def finetune(
-    model: PreTrainedModel,
-    rows: Rows,
-    training: Training,
-    seed: int,
-    loss_of: Callable[[Any, Batch], Tensor] | None = None,
-) -> PreTrainedModel:
-    """Trains the model itself. loss_of: (model, batch) -> loss; by default the model's own"""
-    device = rows.tensors["input_ids"].device
-    model, generator = model.to(device).train(), torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)
-    is_new = {name: not name.startswith("bert.") or ".pooler." in name for name, _ in model.named_parameters()}
-    groups = [
-        {
-            "params": [each for name, each in model.named_parameters() if is_new[name] == new],
-            "lr": training.rate * (1 + 9 * new),
-        }
-        for new in (False, True)
-    ]
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.01, fused=device.type == "cuda")
-    steps = training.epochs * math.ceil(len(rows) / training.rows_per_batch)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / (0.1 * steps), (steps - step) / (0.9 * steps), 1.0)
-    )
-    for _ in range(training.epochs):
-        for places in torch.randperm(len(rows), generator=generator).split(training.rows_per_batch):
-            batch = rows.batch(places)
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                loss = model(**batch).loss if loss_of is None else loss_of(model, batch)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            scheduler.step()
-    return model.eval()
-
-
-def methods(members: list[PreTrainedModel]) -> Iterator[tuple[str, Callable[[], PreTrainedModel]]]:
-    yield "One model", partial(AutoHydra.from_backbone, members[0])
-    yield "Deep Ensemble of 3", partial(AutoHydra.from_pruned_members, members, shared=())
-    yield "Soup of 3", lambda: AutoHydra.from_backbone(soup(members))
-    yield "Hydra of 3", partial(AutoHydra.from_pruned_members, members)
-    yield "Hydra, half of the layers merged", partial(AutoHydra.from_pruned_members, members, trunk_layers=0.5)
-    yield "Hydra, three quarters merged", partial(AutoHydra.from_pruned_members, members, trunk_layers=0.75)
-
-
 # The tasks
 
 
-def sequence_start(folder: str, seed: int, **settings: Any) -> PreTrainedModel:
-    return AutoHydra.from_backbone(folder, seed=seed, **settings)
+def sequence_start(folder: str, seed: int, members: int, **settings: Any) -> PreTrainedModel:
+    return AutoHydra.from_backbone(folder, num_members=members, seed=seed, **settings)
 
 
-def token_start(folder: str, seed: int) -> PreTrainedModel:
+def token_start(folder: str, seed: int, members: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     names = {"id2label": dict(enumerate(TAGS)), "label2id": {tag: place for place, tag in enumerate(TAGS)}}
-    return AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32, **names)
+    model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32, **names)
+    options = {"class_names": TAGS, "problem_type": "token_classification", "seed": seed}
+    return model if members == 1 else AutoHydra.from_backbone(model, num_members=members, **options)
 
 
 def tasks(data: Path) -> dict[str, Task]:
     emotions = json.loads((data / "text" / "goemotions_labels.json").read_text())
-    several = {"class_names": emotions, "problem_type": "multi_label_classification"}
+    single = Run("one model", 1, 5e-5, 1.0)
     return {
         "regression": Task(
             partial(sequence_start, problem_type="regression"),
             similarity_rows,
-            Training(epochs=6, rows_per_batch=64),
+            64,
+            replace(single, epochs=6),
+            "-rmse",
             {"column": ("sentence1", "sentence2"), "label": "score"},
+            {"alpha": 0.1},
         ),
         "multi-label": Task(
-            partial(sequence_start, **several),
+            partial(sequence_start, class_names=emotions, problem_type="multi_label_classification"),
             emotion_rows,
-            Training(epochs=4, rows_per_batch=128, rate=1e-4),
+            128,
+            replace(single, learning_rate=1e-4, epochs=4),
+            "map",
             {"column": "text"},
-            {"target": {"coverage": 0.9}},
+            {"alpha": 0.1, "target": {"coverage": 0.9}},
         ),
         "tokens": Task(
             token_start,
             entity_rows,
-            Training(epochs=3, rows_per_batch=128),
+            128,
+            replace(single, epochs=4),
+            "entity_f1",
             {},
             {"target": {"risk": 0.1}, "confidence": 0},
         ),
     }
 
 
-def run_task(task: Task, data: Path, start: str, seed: int, device: str, most: int | None) -> dict[str, Any]:
-    """What each method reached with one seed: method -> results."""
-    tokenizer, first = AutoTokenizer.from_pretrained(start), task.start(start, 0)
-    rows, ood = task.rows(data), {}
-    read_rows = partial(prepared, model=first, tokenizer=tokenizer, device=device)
-    train = read_rows(rows["train"][:most], **task.columns)
-    validation, test = (read_rows(rows[part][:most], **task.columns).batches() for part in ("validation", "test"))
-    for name, each in rows["ood"].items():
-        columns = task.columns if set(each[0]) == set(rows["test"][0]) else {"column": "text", "labelled": False}
-        ood[name] = read_rows(each[:most], **columns).batches()
-    own_seeds = range(seed * MEMBERS, (seed + 1) * MEMBERS)
-    members = [finetune(task.start(start, own_seeds[0]), train, task.training, own) for own in own_seeds]
-    found = {}
-    for name, build in methods(members):
-        model = build().to(device).eval()
+class Judge:
+    """A task's data on a device, and what is trained and measured with it. most: rows of each set"""
+
+    def __init__(self, task: Task, data: Path, start: str, device: str, most: int | None):
+        self.task, self.start, self.device = task, start, device
+        tokenizer, first = AutoTokenizer.from_pretrained(start), task.start(start, 0, 1)
+        read_rows = partial(prepared, model=first, tokenizer=tokenizer, device=device)
+        rows = task.rows(data)
+        self.train_rows = read_rows(rows["train"][:most], **task.columns)
+        parts = [read_rows(rows[part][:most], **task.columns) for part in ("validation", "test")]
+        self.validation, self.test = (part.batches() for part in parts)
+        self.ood = {}
+        for name, others in rows["ood"].items():
+            is_labelled = set(others[0]) == set(rows["test"][0])
+            columns = task.columns if is_labelled else {"column": "text", "labelled": False}
+            self.ood[name] = read_rows(others[:most], **columns).batches()
+
+    def trained(self, run: Run) -> PreTrainedModel:
+        model = self.task.start(self.start, run.seed, run.members).to(self.device)
+        train(model, run, self.task, self.train_rows, self.device)
+        return model
+
+    def chosen(self, run: Run) -> tuple[Run, dict[str, float]]:
+        """The run with the learning rate that is best on validation rows, and what each rate reached."""
+        reached = {}
+        for factor in FACTORS:
+            rate = factor * run.learning_rate
+            model = as_hydra(self.trained(replace(run, learning_rate=rate)))
+            reached[rate] = self.metrics(model, self.validation)[self.task.best.lstrip("-")]
+        sign = -1 if self.task.best.startswith("-") else 1
+        rate = max(reached, key=lambda rate: sign * reached[rate])
+        return replace(run, learning_rate=rate), {f"{rate:g}": value for rate, value in reached.items()}
+
+    def metrics(self, model: PreTrainedModel, rows: list[Batch]) -> dict[str, float]:
+        return evaluate_uncertainty({"model": model.eval()}, rows).models["model"]["data"]
+
+    def methods(self, single: Run, one_run: Run, seed: int) -> Iterator[tuple[str, PreTrainedModel]]:
+        own_seeds = range(seed * MEMBERS, (seed + 1) * MEMBERS)
+        members = [self.trained(replace(single, seed=own)) for own in own_seeds]
+        yield "One model", as_hydra(members[0])
+        longer = replace(single, epochs=round(1.5 * single.epochs), seed=own_seeds[0])
+        yield "One model, trained 1.5 times as long", as_hydra(self.trained(longer))
+        yield "One run", self.trained(replace(one_run, seed=own_seeds[0]))
+        yield "Three checkpoints fused, nothing merged", AutoHydra.from_pruned_members(members)
+        yield (
+            "Three checkpoints fused, three quarters merged",
+            AutoHydra.from_pruned_members(members, trunk_layers=0.75),
+        )
+        yield "Soup of 3", as_hydra(soup(members))
+        yield "Deep Ensemble of 3", AutoHydra.from_pruned_members(members, shared=())
+
+    def judged(self, model: PreTrainedModel) -> dict[str, Any]:
+        model = model.to(self.device).eval()
         try:
-            sentences = calibrate(model, validation, alpha=0.1, **task.calibration).sentences
-        except ValueError as error:
+            sentences = calibrate(model, self.validation, **self.task.calibration).sentences
+        except ValueError as error:  # a target that cannot be reached
             sentences = [str(error)]
-        report = evaluate_uncertainty({name: model}, test, ood)
-        found[name] = {
-            "rows": report.models[name]["data"]["num_samples"],
-            "num_members": report.num_members[name],
-            "metrics": report.models[name]["data"],
-            "ood": {each: report.models[name][each] for each in report.data_sets()},
-            "promises": sentences,
-        }
-    return found
+            print(error, flush=True)
+        report = evaluate_uncertainty({"model": model}, self.test, self.ood)
+        sets = report.models["model"]
+        ood = {name: sets[name] for name in report.data_sets()}
+        return {"work": count_multiply_adds(model), "metrics": sets["data"], "ood": ood, "promises": sentences}
 
 
-# Rewards
-
-
-def run_rewards(data: Path, start: str, seed: int, device: str, most: int | None) -> dict[str, Any]:
-    """Proxies learn from pairs that a gold model prefers one of, a quarter of them the wrong one; best of n by their scores."""
-    tokenizer = AutoTokenizer.from_pretrained(start)
-    reviews = read(data, "sst2_train")[:most]
-    gold = sequence_start(start, 100, class_names=["negative", "positive"])
-    all_rows = prepared(reviews, gold, tokenizer, device, column="text", label="label")
-    gold = finetune(gold, all_rows, Training(epochs=2, rows_per_batch=256), 100)
-    generator = torch.Generator().manual_seed(seed)
-    long = torch.tensor([place for place, row in enumerate(reviews) if len(row["text"].split()) >= 4])
-    order = long[torch.randperm(len(long), generator=generator)]
-    pairs = min(PAIRS, len(order) // 6)
-    held_out = min(HELD_OUT_PAIRS, len(order) // 12)
-    used, judged = order[: 2 * pairs], order[2 * pairs : 2 * (pairs + held_out)]
-    others = order[2 * (pairs + held_out) :]
-    gold_scores = member_scores(gold, all_rows, order, 2).cpu()  # (rows, 1, 2)
-    value = torch.full((len(reviews),), math.nan)
-    value[order] = (gold_scores[:, 0, 1] - gold_scores[:, 0, 0]).float()
-    chosen, rejected = ordered_pairs(used.view(-1, 2), value)
-    flip = torch.rand(pairs, generator=generator) < FLIPPED
-    chosen, rejected = torch.where(flip, rejected, chosen), torch.where(flip, chosen, rejected)
-    places = Rows([{"input_ids": [0, 0]}] * pairs, device)  # the loop draws numbers of pairs
-    places.tensors["pair"] = torch.arange(pairs, device=device)
-
-    def loss_of(model: nn.Module, batch: Batch) -> Tensor:
-        own = batch["pair"].cpu()
-        texts = without_labels(all_rows.batch(torch.cat([chosen[own], rejected[own]])))
-        scores = model(**texts).logits.squeeze(-1).float()
-        return -nn.functional.logsigmoid(scores[: len(own)] - scores[len(own) :]).mean()
-
-    own_seeds = range(seed * MEMBERS, (seed + 1) * MEMBERS)
-    training = Training(epochs=4, rows_per_batch=64)
-    members = [
-        finetune(sequence_start(start, own_seeds[0], problem_type="regression"), places, training, own, loss_of)
-        for own in own_seeds
-    ]
-    answers = min(ANSWERS, len(others))
-    groups = torch.stack([others[torch.randperm(len(others), generator=generator)[:answers]] for _ in range(PROMPTS)])
-    counts = [count for count in COUNTS if count <= answers]
-    better, worse = ordered_pairs(judged.view(-1, 2), value)
-    found = {}
-    for name, build in methods(members):
-        model = build().to(device).eval()
-        scores = torch.full((len(reviews), model.config.num_members, 1), math.nan, dtype=torch.float64)
-        scores[order] = member_scores(model, all_rows, order, 1).double().cpu()
-        for aggregate in AGGREGATES if model.config.num_members > 1 else AGGREGATES[:1]:
-            title = name if aggregate == "mean" else f"{name}, {aggregate}"
-            metrics = preference_metrics(scores[better], scores[worse], aggregate)
-            of_pool = aggregated(scores, aggregate).squeeze(-1)
-            metrics["best_of"] = best_of_n(of_pool[groups], value[groups], counts)
-            found[title] = {"metrics": metrics}
-    return found
-
-
-def without_labels(batch: Batch) -> Batch:
-    return {name: each for name, each in batch.items() if name != "labels"}
-
-
-def ordered_pairs(pairs: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The row of higher value of each pair (pairs, 2), and the other."""
-    is_first = value[pairs[:, 0]] >= value[pairs[:, 1]]
-    first, second = pairs.unbind(dim=1)
-    return torch.where(is_first, first, second), torch.where(is_first, second, first)
-
-
-@torch.inference_mode()
-def member_scores(model: nn.Module, rows: Rows, places: Tensor, outputs: int) -> Tensor:
-    """(places, members, outputs)"""
-    found = []
-    for own in places.split(ROWS_PER_BATCH):
-        output = model(**without_labels(rows.batch(own)))
-        logits = output.get("member_logits", output.logits)
-        found.append(logits if logits.dim() == 3 else logits.view(len(own), 1, outputs))
-    return torch.cat(found)
+def as_hydra(model: PreTrainedModel) -> PreTrainedModel:
+    return model if hasattr(model.config, "num_members") else AutoHydra.from_backbone(model)
 
 
 # Results
 
-COLUMNS = {
-    "regression": ("rmse", "pearson", "spearman", "aurc", "interval_coverage", "interval_width"),
-    "multi-label": (
-        "map",
-        "f1_micro",
-        "f1_macro",
-        "ece",
-        "exact_match",
-        "set_missed",
-        "set_size",
-        "answered_right",
-    ),
-    "tokens": (),  # those that the report has
-    "rewards": ("pair_accuracy", "wrong_pairs_auroc"),
+SHOWN = {
+    "regression": ("rmse", "pearson", "aurc", "interval_coverage", "interval_width"),
+    "multi-label": ("map", "f1_micro", "ece", "set_missed", "set_size", "answered_right"),
+    "tokens": ("entity_f1", "entity_aurc", "ece", "answered", "answered_risk"),
 }
 
 
-def tables(results: dict[str, Any]) -> str:
-    """A table for each task and each set: mean ± standard deviation over the seeds."""
-    parts = []
-    for task, seeds in results["tasks"].items():
-        parts.append(f"## {task}\n")
-        runs = list(seeds.values())
-        parts.append(table(runs, lambda run: run["metrics"], COLUMNS[task]))
-        for name in dict.fromkeys(name for run in runs for each in run.values() for name in each.get("ood", {})):
-            parts += [
-                f"### Out of distribution: {name}\n",
-                table(
-                    runs, lambda run, name=name: run["ood"][name], (*COLUMNS[task], "auroc") if COLUMNS[task] else ()
-                ),
+def render(content: dict[str, Any]) -> dict[str, str]:
+    """A table for each task and each out-of-distribution set: mean ± standard deviation over the seeds."""
+    tables = {}
+    for name, found in content["tasks"].items():
+        runs = list(found["seeds"].values())
+        shown = SHOWN[name]
+        first = runs[0]["One model"]
+        work = {title: f"{method['work'] / first['work']:.2f}" for title, method in runs[0].items()}
+        rows = {
+            title: [
+                work[title],
+                *(cell([run[title]["metrics"].get(metric) for run in runs], ".3f") for metric in shown),
             ]
-        if task == "rewards":
-            best = [{title: {"metrics": each["metrics"]["best_of"]} for title, each in run.items()} for run in runs]
-            parts += ["### Gold score of the best of n\n", table(best, lambda run: run["metrics"], ())]
-    return "\n".join(parts)
+            for title in runs[0]
+        }
+        tables[f"tasks/{name}"] = markdown(["work", *shown], rows)
+        for other in first["ood"]:
+            of_set = [metric for metric in (*shown, "auroc") if metric in first["ood"][other]]
+            rows = {
+                title: [cell([run[title]["ood"][other].get(metric) for run in runs], ".3f") for metric in of_set]
+                for title in runs[0]
+            }
+            tables[f"tasks/{name}/{other.replace(' ', '-')}"] = markdown(of_set, rows)
+    return tables
 
 
-def table(runs: list[dict[str, Any]], metrics_of: Callable[[dict[str, Any]], dict], columns: Sequence[str]) -> str:
-    titles = list(dict.fromkeys(title for run in runs for title in run))
-    found = {title: [metrics_of(run[title]) for run in runs if title in run] for title in titles}
-    names = list(dict.fromkeys(str(name) for each in found.values() for metrics in each for name in metrics))
-    names = [name for name in columns or names if name in names and name not in ("best_of",)]
-    lines = [f"| | {' | '.join(names)} |", "|---|" + "--:|" * len(names)]
-    for title, each in found.items():
-        by_name = [{str(name): value for name, value in metrics.items()} for metrics in each]
-        lines.append(
-            f"| {title} | " + " | ".join(cell([m[name] for m in by_name if name in m]) for name in names) + " |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def cell(values: list[float]) -> str:
-    values = [value for value in values if value is not None and not math.isnan(value)]
-    if not values:
-        return "-"
-    return f"{mean(values):.4g}" + (f" ± {stdev(values):.2g}" if len(values) > 1 else "")
-
-
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder with text/")
     parser.add_argument("--start", required=True, help="the folder of the pre-trained model")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--tasks", nargs="+", default=["multi-label", "regression", "tokens", "rewards"])
+    parser.add_argument("--tasks", nargs="+", default=["regression", "multi-label", "tokens"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rows", type=int, help="at most so many rows of each set, to see whether it runs")
-    parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds, after which no seed is begun")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     logging.set_verbosity_error()
-    began, results = time.monotonic(), where_it_ran(options.device) | {"tasks": {}}
-    known = tasks(options.data)
-    options.output.mkdir(parents=True, exist_ok=True)
-    for seed in options.seeds:  # all tasks have a seed before any has two
-        for name in options.tasks:
-            if time.monotonic() - began > options.stop_after:
-                return
-            settings = (options.data, options.start, seed, options.device, options.rows)
-            found = run_rewards(*settings) if name == "rewards" else run_task(known[name], *settings)
-            results["tasks"].setdefault(name, {})[str(seed)] = found
-            write_atomically(options.output / "tasks.json", json.dumps(results, indent=1) + "\n")
-            write_atomically(options.output / "tasks.md", tables(results))
+    began, known = time.monotonic(), tasks(options.data)
+    content: dict[str, Any] = {"machine": where_it_ran(options.device), "tasks": {}}
+    if options.output.exists():
+        content["tasks"] = json.loads(options.output.read_text())["tasks"]
+    for name in options.tasks:
+        judge = Judge(known[name], options.data, options.start, options.device, options.rows)
+        found = content["tasks"].setdefault(name, {"seeds": {}})
+        runs = {"single": judge.task.single, "one_run": judge.task.one_run}
+        for kind in runs:
+            if kind not in found:
+                run, reached = judge.chosen(runs[kind])
+                found[kind] = {"learning_rate": run.learning_rate, "reached": reached}
+            runs[kind] = replace(runs[kind], learning_rate=found[kind]["learning_rate"])
+        for seed in options.seeds:
+            if str(seed) in found["seeds"]:
+                continue
+            methods = judge.methods(runs["single"], runs["one_run"], seed)
+            found["seeds"][str(seed)] = {title: rounded(judge.judged(model)) for title, model in methods}
+            write_atomically(options.output, json.dumps(content, indent=1) + "\n")
             print(f"{name}, seed {seed}: done after {time.monotonic() - began:.0f} s", flush=True)
-    print(tables(results))
+    print("\n\n".join(f"{name}\n{text}" for name, text in render(content).items()))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 
 import pytest
 from transformers import BertConfig, BertModel
@@ -37,28 +36,30 @@ def folder(tmp_path):
     write(tmp_path, "wnut17_train", [{"tokens": ["bad", "film"], "tags": ["B-person", "B-product"]}] * 12)
     for name in ("amazon_snippets", "trec"):
         write(tmp_path, name, [{"text": words[n % 4]} for n in range(12)])
-    write(tmp_path, "sst2_train", [{"text": words[1 + n % 2] + f" {n % 7}", "label": n % 2} for n in range(96)])
     (tmp_path / "text" / "goemotions_labels.json").write_text('["joy", "anger"]')
     return tmp_path
 
 
 @pytest.mark.slow
-def test_every_task_runs_and_is_written_with_its_metrics(folder, monkeypatch):
+def test_every_task_runs_and_is_written_with_its_metrics_and_learning_rates(folder, monkeypatch):
     start = save_bert(folder / "bert")
     BertModel(BertConfig.from_pretrained(start)).save_pretrained(start)  # without a head
-    options = {"--data": folder, "--start": start, "--output": folder / "out", "--seeds": 0, "--device": "cpu"}
-    monkeypatch.setattr(sys, "argv", ["tasks", *(str(word) for pair in options.items() for word in pair)])
-    monkeypatch.setattr(tasks, "PROMPTS", 4)
+    output = folder / "tasks.json"
+    options = {"--data": folder, "--start": start, "--output": output, "--seeds": 0, "--device": "cpu"}
     monkeypatch.setattr(tasks, "MAX_TOKENS", 16)
-    tasks.main()
-    content = json.loads((folder / "out" / "tasks.json").read_text())
-    assert {"machine", "versions", "date", "commit", "package"} <= set(content)
-    shown = {"regression": "rmse", "multi-label": "map", "tokens": "entity_f1", "rewards": "pair_accuracy"}
-    for task, metric in shown.items():
-        for title in ("One model", "Deep Ensemble of 3", "Hydra, three quarters merged"):
-            assert metric in content["tasks"][task]["0"][title]["metrics"], (task, title)
-    assert "auroc" in content["tasks"]["multi-label"]["0"]["One model"]["ood"]["trec"]
-    assert "### Out of distribution: forums" in (folder / "out" / "tasks.md").read_text()
+    tasks.main([str(word) for pair in options.items() for word in pair])
+    content = json.loads(output.read_text())
+    assert {"machine", "versions", "date", "commit", "package"} <= set(content["machine"])
+    for name, task in tasks.tasks(folder).items():
+        found = content["tasks"][name]
+        for kind in ("single", "one_run"):
+            reached = found[kind]["reached"]
+            best = (min if task.best.startswith("-") else max)(reached, key=reached.get)
+            assert len(reached) == 3 and float(best) == found[kind]["learning_rate"]
+        for title in ("One model", "One run", "Deep Ensemble of 3", "Three checkpoints fused, three quarters merged"):
+            assert tasks.SHOWN[name][0] in found["seeds"]["0"][title]["metrics"], (name, title)
+    assert "auroc" in content["tasks"]["multi-label"]["seeds"]["0"]["One model"]["ood"]["trec"]
+    assert "One run" in tasks.render(content)["tasks/regression/forums"]
 
 
 def test_tags_of_social_media_are_renamed_or_left_out():
