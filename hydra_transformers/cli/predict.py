@@ -57,7 +57,7 @@ def predict(
     """Predict for texts, images or audio, or all rows of a data set, with uncertainty and abstention."""
     from ..data.rows import FILE_FORMATS
     from ..serving.answers import BadRow
-    from ..serving.predictor import NAMED, kind_of
+    from ..serving.predictor import kind_of
     from ..serving.saved_models import load_config
     from ..uncertainty import Monitor
 
@@ -109,7 +109,7 @@ def predict(
         for name, answer in zip(group, answers, strict=True):
             if isinstance(answer, BadRow):
                 bad_rows += 1
-                print(f"{name} cannot be read as {NAMED[predictor.kind]}: {answer.reason}", file=sys.stderr)
+                print(f"{name} cannot be read: {answer.reason}", file=sys.stderr)
             else:
                 print(_json({"input": name, **answer}) if as_json else _line(name, answer), flush=True)
     if bad_rows:

@@ -41,6 +41,6 @@ def predictor_of(name: str, **settings: Any) -> "HydraPredictor":
     from ..serving.predictor import HydraPredictor
 
     predictor = HydraPredictor(name, device=best_device(), **settings)
-    if not predictor.is_calibrated:
+    if predictor.calibration is None:
         print(UNCALIBRATED, file=sys.stderr)
     return predictor

@@ -9,10 +9,9 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.utils import logging
@@ -21,12 +20,11 @@ from .._io.access import access_to
 from .._io.files import check_takes_files, write_atomically
 from .._io.progress import progress_bar
 from .._version import __version__
-from ..data.columns import column_kinds, find_columns, find_words
+from ..data.columns import PLURALS, column_kinds, find_columns, find_words
 from ..data.rows import DataSource, load_rows
 from ..hub.handler import as_json
 from ..models.decision import digest_of
 from ..uncertainty import Monitor
-from ..uncertainty.features import without_decision
 from .answers import to_table
 from .predictor import HydraPredictor, kind_of
 from .saved_models import load_config
@@ -39,19 +37,13 @@ ROWS_PER_PART = 1024
 PART = f"part-{'[0-9]' * 8}.parquet"
 
 
-@dataclass(frozen=True)
-class Finished:
-    """
-    rows: of the data
-    bad_rows: the numbers of those that cannot be read
-    is_calibrated: whether the model abstains and has sets
-    split: of the data, whose rows these are; None without splits
-    """
+class Finished(NamedTuple):
+    """A job that wrote its file. split: of the data, whose rows these are; None without splits"""
 
     rows: int
     bad_rows: list[int]
     is_calibrated: bool
-    split: str | None = None
+    split: str | None
 
 
 def predict_data(
@@ -79,8 +71,7 @@ def predict_data(
         data (`str`, `os.PathLike`, `Dataset` or `DataFrame`): what `load_data` accepts.
         output (`str` or `os.PathLike`): a new file, .parquet, .jsonl or .csv.
         split (`str`, *optional*): of the data; by default the first of validation, test and train.
-        column (`str` or pair of `str`, *optional*): the column that is read, by default found; two of pairs of texts. A column of
-            texts that is named for images or audio holds paths of files.
+        column (`str` or pair of `str`, *optional*): the column that is read, by default found; two of pairs of texts.
         engine (`str`, defaults to `"local"`): "local" for this process, or "ray" for the processes of a Ray cluster, which must see
             model and data under the same names.
         workers (`int`, *optional*): of Ray; by default one per GPU, or without GPUs one. Several share a GPU.
@@ -113,19 +104,14 @@ def predict_data(
     with progress_bar(len(job.rows), "predict", "row", initial=done) as bar:
         for number, content in contents:
             if watched is not None:  # before the part is there: one that is predicted again counts once
-                watched.update(_predictions_in(content), batch=f"{folder.name} {number}")
+                table = read_part(io.BytesIO(content))
+                readable = table.filter(table["prediction"].is_valid())
+                watched.update(readable.to_pylist(), batch=f"{folder.name} {number}")
                 watched.save(monitor)
             write_atomically(files[number], content)
             bar.update(len(job.places(number)))
-    return Finished(len(job.rows), join_parts(files, output), job.predictor.is_calibrated, job.split)
-
-
-def _predictions_in(part: bytes) -> list[dict[str, Any]]:
-    """The rows of a part that could be read."""
-    import pyarrow.parquet
-
-    table = pyarrow.parquet.read_table(io.BytesIO(part))
-    return table.filter(table["prediction"].is_valid()).to_pylist()
+    is_calibrated = job.predictor.calibration is not None
+    return Finished(len(job.rows), join_parts(files, output), is_calibrated, job.split)
 
 
 def _absolute(name: Any) -> Any:
@@ -153,22 +139,21 @@ def exists_already(output: Path) -> ValueError:
 
 
 class Job:
-    """The rows of a data set in parts, and the model that predicts for them: what each process of a job has.
-
-    model, settings: of `HydraPredictor`
-    rows_per_part: equal in all processes
-    """
+    """The rows of a data set in parts, and the model that predicts for them: what each process of a job has."""
 
     def __init__(self, model: str, source: DataSource, settings: Mapping[str, Any], rows_per_part: int):
         self.rows_per_part = rows_per_part
-        self.folder = None  # of the data, where they are files here
-        if isinstance(source.data, str) and os.path.exists(source.data):
-            self.folder = source.data if os.path.isdir(source.data) else os.path.dirname(source.data)
         kind = kind_of(load_config(model), model)
         with access_to(source.name, "data set"):
             rows, self.split, _ = load_rows(source)
-        self.columns = _columns_to_read(rows, "image" if kind == "zero-shot" else kind, source)
-        self.holds_paths = kind not in ("text", "tokens") and column_kinds(rows)[self.columns[0]] == "text"
+        words = find_words(rows, source) if kind == "tokens" else None
+        kind = {"zero-shot": "image", "tokens": "text"}.get(kind, kind)
+        self.columns = find_columns(rows, kind, source) if words is None else (words,)
+        if kind != "text" and column_kinds(rows)[self.columns[0]] == "text":
+            raise ValueError(
+                f"the column {self.columns[0]!r} holds texts, and {model} reads {PLURALS[kind]}: for paths, call the column "
+                "file_name and the table metadata.csv, and pass the folder of both"
+            )
         self.rows = rows.with_format("arrow")  # files stay undecoded: a broken one is a bad row
         self.num_parts = math.ceil(len(rows) / rows_per_part)
         self.predictor = HydraPredictor(model, **{**settings, "strict": False})
@@ -197,8 +182,6 @@ class Job:
 
         batch = self.rows[places.start : places.stop]
         inputs, *pairs = [batch.column(column).to_pylist() for column in self.columns]
-        if self.holds_paths:
-            inputs = list(map(self.path_of, inputs))
         if pairs:
             inputs = [{"text": text, "text_pair": pair} for text, pair in zip(inputs, *pairs, strict=True)]
         predicted = to_table(self.predictor.answers(inputs), self.predictor.columns, self.top_k)
@@ -212,48 +195,27 @@ class Job:
                 table[name] = column
         return pyarrow.table(table | dict(zip(predicted.column_names, predicted.columns, strict=True)))
 
-    def path_of(self, value: str | None) -> str | None:
-        """A path in a table, as it is or beside the table."""
-        if value is None or self.folder is None or os.path.exists(value):
-            return value
-        beside = os.path.join(self.folder, value)
-        return beside if os.path.exists(beside) else value
-
     def folder_for(self, output: Path) -> Path:
         """Of the parts: its name has a digest of model, data and settings, so no other job reads, replaces or removes them."""
-        settings = [self.predictor.parameters, self.top_k, self.columns, self.rows_per_part]
-        digest = _digest([self.identity, self.data_digest(), settings])[:12]
+        # `datasets` makes the fingerprint of the data's files.
+        settings = [self.rows._fingerprint, self.predictor.parameters, self.top_k, self.columns, self.rows_per_part]
+        digest = _digest([*self.identity, *settings])[:12]
         folder = output.with_name(f"{output.name}.{digest}.parts")
         others = [path for path in output.parent.glob(f"{glob.escape(output.name)}.*.parts") if path.is_dir()]
         if others and folder not in others:
             logger.warning(f"{others[0]} is of another model, data or settings: this job starts anew")
         return folder
 
-    def data_digest(self) -> str:
-        """Of the fingerprint that `datasets` makes of the data's files, and of name, size and time of each file that rows name."""
-        digest = hashlib.sha256(self.rows._fingerprint.encode())
-        for batch in self.rows.iter(ROWS_PER_PART) if self.holds_paths else ():
-            for path in map(self.path_of, batch.column(self.columns[0]).to_pylist()):
-                stat = os.stat(path) if path is not None and os.path.exists(path) else None
-                digest.update(repr((path, stat and (stat.st_size, stat.st_mtime_ns))).encode())
-        return digest.hexdigest()
-
-
-def _columns_to_read(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
-    words = find_words(rows, source) if kind == "tokens" else None
-    return find_columns(rows, "text" if kind == "tokens" else kind, source) if words is None else (words,)
-
 
 def digest_of_model(predictor: HydraPredictor) -> str:
     """Of weights, config, decision, processor and this package's version; the same on every device."""
-    state, tokenizer = predictor.model.state_dict(), getattr(predictor.processor, "tokenizer", predictor.processor)
-    _, decision = without_decision(predictor.model)
-    config = {name: value for name, value in predictor.config.to_dict().items() if name != "_name_or_path"}
+    tokenizer = getattr(predictor.processor, "tokenizer", predictor.processor)
     rules = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
     if hasattr(tokenizer, "backend_tokenizer"):  # also whether it ignores case, and the like
         rules = tokenizer.backend_tokenizer.to_str()
+    state, config = predictor.model.state_dict(), predictor.config.to_dict() | {"_name_or_path": None}
     tensors = [state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor)]
-    described = [config, None if decision is None else decision.settings, str(predictor.processor), rules, __version__]
+    described = [config, predictor.calibration, str(predictor.processor), rules, __version__]
     return _digest([digest_of(tensors), sorted(state), *described])
 
 
@@ -261,7 +223,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def read_part(file: Path) -> Any:
+def read_part(file: Path | io.BytesIO) -> Any:
     """The table of a part; None if it is not there, or not what was written."""
     import pyarrow.parquet
 
@@ -311,16 +273,17 @@ def write_tables(path: Path, tables: Iterator[Any]) -> None:
     import pyarrow.parquet
 
     first = next(tables)
+    tables = chain([first], tables)
     if path.suffix == ".parquet":
         with pyarrow.parquet.ParquetWriter(path, first.schema) as writer:
-            for table in chain([first], tables):
+            for table in tables:
                 writer.write_table(table)
         return
     with path.open("w", encoding="utf-8", newline="") as file:
         writer, is_csv = csv.writer(file), path.suffix == ".csv"
         if is_csv:
             writer.writerow(first.column_names)
-        for row in chain.from_iterable(as_json(table.to_pylist()) for table in chain([first], tables)):
+        for row in chain.from_iterable(as_json(table.to_pylist()) for table in tables):
             if is_csv:
                 writer.writerow(_json(cell) if isinstance(cell, (list, dict)) else cell for cell in row.values())
             else:

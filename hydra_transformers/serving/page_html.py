@@ -34,10 +34,12 @@ def heading_html(model: HydraPredictor) -> str:
         "reward": f"a score, the members' {model.task.aggregate}",
         "token_classification": f"a class for each word, of {count:,}",
     }
-    members = f"{model.num_members} members in one model" if model.num_members > 1 else "one model"
+    num_members = getattr(model.config, "num_members", 1)
+    members = f"{num_members} members in one model" if num_members > 1 else "one model"
     about = f"{escape(model.config.model_type)} · {members} · {escape(predicts[model.task.name])}"
-    promises = "".join(f"<li>{escape(sentence)}</li>" for sentence in model.promises)
-    if promises:
+    promises = ""
+    if model.calibration is not None:
+        promises = "".join(f"<li>{escape(sentence)}</li>" for sentence in model.calibration["sentences"])
         promises = f"<details><summary>When it says &quot;I don't know&quot;</summary><ul>{promises}</ul></details>"
     return f'<div class="hydra-heading"><h1>{escape(model.name)}</h1><p>{about}</p>{promises}</div>'
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from .._io.access import in_one_line
 from ..data.audio import waveform
-from ..data.prediction import config_of, member_logits_of
+from ..data.prediction import classes_of, config_of, member_logits_of
 from ..data.processors import class_prompts
 from ..data.zero_shot import ZeroShotClassifier, zero_shot_in
 from ..hub.handler import KINDS, Answerer
@@ -30,7 +30,6 @@ from .saved_models import load_config, load_with_decision
 
 SECONDS_FOR_URL = 60.0  # a server that says nothing would hold up all rows
 READS = {"image": "images", "zero-shot": "images", "audio": "audio", "text": "texts", "tokens": "texts"}
-NAMED = {"image": "an image", "zero-shot": "an image", "audio": "audio", "text": "a text", "tokens": "a text"}
 
 
 def kind_of(config: PreTrainedConfig, name: str) -> str:
@@ -42,9 +41,8 @@ def kind_of(config: PreTrainedConfig, name: str) -> str:
 
 
 class HydraPredictor(Answerer):
-    """A model with its processor. Called with a dict of columns, it returns a dict of columns, as Ray Data (`map_batches`),
-    `datasets.map` and Spark expect. Any number of threads may call it. Pickled, it is only its arguments: each process loads the
-    model itself.
+    """A model that maps a dict of columns to a dict of columns, as Ray Data (`map_batches`), `datasets.map` and Spark expect. Any
+    number of threads may call it. Pickled, it is only its arguments: each process loads the model itself.
 
         >>> predictor = HydraPredictor("my-calibrated-hydra")
         >>> predictor({"image": ["one.jpg", "two.jpg"]})["label"]
@@ -94,11 +92,7 @@ class HydraPredictor(Answerer):
         super().__init__(model.eval(), processor, kind_of(config, self.name) if zero_shot is None else "image")
         self.config = config  # of the model inside, where one holds another
         self.task = task_of(model)
-        self.class_names: list[str] | None = None
-        if zero_shot is not None:
-            self.class_names = list(zero_shot.class_names)
-        elif not self.needs_classes:
-            self.class_names = [str(self.config.id2label[index]) for index in range(self.config.num_labels)]
+        self.class_names = None if self.needs_classes else classes_of(model)
         self.parameters: dict[str, Any] = {"top_k": top_k}
         if candidate_labels is not None:
             if not self.needs_classes:
@@ -139,15 +133,16 @@ class HydraPredictor(Answerer):
         reasons = [answer.reason if isinstance(answer, BadRow) else None for answer in answers]
         bad = next((place for place, reason in enumerate(reasons) if reason is not None), None)
         if bad is not None and self.strict:
-            raise ValueError(f"row {bad} of the batch cannot be read as {NAMED[self.kind]}: {reasons[bad]}")
+            raise ValueError(f"row {bad} of the batch cannot be read: {reasons[bad]}")
         return to_columns(answers, self.columns) | ({} if self.strict else {"error": reasons})
 
     def values_in(self, batch: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The inputs of the model in a batch of columns."""
-        names = self.input_columns or [{"zero-shot": "image"}.get(self.kind, self.kind)]
-        if not self.input_columns and READS[self.kind] == "texts":
-            names = ["tokens"] if self.kind == "tokens" and "tokens" in batch else ["text"]
-            names += ["text_pair"] if self.kind == "text" and "text_pair" in batch else []
+        names = self.input_columns
+        if not names:
+            usual = {"zero-shot": ["image"], "tokens": ["tokens" if "tokens" in batch else "text"]}
+            usual["text"] = ["text", "text_pair"] if "text_pair" in batch else ["text"]
+            names = usual.get(self.kind, [self.kind])
         missing = [name for name in names if name not in batch]
         if missing:
             raise ValueError(f"the batch has no column {missing[0]!r}, it has {', '.join(batch)}: name it as column=")
@@ -228,19 +223,10 @@ class HydraPredictor(Answerer):
         return READS[self.kind]
 
     @property
-    def num_members(self) -> int:
-        """Of a Hydra; any other model counts as one."""
-        return getattr(self.config, "num_members", 1)
-
-    @property
-    def is_calibrated(self) -> bool:
-        return without_decision(self.model)[1] is not None
-
-    @property
-    def promises(self) -> list[str]:
-        """The sentences of its calibration; none if it is not calibrated, or has other weights since."""
+    def calibration(self) -> dict[str, Any] | None:
+        """The settings of its calibration; None if it is not calibrated, or has other weights since."""
         _, decision = without_decision(self.model)
-        return [] if decision is None else list(decision.settings["sentences"])
+        return None if decision is None else decision.settings
 
     def answer(self, inputs: list[Any], parameters: dict[str, Any]) -> list[dict[str, Any]]:
         with self._one_at_a_time:
@@ -249,11 +235,11 @@ class HydraPredictor(Answerer):
     def answer_with_members(self, value: Any, class_names: Sequence[str] | None = None) -> dict[str, Any]:
         """A prediction with the `scores` of all classes, and with `members`: each member's probabilities in their order.
 
-        Multi-label models also have `thresholds` in their order; for regression `members` are the members' numbers; token
-        classifiers have `text` and `num_classes`, and no `members`.
+        Multi-label models also have `thresholds`; for regression `members` are the members' numbers; token classifiers have
+        `text` and `num_classes`, and no `members`.
 
         Args:
-            value: a PIL image, the samples of audio, or a text; also {"text", "text_pair"} for a model of pairs.
+            value: a PIL image, the samples of audio, a text, or a pair {"text", "text_pair"}.
             class_names: for CLIP that `needs_classes`, in "A photo of a {}."
         """
         with self._one_at_a_time:
@@ -269,20 +255,19 @@ class HydraPredictor(Answerer):
                 [answer] = predict_decisions(model, [value], self.processor, top_k=None)
             finally:
                 hook.remove()
-        task, names = self.task.name, list(class_names) if self.needs_classes else self.class_names
+        task, names = self.task.name, list(class_names or self.class_names)
         if task == "token_classification":
             return answer | {"text": value, "num_classes": len(names)}
         [output] = outputs
-        if getattr(output, "member_variances", None) is not None:
-            return answer | {"members": output.member_logits[0].double().tolist()}  # the means alone
-        members = member_logits_of(output)[0].double()  # (members, outputs)
         if task in ("regression", "reward"):
-            return answer | {"members": members.tolist()}
+            has_variances = getattr(output, "member_variances", None) is not None
+            members = output.member_logits if has_variances else member_logits_of(output)
+            return answer | {"members": members[0].double().tolist()}
+        members = member_logits_of(output)[0].double()  # (members, classes)
         if task == "multi_label_classification":
             order = [names.index(score["label"]) for score in answer["scores"]]
-            _, decision = without_decision(self.model)
-            log_odds = [0.0] * len(names) if decision is None else list(map(float, decision.settings["log_odds"]))
-            thresholds = torch.tensor(log_odds, dtype=torch.float64).sigmoid()
+            log_odds = [0.0] * len(names) if self.calibration is None else self.calibration["log_odds"]
+            thresholds = torch.tensor(list(map(float, log_odds)), dtype=torch.float64).sigmoid()
             return answer | {"thresholds": thresholds[order].tolist(), "members": members.sigmoid()[:, order].tolist()}
         members = members.softmax(dim=-1)
         mean = members.mean(dim=0)

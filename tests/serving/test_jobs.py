@@ -72,22 +72,24 @@ def test_every_format_holds_the_table_with_the_answers(folders, reviews, tmp_pat
 
 @pytest.mark.slow
 def test_an_abstaining_model_has_a_prediction_and_no_answer(folders, tmp_path):
-    data, table = tmp_path / "pictures", tmp_path / "paths.jsonl"
+    data, table = tmp_path / "pictures", tmp_path / "table"
     data.mkdir()
     images = pictures([0, 1, 2, 1], seed=4)
     for number, image in enumerate(images):
         image.save(data / f"{number}.png")
     (data / "4.png").write_bytes(b"no image")
-    table.write_text("".join(json.dumps({"file": f"pictures/{number}.png", "score": 7}) + "\n" for number in range(5)))
+    shutil.copytree(data, table)
+    lines = ["file_name,score", *(f"{number}.png,7" for number in range(5))]
+    (table / "metadata.csv").write_text("\n".join(lines) + "\n")
     features = datasets.Features({"photo": datasets.Image()})
     saved = datasets.Dataset.from_dict({"photo": images}, features=features)
     saved.save_to_disk(tmp_path / "saved")
     expected = HydraPredictor(folders["images"], device="cpu")({"image": images})
     assert set(expected["abstain"]) == {True, False}
-    sources = {"a": (data, None), "b": (tmp_path / "saved", None), "c": (table, "file"), "d": (saved, None)}
-    for name, (source, column) in sources.items():
+    sources = {"a": data, "b": tmp_path / "saved", "c": table, "d": saved}
+    for name, source in sources.items():
         output = tmp_path / f"{name}.parquet"
-        finished = predict_data(folders["images"], source, output, column=column, device="cpu")
+        finished = predict_data(folders["images"], source, output, device="cpu")
         rows = read(output)
         assert [row["prediction"] for row in rows[:4]] == expected["label"]
         assert [row["why"] for row in rows[:4]] == expected["reason"]
@@ -118,7 +120,7 @@ def test_blank_lines_are_bad_rows_and_shift_nothing(folders, tmp_path):
     assert rows == [(number, text, bool(text)) for number, text in enumerate(texts)]
 
 
-def test_images_that_cannot_be_read_are_named_and_one_path_too_long_stops_nothing(folders, tmp_path):
+def test_images_that_cannot_be_read_are_named(folders, tmp_path):
     for number, image in enumerate(pictures([0, 1], seed=4)):
         image.save(tmp_path / f"{number}.png")
     content = [(tmp_path / f"{number}.png").read_bytes() for number in range(2)]
@@ -130,13 +132,6 @@ def test_images_that_cannot_be_read_are_named_and_one_path_too_long_stops_nothin
         finished = predict_data(folders["images"], tmp_path / "bytes.parquet", output, column="photo", device="cpu")
         assert finished.bad_rows == [1, 2, 3]
     assert [row["rest"] for row in read(output)] == nested
-    names = ["0.png", "", "gone.png", "x." + "x" * 5000, "a\0b", None, ".", "1.png"]
-    table = tmp_path / "paths.jsonl"
-    table.write_text("".join(json.dumps({"file": name}) + "\n" for name in names))
-    finished = predict_data(folders["images"], table, tmp_path / "b.jsonl", column="file", device="cpu")
-    rows, missing = read(tmp_path / "b.jsonl"), "It cannot be read: there is no such file."
-    assert [row["why"] for row in rows[1:7]] == [missing] * 4 + ["It cannot be read: there is none.", missing]
-    assert rows[0]["prediction"] and rows[7]["prediction"] and finished.bad_rows == [1, 2, 3, 4, 5, 6]
 
 
 def test_one_batch_of_images_is_decoded_at_a_time_and_a_part_is_written_before_the_next_is_read(
@@ -334,23 +329,21 @@ def test_a_folder_called_data_is_not_taken_for_rows_in_memory(folders, tmp_path,
     (tmp_path / "data").mkdir()
     rows = [pandas.DataFrame({"text": TEXTS[start : start + 5]}) for start in (0, 1)]
     found = [jobs.Job(str(folders["texts"]), jobs.DataSource(part), {"device": "cpu"}, 3) for part in rows]
-    assert found[0].data_digest() != found[1].data_digest()
+    assert found[0].folder_for(tmp_path / "a.csv") != found[1].folder_for(tmp_path / "a.csv")
     predict_data(folders["texts"], rows[0], tmp_path / "data" / "a.csv", device="cpu")
 
 
-@pytest.mark.parametrize("data", ["paths.jsonl", "."], ids=["table", "folder of tables"])
-def test_images_that_changed_start_anew_although_the_table_of_their_paths_did_not(
-    data, folders, tmp_path, monkeypatch
-):
-    tables, image = tmp_path / "tables", tmp_path / "0.png"
-    tables.mkdir()
-    pictures([0], seed=4)[0].save(image)
-    (tables / "paths.jsonl").write_text(json.dumps({"file": "../0.png"}) + "\n")
-    reader = jobs.Job(str(folders["images"]), jobs.DataSource(str(tables / data), column="file"), {}, 3)
-    before = reader.data_digest()
-    assert reader.data_digest() == before
-    pictures([2], seed=5)[0].resize((9, 9)).save(image)
-    assert reader.data_digest() != before
+def test_images_that_changed_start_anew(folders, tmp_path):
+    def folder_of_parts() -> Path:
+        job = jobs.Job(str(folders["images"]), jobs.DataSource(str(tmp_path / "data")), {"device": "cpu"}, 3)
+        return job.folder_for(tmp_path / "a.csv")
+
+    (tmp_path / "data").mkdir()
+    pictures([0], seed=4)[0].save(tmp_path / "data" / "0.png")
+    before = folder_of_parts()
+    assert folder_of_parts() == before
+    pictures([2], seed=5)[0].resize((9, 9)).save(tmp_path / "data" / "0.png")
+    assert folder_of_parts() != before
 
 
 def test_a_folder_wins_over_a_data_set_of_its_name_on_the_hub(folders, reviews, tmp_path, monkeypatch):
@@ -370,6 +363,11 @@ def test_a_folder_wins_over_a_data_set_of_its_name_on_the_hub(folders, reviews, 
         ({"data": "none.csv"}, ValueError, r"none\.csv has no rows"),
         ({"data": "./nowhere"}, ValueError, "there is no folder or file"),
         ({"output": "reviews.csv"}, ValueError, r"reviews\.csv exists already"),
+        (
+            {"model": "images", "column": "text"},
+            ValueError,
+            "'text' holds texts, and .* reads images: for paths, call",
+        ),
     ],
 )
 def test_what_cannot_be_a_job_raises_an_error(change, error, words, folders, reviews, tmp_path, monkeypatch):
@@ -377,7 +375,7 @@ def test_what_cannot_be_a_job_raises_an_error(change, error, words, folders, rev
     (tmp_path / "none.csv").write_text("text,stars\n")
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "hydra_transformers.serving.ray_engine", raising=False)
-    arguments = {"model": folders["texts"], "data": "reviews.csv", "output": "answers.csv", "device": "cpu"}
+    arguments = {"data": "reviews.csv", "output": "answers.csv", "device": "cpu"}
     with pytest.raises(error, match=words):
-        predict_data(**arguments | change)
+        predict_data(**arguments | change | {"model": folders[change.get("model", "texts")]})
     assert {path.name for path in tmp_path.iterdir()} == {"none.csv", "reviews.csv"}

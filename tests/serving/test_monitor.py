@@ -1,6 +1,5 @@
 """`--monitor`: the server, `predict` and `watch` count what a calibrated model does."""
 
-import csv
 import json
 
 import pytest
@@ -19,11 +18,11 @@ PICTURES = pictures([0, 1, 2] * 4, seed=4)
 
 @pytest.fixture
 def data(tmp_path):
+    (tmp_path / "data").mkdir()
     for number, image in enumerate(PICTURES):
-        image.save(tmp_path / f"{number}.png")
-    with (tmp_path / "data.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["image"], *([f"{number}.png"] for number in range(len(PICTURES))), ["none.png"]])
-    return tmp_path / "data.csv"
+        image.save(tmp_path / "data" / f"{number}.png")
+    (tmp_path / "data" / "none.png").write_bytes(b"no image")
+    return tmp_path / "data"
 
 
 def test_a_server_counts_its_predictions_and_shows_the_promises(folders, tmp_path):
@@ -50,7 +49,7 @@ def test_a_job_counts_each_row_once_even_if_it_was_stopped(folders, data, tmp_pa
         written.append(path)
         return write(path, content)
 
-    settings = {"image": "image", "monitor": tmp_path / "monitor.json"}
+    settings = {"monitor": tmp_path / "monitor.json"}
     monkeypatch.setattr(jobs, "write_atomically", stop_at_second)
     with pytest.raises(KeyboardInterrupt):
         predict_data(folders["images"], data, tmp_path / "out.jsonl", **settings)
@@ -58,7 +57,7 @@ def test_a_job_counts_each_row_once_even_if_it_was_stopped(folders, data, tmp_pa
     predict_data(folders["images"], data, tmp_path / "out.jsonl", **settings)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     state = Monitor.read(tmp_path / "monitor.json").state()
-    assert state["inputs"].rows == len(PICTURES)  # not the file that is missing
+    assert state["inputs"].rows == len(PICTURES)  # not the broken file
     refused = sum(row["abstain"] for row in rows if row["prediction"] is not None)
     assert state["answered"].rate == refused / len(PICTURES)
     assert main(["watch", str(tmp_path / "monitor.json"), str(tmp_path / "monitor.json")]) == 0
@@ -66,15 +65,10 @@ def test_a_job_counts_each_row_once_even_if_it_was_stopped(folders, data, tmp_pa
 
 
 def test_single_inputs_are_counted_and_wrong_files_refused(folders, data, tmp_path, capsys):
-    words = [
-        "predict",
-        str(folders["images"]),
-        str(data.parent / "0.png"),
-        "--monitor",
-        str(tmp_path / "monitor.json"),
-    ]
+    words = ["predict", str(folders["images"]), str(data / "0.png"), "--monitor", str(tmp_path / "monitor.json")]
+    wrong = str(folders["images"] / "config.json")
     assert main(words) == 0 and Monitor.read(tmp_path / "monitor.json").state()["inputs"].rows == 1
-    assert main(["watch", str(data)]) == 2 and "not the state of a monitor" in capsys.readouterr().err
-    assert main([*words[:2], words[2], "--monitor", str(data)]) == 2
+    assert main(["watch", wrong]) == 2 and "not the state of a monitor" in capsys.readouterr().err
+    assert main([*words[:2], words[2], "--monitor", wrong]) == 2
     assert "not the state of a monitor" in capsys.readouterr().err
     assert main(["watch", str(tmp_path / "none.json")]) == 2

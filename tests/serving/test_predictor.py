@@ -73,7 +73,7 @@ def test_a_bad_row_raises_an_error_or_is_named_in_a_column(folders, images, tmp_
     (tmp_path / "broken.png").write_bytes(b"no image")
     deep = np.zeros((8, 8, 3), dtype=np.float32)
     rows = [PICTURES[0], None, tmp_path / "broken.png", "nowhere.png", deep, Image.new("I;16", (8, 8)), PICTURES[1]]
-    with pytest.raises(ValueError, match="row 1 of the batch cannot be read as an image: there is none"):
+    with pytest.raises(ValueError, match="row 1 of the batch cannot be read: there is none"):
         images({"image": rows})
     found = HydraPredictor(folders["images"], device="cpu", strict=False)({"image": rows})
     assert found["label"][0] and found["label"][6] and found["label"][1:6] == [None] * 5
@@ -253,7 +253,7 @@ def test_a_calibrated_clip_keeps_its_classes(folders):
     classifier = ZeroShotClassifier(clip.model, prompts, CLASSES)
     decided = calibrate(classifier, rows, target={"coverage": 0.5}, temperature=False).model
     model = HydraPredictor(decided, clip.processor)
-    assert not model.needs_classes and model.class_names == CLASSES and len(model.promises) == 4
+    assert not model.needs_classes and model.class_names == CLASSES and len(model.calibration["sentences"]) == 4
     assert_says(model.answer_with_members(image), predict_decisions(decided, [image], clip.processor, top_k=None)[0])
 
 

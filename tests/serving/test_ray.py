@@ -1,6 +1,5 @@
 """Ray: jobs over the processes of a local cluster, the predictor in Ray Data, and Ray Serve."""
 
-import json
 import os
 import signal
 import socket
@@ -38,18 +37,17 @@ def cluster():
 
 
 @pytest.fixture
-def paths(tmp_path) -> Path:
-    """A table of the images of the test of conformance, of odd modes, of which one is broken."""
-    files = [tmp_path / f"{number}.png" for number in range(ROWS)]
+def data(tmp_path) -> Path:
+    """The images of the test of conformance, of odd modes, of which one is broken."""
+    files = [tmp_path / "data" / f"{number:03d}.png" for number in range(ROWS)]
+    files[0].parent.mkdir()
     for file, content in zip(files, image_files(), strict=True):
         file.write_bytes(content)
     files[7].write_bytes(b"no image")
-    table = tmp_path / "paths.jsonl"
-    table.write_text("".join(json.dumps({"file": str(file)}) + "\n" for file in files))
-    return table
+    return files[0].parent
 
 
-def test_a_job_of_two_workers_of_which_one_dies_equals_one_process(cluster, folders, paths, tmp_path, monkeypatch):
+def test_a_job_of_two_workers_of_which_one_dies_equals_one_process(cluster, folders, data, tmp_path, monkeypatch):
     """In order, nothing lost or twice, with the calibration, and with the bad row named."""
     from hydra_transformers.serving import ray_engine
 
@@ -65,8 +63,8 @@ def test_a_job_of_two_workers_of_which_one_dies_equals_one_process(cluster, fold
 
     monkeypatch.setattr(ray_engine, "PartWorker", Dies)
     one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
-    alone = predict_data(folders["images"], paths, one, column="file", device="cpu")
-    together = predict_data(folders["images"], paths, two, column="file", engine="ray", workers=2)
+    alone = predict_data(folders["images"], data, one, device="cpu")
+    together = predict_data(folders["images"], data, two, engine="ray", workers=2)
     assert died.exists() and alone.bad_rows == together.bad_rows == [7]
     expected, found = pyarrow.parquet.read_table(one), pyarrow.parquet.read_table(two)
     assert expected.schema == found.schema and found["row"].to_pylist() == list(range(ROWS))
@@ -78,12 +76,12 @@ def test_a_job_of_two_workers_of_which_one_dies_equals_one_process(cluster, fold
         assert found[name].to_pylist() == values, name
 
 
-def test_what_would_wait_for_ever_or_mix_models_raises_an_error(cluster, folders, paths, tmp_path):
+def test_what_would_wait_for_ever_or_mix_models_raises_an_error(cluster, folders, data, tmp_path):
     from hydra_transformers.serving.ray_engine import predicted_by_workers
 
     with pytest.raises(ValueError, match="workers is 4, and the cluster has 3 CPUs: pass at most 3"):
-        predict_data("nowhere", paths, tmp_path / "a.parquet", engine="ray", workers=4)
-    source = jobs.DataSource(str(paths), column="file")
+        predict_data("nowhere", data, tmp_path / "a.parquet", engine="ray", workers=4)
+    source = jobs.DataSource(str(data))
     arguments = {"model": str(folders["images"]), "source": source, "rows_per_part": 25, "settings": {"device": "cpu"}}
     with pytest.raises(RuntimeError, match="a worker finds another package version, model or data"):
         list(predicted_by_workers(jobs.Job, arguments, ["of another model", ROWS], [0], 1, 0.0))
