@@ -29,8 +29,8 @@ from hydra_transformers import AutoHydra
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import soup
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.uncertainty import classification_metrics, diversity_metrics, ood_metrics, ood_score
-from hydra_transformers.uncertainty.metrics import risk_coverage_curve, sample_values
+from hydra_transformers.uncertainty import classification_metrics, ood_metrics, ood_score
+from hydra_transformers.uncertainty.metrics import diversity_metrics, risk_coverage_curve, sample_values
 
 from .local_files import read_strings, tokenized
 from .pretrained import new_dinov2, read_sst2, read_tiny_imagenet

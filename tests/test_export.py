@@ -30,7 +30,7 @@ def calibrated_hydra():
     data = [{"pixel_values": images(120).float(), "labels": torch.arange(120) % 5}]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nothing was learnt, so the temperature is at an end of its range
-        hydra.calibrate(data, target={"coverage": 0.5}, detector="knn", sets="aps", alpha=0.3)
+        hydra.calibrate(data, target={"coverage": 0.5}, detector="knn", alpha=0.3)
     return hydra
 
 

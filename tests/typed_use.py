@@ -45,7 +45,6 @@ from hydra_transformers.uncertainty import (
     TemperatureScaling,
     classification_metrics,
     decompose,
-    detector_by_name,
     ood_metrics,
     ood_score,
 )
@@ -119,7 +118,7 @@ def prune(model: ViTForImageClassification, rows: Batches) -> PreTrainedModel:
 def detect(model: PreTrainedModel, rows: Batches, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     prepared = load_data("cifar100", model, part="test", limit=100)
     print(len(prepared), predict_uncertainty(model, rows), TemperatureScaling.fit(logits, labels).temperature)
-    detector: Detector = detector_by_name("mahalanobis").fit(model, rows)
+    detector: Detector = Detector("mahalanobis").fit(model, rows)
     print(detector.name, ood_metrics(ood_score(logits), ood_score(logits, "energy"))["auroc"])
     print(Abstention.fit(ood_score(logits), coverage=0.9), ConformalSets.fit(logits, labels, alpha=0.1))
     evaluate_uncertainty(model, rows, corruptions=corrupted_sets(rows, "all", severities=[1, 3]), score=detector)

@@ -211,7 +211,9 @@ class ComparedWeights:
 
 def decision_of(settings: Any, num_parameters: int) -> Decision | None:
     """The decision that these settings describe; None, with a warning, for those of an earlier version."""
-    if not isinstance(settings, Mapping) or settings.get("version") != VERSION:
+    is_known = isinstance(settings, Mapping) and settings.get("version") == VERSION
+    # Sets by other methods, and thresholds for single labels, are of earlier versions, too.
+    if not is_known or settings.get("per_label") or (settings.get("sets") or {}).get("method", "lac") != "lac":
         logger.warning_once(
             f"this model was calibrated by another version of hydra_transformers, and decides nothing: {RECALIBRATE}"
         )

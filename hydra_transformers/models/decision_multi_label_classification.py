@@ -17,10 +17,8 @@ class TaskDecision(Decision):
     temperature: what logits are divided by
     log_odds: of each label, from where on it is predicted
     set_log_odds: of each label, from where on it is in the set; None without sets
-    per_label: whether the threshold is about each label by itself
 
-    `detector_score` and `abstain` are (batch,), of the sum of the labels' entropies; with `per_label` (batch, labels), of minus
-    the distance of each label's log-odds to its threshold.
+    `detector_score` is the sum of the labels' entropies.
     """
 
     def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> DecisionOutput:
@@ -28,10 +26,7 @@ class TaskDecision(Decision):
         member_logits = at_least_float32(member_logits) / self.settings["temperature"]
         log_odds = logit_of_mean_probability(member_logits)
         beyond = log_odds - self.per_output("log_odds", log_odds)
-        if self.settings["per_label"]:
-            detector_score = -beyond.abs()
-        else:
-            detector_score = entropy_split(label_log_probabilities(member_logits))[0].sum(dim=-1)
+        detector_score = entropy_split(label_log_probabilities(member_logits))[0].sum(dim=-1)
         chosen = None
         if self.settings["set_log_odds"] is not None:
             lowest = [_rounded_down(float(value)) for value in self.settings["set_log_odds"]]

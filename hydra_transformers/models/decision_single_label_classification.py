@@ -8,19 +8,17 @@ from torch import Tensor, nn
 
 from .decision import Decision, DecisionOutput
 from .detection import DETECTORS, answers_of, score
-from .modeling_hydra import at_least_float32, is_exporting, log_mean_of_exponentials, log_mean_probability
+from .modeling_hydra import at_least_float32, log_mean_of_exponentials, log_mean_probability
 
 
-ROUNDING = 1e-6  # of sums of probabilities; in doubt a class is in the set
-SET_METHODS = ("lac", "aps", "raps")
-RAPS_RANK, RAPS_PENALTY = 5, 0.01  # from which rank on, and by how much classes are penalised
+ROUNDING = 1e-6  # of probabilities; in doubt a class is in the set
 
 
 class TaskDecision(Decision):
     """settings, beside those of every task
     temperature: of the ensemble, see `pool_then_scale`
     detector: {"name", "by", "settings"}, see `detection.score`
-    sets: None, or {"method": "lac" | "aps" | "raps", "threshold"}
+    sets: None, or {"method": "lac", "threshold"}
     classes, prompts: of a zero-shot classifier, the names of its classes and a digest of the prompts
     """
 
@@ -44,7 +42,7 @@ class TaskDecision(Decision):
         if threshold is not None:
             abstain = abstain | self.above_threshold(detector_score)
         if sets is not None:
-            chosen = prediction_sets(log_probabilities.exp(), **sets) | is_not_a_number.unsqueeze(-1)
+            chosen = prediction_sets(log_probabilities.exp(), sets["threshold"]) | is_not_a_number.unsqueeze(-1)
         return DecisionOutput(member_logits, detector_score, abstain, chosen)
 
 
@@ -75,25 +73,11 @@ def pool_then_scale(member_logits: Tensor, temperature: float) -> Tensor:
     return torch.stack([log_members - log_total.clamp(min=0), received]).logsumexp(dim=0) + sums
 
 
-def prediction_sets(probabilities: Tensor, method: str, threshold: float | str, rounding: float = ROUNDING) -> Tensor:
+def prediction_sets(probabilities: Tensor, threshold: float | str, rounding: float = ROUNDING) -> Tensor:
     """The classes that each row may have, bool (batch, classes), of the ensemble's probabilities (batch, classes); at least the
     likeliest."""
-    scores = set_scores(probabilities, method)
+    scores = 1 - probabilities
     highest = torch.tensor([float(threshold)], dtype=scores.dtype, device=scores.device)
     chosen = scores <= highest + rounding
     likeliest = nn.functional.one_hot(probabilities.argmax(dim=-1), probabilities.shape[-1]).bool()
     return chosen | (likeliest & ~chosen.any(dim=-1, keepdim=True))
-
-
-def set_scores(probabilities: Tensor, method: str) -> Tensor:
-    """How badly each class fits each row, (batch, classes); see `ConformalSets.fit`."""
-    if method == "lac":
-        return 1 - probabilities
-    # ONNX has one sort, and it is stable.
-    is_stable = {} if is_exporting() else {"stable": True}
-    ordered, order = probabilities.sort(dim=-1, descending=True, **is_stable)
-    scores = ordered.cumsum(dim=-1)
-    if method == "raps":
-        ranks = torch.arange(1, probabilities.shape[-1] + 1, device=probabilities.device)
-        scores = scores + RAPS_PENALTY * (ranks - RAPS_RANK).clamp(min=0)
-    return torch.zeros_like(scores).scatter(-1, order, scores)

@@ -153,15 +153,12 @@ class PredictionsMixin:
         settings, reason = self.settings(outputs), empty
         if settings is not None:
             detector, threshold = settings["detector"]["name"], settings["threshold"]
-            # With a score per label, one label may be enough to answer.
-            detector_score = outputs["detector_score"][0].min().item()
-            abstain = None if threshold is None else outputs["abstain"][0].all().item()
+            detector_score = outputs["detector_score"][0].item()
+            abstain = None if threshold is None else outputs["abstain"][0].item()
         if reason is None and not is_number(outputs["logits"][0]).all():
             reason = "The answer is not a number."
         if reason is None and abstain and detector == "low score":
             reason = f"The score is {-detector_score:.3g}, below the threshold {-float(threshold):.3g}."
-        if reason is None and abstain and outputs["abstain"].dim() > 1:
-            reason = "Every label is too close to its threshold."
         if reason is None and abstain:
             reason = f"{detector} is {detector_score:.3g}, above the threshold {float(threshold):.3g}."
             if settings.get("sets") and outputs["prediction_set"][0].sum() == 1:
@@ -190,8 +187,6 @@ def multi_label_fields(
     for score in scores:
         place = places[score["label"]]
         score |= {name: part[place] for name, part in zip(PARTS_OF_UNCERTAINTY, parts, strict=True)}
-        if settings is not None and settings["per_label"]:
-            score["abstain"] = outputs["abstain"][0, place].item()
     odds = logits.tolist()
     return {"labels": [score["label"] for score in scores if odds[place := places[score["label"]]] >= lowest[place]]}
 

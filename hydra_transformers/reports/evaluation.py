@@ -4,25 +4,22 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._io.processes import check_can_be_shared, gather, rank_and_world_size
+from .._io.processes import check_can_be_shared, gather_batches, rank_and_world_size
 from ..data.batches import ChangedBatches, batches, split_labels
 from ..data.loading import load_if_named, ood_groups
 from ..data.prediction import classes_of, config_of
 from ..data.zero_shot import ZeroShotClassifier
 from ..models.decision import Decision
-from ..uncertainty.conformal import count_sets, summarize_sets
-from ..uncertainty.decomposition import decompose
 from ..uncertainty.detectors import Detector, as_detector, ood_score
 from ..uncertainty.features import AnswerReader, without_decision
 from ..uncertainty.metrics import exact_mean, ood_metrics
 from ..uncertainty.rewards import RewardTask
-from ..uncertainty.streaming import UncertaintyAccumulator
+from ..uncertainty.single_label import SingleLabelTask
 from ..uncertainty.task import Task
 from ..uncertainty.tasks import task_of
 from .curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
@@ -95,7 +92,7 @@ def evaluate_uncertainty(
         model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model
         model, decision = without_decision(model)
         if task.name == SINGLE_LABEL:
-            reader = _SingleLabelReader(model, decision, scores[name], batch_size)
+            reader = _SingleLabelReader(tasks[name], model, decision, scores[name], batch_size)
         else:
             reader = _TaskReader(tasks[name], model, decision, batch_size)
         found[name] = {
@@ -237,6 +234,7 @@ class _SingleLabelReader:
     decision: the model's own, which `model` does not apply
     """
 
+    task: SingleLabelTask
     model: nn.Module
     decision: Decision | None
     score: Detector
@@ -244,59 +242,33 @@ class _SingleLabelReader:
 
     def measure(self, place: str, data: Any, labelled: bool) -> _Measured:
         reads_features = self.score.reads_features or bool(self.decision and self.decision.reads_features)
-        reader = AnswerReader(self.model, reads_features)
-        rows = UncertaintyAccumulator(self.score)
-        counts: list[list] = [[], [], [], []]  # by batch: energies, labels, (rows, answered, wrong), of sets
-        rank, world_size = rank_and_world_size()
+        reader, parts = AnswerReader(self.model, reads_features), []
         names = classes_of(reader.model) if labelled else None
-        own_batches = batches(data, self.batch_size, reader.device, rank, world_size, names)
-        for number, batch in enumerate(own_batches):
+        for batch in batches(data, self.batch_size, reader.device, *rank_and_world_size(), names):
             member_logits, features = reader(batch)
             labels = split_labels(batch)[1] if labelled else None
             if labelled and labels is None:
                 raise ValueError(f"{place} has no labels: add a column labels (or label) with class indices")
-            if self.decision is not None:
-                member_logits = self._decide(counts, member_logits, features, labels)
-            # Gathered rows are in the order of one process.
-            index = (number * world_size + rank) * 2**24 + torch.arange(len(member_logits))
-            rows.update(member_logits, labels, index, features)
-            counts[0].append(ood_score(member_logits, ENERGY).double().cpu())
-            if labels is not None:
-                counts[1].append(labels.cpu())
-        rows = rows.gather()
-        energies, labels, decided, sets = (list(chain.from_iterable(gather(each))) for each in counts)
-        if len(rows) == 0:
+            decided = None if self.decision is None else self.decision(member_logits, features)
+            values = self.task.row_values(member_logits, labels, decided, self.score, features)
+            values["energy"] = ood_score(member_logits if decided is None else decided.member_logits, ENERGY).cpu()
+            values |= {} if labels is None else {"label": labels.cpu()}
+            parts.append((values, member_logits.shape[1]))
+        parts = gather_batches(parts)
+        if not parts:
             raise ValueError(f"{place} is empty: pass at least one sample")
-        values = rows.values()
-        metrics = rows.compute() | {name: exact_mean(values[name]) for name in ("total", "aleatoric")}
-        metrics["num_samples"] = len(rows)
+        values = {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}
+        threshold = None if self.decision is None else self.decision.settings["threshold"]
+        if threshold is None:
+            values.pop("answered", None)
+        metrics = self.task.summarize(values) | {name: exact_mean(values[name]) for name in ("total", "aleatoric")}
+        metrics["num_samples"], most_frequent = len(values["score"]), None
         if labelled:
             metrics |= risk_at_coverages(values["confidence"], values["correct"])
-        if decided:
-            total, answered, wrong = (sum(column) for column in zip(*decided, strict=True))
-            metrics["answered"] = answered / total
-            if labelled:
-                metrics |= {"threshold": float(self.decision.settings["threshold"])}
-                metrics |= {"answered_risk": wrong / answered} if answered else {}
-        if sets:
-            found = summarize_sets(sets)
-            metrics |= {"set_coverage": found["coverage"], "set_size": found["mean_size"]}
-        most_frequent = float(torch.cat(labels).bincount().max()) / len(rows) if labels else None
-        used = None if self.score.name == ENERGY else torch.cat(energies)
-        return _Measured(metrics, values["score"], rows.num_members, most_frequent, values, used)
-
-    def _decide(self, counts: list[list], logits: Tensor, features: Tensor | None, labels: Tensor | None) -> Tensor:
-        """Applies the model's decision, counts what it does, and returns its logits."""
-        decided = self.decision(logits, features)
-        if self.decision.settings["threshold"] is not None:
-            answered = ~decided.abstain
-            wrong = torch.zeros_like(answered)
-            if labels is not None:
-                wrong = (decompose(decided.member_logits).prediction.to(labels.device) != labels).to(answered.device)
-            counts[2].append((len(answered), int(answered.sum()), int((answered & wrong).sum())))
-        if decided.prediction_set is not None and labels is not None:
-            counts[3].append(count_sets(decided.prediction_set, labels))
-        return decided.member_logits
+            metrics |= {} if threshold is None else {"threshold": float(threshold)}
+            most_frequent = float(values["label"].bincount().max()) / len(values["score"])
+        energies = None if self.score.name == ENERGY else values["energy"]
+        return _Measured(metrics, values["score"], parts[0][1], most_frequent, values, energies)
 
 
 # All data sets of one model

@@ -12,7 +12,7 @@ NUMBERS = dict.fromkeys(("score", *PARTS_OF_UNCERTAINTY), "double")
 PLACE = {"entity_group": "string", "word": "string", "start": "int64", "end": "int64"}
 FIELDS = {
     "scores": {"label": "string", "score": "double"},
-    "label scores": {"label": "string", **NUMBERS, "abstain": "bool"},
+    "label scores": {"label": "string", **NUMBERS},
     "entities": {**PLACE, **NUMBERS, "mean_uncertainty": "double", "detector_score": "double", "abstain": "bool"},
 }
 
@@ -39,25 +39,10 @@ def text_of(prediction: Mapping[str, Any]) -> str:
 
 
 def answer_of(prediction: Mapping[str, Any]) -> str | None:
-    """What a model predicts; None where it abstains. Of labels and entities those that it does not abstain on."""
+    """What a model predicts; None where it abstains. Of entities those that it does not abstain on."""
     if prediction["abstain"]:
         return _names([entity for entity in prediction.get("entities", ()) if not entity["abstain"]]) or None
-    unsure = unsure_labels(prediction)
-    if unsure:
-        return ", ".join(label for label in prediction["labels"] if label not in unsure) or None
     return text_of(prediction)
-
-
-def unsure_labels(prediction: Mapping[str, Any]) -> list[str]:
-    """The labels that a multi-label model abstains on, among those that `scores` holds."""
-    scores = prediction["scores"] if "labels" in prediction else ()
-    return [score["label"] for score in scores if score.get("abstain")]
-
-
-def why_of(prediction: Mapping[str, Any]) -> str | None:
-    """Why an answer is empty, or not all of the prediction."""
-    unsure = unsure_labels(prediction)
-    return prediction["reason"] or (f"It is not sure about {', '.join(unsure)}." if unsure else None)
 
 
 def _names(entities: Sequence[Mapping[str, Any]]) -> str:
@@ -85,7 +70,7 @@ def to_table(
     texts = [
         (None, None, f"It cannot be read: {answer.reason}.")
         if isinstance(answer, BadRow)
-        else (answer_of(answer), text_of(answer), why_of(answer))
+        else (answer_of(answer), text_of(answer), answer["reason"])
         for answer in answers
     ]
     first = dict(zip(("answer", "prediction", "why"), zip(*texts, strict=True), strict=True))

@@ -68,10 +68,9 @@ def _label_parts(answer: dict[str, Any]) -> Iterator[str]:
     yield _prediction_set(answer, "may have")
     rows, columns = [], zip(*answer["members"], strict=True)
     for score, threshold, column in zip(scores[:MOST_OF_A_SET], thresholds, columns, strict=False):
-        is_unsure = bool(score.get("abstain"))
-        says = "not sure" if is_unsure else "yes" if score["label"] in answer["labels"] else "no"
+        says = "yes" if score["label"] in answer["labels"] else "no"
         marks = f'<s style="left:{100 * threshold:.1f}%"></s>{_dots(column)}'
-        rows.append(_bar(score, marks, f"{says}; uncertainty {score['uncertainty']:.2f}", is_unsure))
+        rows.append(_bar(score, marks, f"{says}; uncertainty {score['uncertainty']:.2f}"))
     yield _section("Labels", f"probability; line: its threshold{_legend(answer)}", rows)
     yield _uncertainty(answer, len(scores) * math.log(2))
     said = []
@@ -172,9 +171,8 @@ def _dots(shares: Sequence[float]) -> str:
     return "".join(dots) if dots[1:] else ""
 
 
-def _bar(score: dict[str, Any], marks: str, note: str = "", is_unsure: bool = False) -> str:
-    kind = "unsure" if is_unsure else "probability"
-    return _row(score["label"], score["score"], _percent(score["score"]), kind, marks, note)
+def _bar(score: dict[str, Any], marks: str, note: str = "") -> str:
+    return _row(score["label"], score["score"], _percent(score["score"]), "probability", marks, note)
 
 
 def _row(name: str, share: float, value: str, kind: str, marks: str = "", note: str = "") -> str:

@@ -14,10 +14,8 @@ from ..data.prediction import device_of
 from ..models.decision import Decision
 from .abstention import Abstention, check_share
 from .calibrated_classifier import CalibratedClassifier
-from .conformal import ConformalSets
 from .detectors import Detector
 from .monitor import validation_summary
-from .multi_label import LabelSets
 from .task import Task, ValidationRows
 from .tasks import task_of
 
@@ -34,7 +32,6 @@ class Calibration:
         model (`nn.Module`): the calibrated model: the Hydra itself, or a `CalibratedClassifier` around another model.
         settings (`dict`): of the decision; which there are depends on the task.
         abstention (`Abstention` or `None`): the threshold, with its effect and promise; None without a target.
-        sets (`ConformalSets`, `LabelSets` or `None`): the prediction sets, of tasks that have them.
         rows (`tuple[int, int]`): of the two halves of the data: the first fitted all but the threshold, the sets and intervals.
         sentences (`list[str]`): what is printed.
     """
@@ -42,7 +39,6 @@ class Calibration:
     model: nn.Module
     settings: dict[str, Any]
     abstention: Abstention | None
-    sets: ConformalSets | LabelSets | None
     rows: tuple[int, int]
     sentences: list[str]
 
@@ -63,10 +59,7 @@ def calibrate(
     target: Mapping[str, float] | None = None,
     confidence: float | None = None,
     detector: str | Detector = "msp",
-    train_data: Any = None,
     alpha: float | None = 0.1,
-    sets: str = "lac",
-    temperature: bool = True,
     batch_size: int = 32,
     seed: int = 0,
 ) -> Calibration:
@@ -81,8 +74,8 @@ def calibrate(
             loaded. Or any classifier or baseline, which is left as it is and wrapped.
         data:
             Labelled validation rows that the model was not trained on, or the name, folder or file of a data set. A random
-            half fits the temperature, and the detector if it needs a fit and there is no `train_data`; the other half fits
-            the threshold and the sets, whose promises need rows that nothing else was fitted on.
+            half fits the temperature, and the detector if it needs a fit; the other half fits the threshold and the sets,
+            whose promises need rows that nothing else was fitted on.
         ood_data (*optional*):
             Out-of-distribution rows, for `target={"tpr": ...}`, or to see how many of them a threshold refuses.
         target (`dict`, *optional*):
@@ -91,15 +84,9 @@ def calibrate(
         confidence (`float`, *optional*, defaults to 0.9 for a risk, to 0 for other targets):
             With 0.9, the target is met on new rows in 90 % of all fits; with 0, on half of `data` and nothing is promised.
         detector (`str` or `Detector`, *optional*, defaults to `"msp"`):
-            A name (see `detector_by_name`), or a detector, which is fitted anew if it needs a fit.
-        train_data (*optional*):
-            The rows that a detector is fitted on, best the training data.
+            A name (see `Detector`), or a detector, such as one that was fitted on the training data.
         alpha (`float`, *optional*, defaults to 0.1):
             The share of prediction sets that may miss the right class; None for no sets.
-        sets (`str`, *optional*, defaults to `"lac"`):
-            "lac", "aps" or "raps", see `ConformalSets.fit`.
-        temperature (`bool`, *optional*, defaults to `True`):
-            Whether to fit one; otherwise it is 1.
         batch_size (`int`, *optional*, defaults to 32):
             Rows per batch, if data comes in rows.
         seed (`int`, *optional*, defaults to 0):
@@ -116,7 +103,7 @@ def calibrate(
     """
     inner = model.model if isinstance(model, CalibratedClassifier) else model
     task = task_of(inner)
-    task.set_options(detector, train_data, sets, temperature, batch_size)
+    task.set_detector(detector)
     data = load_if_named(data, inner, labelled=True)
     ood_data = load_if_named(ood_data, inner, labelled=False)
     _check(task, data, ood_data, target, confidence, alpha)
@@ -140,7 +127,7 @@ def calibrate(
     if is_hydra:
         inner.decision, inner.config.decision = decision.eval(), decision.settings
     result = inner if is_hydra else CalibratedClassifier(inner, decision)
-    return Calibration(result, decision.settings, fitted.abstention, fitted.sets, rows.counts, fitted.sentences)
+    return Calibration(result, decision.settings, fitted.abstention, rows.counts, fitted.sentences)
 
 
 def _summary(task: Task, decision: Decision, rows: ValidationRows) -> dict[str, Any]:
@@ -150,7 +137,7 @@ def _summary(task: Task, decision: Decision, rows: ValidationRows) -> dict[str, 
         task.outcomes(decision(half.answers, half.features), half.labels, decision.settings, random)
         for half in (rows.first, rows.second)
     ]
-    risk = target.get("risk", target.get("label_risk")) if task.guarantees_risk else None
+    risk = target.get("risk") if task.guarantees_risk else None
     return validation_summary(outcomes[1], outcomes[0].scores, risk)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.decision_single_label_classification import RAPS_RANK, SET_METHODS, prediction_sets, set_scores
+from ..models.decision_single_label_classification import prediction_sets
 from ..models.modeling_hydra import log_mean
 from .abstention import SHIFT, check_share, exact
 from .inputs import as_labels, as_member_logits, wide_log_softmax
@@ -19,44 +19,36 @@ ROWS_PER_PASS = 4096  # bounds the float64 memory, whatever the number of sample
 
 @dataclass(frozen=True)
 class ConformalSets:
-    """Sets of classes, `{c: s(x, c) <= threshold}`, that hold the right class for a share 1 - alpha of new rows. Made by `fit`.
-    A set holds at least the likeliest class.
+    """Sets of classes, `{c: 1 - p̄_c <= threshold}`, that hold the right class for a share 1 - alpha of new rows. Made by
+    `fit`. A set holds at least the likeliest class.
 
     Attributes:
-        method (`str`): "lac", "aps" or "raps".
         alpha (`float`): the share of new rows whose right class may be missing.
         threshold (`float`): infinite where the rows were too few.
         num_classes (`int`): of the model.
         rows (`int`): how many rows it was fitted on.
     """
 
-    method: str
     alpha: float
     threshold: float
     num_classes: int
     rows: int
 
     @classmethod
-    def fit(cls, member_logits: Any, labels: Any, alpha: float = 0.1, method: str = "lac") -> "ConformalSets":
+    def fit(cls, member_logits: Any, labels: Any, alpha: float = 0.1) -> "ConformalSets":
         r"""Calibrates on rows that neither the model nor its temperature was fitted on.
 
-        With the ensemble's mean probability `p̄` and classes ranked by it (rank 1 the likeliest, ties to the lower class), the
-        score `s(x, c)` says how badly class c fits row x:
-
-            lac   1 - p̄_c                                    the smallest sets on average (Sadinle et al., 2019)
-            aps   Σ_{better ranked} p̄ + p̄_c                  larger sets for harder rows (Romano et al., 2020)
-            raps  aps + 0.01 · max(0, rank_c - 5)              APS without its long tails (Angelopoulos et al., 2021)
-
-        The threshold is the `ceil((n + 1)(1 - alpha))`-th smallest of the n scores of the right classes. If rows are
-        exchangeable, a new row's set holds its class with probability at least 1 - alpha, on average over calibration sets
-        and rows; not for the rows of one class, and not under distribution shift. The share that one calibration set of n
-        rows reaches is distributed as Beta(k, n + 1 - k) with k as above: ± 2 % for 1000 rows and alpha 0.1.
+        The score 1 - p̄_c, of the ensemble's mean probability `p̄`, says how badly class c fits a row; it has the smallest sets
+        on average (LAC; Sadinle et al., 2019). The threshold is the `ceil((n + 1)(1 - alpha))`-th smallest of the n scores of
+        the right classes. If rows are exchangeable, a new row's set holds its class with probability at least 1 - alpha, on
+        average over calibration sets and rows; not for the rows of one class, and not under distribution shift. The share that
+        one calibration set of n rows reaches is distributed as Beta(k, n + 1 - k) with k as above: ± 2 % for 1000 rows and
+        alpha 0.1.
 
         Args:
             member_logits: (samples, members, classes), scaled by the temperature that will be used.
             labels: (samples,), class indices.
             alpha (`float`, *optional*, defaults to 0.1): the share of sets that may miss the right class.
-            method (`str`, *optional*, defaults to `"lac"`): "lac", "aps" or "raps".
 
         Example:
             >>> logits = torch.tensor([[[1.0, 0.0, -1.0]]]).repeat(19, 1, 1)
@@ -69,15 +61,14 @@ class ConformalSets:
         member_logits = as_member_logits(member_logits).detach()
         num_classes = member_logits.shape[-1]
         labels = as_labels(labels, len(member_logits), num_classes).to(member_logits.device)
-        check_method(method, num_classes)
         parts = []
         for logits, targets in zip(member_logits.split(ROWS_PER_PASS), labels.split(ROWS_PER_PASS), strict=True):
-            scores = set_scores(_mean_probabilities(logits), method)
+            scores = 1 - _mean_probabilities(logits)
             parts.append(scores.gather(1, targets.to(scores.device).unsqueeze(1)).squeeze(1).cpu())
         threshold = conformal_quantile(torch.cat(parts), alpha)
         if threshold == math.inf:
             warnings.warn(too_few_rows(alpha, len(labels)), stacklevel=2)
-        return cls(method, float(alpha), threshold, num_classes, len(labels))
+        return cls(float(alpha), threshold, num_classes, len(labels))
 
     def sets(self, member_logits: Any) -> Tensor:
         """Which classes are in each row's set: bool, (batch, classes)."""
@@ -85,7 +76,7 @@ class ConformalSets:
         if member_logits.shape[-1] != self.num_classes:
             raise ValueError(f"member_logits has {member_logits.shape[-1]} classes, the sets have {self.num_classes}")
         passes = map(_mean_probabilities, member_logits.split(ROWS_PER_PASS))
-        parts = [prediction_sets(part, self.method, self.threshold, rounding=0.0) for part in passes]
+        parts = [prediction_sets(part, self.threshold, rounding=0.0) for part in passes]
         return torch.cat(parts).to(member_logits.device)
 
     @property
@@ -96,28 +87,6 @@ class ConformalSets:
             f"For at least {100 * (1 - self.alpha):.6g} % of the rows the set holds the right class, on average over calibration "
             f"sets, if new rows are exchangeable with the {self.rows} calibration rows. {SHIFT}{note}"
         )
-
-
-def count_sets(sets: Tensor, labels: Any) -> tuple[int, int, int, int]:
-    """Counts of a batch of sets, bool (batch, classes): rows, sets with the right class, classes in all sets, sets of one
-    class; for `summarize_sets`."""
-    labels = as_labels(labels, *sets.shape).to(sets.device)
-    sizes = sets.sum(dim=1)
-    return len(sets), int(sets.gather(1, labels.unsqueeze(1)).sum()), int(sizes.sum()), int((sizes == 1).sum())
-
-
-def summarize_sets(counts: list[tuple[int, int, int, int]]) -> dict[str, float]:
-    """`coverage` (share of sets that hold the right class), `mean_size` and `single_class` (share of sets of one class)."""
-    rows, covered, sizes, singles = (sum(column) for column in zip(*counts, strict=True))
-    return {"coverage": covered / rows, "mean_size": sizes / rows, "single_class": singles / rows}
-
-
-def check_method(method: str, num_classes: int | None) -> None:
-    """Raises an error for an unknown method, and for raps with so few classes (None if unknown) that it is aps."""
-    if method not in SET_METHODS:
-        raise ValueError(f"unknown method {method!r}: choose one of {', '.join(SET_METHODS)}")
-    if method == "raps" and num_classes is not None and num_classes <= RAPS_RANK:
-        raise ValueError(f"raps penalises ranks above {RAPS_RANK}, there are {num_classes} classes: choose aps")
 
 
 def too_few_rows(alpha: float, rows: int) -> str:

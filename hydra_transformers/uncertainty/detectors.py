@@ -1,7 +1,7 @@
-"""Detectors of out-of-distribution inputs: made by name, fitted where needed."""
+"""Detectors of out-of-distribution inputs, fitted where needed."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,8 +16,6 @@ from .inputs import as_labels, as_member_logits, as_tensor, check_predictions, w
 
 
 ROWS_PER_PASS = 1024  # bounds the memory of a pass over tensors
-OOD_SCORES = tuple(name for name, method in DETECTORS.items() if not method.state)
-"""The scores that need no fit, by name: what `ood_score` takes."""
 
 
 def ood_score(member_logits: Any, method: str = "msp") -> Tensor:
@@ -37,7 +35,7 @@ def ood_score(member_logits: Any, method: str = "msp") -> Tensor:
             - `"disagreement"`: share of differing pairs of members; 0 for a single model
             - `"gen"`: `Σ p̄_c^0.1 (1 - p̄_c)^0.1` over the 100 most probable classes, a generalised entropy
 
-    For scores that are fitted on training data, and other settings of these, see `detector_by_name`.
+    For scores that are fitted on training data, and other settings of these, see `Detector`.
 
     Example:
         >>> ood_score([[[4.0, 0.0, 0.0]], [[0.0, 0.0, 0.0]]], method="msp").round(decimals=3)
@@ -48,13 +46,13 @@ def ood_score(member_logits: Any, method: str = "msp") -> Tensor:
 
 def as_detector(score: "str | Detector") -> "Detector":
     """A detector by the name of its score, or a fitted one as it is."""
-    detector = score if isinstance(score, Detector) else detector_by_name(score)
+    detector = score if isinstance(score, Detector) else Detector(score)
     detector.check_fitted()
     return detector
 
 
-def detector_by_name(name: str, *, by: str | None = None, **settings: Any) -> "Detector":
-    """A detector for models that choose one of several classes; higher scores mean more out of distribution.
+class Detector:
+    """Scores how far out of distribution inputs of models that choose one of several classes look; higher is further out.
 
     Args:
         name: from the logits, see `ood_score`: `"msp"`, `"max_logit"`, `"energy"`, `"entropy"`, `"gen"`, and between members
@@ -66,24 +64,18 @@ def detector_by_name(name: str, *, by: str | None = None, **settings: Any) -> "D
             rows are kept, drawn at random) and the `seed` of the draw. Of the Mahalanobis distances: `shrinkage` of the
             covariances, see `whitening_of`.
 
-    Example:
-        >>> detector_by_name("energy")(torch.tensor([[[8.0, 0.0]], [[0.5, 0.0]]])).round(decimals=2)
-        tensor([-8.0000, -0.9700], dtype=torch.float64)
-    """
-    return Detector(name, by, settings)
-
-
-class Detector:
-    """Scores how far out of distribution inputs look; made by `detector_by_name`.
-
     Attributes:
-        name, by, settings: as given to `detector_by_name`, with defaults filled in.
+        name, by, settings: as given, with defaults filled in.
         state: the tensors of a fit; None before it.
         fitted_on: members, classes, dim and rows of the fit.
         reads_features, needs_fit, needs_labels: what it is computed from, and whether the data of its fit must have labels.
+
+    Example:
+        >>> Detector("energy")(torch.tensor([[[8.0, 0.0]], [[0.5, 0.0]]])).round(decimals=2)
+        tensor([-8.0000, -0.9700], dtype=torch.float64)
     """
 
-    def __init__(self, name: str, by: str | None, settings: Mapping[str, Any]):
+    def __init__(self, name: str, *, by: str | None = None, **settings: Any):
         if name not in DETECTORS:
             raise ValueError(f"unknown detector {name!r}: choose one of {', '.join(DETECTORS)}")
         self.method = DETECTORS[name]
@@ -95,7 +87,7 @@ class Detector:
             raise ValueError(
                 f"{name} has no {', '.join(settings)}: its settings are {', '.join(self.defaults) or 'none'}"
             )
-        self.settings: dict[str, Any] = self.defaults | dict(settings)
+        self.settings: dict[str, Any] = self.defaults | settings
         self.reads_features = self.needs_fit = bool(self.method.state)
         self.needs_labels = "class_means" in self.method.state
         self.state: dict[str, Tensor] | None = None

@@ -1,8 +1,8 @@
 """Metrics of an ensemble: accuracy, calibration, diversity, out-of-distribution detection.
 
-Every metric is a function of a few values per sample (`sample_values`), never of all logits at once, so that the functions
-here and the streaming classes on top of them give the same result. Sums are exact (`math.fsum`): the order of the samples,
-the batch size and the number of processes change nothing, not even the last digit.
+Every metric is a function of a few values per sample (`sample_values`), never of all logits at once, so that data may come
+batch by batch. Sums are exact (`math.fsum`): the order of the samples, the batch size and the number of processes change
+nothing, not even the last digit.
 """
 
 import math
@@ -16,14 +16,11 @@ from torch import Tensor
 from ..models.modeling_hydra import log_mean
 from .decomposition import decompose_log_probabilities
 from .detectors import Detector, as_detector
-from .inputs import as_labels, as_member_logits, as_scores, wide_log_softmax
+from .inputs import as_labels, as_member_logits, as_scores, as_tensor, wide_log_softmax
 
 
 NUM_BINS = 15
 ROWS_PER_PASS = 4096  # bounds the float64 memory, whatever the number of samples
-
-UNCERTAINTY_VALUES = ("confidence", "total", "aleatoric", "epistemic", "disagreement", "score")
-LABELLED_VALUES = ("correct", "brier", "nll")
 
 
 def classification_metrics(member_logits: Any, labels: Any, num_bins: int = NUM_BINS) -> dict[str, float]:
@@ -119,8 +116,8 @@ def sample_values(
 ) -> dict[str, Tensor]:
     """The values per sample that all metrics are made of: (samples,) each, float64, on the CPU.
 
-    confidence, total, aleatoric, epistemic, disagreement, score; with labels also correct, brier, nll. `score` is a name of
-    `OOD_SCORES`, or a `Detector`.
+    confidence, total, aleatoric, epistemic, disagreement, score; with labels also correct, brier, nll. `score` is a name, see
+    `ood_score`, or a `Detector`.
     """
     detector, member_logits = as_detector(score), member_logits.detach()
     passes = []
@@ -228,3 +225,33 @@ def _mean_of_ties(sorted_keys: Tensor, values: Tensor) -> Tensor:
     _, place, counts = sorted_keys.unique_consecutive(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(counts), dtype=values.dtype, device=values.device).index_add(0, place, values)
     return (sums / counts)[place]
+
+
+def compute_metrics(prediction: Any) -> dict[str, float]:
+    """The classification and diversity metrics of an evaluation: `Trainer(..., compute_metrics=compute_metrics)`.
+
+    Trainer passes on the logits alone by default; the members come with `trainer.evaluate(ignore_keys=[])` and
+    `trainer.train(ignore_keys_for_eval=[])`. From logits alone the diversity metrics are left out, with a warning.
+    """
+    member_logits, has_members = _member_logits(prediction.predictions)
+    metrics = classification_metrics(member_logits, prediction.label_ids)
+    if has_members:
+        return metrics | diversity_metrics(member_logits)
+    warnings.warn(
+        "Trainer handed over logits without member_logits, so mutual_information and disagreement are left out: call "
+        "trainer.evaluate(ignore_keys=[]) and trainer.train(ignore_keys_for_eval=[])",
+        stacklevel=2,
+    )
+    return metrics
+
+
+def _member_logits(predictions: Any) -> tuple[Tensor, bool]:
+    """(samples, members, classes) among Trainer's predictions, and whether they are the members' own."""
+    if not isinstance(predictions, (tuple, list)):
+        logits = as_tensor(predictions)
+        return (logits.unsqueeze(1), False) if logits.dim() == 2 else (logits, True)
+    logits = as_tensor(predictions[0])
+    others = [as_tensor(other) for other in predictions[1:] if not isinstance(other, (tuple, list))]
+    # Hidden states may come along: the member logits have the logits' rows and classes.
+    fitting = [x for x in others if x.dim() == 3 and (x.shape[0], x.shape[2]) == tuple(logits.shape)]
+    return (fitting[0], True) if fitting else (logits.unsqueeze(1), False)

@@ -6,7 +6,7 @@ Every label is a yes or no of its own. The ensemble's prediction is the mean of 
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..models.decision import DecisionOutput
 from ..models.modeling_hydra import at_least_float32, logit_of_mean_probability
-from .abstention import SHIFT, check_share, check_target, exact
+from .abstention import SHIFT, check_share, exact
 from .conformal import too_few_rows
 from .decomposition import decompose
 from .inputs import as_member_logits, as_multi_hot, check_predictions, widened
@@ -273,10 +273,9 @@ class MultiLabelTask(Task):
             metrics["set_size"] = exact_mean(sets.sum(dim=1).double())
             if labels is not None:
                 metrics["set_missed"] = exact_mean(missed_shares(sets, labels))
-        metrics["answered"] = exact_mean(answered.flatten().double())
+        metrics["answered"] = exact_mean(answered.double())
         if right is not None and answered.any():
-            right = right if answered.dim() == 2 else right.all(dim=1)
-            metrics["answered_right"] = exact_mean(right[answered].double())
+            metrics["answered_right"] = exact_mean(right.all(dim=1)[answered].double())
         return metrics
 
     def scores(self, answers: Tensor) -> Tensor:
@@ -286,46 +285,26 @@ class MultiLabelTask(Task):
     def outcomes(
         self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
     ) -> Outcomes:
-        scores, answered, wrong, missed = output.detector_score, ~output.abstain, None, None
-        if labels is not None:
-            logits, sets = log_odds(output.member_logits), output.prediction_set
-            labels = as_multi_hot(labels, *logits.shape)
-            wrong = (logits >= torch.tensor([float(value) for value in settings["log_odds"]])) != labels
-            if settings["per_label"]:
-                drawn = draw_one(torch.ones_like(wrong), random).unsqueeze(1)
-                wrong = wrong.gather(1, drawn)[answered.gather(1, drawn)]
-            else:
-                wrong = wrong.any(dim=1)[answered]
-            if sets is not None:  # one of the row's labels
-                drawn = draw_one(labels, random).unsqueeze(1)
-                missed = (labels & ~sets).gather(1, drawn).squeeze(1)
-        if settings["per_label"]:  # as `predict` says it of a row
-            scores, answered = scores.amin(dim=1), answered.any(dim=1)
-        return Outcomes(scores, answered, wrong, missed)
+        outcomes, sets, missed = super().outcomes(output, labels, settings, random), output.prediction_set, None
+        if labels is None:
+            return outcomes
+        logits = log_odds(output.member_logits)
+        labels = as_multi_hot(labels, *logits.shape)
+        wrong = (logits >= torch.tensor([float(value) for value in settings["log_odds"]])) != labels
+        if sets is not None:  # one of the row's labels
+            drawn = draw_one(labels, random).unsqueeze(1)
+            missed = (labels & ~sets).gather(1, drawn).squeeze(1)
+        return outcomes._replace(wrong=wrong.any(dim=1)[outcomes.answered], missed=missed)
 
     # Calibration
-
-    def check_target(self, target: Mapping[str, float]) -> None:
-        """Also {"label_risk": 0.01}: at most this share of the decisions on single labels is wrong."""
-        if isinstance(target, Mapping) and set(target) == {"label_risk"}:
-            check_share(target["label_risk"], "label_risk")
-        else:
-            check_target(target)
 
     def fit(self, rows: ValidationRows) -> Fitted:
         """One temperature, a threshold per label, sets that miss few labels, and when to abstain.
 
         The first half of the rows fits the temperature, for the likelihood of every yes and no, and the thresholds, for each
         label's best F1. The second half lowers these to sets that keep the promise of `alpha` (see `LabelSets`), and fits the
-        target: of rows, whose score is the sum of their labels' entropies and which are right if all their decisions are; or
-        with "label_risk" of single labels, whose score is minus the distance of their log-odds to the threshold.
+        target: of rows, whose score is the sum of their labels' entropies and which are right if all their decisions are.
         """
-        per_label = rows.target is not None and "label_risk" in rows.target
-        if per_label and rows.confidence is not None:
-            raise ValueError(
-                "confidence is for rows, and the decisions on one row's labels depend on each other: leave it out, or pass "
-                'target={"risk": ...}'
-            )
         first, second = (
             Rows(half.answers, as_multi_hot(half.labels, len(half.answers), half.answers.shape[-1]))
             for half in (rows.first, rows.second)
@@ -334,18 +313,17 @@ class MultiLabelTask(Task):
         temperature = fit_temperature(first.answers, first.labels)
         thresholds = best_thresholds(at_least_float32(first.answers) / temperature, first.labels)
         settings = {
-            "detector": {"name": "distance" if per_label else "entropy"},
+            "detector": {"name": "entropy"},
             "temperature": temperature,
             "log_odds": thresholds.logit().tolist(),
             "set_log_odds": None,
-            "per_label": per_label,
         }
         sentences = [
             f"Logits are divided by {temperature:.3g}. A label is predicted from a probability of its own on, "
             f"{float(thresholds.min()):.2g} to {float(thresholds.max()):.2g}.",
             rows.sentence,
         ]
-        sets = abstention = None
+        abstention = None
         if rows.alpha is not None:
             sets = LabelSets.fit(at_least_float32(second.answers) / temperature, second.labels, rows.alpha, thresholds)
             lowest = [value if math.isfinite(value) else str(value) for value in sets.log_odds]
@@ -354,15 +332,10 @@ class MultiLabelTask(Task):
         if rows.target is not None:
             decision = self.decision(settings)
             output, ood_scores = decision(second.answers), rows.ood_scores(decision)
-            right = output.chosen_labels == second.labels
-            if per_label:
-                rows = replace(rows, target={"risk": rows.target["label_risk"]})
-                scores, unit = output.detector_score.flatten(), "decisions on labels"
-                abstention = rows.fit_abstention(scores, right.flatten(), ood_scores, unit)
-            else:
-                abstention = rows.fit_abstention(output.detector_score, right.all(dim=1), ood_scores)
-            sentences.append(f"{'' if per_label else 'A row is right if all its labels are. '}{abstention.sentence}")
-        return Fitted(settings, sentences, abstention, sets)
+            right = (output.chosen_labels == second.labels).all(dim=1)
+            abstention = rows.fit_abstention(output.detector_score, right, ood_scores)
+            sentences.append(f"A row is right if all its labels are. {abstention.sentence}")
+        return Fitted(settings, sentences, abstention)
 
     def _check_has_every_label(self, is_there: Tensor) -> None:
         missing = (~is_there).nonzero().flatten().tolist()

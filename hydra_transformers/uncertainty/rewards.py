@@ -1,8 +1,8 @@
-"""Reward models and rerankers: metrics of preferences, best of n, and a score below which nothing is relevant."""
+"""Reward models and rerankers: metrics of preferences, and a score below which nothing is relevant."""
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -56,33 +56,6 @@ def preference_metrics(chosen: Any, rejected: Any, aggregate: str = "mean") -> d
         "margin": float(margin.mean()),
         "spread": float(apart.mean()),
     }
-
-
-def best_of_n(scores: Any, gold: Any, counts: Sequence[int]) -> dict[int, float]:
-    """The gold score that the answer with the best score has, if it is chosen among n answers: the mean over prompts, exact
-    over all choices of n of the answers there are.
-
-    Args:
-        scores: (prompts, answers), of the reward model.
-        gold: (prompts, answers), of the model that knows better.
-        counts: the numbers n, each at most the number of answers.
-
-    Example:
-        >>> best_of_n([[0.1, 0.9, 0.5]], [[1.0, 3.0, 2.0]], [3])
-        {3: 3.0}
-    """
-    scores, gold = (widened(as_tensor(each)).cpu() for each in (scores, gold))
-    if scores.shape != gold.shape or not (scores.isfinite().all() and gold.isfinite().all()):
-        raise ValueError("scores and gold are not finite numbers of one shape: pass (prompts, answers) for both")
-    answers, found = scores.shape[1], {}
-    ordered = gold.gather(1, scores.argsort(dim=1, descending=True, stable=True))
-    for n in counts:
-        if not 1 <= n <= answers:
-            raise ValueError(f"counts has {n!r}: pass numbers from 1 to {answers}, so many answers each prompt has")
-        # The answer of rank k is the best of n if the other n - 1 rank below it.
-        chances = [math.comb(answers - 1 - k, n - 1) / math.comb(answers, n) for k in range(answers)]
-        found[n] = float((ordered * torch.tensor(chances, dtype=torch.float64)).sum(dim=1).mean())
-    return found
 
 
 class RewardTask(Task):

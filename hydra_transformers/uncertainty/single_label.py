@@ -1,21 +1,21 @@
 """Single-label classification: one class of several."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..data.loading import load_if_named
-from ..data.prediction import config_of, zero_shot_in
+from ..data.prediction import zero_shot_in
 from ..models.decision import DecisionOutput
 from .calibrated_classifier import prompts_of
-from .conformal import ConformalSets, check_method, count_sets, summarize_sets
+from .conformal import ConformalSets
 from .decomposition import decompose
-from .detectors import Detector, detector_by_name, ood_score
+from .detectors import Detector, ood_score
 from .features import collect_answers
 from .inputs import as_labels
-from .metrics import classification_metrics, diversity_metrics, exact_mean
+from .metrics import exact_mean, sample_values, summarize_classification, summarize_diversity
 from .task import Fitted, Metrics, Outcomes, Rows, Task, ValidationRows
 from .temperature import TemperatureScaling, fit_temperature
 
@@ -39,20 +39,39 @@ class SingleLabelTask(Task):
     }
 
     def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
+        return self.summarize(self.row_values(answers, labels, decided))
+
+    def row_values(
+        self,
+        answers: Tensor,
+        labels: Tensor | None,
+        decided: DecisionOutput | None = None,
+        score: str | Detector = "msp",
+        features: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """What `summarize` needs of each row, (rows,) each on the CPU: see `sample_values`; of a calibrated model also
+        whether it answers, and with labels whether the set holds the right class and the set's size."""
         answers = answers if decided is None else decided.member_logits
-        metrics = {} if labels is None else classification_metrics(answers, labels)
-        metrics |= diversity_metrics(answers)
-        if decided is None:
-            return metrics
-        answered, sets = ~decided.abstain, decided.prediction_set
-        metrics["answered"] = exact_mean(answered.double())
-        if labels is not None and answered.any():
-            wrong = decompose(answers).prediction != labels
-            metrics["answered_risk"] = exact_mean(wrong[answered].double())
-        if sets is not None:
-            metrics["set_size"] = exact_mean(sets.sum(dim=1).double())
-            if labels is not None:
-                metrics["set_coverage"] = summarize_sets([count_sets(sets, labels)])["coverage"]
+        labels = None if labels is None else as_labels(labels, len(answers), answers.shape[-1])
+        values = sample_values(answers, labels, score, features)
+        if decided is not None:
+            values["answered"] = ~decided.abstain.cpu()
+            if decided.prediction_set is not None and labels is not None:
+                sets = decided.prediction_set.cpu()
+                values |= {"in_set": sets.gather(1, labels.cpu().unsqueeze(1)).squeeze(1), "set_size": sets.sum(dim=1)}
+        return values
+
+    def summarize(self, values: Mapping[str, Tensor]) -> Metrics:
+        """The metrics from the values of each row."""
+        metrics = summarize_classification(values) if "correct" in values else {}
+        metrics |= summarize_diversity(values)
+        if "answered" in values:
+            answered = values["answered"]
+            metrics["answered"] = exact_mean(answered)
+            if "correct" in values and answered.any():
+                metrics["answered_risk"] = exact_mean(1 - values["correct"][answered])
+        if "in_set" in values:
+            metrics |= {"set_coverage": exact_mean(values["in_set"]), "set_size": exact_mean(values["set_size"])}
         return metrics
 
     def scores(self, answers: Tensor) -> Tensor:
@@ -71,25 +90,15 @@ class SingleLabelTask(Task):
 
     # Calibration
 
-    def set_options(
-        self, detector: str | Detector, train_data: Any, sets: str, temperature: bool, batch_size: int
-    ) -> None:
-        if isinstance(detector, Detector):  # a new one, so that a fit leaves the given one as it is
-            self.detector = detector_by_name(detector.name, by=detector.by, **detector.settings)
-        else:
-            self.detector = detector_by_name(detector)
-        zero_shot = zero_shot_in(self.model)
-        if zero_shot is None and any(hasattr(module, "get_image_features") for module in self.model.modules()):
+    def set_detector(self, detector: str | Detector) -> None:
+        # A copy, so that a fit leaves the given one as it is.
+        self.detector = copy.copy(detector) if isinstance(detector, Detector) else Detector(detector)
+        has_towers = any(hasattr(module, "get_image_features") for module in self.model.modules())
+        if zero_shot_in(self.model) is None and has_towers:
             raise ValueError(
                 f"model is a {type(self.model).__name__}, whose classes are those of each call's prompts: calibrate a "
                 "ZeroShotClassifier of it"
             )
-        num_classes = getattr(config_of(self.model), "num_labels", None)
-        check_method(sets, num_classes if zero_shot is None else len(zero_shot.text_features))
-        if train_data is not None and not self.detector.needs_fit:
-            raise ValueError(f"train_data is for detectors that learn, {self.detector.name} does not: leave it out")
-        self.train_data, self.batch_size = load_if_named(train_data, self.model, split="train"), batch_size
-        self.sets, self.scales = sets, temperature
 
     def collect_rows(self, data: Any, batch_size: int) -> Rows:
         answers, features, labels = collect_answers(self.model, data, batch_size, self.detector.reads_features)
@@ -98,10 +107,8 @@ class SingleLabelTask(Task):
     def fit(self, rows: ValidationRows) -> Fitted:
         """A temperature and a detector on the first half of the rows; its threshold and the sets on the second."""
         first, second, detector = rows.first, rows.second, self.detector
-        scaling = TemperatureScaling(fit_temperature(first.answers, first.labels) if self.scales else 1.0)
-        if detector.needs_fit and self.train_data is not None:
-            detector.fit(scaling.wrap(self.model), self.train_data, self.batch_size)
-        elif detector.needs_fit:
+        scaling = TemperatureScaling(fit_temperature(first.answers, first.labels))
+        if detector.needs_fit and detector.state is None:
             detector.fit_answers(scaling(first.answers), first.features, first.labels)
         settings = {
             "temperature": scaling.temperature,
@@ -109,7 +116,7 @@ class SingleLabelTask(Task):
             "sets": None,
             **prompts_of(self.model),
         }
-        state, abstention, sets = detector.state or {}, None, None
+        state, abstention = detector.state or {}, None
         sentences = [
             f"The ensemble's prediction has the temperature {scaling.temperature:.3g}; the detector is {detector.description}.",
             rows.sentence,
@@ -122,8 +129,8 @@ class SingleLabelTask(Task):
             abstention = rows.fit_abstention(scores, correct, rows.ood_scores(decision))
             sentences.append(abstention.sentence)
         if rows.alpha is not None:
-            sets = ConformalSets.fit(scaled, second.labels, rows.alpha, self.sets)
+            sets = ConformalSets.fit(scaled, second.labels, rows.alpha)
             threshold = sets.threshold if sets.threshold < float("inf") else "inf"
-            settings |= {"sets": {"method": sets.method, "threshold": threshold}, "alpha": sets.alpha}
+            settings |= {"sets": {"method": "lac", "threshold": threshold}, "alpha": sets.alpha}
             sentences.append(sets.sentence)
-        return Fitted(settings, sentences, abstention, sets, state)
+        return Fitted(settings, sentences, abstention, state)

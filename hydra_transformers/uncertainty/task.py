@@ -98,14 +98,12 @@ class Fitted:
     settings: of its decision, without those that every task has, and without the threshold
     sentences: what was fitted, and what it promises
     abstention: the threshold, if there is a target
-    sets: prediction sets, if the task has them
     state: tensors of the decision
     """
 
     settings: dict[str, Any]
     sentences: list[str]
     abstention: Abstention | None = None
-    sets: Any = None
     state: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -182,12 +180,10 @@ class Task:
 
     # Calibration
 
-    def set_options(self, detector: Any, train_data: Any, sets: str, temperature: bool, batch_size: int) -> None:
-        """Takes the options of `calibrate` that only single-label models have; others raise an error where one is given."""
-        options = {"detector": detector != "msp", "train_data": train_data is not None, "sets": sets != "lac"}
-        options["temperature"] = temperature is not True
-        for name in [name for name, is_given in options.items() if is_given]:
-            raise ValueError(f"{name} is for single-label classification, this is {self.title}: leave it out")
+    def set_detector(self, detector: Any) -> None:
+        """Takes the detector of `calibrate`, which only single-label models have; others raise an error where one is given."""
+        if detector != "msp":
+            raise ValueError(f"detector is for single-label classification, this is {self.title}: leave it out")
 
     def check_target(self, target: Mapping[str, float]) -> None:
         """Raises an error for a target of `calibrate` that this task does not have."""

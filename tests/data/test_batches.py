@@ -14,7 +14,7 @@ from hydra_transformers.data.batches import batches, collate
 from hydra_transformers.data.prediction import collect_member_logits, predict
 from hydra_transformers.pruning import draw_members, extract_circuit, taylor_scores
 from hydra_transformers.reports import evaluate_uncertainty
-from hydra_transformers.uncertainty import calibrate, detector_by_name, predict_uncertainty
+from hydra_transformers.uncertainty import Detector, calibrate, predict_uncertainty
 from tests.families import BERT, LLAMA, MODERNBERT, MPNET, for_families
 
 
@@ -161,7 +161,7 @@ READERS = {
     "evaluate_uncertainty": judged,
     "calibrate": lambda model, data: calibrate(AutoHydra.from_backbone(model), data).temperature,
     "temperature_scaled": lambda model, data: temperature_scaled(model, data).scaling.temperature,
-    "detectors": lambda model, data: detector_by_name("energy").score(model, data).tolist(),
+    "detectors": lambda model, data: Detector("energy").score(model, data).tolist(),
     "taylor_scores": lambda model, data: list(taylor_scores(model, data).values()),
     "extract_circuit": lambda model, data: extract_circuit(model, data, data, "avg", budget=2).scores,
     "draw_members": lambda model, data: [

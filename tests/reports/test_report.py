@@ -14,7 +14,8 @@ from sklearn.metrics import roc_auc_score
 from hydra_transformers.data.prediction import SavedLogits
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 from hydra_transformers.reports import Report, evaluate_uncertainty
-from hydra_transformers.uncertainty import classification_metrics, diversity_metrics, ood_metrics, ood_score
+from hydra_transformers.uncertainty import classification_metrics, ood_metrics, ood_score
+from hydra_transformers.uncertainty.metrics import diversity_metrics
 from tests.families import VIT
 from tests.uncertainty.answers import saved
 

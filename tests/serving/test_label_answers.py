@@ -65,20 +65,6 @@ def test_answers_name_the_labels_and_how_unsure_each_is(tmp_path):
         assert answer["uncertainty"] == pytest.approx(sum(each["uncertainty"] for each in answer["scores"]), abs=1e-9)
 
 
-def test_answers_may_abstain_from_single_labels(tmp_path):
-    hydra, tokenizer = saved(tmp_path, alpha=None, target={"label_risk": 0.3})
-    outputs = outputs_of(hydra, tokenizer)
-    for row, answer in enumerate(hydra.predict(TEXTS, tokenizer, top_k=None)):
-        abstained = {each["label"]: each["abstain"] for each in answer["scores"]}
-        assert [abstained[name] for name in FEELINGS] == outputs.abstain[row].tolist()
-        assert answer["abstain"] == all(abstained.values())
-        assert answer["abstain"] == (answer["reason"] == "Every label is too close to its threshold.")
-    hydra.config.decision["threshold"] = hydra.decision.settings["threshold"] = "-inf"
-    assert {answer["reason"] for answer in hydra.predict(TEXTS, tokenizer)} == {
-        "Every label is too close to its threshold."
-    }
-
-
 def test_the_standard_pipeline_gives_every_label_its_sigmoid(tmp_path):
     hydra, tokenizer = saved(tmp_path)
     outputs = outputs_of(hydra, tokenizer)
@@ -91,20 +77,17 @@ def test_the_standard_pipeline_gives_every_label_its_sigmoid(tmp_path):
     assert answer["abstain"] is None and answer["prediction_set"] is None
 
 
-def test_a_table_answers_with_the_labels_that_the_model_is_sure_of(tmp_path):
-    """Whether it is sure of a label does not depend on how many scores the table holds."""
-    saved(tmp_path / "model", alpha=0.3, target={"label_risk": 0.05})
+def test_a_table_names_all_labels_however_many_scores_it_holds(tmp_path):
+    saved(tmp_path / "model", alpha=0.3, target={"coverage": 0.5})
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     expected = HydraPredictor(tmp_path / "model", device="cpu", top_k=None)({"text": TEXTS})
-    unsure = [{each["label"] for each in scores if each["abstain"]} for scores in expected["scores"]]
-    assert any(unsure)
     predict_data(tmp_path / "model", tmp_path / "texts.jsonl", tmp_path / "a.parquet", top_k=1, device="cpu")
     for place, row in enumerate(pyarrow.parquet.read_table(tmp_path / "a.parquet").to_pylist()):
-        sure = [label for label in expected["labels"][place] if label not in unsure[place]]
-        assert row["answer"] == (", ".join(sure) or (None if unsure[place] else "no label"))
-        assert row["labels"] == expected["labels"][place] and (row["why"] is not None) == bool(unsure[place])
+        labels = expected["labels"][place]
+        assert row["answer"] == (None if expected["abstain"][place] else ", ".join(labels) or "no label")
+        assert row["labels"] == labels and row["why"] == expected["reason"][place]
         assert [each["label"] for each in row["scores"]] == [expected["scores"][place][0]["label"]]
-        assert row["scores"][0].keys() == {"label", "score", *PARTS, "abstain"}
+        assert row["scores"][0].keys() == {"label", "score", *PARTS}
 
 
 @pytest.mark.slow
@@ -134,7 +117,7 @@ print([outputs.prediction_set.tolist(), outputs.abstain.tolist(), [sorted(each["
 def test_an_exported_model_decides_alike(tmp_path):
     from hydra_transformers.export import FILES, RUNNERS, export
 
-    hydra, tokenizer = saved(tmp_path / "hydra", layers=1, alpha=0.3, target={"label_risk": 0.3})
+    hydra, tokenizer = saved(tmp_path / "hydra", layers=1, alpha=0.3, target={"coverage": 0.5})
     run = RUNNERS["torch"](export(hydra, tmp_path / "exported", "torch", processor=tokenizer) / FILES["torch"])
     found, outputs = run(dict(tokenizer(TEXTS, padding=True, return_tensors="pt"))), outputs_of(hydra, tokenizer)
     for name in ("prediction_set", "abstain"):

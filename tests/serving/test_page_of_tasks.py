@@ -63,28 +63,25 @@ def test_a_reward_below_its_threshold_is_nothing_relevant(tokenizer):
     assert "a score, the members&#x27; mean-1std" in heading_html(predictor)
 
 
-def test_labels_stand_with_their_thresholds_and_those_in_doubt_are_marked(tokenizer):
+def test_labels_stand_with_their_thresholds(tokenizer):
     names = ["joy", "anger", "<b>", "calm", "fear", "love", "hate"]
     hydra = text_hydra(problem_type="multi_label_classification", **names_of(names))
     tokens, logits = numbers_of(hydra)
     flipped = torch.rand(logits.shape, generator=torch.Generator().manual_seed(2)) < 0.1
     labels = ((logits > logits.mean(dim=0)) ^ flipped).float()
-    hydra.calibrate([{"input_ids": tokens, "labels": labels}], alpha=0.3, target={"label_risk": 0.05})
-    doubted = 0
+    hydra.calibrate([{"input_ids": tokens, "labels": labels}], alpha=0.3, target={"coverage": 0.5})
     for text in TEXTS:
         [answer] = hydra.predict([text], tokenizer, top_k=None)
         shown, predictor = card(hydra, tokenizer, text)
-        unsure = [each["label"] for each in answer["scores"] if each["abstain"]]
-        assert shown.count("hydra-unsure") == shown.count("not sure;") == len(unsure) and "<b><" not in shown
+        assert shown.count("yes; uncertainty") == len(answer["labels"]) and "<b><" not in shown
         assert ", ".join(answer["labels"]).replace("<b>", "&lt;b&gt;") in shown and "t may have" in shown
-        doubted += len(unsure)
         found = predictor.answer_with_members(text)
         lowest = torch.tensor(hydra.config.decision["log_odds"]).sigmoid().tolist()
         order = [names.index(each["label"]) for each in found["scores"]]
         assert found["thresholds"] == pytest.approx([lowest[place] for place in order], abs=1e-6)
         mean = torch.tensor(found["members"]).mean(dim=0)
         assert mean.tolist() == pytest.approx([each["score"] for each in found["scores"]], abs=1e-5)
-    assert doubted and "any of 7 labels" in heading_html(predictor)
+    assert "any of 7 labels" in heading_html(predictor)
 
 
 def test_entities_are_marked_in_the_text_and_doubtful_ones_apart(tokenizer):

@@ -12,7 +12,7 @@ from PIL import Image
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.serving import HydraPredictor
-from hydra_transformers.serving.answers import BadRow, answer_of, arrow_schema, text_of, to_columns, to_table, why_of
+from hydra_transformers.serving.answers import BadRow, answer_of, arrow_schema, text_of, to_columns, to_table
 from hydra_transformers.uncertainty import calibrate, predict_decisions
 from tests.serving.tiny import asked
 from tests.tiny_data import CLASSES, picture_rows, pictures
@@ -128,7 +128,6 @@ def test_datasets_map_takes_a_predictor(images):
         assert list(found[name]) == [answered[name][place] for place in order]
 
 
-UNSURE = [{"label": "a", "abstain": False}, {"label": "b", "abstain": True}]
 ENTITIES = [{"word": "Anna", "entity_group": "PER", "abstain": False}, {"word": "x", "entity_group": "LOC"}]
 
 
@@ -140,9 +139,6 @@ ENTITIES = [{"word": "Anna", "entity_group": "PER", "abstain": False}, {"word": 
         ({"label": "a", "labels": ["a", "b"], "abstain": False}, "a, b", "a, b"),
         ({"label": "a", "labels": [], "abstain": False}, "no label", "no label"),
         ({"label": "a", "labels": [], "abstain": True}, "no label", None),
-        ({"labels": ["a", "b"], "abstain": False, "scores": UNSURE}, "a, b", "a"),
-        ({"labels": ["b"], "abstain": False, "scores": UNSURE}, "b", None),
-        ({"labels": [], "abstain": False, "scores": UNSURE}, "no label", None),  # it may have b
         ({"interval": None, "scores": [{"label": "x", "score": 0.1}], "abstain": None}, "0.1", "0.1"),
         (
             {"interval": None, "scores": [{"label": n, "score": 2.0} for n in "xy"], "abstain": True},
@@ -162,8 +158,6 @@ ENTITIES = [{"word": "Anna", "entity_group": "PER", "abstain": False}, {"word": 
 def test_an_answer_is_the_prediction_unless_the_model_abstains(answer, prediction, sure):
     answer = {"reason": None, "scores": [], **answer}
     assert (text_of(answer), answer_of(answer)) == (prediction, sure)
-    if answer["scores"] is UNSURE:
-        assert why_of(answer) == "It is not sure about b."
 
 
 def test_a_table_holds_every_column_and_no_field_is_lost(folders):
@@ -251,7 +245,7 @@ def test_a_calibrated_clip_keeps_its_classes(folders):
     pixels = [clip.processor(images=row["image"], return_tensors="pt").pixel_values[0] for row in picture_rows(24)]
     rows = [{"pixel_values": each, "labels": row["label"]} for each, row in zip(pixels, picture_rows(24), strict=True)]
     classifier = ZeroShotClassifier(clip.model, prompts, CLASSES)
-    decided = calibrate(classifier, rows, target={"coverage": 0.5}, temperature=False).model
+    decided = calibrate(classifier, rows, target={"coverage": 0.5}).model
     model = HydraPredictor(decided, clip.processor)
     assert not model.needs_classes and model.class_names == CLASSES and len(model.calibration["sentences"]) == 4
     assert_says(model.answer_with_members(image), predict_decisions(decided, [image], clip.processor, top_k=None)[0])

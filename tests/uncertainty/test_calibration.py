@@ -15,12 +15,12 @@ from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.uncertainty import (
     CalibratedClassifier,
     ConformalSets,
+    Detector,
     TemperatureScaling,
     calibrate,
-    collect_answers,
     decompose,
-    detector_by_name,
 )
+from hydra_transformers.uncertainty.features import collect_answers
 from tests.families import FAMILIES
 
 
@@ -79,7 +79,7 @@ def test_everything_is_fitted_on_rows_of_its_own():
     scaling = TemperatureScaling.fit(logits[first], labels[first])
     assert calibration.temperature == pytest.approx(scaling.temperature)
     sets = ConformalSets.fit(scaling(logits[second]), labels[second], 0.2)
-    assert calibration.sets.threshold == pytest.approx(sets.threshold)
+    assert calibration.settings["sets"]["threshold"] == pytest.approx(sets.threshold)
     assert calibration.abstention.rows == ROWS // 2 and calibration.abstention.coverage >= 0.75
     assert hydra.config.decision["threshold"] == calibration.abstention.threshold
     assert "Of 48 rows, a random half (24) fitted these, and the other half (24) what follows" in str(calibration)
@@ -120,7 +120,8 @@ def test_it_is_applied_to_answers_and_can_be_left_out():
     confidence = out.logits.softmax(dim=-1).amax(dim=-1)
     torch.testing.assert_close(out.detector_score, 1 - confidence)
     assert torch.equal(out.abstain, out.detector_score > calibration.abstention.threshold)
-    assert torch.equal(out.prediction_set, calibration.sets.sets(out.member_logits))
+    sets = ConformalSets(0.1, calibration.settings["sets"]["threshold"], out.logits.shape[-1], ROWS // 2)
+    assert torch.equal(out.prediction_set, sets.sets(out.member_logits))
     assert 0 < out.abstain.sum() < len(out.abstain)
     with torch.no_grad(), hydra.uncalibrated():
         before = hydra(**batch)
@@ -140,7 +141,7 @@ def test_saved_is_loaded_with_features_of_every_head(family, tmp_path):
     for name in ("logits", "member_logits", "detector_score", "abstain", "prediction_set"):
         assert torch.equal(ours[name], theirs[name]), name
     # the features are those that a detector by itself reads
-    detector = detector_by_name("mahalanobis")
+    detector = Detector("mahalanobis")
     with hydra.uncalibrated():
         logits, features, _ = collect_answers(hydra, [batch])
     state = {name: getattr(hydra.decision, name) for name in hydra.config.decision["state"]}
@@ -233,12 +234,11 @@ def stopped(*arguments, **options):
 
 
 @pytest.mark.parametrize("detector", ["msp", "disagreement", "mahalanobis", None])
-@pytest.mark.parametrize("sets", ["lac", "aps"])
-def test_answers_that_are_no_numbers_abstain_and_may_be_any_class(detector, sets):
+def test_answers_that_are_no_numbers_abstain_and_may_be_any_class(detector):
     hydra = hydra_of("vit")
     # also without a threshold
     target = {} if detector is None else {"target": {"coverage": 0.9}, "detector": detector}
-    hydra.calibrate(rows_for("vit"), **target, alpha=0.7, sets=sets)
+    hydra.calibrate(rows_for("vit"), **target, alpha=0.7)
     [batch] = rows_for("vit", seed=1, labelled=False, count=3)
     batch["pixel_values"][1] = math.nan
     with torch.no_grad():
@@ -284,33 +284,30 @@ def test_a_calibration_that_fails_leaves_the_earlier_one(data, options, error):
 
 @pytest.mark.parametrize("detector", ["msp", "mahalanobis"])
 def test_calibrating_again_is_as_calibrating_at_first(detector):
-    """What is fitted is fitted on the answers without the earlier temperature, the training data's, too."""
+    """What is fitted is fitted on the answers without the earlier temperature; a detector on training data, too."""
     first, again = hydra_of("vit"), hydra_of("vit")
     again.load_state_dict(first.state_dict())
     again.calibrate(rows_for("vit", seed=5), target={"coverage": 0.9})
     data = {"data": rows_for("vit"), "ood_data": rows_for("vit", 3, labelled=False)}
-    if detector == "mahalanobis":
-        data["train_data"] = rows_for("vit", 2)
     for hydra in (first, again):
-        hydra.calibrate(**data, target={"tpr": 0.5}, detector=detector)
+        fitted = Detector(detector).fit(hydra, rows_for("vit", 2)) if detector == "mahalanobis" else detector
+        hydra.calibrate(**data, target={"tpr": 0.5}, detector=fitted)
     assert first.config.decision == again.config.decision
     for name, tensor in first.decision.state_dict().items():
         assert torch.equal(tensor, again.decision.get_buffer(name)), name
 
 
-def test_training_data_is_read_in_one_pass_and_batch_by_batch():
-    hydra, training, seen = hydra_of("vit"), rows_for("vit", seed=2), []
-
-    def batches():
-        for start in range(0, ROWS, 12):
-            seen.append(start)
-            yield {key: value[start : start + 12] for key, value in training[0].items()}
-
-    options = {"target": {"coverage": 0.5}, "detector": "mahalanobis", "train_data": batches()}
-    temperature = hydra.calibrate(rows_for("vit"), **options).temperature
-    assert seen == [0, 12, 24, 36]
+def test_a_detector_that_was_fitted_is_taken_as_it_is_and_another_is_left_unfitted():
+    hydra, training = hydra_of("vit"), rows_for("vit", seed=2)
+    batches = ({key: value[start : start + 12] for key, value in training[0].items()} for start in range(0, ROWS, 12))
+    detector = Detector("mahalanobis").fit(hydra, batches)  # in one pass
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}, detector=detector)
+    for key, tensor in detector.state.items():
+        assert torch.equal(hydra.decision.get_buffer(key), tensor)
     with hydra.uncalibrated():
-        logits, features, labels = collect_answers(hydra, training)
-    expected = detector_by_name("mahalanobis").fit_answers(TemperatureScaling(temperature)(logits), features, labels)
+        expected = Detector("mahalanobis").fit_answers(*collect_answers(hydra, training))
     for key, tensor in expected.state.items():
         torch.testing.assert_close(hydra.decision.get_buffer(key), tensor, rtol=1e-3, atol=1e-4)
+    unfitted = Detector("mahalanobis")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}, detector=unfitted)
+    assert unfitted.state is None and not torch.equal(hydra.decision.center, detector.state["center"])

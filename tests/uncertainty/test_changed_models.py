@@ -13,7 +13,7 @@ from transformers import AutoModelForImageClassification, Trainer, TrainingArgum
 
 from hydra_transformers.models import decision as decision_module
 from hydra_transformers.models.decision import digest_of
-from hydra_transformers.uncertainty import CalibratedClassifier, calibrate, detector_by_name
+from hydra_transformers.uncertainty import CalibratedClassifier, Detector, calibrate
 from tests.uncertainty.test_calibration import backbone_of, hydra_of, rows_for
 
 
@@ -211,11 +211,14 @@ def test_a_model_without_weights_does_not_decide_and_offloading_is_warned_of(war
     assert "weights of this model are offloaded" in warned.text
 
 
-def test_a_decision_of_an_earlier_version_asks_for_a_new_calibration(warned, tmp_path):
-    hydra = calibrated_hydra(detector=detector_by_name("knn", k=3))
+@pytest.mark.parametrize(
+    "change", [{"version": 1}, {"per_label": True}, {"sets": {"method": "aps", "threshold": 0.9}}]
+)
+def test_a_decision_of_an_earlier_version_asks_for_a_new_calibration(change, warned, tmp_path):
+    hydra = calibrated_hydra(detector=Detector("knn", k=3))
     hydra.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    del config["decision"]["version"]
+    config["decision"] |= change
     (tmp_path / "config.json").write_text(json.dumps(config))
     loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
     assert loaded.decision is None and "calibrated by another version" in warned.text
@@ -238,7 +241,7 @@ def test_a_decision_of_an_earlier_version_asks_for_a_new_calibration(warned, tmp
     ],
 )
 def test_settings_that_calibrate_cannot_have_written_are_refused(path, value, tmp_path):
-    hydra = calibrated_hydra(detector=detector_by_name("knn", k=3))
+    hydra = calibrated_hydra(detector=Detector("knn", k=3))
     settings = hydra.config.decision | {path: value}
     config = copy.deepcopy(hydra.config)
     config.decision = settings

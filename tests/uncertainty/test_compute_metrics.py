@@ -7,13 +7,9 @@ import torch
 from transformers import EvalPrediction, Trainer, TrainingArguments
 
 from hydra_transformers.data.prediction import predict
-from hydra_transformers.uncertainty import (
-    classification_metrics,
-    compute_metrics,
-    diversity_metrics,
-    ood_metrics,
-)
+from hydra_transformers.uncertainty import classification_metrics, compute_metrics, ood_metrics
 from hydra_transformers.uncertainty.evaluate_metrics import ClassificationMetrics, DiversityMetrics, OODMetrics
+from hydra_transformers.uncertainty.metrics import diversity_metrics
 from tests.families import VIT, images
 
 

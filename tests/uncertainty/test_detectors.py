@@ -12,14 +12,9 @@ from sklearn.neighbors import NearestNeighbors
 from hydra_transformers.baselines import DeepEnsemble, MCDropout
 from hydra_transformers.data.prediction import predict
 from hydra_transformers.models.detection import DETECTORS, Answers, answers_of, score
-from hydra_transformers.uncertainty import (
-    Detector,
-    collect_answers,
-    detector_by_name,
-    ood_score,
-)
+from hydra_transformers.uncertainty import Detector, ood_score
 from hydra_transformers.uncertainty.detector_fits import BankFit
-from hydra_transformers.uncertainty.detectors import OOD_SCORES
+from hydra_transformers.uncertainty.features import collect_answers
 from tests.families import (
     AST,
     BERT,
@@ -59,7 +54,7 @@ TRAIN, TEST = answers(240), answers(30, seed=1, spread=2.0)
 
 
 def fitted(name: str, train=TRAIN, **settings) -> Detector:
-    return detector_by_name(name, **settings).fit_answers(*train)
+    return Detector(name, **settings).fit_answers(*train)
 
 
 # Each score by its definition, of one member: logits (rows, classes) and features (rows, dim)
@@ -118,7 +113,7 @@ def test_by_members_the_score_is_the_mean_of_the_members_own(name):
         [REFERENCES[name](of_member(TRAIN, m), *of_member(TEST, m)[:2]) for m in range(MEMBERS)],
         axis=0,
     )
-    detector = detector_by_name(name, by="members")
+    detector = Detector(name, by="members")
     if detector.needs_fit:
         detector = fitted(name, by="members")
     np.testing.assert_allclose(detector(*TEST[:2]), expected, rtol=1e-8, atol=1e-8)
@@ -127,30 +122,30 @@ def test_by_members_the_score_is_the_mean_of_the_members_own(name):
 @pytest.mark.parametrize("name", [name for name in REFERENCES if "mean" in DETECTORS[name].by])
 def test_by_the_mean_the_score_is_that_of_the_ensemble_as_one_model(name):
     expected = REFERENCES[name](mean_of(TRAIN), *mean_of(TEST)[:2])
-    detector = detector_by_name(name, by="mean")
+    detector = Detector(name, by="mean")
     if detector.needs_fit:
         detector = fitted(name, by="mean")
     np.testing.assert_allclose(detector(*TEST[:2]), expected, rtol=1e-8, atol=1e-8)
-    by_members = (fitted if detector.needs_fit else detector_by_name)(name, by="members")
+    by_members = (fitted if detector.needs_fit else Detector)(name, by="members")
     assert not torch.allclose(detector(*TEST[:2]), by_members(*TEST[:2]))
 
 
 def test_scores_of_logits_are_those_of_ood_score():
-    for name in OOD_SCORES:
-        assert torch.equal(detector_by_name(name)(TEST[0]), ood_score(TEST[0], name)), name
+    for name in set(DETECTORS) - set(FITTED):
+        assert torch.equal(Detector(name)(TEST[0]), ood_score(TEST[0], name)), name
 
 
 def test_msp_and_entropy_by_members():
     probabilities = TEST[0].softmax(-1)
-    torch.testing.assert_close(detector_by_name("msp", by="members")(TEST[0]), 1 - probabilities.amax(-1).mean(1))
+    torch.testing.assert_close(Detector("msp", by="members")(TEST[0]), 1 - probabilities.amax(-1).mean(1))
     expected = -(probabilities * probabilities.log()).sum(-1).mean(1)
-    torch.testing.assert_close(detector_by_name("entropy", by="members")(TEST[0]), expected)
+    torch.testing.assert_close(Detector("entropy", by="members")(TEST[0]), expected)
 
 
 def test_gen_tells_sure_answers_apart_in_float32():
     """1 - p is 0 for both in float32."""
     logits = torch.tensor([[[30.0, 0.0, 0.0]], [[24.0, 0.0, 0.0]]])
-    low, high = detector_by_name("gen")(logits)
+    low, high = Detector("gen")(logits)
     exact = [
         2 * (p * (1 - p)) ** 0.1 + (1 - p) ** 0.1 * (2 * p) ** 0.1
         for p in (1 / (np.exp(30) + 2), 1 / (np.exp(24) + 2))
@@ -198,7 +193,7 @@ def test_fewer_rows_than_dimensions_are_shrunk():
     features = generator.normal(size=(20, 1, 40)) * np.linspace(0.5, 2, 40)
     labels = np.arange(20) % 2
     logits = torch.tensor(generator.normal(size=(20, 1, 2)))
-    detector = detector_by_name("mahalanobis").fit_answers(logits, torch.tensor(features), torch.tensor(labels))
+    detector = Detector("mahalanobis").fit_answers(logits, torch.tensor(features), torch.tensor(labels))
     means = np.stack([features[labels == label, 0].mean(axis=0) for label in range(2)])
     covariance, shrinkage = oas(features[:, 0] - means[labels], assume_centered=True)
     assert 0 < shrinkage < 1
@@ -211,7 +206,7 @@ def test_fewer_rows_than_dimensions_are_shrunk():
 def test_directions_in_which_features_never_vary_do_not_count():
     logits, features, labels = TRAIN
     constant = torch.cat([features, torch.full((240, MEMBERS, 2), 3.0)], dim=-1)
-    detector = detector_by_name("relative_mahalanobis").fit_answers(logits, constant, labels)
+    detector = Detector("relative_mahalanobis").fit_answers(logits, constant, labels)
     ood = torch.cat([TEST[1], torch.full((30, MEMBERS, 2), 3.0)], dim=-1)
     torch.testing.assert_close(detector(TEST[0], ood), fitted("relative_mahalanobis")(*TEST[:2]), rtol=1e-7, atol=1e-7)
 
@@ -315,10 +310,10 @@ def labelled_images(rows: int, seed: int = 0, spread: float = 1.0) -> list[dict]
 def test_a_detector_fits_and_scores_data_of_any_model(name):
     hydra = VIT.hydra.from_pruned_members(VIT.members(), shared=())
     train, test = labelled_images(60), labelled_images(9, seed=1)
-    detector = detector_by_name(name, **({"k": 3} if name == "knn" else {}))
+    detector = Detector(name, **({"k": 3} if name == "knn" else {}))
     if detector.needs_fit:
         assert detector.fit(hydra, train, batch_size=7) is detector
-        again = detector_by_name(name, **({"k": 3} if name == "knn" else {}))
+        again = Detector(name, **({"k": 3} if name == "knn" else {}))
         again.fit_answers(*collect_answers(hydra, train))
         # Inverses of covariances of few rows magnify rounding, which differs with the size of batches, by 1e8.
         expected = detector.score(hydra, test)
@@ -333,7 +328,7 @@ def test_a_detector_fits_and_scores_data_of_any_model(name):
 
 def test_an_empty_batch_has_no_scores():
     assert fitted("knn")(TEST[0][:0], TEST[1][:0]).shape == (0,)
-    assert detector_by_name("msp")(TEST[0][:0]).shape == (0,)
+    assert Detector("msp")(TEST[0][:0]).shape == (0,)
 
 
 @pytest.mark.parametrize("name", FITTED)

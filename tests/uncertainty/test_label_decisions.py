@@ -8,11 +8,10 @@ import torch
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.uncertainty import (
-    LabelSets,
     calibrate,
     decompose,
 )
-from hydra_transformers.uncertainty.multi_label import missed_shares
+from hydra_transformers.uncertainty.multi_label import LabelSets, missed_shares
 from tests.families import BERT, VIT, padded_texts
 
 
@@ -103,18 +102,6 @@ def test_sets_in_the_model_are_those_of_the_mathematics(hydra):
     expected = LabelSets.fit(outputs.member_logits[second], batch["labels"][second], 0.15, thresholds)
     assert torch.equal(outputs.prediction_set, expected.sets(outputs.member_logits))
     assert expected.missed <= 0.15 and not outputs.prediction_set.all()
-
-
-def test_a_model_may_abstain_from_single_labels(hydra):
-    batch = texts_for(hydra, 400)
-    calibration = calibrate(hydra, [batch], target={"label_risk": 0.02}, alpha=None)
-    outputs = hydra(**without_labels(batch))
-    assert outputs.abstain.shape == (400, LABELS) and outputs.prediction_set is None
-    answer = outputs.logits.double() >= torch.tensor(hydra.config.decision["log_odds"], dtype=torch.float64)
-    wrong = (answer != batch["labels"].bool())[~outputs.abstain]
-    assert 0 < len(wrong) < outputs.abstain.numel() and float(wrong.double().mean()) < 0.05
-    assert calibration.abstention.risk <= 0.02 < calibration.abstention.risk_without
-    assert "Of the 600 fitting decisions on labels" in str(calibration)
 
 
 def test_a_decision_for_another_number_of_labels_is_refused(hydra):

@@ -10,9 +10,10 @@ from hypothesis.extra import numpy as hnp
 from sklearn.metrics import average_precision_score, brier_score_loss, log_loss, roc_auc_score, roc_curve
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from hydra_transformers.uncertainty import classification_metrics, diversity_metrics, ood_metrics
+from hydra_transformers.uncertainty import classification_metrics, ood_metrics
 from hydra_transformers.uncertainty.metrics import (
     adaptive_calibration_error,
+    diversity_metrics,
     expected_calibration_error,
     risk_coverage_curve,
 )

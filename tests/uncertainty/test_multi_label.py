@@ -8,8 +8,9 @@ import pytest
 import torch
 from sklearn import metrics as sklearn_metrics
 
-from hydra_transformers.uncertainty import LabelSets, multi_label_metrics
+from hydra_transformers.uncertainty import multi_label_metrics
 from hydra_transformers.uncertainty.multi_label import (
+    LabelSets,
     best_thresholds,
     log_odds,
     missed_shares,

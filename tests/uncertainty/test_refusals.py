@@ -17,15 +17,11 @@ from hydra_transformers.training import with_variance
 from hydra_transformers.uncertainty import (
     Abstention,
     ConformalSets,
-    LabelSets,
+    Detector,
     TemperatureScaling,
-    UncertaintyAccumulator,
-    best_of_n,
     calibrate,
     classification_metrics,
-    collect_answers,
     decompose,
-    detector_by_name,
     multi_label_metrics,
     ood_metrics,
     predict_decisions,
@@ -33,6 +29,8 @@ from hydra_transformers.uncertainty import (
     preference_metrics,
     regression_metrics,
 )
+from hydra_transformers.uncertainty.features import collect_answers
+from hydra_transformers.uncertainty.multi_label import LabelSets
 from hydra_transformers.uncertainty.temperature import best_temperature
 from tests import tiny_tags
 from tests.families import CLIP, bert_backbone, padded_texts
@@ -60,13 +58,6 @@ def rule(scores=(0.1, 0.2, 0.3), correct=(1, 1, 0), ood_scores=None, **target):
 
 def sets(logits=ZEROS, labels=(0, 1, 2), **options):
     return ConformalSets.fit(logits, labels, **options)
-
-
-def accumulated(*calls):
-    accumulator = UncertaintyAccumulator()
-    for options in calls:
-        accumulator.update(ZEROS, **options)
-    return accumulator.gather().values()
 
 
 def changed(name, change, **options):
@@ -97,8 +88,6 @@ ABSTENTION = [
 ]
 NUMBERS = [
     (lambda: sets(alpha=0), "alpha is 0: pass a share between 0 and 1"),
-    (lambda: sets(method="best"), "unknown method 'best': choose one of lac, aps, raps"),
-    (lambda: sets(method="raps"), "raps penalises ranks above 5, there are 3 classes: choose aps"),
     (lambda: sets(labels=[0, 1, 3]), "labels has 3: pass class indices from 0 to 2"),
     (lambda: sets(labels=[0, 1]), r"of shape \(2,\): pass one class index per row"),
     (lambda: sets(labels=[0.0, 1.0, 2.0]), "labels is torch.float32"),
@@ -124,21 +113,18 @@ NUMBERS = [
     (lambda: LabelSets.fit(ZEROS, torch.zeros(3, 3), thresholds=1.5), "thresholds is 1.5: pass a probability"),
     (lambda: regression_metrics(ZEROS, torch.full((3, 3), math.nan)), "pass a finite value for each output"),
     (lambda: preference_metrics(NAN[..., 0], NAN[..., 0]), "finite numbers of one shape"),
-    (lambda: best_of_n([[1.0, 2.0]], [[1.0, 2.0]], [3]), "counts has 3: pass numbers from 1 to 2"),
     (lambda: best_temperature(NAN, [0, 1, 0]), "is not a prediction"),
     (lambda: best_temperature(RULED_OUT, [0, 1, 0]), "the probability 0"),
     (lambda: TemperatureScaling(0.0), "pass a positive number"),
     (lambda: TemperatureScaling(math.nan), "pass a positive number"),
-    (lambda: accumulated({"index": range(3)}, {}), "some samples have no index"),
-    (lambda: accumulated({"labels": [0, 1, 2]}, {}), "3 of 6 samples have no label"),
 ]
 DETECTORS = [
-    (lambda: detector_by_name("odin"), "unknown detector 'odin': choose one of msp"),
-    (lambda: detector_by_name("energy", by="mean"), "by is 'mean', energy has 'members'"),
-    (lambda: detector_by_name("msp", k=3), "msp has no k: its settings are none"),
-    (lambda: detector_by_name("knn")(*TEST[:2]), "knn is not fitted: call fit"),
-    (lambda: detector_by_name("mahalanobis").fit_answers(*TRAIN[:2]), "data has no labels, and mahalanobis learns"),
-    (lambda: detector_by_name("mahalanobis").fit_answers(*TRAIN[:2], TRAIN[2] + 1), "has 4: pass class indices"),
+    (lambda: Detector("odin"), "unknown detector 'odin': choose one of msp"),
+    (lambda: Detector("energy", by="mean"), "by is 'mean', energy has 'members'"),
+    (lambda: Detector("msp", k=3), "msp has no k: its settings are none"),
+    (lambda: Detector("knn")(*TEST[:2]), "knn is not fitted: call fit"),
+    (lambda: Detector("mahalanobis").fit_answers(*TRAIN[:2]), "data has no labels, and mahalanobis learns"),
+    (lambda: Detector("mahalanobis").fit_answers(*TRAIN[:2], TRAIN[2] + 1), "has 4: pass class indices"),
     (lambda: fitted("mahalanobis", (TRAIN[0], torch.ones_like(TRAIN[1]), TRAIN[2])), "do not vary within classes"),
     (lambda: fitted("knn", [part[:20] for part in TRAIN]), "k is 50, data has 20 rows"),
     (
@@ -150,9 +136,9 @@ DETECTORS = [
     (lambda: fitted("knn")(TEST[0], TEST[1] * math.nan), "finite numbers"),
     (lambda: fitted("knn")(TEST[0], TEST[1][..., :5]), "fitted on .*'dim': 6.*, these have .*'dim': 5"),
     (lambda: fitted("mahalanobis")(TEST[0][..., :3], TEST[1]), "fitted on .*'classes': 4.*'classes': 3"),
-    (lambda: detector_by_name("energy")(TEST[0] * math.nan), "is not a prediction"),
-    (lambda: detector_by_name("energy").score(plain_model("multi_label_classification"), []), "made for multi-label"),
-    (lambda: detector_by_name("energy").score(plain_model("regression"), []), "made for regression"),
+    (lambda: Detector("energy")(TEST[0] * math.nan), "is not a prediction"),
+    (lambda: Detector("energy").score(plain_model("multi_label_classification"), []), "made for multi-label"),
+    (lambda: Detector("energy").score(plain_model("regression"), []), "made for regression"),
 ]
 # Of `calibrate` and `evaluate_uncertainty`, before anything is predicted
 BEFORE = [
@@ -163,9 +149,7 @@ BEFORE = [
         ({"target": {"tpr": 0.9}}, "ood_data is missing"),
         ({"confidence": 0.9}, "confidence has no effect without a target: pass one"),
         ({"ood_data": [{}]}, "ood_data has no effect without a target: pass one"),
-        ({"sets": "best"}, "unknown method 'best'"),
         ({"detector": "best"}, "unknown detector 'best'"),
-        ({"train_data": [{}]}, "train_data is for detectors that learn, msp does not"),
         ({"target": {"tpr": 0.9}, "ood_data": torch.zeros(3)}, "ood_data is a Tensor: pass a DataLoader"),
     )
 ] + [
@@ -186,11 +170,6 @@ TASKS = [
     ),
     (lambda: changed("multi_label_classification", lambda label: label * 0), "no row of data has the label 'LABEL_0'"),
     (lambda: changed("multi_label_classification", torch.argmax), "0 or 1 for each label"),
-    (
-        lambda: calibrated("multi_label_classification", target={"label_risk": 0.1}, confidence=0.9),
-        "confidence is for rows",
-    ),
-    (lambda: calibrated("multi_label_classification", target={"label_risk": 2}), "label_risk is 2: pass a share"),
     (lambda: changed("regression", lambda label: label * math.nan), "pass a finite value for each output"),
     (lambda: changed("regression", lambda label: label[:1]), "pass a finite value for each output"),
     (lambda: calibrated("regression", alpha=0.001), "pass at least 2000 rows"),

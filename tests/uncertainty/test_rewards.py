@@ -1,7 +1,6 @@
-"""Reward models and rerankers: how members become one score, preferences, best of n, and a score too low to answer."""
+"""Reward models and rerankers: how members become one score, preferences, and a score too low to answer."""
 
 import copy
-import itertools
 import math
 from functools import cache
 
@@ -11,7 +10,7 @@ import torch
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble, MCDropout
 from hydra_transformers.reports import evaluate_uncertainty
-from hydra_transformers.uncertainty import best_of_n, calibrate, preference_metrics
+from hydra_transformers.uncertainty import calibrate, preference_metrics
 from tests.families import bert_backbone
 
 
@@ -59,21 +58,6 @@ def test_one_member_and_equal_members_have_finite_gradients():
     model.config.aggregate = "mean-2std"
     model(input_ids=TEXTS[:4]).logits.sum().backward()
     assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())
-
-
-def test_best_of_n_is_the_mean_over_all_choices():
-    generator = torch.Generator().manual_seed(0)
-    scores, gold = torch.randn(3, 6, generator=generator), torch.randn(3, 6, generator=generator)
-    found = best_of_n(scores, gold, [1, 2, 4, 6])
-    for n, value in found.items():
-        picks = [
-            gold[row, max(some, key=lambda place: scores[row, place])].item()
-            for row in range(3)
-            for some in itertools.combinations(range(6), n)
-        ]
-        assert value == pytest.approx(sum(picks) / len(picks), abs=1e-12)
-    with pytest.raises(ValueError, match="counts has 7: pass numbers from 1 to 6"):
-        best_of_n(scores, gold, [7])
 
 
 def test_preferences_are_counted_plainly():

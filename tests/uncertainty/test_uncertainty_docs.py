@@ -14,7 +14,6 @@ MODULES = (
     "uncertainty.decomposition",
     "uncertainty.detectors",
     "uncertainty.metrics",
-    "uncertainty.streaming",
     "uncertainty.multi_label",
     "uncertainty.regression",
     "uncertainty.rewards",
