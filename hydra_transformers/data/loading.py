@@ -235,7 +235,7 @@ def _kind_of(processor: Any, model: Any, config: PreTrainedConfig | None) -> str
         return "audio"
     if not isinstance(processor, PreTrainedTokenizerBase):
         return "image"
-    is_tagger = config is not None and config.model_type in auto.HEADS and "Token" in auto.auto_class_of(config)
+    is_tagger = config is not None and "Token" in auto.auto_class_of(config)
     return "words" if (classifies_tokens(model) if isinstance(model, nn.Module) else is_tagger) else "text"
 
 
@@ -273,7 +273,7 @@ def _add_labels(data: PreparedData, source: DataSource, config: PreTrainedConfig
         return
     are_lists = problem_type == MULTI_LABEL
     labels = (LabelLists if are_lists or words else Labels)(data.rows, column, source)
-    is_zero_shot = config is not None and config.model_type in auto.HEADS and auto.is_zero_shot(config)
+    is_zero_shot = config is not None and auto.is_zero_shot(config)
     data.label, data.class_names = column, labels.names
     data.model_classes = None if config is None or is_zero_shot else model_classes(config)
     if labels.values is None:

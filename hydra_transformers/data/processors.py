@@ -9,8 +9,7 @@ import transformers
 from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
-from ..models.adapters import base_of_adapters, is_adapter_folder
-from ..models.auto import HYDRA_CLASSES, auto_class_of, head_of, is_zero_shot
+from ..models.auto import auto_class_of, head_of, hydra_classes, is_zero_shot
 
 
 # By the Auto class of the model's task.
@@ -40,8 +39,6 @@ def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
 
 def find_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any | None:
     """The processor saved with a model; None where there is none."""
-    if name and is_adapter_folder(name) and not _has_processor_files(name):
-        name = base_of_adapters(name)
     if not name or not _has_processor_files(name):  # AutoTokenizer would make an empty one
         return None
     auto_class = PROCESSORS[auto_class_of(config)]
@@ -70,7 +67,7 @@ def class_prompts(config: PreTrainedConfig, processor: Any, class_names: Sequenc
         return None
     head = head_of(config)
     length = {"padding": True}
-    if HYDRA_CLASSES.get(head, head).reads_padding:
+    if hydra_classes().get(head, head).reads_padding:
         length = {"padding": "max_length", "max_length": config.text_config.max_position_embeddings}
     prompts = [f"A photo of a {name}." for name in class_names]
     return dict(processor(text=prompts, truncation=True, return_tensors="pt", **length))

@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..models.adapters import is_adapter_folder
-from ..models.auto import AUTO_CLASSES, config_of, load_trained
+from ..models.auto import classes_with_heads, config_of
 from ..models.backbone_rules import backbone_types
 from ..models.configuration_hydra import PROBLEM_TYPES, set_problem_type
 from .checks import check_is_in_memory
@@ -34,10 +33,8 @@ def read_with_new_classifiers(
     """
     if num_members < 1:
         raise ValueError(f"num_members is {num_members}: pass at least 1")
-    if cls.is_base_model or "ZeroShot" in AUTO_CLASSES.get(cls, "ZeroShot"):
+    if cls.is_base_model or "ZeroShot" in classes_with_heads().get(cls, "ZeroShot"):
         raise ValueError(f"{cls.__name__} has no classifier, by which new members differ: use a class that has one")
-    if not isinstance(model, PreTrainedModel) and is_adapter_folder(model):
-        model = load_trained(model)
     is_model = isinstance(model, PreTrainedModel)
     name = f"model ({type(model).__name__})" if is_model else os.fspath(model)
     config = copy.deepcopy(model.config) if is_model else config_of(model)
@@ -46,7 +43,7 @@ def read_with_new_classifiers(
             f"{name} is a {config.model_type}: {cls.__name__} gets new classifiers on pre-trained "
             f"{' or '.join(backbone_types(cls))} models"
         )
-    set_classes(config, num_labels, class_names, problem_type, is_of_tokens="Token" in AUTO_CLASSES[cls])
+    set_classes(config, num_labels, class_names, problem_type, is_of_tokens="Token" in classes_with_heads()[cls])
     with torch.random.fork_rng(devices=[]):
         backbone, untrained = _with_head(cls, model, config, name)
     prefix = f"{cls.base_model_prefix}."

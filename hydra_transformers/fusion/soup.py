@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from ..models.auto import HYDRA_CLASSES, check_has_no_adapters
+from ..models.auto import check_has_no_adapters, hydra_classes
 from . import check_can_be_fused
 from .building import mean_of
 from .checks import LEAST_COSINE_OF_RELATED, cosine_of
@@ -55,7 +55,7 @@ def _check_can_be_averaged(models: Sequence[PreTrainedModel]) -> None:
             raise ValueError(
                 f"models[{place}] has other classes than models[0]: pass models fine-tuned on the same labels"
             )
-    if isinstance(first, (*HYDRA_CLASSES, *HYDRA_CLASSES.values())):
+    if isinstance(first, (*hydra_classes(), *hydra_classes().values())):
         check_can_be_fused(models, "models")
     shapes = {name: tensor.shape for name, tensor in first.state_dict().items()}
     encoder = dict(first.base_model.named_parameters())

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ..models.auto import HYDRA_CLASSES
+from ..models.auto import hydra_classes
 from ..models.configuration_hydra import SHARED_PARTS, HydraConfigMixin
 from ..models.modeling_hydra import Grouped, HydraAttention, PerMember
 
@@ -55,7 +55,7 @@ def number_of_layers(config: PreTrainedConfig) -> int:
 
 def hydra_class_of(model: nn.Module) -> type | None:
     """The Hydra class that is built from a plain model; None for other models, Hydras among them."""
-    return next((hydra for backbone, hydra in HYDRA_CLASSES.items() if isinstance(model, backbone)), None)
+    return next((hydra for backbone, hydra in hydra_classes().items() if isinstance(model, backbone)), None)
 
 
 def without_head(cls: type, model: PreTrainedModel) -> PreTrainedModel:

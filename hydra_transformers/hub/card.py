@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..cost import count_parameters, inputs_for, multiply_adds_of, readable_count, unpruned_backbone
 from ..data.zero_shot import first_token_kwargs
 from ..fusion.structure import slots, without_weights
-from ..models.auto import AUTO_CLASSES
+from ..models.auto import classes_with_heads
 from ..pruning import Circuit
 from ..pruning.heads import heads_in
 from ..reports.table import escape_markdown, markdown_table
@@ -137,7 +137,7 @@ def card_task(model: PreTrainedModel) -> dict[str, Any]:
     for model_class in TASKS:
         if auto_classes.get(model_class, "").endswith(f".{type(model).__name__}"):
             return texts_for(model_class, model.config, hasattr(model, "logit_bias"))
-    classifiers = sorted(each.__name__ for each in AUTO_CLASSES if hasattr(each, "from_pruned_members"))
+    classifiers = sorted(each.__name__ for each in classes_with_heads() if hasattr(each, "from_pruned_members"))
     raise TypeError(f"model is a {type(model).__name__}: a card describes one of {', '.join(classifiers)}")
 
 

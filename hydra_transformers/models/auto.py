@@ -7,26 +7,22 @@ built from (`backbone_classes`) and how the Auto classes of Transformers find th
 import copy
 import difflib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import transformers
-from huggingface_hub import HfApi, is_offline_mode, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .adapters import base_of_adapters, config_of_adapters, is_adapter_folder, load_merged
 from .backbone_rules import backbone_types
-from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers, task_of
+from .configuration_hydra import SHARED_PARTS, TrunkLayers
 from .families import FAMILIES, config_class, model_class
 
 
 # Arguments of from_pretrained by which a config is found.
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-SECONDS_TO_FIND = 10.0  # until the Hub has said whether it has a model
 
 
 if TYPE_CHECKING:
@@ -47,15 +43,17 @@ class AutoHydra:
     @staticmethod
     def from_pretrained(name: str | os.PathLike, **kwargs: Any) -> "HydraModel":
         """The Hydra in a folder or on the Hub, of the class that it was saved as; `kwargs` as in Transformers."""
-        check_model_exists(name)
+        check_folder_exists(name)
         of_the_hub = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
         config = transformers.AutoConfig.from_pretrained(os.fspath(name), **of_the_hub)
-        return _saved_class(config, str(name)).from_pretrained(name, **kwargs)
-
-    @staticmethod
-    def from_config(config: PreTrainedConfig, **kwargs: Any) -> "HydraModel":
-        """A Hydra with fresh weights, of the class that its config was saved with, or else with a head."""
-        return _saved_class(config, "config")._from_config(config, **kwargs)
+        if config.model_type not in FAMILIES:
+            raise ValueError(
+                f"{name} is a {config.model_type}, which is not a Hydra: load it with its own class of Transformers, and pass "
+                "it to AutoHydra.from_backbone"
+            )
+        classes, saved = list(classes_of([config.model_type])), getattr(config, "architectures", None) or ()
+        usual = next(iter(heads_of_type(config.model_type)), classes[-1])
+        return next((each for each in classes if each.__name__ in saved), usual).from_pretrained(name, **kwargs)
 
     @staticmethod
     def from_backbone(
@@ -111,10 +109,8 @@ class AutoHydra:
         if num_members == 1 and (num_labels, class_names, problem_type) == (None, None, None):
             model = load_trained(model) if is_name else model
             return hydra_class(model).from_backbone(model, heads_to_prune, check)
-        found = class_with_new_classifier(
-            config_of(model) if is_name else config_with_architecture(model), problem_type
-        )
-        return found.from_backbone(
+        config = config_of(model) if is_name else config_with_architecture(model)
+        return class_with_new_classifier(config, problem_type).from_backbone(
             model,
             heads_to_prune,
             check,
@@ -138,8 +134,7 @@ class AutoHydra:
         """One Hydra of `members`, fine-tuned from one pre-trained model for example; they are left as they are.
 
         members: one-member Hydras, Hydras (their members are taken apart), or supported models of Transformers; the models,
-            or the folders or Hub names from which they are loaded, or folders of PEFT adapters, which are merged into their
-            base model. All of one architecture, for the same classes
+            or the folders or Hub names from which they are loaded. All of one architecture, for the same classes
         shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()` nothing
             is merged and the Hydra is exactly the ensemble of the members
         trunk_layers: how many leading layers become the mean over the members, attention too, and run once: a count, or
@@ -158,33 +153,9 @@ class AutoHydra:
         return found.from_pruned_members(loaded, shared, trunk_layers, allow_equal, check)
 
     @staticmethod
-    def supported(task: str | None = None) -> dict[str, str]:
-        """The names of the models of Transformers that become Hydras, and of the classes they become, task by task.
-
-        task: only those of one task, named as pipelines are: "text-classification" for example, or "feature-extraction" for
-            encoders without a head
-        """
-        tasks = {auto_class: task_of(pipeline).removeprefix("hydra-") for auto_class, pipeline in PIPELINES.items()}
-        tasks["AutoModel"] = "feature-extraction"
-        if task is not None and task not in tasks.values():
-            raise ValueError(f"task is {task!r}: use one of {', '.join(map(repr, tasks.values()))}, or None for all")
-        return {
-            backbone.__name__: hydra.__name__
-            for auto_class, name in tasks.items()
-            for backbone, hydra in HYDRA_CLASSES.items()
-            if AUTO_CLASSES.get(hydra, "AutoModel") == auto_class and task in (None, name)
-        }
-
-
-def _saved_class(config: PreTrainedConfig, name: str) -> type[PreTrainedModel]:
-    if config.model_type not in FAMILIES:
-        raise ValueError(
-            f"{name} is a {config.model_type}, which is not a Hydra: load it with its own class of Transformers, and pass it to "
-            "AutoHydra.from_backbone"
-        )
-    classes = list(classes_of([config.model_type]))
-    saved = getattr(config, "architectures", None) or ()
-    return next((each for each in classes if each.__name__ in saved), HEADS.get(config.model_type, classes[-1]))
+    def supported() -> dict[str, str]:
+        """The names of the models of Transformers that become Hydras, and of the classes they become."""
+        return {backbone.__name__: hydra.__name__ for backbone, hydra in hydra_classes().items()}
 
 
 def hydra_class(model: PreTrainedModel, name: str = "model") -> type:
@@ -193,9 +164,9 @@ def hydra_class(model: PreTrainedModel, name: str = "model") -> type:
     if hasattr(type(model), "from_pruned_members"):
         return type(model)
     config = getattr(model, "config", None)
-    for backbone_class, found in backbones_of(families_of(getattr(config, "model_type", ""))).items():
+    for backbone_class, hydra in backbones_of(families_of(getattr(config, "model_type", ""))).items():
         if isinstance(model, backbone_class):
-            return found
+            return hydra
     raise TypeError(
         f"{name} is a {type(model).__name__}: pass a Hydra or one of AutoHydra.supported(), such as "
         f"{closest(type(model).__name__, AutoHydra.supported())}; docs/adding-a-model-family.md tells how to add another"
@@ -218,58 +189,36 @@ def check_has_no_adapters(model: nn.Module, name: str) -> None:
 
 
 def config_of(name: str | os.PathLike) -> PreTrainedConfig:
-    """The config in a folder or on the Hub; for a folder of adapters that of the model with them."""
-    check_model_exists(name)
-    if is_adapter_folder(name):
-        check_model_exists(base_of_adapters(name))
-        return config_of_adapters(name, {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": TOKEN_CLASSIFIERS})
+    """The config in a folder or on the Hub."""
+    check_folder_exists(name)
     return transformers.AutoConfig.from_pretrained(os.fspath(name))
 
 
-def check_model_exists(name: str | os.PathLike) -> None:
-    """Refuses at once what is neither a folder nor a model on the Hub; loading it would try for a minute first."""
+def check_folder_exists(name: str | os.PathLike) -> None:
+    """Refuses a missing folder that cannot be a model on the Hub; loading it would ask there first."""
     name = os.fspath(name)
-    if Path(name).exists():
-        return
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).exists():
         raise FileNotFoundError(f"there is no folder {name}: pass a folder that save_pretrained wrote, or a Hub name")
-    try:
-        is_cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
-        if not is_cached and not is_offline_mode():  # otherwise loading answers at once
-            HfApi().model_info(name, timeout=SECONDS_TO_FIND)
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise FileNotFoundError(f"there is no folder {name}, and no such model on the Hub: check the name") from error
-    except HfHubHTTPError:
-        return  # loading says what else the Hub objects to
-    except Exception as error:  # of whichever library the requests are made with
-        raise ConnectionError(
-            f"there is no folder {name}, and the Hub could not be reached to look for a model of that name: check the name, or "
-            "the network"
-        ) from error
+
+
+def check_type_is_supported(config: PreTrainedConfig, name: str | os.PathLike) -> None:
+    """Refuses a model of which there is no classifier, nor a zero-shot model, that becomes a Hydra."""
+    if not heads_of_type(config.model_type):
+        types = [each for kind, family in FAMILIES.items() for each in (kind, *family.backbone_types)]
+        raise ValueError(
+            f"{name} is a {config.model_type}, which is not supported; {closest(config.model_type, types)} are"
+        )
 
 
 def load_trained(name: str | os.PathLike) -> PreTrainedModel:
-    """The classifier or zero-shot model in a folder or on the Hub, ready to predict; adapters are merged into their base model.
-
-    A model with untrained parts raises.
-    """
+    """The classifier or zero-shot model in a folder or on the Hub, ready to predict. A model with untrained parts raises."""
     config = config_of(name)
-    if config.model_type not in HEADS:
+    check_type_is_supported(config, name)
+    model, loading = head_of(config).from_pretrained(name, output_loading_info=True)
+    if loading["missing_keys"]:
         raise ValueError(
-            f"{name} is a {config.model_type}, which is not supported; {closest(config.model_type, HEADS)} are"
+            f"{name} has no {min(loading['missing_keys'])}: pass a model that is trained for classification"
         )
-    if is_adapter_folder(name):
-        model, missing = load_merged(head_of(config), config, name)
-    else:
-        model, loading = head_of(config).from_pretrained(name, output_loading_info=True)
-        missing = loading["missing_keys"]
-    if missing and (Path(name) / "config_setfit.json").exists():
-        raise ValueError(
-            f"{name} is a SetFit model, whose classifier is outside the network: fine-tune its encoder, as `hydra-transformers "
-            f"finetune {name} --data ...` does"
-        )
-    if missing:
-        raise ValueError(f"{name} has no {min(missing)}: pass a model that is trained for classification")
     return model.eval()
 
 
@@ -290,9 +239,8 @@ def check_classes(models: Sequence[PreTrainedModel], found: type, name: str) -> 
 
 
 def families_of(model_type: str) -> list[str]:
-    """The Hydra types that a backbone's or a Hydra's `model_type` belongs to; all of them where it is not in the table."""
-    found = [kind for kind, family in FAMILIES.items() if model_type in (kind, *family.backbone_types)]
-    return found or list(FAMILIES)
+    """The Hydra types that a backbone's or a Hydra's `model_type` belongs to."""
+    return [kind for kind, family in FAMILIES.items() if model_type in (kind, *family.backbone_types)]
 
 
 def classes_of(kinds: Iterable[str]) -> dict[type[PreTrainedModel], str]:
@@ -320,86 +268,49 @@ def heads_of(kinds: Iterable[str]) -> dict[type[PreTrainedModel], str]:
     }
 
 
-class LazyTable(Mapping):
-    """A dict that is made when it is first read, since that imports every family."""
-
-    def __init__(self, make: Callable[[], dict]):
-        self.make = make
-
-    @cached_property
-    def made(self) -> dict:
-        return self.make()
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.made[key]
-
-    def __iter__(self) -> Iterator:
-        return iter(self.made)
-
-    def __len__(self) -> int:
-        return len(self.made)
+@cache
+def hydra_classes() -> dict[type[PreTrainedModel], type[PreTrainedModel]]:
+    """`backbones_of` all families, which are imported."""
+    return backbones_of(FAMILIES)
 
 
-class HeadsByType(LazyTable):
-    """A class with a head by `model_type`; to find one imports that family alone. Where a type has several, the first."""
-
-    def __init__(self, is_wanted: Callable[[type, str], bool]):
-        super().__init__(lambda: self._among(FAMILIES))
-        self.is_wanted = is_wanted
-
-    def _among(self, kinds: Iterable[str]) -> dict[str, type[PreTrainedModel]]:
-        found: dict[str, type[PreTrainedModel]] = {}
-        for each, auto_class in heads_of(kinds).items():
-            if self.is_wanted(each, auto_class):
-                found.setdefault(each.config_class.model_type, each)
-        return found
-
-    def __getitem__(self, model_type: str) -> type[PreTrainedModel]:
-        return self._among(families_of(model_type))[model_type]
+@cache
+def classes_with_heads() -> dict[type[PreTrainedModel], str]:
+    """`heads_of` all families, which are imported."""
+    return heads_of(FAMILIES)
 
 
-def _is_hydra(each: type) -> bool:
-    return hasattr(each, "from_pruned_members")
-
-
-HYDRA_CLASSES: Mapping[type[PreTrainedModel], type[PreTrainedModel]] = LazyTable(lambda: backbones_of(FAMILIES))
-AUTO_CLASSES: Mapping[type[PreTrainedModel], str] = LazyTable(lambda: heads_of(FAMILIES))
-# Of backbones and of Hydras, the class for the task that a user would have the model for.
-HEADS: Mapping[str, type[PreTrainedModel]] = HeadsByType(lambda each, auto_class: True)
-# Of backbones, those with a classifier of whole texts, images or audio, and those with a classifier of tokens.
-CLASSIFIERS: Mapping[str, type[PreTrainedModel]] = HeadsByType(
-    lambda each, auto_class: "ZeroShot" not in auto_class and "Token" not in auto_class and not _is_hydra(each)
-)
-TOKEN_CLASSIFIERS: Mapping[str, type[PreTrainedModel]] = HeadsByType(
-    lambda each, auto_class: "Token" in auto_class and not _is_hydra(each)
-)
+def heads_of_type(model_type: str) -> dict[type[PreTrainedModel], str]:
+    """`heads_of` a backbone's or Hydra's `model_type`, the one first that a user would have the model for."""
+    heads = heads_of(families_of(model_type))
+    return {each: auto_class for each, auto_class in heads.items() if each.config_class.model_type == model_type}
 
 
 def head_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The class with a head that a backbone's or Hydra's config was saved with, or that of `HEADS` where it was none."""
-    saved = getattr(config, "architectures", None) or ()
-    heads = heads_of(families_of(config.model_type))
-    kinds = {each.__name__: each for each in heads if each.config_class.model_type == config.model_type}
-    return next((kinds[name] for name in saved if name in kinds), HEADS[config.model_type])
+    """The class with a head that a backbone's or Hydra's config was saved with, or the usual one where it was none."""
+    heads, saved = list(heads_of_type(config.model_type)), getattr(config, "architectures", None) or ()
+    return next((each for each in heads if each.__name__ in saved), heads[0])
 
 
 def class_with_new_classifier(config: PreTrainedConfig, problem_type: str | None) -> type[PreTrainedModel]:
     """The Hydra class for a pre-trained model's config and a task; of tokens where the model is a token classifier already."""
     is_of_tokens = problem_type == "token_classification"
-    if problem_type is None and config.model_type in HEADS:
+    if problem_type is None:
         is_of_tokens = "Token" in auto_class_of(config)
-    classes = TOKEN_CLASSIFIERS if is_of_tokens else CLASSIFIERS
-    if config.model_type not in classes:
-        raise ValueError(
-            f"model is a {config.model_type}, which gets no classifier of {'tokens' if is_of_tokens else 'whole inputs'} here: "
-            f"pass a pre-trained model of Transformers, one of {', '.join(classes)}"
-        )
-    return HYDRA_CLASSES[classes[config.model_type]]
+    for each, auto_class in heads_of_type(config.model_type).items():
+        is_hydra, is_zero_shot = hasattr(each, "from_pruned_members"), "ZeroShot" in auto_class
+        if not is_hydra and not is_zero_shot and ("Token" in auto_class) == is_of_tokens:
+            return hydra_classes()[each]
+    raise ValueError(
+        f"model is a {config.model_type}, which gets no classifier of {'tokens' if is_of_tokens else 'whole inputs'} here: "
+        "pass a pre-trained model of Transformers, one of AutoHydra.supported()"
+    )
 
 
 def auto_class_of(config: PreTrainedConfig) -> str:
-    """The name of the Auto class that loads the class which `head_of` finds."""
-    return heads_of(families_of(config.model_type))[head_of(config)]
+    """The name of the Auto class that loads the class which `head_of` finds; empty where there is none."""
+    heads = heads_of_type(config.model_type)
+    return heads[head_of(config)] if heads else ""
 
 
 def config_with_architecture(model: PreTrainedModel) -> PreTrainedConfig:

@@ -13,8 +13,7 @@ from ..data.prediction import config_of
 from ..data.processors import class_prompts, load_processor
 from ..data.zero_shot import ZeroShotClassifier
 from ..models import auto
-from ..models.adapters import is_adapter_folder
-from ..models.auto import HEADS, check_model_exists, closest, load_trained
+from ..models.auto import check_folder_exists, check_type_is_supported, load_trained
 from ..uncertainty import CalibratedClassifier
 from ..uncertainty.tasks import task_of
 
@@ -24,7 +23,7 @@ def load_config(name: str) -> PreTrainedConfig:
     path = Path(name)
     if path.is_file():
         raise ValueError(f"{name} is a file: pass the folder or Hub name of a model")
-    check_model_exists(name)
+    check_folder_exists(name)
     if path.is_dir() and not _holds_model(path):
         if member_folders(path):
             raise ValueError(
@@ -36,10 +35,7 @@ def load_config(name: str) -> PreTrainedConfig:
             config = auto.config_of(name)
         except ValueError as error:
             raise ValueError(f"Transformers does not know the model {name}: {str(error).splitlines()[0]}") from error
-    if config.model_type not in HEADS:
-        raise ValueError(
-            f"{name} is a {config.model_type}, which is not supported; {closest(config.model_type, HEADS)} are"
-        )
+    check_type_is_supported(config, name)
     return config
 
 
@@ -77,4 +73,4 @@ def member_folders(folder: Path) -> list[Path]:
 
 
 def _holds_model(folder: Path) -> bool:
-    return (folder / "config.json").exists() or is_adapter_folder(folder)
+    return (folder / "config.json").exists()

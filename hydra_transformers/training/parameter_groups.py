@@ -9,7 +9,7 @@ from torch import nn
 
 from ..fusion.reading import backbone_names, projection_names
 from ..fusion.structure import hydra_class_of, isinstance_by_name, outline, tower_configs, without_weights
-from ..models.auto import HYDRA_CLASSES, AutoHydra, closest
+from ..models.auto import AutoHydra, closest, hydra_classes
 from ..models.modeling_hydra import HydraAttention
 from .lora import is_peft_model
 
@@ -166,7 +166,7 @@ def layer_dropouts(model: nn.Module) -> list[nn.Dropout]:
     """The dropouts on the outputs of attention and MLP inside the layers; not those on attention weights."""
     modules = dict(model.named_modules())
     # A dropout in a module with queries is on the attention weights, unless its name says otherwise.
-    queries = {names[0].rpartition(".")[2] for hydra in HYDRA_CLASSES.values() for names in projection_names(hydra)}
+    queries = {names[0].rpartition(".")[2] for hydra in hydra_classes().values() for names in projection_names(hydra)}
     of_weights = {module for module in modules.values() if any(hasattr(module, name) for name in queries)}
     return [
         module
