@@ -1,7 +1,7 @@
 """Batches of tensors from every form of data: loaders, lists of batches, and rows, which are padded and stacked."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from numbers import Number
 from operator import length_hint
@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from transformers import default_data_collator
 
 from .._io.progress import with_progress_bar
-from .labels import NO_TAG, match_names
+from .labels import NO_TAG
 from .rows import as_rows
 
 
@@ -43,7 +43,6 @@ def batches(
     device: torch.device | str | None = None,
     rank: int = 0,
     world_size: int = 1,
-    classes: Sequence[str] | None = None,
 ) -> Iterator[dict[str, Tensor]]:
     """Iterate over `data` as dict batches of tensors, each tensor with the rows in its first dimension.
 
@@ -53,27 +52,25 @@ def batches(
         batch_size: rows per batch; used for rows only.
         device: where the tensors go; `None` leaves them where they are.
         rank, world_size: yield every `world_size`-th batch, starting with batch `rank`, so that processes share the work.
-        classes: the model's class names; labels that are names become their indices.
 
     Arrays and lists of numbers become tensors; other entries (texts, file names) are dropped. Labels are called `labels` or
     `label`. Rows of tokens, as `dataset.map(tokenize)` makes them, are padded to the longest of their batch. For rows of raw
     images, texts or audio, see `load_data`.
     """
     if isinstance(data, ChangedBatches):
-        yield from map(data.change, batches(data.data, batch_size, device, rank, world_size, classes))
+        yield from map(data.change, batches(data.data, batch_size, device, rank, world_size))
         return
     data = as_rows(data)
     check_is_data(data)
     if _holds_rows(data):
         groups = _row_groups(data, batch_size, rank, world_size)
-        dict_batches = (collate(rows, classes=classes) for rows in groups)
+        dict_batches = map(collate, groups)
     else:
         dict_batches = islice(data, rank, None, world_size)
     count = math.ceil(length_hint(data) / (batch_size if _holds_rows(data) else 1))  # 0 where it is unknown
     total = len(range(rank, count, world_size)) or None
     for number, batch in enumerate(with_progress_bar(dict_batches, total, "read", "batch")):
         _check_is_dict(batch, f"batch {number}")
-        batch = _with_class_indices(batch, classes)
         tensors = {name: _tensor(value) for name, value in batch.items() if _is_column(name, value)}
         if not tensors.keys() - set(LABEL_NAMES) or any(tensor.dim() == 0 for tensor in tensors.values()):
             raise TypeError(
@@ -128,14 +125,10 @@ def _row_groups(data: Any, batch_size: int, rank: int, world_size: int) -> Itera
     yield from islice(iter(lambda: list(islice(rows, batch_size)), []), rank, None, world_size)
 
 
-def collate(
-    rows: list[Mapping[str, Any]], padding: int = 0, classes: Sequence[str] | None = None
-) -> dict[str, Tensor]:
+def collate(rows: list[Mapping[str, Any]], padding: int = 0) -> dict[str, Tensor]:
     """Rows as one batch of tensors. Shorter texts are filled up at the end with the token `padding`, which the attention mask
-    leaves out; shorter raw audio with zeros, which its mask leaves out if it has one; labels that are names of `classes` become
-    their indices."""
+    leaves out; shorter raw audio with zeros, which its mask leaves out if it has one."""
     _check_is_dict(rows[0], "a row")
-    rows = [_with_class_indices(row, classes) for row in rows]
     names = {name: name for row in rows for name, value in row.items() if _dim(value) is not None}
     # Under these names Transformers' collator rounds all labels to whole numbers if the first is one.
     for name in ("label", "label_ids"):
@@ -172,20 +165,6 @@ def _padded(rows: list[dict[str, Any]], key: str, fillers: Mapping[str, int]) ->
         missing = (0, max(lengths) - length)
         padded.append(row | {name: pad(part, missing, value=fillers[name]) for name, part in parts.items()})
     return padded
-
-
-def _with_class_indices(batch: Mapping[str, Any], classes: Sequence[str] | None) -> Mapping[str, Any]:
-    """A row or batch with class indices in place of label names."""
-    name = next((name for name in LABEL_NAMES if name in batch), None)
-    if classes is None or name is None:
-        return batch
-    is_row = isinstance(batch[name], str)
-    labels = [batch[name]] if is_row else batch[name]
-    if not isinstance(labels, Sequence) or not len(labels) or not isinstance(labels[0], str):
-        return batch
-    places = match_names(sorted(set(labels)), classes)
-    indices = [places[label] for label in labels]
-    return {**batch, name: indices[0] if is_row else indices}
 
 
 def _is_column(name: str, value: Any) -> bool:

@@ -38,7 +38,7 @@ def match_names(names: Iterable[str], classes: Sequence[str], data_name: str = "
 class Labels:
     """The column of labels of a data set.
 
-    values: of all rows; None for a Dataset that can only be read row by row
+    values: of all rows
     names: of the classes, in the order of their indices; None for a column of bare numbers
     are_texts: whether the values are names
     """
@@ -46,22 +46,16 @@ class Labels:
     are_lists = False
 
     def __init__(self, rows: Any, column: str, source: DataSource):
-        self.column, self.source, self.values = column, source, None
-        if hasattr(rows, "features"):
-            self.values = list(rows[column])
-        elif isinstance(rows, (list, tuple)):
-            self.values = [row.get(column) for row in rows]
-        self.names: list[str] | None = getattr(feature_of(rows, column), "names", None)
-        if self.are_lists and self.values is None:
-            raise ValueError(f"{source.name} is read row by row: pass a list of rows, or a Dataset of datasets")
+        self.column, self.source, kind = column, source, column_kinds(rows)[column]
+        self.values = list(rows[column]) if hasattr(rows, "features") else [row.get(column) for row in rows]
         if self.are_lists:
             self.values = [self._listed(value, row) for row, value in enumerate(self.values)]
-        labels = chain.from_iterable(self.values) if self.are_lists else self.values or ()
+        labels = chain.from_iterable(self.values) if self.are_lists else self.values
         texts = {label for label in labels if isinstance(label, str)}
-        self.are_texts = bool(texts) or (column_kinds(rows)[column] == "text" and not self.are_lists)
-        self.names = sorted(texts) if texts else self.names
+        self.are_texts = bool(texts) or (kind == "text" and not self.are_lists)
+        self.names: list[str] | None = sorted(texts) or getattr(feature_of(rows, column), "names", None)
         self.places = {name: place for place, name in enumerate(self.names or ())}
-        self.are_bools = column_kinds(rows)[column] == "bool"
+        self.are_bools = kind == "bool"
 
     def index(self, value: Any) -> int:
         """A label as the data's own class index; -1 where it is missing."""
@@ -112,8 +106,6 @@ class Labels:
 
     def indices(self) -> list[int]:
         """The data's own class indices of all rows."""
-        if self.values is None:
-            raise ValueError(f"{self.source.name} is read row by row: pass a list of rows, or a Dataset of datasets")
         labels = list(map(self.index, self.values))
         if -1 in labels:
             raise ValueError(
@@ -134,7 +126,7 @@ class Labels:
 
     def are_numbers(self) -> bool:
         """Whether the labels are numbers for regression: some are not whole."""
-        numbers = [value for value in self.values or () if isinstance(value, float) and math.isfinite(value)]
+        numbers = [value for value in self.values if isinstance(value, float) and math.isfinite(value)]
         return not self.are_texts and any(value != int(value) for value in numbers)
 
     def numbers(self, outputs: int) -> list[Any]:

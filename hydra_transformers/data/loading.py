@@ -23,7 +23,7 @@ from .columns import (
     find_words,
     without_missing_columns,
 )
-from .labels import LabelLists, Labels, has_lists, match_names, model_classes
+from .labels import LabelLists, Labels, has_lists, model_classes
 from .prediction import classifies_tokens, config_of
 from .processors import load_processor
 from .rows import FEW_ROWS, DataSource, as_rows, is_dataframe, load_rows
@@ -40,8 +40,7 @@ class PreparedData(torch.utils.data.Dataset):
 
     kind: "image", "text", "audio", or "words" for texts that are lists of words, with a tag for each
     columns: the one that is read, or two of text pairs
-    labels: of all rows, as the model's class indices, or for a multi-label model a 0. or 1. for each; None where they
-        are read row by row
+    labels: of all rows, as the model's class indices, or for a multi-label model a 0. or 1. for each; None without labels
     class_names: the data's own classes, in order; None where they have no names
     notes: sentences about what was found and chosen
     max_length: the tokens that a text, or a pair together, is cut to; None for no limit
@@ -53,14 +52,12 @@ class PreparedData(torch.utils.data.Dataset):
     processor: Any
     kind: str
     columns: tuple[str, ...]
-    label: str | None = None
     labels: list[Any] | None = None
     class_names: list[str] | None = None
     split: str | None = None
     notes: list[str] = field(default_factory=list)
     max_length: int | None = None
     image_mode: str = "RGB"
-    model_classes: list[str] | None = None
     change: Callable[[Any], Any] | None = None
 
     def __len__(self) -> int:
@@ -69,9 +66,7 @@ class PreparedData(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.rows[index]
         values = [row[column] for column in self.columns]
-        label = None
-        if self.label is not None:
-            label = row[self.label] if self.labels is None else self.labels[index]
+        label = None if self.labels is None else self.labels[index]
         try:
             if self.kind == "words":
                 return tokens_of_words(self.processor, values[0], label, max_length=self.max_length)
@@ -81,9 +76,7 @@ class PreparedData(torch.utils.data.Dataset):
                 f"row {index} of the data cannot be read as {self.kind} ({error}): pass {PLURALS[self.kind]} in "
                 f"{self.columns[0]!r}, or name their column as column="
             ) from error
-        if isinstance(label, str):
-            label = match_names([label], self.model_classes or ())[label]
-        return prepared if self.label is None else {**prepared, "labels": label}
+        return prepared if self.labels is None else {**prepared, "labels": label}
 
     def _prepared(self, values: list[Any]) -> dict[str, Any]:
         for value in values:  # a processor would open the file that a text names
@@ -117,8 +110,8 @@ def load_data(
 
     Args:
         data: the name of a data set on the Hub ("cifar100", with a config "glue:sst2"); a folder of images or audio, of csv,
-            json or parquet files, or written by `save_to_disk`; one such file; a pandas DataFrame; or a `datasets` or
-            `torch` Dataset, a DatasetDict, or a list, of dict rows.
+            json or parquet files, or written by `save_to_disk`; one such file; a pandas DataFrame; a Dataset or
+            DatasetDict of `datasets`; or a list of dict rows.
         model: the model that reads the data, or its folder, Hub name or config; its class names are matched with those of
             the data. Or only its tokenizer, image processor or feature extractor: labels are then taken as they are.
         split (`str`, *optional*): such as "train", "train[:1000]", "train[:10%]"; by default the first of validation, test and
@@ -274,12 +267,10 @@ def _add_labels(data: PreparedData, source: DataSource, config: PreTrainedConfig
     are_lists = problem_type == MULTI_LABEL
     labels = (LabelLists if are_lists or words else Labels)(data.rows, column, source)
     is_zero_shot = config is not None and auto.is_zero_shot(config)
-    data.label, data.class_names = column, labels.names
-    data.model_classes = None if config is None or is_zero_shot else model_classes(config)
-    if labels.values is None:
-        note = "read row by row"
-    elif words:
-        data.labels, note = labels.of_words([row[words] for row in data.rows], data.model_classes)
+    data.class_names = labels.names
+    classes = None if config is None or is_zero_shot else model_classes(config)
+    if words:
+        data.labels, note = labels.of_words([row[words] for row in data.rows], classes)
     elif is_zero_shot:
         if labels.names is None:
             raise ValueError(f"column {column!r} of {source.name} has no class names, which the prompts are made of")
@@ -287,7 +278,7 @@ def _add_labels(data: PreparedData, source: DataSource, config: PreTrainedConfig
     elif problem_type == "regression":
         data.labels, note = labels.numbers(num_labels), "numbers taken as they are"
     elif are_lists or (num_labels not in (None, 1) and problem_type in (None, "single_label_classification")):
-        data.labels, note = labels.matched(data.model_classes)
+        data.labels, note = labels.matched(classes)
     elif labels.are_texts:
         raise ValueError(f"the labels of {source.name} are names: pass the model in place of its processor")
     else:

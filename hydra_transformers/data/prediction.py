@@ -84,7 +84,7 @@ def collect_member_logits(
     """
     parts = []
     device = device_of(model) if device is None else device
-    for batch in batches(data, batch_size, device, classes=classes_of(model)):
+    for batch in batches(data, batch_size, device):
         member_logits = predict(model, batch).cpu()
         parts.append((member_logits, labels_of(batch, len(member_logits))))
     if not parts:

@@ -48,6 +48,10 @@ def as_rows(data: Any) -> Any:
 def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
     """The rows of a source, their split (None without splits), and a sentence about both."""
     rows, split, note = as_rows(_load(source)), None, ""
+    if not isinstance(rows, (Mapping, list, tuple)) and not hasattr(rows, "features"):
+        raise TypeError(
+            f"data is a {type(rows).__name__}: pass a DataFrame, a Dataset of datasets, or a list of dict rows"
+        )
     # `datasets` calls rows "train" where it finds no split.
     if isinstance(rows, Mapping) and list(rows) == ["train"] and source.split is None:
         rows = rows["train"]
@@ -79,7 +83,7 @@ def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
 def _load(source: DataSource) -> Any:
     """The rows of a source, or its splits by name."""
     if not isinstance(source.data, (str, os.PathLike)):
-        return _without_subsets(source.data)
+        return source.data
     import datasets
 
     path, name = Path(source.data), source.name
@@ -187,16 +191,7 @@ def _random_order(count: int) -> list[int]:
 
 
 def _selected(rows: Any, places: Sequence[int]) -> Any:
-    if isinstance(rows, (list, tuple)):
-        return [rows[place] for place in places]
-    return rows.select(places) if hasattr(rows, "select") else torch.utils.data.Subset(rows, places)
-
-
-def _without_subsets(rows: Any) -> Any:
-    """The rows of a torch `Subset` of a list or a Dataset of datasets; others stay as they are."""
-    if not isinstance(rows, torch.utils.data.Subset):
-        return rows
-    return _selected(_without_subsets(rows.dataset), rows.indices)
+    return rows.select(places) if hasattr(rows, "select") else [rows[place] for place in places]
 
 
 def overlap(split: str | None, other: str | None) -> bool:

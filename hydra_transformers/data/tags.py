@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..models.modeling_hydra import at_least_float32
 from .batches import batches, labels_of
 from .labels import NO_TAG
-from .prediction import classes_of, device_of, predict
+from .prediction import device_of, predict
 
 
 TOKEN_CLASSIFICATION = "token_classification"  # the problem type of data with tags
@@ -37,7 +37,7 @@ def collect_words(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor,
     else any that is not padding. Texts with fewer words are filled up with NaN and -100.
     """
     logits, tags = [], []  # (words, members, classes) and (words,) of each text
-    for batch in batches(data, batch_size, device_of(model), classes=classes_of(model)):
+    for batch in batches(data, batch_size, device_of(model)):
         member_logits = at_least_float32(predict(model, batch)).cpu().transpose(1, 2)
         labels = labels_of(batch, len(member_logits))
         if labels is None:

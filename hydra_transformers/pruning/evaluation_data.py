@@ -38,20 +38,18 @@ def read_data(
     dtype: torch.dtype,
     num_classes: int | None,
     any_labels: bool = False,
-    classes: Sequence[str] | None = None,
 ) -> EvaluationData:
     """Reads `data` once. In a group of W processes, process r keeps the batches r, r + W, ..., as a single process cuts them.
 
     input_names: the inputs that the model takes, the main one first
     num_classes: how many classes the labels have; None leaves labels out
     any_labels: take labels of any kind, one entry per row
-    classes: the model's class names, for labels that are names
     """
     check_can_be_shared(data, name)
     rank, world_size = rank_and_world_size()
     result, digests, input_digests, error = EvaluationData(name), [], [], None
     try:
-        for batch in batches(data, batch_size, None, rank, world_size, None if num_classes is None else classes):
+        for batch in batches(data, batch_size, None, rank, world_size):
             inputs, labels = split_labels(batch)
             if input_names[0] not in inputs:
                 raise ValueError(f"{name} has no {input_names[0]}, which the model reads (it has {', '.join(batch)})")

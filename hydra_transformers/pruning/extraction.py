@@ -18,7 +18,7 @@ from .._io.files import parse_json, write_atomically
 from .._io.processes import from_first_process, gather_batches, rank_and_world_size
 from .._io.progress import progress_bar
 from ..data.fingerprints import fingerprint_of_weights, fingerprints_of_rows
-from ..data.prediction import check_chooses_one_class, classes_of
+from ..data.prediction import check_chooses_one_class
 from ..data.tags import NO_TAG, check_tags
 from ..models.decision import task_name
 from ..models.modeling_hydra import at_least_float32
@@ -160,7 +160,7 @@ class GreedySearch:
 
         def read(data: Any, name: str, num_classes: int | None) -> EvaluationData:
             settings = (engine.input_names, BATCH_SIZE, hydra.device, hydra.dtype, num_classes, metric is not None)
-            return read_data(data, name, *settings, classes_of(hydra))
+            return read_data(data, name, *settings)
 
         id_set = read(data, "data", None if objective == "ood" else engine.num_classes)
         ood_set = read(ood_data, "ood_data", None) if has_ood_data else None

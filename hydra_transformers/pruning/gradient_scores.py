@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.batches import batches, split_labels
-from ..data.prediction import accepted_inputs, classes_of, classifies_tokens
+from ..data.prediction import accepted_inputs, classifies_tokens
 from ..data.tags import NO_TAG
 from ..data.zero_shot import check_class_prompts, logits_of_cosines
 from .evaluation_data import check_label_range
@@ -62,7 +62,7 @@ class Calibration:
 
     def __init__(self, model: PreTrainedModel, data: Any, class_prompts: Prompts | None):
         self.batches = []
-        for batch in batches(data, device=model.device, classes=classes_of(model)):
+        for batch in batches(data, device=model.device):
             inputs, labels = split_labels(batch)
             if labels is None:
                 raise ValueError("data has no labels: scores need the loss, give every batch its 'labels'")

@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from .._io.processes import on_one_process
 from ..data.batches import batches, collate
 from ..data.fingerprints import fingerprint_of_weights
-from ..data.prediction import classes_of
 from ..fusion import check_can_be_fused
 from ..fusion.structure import tower_configs
 from ..fusion.trunk import trunk_depth
@@ -116,7 +115,7 @@ def draw_members(
         first = circuit if out_of is None else circuit.first(out_of)
         _check_circuit("circuit", first, fingerprint_of_weights(whole[0]), trunk_layers, whole[0])
     elif source == "data":
-        calibration = list(batches(data, classes=classes_of(backbones[0])))
+        calibration = list(batches(data))
         settings = {"heads_per_layer": heads_per_layer, "class_prompts": class_prompts, "trunk_layers": trunk_layers}
         head_sets = [
             taylor_prune(backbone, half_of_each(calibration, seed + place), **settings).heads_to_prune

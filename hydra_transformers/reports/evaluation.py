@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .._io.processes import check_can_be_shared, gather_batches, rank_and_world_size
 from ..data.batches import ChangedBatches, batches, split_labels
 from ..data.loading import load_if_named, ood_groups
-from ..data.prediction import classes_of, config_of
+from ..data.prediction import config_of
 from ..data.zero_shot import ZeroShotClassifier
 from ..models.decision import Decision
 from ..uncertainty.detectors import Detector, as_detector, ood_score
@@ -243,8 +243,7 @@ class _SingleLabelReader:
     def measure(self, place: str, data: Any, labelled: bool) -> _Measured:
         reads_features = self.score.reads_features or bool(self.decision and self.decision.reads_features)
         reader, parts = AnswerReader(self.model, reads_features), []
-        names = classes_of(reader.model) if labelled else None
-        for batch in batches(data, self.batch_size, reader.device, *rank_and_world_size(), names):
+        for batch in batches(data, self.batch_size, reader.device, *rank_and_world_size()):
             member_logits, features = reader(batch)
             labels = split_labels(batch)[1] if labelled else None
             if labelled and labels is None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from ..data.batches import collate
 from ..data.loading import PreparedData, load_data
-from ..data.prediction import classes_of, padding_of
+from ..data.prediction import padding_of
 from ..models.decision import task_name
 from .checkpoints import has_ended, last_checkpoint, load_member, trainer_state
 from .lora import is_peft_model
@@ -117,7 +117,7 @@ class HydraTrainer(Trainer):
                 prepared(data, model, processing_class) for data in (train_dataset, eval_dataset)
             )
             if data_collator is None:
-                data_collator = partial(collate, padding=padding_of(model) or 0, classes=classes_of(model))
+                data_collator = partial(collate, padding=padding_of(model) or 0)
         super().__init__(
             model, args, data_collator, train_dataset, eval_dataset, processing_class=processing_class, **kwargs
         )

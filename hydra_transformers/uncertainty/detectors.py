@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batches import split_labels
-from ..data.prediction import check_chooses_one_class, classes_of
+from ..data.prediction import check_chooses_one_class
 from ..models.detection import DETECTORS, answers_of, score
 from .detector_fits import FITS
 from .features import AnswerReader
@@ -122,8 +122,7 @@ class Detector:
         """
         check_chooses_one_class(model, "model")
         reader = AnswerReader(model, self.reads_features)
-        classes = classes_of(model) if self.needs_labels else None
-        read = reader.read(data, batch_size, classes=classes)
+        read = reader.read(data, batch_size)
         return self._fit((logits, features, split_labels(batch)[1]) for batch, logits, features in read)
 
     def fit_answers(self, member_logits: Any, member_features: Any, labels: Any = None) -> "Detector":

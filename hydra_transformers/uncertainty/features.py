@@ -1,7 +1,7 @@
 """Reads each member's features while a model predicts: the inputs of its last linear map."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from .._io.threads import copy_sharing_weights
 from ..data.batches import batches, labels_of
-from ..data.prediction import classes_of, config_of, device_of, joined_labels, predict
+from ..data.prediction import config_of, device_of, joined_labels, predict
 from ..data.zero_shot import PromptSimilarity
 from ..models.decision import Decision
 from ..models.modeling_hydra import GroupedLinear
@@ -56,15 +56,10 @@ class AnswerReader:
             member_logits = scaling(member_logits)
         return member_logits, features
 
-    def read(
-        self, data: Any, batch_size: int, classes: Sequence[str] | None = None
-    ) -> Iterator[tuple[dict, Tensor, Tensor | None]]:
-        """Every batch of data with its member logits and features.
-
-        classes: the model's, for labels that are names
-        """
+    def read(self, data: Any, batch_size: int) -> Iterator[tuple[dict, Tensor, Tensor | None]]:
+        """Every batch of data with its member logits and features."""
         is_empty = True
-        for batch in batches(data, batch_size, self.device, classes=classes):
+        for batch in batches(data, batch_size, self.device):
             is_empty = False
             yield batch, *self(batch)
         if is_empty:
@@ -170,7 +165,7 @@ def collect_answers(
     For sets that fit in memory. `Detector.fit` and `Detector.score` read a data set of any size batch by batch.
     """
     reader, parts = AnswerReader(model, with_features), []
-    for batch, member_logits, features in reader.read(data, batch_size, classes=classes_of(model)):
+    for batch, member_logits, features in reader.read(data, batch_size):
         labels = labels_of(batch, len(member_logits))
         parts.append((member_logits.cpu(), features.cpu() if with_features else None, labels))
     all_logits, all_features, labels = zip(*parts, strict=True)

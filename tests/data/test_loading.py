@@ -299,6 +299,7 @@ MISSING = datasets.Dataset.from_dict(MISSING, features=picture_rows(1).features)
         ([{"image": Image.new("I;16", (8, 8))}], IMAGES, {}, "row 0 of the data .*mode I;16, of more than 256 levels"),
         ([], None, {}, "data has no rows"),
         (["a"], None, {}, "a row of data is a str: each row must be a dict of columns"),
+        (torch.utils.data.Subset(TWO, [0]), None, {}, "data is a Subset: pass a DataFrame, a Dataset of datasets, or"),
         (TWO, 3, {}, "model is a int: pass the model, its name or folder, or its tokenizer"),
         (TWO, torch.nn.Identity(), {}, "model is a Identity: .* of a model without a config its processor= besides"),
         (TWO, BertConfig(), {}, "was not loaded from .* has no Tokenizer saved with it: pass one as processor="),
