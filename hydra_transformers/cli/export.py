@@ -2,18 +2,16 @@
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 from .folders import check_is_hydra, check_is_new
-from .options import HydraArgument, choice, option
-
-
-FORMATS = ("onnx", "torch")
+from .options import argument, model_name, option
 
 
 def export(
-    model: HydraArgument,
+    model: argument(str, "MODEL", "a Hydra, by folder or Hub name", parser=model_name),
     output: option(Path, "a new folder: gets the exported model, config.json and the processor", "DIR"),
-    to: option(choice(FORMATS), "onnx (model.onnx), or torch (model.pt2, for torch.export.load)") = "onnx",
+    to: option(Literal["onnx", "torch"], "onnx (model.onnx), or torch (model.pt2, for torch.export.load)") = "onnx",
 ) -> None:
     """Write the model as ONNX, or as PyTorch's archive of a graph, to run without this package."""
     from ..data.processors import load_processor

@@ -38,7 +38,9 @@ def finetune(
     names = models_named([model])
     columns = {"column": column or None, "label": label, "label_separator": label_separator}
     if len(names) > 1:
-        _tune_members(names, data, output, split, columns, epochs, batch_size, seed)
+        training = {"per_device_train_batch_size": batch_size, "per_device_eval_batch_size": batch_size}
+        training |= {} if epochs is None else {"num_train_epochs": epochs}
+        _tune_members(names, data, output, split, columns, seed, **training)
         return
     from .._io.processes import on_one_process
     from ..serving.saved_models import load_config
@@ -75,14 +77,7 @@ def finetune(
 
 
 def _tune_members(
-    names: list[str],
-    data: str,
-    output: Path,
-    split: str | None,
-    columns: dict[str, Any],
-    epochs: int | None,
-    batch_size: int,
-    seed: int,
+    names: list[str], data: str, output: Path, split: str | None, columns: dict[str, Any], seed: int, **training: Any
 ) -> None:
     """Fine-tunes pruned members, each by itself."""
     from .._io.processes import on_one_process
@@ -99,11 +94,7 @@ def _tune_members(
     train = load_data(data, config, **({"part": "training"} if split is None else {"split": split}), **columns)
     validation = load_data(data, config, part="validation", **columns)
     models = [load_model(name) for name in names]
-    length = {} if epochs is None else {"num_train_epochs": epochs}
-    sizes = {"per_device_train_batch_size": batch_size, "per_device_eval_batch_size": batch_size}
-    finetune_members(
-        models, None, train, validation, output, seed=seed, progress=sys.stderr.isatty(), **sizes, **length
-    )
+    finetune_members(models, None, train, validation, output, seed=seed, progress=sys.stderr.isatty(), **training)
     on_one_process(lambda: copy_circuits(Path(names[0]).parent, output))
     on_one_process(lambda: [processor.save_pretrained(output / f"member-{index}") for index in range(len(names))])
     print(f"{len(names)} members are in {output}. Next: hydra-transformers fuse {output} --output ...")

@@ -1,14 +1,9 @@
 """`info`: the heads that each member keeps, sizes and cost."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .folders import check_is_hydra
 from .options import argument, model_name
-
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def info(
@@ -52,19 +47,8 @@ def _describe(name: str) -> None:
     print("calibrated" if is_calibrated else "not calibrated: it never abstains and has no sets")
     print(f"{count_parameters(model):,} parameters\n")
     print(kept_heads_map(config), end="\n\n")
-    models: dict[str, nn.Module] = {"This model": model, "Unpruned backbone": unpruned_backbone(model)}
+    models = {"This model": model, "Unpruned backbone": unpruned_backbone(model)}
     if config.num_members > 1:
         backbones = [unpruned_backbone(model, "meta") for _ in range(config.num_members)]
         models[f"Deep Ensemble of {config.num_members}"] = DeepEnsemble(backbones)
-    print(f"{cost_table(compare_costs(models))}\n({_sample_size(model)} per sample)")
-
-
-def _sample_size(model: "nn.Module") -> str:
-    """The size of one input, in words."""
-    from ..cost import inputs_for
-
-    words = {"pixel_values": "pixels", "input_values": "samples or frames", "input_features": "mel bins and frames"}
-    words["input_ids"] = "tokens"
-    shapes = {name: tensor.shape for name, tensor in inputs_for(model, 1, "meta").items() if name in words}
-    sizes = {name: shape[2:] if name == "pixel_values" else shape[1:] for name, shape in shapes.items()}
-    return " and ".join(f"{' x '.join(map(str, size))} {words[name]}" for name, size in sizes.items())
+    print(cost_table(compare_costs(models)))

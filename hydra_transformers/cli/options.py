@@ -4,11 +4,11 @@ import inspect
 import math
 import os
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -72,9 +72,9 @@ def option(kind: Any, help: str, metavar: str | None = None, panel: str | None =
     return Annotated[kind, typer.Option(help=help, metavar=metavar, rich_help_panel=panel, **settings)]
 
 
-def switch(flag: str, help: str, panel: str | None = None) -> Any:
+def switch(flag: str, help: str) -> Any:
     """The annotation of a flag without a value, and without the --no-flag that typer would add."""
-    return Annotated[bool, typer.Option(flag, help=help, rich_help_panel=panel)]
+    return Annotated[bool, typer.Option(flag, help=help)]
 
 
 def argument(kind: Any, metavar: str, help: str, **settings: Any) -> Any:
@@ -82,14 +82,8 @@ def argument(kind: Any, metavar: str, help: str, **settings: Any) -> Any:
     return Annotated[kind, typer.Argument(metavar=metavar, help=help, **settings)]
 
 
-def choice(names: Sequence) -> Any:
-    """The type of an option that takes one of `names`."""
-    return Literal[tuple(names)]
-
-
 ANY_MODEL = "a Hydra, or any classifier, CLIP or SigLIP model, by folder or Hub name"
 ModelArgument = argument(str, "MODEL", ANY_MODEL, parser=model_name)
-HydraArgument = argument(str, "MODEL", "a Hydra, by folder or Hub name", parser=model_name)
 BatchSize = option(int, "rows per batch", "N", min=1)
 MonitorFile = option(Path | None, "counts whether the promises are kept, for `watch`; made, or gone on with", "FILE")
 Seed = option(int, "of everything that is random", min=0, max=MAX_SEED)
@@ -151,11 +145,9 @@ class DataOptions:
 
 def typed(**options: Any) -> str:
     """Options as they are typed; without those that are None."""
-    values = {
-        name: value if isinstance(value, list) else [value] for name, value in options.items() if value is not None
-    }
-    words = ((f"--{name.replace('_', '-')}", str(word)) for name, group in values.items() for word in group)
-    return " ".join(f"{flag} {shlex.quote(word)}" for flag, word in words)
+    lists = {name: value if isinstance(value, list) else [value] for name, value in options.items()}
+    words = [(name.replace("_", "-"), word) for name, values in lists.items() for word in values if word is not None]
+    return " ".join(f"--{name} {shlex.quote(str(word))}" for name, word in words)
 
 
 def best_device() -> str:
@@ -174,10 +166,7 @@ def command(function: Callable) -> Callable:
     for parameter in inspect.signature(function).parameters.values():
         if is_dataclass(parameter.annotation):
             groups[parameter.name] = parameter.annotation
-            hints = get_type_hints(parameter.annotation, include_extras=True)
-            parameters += [
-                _keyword(field.name, hints[field.name], field.default) for field in fields(parameter.annotation)
-            ]
+            parameters += inspect.signature(parameter.annotation).parameters.values()
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -190,8 +179,3 @@ def command(function: Callable) -> Callable:
     run.__signature__ = inspect.Signature(parameters)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
-
-
-def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    default = inspect.Parameter.empty if default is MISSING else default
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

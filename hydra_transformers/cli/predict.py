@@ -6,19 +6,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from .options import (
-    BatchSize,
-    Column,
-    ModelArgument,
-    MonitorFile,
-    argument,
-    best_device,
-    choice,
-    option,
-    switch,
-)
+from .options import BatchSize, Column, ModelArgument, MonitorFile, argument, best_device, option, switch
 from .serve import UNCALIBRATED, predictor_of
 
 
@@ -48,42 +38,32 @@ def predict(
     split: option(str | None, "default: the first of validation, test and train", panel=DATA) = None,
     column: Column = None,
     engine: option(
-        choice(("local", "ray")), "ray spreads the rows over a Ray cluster, or over processes here", panel=DATA
-    ) = ("local"),
+        Literal["local", "ray"], "ray spreads the rows over a Ray cluster, or over processes here", panel=DATA
+    ) = "local",
     workers: option(int | None, "processes of Ray (default: one per GPU; several share it)", "N", DATA, min=1) = None,
     monitor: MonitorFile = None,
     batch_size: BatchSize = 8,
 ) -> None:
     """Predict for texts, images or audio, or all rows of a data set, with uncertainty and abstention."""
     from ..data.rows import FILE_FORMATS
+    from ..hub.handler import as_json as finite
     from ..serving.answers import BadRow
     from ..serving.predictor import kind_of
     from ..serving.saved_models import load_config
-    from ..uncertainty import Monitor
 
     if labels and len(set(labels)) < len(labels):
         raise ValueError("--labels names a class twice: name each once")
-    config = load_config(model)
+    kind = kind_of(load_config(model), model)
     settings = {"batch_size": batch_size, "candidate_labels": labels or None}
-    kind = kind_of(config, model)
     if output is not None:
         if len(inputs) != 1:
             raise ValueError(f"--output is for one data set, and there are {len(inputs)} inputs: pass one")
         # Workers of a cluster may have other devices than this machine.
         settings["device"] = best_device() if engine == "local" else None
-        _predict_data(
-            model,
-            inputs[0],
-            output,
-            split=split,
-            engine=engine,
-            workers=workers,
-            monitor=monitor,
-            column=column or None,
-            **settings,
-        )
+        settings |= {"split": split, "column": column or None, "engine": engine, "workers": workers}
+        _predict_data(model, inputs[0], output, monitor=monitor, **settings)
         return
-    only = {"--split": split, "--column": column or None, "--workers": workers}
+    only = {"--split": split, "--column": column or None, "--workers": workers, "--monitor": monitor}
     if unused := [flag for flag, value in only.items() if value is not None]:
         raise ValueError(f"{unused[0]} is for a data set: name the file of its answers with --output")
     for name in inputs:
@@ -97,21 +77,17 @@ def predict(
     predictor = predictor_of(model, **settings)
     if not as_json:
         print(_row("input", "answer", "score", "total", "epistemic", "may be", "why"))
-    watched = None if monitor is None else Monitor.of(predictor.model, file=monitor)
     bad_rows = count = 0
     names = _names(inputs)
     while group := list(islice(names, batch_size)):
         count += len(group)
-        answers = predictor.answers(group)
-        if watched is not None:
-            watched.update([answer for answer in answers if not isinstance(answer, BadRow)])
-            watched.save(monitor)
-        for name, answer in zip(group, answers, strict=True):
+        for name, answer in zip(group, predictor.answers(group), strict=True):
             if isinstance(answer, BadRow):
                 bad_rows += 1
                 print(f"{name} cannot be read: {answer.reason}", file=sys.stderr)
             else:
-                print(_json({"input": name, **answer}) if as_json else _line(name, answer), flush=True)
+                in_json = json.dumps(finite({"input": name, **answer}), allow_nan=False) if as_json else None
+                print(in_json or _line(name, answer), flush=True)
     if bad_rows:
         others = "" if bad_rows == count else ", the others are answered"
         raise ValueError(f"{bad_rows} of {count} {predictor.reads} could not be read{others}")
@@ -125,29 +101,16 @@ def _predict_data(model: str, data: str, output: Path, **settings: Any) -> None:
     finished = predict_data(model, data, output, **settings)
     if not finished.is_calibrated:
         print(UNCALIBRATED, file=sys.stderr)
+    rows, bad = finished.rows, finished.bad_rows
     of_split = "" if finished.split is None or os.path.isfile(data) else f" of the split {finished.split}"
-    bad = finished.bad_rows
-    unread = f"; {_rows(bad)} cannot be read, see the column why" if bad else ""
-    print(f"{output}: answers to {finished.rows - len(bad):,} of {finished.rows:,} rows{of_split}{unread}.")
-
-
-def _rows(numbers: Sequence[int]) -> str:
-    """ "row 6", "rows 6 and 9", or "rows 6, 9 and 3 more"."""
-    if len(numbers) <= 2:
-        return f"row{'s' * (len(numbers) - 1)} {' and '.join(map(str, numbers))}"
-    return f"rows {numbers[0]}, {numbers[1]} and {len(numbers) - 2:,} more"
+    others = f" and {len(bad) - 1:,} more" if len(bad) > 1 else ""
+    unread = f"; row {bad[0]}{others} cannot be read, see the column why" if bad else ""
+    print(f"{output}: answers to {rows - len(bad):,} of {rows:,} rows{of_split}{unread}.")
 
 
 def _names(inputs: Sequence[str]) -> Iterator[str]:
     for name in inputs:
         yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip()) if name == "-" else [name]
-
-
-def _json(answer: dict[str, Any]) -> str:
-    """A line of JSON, with null for NaN and infinities."""
-    from ..hub.handler import as_json
-
-    return json.dumps(as_json(answer), allow_nan=False)
 
 
 def _line(name: str, answer: dict[str, Any]) -> str:

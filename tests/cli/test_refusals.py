@@ -52,6 +52,7 @@ REFUSED = [
     ("predict clip 0.png --labels red --labels red", "--labels names a class twice"),
     ("predict vit 0.png --labels red", "--labels is for CLIP and SigLIP, vit has its own: leave it out"),
     ("predict vit pictures", "pictures is a data set: name the file of its answers with --output"),
+    ("predict vit 0.png --column image", "--column is for a data set"),
     ("predict bert file", "file is a file, and bert reads texts"),
     ("predict vit 0.png 0.png --output a.csv", "--output is for one data set, and there are 2 inputs"),
     ("predict vit pictures --output a.xls", "a.xls"),

@@ -64,11 +64,10 @@ def test_a_job_counts_each_row_once_even_if_it_was_stopped(folders, data, tmp_pa
     assert "Share answered: not known yet." in capsys.readouterr().out
 
 
-def test_single_inputs_are_counted_and_wrong_files_refused(folders, data, tmp_path, capsys):
-    words = ["predict", str(folders["images"]), str(data / "0.png"), "--monitor", str(tmp_path / "monitor.json")]
+def test_files_that_are_not_of_a_monitor_are_refused(folders, data, tmp_path, capsys):
     wrong = str(folders["images"] / "config.json")
-    assert main(words) == 0 and Monitor.read(tmp_path / "monitor.json").state()["inputs"].rows == 1
     assert main(["watch", wrong]) == 2 and "not the state of a monitor" in capsys.readouterr().err
-    assert main([*words[:2], words[2], "--monitor", wrong]) == 2
+    words = ["predict", str(folders["images"]), str(data), "--output", str(tmp_path / "out.csv")]
+    assert main([*words, "--monitor", wrong]) == 2
     assert "not the state of a monitor" in capsys.readouterr().err
     assert main(["watch", str(tmp_path / "none.json")]) == 2
