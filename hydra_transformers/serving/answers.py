@@ -49,13 +49,11 @@ def _names(entities: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{entity['word']} ({entity['entity_group']})" for entity in entities)
 
 
-def to_columns(answers: Sequence[Mapping[str, Any] | BadRow], columns: Mapping[str, str]) -> dict[str, list[Any]]:
-    """A list per column, with None in each for a bad row. A field without a column raises an error: it would be lost."""
-    rows = [{} if isinstance(answer, BadRow) else answer for answer in answers]
-    extra = {name for row in rows for name in row} - columns.keys()
+def check_fields(answers: Sequence[Mapping[str, Any] | BadRow], columns: Mapping[str, str]) -> None:
+    """Raises an error for a field without a column: it would be lost."""
+    extra = {name for answer in answers if not isinstance(answer, BadRow) for name in answer} - columns.keys()
     if extra:
         raise ValueError(f"predictions have the field {min(extra)!r}, which is not among the columns of their task")
-    return {name: [row.get(name) for row in rows] for name in columns}
 
 
 def to_table(
@@ -67,18 +65,17 @@ def to_table(
     """
     import pyarrow
 
-    texts = [
-        (None, None, f"It cannot be read: {answer.reason}.")
-        if isinstance(answer, BadRow)
-        else (answer_of(answer), text_of(answer), answer["reason"])
-        for answer in answers
-    ]
-    first = dict(zip(("answer", "prediction", "why"), zip(*texts, strict=True), strict=True))
-    rest = to_columns(answers, columns)
-    if "scores" in rest:
-        rest["scores"] = [None if scores is None else scores[:top_k] for scores in rest["scores"]]
-    types = dict.fromkeys(first, "string") | {name: columns[name] for name in rest if name not in ("label", "reason")}
-    return pyarrow.table({name: (first | rest)[name] for name in types}, schema=arrow_schema(types))
+    check_fields(answers, columns)
+    rows: list[dict[str, Any]] = []
+    for answer in answers:
+        if isinstance(answer, BadRow):
+            rows.append({"why": f"It cannot be read: {answer.reason}."})
+            continue
+        texts = {"answer": answer_of(answer), "prediction": text_of(answer), "why": answer["reason"]}
+        rows.append({**answer, **texts, "scores": answer.get("scores", ())[:top_k]})
+    types = dict.fromkeys(("answer", "prediction", "why"), "string")
+    types |= {name: kind for name, kind in columns.items() if name not in ("label", "reason")}
+    return pyarrow.Table.from_pylist(rows, schema=arrow_schema(types))
 
 
 def arrow_schema(columns: Mapping[str, str]) -> Any:

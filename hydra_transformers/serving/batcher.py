@@ -16,11 +16,6 @@ class Waiting:
     parameters: dict[str, Any]
     answers: "asyncio.Future[list[dict[str, Any]]]"
 
-    @property
-    def shared_parameters(self) -> dict[str, Any]:
-        """Those that must be equal in one pass: `top_k` may differ, CLIP's labels may not."""
-        return {name: value for name, value in self.parameters.items() if name != "top_k"}
-
 
 class Batcher:
     """A queue in front of a model that answers one batch at a time, in its own thread.
@@ -83,16 +78,14 @@ class Batcher:
         self.queue = [request for request in self.queue if not request.answers.done()]
         batch, size = self.queue[:1], sum(len(request.inputs) for request in self.queue[:1])
         for request in self.queue[1:]:
-            is_alike = request.shared_parameters == batch[0].shared_parameters
-            if is_alike and size + len(request.inputs) <= self.max_batch:
+            if request.parameters == batch[0].parameters and size + len(request.inputs) <= self.max_batch:
                 batch.append(request)
                 size += len(request.inputs)
         self.queue = [request for request in self.queue if request not in batch]
         return batch
 
     async def _answer(self, batch: list[Waiting]) -> None:
-        inputs = [value for request in batch for value in request.inputs]
-        parameters = batch[0].parameters | {"top_k": max(request.parameters["top_k"] for request in batch)}
+        inputs, parameters = [value for request in batch for value in request.inputs], batch[0].parameters
         try:
             answers = await asyncio.get_running_loop().run_in_executor(self.thread, self.answer, inputs, parameters)
             if len(answers) != len(inputs):  # they could go to the wrong clients
@@ -106,8 +99,6 @@ class Batcher:
             return
         remaining = iter(answers)
         for request in batch:
-            top_k, answers = request.parameters["top_k"], [next(remaining) for _ in request.inputs]
+            answers = [next(remaining) for _ in request.inputs]
             if not request.answers.done():
-                # Predictions for tokens have entities in place of scores.
-                cut = [{"scores": answer["scores"][:top_k]} if "scores" in answer else {} for answer in answers]
-                request.answers.set_result([answer | scores for answer, scores in zip(answers, cut, strict=True)])
+                request.answers.set_result(answers)

@@ -156,7 +156,7 @@ class Job:
             )
         self.rows = rows.with_format("arrow")  # files stay undecoded: a broken one is a bad row
         self.num_parts = math.ceil(len(rows) / rows_per_part)
-        self.predictor = HydraPredictor(model, **{**settings, "strict": False})
+        self.predictor = HydraPredictor(model, **settings)
         self.top_k = self.predictor.parameters["top_k"]
         if self.predictor.task.name == "multi_label_classification":
             self.predictor.parameters["top_k"] = None  # whether it abstains on a label is among the scores

@@ -24,7 +24,7 @@ from ..models.pipeline_hydra import image_mode, read_image
 from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
 from ..uncertainty.tasks import task_of
-from .answers import BadRow, arrow_schema, to_columns
+from .answers import BadRow, arrow_schema, check_fields
 from .saved_models import load_config, load_with_decision
 
 
@@ -59,8 +59,6 @@ class HydraPredictor(Answerer):
         candidate_labels (`list[str]`, *optional*): for CLIP and SigLIP: the classes to choose from.
         top_k (`int`, defaults to 5): how many of the likeliest labels `scores` holds; None for all.
         batch_size (`int`, defaults to 32): rows per pass of the model.
-        strict (`bool`, defaults to `True`): raise an error for a row that cannot be read. Otherwise its columns are None, and a
-            column `error` says why.
     """
 
     def __init__(
@@ -74,10 +72,9 @@ class HydraPredictor(Answerer):
         candidate_labels: Sequence[str] | None = None,
         top_k: int | None = 5,
         batch_size: int = 32,
-        strict: bool = True,
     ):
         settings = {"column": column, "candidate_labels": candidate_labels, "top_k": top_k}
-        settings |= {"batch_size": batch_size, "strict": strict, "name": name}
+        settings |= {"batch_size": batch_size, "name": name}
         self._arguments: dict[str, Any] | None = None
         if not isinstance(model, nn.Module):
             folder = os.fspath(model)
@@ -99,7 +96,7 @@ class HydraPredictor(Answerer):
                 raise ValueError(f"candidate_labels is for CLIP and SigLIP, {self.name} has its own: leave it out")
             self.parameters["candidate_labels"] = list(candidate_labels)
         self.input_columns = [column] if isinstance(column, str) else list(column or ())
-        self.batch_size, self.strict = batch_size, strict
+        self.batch_size = batch_size
         self.columns = dict(self.task.columns) | ({"truncated": "bool"} if self.kind == "text" else {})
         # Two threads cannot use one tokenizer at once, and a pass already takes all cores.
         self._one_at_a_time = threading.Lock()
@@ -115,8 +112,7 @@ class HydraPredictor(Answerer):
         """The columns' types as `datasets` names them: `map` would guess them from its first rows, where some may be None."""
         import datasets
 
-        error = {} if self.strict else {"error": "string"}
-        return datasets.Features.from_arrow_schema(arrow_schema(self.columns | error))
+        return datasets.Features.from_arrow_schema(arrow_schema(self.columns | {"error": "string"}))
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """Predicts for a batch of columns.
@@ -127,14 +123,12 @@ class HydraPredictor(Answerer):
 
         Returns:
             A list per field of `predict`: label, score, uncertainty, aleatoric, epistemic, abstain, prediction_set and so on
-            (`columns` names them all).
+            (`columns` names them all), and `error`: why a row cannot be read, whose other fields are None.
         """
         answers = self.answers(self.values_in(batch))
-        reasons = [answer.reason if isinstance(answer, BadRow) else None for answer in answers]
-        bad = next((place for place, reason in enumerate(reasons) if reason is not None), None)
-        if bad is not None and self.strict:
-            raise ValueError(f"row {bad} of the batch cannot be read: {reasons[bad]}")
-        return to_columns(answers, self.columns) | ({} if self.strict else {"error": reasons})
+        check_fields(answers, self.columns)
+        rows = [{"error": answer.reason} if isinstance(answer, BadRow) else answer for answer in answers]
+        return {name: [row.get(name) for row in rows] for name in (*self.columns, "error")}
 
     def values_in(self, batch: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The inputs of the model in a batch of columns."""
@@ -173,8 +167,6 @@ class HydraPredictor(Answerer):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            if self.strict:
-                raise
             if len(inputs) == 1:
                 if self._answered is not None:
                     self.answer([self._answered], self.parameters)

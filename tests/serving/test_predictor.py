@@ -12,7 +12,7 @@ from PIL import Image
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.serving import HydraPredictor
-from hydra_transformers.serving.answers import BadRow, answer_of, arrow_schema, text_of, to_columns, to_table
+from hydra_transformers.serving.answers import BadRow, answer_of, arrow_schema, check_fields, text_of, to_table
 from hydra_transformers.uncertainty import calibrate, predict_decisions
 from tests.serving.tiny import asked
 from tests.tiny_data import CLASSES, picture_rows, pictures
@@ -32,7 +32,8 @@ def images(folders) -> HydraPredictor:
 
 
 def assert_columns(found: dict, expected: list[dict]) -> None:
-    assert set(found) == set(expected[0])
+    assert set(found) == {*expected[0], "error"}
+    assert found.pop("error") == [None] * len(expected)
     for name, column in found.items():
         for value, answer in zip(column, expected, strict=True):
             if name in NUMBERS:
@@ -69,24 +70,22 @@ def test_an_image_may_be_of_pil_an_array_bytes_or_a_path(images, tmp_path):
     assert stacked["label"] == images({"image": PICTURES})["label"]
 
 
-def test_a_bad_row_raises_an_error_or_is_named_in_a_column(folders, images, tmp_path):
+def test_a_bad_row_is_named_in_a_column(folders, images, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no image")
     deep = np.zeros((8, 8, 3), dtype=np.float32)
     rows = [PICTURES[0], None, tmp_path / "broken.png", "nowhere.png", deep, Image.new("I;16", (8, 8)), PICTURES[1]]
-    with pytest.raises(ValueError, match="row 1 of the batch cannot be read: there is none"):
-        images({"image": rows})
-    found = HydraPredictor(folders["images"], device="cpu", strict=False)({"image": rows})
+    found = images({"image": rows})
     assert found["label"][0] and found["label"][6] and found["label"][1:6] == [None] * 5
     assert found["error"][0] is found["error"][6] is None and found["error"][3] == "there is no such file"
     assert "float32" in found["error"][4] and "I;16" in found["error"][5]
     assert [type(each) for each in images.answers(rows)] == [dict, *[BadRow] * 5, dict]
-    texts = HydraPredictor(folders["texts"], device="cpu", strict=False)
+    texts = HydraPredictor(folders["texts"], device="cpu")
     rows = ["good", None, 3, ["a"], {"text": "a", "text_pair": None}]
     assert texts({"text": rows})["error"] == [None, "there is none", "it is a int", "it is a list", "there is none"]
 
 
 def test_a_row_that_fails_in_the_model_does_not_fail_the_others(folders, monkeypatch):
-    texts = HydraPredictor(folders["texts"], device="cpu", strict=False)
+    texts = HydraPredictor(folders["texts"], device="cpu")
     answer = texts.answer
 
     def fails(inputs, parameters):
@@ -166,13 +165,13 @@ def test_a_table_holds_every_column_and_no_field_is_lost(folders):
         ("single", {"image": PICTURES}),
         ("texts", {"text": ["a"]}),
     ):
-        predictor = HydraPredictor(folders[kind], device="cpu", strict=False)
+        predictor = HydraPredictor(folders[kind], device="cpu")
         table = to_table(predictor.answers([*next(iter(columns.values())), None]), predictor.columns)
         assert table.column_names[:3] == ["answer", "prediction", "why"] and "label" not in table.column_names
         assert table["why"][-1].as_py() == "It cannot be read: there is none." and not table["prediction"][-1].is_valid
         assert arrow_schema(predictor.columns).names == list(predictor.columns)
     with pytest.raises(ValueError, match="the field 'mood', which is not among the columns of their task"):
-        to_columns([{"mood": 1}], {"label": "string"})
+        check_fields([{"mood": 1}], {"label": "string"})
 
 
 def test_clip_needs_its_classes(folders, images):
