@@ -78,7 +78,7 @@ def test_the_server_and_the_page_know_its_labels(folder):
     with TestClient(create_app(predictor)) as client:
         [answer] = client.post("/predict", json={"inputs": ["a bad film"]}).json()
     assert set(answer["labels"]) <= set(FEELINGS) and answer["scores"][0].keys() >= {"label", "score", "epistemic"}
-    assert "any of 3 labels" in str(build_page(predictor, {}).get_config_file())
+    assert "multi label classification, 3 labels" in str(build_page(predictor, {}).get_config_file())
 
 
 @pytest.mark.slow

@@ -47,7 +47,6 @@ def predict(
     """Predict for texts, images or audio, or all rows of a data set, with uncertainty and abstention."""
     from ..data.rows import FILE_FORMATS
     from ..hub.handler import as_json as finite
-    from ..serving.answers import BadRow
     from ..serving.predictor import kind_of
     from ..serving.saved_models import load_config
 
@@ -82,9 +81,9 @@ def predict(
     while group := list(islice(names, batch_size)):
         count += len(group)
         for name, answer in zip(group, predictor.answers(group), strict=True):
-            if isinstance(answer, BadRow):
+            if "error" in answer:
                 bad_rows += 1
-                print(f"{name} cannot be read: {answer.reason}", file=sys.stderr)
+                print(f"{name} cannot be read: {answer['error']}", file=sys.stderr)
             else:
                 in_json = json.dumps(finite({"input": name, **answer}), allow_nan=False) if as_json else None
                 print(in_json or _line(name, answer), flush=True)

@@ -1,7 +1,6 @@
 """Predictions as text, and as tables of Arrow."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..models.pipeline_hydra import PARTS_OF_UNCERTAINTY
@@ -15,13 +14,6 @@ FIELDS = {
     "label scores": {"label": "string", **NUMBERS},
     "entities": {**PLACE, **NUMBERS, "mean_uncertainty": "double", "detector_score": "double", "abstain": "bool"},
 }
-
-
-@dataclass(frozen=True)
-class BadRow:
-    """A row that cannot be read, and why, in a few words."""
-
-    reason: str
 
 
 def text_of(prediction: Mapping[str, Any]) -> str:
@@ -49,30 +41,25 @@ def _names(entities: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{entity['word']} ({entity['entity_group']})" for entity in entities)
 
 
-def check_fields(answers: Sequence[Mapping[str, Any] | BadRow], columns: Mapping[str, str]) -> None:
+def check_fields(answers: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
     """Raises an error for a field without a column: it would be lost."""
-    extra = {name for answer in answers if not isinstance(answer, BadRow) for name in answer} - columns.keys()
+    extra = {name for answer in answers for name in answer} - columns.keys() - {"error"}
     if extra:
         raise ValueError(f"predictions have the field {min(extra)!r}, which is not among the columns of their task")
 
 
-def to_table(
-    answers: Sequence[Mapping[str, Any] | BadRow], columns: Mapping[str, str], top_k: int | None = None
-) -> Any:
-    """A table with `answer`, `prediction` and `why` in place of `label` and `reason`, and with the other columns.
-
-    answers: of multi-label models with the scores of all labels; top_k: how many of them the table holds
-    """
+def to_table(answers: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Any:
+    """A table with `answer`, `prediction` and `why` in place of `label` and `reason`, and with the other columns."""
     import pyarrow
 
     check_fields(answers, columns)
     rows: list[dict[str, Any]] = []
     for answer in answers:
-        if isinstance(answer, BadRow):
-            rows.append({"why": f"It cannot be read: {answer.reason}."})
-            continue
-        texts = {"answer": answer_of(answer), "prediction": text_of(answer), "why": answer["reason"]}
-        rows.append({**answer, **texts, "scores": answer.get("scores", ())[:top_k]})
+        if "error" in answer:
+            rows.append({"why": f"It cannot be read: {answer['error']}."})
+        else:
+            texts = {"answer": answer_of(answer), "prediction": text_of(answer), "why": answer["reason"]}
+            rows.append({**answer, **texts})
     types = dict.fromkeys(("answer", "prediction", "why"), "string")
     types |= {name: kind for name, kind in columns.items() if name not in ("label", "reason")}
     return pyarrow.Table.from_pylist(rows, schema=arrow_schema(types))

@@ -157,9 +157,6 @@ class Job:
         self.rows = rows.with_format("arrow")  # files stay undecoded: a broken one is a bad row
         self.num_parts = math.ceil(len(rows) / rows_per_part)
         self.predictor = HydraPredictor(model, **settings)
-        self.top_k = self.predictor.parameters["top_k"]
-        if self.predictor.task.name == "multi_label_classification":
-            self.predictor.parameters["top_k"] = None  # whether it abstains on a label is among the scores
         self.identity = [digest_of_model(self.predictor), len(rows)]  # equal in all processes
 
     def places(self, part: int) -> range:
@@ -184,7 +181,7 @@ class Job:
         inputs, *pairs = [batch.column(column).to_pylist() for column in self.columns]
         if pairs:
             inputs = [{"text": text, "text_pair": pair} for text, pair in zip(inputs, *pairs, strict=True)]
-        predicted = to_table(self.predictor.answers(inputs), self.predictor.columns, self.top_k)
+        predicted = to_table(self.predictor.answers(inputs), self.predictor.columns)
         table = {"row": pyarrow.array(places)}
         for name, column in zip(batch.column_names, batch.columns, strict=True):
             if pyarrow.types.is_struct(column.type) and {field.name for field in column.type} == {"bytes", "path"}:
@@ -198,7 +195,7 @@ class Job:
     def folder_for(self, output: Path) -> Path:
         """Of the parts: its name has a digest of model, data and settings, so no other job reads, replaces or removes them."""
         # `datasets` makes the fingerprint of the data's files.
-        settings = [self.rows._fingerprint, self.predictor.parameters, self.top_k, self.columns, self.rows_per_part]
+        settings = [self.rows._fingerprint, self.predictor.parameters, self.columns, self.rows_per_part]
         digest = _digest([*self.identity, *settings])[:12]
         folder = output.with_name(f"{output.name}.{digest}.parts")
         others = [path for path in output.parent.glob(f"{glob.escape(output.name)}.*.parts") if path.is_dir()]

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -16,9 +17,12 @@ CAUSES = ("detector", "empty", "not_a_number")
 
 
 class Metrics:
-    """Counts of one server since it started, with the model's name as a label."""
+    """Counts of one server since it started, with the model's name as a label.
 
-    def __init__(self, model: str):
+    in_flight: gives the number of requests that wait or are being answered
+    """
+
+    def __init__(self, model: str, in_flight: Callable[[], int], watched: "WatchedPromises | None" = None):
         self.registry = CollectorRegistry()
 
         def metric(kind: Any, name: str, meaning: str, *labels: str, **settings: Any) -> Any:
@@ -30,10 +34,12 @@ class Metrics:
         self.inputs = metric(Counter, "inputs", "Inputs that were answered.")
         self.epistemic = metric(Counter, "epistemic_nats", "Sum of the epistemic uncertainty of all inputs.")
         self.seconds = metric(Histogram, "request_seconds", "From a request to its response.", buckets=SECONDS)
-        self.in_flight = metric(Gauge, "requests_in_flight", "Requests that wait or are being answered.")
-        self.broken = metric(Gauge, "promise_broken", "1 for a promise that is broken.", "promise")
+        metric(Gauge, "requests_in_flight", "Requests that wait or are being answered.").set_function(in_flight)
         for cause in CAUSES:  # those of no input yet are shown as 0
             self.refused(cause)
+        broken = metric(Gauge, "promise_broken", "1 for a promise that is broken.", "promise")
+        for name in () if watched is None else watched.monitor.promises:
+            broken(name).set_function(lambda name=name: watched.states()[name] == "broken")
 
     def count_answers(self, answers: list[dict[str, Any]]) -> None:
         """answers: as they are sent, with None for what is not a number"""
@@ -42,14 +48,8 @@ class Metrics:
             self.epistemic.inc(max(0.0, answer.get("epistemic") or 0.0))  # rounding can make it negative
             if answer.get("abstain"):
                 reason = answer.get("reason") or ""
-                cause = (
-                    "not_a_number" if "not a number" in reason else "detector" if "threshold" in reason else "empty"
-                )
-                self.refused(cause).inc()
-
-    def show_promises(self, watched: "WatchedPromises") -> None:
-        for name in watched.monitor.promises:
-            self.broken(name).set_function(lambda name=name: watched.states()[name] == "broken")
+                causes = {"not a number": "not_a_number", "threshold": "detector"}
+                self.refused(next((causes[words] for words in causes if words in reason), "empty")).inc()
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

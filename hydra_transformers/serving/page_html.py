@@ -26,17 +26,11 @@ def sentence_html(sentence: str, kind: str) -> str:
 
 def heading_html(model: HydraPredictor) -> str:
     """The model's name, kind, and the promises of its calibration."""
-    count = len(model.class_names or ())
-    predicts = {
-        "single_label_classification": f"{count:,} classes" if count else "classes that you name",
-        "multi_label_classification": f"any of {count:,} labels",
-        "regression": f"{count:,} numbers" if count > 1 else "a number",
-        "reward": f"a score, the members' {model.task.aggregate}",
-        "token_classification": f"a class for each word, of {count:,}",
-    }
+    task, count = model.task.name.replace("_", " "), len(model.class_names or ())
+    task += f", {count:,} labels" if count > 1 else ""
     num_members = getattr(model.config, "num_members", 1)
     members = f"{num_members} members in one model" if num_members > 1 else "one model"
-    about = f"{escape(model.config.model_type)} · {members} · {escape(predicts[model.task.name])}"
+    about = f"{escape(model.config.model_type)} · {members} · {task}"
     promises = ""
     if model.calibration is not None:
         promises = "".join(f"<li>{escape(sentence)}</li>" for sentence in model.calibration["sentences"])

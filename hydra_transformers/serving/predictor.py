@@ -24,7 +24,7 @@ from ..models.pipeline_hydra import image_mode, read_image
 from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
 from ..uncertainty.tasks import task_of
-from .answers import BadRow, arrow_schema, check_fields
+from .answers import arrow_schema, check_fields
 from .saved_models import load_config, load_with_decision
 
 
@@ -127,8 +127,7 @@ class HydraPredictor(Answerer):
         """
         answers = self.answers(self.values_in(batch))
         check_fields(answers, self.columns)
-        rows = [{"error": answer.reason} if isinstance(answer, BadRow) else answer for answer in answers]
-        return {name: [row.get(name) for row in rows] for name in (*self.columns, "error")}
+        return {name: [answer.get(name) for answer in answers] for name in (*self.columns, "error")}
 
     def values_in(self, batch: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The inputs of the model in a batch of columns."""
@@ -145,19 +144,19 @@ class HydraPredictor(Answerer):
             [{"text": text, "text_pair": pair} for text, pair in zip(inputs, *pairs, strict=True)] if pairs else inputs
         )
 
-    def answers(self, values: Sequence[Any]) -> list[dict[str, Any] | BadRow]:
-        """The prediction for each input; a `BadRow` for one that cannot be read."""
+    def answers(self, values: Sequence[Any]) -> list[dict[str, Any]]:
+        """The prediction for each input; {"error": why} for one that cannot be read."""
         if self.needs_classes and "candidate_labels" not in self.parameters:
             raise ValueError(f"candidate_labels is missing: {self.name} chooses among classes that you name")
         answers: list[Any] = []
         for start in range(0, len(values), self.batch_size):  # one batch of images at a time is in memory
             batch = [self._read(value) for value in values[start : start + self.batch_size]]
-            readable = [value for value in batch if not isinstance(value, BadRow)]
+            readable = [value for value, error in batch if error is None]
             predicted = iter(self._answers_of_batch(readable) if readable else [])
-            answers += [value if isinstance(value, BadRow) else next(predicted) for value in batch]
+            answers += [next(predicted) if error is None else {"error": error} for _, error in batch]
         return answers
 
-    def _answers_of_batch(self, inputs: list[Any]) -> list[dict[str, Any] | BadRow]:
+    def _answers_of_batch(self, inputs: list[Any]) -> list[dict[str, Any]]:
         """If a batch fails, its rows are tried alone. A row that fails is bad, unless the model no longer answers a row that it
         has answered before; where it has answered none yet, the model is to blame if all of several fail."""
         try:
@@ -170,39 +169,37 @@ class HydraPredictor(Answerer):
             if len(inputs) == 1:
                 if self._answered is not None:
                     self.answer([self._answered], self.parameters)
-                return [BadRow(in_one_line(error))]
+                return [{"error": in_one_line(error)}]
             alone = [self._answers_of_batch([value])[0] for value in inputs]
             if self._answered is None:
                 raise
             return alone
 
-    def _read(self, value: Any) -> Any:
-        """An input as the model's pipeline takes it, or a `BadRow`."""
+    def _read(self, value: Any) -> tuple[Any, str | None]:
+        """An input as the model's pipeline takes it, and why it cannot be read, or None."""
         try:
             if isinstance(value, Mapping) and value.keys() == {"bytes", "path"} and self.kind != "audio":
                 value = value["path"] if value["bytes"] is None else value["bytes"]
             if value is None:
-                return BadRow("there is none")
-            if self.kind in ("text", "tokens"):
-                return self._read_text(value)
+                return None, "there is none"
             if self.kind == "audio":
-                return waveform(value, self.processor.sampling_rate)
-            return _image_of(value, image_mode(self.config))
+                return waveform(value, self.processor.sampling_rate), None
+            return self._text_of(value) if self.reads == "texts" else _image_of(value, image_mode(self.config)), None
         except FileNotFoundError:
-            return BadRow("there is no such file")
+            return None, "there is no such file"
         except Exception as error:  # decoders raise anything for a broken file
             if type(error).__name__ == "UnidentifiedImageError":  # whose message may hold an address in memory
-                return BadRow("it is not an image file, or a broken one")
-            return BadRow(in_one_line(error))
+                return None, "it is not an image file, or a broken one"
+            return None, in_one_line(error)
 
-    def _read_text(self, value: Any) -> Any:
+    def _text_of(self, value: Any) -> Any:
         """A text, a pair of texts, or for tokens a list of words."""
         texts = list(value.values()) if isinstance(value, Mapping) else [value]
         if self.kind == "tokens" and not isinstance(value, str):
             value = texts = list(value)
         for text in texts:
             if not isinstance(text, str):
-                return BadRow("there is none" if text is None else f"it is a {type(text).__name__}")
+                raise TypeError("there is none" if text is None else f"it is a {type(text).__name__}")
         return value
 
     @property

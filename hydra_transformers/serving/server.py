@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -61,10 +60,7 @@ def create_app(
 
     app = FastAPI(lifespan=lifespan, openapi_url=None)  # without /docs, whose scripts come from a public server
     app.state.requests = 0
-    metrics = Metrics(getattr(answerer, "name", "hydra_transformers"))
-    metrics.in_flight.set_function(lambda: app.state.requests)
-    if watched is not None:
-        metrics.show_promises(watched)
+    metrics = Metrics(getattr(answerer, "name", "hydra_transformers"), lambda: app.state.requests, watched)
 
     @app.exception_handler(HTTPException)
     async def one_sentence(request: Request, error: HTTPException) -> JSONResponse:
@@ -89,7 +85,8 @@ def create_app(
         metrics.count_answers(answers)
         return JSONResponse(answers if is_list else answers[0])
 
-    async def answer(body: bytes) -> JSONResponse:
+    async def answer(request: Request) -> JSONResponse:
+        body = await arriving.read(request)
         if app.state.requests >= max_queue:
             raise arriving.too_busy()
         app.state.requests += 1
@@ -103,21 +100,20 @@ def create_app(
     @app.post("/predict")
     async def predict(request: Request) -> JSONResponse:
         """Predicts for texts, images or audio, with the uncertainty."""
-        start, status = time.perf_counter(), 500
-        try:
-            async with arriving.body_of(request) as body:
-                answered = await answer(body)
-            status = 200
-            return answered
-        except HTTPException as error:
-            status = error.status_code
-            raise
-        except Exception as error:
-            logger.exception("a request was not answered")
-            raise HTTPException(500, "the model failed on this request: the server's log tells why") from error
-        finally:
-            metrics.requests(status).inc()
-            metrics.seconds.observe(time.perf_counter() - start)
+        status = 500
+        with metrics.seconds.time():
+            try:
+                answered = await answer(request)
+                status = 200
+                return answered
+            except HTTPException as error:
+                status = error.status_code
+                raise
+            except Exception as error:
+                logger.exception("a request was not answered")
+                raise HTTPException(500, "the model failed on this request: the server's log tells why") from error
+            finally:
+                metrics.requests(status).inc()
 
     return app
 
@@ -128,35 +124,29 @@ class Arriving:
     def __init__(self, max_body: int, max_queue: int):
         self.max_body, self.max_queue, self.held = max_body, max_queue, 0
 
-    @asynccontextmanager
-    async def body_of(self, request: Request) -> AsyncIterator[bytes]:
-        """The body, whose bytes count as held until the block ends."""
+    async def read(self, request: Request) -> bytes:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HTTPException(415, "the request is not JSON: send it with Content-Type: application/json")
         body = bytearray()
         try:
-            try:
-                await asyncio.wait_for(self._read(request, body), SECONDS_FOR_BODY)
-            except ClientDisconnect as error:
-                raise HTTPException(400, "the request ended before all of it had arrived") from error
-            except asyncio.TimeoutError as error:  # another class before Python 3.11
-                raise HTTPException(408, f"the request did not arrive in {SECONDS_FOR_BODY:.0f} seconds") from error
-            yield bytes(body)
+            await asyncio.wait_for(self._read_into(body, request), SECONDS_FOR_BODY)
+        except ClientDisconnect as error:
+            raise HTTPException(400, "the request ended before all of it had arrived") from error
+        except asyncio.TimeoutError as error:  # another class before Python 3.11
+            raise HTTPException(408, f"the request did not arrive within {SECONDS_FOR_BODY:.0f} seconds") from error
         finally:
             self.held -= len(body)
+        return bytes(body)
 
-    async def _read(self, request: Request, body: bytearray) -> None:
+    async def _read_into(self, body: bytearray, request: Request) -> None:
         async for part in request.stream():
             body.extend(part)
             self.held += len(part)
-            self._check_size(len(body))
-
-    def _check_size(self, size: int) -> None:
-        if size > self.max_body:
-            sentence = f"the request is larger than {self.max_body:,} bytes: send less at once, or smaller files"
-            raise HTTPException(413, sentence)
-        if self.held > self.max_queue * self.max_body:
-            raise self.too_busy()
+            if len(body) > self.max_body:
+                sentence = f"the request is larger than {self.max_body:,} bytes: send less at once, or smaller files"
+                raise HTTPException(413, sentence)
+            if self.held > self.max_queue * self.max_body:
+                raise self.too_busy()
 
     def too_busy(self) -> HTTPException:
         return HTTPException(503, f"{self.max_queue} requests wait already: try again", {"Retry-After": "1"})

@@ -46,7 +46,7 @@ def test_a_number_stands_with_its_interval_and_its_members(tokenizer):
         assert "aleatoric" not in shown and f">{answer['epistemic']:.3g}</output>" in shown
         said[answer["abstain"]] = shown
     assert set(said) == {True, False}
-    assert "a number</p>" in heading_html(predictor)
+    assert "model · regression</p>" in heading_html(predictor)
     hydra.config.decision, hydra.decision = None, None
     assert "without an interval · not calibrated" in card(hydra, tokenizer, TEXTS[0])[0]
 
@@ -60,7 +60,7 @@ def test_a_reward_below_its_threshold_is_nothing_relevant(tokenizer):
         [answer] = hydra.predict([text], tokenizer)
         shown, predictor = card(hydra, tokenizer, text)
         assert ("Nothing relevant" in shown) == answer["abstain"]
-    assert "a score, the members&#x27; mean-1std" in heading_html(predictor)
+    assert "model · reward</p>" in heading_html(predictor)
 
 
 def test_labels_stand_with_their_thresholds(tokenizer):
@@ -81,7 +81,7 @@ def test_labels_stand_with_their_thresholds(tokenizer):
         assert found["thresholds"] == pytest.approx([lowest[place] for place in order], abs=1e-6)
         mean = torch.tensor(found["members"]).mean(dim=0)
         assert mean.tolist() == pytest.approx([each["score"] for each in found["scores"]], abs=1e-5)
-    assert "any of 7 labels" in heading_html(predictor)
+    assert "multi label classification, 7 labels" in heading_html(predictor)
 
 
 def test_entities_are_marked_in_the_text_and_doubtful_ones_apart(tokenizer):
@@ -106,7 +106,7 @@ def test_entities_are_marked_in_the_text_and_doubtful_ones_apart(tokenizer):
         assert shown.count("hydra-entity") == len(answer["entities"]) and shown.count("hydra-doubted") == doubted
         assert "<img>" not in shown and "&lt;" in shown and "FILM" in shown
         marked = [marked[0] + doubted, marked[1] + len(answer["entities"]) - doubted]
-    assert all(marked) and "a class for each word, of 3" in heading_html(predictor)
+    assert all(marked) and "token classification, 3 labels" in heading_html(predictor)
 
 
 @pytest.mark.slow

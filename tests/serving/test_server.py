@@ -197,7 +197,7 @@ def test_metrics_count_requests_inputs_and_refusals(folders):
 
 
 def test_refusals_are_counted_by_their_cause():
-    metrics = Metrics("m")
+    metrics = Metrics("m", lambda: 0)
     reasons = ["msp is 0.6, above the threshold 0.2.", "msp of 'Rome' is 0.6, above the threshold 0.2."]
     reasons += ["The score is 0.1, below the threshold 0.2.", "Every label is too close to its threshold."]
     reasons += ["The text is empty.", "The answer is not a number.", "The image has one colour only."]
