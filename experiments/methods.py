@@ -27,13 +27,14 @@ from hydra_transformers.baselines import (
     finetune_lora_ensemble,
 )
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.data.prediction import SavedLogits, collect_member_logits
+from hydra_transformers.data.prediction import SavedLogits
 from hydra_transformers.models.auto import AutoHydra
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, oba_prune, prune_heads
 from hydra_transformers.pruning.oba import ranked_weights
 from hydra_transformers.reports import Report, evaluate_uncertainty
 from hydra_transformers.training import Recipe, finetune_members
 from hydra_transformers.uncertainty import TemperatureScaling
+from hydra_transformers.uncertainty.features import collect_answers
 
 from .rows import LengthBatches, TensorRows
 from .setting import Setting
@@ -269,7 +270,9 @@ class Comparison:
         """A model's logits (rows, members, classes), and the labels where there are any."""
         dtype = self.setting.judged_dtype
         with torch.autocast(self.device, dtype, enabled=self.device == "cuda" and dtype != torch.float32):
-            member_logits, labels = collect_member_logits(model, self.batches(rows), EVALUATION_BATCH)
+            member_logits, _, labels = collect_answers(
+                model, self.batches(rows), EVALUATION_BATCH, with_features=False
+            )
         member_logits = member_logits.float()
         return {"member_logits": member_logits} | ({} if labels is None else {"labels": labels})
 

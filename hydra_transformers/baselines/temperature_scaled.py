@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..data.prediction import ZeroShotClassifier, collect_member_logits
+from ..data.zero_shot import ZeroShotClassifier
+from ..uncertainty.features import collect_answers
 from ..uncertainty.temperature import TemperatureScaledClassifier, TemperatureScaling, best_temperature
 
 
@@ -26,7 +27,7 @@ def temperature_scaled(model: nn.Module, data: Any, batch_size: int = 32) -> Tem
 
 
 def _collected(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor]:
-    member_logits, labels = collect_member_logits(model, data, batch_size)
+    member_logits, _, labels = collect_answers(model, data, batch_size, with_features=False)
     if labels is None:
         raise ValueError("data has no labels: add a column labels (or label) with class indices")
     return member_logits, labels

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..models.modeling_hydra import HydraClassifierOutput, ensemble_logits, log_mean_probability
 from ..models.pipeline_hydra import evaluation_mode
 from ..models.regression import mean_plus_minus_std
-from .batches import batches, labels_of, split_labels
+from .batches import split_labels
 from .labels import model_classes
 from .zero_shot import ZeroShotClassifier, zero_shot_in
 
@@ -75,23 +75,6 @@ def means_and_variances(points: Tensor) -> tuple[Tensor, Tensor]:
     return (below + above) / 2, ((above - below) / 2).square()
 
 
-def collect_member_logits(
-    model: nn.Module, data: Any, batch_size: int = 32, device: torch.device | str | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Predict all of `data`: member logits (samples, members, classes) and labels (or `None`), on the CPU.
-
-    For sets that fit in memory, such as the validation set of a temperature. `device`: the model's own unless given.
-    """
-    parts = []
-    device = device_of(model) if device is None else device
-    for batch in batches(data, batch_size, device):
-        member_logits = predict(model, batch).cpu()
-        parts.append((member_logits, labels_of(batch, len(member_logits))))
-    if not parts:
-        raise ValueError("data has no batches: pass at least one sample")
-    return torch.cat([logits for logits, _ in parts]), joined_labels([labels for _, labels in parts])
-
-
 def joined_labels(labels: Sequence[Tensor | None]) -> Tensor | None:
     """The labels of all batches (samples,) on the CPU; None if no batch has any."""
     known = [batch.cpu() for batch in labels if batch is not None]
@@ -137,22 +120,20 @@ def device_of(model: nn.Module) -> torch.device:
     return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
 
 
-def problem_type_of(model: nn.Module | None) -> str | None:
-    """The `problem_type` of the model's config."""
-    return getattr(config_of(model), "problem_type", None)
-
-
 def problem_type_of_answers(model: nn.Module) -> str | None:
     """The problem type of the model's own logits. SigLIP says yes or no to each text, unless in a `ZeroShotClassifier`."""
     inside = list(models_inside(model))
     has_bias = any(hasattr(each, "logit_bias") for each in inside)
     chooses_one = any(isinstance(each, ZeroShotClassifier) for each in inside)
-    return "multi_label_classification" if has_bias and not chooses_one else problem_type_of(model)
+    if has_bias and not chooses_one:
+        return "multi_label_classification"
+    return getattr(config_of(model), "problem_type", None)
 
 
 def check_chooses_one_class(model: nn.Module, name: str) -> None:
     """Raises for multi-label and regression models, whose logits have no softmax, and for classifiers of tokens."""
-    problem = "token classification" if classifies_tokens(model) else OTHER_PROBLEMS.get(problem_type_of(model))
+    problem = OTHER_PROBLEMS.get(getattr(config_of(model), "problem_type", None))
+    problem = "token classification" if classifies_tokens(model) else problem
     if problem is not None:
         raise ValueError(f"{name} is made for {problem}: pass a model that chooses one of several classes")
 

@@ -8,7 +8,8 @@ from scipy.optimize import minimize_scalar
 from transformers import CLIPModel
 
 from hydra_transformers.baselines import temperature_scaled, temperature_scaled_clip
-from hydra_transformers.data.prediction import ZeroShotClassifier, collect_member_logits, predict
+from hydra_transformers.data.prediction import ZeroShotClassifier, predict
+from hydra_transformers.uncertainty.features import collect_answers
 from hydra_transformers.uncertainty.temperature import best_temperature
 from tests.families import CLIP, images, padded_texts, vit_backbone
 
@@ -54,7 +55,8 @@ def test_it_is_one_number_for_every_label_set_and_every_member(make, tmp_path):
     model = make()
     before = copy.deepcopy(model.state_dict())
     scaled = temperature_scaled_clip(model, FIRST, DATA)
-    temperature = best_temperature(*collect_member_logits(ZeroShotClassifier(model, FIRST), DATA), pooled=False)
+    logits, _, labels = collect_answers(ZeroShotClassifier(model, FIRST), DATA)
+    temperature = best_temperature(logits, labels, pooled=False)
     assert temperature != pytest.approx(1.0, rel=1e-2)
     for prompts in (FIRST, SECOND):  # of four and of six classes
         plain, own = ZeroShotClassifier(model, prompts), ZeroShotClassifier(scaled, prompts)

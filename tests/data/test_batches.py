@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, BatchEncoding, Data
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import temperature_scaled
 from hydra_transformers.data.batches import batches, collate
-from hydra_transformers.data.prediction import collect_member_logits, predict
+from hydra_transformers.data.prediction import predict
 from hydra_transformers.pruning import draw_members, extract_circuit, taylor_scores
 from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.uncertainty import Detector, calibrate, predict_uncertainty
@@ -154,7 +154,6 @@ def judged(model, data):
 
 
 READERS = {
-    "collect_member_logits": lambda model, data: collect_member_logits(model, data)[1].tolist(),
     "predict_uncertainty": lambda model, data: predict_uncertainty(model, data).total.tolist(),
     "evaluate_uncertainty": judged,
     "calibrate": lambda model, data: calibrate(AutoHydra.from_backbone(model), data).temperature,
@@ -168,7 +167,7 @@ READERS = {
     ],
 }
 SLOW = ("draw_members", "extract_circuit")
-NEED_NO_LABELS = ("collect_member_logits", "predict_uncertainty", "detectors")
+NEED_NO_LABELS = ("predict_uncertainty", "detectors")
 
 
 @pytest.mark.filterwarnings("ignore")  # tiny models know little

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from transformers import BatchEncoding
 
-from hydra_transformers.data.prediction import SavedLogits, collect_member_logits, predict
+from hydra_transformers.data.prediction import SavedLogits, predict
 from hydra_transformers.data.zero_shot import ZeroShotClassifier
 from hydra_transformers.models.pipeline_hydra import evaluation_mode
+from hydra_transformers.uncertainty.features import collect_answers
 from tests.families import CLIP, FEW, VIT, for_families, images, padded_texts
 
 
@@ -71,20 +72,24 @@ def test_a_thread_keeps_evaluation_mode_when_another_leaves_it(is_wrapped):
     assert model.training and first_model.training
 
 
+def collected(rows, batch_size=32):
+    return collect_answers(SavedLogits(), rows, batch_size, with_features=False)
+
+
 def test_collecting_gives_all_logits_and_labels_in_order():
     logits = torch.randn(7, 2, 3)
     rows = [{"member_logits": row, "labels": i} for i, row in enumerate(logits)]
-    collected, labels = collect_member_logits(SavedLogits(), rows, batch_size=3)
-    assert torch.equal(collected, logits) and labels.tolist() == list(range(7))
-    assert collect_member_logits(SavedLogits(), [{"member_logits": logits}])[1] is None
-    with pytest.raises(ValueError, match="no batches"):
-        collect_member_logits(SavedLogits(), [])
-    with pytest.raises(ValueError, match="7 rows and 6 labels: give each row one"):
-        collect_member_logits(SavedLogits(), [{"member_logits": logits, "labels": torch.arange(6)}])
-    with pytest.raises(ValueError, match="1 of 2 batches have labels"):
-        collect_member_logits(
-            SavedLogits(), [{"member_logits": logits}, {"member_logits": logits, "labels": torch.zeros(7)}]
-        )
+    answers, _, labels = collected(rows, batch_size=3)
+    assert torch.equal(answers, logits) and labels.tolist() == list(range(7))
+    batch = {"member_logits": logits}
+    assert collected([batch])[2] is None
+    for wrong, words in (
+        ([], "no batches"),
+        ([{**batch, "labels": torch.arange(6)}], "7 rows and 6 labels: give each row one"),
+        ([batch, {**batch, "labels": torch.zeros(7)}], "1 of 2 batches have labels"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            collected(wrong)
 
 
 PROMPTS, PIXELS = padded_texts(batch=5), {"pixel_values": images(3)}

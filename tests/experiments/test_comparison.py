@@ -49,7 +49,7 @@ def test_every_method_is_judged_once_with_its_members_and_costs(tmp_path, monkey
     assert cells[6:8] == [f"{100 * hydra['ood'][score]['near']['more']['auroc']:.1f}" for score in ("msp", "energy")]
     assert len(rendered["smallest/shift"].splitlines()) == 2 + len(TITLES)
     again = Comparison(SMALLEST, splits(), tmp_path, "cpu")
-    monkeypatch.setattr("experiments.methods.collect_member_logits", lambda *args: pytest.fail("judged again"))
+    monkeypatch.setattr("experiments.methods.collect_answers", lambda *args, **_: pytest.fail("judged again"))
     again.run_seed(0)
     monkeypatch.setattr("transformers.Trainer.train", lambda *args, **kwargs: pytest.fail("trained again"))
     again.tuned_member(0, "circ-avg")
