@@ -63,8 +63,7 @@ def batches(
     data = as_rows(data)
     check_is_data(data)
     if _holds_rows(data):
-        groups = _row_groups(data, batch_size, rank, world_size)
-        dict_batches = map(collate, groups)
+        dict_batches = map(collate, _row_groups(data, batch_size, rank, world_size))
     else:
         dict_batches = islice(data, rank, None, world_size)
     count = math.ceil(length_hint(data) / (batch_size if _holds_rows(data) else 1))  # 0 where it is unknown

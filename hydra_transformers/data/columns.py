@@ -96,9 +96,8 @@ def find_columns(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
     return (_one_of(matching, "column of words" if kind == "words" else f"{kind} column", kinds, source, kind),)
 
 
-def find_label_column(rows: Any, source: DataSource, num_labels: int | None, words: str | None = None) -> str:
-    """The column of classes, or of lists of them; of several (coarse and fine labels, POS and NER) the one with as many classes
-    as the model.
+def find_label_column(rows: Any, source: DataSource, words: str | None = None) -> str:
+    """The column of classes, or of lists of them; of several (coarse and fine labels, POS and NER) the one with a usual name.
 
     words: the column of words, whose tags are the labels
     """
@@ -112,9 +111,7 @@ def find_label_column(rows: Any, source: DataSource, num_labels: int | None, wor
         columns = [name for name in kinds if kinds[name] == "class"]
         columns = columns or [name for name in kinds if kinds[name] == "classes"]
         usual = [name for name in LABEL_NAMES if name in kinds]
-    counts = {name: getattr(feature_of(rows, name), "num_classes", None) for name in columns}
-    fitting = [name for name in columns if counts[name] is not None and counts[name] == num_labels]
-    matching = fitting if len(fitting) == 1 else columns if len(columns) == 1 else usual[:1] or columns
+    matching = columns if len(columns) == 1 else usual[:1] or columns
     return _one_of(matching, "label column" if words is None else "column of tags", kinds, source)
 
 

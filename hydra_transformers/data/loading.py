@@ -26,7 +26,7 @@ from .columns import (
 from .labels import LabelLists, Labels, has_lists, model_classes
 from .prediction import classifies_tokens, config_of
 from .processors import load_processor
-from .rows import FEW_ROWS, DataSource, as_rows, is_dataframe, load_rows
+from .rows import DataSource, as_rows, is_dataframe, load_rows
 from .tags import TOKEN_CLASSIFICATION, tokens_of_words
 
 
@@ -152,10 +152,6 @@ def load_data(
     if kind == "image" and hasattr(rows, "features") and not getattr(rows.features[columns[0]], "decode", True):
         rows = rows.cast_column(columns[0], type(rows.features[columns[0]])())
     prepared = PreparedData(rows, processor, kind, columns, split=split, notes=[note])
-    if part in ("validation", "test") and len(rows) < FEW_ROWS:
-        prepared.notes.append(
-            f"only {len(rows)} rows to evaluate on: differences of a few points between models may be chance"
-        )
     if labelled is not False:
         _add_labels(prepared, source, config, is_required=bool(labelled))
     if config is not None:
@@ -183,16 +179,15 @@ def load_if_named(data: Any, model: Any, **settings: Any) -> Any:
 
 def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:
     """Out-of-distribution data as group -> name -> data, from one data set, data sets by name, or groups of these."""
-    if ood_data is None or (isinstance(ood_data, Mapping) and not ood_data):
+    if ood_data is None:
         return {}
-    if not isinstance(ood_data, Mapping):
-        return {"OOD": {"ood_data": ood_data}}
-    are_groups = {isinstance(inner, Mapping) for inner in ood_data.values()}
-    if len(are_groups) > 1:
+    sets = ood_data if isinstance(ood_data, Mapping) else {"ood_data": ood_data}
+    are_groups = [isinstance(inner, Mapping) for inner in sets.values()]
+    if any(are_groups) and not all(are_groups):
         raise TypeError(
             'ood_data has data sets beside groups of them: pass {"near": {name: data}, "far": {name: data}}'
         )
-    return dict(ood_data) if are_groups == {True} else {"OOD": dict(ood_data)}
+    return dict(sets) if all(are_groups) else {"OOD": dict(sets)}
 
 
 def check_has_variety(data: PreparedData, name: str, purpose: str) -> None:
@@ -206,15 +201,16 @@ def check_has_variety(data: PreparedData, name: str, purpose: str) -> None:
 
 def _config_and_processor(model: Any, processor: Any) -> tuple[PreTrainedConfig | None, Any]:
     """A model's config and processor; no config where `model` is the processor itself."""
-    config, name = model if isinstance(model, PreTrainedConfig) else None, None
+    config = model if isinstance(model, PreTrainedConfig) else None
     if isinstance(model, (str, os.PathLike)):
-        config, name = auto.config_of(model), model
+        config = auto.config_of(model)
+        processor = processor or load_processor(model, config)
     elif isinstance(model, nn.Module):
         config = config_of(model)
     elif config is None:
         processor = processor or model
     if processor is None and config is not None:
-        processor = load_processor(name or config.name_or_path, config)
+        processor = load_processor(config.name_or_path, config)
     if not callable(processor):
         raise TypeError(
             f"model is a {type(model).__name__}: pass the model, its name or folder, or its tokenizer, image processor or feature "
@@ -259,7 +255,7 @@ def _add_labels(data: PreparedData, source: DataSource, config: PreTrainedConfig
     num_labels, problem_type = getattr(config, "num_labels", None), getattr(config, "problem_type", None)
     words = data.columns[0] if data.kind == "words" else None
     try:
-        column = find_label_column(data.rows, source, num_labels, words)
+        column = find_label_column(data.rows, source, words)
     except ValueError:
         if is_required or source.label is not None:
             raise
@@ -295,7 +291,7 @@ def classes_in(source: DataSource, are_numbers: bool = False) -> tuple[list[str]
     """
     rows, _, _ = load_rows(source)
     words = find_words(rows, source)
-    column = find_label_column(rows, source, None, words)
+    column = find_label_column(rows, source, words)
     if words is not None:
         names, problem_type = LabelLists(rows, column, source).classes(are_tags=True), TOKEN_CLASSIFICATION
     elif not are_numbers and has_lists(rows, column, source):

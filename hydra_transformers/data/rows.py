@@ -19,7 +19,6 @@ FILE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json",
 AS_ROWS = {"skip_blank_lines": False}  # of csv files, where all other rows would move up
 SEPARATORS = "put commas between columns, and texts with commas into quotes, or pass pandas.read_csv(file, sep=';')"
 MOST_HELD_OUT_ROWS = 3_000
-FEW_ROWS = 100
 PREFERRED_SPLITS = ("validation", "test", "train")
 # The splits that serve as a part where a set has them; other parts are cut out of the first split.
 SPLITS_OF_PARTS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
@@ -168,7 +167,7 @@ def _has_labels(rows: Any, source: DataSource) -> bool:
     """Test splits on the Hub may have no labels, or only -1."""
     try:
         words = find_words(rows, source)
-        values = rows[find_label_column(rows, source, None, words)]
+        values = rows[find_label_column(rows, source, words)]
     except ValueError:
         return False
     values = values if words is None else chain.from_iterable(tags or () for tags in values)
