@@ -5,8 +5,9 @@
     python -m experiments.one_run --rows 64 --workers 1 ...                           # does it run? few rows of each set
 
 Every training is plain torch on the package's models, with AdamW, a cosine schedule with warm-up and the same batches for all
-methods. Every method has its own learning rates, the best on validation rows of those that `sweep` tries (of soups, `composed`). "validation" is
-what choices are made on; "test", with near and far out-of-distribution sets, is for the table of what was chosen.
+methods. Every method has its own learning rates: `sweep` tries them with one seed, `finalists` the three best with two seeds more, and
+the best mean Brier score on validation rows decides (of soups, `composed`). "validation" is what choices are made on; "test", with near
+and far out-of-distribution sets, is for the table of what was chosen. What the results file already has is not run again.
 """
 
 import argparse
@@ -38,6 +39,8 @@ from .rows import TensorRows
 from .splits import Splits
 
 
+Row = dict[str, Any]  # of a results file
+SEEDS = (0, 100, 200)
 EVALUATION_BATCH = 500
 WEIGHT_DECAY, WARM_UP = 0.05, 0.1
 OWN, SHARED = ("embeddings",), ("embeddings", "layernorm", "mlp")  # what members share behind the trunk
@@ -68,7 +71,9 @@ class Run:
 class Setting:
     """
     read: (folder, start) -> Splits; new_model: (start, seed) -> a pre-trained model with a new classifier
-    single, one_run: the chosen training of one model and of a Hydra; epochs of others are multiples of these
+    single, one_run: the usual training of one model and of a Hydra; epochs of others are multiples of these
+    members: how many, of Deep Ensembles and of Hydras
+    branch_rates: that `sweep` tries
     """
 
     read: Callable[[Path, Path], Splits]
@@ -77,6 +82,8 @@ class Setting:
     classifier_rate: float
     single: Run
     one_run: Run
+    members: tuple[int, ...] = (3, 5)
+    branch_rates: tuple[float, ...] = (1.0, 3.0, 6.0)
 
 
 def new_image_model(start: Path, seed: int) -> PreTrainedModel:
@@ -160,6 +167,8 @@ SETTINGS = {
         5e-4,
         replace(TEXT, epochs=2),
         replace(TEXT, group="one run", members=3, branch_rate=3.0, epochs=2),
+        members=(3,),
+        branch_rates=(1.0, 3.0),
     ),
 }
 
@@ -167,56 +176,70 @@ SETTINGS = {
 # What is trained
 
 
-def sweep(setting: Setting) -> Iterator[Run]:
+def sweep(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
     """Learning rates of one model and of one run, and of how much faster the last layers learn."""
-    for factor in (0.5, 1.0, 2.0):
-        for branch_rate in (1.0, 3.0, 6.0):
-            yield replace(setting.single, learning_rate=factor * setting.single.learning_rate, branch_rate=branch_rate)
-            yield replace(
-                setting.one_run, learning_rate=factor * setting.one_run.learning_rate, branch_rate=branch_rate
-            )
-    yield replace(setting.one_run, branch_rate=10.0)
+    for usual in (setting.single, setting.one_run):
+        for factor in (0.5, 1.0, 2.0):
+            for branch_rate in setting.branch_rates:
+                yield replace(usual, learning_rate=factor * usual.learning_rate, branch_rate=branch_rate)
 
 
-def variants(setting: Setting) -> Iterator[Run]:
+def finalists(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
+    """The three best of each sweep, with two seeds more."""
+    for usual in (setting.single, setting.one_run):
+        first_seed = [row for row in rows if row.get("run", {}).get("seed") == usual.seed]
+        for run in best_runs(usual, first_seed)[:3]:
+            yield from (replace(run, seed=seed) for seed in SEEDS)
+
+
+def best_runs(usual: Run, rows: Sequence[Row]) -> list[Run]:
+    """Those that differ from `usual` by learning rates alone, best first; those with all seeds before those with one."""
+    scores: dict[Run, list[float]] = {}
+    for row in rows:
+        if row["name"] == usual.group:
+            run = Run(**row["run"] | {"shared": tuple(row["run"]["shared"])})
+            rates = {"learning_rate": usual.learning_rate, "branch_rate": usual.branch_rate}
+            if run.seed in SEEDS and replace(run, seed=usual.seed, **rates) == usual:
+                scores.setdefault(replace(run, seed=usual.seed), []).append(row["validation"]["brier"])
+    return sorted(scores, key=lambda run: (-len(scores[run]), sum(scores[run]) / len(scores[run])))
+
+
+def variants(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
     """Other trunks, shares, losses, lengths and numbers of members."""
     usual = setting.one_run
     for trunk, epochs in ((11, 12), (10, 10), (8, 8), (6, 7)):
         yield replace(usual, trunk=trunk, epochs=round(usual.epochs * epochs / 9))
     for epochs in (6, 12):
         yield replace(usual, epochs=round(usual.epochs * epochs / 9))
+    yield replace(usual, branch_rate=10.0)
     yield replace(usual, shared=SHARED)
     yield replace(usual, members=5)
     yield replace(usual, loss="ensemble")
 
 
-def chosen(setting: Setting, rows: Sequence[dict[str, Any]]) -> Setting:
-    """The setting with the learning rates that were best on validation rows, of those that `sweep` tried."""
-    best = {}
-    for kind in ("single", "one_run"):
-        usual = getattr(setting, kind)
-        tried = [row for row in rows if row["name"] == usual.group and "validation" in row]
-        if tried:
-            run = max(tried, key=lambda row: (row["validation"]["accuracy"], -row["validation"]["aurc"]))["run"]
-            best[kind] = replace(usual, learning_rate=run["learning_rate"], branch_rate=run["branch_rate"])
-    return replace(setting, **best)
+def chosen(setting: Setting, rows: Sequence[Row]) -> Setting:
+    """The setting with the learning rates that were best on validation rows, of those that were tried."""
+    best = {kind: best_runs(getattr(setting, kind), rows) for kind in ("single", "one_run")}
+    return replace(setting, **{kind: runs[0] for kind, runs in best.items() if runs})
 
 
-def seeds(setting: Setting) -> Iterator[Run]:
-    """What is published: three seeds of each, five checkpoints for each seed of a Deep Ensemble."""
-    longer = round(1.5 * setting.single.epochs)
-    for seed in range(3):
-        for member in range(5):
-            yield replace(setting.single, seed=100 * seed + member)
-        yield replace(setting.single, epochs=longer, seed=100 * seed)
-        usual = replace(setting.one_run, seed=100 * seed)
-        yield usual
-        yield replace(usual, branch_rate=round(5 / 3 * usual.branch_rate, 1))
+def seeds(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
+    """What is published: three seeds of each, with enough checkpoints for the Deep Ensembles of each seed."""
+    for seed in SEEDS:
+        for member in range(max(setting.members)):
+            yield replace(setting.single, seed=seed + member)
+        yield replace(setting.single, epochs=round(1.5 * setting.single.epochs), seed=seed)
+        usual = replace(setting.one_run, seed=seed)
         yield replace(usual, trunk=11, epochs=round(4 * usual.epochs / 3))
-        yield replace(usual, members=5)
+        yield from (replace(usual, members=members) for members in setting.members)
 
 
-GROUPS: dict[str, Callable[[Setting], Iterator[Run]]] = {"sweep": sweep, "variants": variants, "seeds": seeds}
+GROUPS: dict[str, Callable[[Setting, Sequence[Row]], Iterator[Run]]] = {
+    "sweep": sweep,
+    "finalists": finalists,
+    "variants": variants,
+    "seeds": seeds,
+}
 COMPOSED = "composed"  # Deep Ensembles, soups and fused checkpoints of the models that `seeds` kept
 
 
@@ -387,8 +410,11 @@ class Judge:
     def composed(self, seed: int) -> Iterator[dict[str, Any]]:
         """What the kept checkpoints of a seed make without, or with little, training."""
         single = replace(self.setting.single, seed=seed)
-        kept = [torch.load(kept_file(self.args, replace(single, seed=seed + member))) for member in range(5)]
-        for count in (3, 5):
+        kept = [
+            torch.load(kept_file(self.args, replace(single, seed=seed + member)))
+            for member in range(max(self.setting.members))
+        ]
+        for count in self.setting.members:
             logits = {name: torch.cat([one["logits"][name] for one in kept[:count]], dim=1) for name in self.sets}
             yield self.row(f"Deep Ensemble of {count}", single, logits, None)
         models = [load_single(self.args, self.setting, seed + member) for member in range(3)]
@@ -416,10 +442,10 @@ def work(queue: Any, results: Any, args: argparse.Namespace, rates: dict[str, An
     results.put(None)
 
 
-def run_all(
-    tasks: Sequence[Run | int], args: argparse.Namespace, rows: list[dict[str, Any]], setting: Setting
-) -> None:
+def run_all(tasks: Sequence[Run | int], args: argparse.Namespace, rows: list[Row], setting: Setting) -> None:
     """Works on all tasks, a few at a time, and writes the results after each."""
+    if not tasks:
+        return
     rates = {"single": setting.single, "one_run": setting.one_run}
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(), context.Queue()
@@ -456,13 +482,18 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, help="of each set, to try it out")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(words)
-    rows: list[dict[str, Any]] = []
-    setting = SETTINGS[args.setting]
+    is_begun = args.output is not None and args.output.exists()
+    rows: list[Row] = json.loads(args.output.read_text())["rows"] if is_begun else []
     for name in args.only:
-        tasks = [0, 100, 200] if name == COMPOSED else list(dict.fromkeys(GROUPS[name](setting)))
+        usual = SETTINGS[args.setting]
+        setting = usual if name in ("sweep", "finalists") else chosen(usual, rows)
+        done = {json.dumps([row["name"], row.get("run")], sort_keys=True) for row in rows}
+        if name == COMPOSED:
+            keys = {seed: ["soup", asdict(replace(setting.single, seed=seed))] for seed in SEEDS}
+        else:
+            keys = {run: [run.group, asdict(run)] for run in GROUPS[name](setting, rows)}
+        tasks = [task for task, key in keys.items() if json.dumps(key, sort_keys=True) not in done]
         run_all(tasks, args, rows, setting)
-        if name == "sweep":
-            setting = chosen(setting, rows)
 
 
 if __name__ == "__main__":

@@ -17,14 +17,15 @@ ORDER = ("One model", "One run", "Three checkpoints", "Soup", "Deep Ensemble")
 
 
 def render(content: Mapping[str, Any]) -> str:
-    """A row per method, over its seeds; of several learning rates, that with the best mean accuracy on validation rows."""
+    """A row per method with three seeds or more; of several learning rates, that with the best mean Brier score on validation rows."""
     variants: dict[str, dict[tuple, list[Row]]] = {}
     rows = [row for row in content["rows"] if "error" not in row]
     epochs = min(row["run"]["epochs"] for row in rows if row["name"] == "one model")
     for row in rows:
-        rates = (row["run"]["learning_rate"], row["run"]["branch_rate"])
+        rates = tuple(str(row["run"].get(name)) for name in ("learning_rate", "branch_rate", "loss", "shared"))
         variants.setdefault(title_of(row, epochs), {}).setdefault(rates, []).append(row)
-    chosen = {title: max(by_rate.values(), key=validation_accuracy) for title, by_rate in variants.items()}
+    finished = {title: [runs for runs in by_rate.values() if len(runs) >= 3] for title, by_rate in variants.items()}
+    chosen = {title: min(by_rate, key=validation_brier) for title, by_rate in finished.items() if by_rate}
     one_model = chosen["One model"][0]["work"]
     order = sorted(
         chosen, key=lambda title: next(n for n, start in enumerate((*ORDER, "")) if title.startswith(start))
@@ -32,8 +33,8 @@ def render(content: Mapping[str, Any]) -> str:
     return markdown(HEADINGS, {title: cells(chosen[title], one_model, epochs) for title in order})
 
 
-def validation_accuracy(rows: list[Row]) -> float:
-    return mean(row["validation"]["accuracy"] for row in rows)
+def validation_brier(rows: list[Row]) -> float:
+    return mean(row["validation"]["brier"] for row in rows)
 
 
 def title_of(row: Row, epochs: int) -> str:

@@ -2,10 +2,11 @@
 
 import json
 import sys
+from dataclasses import asdict, replace
 
 import pytest
 
-from experiments import comparison, figures, one_run_table, tables
+from experiments import comparison, figures, one_run, one_run_table, tables
 from experiments.methods import TITLES, Comparison
 from experiments.pretrained import SETTINGS
 from experiments.results import RESULTS, gather, read_results, write_results
@@ -127,21 +128,22 @@ def test_means_under_shift_are_over_corruptions_and_severities():
     assert tables.shifted("nll")({}) is None
 
 
-def one_run_row(name: str, validation: float, test: float, **run) -> dict:
+def one_run_rows(name: str, brier: float, test: float, count: int = 3, **run) -> list[dict]:
     found = {"accuracy": test, "aurc": 0.05, "answered_at_5": 0.6}
     found |= {f"{group}_{score}": 0.75 for group in ("near", "far") for score in ("msp", "energy")}
-    usual = {"members": 1, "learning_rate": 1.0, "branch_rate": 1.0, "trunk": 9, "epochs": 8}
-    work = 150 if name == "one run" else 100
-    return {"name": name, "work": work, "validation": {"accuracy": validation}, "test": found, "run": usual | run}
+    usual = one_run.Run(name, **{"members": 1, "branch_rate": 1.0, "epochs": 8} | run)
+    row = {"name": name, "work": 150 if name == "one run" else 100, "validation": {"brier": brier}, "test": found}
+    return [row | {"run": asdict(replace(usual, seed=seed))} for seed in one_run.SEEDS[:count]]
 
 
 def test_of_several_learning_rates_validation_rows_choose_never_test_rows():
     rows = [
-        one_run_row("one model", 0.5, 0.70),
-        one_run_row("one run", 0.6, 0.80, members=3, branch_rate=6.0, epochs=9),
-        one_run_row("one run", 0.5, 0.90, members=3, branch_rate=10.0, epochs=9),
-        one_run_row("soup, tuned", 0.6, 0.75, epochs=4),
-        one_run_row("Deep Ensemble of 3", 0.6, 0.85) | {"work": None},
+        *one_run_rows("one model", 0.5, 0.70),
+        *one_run_rows("one run", 0.4, 0.80, members=3, branch_rate=6.0, epochs=9),
+        *one_run_rows("one run", 0.5, 0.90, members=3, branch_rate=10.0, epochs=9),
+        *one_run_rows("one run", 0.3, 0.95, count=1, members=3, branch_rate=3.0, epochs=9),
+        *one_run_rows("soup, tuned", 0.4, 0.75, epochs=4),
+        *(row | {"work": None} for row in one_run_rows("Deep Ensemble of 3", 0.4, 0.85)),
         {"name": "one run", "error": "out of memory"},
     ]
     shown = one_run_table.render({"rows": rows}).splitlines()[2:]
@@ -152,6 +154,25 @@ def test_of_several_learning_rates_validation_rows_choose_never_test_rows():
         ["Soup of three, tuned 4 epochs", "1.00", "3.50", "75.00 %"],
         ["Deep Ensemble of 3", "3.00", "3.00", "85.00 %"],
     ]
+
+
+def test_the_three_best_of_a_sweep_get_more_seeds_and_their_mean_decides():
+    setting = one_run.SETTINGS["images"]
+    rows = []
+    for kind in (setting.single, setting.one_run):
+        for run in one_run.sweep(setting, []):
+            if run.group == kind.group:
+                brier = 0.3 + abs(run.learning_rate - 5e-5) * 1e3 + abs(run.branch_rate - 3) / 100
+                rows.append({"name": run.group, "run": asdict(run), "validation": {"brier": brier}})
+    for run in dict.fromkeys(one_run.finalists(setting, rows)):
+        if run.seed:  # the second best of the first seed is best with all three
+            brier = 0.1 if run.branch_rate == 1 else 0.5
+            rows.append({"name": run.group, "run": asdict(run), "validation": {"brier": brier}})
+    assert len(rows) == 18 + 12
+    best = one_run.chosen(setting, rows)
+    for run in (best.single, best.one_run):
+        assert (run.learning_rate, run.branch_rate, run.seed) == (5e-5, 1.0, 0)
+    assert best.single.epochs == 8 and best.one_run.members == 3
 
 
 def test_a_page_gets_its_tables_and_keeps_its_words():
