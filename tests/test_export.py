@@ -144,5 +144,5 @@ def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
     names = run_python_blocks("docs/export.md")
     assert names["logits"].shape[0] == 2 and names["abstain"].shape == (2,)
     outputs = {output.name for output in onnxruntime.InferenceSession("my-onnx/model.onnx").get_outputs()}
-    assert outputs == {"logits", *OUTPUTS_OF_HYDRAS} - {"interval", "member_variances"}  # those of regression
+    assert outputs == {"logits", *OUTPUTS_OF_HYDRAS} - {"interval"}  # that of regression
     assert (tmp_path / "my-onnx" / "preprocessor_config.json").exists()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..cost import count_multiply_adds
-from ..data.prediction import accepted_inputs, answer_of, classifies_tokens, config_of, member_logits_of
+from ..data.prediction import accepted_inputs, answer_of, classifies_tokens, member_logits_of
 from ..models.modeling_hydra import HydraClassifierOutput
 
 
@@ -25,8 +25,6 @@ class DeepEnsemble(nn.Module):
         if not models:
             raise ValueError("models is empty: pass a list of classifiers")
         _check_class_names(models)
-        if len({getattr(config_of(model), "predicts_variance", False) for model in models}) > 1:
-            raise ValueError("some of models predict a variance and others do not: pass models of one kind")
         self.models = nn.ModuleList(models)
 
     @property

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from ..models.modeling_hydra import HydraClassifierOutput, ensemble_logits, log_mean_probability
 from ..models.pipeline_hydra import evaluation_mode
-from ..models.regression import mean_plus_minus_std
 from .batches import split_labels
 from .labels import model_classes
 from .zero_shot import ZeroShotClassifier, zero_shot_in
@@ -35,7 +34,6 @@ def predict(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 def member_logits_of(output: Any, source: str = "the model", per_token: bool = False) -> Tensor:
     """Read (batch, members, classes) from a model's output: `member_logits`, else `logits` or `logits_per_image` as one member.
-    Of heads that predict a variance, `mean_plus_minus_std` in place of each member.
 
     per_token: of a classifier of tokens, (batch, members, tokens, classes)
     """
@@ -53,8 +51,7 @@ def member_logits_of(output: Any, source: str = "the model", per_token: bool = F
             f"{source} gave {name} of shape {tuple(getattr(output, name).shape)}: expected (batch, members, {places}classes), or "
             "without members"
         )
-    variances = getattr(output, "member_variances", None)
-    return logits if variances is None else mean_plus_minus_std(logits, variances)
+    return logits
 
 
 def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
@@ -62,17 +59,8 @@ def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
     problem_type = problem_type_of_answers(model)
     if problem_type is None and getattr(config_of(model), "num_labels", None) == 1:
         problem_type = "regression"  # as in Transformers' loss
-    aggregate, variances = getattr(config_of(model), "aggregate", None), None
-    if getattr(config_of(model), "predicts_variance", False):
-        member_logits, variances = means_and_variances(member_logits)
-    logits = ensemble_logits(member_logits, problem_type, aggregate)
-    return HydraClassifierOutput(logits=logits, member_logits=member_logits, member_variances=variances)
-
-
-def means_and_variances(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Undoes `mean_plus_minus_std`: (batch, 2 * members, outputs) -> (batch, members, outputs) each"""
-    below, above = points.unflatten(1, (-1, 2)).unbind(dim=2)
-    return (below + above) / 2, ((above - below) / 2).square()
+    logits = ensemble_logits(member_logits, problem_type, getattr(config_of(model), "aggregate", None))
+    return HydraClassifierOutput(logits=logits, member_logits=member_logits)
 
 
 def joined_labels(labels: Sequence[Tensor | None]) -> Tensor | None:

@@ -28,16 +28,12 @@ MODULES_OF_HARMLESS_HOOKS = ("transformers.", "accelerate.", "hydra_transformers
 UNUSED = ("pooler", "mask_token")
 # Config fields in which members may differ: they say how a member was made or trains, not what it computes.
 IGNORED_FIELDS = {*HydraConfigMixin.__annotations__, "use_cache", "tie_word_embeddings", "encoder_stride"}
-IGNORED_FIELDS -= {"predicts_variance"}
 IGNORED_FIELD_PATTERNS = ("dropout", "drop_path", "initializer", "_init_value", "layerscale_value")
 IGNORED_FIELD_PATTERNS += ("_out_", "reshape_hidden")
 # "is_causal" is not a field of any class, but Transformers reads it from every config that has it.
 COMMON_FIELDS = ("is_causal", "num_labels", "id2label", "problem_type")
 # What to do about members that differ in a field; else they are of different backbones.
-CHOICES = {
-    "problem_type": "set it alike in their configs",
-    "predicts_variance": "call with_variance for all of them, or for none",
-}
+CHOICES = {"problem_type": "set it alike in their configs"}
 # Networks trained apart have a cosine near 0, fine-tuned models of one pre-trained model near 1.
 LEAST_COSINE_OF_RELATED = 0.5
 

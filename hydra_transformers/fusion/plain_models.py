@@ -35,8 +35,6 @@ def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrained
     """
     if getattr(model, "num_members", 0) != 1:
         raise ValueError(f"model is a {type(model).__name__}: pass a Hydra with one member, such as model.member(0)")
-    if getattr(model.config, "predicts_variance", False):
-        raise ValueError("model predicts variances, for which Transformers has no head: use it as a Hydra")
     cls = type(model)
     [member] = read_members(cls, model, cls.__name__)
     tensors = _with_heads_of_zeros(cls, member) if fill_up else member.tensors

@@ -100,7 +100,6 @@ def create_model_card(
         template_path=str(TEMPLATE),
         to_fill_in=lambda what: f"{TO_FILL_IN} {what}",
         task=task,
-        predicts_variance=getattr(config, "predicts_variance", False),
         repo_id=repo_id,
         model_name=name,
         members=config.num_members,

@@ -60,7 +60,9 @@ def attention_rules(layer: str, projections: Iterable[str], scale: str | None = 
     )
 
 
-def mlp_rules(layer: str, first: str, second: str, gate: str | None = None, scale: str | None = None):
+def mlp_rules(
+    layer: str, first: str, second: str, gate: str | None = None, scale: str | None = None
+) -> tuple[Rule, ...]:
     """The rules for a layer's MLP, by the names of its maps and of the factor on its result."""
     inner = (f"{layer}{first}.*",) if gate is None else (f"{layer}{gate}.*", f"{layer}{first}.*")
     outer = (f"{layer}{second}.*",) if scale is None else (f"{layer}{second}.*", layer + scale)
@@ -80,144 +82,131 @@ VIT = (
     *norm_rules("layers.*.", "layernorm_before", "layernorm_after"),
     Rule("classifier.out_proj.*", "classifier.dense.*"),  # AST's
 )
-BEIT = (
-    *attention_rules("layers.*.", names("attention.{}_proj", *"qkvo"), "lambda_1"),
-    *mlp_rules("layers.*.", "mlp.fc1", "mlp.fc2", scale="lambda_2"),
-    *mlp_rules("layers.*.", "mlp.fc1", "mlp.fc2"),  # without these factors
-    *VIT,
-    Rule(
-        "layers.*.attention.distance_bias.weight",
-        "layers.*.relative_position_bias.relative_position_bias_table",
-        lambda table: table.t(),
-    ),
-    Rule("relative_attention_bias.weight", "shared_position_bias.relative_position_bias_table"),
-)
 DINO, FIRST_SCALE, SECOND_SCALE = "encoder.layer.*.", "layer_scale1.lambda1", "layer_scale2.lambda1"
-DINOV2 = (
-    *attention_rules(DINO, names("attention.{}_proj", *"qkvo"), FIRST_SCALE),
-    # as it was called before transformers 5.18
-    *attention_rules(
-        DINO, names("attention.{}", *names("attention.{}", "query", "key", "value"), "output.dense"), FIRST_SCALE
-    ),
-    *norm_rules(DINO, "norm1", "norm2"),
-    *mlp_rules(DINO, "mlp.fc1", "mlp.fc2", scale=SECOND_SCALE),
-    *mlp_rules(DINO, "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj", SECOND_SCALE),
-    *mlp_rules(DINO, "mlp.weights_in", "mlp.weights_out", scale=SECOND_SCALE),
-)
-DINOV3 = (
-    *attention_rules("model.layer.*.", names("attention.{}_proj", *"qkvo"), FIRST_SCALE),
-    *norm_rules("model.layer.*.", "norm1", "norm2"),
-    *mlp_rules("model.layer.*.", "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj", SECOND_SCALE),
-    *mlp_rules("model.layer.*.", "mlp.up_proj", "mlp.down_proj", scale=SECOND_SCALE),
-)
-TOWERS = (
-    *attention_rules("encoder.layers.*.", names("self_attn.{}_proj", *"qkv", "out")),
-    *norm_rules("encoder.layers.*.", "layer_norm1", "layer_norm2"),
-    *mlp_rules("encoder.layers.*.", "mlp.fc1", "mlp.fc2"),
-    Rule("pre_layernorm.*", "pre_layrnorm.*"),
-    *(Rule(name, name, lambda tensor: tensor.squeeze(0)) for name in ("logit_scale", "logit_bias")),
-)
 BERT_LAYER = "encoder.layer.*."
 BERT_MLP = (
     *norm_rules(BERT_LAYER, "attention.output.LayerNorm", "output.LayerNorm"),
     *mlp_rules(BERT_LAYER, "intermediate.dense", "output.dense"),
 )
-BERT = (
-    *attention_rules(BERT_LAYER, names("attention.{}", "self.query", "self.key", "self.value", "output.dense")),
-    *BERT_MLP,
-    Rule("embeddings.projection.*", "embeddings_project.*"),
-)
-DEBERTA = (
-    *attention_rules(
-        BERT_LAYER, names("attention.{}", *names("self.{}_proj", "query", "key", "value"), "output.dense")
-    ),
-    *BERT_MLP,
-    Rule("layers.*.attention.position_key_proj.*", "encoder.layer.*.attention.self.pos_key_proj.*"),
-    Rule("layers.*.attention.position_query_proj.*", "encoder.layer.*.attention.self.pos_query_proj.*"),
-    Rule("distance_embeddings.weight", "encoder.rel_embeddings.weight"),
-    Rule("distance_embeddings.LayerNorm.*", "encoder.LayerNorm.*"),
-)
-MPNET = (
-    *attention_rules(BERT_LAYER, names("attention.attn.{}", *"qkvo")),
-    *norm_rules(BERT_LAYER, "attention.LayerNorm", "output.LayerNorm"),
-    *BERT_MLP,
-    Rule("relative_attention_bias.weight", "encoder.relative_attention_bias.weight"),
-)
 ALBERT_LAYER = "encoder.albert_layer_groups.*.albert_layers.0."
-ALBERT = (
-    *attention_rules(ALBERT_LAYER, names("attention.{}", "query", "key", "value", "dense")),
-    *norm_rules(ALBERT_LAYER, "attention.LayerNorm", "full_layer_layer_norm"),
-    *mlp_rules(ALBERT_LAYER, "ffn", "ffn_output"),
-    Rule("embeddings.projection.*", "encoder.embedding_hidden_mapping_in.*"),
-    Rule("pooler.dense.*", "pooler.*"),
-)
-DISTILBERT = (
-    *attention_rules("transformer.layer.*.", names("attention.{}_lin", *"qkv", "out")),
-    *norm_rules("transformer.layer.*.", "sa_layer_norm", "output_layer_norm"),
-    *mlp_rules("transformer.layer.*.", "ffn.lin1", "ffn.lin2"),
-)
-MODERNBERT = (
-    *attention_rules("layers.*.", names("attn.{}", "Wqkv", "Wo")),
-    *norm_rules("layers.*.", "attn_norm", "mlp_norm"),
-    *mlp_rules("layers.*.", "mlp.Wi", "mlp.Wo"),
-)
-DECODERS = (
-    *attention_rules("layers.*.", names("self_attn.{}_proj", *"qkvo")),
-    Rule("layers.*.attention.query_norm.*", "layers.*.self_attn.q_norm.*"),
-    Rule("layers.*.attention.key_norm.*", "layers.*.self_attn.k_norm.*"),
-    # Gemma 3's, which has four norms
-    Rule("layers.*.attention_branch_norm.*", "layers.*.post_attention_layernorm.*"),
-    Rule("layers.*.mlp_branch_norm.*", "layers.*.post_feedforward_layernorm.*"),
-    Rule("layers.*.mlp_norm.*", "layers.*.pre_feedforward_layernorm.*"),
-    *norm_rules("layers.*.", "input_layernorm", "post_attention_layernorm"),
-    *mlp_rules("layers.*.", "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj"),
-    Rule("embeddings.word_embeddings.*", "embed_tokens.*"),
-    Rule("classifier.*", "score.*"),
-)
-WAVEFORMS = (
-    *attention_rules("encoder.layers.*.", names("attention.{}_proj", *"qkv", "out")),
-    *norm_rules("encoder.layers.*.", "layer_norm", "final_layer_norm"),
-    *mlp_rules("encoder.layers.*.", "feed_forward.intermediate_dense", "feed_forward.output_dense"),
-    Rule("embeddings.feature_extractor.*", "feature_extractor.*"),
-    Rule("embeddings.feature_projection.*", "feature_projection.*"),
-    Rule("embeddings.masked_spec_embed", "masked_spec_embed"),
-    Rule("embeddings.pos_conv_embed.*", "encoder.pos_conv_embed.*"),
-    # One norm of the backbone: in front of the layers, or with `do_stable_layer_norm` behind them.
-    Rule("embeddings.layer_norm.*", "encoder.layer_norm.*"),
-    Rule("final_norm.*", "encoder.layer_norm.*"),
-    # WavLM's
-    Rule("layers.*.attention.bias_gate.maps.*", "encoder.layers.*.attention.gru_rel_pos_linear.*"),
-    Rule(
-        "layers.*.attention.bias_gate.weight",
-        "encoder.layers.*.attention.gru_rel_pos_const",
-        lambda weight: weight.reshape(-1, 1),
-    ),
-    Rule("relative_attention_bias.weight", "encoder.layers.0.attention.rel_attn_embed.weight"),
-)
-WHISPER = (
-    *attention_rules("layers.*.", names("self_attn.{}_proj", *"qkv", "out")),
-    *norm_rules("layers.*.", "self_attn_layer_norm", "final_layer_norm"),
-    *mlp_rules("layers.*.", "fc1", "fc2"),
-    *(Rule(f"embeddings.{name}.*", f"{name}.*") for name in ("conv1", "conv2", "embed_positions")),
-)
 
 # By `model_type`, or for all families in a file by its name; parameters without a rule have the same name in both.
 RULES: dict[str, tuple[Rule, ...]] = {
-    "hydra_albert": ALBERT,
-    "hydra_distilbert": DISTILBERT,
-    "hydra_whisper": WHISPER,
-    "ast": VIT,
-    "beit": BEIT,
-    "bert": BERT,
-    "deberta_v2": DEBERTA,
-    "decoders": DECODERS,
-    "dinov2": DINOV2,
-    "dinov3_vit": DINOV3,
-    "modernbert": MODERNBERT,
-    "mpnet": MPNET,
-    "towers": TOWERS,
     "vit": VIT,
-    "waveforms": WAVEFORMS,
+    "ast": VIT,
+    "beit": (
+        *attention_rules("layers.*.", names("attention.{}_proj", *"qkvo"), "lambda_1"),
+        *mlp_rules("layers.*.", "mlp.fc1", "mlp.fc2", scale="lambda_2"),
+        *mlp_rules("layers.*.", "mlp.fc1", "mlp.fc2"),  # without these factors
+        *VIT,
+        Rule(
+            "layers.*.attention.distance_bias.weight",
+            "layers.*.relative_position_bias.relative_position_bias_table",
+            lambda table: table.t(),
+        ),
+        Rule("relative_attention_bias.weight", "shared_position_bias.relative_position_bias_table"),
+    ),
+    "dinov2": (
+        *attention_rules(DINO, names("attention.{}_proj", *"qkvo"), FIRST_SCALE),
+        # as it was called before transformers 5.18
+        *attention_rules(
+            DINO, names("attention.{}", *names("attention.{}", "query", "key", "value"), "output.dense"), FIRST_SCALE
+        ),
+        *norm_rules(DINO, "norm1", "norm2"),
+        *mlp_rules(DINO, "mlp.fc1", "mlp.fc2", scale=SECOND_SCALE),
+        *mlp_rules(DINO, "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj", SECOND_SCALE),
+        *mlp_rules(DINO, "mlp.weights_in", "mlp.weights_out", scale=SECOND_SCALE),
+    ),
+    "dinov3_vit": (
+        *attention_rules("model.layer.*.", names("attention.{}_proj", *"qkvo"), FIRST_SCALE),
+        *norm_rules("model.layer.*.", "norm1", "norm2"),
+        *mlp_rules("model.layer.*.", "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj", SECOND_SCALE),
+        *mlp_rules("model.layer.*.", "mlp.up_proj", "mlp.down_proj", scale=SECOND_SCALE),
+    ),
+    "towers": (
+        *attention_rules("encoder.layers.*.", names("self_attn.{}_proj", *"qkv", "out")),
+        *norm_rules("encoder.layers.*.", "layer_norm1", "layer_norm2"),
+        *mlp_rules("encoder.layers.*.", "mlp.fc1", "mlp.fc2"),
+        Rule("pre_layernorm.*", "pre_layrnorm.*"),
+        *(Rule(name, name, lambda tensor: tensor.squeeze(0)) for name in ("logit_scale", "logit_bias")),
+    ),
+    "bert": (
+        *attention_rules(BERT_LAYER, names("attention.{}", "self.query", "self.key", "self.value", "output.dense")),
+        *BERT_MLP,
+        Rule("embeddings.projection.*", "embeddings_project.*"),
+    ),
+    "deberta_v2": (
+        *attention_rules(
+            BERT_LAYER, names("attention.{}", *names("self.{}_proj", "query", "key", "value"), "output.dense")
+        ),
+        *BERT_MLP,
+        Rule("layers.*.attention.position_key_proj.*", "encoder.layer.*.attention.self.pos_key_proj.*"),
+        Rule("layers.*.attention.position_query_proj.*", "encoder.layer.*.attention.self.pos_query_proj.*"),
+        Rule("distance_embeddings.weight", "encoder.rel_embeddings.weight"),
+        Rule("distance_embeddings.LayerNorm.*", "encoder.LayerNorm.*"),
+    ),
+    "mpnet": (
+        *attention_rules(BERT_LAYER, names("attention.attn.{}", *"qkvo")),
+        *norm_rules(BERT_LAYER, "attention.LayerNorm", "output.LayerNorm"),
+        *BERT_MLP,
+        Rule("relative_attention_bias.weight", "encoder.relative_attention_bias.weight"),
+    ),
+    "hydra_albert": (
+        *attention_rules(ALBERT_LAYER, names("attention.{}", "query", "key", "value", "dense")),
+        *norm_rules(ALBERT_LAYER, "attention.LayerNorm", "full_layer_layer_norm"),
+        *mlp_rules(ALBERT_LAYER, "ffn", "ffn_output"),
+        Rule("embeddings.projection.*", "encoder.embedding_hidden_mapping_in.*"),
+        Rule("pooler.dense.*", "pooler.*"),
+    ),
+    "hydra_distilbert": (
+        *attention_rules("transformer.layer.*.", names("attention.{}_lin", *"qkv", "out")),
+        *norm_rules("transformer.layer.*.", "sa_layer_norm", "output_layer_norm"),
+        *mlp_rules("transformer.layer.*.", "ffn.lin1", "ffn.lin2"),
+    ),
+    "modernbert": (
+        *attention_rules("layers.*.", names("attn.{}", "Wqkv", "Wo")),
+        *norm_rules("layers.*.", "attn_norm", "mlp_norm"),
+        *mlp_rules("layers.*.", "mlp.Wi", "mlp.Wo"),
+    ),
+    "decoders": (
+        *attention_rules("layers.*.", names("self_attn.{}_proj", *"qkvo")),
+        Rule("layers.*.attention.query_norm.*", "layers.*.self_attn.q_norm.*"),
+        Rule("layers.*.attention.key_norm.*", "layers.*.self_attn.k_norm.*"),
+        # Gemma 3's, which has four norms
+        Rule("layers.*.attention_branch_norm.*", "layers.*.post_attention_layernorm.*"),
+        Rule("layers.*.mlp_branch_norm.*", "layers.*.post_feedforward_layernorm.*"),
+        Rule("layers.*.mlp_norm.*", "layers.*.pre_feedforward_layernorm.*"),
+        *norm_rules("layers.*.", "input_layernorm", "post_attention_layernorm"),
+        *mlp_rules("layers.*.", "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj"),
+        Rule("embeddings.word_embeddings.*", "embed_tokens.*"),
+        Rule("classifier.*", "score.*"),
+    ),
+    "waveforms": (
+        *attention_rules("encoder.layers.*.", names("attention.{}_proj", *"qkv", "out")),
+        *norm_rules("encoder.layers.*.", "layer_norm", "final_layer_norm"),
+        *mlp_rules("encoder.layers.*.", "feed_forward.intermediate_dense", "feed_forward.output_dense"),
+        Rule("embeddings.feature_extractor.*", "feature_extractor.*"),
+        Rule("embeddings.feature_projection.*", "feature_projection.*"),
+        Rule("embeddings.masked_spec_embed", "masked_spec_embed"),
+        Rule("embeddings.pos_conv_embed.*", "encoder.pos_conv_embed.*"),
+        # One norm of the backbone: in front of the layers, or with `do_stable_layer_norm` behind them.
+        Rule("embeddings.layer_norm.*", "encoder.layer_norm.*"),
+        Rule("final_norm.*", "encoder.layer_norm.*"),
+        # WavLM's
+        Rule("layers.*.attention.bias_gate.maps.*", "encoder.layers.*.attention.gru_rel_pos_linear.*"),
+        Rule(
+            "layers.*.attention.bias_gate.weight",
+            "encoder.layers.*.attention.gru_rel_pos_const",
+            lambda weight: weight.reshape(-1, 1),
+        ),
+        Rule("relative_attention_bias.weight", "encoder.layers.0.attention.rel_attn_embed.weight"),
+    ),
+    "hydra_whisper": (
+        *attention_rules("layers.*.", names("self_attn.{}_proj", *"qkv", "out")),
+        *norm_rules("layers.*.", "self_attn_layer_norm", "final_layer_norm"),
+        *mlp_rules("layers.*.", "fc1", "fc2"),
+        *(Rule(f"embeddings.{name}.*", f"{name}.*") for name in ("conv1", "conv2", "embed_positions")),
+    ),
 }
 
 

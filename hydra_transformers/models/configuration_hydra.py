@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 # What a Hydra gives beside logits.
-OUTPUTS_OF_HYDRAS = ("member_logits", "member_variances", "detector_score", "abstain", "prediction_set", "interval")
+OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_set", "interval")
 # What members may share: the mean over the members stands in for each of them.
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
@@ -126,8 +126,8 @@ class HydraConfigMixin(ShippedPipelines):
             Makes a regression model with a single output a reward model or reranker, and says how its members' scores become
             the one in `logits`: `"mean"`, `"min"`, or `"mean-2std"` for the mean minus twice (or any number of times) the
             standard deviation between members. It may be set on a loaded model, and is saved.
-        predicts_variance (`bool`, *optional*, defaults to `False`):
-            Whether the heads of a regression model give means, and behind them log-variances: `training.with_variance`.
+        add_pooling_layer (`bool`, *optional*, defaults to `True`):
+            Of families that have it: whether the model without a head has a pooler. Classifiers have one where the backbone's do.
     """
 
     keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)  # Trainer gathers logits alone
@@ -138,16 +138,10 @@ class HydraConfigMixin(ShippedPipelines):
     trunk_layers: int = 0
     ensemble_loss: str = "members"
     aggregate: str | None = None
-    predicts_variance: bool = False
     decision: dict | None = None
 
     def __post_init__(self, **kwargs):
         num_members = kwargs.pop("num_members", None)
-        if kwargs.pop("kept_neurons", None) is not None:
-            raise ValueError(
-                "kept_neurons names pruned MLP neurons, which Hydras no longer have: load the model by the code it was "
-                "saved with (trust_remote_code=True, without importing hydra_transformers)"
-            )
         for field in ("num_hidden_layers", "num_attention_heads"):
             if not 1 <= getattr(self, field) <= MAX_LAYERS_HEADS_OR_MEMBERS:  # before lists of this size are made
                 raise ValueError(f"{field} is {getattr(self, field)}: use 1 to {MAX_LAYERS_HEADS_OR_MEMBERS:,}")
@@ -184,11 +178,6 @@ class HydraConfigMixin(ShippedPipelines):
     @property
     def num_members(self) -> int:
         return len(self.kept_heads[0])
-
-    @property
-    def head_width(self) -> int:
-        """How many numbers a member's head gives."""
-        return self.num_labels * (2 if self.predicts_variance else 1)
 
     @property
     def layer_runs(self) -> list[int]:
@@ -275,9 +264,6 @@ def check_ensemble_loss(ensemble_loss: str) -> None:
 
 
 def check_aggregate(config) -> None:
-    """Validates `aggregate` and `predicts_variance`."""
-    if config.predicts_variance and (config.problem_type != "regression" or config.aggregate is not None):
-        raise ValueError("predicts_variance is for regression without an aggregate: leave one of them out")
     if config.aggregate is None:
         return
     times_of_spread(config.aggregate)

@@ -8,13 +8,7 @@ from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
 @strict
 class HydraBeitConfig(HydraConfigMixin, BeitConfig):
-    r"""
-    A [`BeitConfig`] with the fields of [`HydraConfigMixin`].
-
-    Args:
-        add_pooling_layer (`bool`, *optional*, defaults to `True`):
-            Whether [`HydraBeitModel`] pools its states. The image classifier always does, as in BEiT.
-    """
+    r"""A [`BeitConfig`] with the fields of [`HydraConfigMixin`], and `add_pooling_layer`."""
 
     model_type = "hydra_beit"
     add_pooling_layer: bool = True

@@ -21,13 +21,7 @@ def bert_layer_spec(config: HydraConfigMixin) -> LayerSpec:
 
 @strict
 class HydraBertConfig(HydraConfigMixin, BertConfig):
-    r"""
-    A [`BertConfig`] with the fields of [`HydraConfigMixin`].
-
-    Args:
-        add_pooling_layer (`bool`, *optional*, defaults to `True`):
-            Whether [`HydraBertModel`] has a pooler. The text classifier always has one, as in BERT.
-    """
+    r"""A [`BertConfig`] with the fields of [`HydraConfigMixin`], and `add_pooling_layer`."""
 
     model_type = "hydra_bert"
     add_pooling_layer: bool = True
@@ -37,13 +31,7 @@ class HydraBertConfig(HydraConfigMixin, BertConfig):
 
 @strict
 class HydraRobertaConfig(HydraConfigMixin, RobertaConfig):
-    r"""
-    A [`RobertaConfig`] with the fields of [`HydraConfigMixin`].
-
-    Args:
-        add_pooling_layer (`bool`, *optional*, defaults to `True`):
-            Whether [`HydraRobertaModel`] has a pooler. The text classifier has none, as in RoBERTa.
-    """
+    r"""A [`RobertaConfig`] with the fields of [`HydraConfigMixin`], and `add_pooling_layer`."""
 
     model_type = "hydra_roberta"
     add_pooling_layer: bool = True
@@ -68,10 +56,6 @@ class HydraAlbertConfig(HydraConfigMixin, AlbertConfig):
     ALBERT has one layer for each of `num_hidden_groups`, most often a single one, which runs again and again until
     `num_hidden_layers` have run. `kept_heads` and `trunk_layers` are about the layers with weights of their
     own: a head that is cut out of a layer is missing each time that the layer runs.
-
-    Args:
-        add_pooling_layer (`bool`, *optional*, defaults to `True`):
-            Whether [`HydraAlbertModel`] has a pooler. The text classifier always has one, as in ALBERT.
     """
 
     model_type = "hydra_albert"

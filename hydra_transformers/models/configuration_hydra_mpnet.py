@@ -9,14 +9,7 @@ from .configuration_hydra_bert import bert_layer_spec
 
 @strict
 class HydraMPNetConfig(HydraConfigMixin, MPNetConfig):
-    r"""
-    An [`MPNetConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`,
-    `ensemble_loss`).
-
-    Args:
-        add_pooling_layer (`bool`, *optional*, defaults to `True`):
-            Whether [`HydraMPNetModel`] has a pooler. The text classifier has none, as in MPNet.
-    """
+    r"""An [`MPNetConfig`] with the fields of [`HydraConfigMixin`], and `add_pooling_layer`."""
 
     model_type = "hydra_mpnet"
     add_pooling_layer: bool = True

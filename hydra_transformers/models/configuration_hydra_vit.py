@@ -19,11 +19,7 @@ def vit_layer_spec(config: HydraConfigMixin) -> LayerSpec:
 @strict
 class HydraViTConfig(HydraConfigMixin, ViTConfig):
     r"""
-    A [`ViTConfig`] with the fields of [`HydraConfigMixin`].
-
-    Args:
-        add_pooling_layer (`bool`, *optional*, defaults to `True`):
-            Whether [`HydraViTModel`] has a pooler. The image classifier has none, as in ViT.
+    A [`ViTConfig`] with the fields of [`HydraConfigMixin`], and `add_pooling_layer`.
 
     Example:
 
@@ -45,13 +41,7 @@ class HydraViTConfig(HydraConfigMixin, ViTConfig):
 
 @strict
 class HydraDeiTConfig(HydraConfigMixin, DeiTConfig):
-    r"""
-    A [`DeiTConfig`] with the fields of [`HydraConfigMixin`].
-
-    Args:
-        add_pooling_layer (`bool`, *optional*, defaults to `True`):
-            Whether [`HydraDeiTModel`] has a pooler. The image classifier has none, as in DeiT.
-    """
+    r"""A [`DeiTConfig`] with the fields of [`HydraConfigMixin`], and `add_pooling_layer`."""
 
     model_type = "hydra_deit"
     add_pooling_layer: bool = True

@@ -6,7 +6,7 @@ attention over (members * batch) and shared layers over all rows copy nothing. A
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -500,8 +500,7 @@ class HydraEncoderMixin:
     last_norm: str | None = None
     # Whether the last of `hidden_states` has passed that norm, as in language models.
     last_hidden_state_is_normed = False
-    has_pooled_token = True  # the first, or where `pools_last_token` the last
-    pools_last_token = False  # of each text, as decoders do
+    pools_last_token = False  # of each text, in place of the first
     runs_layers_again = False  # see `layer_runs` in the config
 
     def __init__(self, config: PreTrainedConfig, add_pooling_layer: bool | None = None):
@@ -543,42 +542,39 @@ class HydraEncoderMixin:
         inputs: dict,
         first_token_only: bool = False,
         members_only: bool = False,
-        output_hidden_states: bool | Collection[int] | None = None,
+        output_hidden_states: bool | None = None,
         **kwargs,
     ) -> HydraModelOutput:
         """From the inputs to the outputs.
 
         first_token_only: let the last layer compute the first token alone, unless states or attentions are returned
         members_only: leave out the means over members, which a head does not read
-        output_hidden_states: whether to return all states, or those behind which layers, by their place in the order
         """
         hidden_states, mask, layer_kwargs = self.embed_inputs(**inputs)
         kwargs, members, kept = kwargs | layer_kwargs, self.num_members, []
         positions = kwargs.pop("positions", ())  # positional, as gradient checkpointing tracks no others
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        returns_all, returns_states = output_hidden_states is True, output_hidden_states not in (None, False)
         returns_attentions = kwargs.get("output_attentions", getattr(self.config, "output_attentions", False))
         masks = mask.values() if isinstance(mask, Mapping) else (mask,)
         can_cut = all(part is None or isinstance(part, torch.Tensor) for part in masks)
-        first_token_only = first_token_only and can_cut and not returns_states and not returns_attentions
-        if returns_all:
+        first_token_only = first_token_only and can_cut and not output_hidden_states and not returns_attentions
+        if output_hidden_states:
             kept.append(batch_first(hidden_states, members))
             hidden_states = kept[0].transpose(0, 1)
         layers = self.layers_in_order() if self.runs_layers_again else list(enumerate(self.layers))
         for index, (number, layer) in enumerate(layers):
-            only_first = first_token_only and index == len(layers) - 1
-            if not returns_states:
+            if not output_hidden_states:
+                only_first = first_token_only and index == len(layers) - 1
                 hidden_states = layer(hidden_states, mask, only_first, *positions, **kwargs)
                 continue
             # A layer reads the returned tensor (a trunk's the first member's part), so that gradients can be asked of it.
             states = layer(hidden_states[: self.config.members_in(number)], mask, False, *positions, **kwargs)
-            states = batch_first(states, members)
-            kept.append(states if returns_all or index in output_hidden_states else None)
-            hidden_states = states.transpose(0, 1)
+            kept.append(batch_first(states, members))
+            hidden_states = kept[-1].transpose(0, 1)
         if self.last_norm is not None:
             hidden_states = getattr(self, self.last_norm)(hidden_states)
-            if self.last_hidden_state_is_normed and kept and kept[-1] is not None:
+            if self.last_hidden_state_is_normed and kept:
                 kept[-1] = batch_first(hidden_states, members)
                 hidden_states = kept[-1].transpose(0, 1)  # pooled from the returned tensor, too
         pooled = self.pool(hidden_states, **inputs) if self.has_pooling else None
@@ -587,7 +583,7 @@ class HydraEncoderMixin:
             pooler_output=None if members_only or pooled is None else mean_of_members(pooled),
             member_last_hidden_state=hidden_states.expand(members, -1, -1, -1).transpose(0, 1),
             member_pooler_output=None if pooled is None else batch_first(pooled, members),
-            hidden_states=tuple(kept) if returns_states else None,
+            hidden_states=tuple(kept) if output_hidden_states else None,
         )
 
     def layers_in_order(self) -> list[tuple[int, HydraLayer]]:
@@ -632,7 +628,6 @@ class HydraClassifierOutput(ModelOutput):
     loss: scalar, where labels were given
     logits: (batch, classes), the log of the members' mean probability; of a token classifier (batch, tokens, classes)
     member_logits: (batch, members, classes); of a token classifier (batch, members, tokens, classes)
-    member_variances: (batch, members, outputs), of heads that predict a variance
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
     attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
     detector_score, abstain, prediction_set, interval: what a calibrated model decides, see
@@ -649,7 +644,6 @@ class HydraClassifierOutput(ModelOutput):
     abstain: torch.BoolTensor | None = None
     prediction_set: torch.BoolTensor | None = None
     interval: torch.FloatTensor | None = None
-    member_variances: torch.FloatTensor | None = None
 
 
 class HydraClassifierMixin:
@@ -688,7 +682,7 @@ class HydraClassifierMixin:
         if self.head_dropout:
             values = (getattr(config, name, None) for name in self.head_dropout)
             self.dropout = nn.Dropout(next((value for value in values if value is not None), 0.1))
-        size, widths = self.hidden_states_read * config.hidden_size, [config.head_width] * config.num_members
+        size, widths = self.hidden_states_read * config.hidden_size, [config.num_labels] * config.num_members
         self.classifier = GroupedLinear(size, widths, self.has_head_bias(config))
 
     def has_head_bias(self, config: PreTrainedConfig) -> bool:
@@ -713,7 +707,7 @@ class HydraClassifierMixin:
         hidden_states, pooled = hidden_states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1)
         prepared, config = self.prepare(hidden_states, pooled), self.config
         member_logits = self.get_submodule(self.last_map)(prepared).transpose(0, 1)
-        loss, variances, decided = None, None, {}
+        loss, decided = None, {}
         if config.aggregate is not None:
             check_aggregate(config)  # it may be set on a loaded model
         if labels is not None or config.problem_type is None:
@@ -722,18 +716,14 @@ class HydraClassifierMixin:
             loss = self.compute_loss(labels, member_logits, **kwargs)
         if self.decision is not None:
             self.decision.watch(member_logits)
-        if config.predicts_variance:
-            member_logits, variances = regression.split_variances(member_logits)
         if self.decision is not None and self.is_calibrated:
-            points = member_logits if variances is None else regression.mean_plus_minus_std(member_logits, variances)
-            decision = self.decision(points, prepared.transpose(0, 1) if self.decision.reads_features else None)
-            member_logits = decision.member_logits if variances is None else member_logits
-            decided = decision.outputs()
+            decision = self.decision(member_logits, prepared.transpose(0, 1) if self.decision.reads_features else None)
+            member_logits, decided = decision.member_logits, decision.outputs()
         logits = ensemble_logits(member_logits, config.problem_type, config.aggregate)
         if loss is None and self.training and self.num_members > 1 and config.ensemble_loss == "members":
             warn_if_loss_uses_ensemble_logits(logits, from_trainer="num_items_in_batch" in kwargs)
         states = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
-        return HydraClassifierOutput(loss, logits, member_logits, member_variances=variances, **states, **decided)
+        return HydraClassifierOutput(loss, logits, member_logits, **states, **decided)
 
 
 def log_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
@@ -802,17 +792,11 @@ def ensemble_loss(loss_function: Callable, labels: torch.Tensor, member_logits: 
 
     loss_function: `loss_function(labels, logits, config, **kwargs)`, as Transformers' models have it
     """
-    points, has_variances = member_logits, getattr(config, "predicts_variance", False)
-    if has_variances:
-        loss_function, (means, variances) = regression.gaussian_loss, regression.split_variances(member_logits)
-        points = regression.mean_plus_minus_std(means, variances)
-    check_labels(labels, means if has_variances else member_logits, config.problem_type)
-    if config.ensemble_loss == "members":
-        return mean_loss(loss_function, labels, member_logits.unbind(dim=1), config, **kwargs)
-    logits = ensemble_logits(points, config.problem_type, getattr(config, "aggregate", None))
-    if has_variances:
-        logits = torch.cat([logits, regression.variance(points).log()], dim=-1)
-    return mean_loss(loss_function, labels, [logits], config, **kwargs)
+    check_labels(labels, member_logits, config.problem_type)
+    predictions = member_logits.unbind(dim=1)
+    if config.ensemble_loss == "ensemble":
+        predictions = [ensemble_logits(member_logits, config.problem_type, getattr(config, "aggregate", None))]
+    return mean_loss(loss_function, labels, predictions, config, **kwargs)
 
 
 def mean_loss(loss_function: Callable, labels: torch.Tensor, predictions: Sequence[torch.Tensor], config, **kwargs):

@@ -57,7 +57,7 @@ class NormedHead(nn.Module):
         # A head belongs to its member as a whole, whatever else members share.
         norm = partial(nn.LayerNorm, config.hidden_size, eps=config.layer_norm_eps)
         self.layernorm = shared_or_per_member(config, "classifier", norm)
-        self.out_proj = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
+        self.out_proj = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
 
 
 class HydraASTForAudioClassification(HydraAudioClassifierMixin, HydraASTPreTrainedModel):

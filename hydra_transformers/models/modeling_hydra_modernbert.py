@@ -140,7 +140,7 @@ class ModernBertClassifierMixin:
     def add_head(self, config: HydraModernBertConfig) -> None:
         self.head = HydraModernBertHead(config)
         self.drop = nn.Dropout(config.classifier_dropout)
-        self.classifier = GroupedLinear(config.hidden_size, [config.head_width] * config.num_members)
+        self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
 
     def initial_std(self, module: Grouped) -> float:
         return module.columns**-0.5 if module is self.classifier else super().initial_std(module)

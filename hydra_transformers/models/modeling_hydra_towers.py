@@ -382,7 +382,6 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
 
     config_class = HydraSiglipVisionConfig
     last_norm = "post_layernorm"
-    has_pooled_token = False  # all tokens are patches
     embeddings_class = HydraSiglipVisionEmbeddings
 
     def add_pooling(self, config: HydraSiglipVisionConfig) -> None:

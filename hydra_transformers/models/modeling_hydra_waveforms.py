@@ -196,7 +196,7 @@ class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
             count = config.num_hidden_layers + 1  # the embeddings, and each layer
             self.layer_weights = nn.Parameter(torch.full((members, count), 1 / count))
         self.projector = GroupedLinear(config.hidden_size, [config.classifier_proj_size] * members)
-        self.classifier = GroupedLinear(config.classifier_proj_size, [config.head_width] * members)
+        self.classifier = GroupedLinear(config.classifier_proj_size, [config.num_labels] * members)
 
     def weighted_sum(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
         """What heads read in place of the last layer's states, by the softmax of `layer_weights`: one (members or 1, batch, tokens,

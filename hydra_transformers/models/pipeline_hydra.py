@@ -5,7 +5,7 @@ import binascii
 import io
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -46,10 +46,9 @@ def _file_of(image: str, timeout: float | None) -> Any:
         return io.BytesIO(image_utils.httpx.get(image, timeout=timeout, follow_redirects=True).content)
     if os.path.isfile(image):
         return image
+    encoded = image.partition(",")[2] if image.startswith("data:") else image
     try:
-        return io.BytesIO(
-            base64.b64decode(image.partition(",")[2] if image.startswith("data:") else image, validate=True)
-        )
+        return io.BytesIO(base64.b64decode(encoded, validate=True))
     except (binascii.Error, ValueError):
         raise FileNotFoundError(f"there is no image {image[:200]}: pass a path, a URL or base64") from None
 
@@ -80,23 +79,20 @@ class PredictionsMixin:
 
     Of a regression model
     label, score: the first output's name and number; `scores` has all outputs, in their order
-    uncertainty, epistemic: the variance between members, of several outputs the mean of theirs; aleatoric is None, or of
-        heads that predict a variance the mean of the members' own, and uncertainty is the sum
+    uncertainty, epistemic: the variance between members, of several outputs the mean of theirs; aleatoric is None
     interval: [lowest, highest] of each output; None where it was not calibrated for that
     """
-
-    @staticmethod
-    def check_parameters(parameters: dict[str, Any]) -> None:
-        """Raises an error for parameters of `predict` that are missing, before anything is loaded."""
 
     def check_model_type(self, supported_models: Any) -> None:
         pass  # any classifier will do, also one that came with its repository
 
     def _sanitize_parameters(self, top_k: int | str | None = "", **parameters):
-        found = super()._sanitize_parameters(**parameters)
-        if top_k != "":
-            found[2]["top_k"] = top_k
-        return found
+        if "function_to_apply" in parameters:
+            raise ValueError(
+                "function_to_apply is not a parameter of this pipeline: the config's problem_type says it"
+            )
+        before, of_model, _ = super()._sanitize_parameters(**parameters)
+        return before, of_model, {} if top_k == "" else {"top_k": top_k}
 
     def _forward(self, model_inputs: Any) -> dict[str, Any]:
         notes = model_inputs.pop("notes", None)
@@ -106,56 +102,55 @@ class PredictionsMixin:
     def outputs(self, model_inputs: Any) -> Any:
         return super()._forward(model_inputs)
 
-    def postprocess(self, model_outputs: dict, top_k: int | None = 5, function_to_apply: Any = None) -> dict[str, Any]:
+    def postprocess(self, model_outputs: dict, top_k: int | None = 5) -> dict[str, Any]:
         logits, notes = model_outputs["logits"][0], model_outputs.pop("notes") or {}
         candidates, config = model_outputs.get("candidate_labels"), self.model.config
         names, problem_type = candidates or config.id2label, getattr(config, "problem_type", None)
         truncated = {"truncated": notes["truncated"]} if "truncated" in notes else {}
         # A single output of a plain model may have no problem type, and be calibrated for regression.
         if model_outputs.get("interval") is not None or problem_type == "regression":
-            decided = self.decided(model_outputs, notes.get("empty"), is_number=torch.isfinite)
+            decided = self.decided(model_outputs, notes.get("empty"), logits.isfinite())
             return regression.prediction_fields(model_outputs, names) | decided | truncated
-        member_logits, chosen = (model_outputs.get(name) for name in ("member_logits", "prediction_set"))
+        members, chosen = (model_outputs.get(name) for name in ("member_logits", "prediction_set"))
+        members = (logits.unsqueeze(0) if members is None else members[0]).unsqueeze(0).double()
         has_labels = problem_type == "multi_label_classification"
         # Two towers with a bias say yes or no to each text.
         is_multi_label = has_labels or hasattr(self.model, "logit_bias") or (not candidates and len(logits) == 1)
+        parts = entropy_split(label_log_probabilities(members) if is_multi_label else members.log_softmax(dim=-1))
+        parts = dict(zip(PARTS_OF_UNCERTAINTY, parts, strict=True))
         # Ranked here: Transformers' own pipelines read the config for every class, which takes a third of the time of an image.
         order = logits.argsort(descending=True, stable=True).tolist()
-        values = probabilities(logits, function_to_apply or ("sigmoid" if is_multi_label else "softmax"))
-        scores = [{"label": names[place], "score": values[place]} for place in order[: None if has_labels else top_k]]
-        labels = multi_label_fields(model_outputs, names, scores, self.settings(model_outputs)) if has_labels else {}
+        values = (logits.double().sigmoid() if is_multi_label else logits.double().softmax(dim=-1)).tolist()
+        scores, labels = [{"label": names[place], "score": values[place]} for place in order[:top_k]], {}
+        if has_labels:
+            settings, odds = decision_settings(self.model, model_outputs), logits.tolist()
+            lowest = [0.0] * len(odds) if settings is None else list(map(float, settings["log_odds"]))
+            labels = {"labels": [names[place] for place in order if odds[place] >= lowest[place]]}
+            for score, place in zip(scores, order, strict=False):
+                score |= {name: part[0, place].item() for name, part in parts.items()}
         return {
             "label": names[order[0]],
             "score": values[order[0]],
-            **entropies(logits[None] if member_logits is None else member_logits[0], is_multi_label),
-            **self.decided(model_outputs, notes.get("empty")),
+            **{name: part.sum().item() for name, part in parts.items()},
+            **self.decided(model_outputs, notes.get("empty"), ~logits.isnan()),
             "prediction_set": None if chosen is None else [names[index] for index in order if chosen[0, index]],
             **labels,
             **truncated,
-            "scores": scores[:top_k],
+            "scores": scores,
         }
 
-    def settings(self, outputs: dict) -> dict[str, Any] | None:
-        """Those of the decision that these outputs have; None without one."""
-        if outputs.get("detector_score") is None:
-            return None
-        # By name: the model may have come with its repository, and this pipeline with the package.
-        return next(each.settings for each in self.model.modules() if type(each).__name__.endswith("Decision"))
-
-    def decided(
-        self, outputs: dict, empty: str | None, is_number: Callable = lambda logits: ~logits.isnan()
-    ) -> dict[str, Any]:
+    def decided(self, outputs: dict, empty: str | None, is_number: Tensor) -> dict[str, Any]:
         """Whether to abstain, by what, and why.
 
-        empty: what is wrong with an input that holds nothing; is_number: of logits, whether each is one
+        empty: what is wrong with an input that holds nothing; is_number: of each logit, whether it is one
         """
         detector = detector_score = threshold = abstain = None
-        settings, reason = self.settings(outputs), empty
+        settings, reason = decision_settings(self.model, outputs), empty
         if settings is not None:
             detector, threshold = settings["detector"]["name"], settings["threshold"]
             detector_score = outputs["detector_score"][0].item()
             abstain = None if threshold is None else outputs["abstain"][0].item()
-        if reason is None and not is_number(outputs["logits"][0]).all():
+        if reason is None and not is_number.all():
             reason = "The answer is not a number."
         if reason is None and abstain and detector == "low score":
             reason = f"The score is {-detector_score:.3g}, below the threshold {-float(threshold):.3g}."
@@ -172,38 +167,12 @@ KEPT_OUTPUTS = ("logits", *OUTPUTS_OF_HYDRAS, "candidate_labels")
 PARTS_OF_UNCERTAINTY = ("uncertainty", "aleatoric", "epistemic")
 
 
-def multi_label_fields(
-    outputs: dict, names: Any, scores: list[dict], settings: dict[str, Any] | None
-) -> dict[str, Any]:
-    """The `labels` of a multi-label prediction; adds to each of `scores` what is known of the label.
-
-    settings: of the decision, if the model has one
-    """
-    logits, members = outputs["logits"][0], outputs.get("member_logits")
-    member_logits = (logits[None] if members is None else members[0])[None].double()
-    parts = [part[0].tolist() for part in entropy_split(label_log_probabilities(member_logits))]
-    lowest = [0.0] * len(logits) if settings is None else list(map(float, settings["log_odds"]))
-    places = {names[place]: place for place in range(len(logits))}
-    for score in scores:
-        place = places[score["label"]]
-        score |= {name: part[place] for name, part in zip(PARTS_OF_UNCERTAINTY, parts, strict=True)}
-    odds = logits.tolist()
-    return {"labels": [score["label"] for score in scores if odds[place := places[score["label"]]] >= lowest[place]]}
-
-
-def probabilities(logits: Tensor, function_to_apply: Any) -> list[float]:
-    """Of logits (classes,), by a function that Transformers' pipelines know: "softmax", "sigmoid" or "none"."""
-    name, logits = getattr(function_to_apply, "value", function_to_apply), logits.double()
-    return {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid(), "none": logits}[name].tolist()
-
-
-def entropies(member_logits: Tensor, is_multi_label: bool) -> dict[str, float]:
-    """The parts of the uncertainty, of logits (members, classes)."""
-    member_logits = member_logits[None].double()
-    parts = entropy_split(
-        label_log_probabilities(member_logits) if is_multi_label else member_logits.log_softmax(dim=-1)
-    )
-    return {name: part.sum().item() for name, part in zip(PARTS_OF_UNCERTAINTY, parts, strict=True)}
+def decision_settings(model: nn.Module, outputs: dict) -> dict[str, Any] | None:
+    """Those of the decision that these outputs have; None without one."""
+    if outputs.get("detector_score") is None:
+        return None
+    # By name: the model may have come with its repository, and this pipeline with the package.
+    return next(module.settings for module in model.modules() if type(module).__name__.endswith("Decision"))
 
 
 class ImagesMixin:
@@ -255,15 +224,13 @@ def predict(
         raise TypeError(
             f"inputs is a {type(inputs).__name__}: pass a list of texts, images or audio, [{type(inputs).__name__}]"
         )
-    if hasattr(inputs, "iloc") and hasattr(inputs, "columns"):  # a DataFrame, whose iterator gives names of columns
-        columns = [name for name in ("text", "image", "audio") if name in inputs.columns] or list(inputs.columns)
-        if len(columns) != 1:
-            raise ValueError(
-                f"inputs has the columns {', '.join(map(str, columns))}: pass one of them, inputs[column]"
-            )
-        inputs = inputs[columns[0]]
+    if hasattr(inputs, "columns"):  # a DataFrame, whose iterator gives names of columns
+        raise TypeError(
+            f"inputs has the columns {', '.join(map(str, inputs.columns))}: pass one of them, inputs[column]"
+        )
     inputs = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in inputs]
-    pipeline_class.check_parameters(parameters)
+    if "ZeroShot" in pipeline_class.__name__ and not parameters.get("candidate_labels"):
+        raise ValueError("candidate_labels is missing: the model chooses among labels that you name")
     readers = {
         name: processor_of(model, auto_class) if processor is None else getattr(processor, name, processor)
         for name, auto_class in READERS.items()
@@ -306,9 +273,8 @@ def processor_of(model: nn.Module, auto_class: type) -> Any:
 
 
 _MODES_LOCK = threading.Lock()
-_MODES: dict[
-    int, list[int]
-] = {}  # id of a module in evaluation mode -> [uses, whether it was in training mode before]
+# id of a module in evaluation mode -> [uses, whether it was in training mode before]
+_MODES: dict[int, list[int]] = {}
 
 
 @contextmanager

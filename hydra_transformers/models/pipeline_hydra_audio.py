@@ -18,12 +18,6 @@ def check_is_whole(content: bytes) -> None:
 
 
 class HydraAudioClassificationPipeline(PredictionsMixin, AudioClassificationPipeline):
-    def _sanitize_parameters(self, top_k: int | str | None = "", function_to_apply: str | None = None, **parameters):
-        # Transformers' own fills in what was not asked for, over what the pipeline was made with.
-        *before, after = super()._sanitize_parameters(function_to_apply=function_to_apply, **parameters)
-        after = {} if function_to_apply is None else {"function_to_apply": after["function_to_apply"]}
-        return *before, after if top_k == "" else after | {"top_k": top_k}
-
     def preprocess(self, inputs: Any) -> Any:
         if isinstance(inputs, str) and not inputs.startswith(("http://", "https://")):
             with open(inputs, "rb") as file:

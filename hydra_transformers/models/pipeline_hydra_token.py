@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers.pipelines import Pipeline, TokenClassificationPipeline
 
-from .entities import Entity, entities_in, have_prefixes, worst_and_mean
+from .entities import entities_in, have_prefixes, worst_and_mean
 from .modeling_hydra import entropy_split
-from .pipeline_hydra import PARTS_OF_UNCERTAINTY
+from .pipeline_hydra import PARTS_OF_UNCERTAINTY, decision_settings
 from .pipeline_hydra_text import has_content, most_tokens
 
 
@@ -34,10 +34,6 @@ class HydraTokenClassificationPipeline(TokenClassificationPipeline):
     A word's prediction is that of its first token, as in training. For other ways to put tokens together, ask the plain
     "token-classification" pipeline with its `aggregation_strategy`.
     """
-
-    @staticmethod
-    def check_parameters(parameters: dict[str, Any]) -> None:
-        """Takes everything: `_sanitize_parameters` says what it does not know."""
 
     def check_model_type(self, supported_models: Any) -> None:
         # Also one that came with its repository, or that a wrapper holds.
@@ -90,67 +86,39 @@ class HydraTokenClassificationPipeline(TokenClassificationPipeline):
 
     def postprocess(self, all_outputs: list[dict], **parameters) -> dict[str, Any]:
         [outputs] = all_outputs
-        notes, tokens = outputs["notes"], outputs["mask"][0].bool()
-        if notes["empty"]:
-            notes = notes | {"places": []}
+        notes, tokens, names = outputs["notes"], outputs["mask"][0].bool(), self.model.config.id2label
         firsts = torch.tensor([place[0] for place in notes["places"]], dtype=torch.long)
-        own = {name: _of_words(name, outputs[name][0], tokens, firsts) for name in KEPT_OUTPUTS if name in outputs}
-        names = self.model.config.id2label
-        probabilities = own["logits"].double().softmax(dim=-1)
+        words = {name: _of_words(name, outputs[name][0], tokens, firsts) for name in KEPT_OUTPUTS if name in outputs}
+        probabilities = words["logits"].double().softmax(dim=-1)
         confidence, chosen = probabilities.max(dim=-1)
-        tags = [names[index] for index in chosen.tolist()]
-        members = own["member_logits"] if "member_logits" in own else own["logits"].unsqueeze(0)
+        members = words["member_logits"] if "member_logits" in words else words["logits"].unsqueeze(0)
         parts = entropy_split(members.double().log_softmax(dim=-1).unsqueeze(0))
         parts = {name: part[0].tolist() for name, part in zip(PARTS_OF_UNCERTAINTY, parts, strict=True)}
-        decided = self._decided(own, notes["empty"], bool(probabilities.isnan().any()))
-        entities = [
-            self._described(entity, notes, confidence, parts, own, decided)
-            for entity in entities_in(tags, have_prefixes(names.values()))
-        ]
-        if decided["reason"] is None and any(each["abstain"] for each in entities):
-            unsure = next(each for each in entities if each["abstain"])
-            decided |= {
-                "abstain": True,
-                "reason": f"{decided['detector']} of {unsure['word']!r} is {unsure['detector_score']:.3g}, above the threshold "
-                f"{float(decided['threshold']):.3g}.",
-            }
+        settings = decision_settings(self.model, words) or {"detector": {"name": None}, "threshold": None}
+        detector, threshold = settings["detector"]["name"], settings["threshold"]
+        abstain, reason = None if threshold is None else False, None
+        if notes["empty"] or probabilities.isnan().any():
+            abstain, reason = True, "The text is empty." if notes["empty"] else "The answer is not a number."
+        entities = []
+        for entity in entities_in([names[index] for index in chosen.tolist()], have_prefixes(names.values())):
+            place = slice(entity.first, entity.last + 1)
+            start, end = notes["places"][entity.first][1], notes["places"][entity.last][2]
+            described = {"entity_group": entity.kind, "score": confidence[place].mean().item()}
+            described |= {"word": notes["text"][start:end], "start": start, "end": end}
+            described |= {name: worst_and_mean(entity, values)[0] for name, values in parts.items()}
+            described["mean_uncertainty"] = worst_and_mean(entity, parts["uncertainty"])[1]
+            described["abstain"] = abstain if abstain is not False else bool(words["abstain"][place].any())
+            has_scores = "detector_score" in words
+            described["detector_score"] = words["detector_score"][place].max().item() if has_scores else None
+            entities.append(described)
+        unsure = next((entity for entity in entities if entity["abstain"]), None)
+        if reason is None and unsure is not None:
+            abstain = True
+            reason = f"{detector} of {unsure['word']!r} is {unsure['detector_score']:.3g}, above the threshold "
+            reason += f"{float(threshold):.3g}."
         worst = {name: max(values, default=0.0) for name, values in parts.items()}
+        decided = {"abstain": abstain, "detector": detector, "threshold": threshold, "reason": reason}
         return {"entities": entities, **worst, **decided, "truncated": notes["truncated"]}
-
-    def _decided(self, own: dict[str, Tensor], is_empty: bool, is_no_number: bool) -> dict[str, Any]:
-        """By what it abstains; whether, and why, as far as that does not depend on the entities."""
-        detector = threshold = abstain = reason = None
-        if "detector_score" in own:
-            # By name: the model may have come with its repository, and this pipeline with the package.
-            decisions = (each for each in self.model.modules() if type(each).__name__.endswith("Decision"))
-            settings = next(decisions).settings
-            detector, threshold = settings["detector"]["name"], settings["threshold"]
-            abstain = None if threshold is None else False
-        if is_empty or is_no_number:
-            abstain, reason = True, "The text is empty." if is_empty else "The answer is not a number."
-        return {"abstain": abstain, "detector": detector, "threshold": threshold, "reason": reason}
-
-    def _described(
-        self, entity: Entity, notes: dict, confidence: Tensor, parts: dict, own: dict[str, Tensor], decided: dict
-    ) -> dict[str, Any]:
-        words = slice(entity.first, entity.last + 1)
-        start, end = notes["places"][entity.first][1], notes["places"][entity.last][2]
-        worst = {name: worst_and_mean(entity, values)[0] for name, values in parts.items()}
-        scores = own["detector_score"][words] if "detector_score" in own else None
-        abstain = None
-        if decided["abstain"] is not None:
-            abstain = decided["abstain"] or bool(own["abstain"][words].any())
-        return {
-            "entity_group": entity.kind,
-            "score": confidence[words].mean().item(),
-            "word": notes["text"][start:end],
-            "start": start,
-            "end": end,
-            **worst,
-            "mean_uncertainty": worst_and_mean(entity, parts["uncertainty"])[1],
-            "abstain": abstain,
-            "detector_score": None if scores is None else scores.max().item(),
-        }
 
 
 def words_of(

@@ -8,11 +8,6 @@ from .pipeline_hydra import ImagesMixin, PredictionsMixin
 
 
 class HydraZeroShotImageClassificationPipeline(ImagesMixin, PredictionsMixin, ZeroShotImageClassificationPipeline):
-    @staticmethod
-    def check_parameters(parameters: dict[str, Any]) -> None:
-        if not parameters.get("candidate_labels"):
-            raise ValueError("candidate_labels is missing: the model chooses among labels that you name")
-
     def outputs(self, model_inputs: dict) -> dict[str, Any]:
         labels, [texts, *_] = model_inputs.pop("candidate_labels"), model_inputs.pop("text_inputs")
         texts = texts[0] if isinstance(texts, list) else texts  # a batch has them once per image

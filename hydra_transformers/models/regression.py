@@ -1,4 +1,4 @@
-"""The ensemble of a regression or reward model: its mean or `aggregate`, and heads that predict a variance.
+"""The ensemble of a regression or reward model: its mean or `aggregate`.
 
 Ships with regression models, and with encoders, which may get such a head.
 """
@@ -6,8 +6,6 @@ Ships with regression models, and with encoders, which may get such a head.
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedConfig
 
 from .configuration_hydra import times_of_spread
 
@@ -42,37 +40,16 @@ def aggregated(member_logits: torch.Tensor, aggregate: str | None) -> torch.Tens
     return mean - times * variance(member_logits).clamp(min=torch.finfo(mean.dtype).tiny).sqrt()
 
 
-def split_variances(member_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Means and log-variances behind them, (..., 2 * outputs) -> means and variances, (..., outputs) each"""
-    means, logarithms = at_least_float32(member_logits).chunk(2, dim=-1)
-    return means, logarithms.exp()
-
-
-def mean_plus_minus_std(means: torch.Tensor, variances: torch.Tensor) -> torch.Tensor:
-    """Two numbers in place of each member, a standard deviation below and above its mean: (batch, 2 * members, outputs).
-    Their mean is the ensemble's, their variance its total one, so code that only reads member predictions also sees the total
-    variance."""
-    deviations = variances.sqrt()
-    return torch.stack([means - deviations, means + deviations], dim=2).flatten(1, 2)
-
-
-def gaussian_loss(labels: torch.Tensor, logits: torch.Tensor, config: PreTrainedConfig, **kwargs) -> torch.Tensor:
-    """The negative log-likelihood of numbers, without its constant, under means and log-variances (batch, 2 * outputs)."""
-    means, variances = split_variances(logits)
-    return nn.functional.gaussian_nll_loss(means, labels.view_as(means).to(means.dtype), variances)
-
-
 def prediction_fields(outputs: dict, names: Any) -> dict[str, Any]:
     """The fields of a pipeline's prediction for one row, see `pipeline_hydra.PredictionsMixin`."""
-    numbers, members, own, interval = map(outputs.get, ("logits", "member_logits", "member_variances", "interval"))
+    numbers, members, interval = map(outputs.get, ("logits", "member_logits", "interval"))
     scores = [{"label": names[place], "score": number} for place, number in enumerate(numbers[0].tolist())]
     # One row is (members, outputs); a plain model is one member.
     epistemic = 0.0 if members is None else members[0].double().var(dim=0, correction=0).mean().item()
-    aleatoric = None if own is None else own[0].double().mean().item()
     return {
         **scores[0],
-        "uncertainty": epistemic + (aleatoric or 0.0),
-        "aleatoric": aleatoric,
+        "uncertainty": epistemic,
+        "aleatoric": None,
         "epistemic": epistemic,
         "prediction_set": None,
         "interval": None if interval is None else interval[0].tolist(),

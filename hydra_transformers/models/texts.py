@@ -130,7 +130,7 @@ class GroupedClassificationHead(nn.Module):
         self.dense = GroupedLinear(config.hidden_size, [config.hidden_size] * members)
         self.activation = activation
         self.dropout = nn.Dropout(dropout)
-        self.out_proj = GroupedLinear(config.hidden_size, [config.head_width] * members)
+        self.out_proj = GroupedLinear(config.hidden_size, [config.num_labels] * members)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """What the second map reads: (members, batch, hidden) -> (members, batch, hidden)"""

@@ -17,7 +17,6 @@ class HydraTokenClassifierMixin(HydraClassifierMixin):
     """
 
     reads_first_token = False
-    reads_all_tokens = True
     # As the token classifiers of Transformers choose it.
     head_dropout = (
         "classifier_dropout",

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..models.modeling_hydra import at_least_float32
-from ..models.regression import gaussian_loss
 from .evaluation_data import check_label_range
 from .heads import has_two_towers
 
@@ -136,8 +135,6 @@ def minus_loss_of(model: PreTrainedModel) -> Metric:
         problem = "regression"
 
     def minus_loss(logits: Tensor, labels: Tensor) -> float:
-        if getattr(model.config, "predicts_variance", False):
-            return -gaussian_loss(labels, logits, model.config).item()
         if problem == "regression":
             return -nn.functional.mse_loss(logits.flatten(), labels.flatten().to(logits.dtype)).item()
         if problem == "multi_label_classification":

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from .._io.processes import check_can_be_shared, gather_batches, rank_and_world_size
 from ..data.batches import ChangedBatches, batches, split_labels
 from ..data.loading import load_if_named, ood_groups
-from ..data.prediction import config_of
 from ..data.zero_shot import ZeroShotClassifier
 from ..models.decision import Decision
 from ..uncertainty.detectors import Detector, as_detector, ood_score
@@ -201,7 +200,6 @@ class _TaskReader:
             raise ValueError(f"{place} has no labels: add a column labels")
         decided = None if self.decision is None else self.task.decide(self.decision, answers)
         metrics = self.task.measure(answers, labels, decided) | {"num_samples": len(answers)}
-        points = 2 if getattr(config_of(self.model), "predicts_variance", False) else 1  # in place of each member
         values, first = {}, next(iter(self.task.metrics))
         if labelled and place == DATA:
 
@@ -213,7 +211,7 @@ class _TaskReader:
         return _Measured(
             metrics,
             self.task.scores(answers),
-            answers[:1].shape[1] // points,
+            answers[:1].shape[1],
             self._constant(labels) if labelled else None,
             values,
         )

@@ -249,9 +249,7 @@ class HydraPredictor(Answerer):
             return answer | {"text": value, "num_classes": len(names)}
         [output] = outputs
         if task in ("regression", "reward"):
-            has_variances = getattr(output, "member_variances", None) is not None
-            members = output.member_logits if has_variances else member_logits_of(output)
-            return answer | {"members": members[0].double().tolist()}
+            return answer | {"members": member_logits_of(output)[0].double().tolist()}
         members = member_logits_of(output)[0].double()  # (members, classes)
         if task == "multi_label_classification":
             order = [names.index(score["label"]) for score in answer["scores"]]

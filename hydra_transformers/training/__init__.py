@@ -7,7 +7,6 @@ from .losses import EnsembleLoss
 from .members import compute_accuracy, finetune_members
 from .recipes import RECIPES, Recipe, recipe
 from .trainer import DivergedError, HydraTrainer, HydraTrainingArguments
-from .variance import with_variance
 
 
 __all__ = [
@@ -25,5 +24,4 @@ __all__ = [
     "finetune_members",
     "lora_config",
     "recipe",
-    "with_variance",
 ]

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from ..data.batches import batches
 from ..data.prediction import (
     classifies_tokens,
-    config_of,
     device_of,
-    means_and_variances,
     predict,
     problem_type_of_answers,
 )
@@ -123,28 +121,18 @@ class NumberPrediction:
     """The ensemble's numbers and how uncertain they are, in float64.
 
     mean: (batch, outputs), the answer
-    variance: (batch, outputs), of the answer: that between members, and of heads that predict one the sum of both parts
-    aleatoric: (batch, outputs), the mean of the members' own variances; None where heads predict none
+    variance: (batch, outputs), of the answer: that between members, 0 for one
     """
 
     mean: Tensor
     variance: Tensor
-    aleatoric: Tensor | None = None
-
-    @property
-    def epistemic(self) -> Tensor:
-        """(batch, outputs), the variance between members; 0 for one."""
-        return self.variance if self.aleatoric is None else (self.variance - self.aleatoric).clamp(min=0)
 
 
 def _predict_numbers(model: nn.Module, data: Any, batch_size: int) -> NumberPrediction:
     outputs = torch.cat(
         [widened(predict(model, batch)).cpu() for batch in batches(data, batch_size, device_of(model))]
     )
-    aleatoric = None
-    if getattr(config_of(model), "predicts_variance", False):
-        aleatoric = means_and_variances(outputs)[1].mean(dim=1)
-    return NumberPrediction(outputs.mean(dim=1), spread(outputs).square(), aleatoric)
+    return NumberPrediction(outputs.mean(dim=1), spread(outputs).square())
 
 
 def predict_uncertainty(model: nn.Module, data: Any, batch_size: int = 32) -> Decomposition | NumberPrediction:

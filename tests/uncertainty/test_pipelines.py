@@ -172,14 +172,12 @@ def test_predict_is_the_pipeline_on_raw_inputs(case):
     assert hydra.predict([], processor_for(folder), **options) == []
 
 
-@pytest.mark.parametrize("function", [None, "softmax", "sigmoid", "none"])
 @pytest.mark.parametrize("kind", ["images", "texts"])
-def test_scores_are_those_of_the_standard_pipeline(kind, function, folders):
+def test_scores_are_those_of_the_standard_pipeline(kind, folders):
     task, inputs, _ = CASES[kind]
-    ours, theirs = (
-        pipeline_in(folders / kind, name)(inputs, function_to_apply=function, top_k=3)
-        for name in (task, task.removeprefix("hydra-"))
-    )
+    ours, theirs = (pipeline_in(folders / kind, name)(inputs, top_k=3) for name in (task, task.removeprefix("hydra-")))
+    with pytest.raises(ValueError, match="function_to_apply is not a parameter of this pipeline"):
+        pipeline_in(folders / kind, task)(inputs, function_to_apply="sigmoid")
     for one, other in zip(ours, theirs, strict=True):
         assert [each["label"] for each in one["scores"]] == [each["label"] for each in other]
         assert [each["score"] for each in one["scores"]] == pytest.approx([each["score"] for each in other], abs=1e-6)

@@ -8,12 +8,8 @@ import torch
 from PIL import Image
 
 from hydra_transformers import evaluate_uncertainty
-from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier
-from hydra_transformers.fusion import to_transformers
-from hydra_transformers.models.configuration_hydra_bert import HydraBertConfig
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
-from hydra_transformers.training import with_variance
 from hydra_transformers.uncertainty import (
     Abstention,
     ConformalSets,
@@ -33,7 +29,7 @@ from hydra_transformers.uncertainty.features import collect_answers
 from hydra_transformers.uncertainty.multi_label import LabelSets
 from hydra_transformers.uncertainty.temperature import best_temperature
 from tests import tiny_tags
-from tests.families import CLIP, bert_backbone, padded_texts
+from tests.families import CLIP, padded_texts
 from tests.uncertainty.answers import saved
 from tests.uncertainty.test_detectors import TEST, TRAIN, fitted
 from tests.uncertainty.test_tasks import calibrated, data_of, hydra_of, plain_model
@@ -186,13 +182,6 @@ TASKS = [
     (lambda: calibrated("token_classification", alpha=0.2), "alpha is for sets and intervals"),
     (lambda: type(hydra_of("reward").config)(num_labels=1, aggregate="median"), "aggregate is 'median': use 'mean'"),
     (lambda: type(hydra_of("reward").config)(num_labels=3, aggregate="min"), "which is for a single score"),
-    (lambda: HydraBertConfig(num_labels=3, predicts_variance=True), "predicts_variance is for regression"),
-    (lambda: with_variance(bert_backbone(0, num_labels=3)), "pass one member made for regression"),
-    (lambda: to_transformers(with_variance(bert_backbone(0, **REGRESSION))), "Transformers has no head"),
-    (
-        lambda: DeepEnsemble([with_variance(bert_backbone(0, **REGRESSION)), bert_backbone(1, **REGRESSION)]),
-        "some of models predict a variance and others do not",
-    ),
 ]
 PIPELINES = [
     (lambda: hydra_of("regression").predict("a film"), "inputs is a str: pass a list of texts, images or audio"),
