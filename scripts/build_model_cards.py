@@ -90,7 +90,6 @@ noise and drawings."""
         report,
         repo_id=f"me/{NAME}",
         dataset="zh-plus/tiny-imagenet",
-        fine_tunings=True,
         fine_tuning=sentences,
         report_model=HYDRA,
     )

@@ -13,7 +13,6 @@ from ..models.auto import check_classes, hydra_class, load_trained
 from ..models.configuration_hydra import TrunkLayers, check_shared
 from .building import build, prune_heads
 from .checks import check_agrees, check_differ, check_finite, warn_if_unrelated
-from .linear_per_member import with_linear_layers
 from .new_classifiers import read_with_new_classifiers
 from .plain_models import to_transformers
 from .probe import check_same_outputs, warn_if_nearly_equal
@@ -130,5 +129,4 @@ __all__ = [
     "from_pruned_members",
     "member",
     "to_transformers",
-    "with_linear_layers",
 ]

@@ -41,7 +41,6 @@ def create_model_card(
     dataset: str | None = None,
     license: str | None = None,
     circuits: Sequence[Circuit] | None = None,
-    fine_tunings: bool | None = None,
     fine_tuning: str | None = None,
     report_model: str | None = None,
     plots: Mapping[str, str] | None = None,
@@ -56,8 +55,6 @@ def create_model_card(
         dataset (`str`, *optional*): the in-distribution data's id on the Hub ("cifar100"); needed with a report.
         license (`str`, *optional*): of the weights: a license id of the Hub ("apache-2.0").
         circuits (`Sequence[Circuit]`, *optional*): one per member, in their order, or one that all were sampled from.
-        fine_tunings (`bool`, *optional*): whether each member was fine-tuned by itself, not a copy of one backbone; by
-            default True where circuits come from different weights or members have all heads.
         fine_tuning (`str`, *optional*): a sentence on how the members were fine-tuned.
         report_model (`str`, *optional*): which of the report's models this one is; needed where it has several.
         plots (`Mapping[str, str]`, *optional*): title -> path in the repository, for pictures below the evaluation table.
@@ -72,9 +69,8 @@ def create_model_card(
     check_names(repo_id=repo_id, base_model=base_model, dataset=dataset)
     repo_id = repo_id or f"me/{type(model).__name__.lower()}"
     name = repo_id.split("/")[-1]
-    if fine_tunings is None:
-        has_own_weights = len({circuit.made_from.get("weights") for circuit in circuits or ()}) > 1
-        fine_tunings = config.num_members > 1 and (_has_all_heads(config) or has_own_weights)
+    has_own_weights = len({circuit.made_from.get("weights") for circuit in circuits or ()}) > 1
+    fine_tunings = config.num_members > 1 and (_has_all_heads(config) or has_own_weights)
     shared = ", ".join(SHARED_NAMES[part] for part in SHARED_NAMES if part in config.shared)
     is_current = model.decision is not None and (model.device.type == "meta" or model.decision.compare(model))
     sentences = model.decision.settings["sentences"] if is_current else ()
@@ -103,7 +99,7 @@ def create_model_card(
         repo_id=repo_id,
         model_name=name,
         members=config.num_members,
-        origin=_origin(config, base_model, bool(circuits), fine_tunings),
+        origin=_origin(config, base_model, fine_tunings),
         architecture=model.architecture,
         decision="\n".join(f"- {escape_markdown(sentence)}" for sentence in sentences),
         shared_sentence=f"{shared} (the mean over the members)" if shared else "nothing, they are independent models",
@@ -145,14 +141,16 @@ def _has_all_heads(config: PreTrainedConfig) -> bool:
     return all(set(heads_in(config.kept_heads, member)) == every for member in range(config.num_members))
 
 
-def _origin(config: PreTrainedConfig, base_model: str | None, has_circuits: bool, fine_tunings: bool) -> str:
+def _origin(config: PreTrainedConfig, base_model: str | None, fine_tunings: bool) -> str:
     """What the members are, as a part of a sentence."""
     members, link = config.num_members, f"[{base_model}](https://huggingface.co/{base_model})"
     if not fine_tunings:
-        return f"{members} copies of {link if base_model else 'one backbone'}, each with other attention heads cut out"
+        return (
+            f"{members} members of {link if base_model else 'one backbone'}, each with other attention heads cut out"
+        )
     those = f"{members} fine-tuned versions of {link if base_model else 'one pre-trained model'}"
     if not _has_all_heads(config):
-        return f"{those}, each {'pruned by its own circuit' if has_circuits else 'with attention heads of its own cut out'}"
+        return f"{those}, each pruned by its own circuit"
     if not config.shared and not base_model:  # they may come from anywhere
         those = f"{members} models that share nothing,"
     return f"{those} with all their attention heads"
@@ -171,8 +169,7 @@ def _own_parts(model: PreTrainedModel) -> str:
 def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | None, fine_tunings: bool) -> str | None:
     config, members = model.config, model.config.num_members
     if not circuits:
-        is_none = fine_tunings and _has_all_heads(config)
-        return "None was cut out: the members differ by their fine-tuning." if is_none else None
+        return "None was cut out: the members differ by their fine-tuning." if fine_tunings else None
     if len(circuits) not in (1, members):
         raise ValueError(
             f"there are {len(circuits)} circuits, the model has {members} members: pass one per member, or one"
@@ -222,23 +219,20 @@ def card_cost_table(model: PreTrainedModel) -> str:
 
 def _cost(model: PreTrainedModel) -> dict[str, int]:
     """Column title -> number. CLIP's images and prompts count apart: prompts are computed once for many images."""
-    inputs = inputs_for(model, 1, "meta")
-    shapes = {name: value.shape for name, value in inputs.items()}
-    parameters = {"Parameters": count_parameters(model)}
+    inputs, parameters = inputs_for(model, 1, "meta"), {"Parameters": count_parameters(model)}
     if "pixel_values" in inputs and "input_ids" in inputs:
         images = {"pixel_values": inputs["pixel_values"], **first_token_kwargs(model)}
         per_prompt = multiply_adds_of(model.get_text_features, input_ids=inputs["input_ids"])
         return parameters | {
             "Multiply-adds per image": multiply_adds_of(model.get_image_features, **images),
-            f"Multiply-adds per prompt of {shapes['input_ids'][1]} tokens": per_prompt,
+            f"Multiply-adds per prompt of {inputs['input_ids'].shape[1]} tokens": per_prompt,
         }
-    if "pixel_values" in inputs:
-        unit, inputs = "image", {"pixel_values": inputs["pixel_values"]}
-    elif "input_ids" in inputs:
-        unit, inputs = f"text of {shapes['input_ids'][1]} tokens", {"input_ids": inputs["input_ids"]}
-    elif "input_features" in inputs:
-        unit = f"audio of {shapes['input_features'][2]:,} frames"
-    else:
-        length = shapes["input_values"][1]
-        unit = f"audio of {length:,} {'samples' if len(shapes['input_values']) == 2 else 'frames'}"
-    return parameters | {f"Multiply-adds per {unit}": multiply_adds_of(model, **inputs)}
+    name = next(name for name in ("pixel_values", "input_ids", "input_features", "input_values") if name in inputs)
+    shape = inputs[name].shape
+    units = {
+        "pixel_values": "image",
+        "input_ids": f"text of {shape[1]} tokens",
+        "input_features": f"audio of {shape[-1]:,} frames",
+        "input_values": f"audio of {shape[1]:,} {'samples' if len(shape) == 2 else 'frames'}",
+    }
+    return parameters | {f"Multiply-adds per {units[name]}": multiply_adds_of(model, **{name: inputs[name]})}

@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, get_token
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RemoteEntryNotFoundError,
-)
+from huggingface_hub.errors import RemoteEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -41,6 +36,7 @@ REFUSALS = {
     403: "the token may not write to {repo_id}: use one with write access, and a namespace of your own",
     404: "the Hub has no repository {repo_id}, or this token may not see it: check the name and the token",
 }
+LIBRARIES = ("huggingface_hub", "httpx", "httpcore", "requests", "urllib3")
 
 
 class HubError(RuntimeError):
@@ -56,7 +52,6 @@ def push_hydra_to_hub(
     card: ModelCard | None = None,
     private: bool | None = None,
     token: str | None = None,
-    commit_message: str | None = None,
     overwrite_card: bool = False,
     **card_arguments: Any,
 ) -> CommitInfo:
@@ -73,10 +68,8 @@ def push_hydra_to_hub(
         private (`bool`, *optional*): whether a new repository is private; by default your account's setting. An existing
             one stays as it is.
         token (`str`, *optional*): by default the one you logged in with (`hf auth login`) or `HF_TOKEN`.
-        commit_message (`str`, *optional*): by default "Upload" and the class.
         overwrite_card (`bool`, defaults to `False`): whether to replace a card that is on the Hub, which stays otherwise.
-        card_arguments: those of `create_model_card`: base_model, dataset, license, circuits, fine_tunings, fine_tuning,
-            report_model.
+        card_arguments: those of `create_model_card`: base_model, dataset, license, circuits, fine_tuning, report_model.
 
     Returns:
         `CommitInfo`: the commit. Unchanged files make no new one, and files of your own in the repository stay.
@@ -100,11 +93,8 @@ def push_hydra_to_hub(
                 logger.warning(f"{repo_id} has a card, which stays: pass overwrite_card=True to replace it")
             _leave_own_handler(api, repo_id, folder)
             # Not upload_folder, which may divide a large folder into several commits.
-            return api.create_commit(
-                repo_id,
-                _operations(api, repo_id, folder, LEFT_OVERS),
-                commit_message=commit_message or f"Upload {type(model).__name__}",
-            )
+            operations = _operations(api, repo_id, folder, LEFT_OVERS)
+            return api.create_commit(repo_id, operations, commit_message=f"Upload {type(model).__name__}")
 
 
 def push_space_to_hub(
@@ -189,16 +179,11 @@ def _one_sentence(repo_id: str) -> Iterator[None]:
     """Turns errors of the Hub and of the network into a `HubError`."""
     try:
         yield
-    except OfflineModeIsEnabled as error:
-        raise HubError("the Hub is switched off by HF_HUB_OFFLINE: unset it to publish") from error
-    except HfHubHTTPError as error:
-        status = getattr(error.response, "status_code", None)
-        message = (error.server_message or str(error)).strip().splitlines()[0]
-        refused = f"the Hub refused to publish {repo_id} (status {status}): {message}"
-        raise HubError(REFUSALS[status].format(repo_id=repo_id) if status in REFUSALS else refused) from error
     except Exception as error:
         library = type(error).__module__.split(".")[0].rstrip("2")  # httpx2 from huggingface_hub 2.4 on
-        known = isinstance(error, (ConnectionError, TimeoutError, LocalEntryNotFoundError))
-        if not known and library not in ("httpx", "httpcore", "requests", "urllib3"):
+        if library not in LIBRARIES and not isinstance(error, (ConnectionError, TimeoutError)):
             raise
-        raise HubError(f"the Hub could not be reached ({type(error).__name__}): check the network") from error
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        message = (getattr(error, "server_message", None) or str(error)).strip().partition("\n")[0]
+        reason = f"{repo_id} was not published ({status or type(error).__name__}): {message}"
+        raise HubError(REFUSALS[status].format(repo_id=repo_id) if status in REFUSALS else reason) from error

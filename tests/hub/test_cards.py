@@ -114,10 +114,8 @@ def test_the_card_of_several_fine_tuned_models_says_so():
     link = "[me/base](https://huggingface.co/me/base)"
     assert f"A Hydra Ensemble: 2 fine-tuned versions of {link}, each pruned by its own circuit, in a single" in text
     assert "- Member 1: 2 heads removed along a circuit (objective: accuracy)" in text
-    # Without the circuits nothing tells, but one may say it.
-    assert "2 copies of one backbone, each with other attention heads cut out" in summary_of(create_model_card(hydra))
-    said = summary_of(create_model_card(hydra, fine_tunings=True))
-    assert "2 fine-tuned versions of one pre-trained model, each with attention heads of its own cut out" in said
+    # Without the circuits nothing tells whether they were fine-tuned apart.
+    assert "2 members of one backbone, each with other attention heads cut out" in summary_of(create_model_card(hydra))
 
     whole = create_model_card(VIT.hydra.from_pruned_members(backbones))
     assert "2 fine-tuned versions of one pre-trained model with all their attention heads" in summary_of(whole)

@@ -20,11 +20,11 @@ CARD = ModelCard(f"---\n{ModelCardData(license='mit').to_yaml()}\n---\n# Mine\n"
 @pytest.mark.slow
 def test_model_code_processor_card_and_results_go_in_one_commit_and_pushing_again_changes_nothing(hydra, report, hub):
     before = {name: tensor.clone() for name, tensor in hydra.state_dict().items()}
-    for message in ("First", "Second"):
+    for _ in range(2):
         processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
-        named = {"dataset": "d", "report_model": "Hydra", "commit_message": message}
+        named = {"dataset": "d", "report_model": "Hydra"}
         result = push_hydra_to_hub(hydra, "me/tiny", processor, report, private=True, **named)
-        assert result == "commit" and commits(hub)[-1]["commit_message"] == message
+        assert result == "commit" and commits(hub)[-1]["commit_message"] == "Upload HydraViTForImageClassification"
     assert [commit["changed"] == [] for commit in commits(hub)] == [False, True]
     assert hub.calls[0] == ("create_repo", {"repo_id": "me/tiny", "private": True, "exist_ok": True})
     expected = {"model.safetensors", "config.json", "modeling_hydra_vit.py", "modeling_hydra.py"}
@@ -89,12 +89,12 @@ def test_weights_of_an_earlier_push_are_removed_and_other_files_stay(hydra, hub,
 
 
 REFUSALS = [
-    (OfflineModeIsEnabled("off"), "switched off by HF_HUB_OFFLINE"),
-    (ConnectionError("no route"), r"could not be reached \(ConnectionError\): check the network"),
+    (OfflineModeIsEnabled("off"), r"me/tiny was not published \(OfflineModeIsEnabled\): off"),
+    (ConnectionError("no route"), r"me/tiny was not published \(ConnectionError\): no route"),
     (HfHubHTTPError("x", response=FakeResponse(401)), "does not accept the token"),
     (HfHubHTTPError("x", response=FakeResponse(403)), "the token may not write to me/tiny"),
     (HfHubHTTPError("x", response=FakeResponse(404)), "has no repository me/tiny"),
-    (HfHubHTTPError("large", response=FakeResponse(413)), r"refused to publish me/tiny \(status 413\): large"),
+    (HfHubHTTPError("large", response=FakeResponse(413)), r"me/tiny was not published \(413\): large"),
 ]
 
 
@@ -118,5 +118,5 @@ def test_what_the_hub_refuses_is_said_in_one_sentence(hydra, hub, monkeypatch):
 @pytest.mark.slow
 def test_the_page_on_publishing_runs(hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_python_blocks("docs/publishing.md", at_least=3)
+    run_python_blocks("docs/publishing.md", at_least=2)
     assert len(commits(hub)) >= 1

@@ -58,7 +58,7 @@ def test_a_space_goes_in_one_commit_and_old_code_goes(tmp_path, hub, monkeypatch
     push_space_to_hub(folder, "me/page")
     assert [commit["changed"] == [] for commit in commits(hub)] == [False, True]
     hub.fails_with = ConnectionError("no route")
-    with pytest.raises(HubError, match="could not be reached"):
+    with pytest.raises(HubError, match="me/page was not published"):
         push_space_to_hub(folder, "me/page")
     monkeypatch.setattr(publishing, "get_token", lambda: None)
     with pytest.raises(HubError, match="there is no token for the Hub"):

@@ -107,3 +107,42 @@ def test_adapted_hydras_are_merged_first():
             with pytest.raises(ValueError, match="has adapters of PEFT"):
                 use(model)
     check_has_no_adapters(adapted.merge_and_unload(), "model")
+
+
+class Int8Weight(torch.Tensor):
+    """As torchao's: a weight of another class, which cannot be viewed or cut, with plain tensors inside."""
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype)
+
+    def __init__(self, codes: torch.Tensor, scale: torch.Tensor):
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self):
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is nn.functional.linear:
+            inputs, weight, bias = args
+            return func(inputs, weight.codes * weight.scale, bias)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].codes, args[0].scale)
+        raise NotImplementedError(f"{func} on codes")
+
+
+def test_what_was_calibrated_before_it_was_quantised_decides_nothing():
+    hydra = VIT.fused("uniform")
+    hydra.calibrate([{"pixel_values": images(40), "labels": torch.arange(40) % 5}], alpha=0.2)
+    assert hydra(**VIT.inputs()).prediction_set is not None
+    for module in hydra.modules():
+        if type(module) is nn.Linear:
+            scale = module.weight.detach().abs().amax(dim=1, keepdim=True) / 127
+            codes = (module.weight.detach() / scale).round().to(torch.int8)
+            module.weight = nn.Parameter(Int8Weight(codes, scale), requires_grad=False)
+    assert hydra(**VIT.inputs()).get("prediction_set") is None
