@@ -1,7 +1,7 @@
 """Shifted data: images and texts corrupted by name in five severities."""
 
 from .corrupted_data import corrupted, corrupted_sets
-from .corruptions import CORRUPTIONS, GROUPS, SEVERITIES, Corruption, corrupt
+from .corruptions import CORRUPTIONS, SEVERITIES, Corruption, corrupt
 
 
-__all__ = ["CORRUPTIONS", "GROUPS", "SEVERITIES", "Corruption", "corrupt", "corrupted", "corrupted_sets"]
+__all__ = ["CORRUPTIONS", "SEVERITIES", "Corruption", "corrupt", "corrupted", "corrupted_sets"]

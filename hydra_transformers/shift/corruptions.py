@@ -25,51 +25,40 @@ TOLERANCE = 0.05  # resizing overshoots a little at edges
 class Corruption:
     """A way to corrupt images or texts (`kind`), named as in ImageNet-C where it has it; `CORRUPTIONS` has all of them.
 
-    measure: the meaning of the strengths, one for each severity
+    strengths: one for each severity
     change: the function, see `image_corruptions` and `text_corruptions`
     """
 
     name: str
     kind: str
     group: str
-    measure: str
     strengths: tuple[float, float, float, float, float]
     change: Callable
 
 
 # Noise, zoom, brightness, contrast, pixelate and JPEG have ImageNet-C's strengths. Its blurs are in pixels of images 224 wide,
 # and it also desaturates.
-# fmt: off
-_ROWS = (  # group, strengths, what they are, function
-    ("noise", (0.08, 0.12, 0.18, 0.26, 0.38), "standard deviation of the noise", on_images.gaussian_noise),
-    ("noise", (60, 25, 12, 5, 3), "photons of a white pixel", on_images.shot_noise),
-    ("noise", (0.03, 0.06, 0.09, 0.17, 0.27), "share of values made black or white", on_images.impulse_noise),
-    ("blur", (0.012, 0.018, 0.025, 0.033, 0.042), "radius, of the shorter side", on_images.defocus_blur),
-    ("blur", (0.04, 0.06, 0.08, 0.1, 0.13), "length, of the shorter side", on_images.motion_blur),
-    ("blur", (0.11, 0.16, 0.21, 0.26, 0.31), "zoom beyond 1", on_images.zoom_blur),
-    ("colour", (0.1, 0.2, 0.3, 0.4, 0.5), "added to the value (HSV)", on_images.brightness),
-    ("colour", (0.4, 0.3, 0.2, 0.1, 0.05), "share that is left", on_images.contrast),
-    ("digital", (0.6, 0.5, 0.4, 0.3, 0.25), "share of the sides", on_images.pixelate),
-    ("digital", (25, 18, 15, 10, 7), "quality", on_images.jpeg_compression),
-    ("characters", (0.02, 0.05, 0.1, 0.15, 0.25), "share of letters mistyped", on_texts.typos),
-    ("characters", (0.02, 0.05, 0.1, 0.15, 0.25), "share of letters dropped", on_texts.character_drops),
-    ("words", (0.05, 0.1, 0.2, 0.3, 0.5), "share of words dropped", on_texts.word_drops),
+_ROWS = (  # group, strengths, function; what the strengths are
+    ("noise", (0.08, 0.12, 0.18, 0.26, 0.38), on_images.gaussian_noise),  # standard deviation of the noise
+    ("noise", (60, 25, 12, 5, 3), on_images.shot_noise),  # photons of a white pixel
+    ("noise", (0.03, 0.06, 0.09, 0.17, 0.27), on_images.impulse_noise),  # share of values made black or white
+    ("blur", (0.012, 0.018, 0.025, 0.033, 0.042), on_images.defocus_blur),  # radius, of the shorter side
+    ("blur", (0.04, 0.06, 0.08, 0.1, 0.13), on_images.motion_blur),  # length, of the shorter side
+    ("blur", (0.11, 0.16, 0.21, 0.26, 0.31), on_images.zoom_blur),  # zoom beyond 1
+    ("colour", (0.1, 0.2, 0.3, 0.4, 0.5), on_images.brightness),  # added to the value (HSV)
+    ("colour", (0.4, 0.3, 0.2, 0.1, 0.05), on_images.contrast),  # share that is left
+    ("digital", (0.6, 0.5, 0.4, 0.3, 0.25), on_images.pixelate),  # share of the sides
+    ("digital", (25, 18, 15, 10, 7), on_images.jpeg_compression),  # quality
+    ("characters", (0.02, 0.05, 0.1, 0.15, 0.25), on_texts.typos),  # share of letters mistyped
+    ("characters", (0.02, 0.05, 0.1, 0.15, 0.25), on_texts.character_drops),  # share of letters dropped
+    ("words", (0.05, 0.1, 0.2, 0.3, 0.5), on_texts.word_drops),  # share of words dropped
 )
-# fmt: on
+_KINDS = {on_images.__name__: "image", on_texts.__name__: "text"}
 CORRUPTIONS = {
-    change.__name__: Corruption(
-        change.__name__,
-        "image" if change.__module__ == on_images.__name__ else "text",
-        group,
-        measure,
-        strengths,
-        change,
-    )
-    for group, strengths, measure, change in _ROWS
+    change.__name__: Corruption(change.__name__, _KINDS[change.__module__], group, strengths, change)
+    for group, strengths, change in _ROWS
 }
 """All corruptions, by name."""
-GROUPS = tuple(dict.fromkeys(corruption.group for corruption in CORRUPTIONS.values()))
-"""Groups of similar corruptions; the name of a group stands for all in it."""
 
 
 def corrupt(data: Any, name: str, severity: int, seed: int = 0, *, processor: Any = None) -> Any:
