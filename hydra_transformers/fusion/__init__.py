@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.auto import check_classes, hydra_class, load_trained
+from ..models.auto import hydra_class, load_trained
 from ..models.configuration_hydra import TrunkLayers, check_shared
 from .building import build, prune_heads
 from .checks import check_agrees, check_differ, check_finite, warn_if_unrelated
@@ -96,7 +96,6 @@ def check_can_be_fused(models: Sequence[PreTrainedModel], name: str, allow_equal
     allow_equal: whether some of them may be the same model
     """
     found = hydra_class(models[0], f"{name}[0]")
-    check_classes(models, found, name)
     members = [read_members(found, model, f"{name}[{place}]")[0] for place, model in enumerate(models)]
     for member in members:
         check_agrees(member, members[0])

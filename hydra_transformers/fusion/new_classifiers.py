@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..models.auto import classes_with_heads, config_of
+from ..models.auto import config_of
 from ..models.backbone_rules import backbone_types
 from ..models.configuration_hydra import PROBLEM_TYPES, set_problem_type
 from .checks import check_is_in_memory
@@ -33,7 +33,7 @@ def read_with_new_classifiers(
     """
     if num_members < 1:
         raise ValueError(f"num_members is {num_members}: pass at least 1")
-    if cls.is_base_model or "ZeroShot" in classes_with_heads().get(cls, "ZeroShot"):
+    if cls.is_base_model or "ZeroShot" in cls._auto_class:
         raise ValueError(f"{cls.__name__} has no classifier, by which new members differ: use a class that has one")
     is_model = isinstance(model, PreTrainedModel)
     name = f"model ({type(model).__name__})" if is_model else os.fspath(model)
@@ -43,7 +43,7 @@ def read_with_new_classifiers(
             f"{name} is a {config.model_type}: {cls.__name__} gets new classifiers on pre-trained "
             f"{' or '.join(backbone_types(cls))} models"
         )
-    set_classes(config, num_labels, class_names, problem_type, is_of_tokens="Token" in classes_with_heads()[cls])
+    set_classes(config, num_labels, class_names, problem_type, is_of_tokens="Token" in cls._auto_class)
     with torch.random.fork_rng(devices=[]):
         backbone, untrained = _with_head(cls, model, config, name)
     prefix = f"{cls.base_model_prefix}."

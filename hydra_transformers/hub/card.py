@@ -13,7 +13,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..cost import count_parameters, inputs_for, multiply_adds_of, readable_count, unpruned_backbone
 from ..data.zero_shot import first_token_kwargs
 from ..fusion.structure import slots, without_weights
-from ..models.auto import classes_with_heads
 from ..pruning import Circuit
 from ..pruning.heads import heads_in
 from ..reports.table import escape_markdown, markdown_table
@@ -132,8 +131,7 @@ def card_task(model: PreTrainedModel) -> dict[str, Any]:
     for model_class in TASKS:
         if auto_classes.get(model_class, "").endswith(f".{type(model).__name__}"):
             return texts_for(model_class, model.config, hasattr(model, "logit_bias"))
-    classifiers = sorted(each.__name__ for each in classes_with_heads() if hasattr(each, "from_pruned_members"))
-    raise TypeError(f"model is a {type(model).__name__}: a card describes one of {', '.join(classifiers)}")
+    raise TypeError(f"model is a {type(model).__name__}: a card describes a Hydra with a head")
 
 
 def _has_all_heads(config: PreTrainedConfig) -> bool:

@@ -16,7 +16,6 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .backbone_rules import backbone_types
 from .configuration_hydra import SHARED_PARTS, TrunkLayers
 from .families import FAMILIES, config_class, model_class
 
@@ -148,9 +147,8 @@ class AutoHydra:
         if not members:
             raise ValueError("members is empty: pass at least one model")
         loaded = [load_trained(each) if isinstance(each, (str, os.PathLike)) else each for each in members]
-        found = hydra_class(loaded[0], "members[0]")
-        check_classes(loaded, found, "members")
-        return found.from_pruned_members(loaded, shared, trunk_layers, allow_equal, check)
+        hydra = hydra_class(loaded[0], "members[0]")
+        return hydra.from_pruned_members(loaded, shared, trunk_layers, allow_equal, check)
 
     @staticmethod
     def supported() -> dict[str, str]:
@@ -222,22 +220,6 @@ def load_trained(name: str | os.PathLike) -> PreTrainedModel:
     return model.eval()
 
 
-def check_classes(models: Sequence[PreTrainedModel], found: type, name: str) -> None:
-    """Refuses models of one kind that call their classes, or count them, differently: their answers have no mean."""
-    kinds = (*backbone_types(found), found.config_class.model_type)
-    first = models[0].config.id2label
-    for place, model in enumerate(models):
-        config = getattr(model, "config", None)
-        if getattr(config, "model_type", None) in kinds and config.id2label != first:
-            at = next(
-                index for index in {**first, **config.id2label} if first.get(index) != config.id2label.get(index)
-            )
-            raise ValueError(
-                f"{name}[{place}] has other classes than {name}[0] (number {at} is {config.id2label.get(at)!r}, not "
-                f"{first.get(at)!r}): pass models fine-tuned on the same labels, or set id2label alike if only names differ"
-            )
-
-
 def families_of(model_type: str) -> list[str]:
     """The Hydra types that a backbone's or a Hydra's `model_type` belongs to."""
     return [kind for kind, family in FAMILIES.items() if model_type in (kind, *family.backbone_types)]
@@ -272,12 +254,6 @@ def heads_of(kinds: Iterable[str]) -> dict[type[PreTrainedModel], str]:
 def hydra_classes() -> dict[type[PreTrainedModel], type[PreTrainedModel]]:
     """`backbones_of` all families, which are imported."""
     return backbones_of(FAMILIES)
-
-
-@cache
-def classes_with_heads() -> dict[type[PreTrainedModel], str]:
-    """`heads_of` all families, which are imported."""
-    return heads_of(FAMILIES)
 
 
 def heads_of_type(model_type: str) -> dict[type[PreTrainedModel], str]:

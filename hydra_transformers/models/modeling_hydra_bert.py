@@ -21,7 +21,7 @@ from .configuration_hydra_bert import (
     HydraElectraConfig,
     HydraRobertaConfig,
 )
-from .modeling_hydra import GroupedLinear, HydraClassifierOutput, HydraModelOutput
+from .modeling_hydra import GroupedLinear
 from .pretrained import HydraModelMixin
 from .texts import (
     HydraTextClassifierMixin,
@@ -166,33 +166,8 @@ class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel)
 class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel):
     embeddings_class = Embeddings
 
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        **kwargs,
-    ) -> HydraModelOutput:
-        """With its arguments in DistilBERT's order."""
-        return super().forward(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
 
-
-class DistilBertClassifierMixin(HydraTextClassifierMixin):
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        **kwargs,
-    ) -> HydraClassifierOutput:
-        """With its arguments in DistilBERT's order."""
-        return super().forward(input_ids, attention_mask, position_ids, inputs_embeds, labels, **kwargs)
-
-
-class HydraDistilBertForSequenceClassification(DistilBertClassifierMixin, HydraDistilBertPreTrainedModel):
+class HydraDistilBertForSequenceClassification(HydraTextClassifierMixin, HydraDistilBertPreTrainedModel):
     encoder_class = HydraDistilBertModel
     head_dropout = ("seq_classif_dropout",)
 
@@ -205,6 +180,6 @@ class HydraDistilBertForSequenceClassification(DistilBertClassifierMixin, HydraD
 
 
 class HydraDistilBertForTokenClassification(
-    HydraTokenClassifierMixin, DistilBertClassifierMixin, HydraDistilBertPreTrainedModel
+    HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraDistilBertPreTrainedModel
 ):
     encoder_class = HydraDistilBertModel

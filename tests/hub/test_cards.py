@@ -80,7 +80,7 @@ def test_the_metadata_is_what_the_hub_understands_and_the_text_shows_the_report_
         assert f"\n{shown}\n" in card.text
     assert "Not at all." in card.text and card.text.count(TO_FILL_IN) == 1
     assert create_model_card(hydra).text.count(TO_FILL_IN) == 3  # what is not known
-    with pytest.raises(TypeError, match=r"model is a ViTForImageClassification: a card describes one of Hydra"):
+    with pytest.raises(TypeError, match=r"model is a ViTForImageClassification: a card describes a Hydra with a head"):
         create_model_card(VIT.backbone())
 
 

@@ -205,7 +205,7 @@ REFUSALS = [
     (
         lambda: fuse_with(num_labels=6),
         ValueError,
-        r"members\[1\] has num_labels = 6, members\[0\] has 5: .* one backbone",
+        r"members\[1\] has num_labels = 6, members\[0\] has 5: pass models fine-tuned",
     ),
     (lambda: fuse_with(num_hidden_layers=2), ValueError, "num_hidden_layers = 2"),
     (lambda: fuse_with(hidden_size=64), ValueError, "hidden_size = 64"),
