@@ -27,12 +27,6 @@ def app(
     predictor = predictor_of(model)
     if labels and not predictor.needs_classes:
         raise ValueError(f"--labels is for CLIP and SigLIP, {model} has its own classes: leave it out")
-    try:
-        page = launch_page(predictor, examples, class_names=labels or (), host=host, port=port)
-    except OSError as error:
-        where = "any port from 7860 on" if port is None else f"port {port}"
-        raise OSError(
-            f"the page cannot be served at {where} of {host} ({error}): pass another --port or --host"
-        ) from error
+    page = launch_page(predictor, examples, class_names=labels or (), host=host, port=port)
     print(f"The page of {predictor.name} is at {page.local_url} (Ctrl-C ends it).", flush=True)
     page.block_thread()

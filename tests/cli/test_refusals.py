@@ -12,7 +12,8 @@ from huggingface_hub.errors import GatedRepoError, HTTPError, RepositoryNotFound
 from transformers import AutoConfig
 from transformers.utils import logging
 
-from hydra_transformers.cli import info, main
+from hydra_transformers.cli import main
+from hydra_transformers.serving import saved_models
 
 
 PRUNE = "prune vit --data pictures --output OUT"
@@ -118,13 +119,16 @@ def test_what_cannot_be_had_from_the_hub(kind, error, offline, sentence, fails, 
 
 
 def test_warnings_of_models_are_notes_and_those_of_libraries_are_not_shown(workplace, monkeypatch, capsys):
-    def warns(name):
+    load = saved_models.load_config
+
+    def warns(model):
         for name in ("transformers.hydra_transformers.models.decision", "transformers.modeling_utils"):
             logging.get_logger(name).warning(f"{name} is careful")
         for module in ("hydra_transformers.uncertainty.temperature", "torch.nn"):
             warnings.warn_explicit(f"{module} is odd", UserWarning, "a.py", 1, module)
+        return load(model)
 
-    monkeypatch.setattr(info, "_describe", warns)
+    monkeypatch.setattr(saved_models, "load_config", warns)
     assert main(["info", str(workplace / "hydra")]) == 0
     assert capsys.readouterr().err.splitlines() == [
         "note: transformers.hydra_transformers.models.decision is careful",
@@ -137,7 +141,7 @@ def test_a_trace_is_shown_with_debug_alone(error, code, workplace, monkeypatch, 
     def broken(name):
         raise error
 
-    monkeypatch.setattr(info, "_describe", broken)
+    monkeypatch.setattr(saved_models, "load_config", broken)
     assert main(["info", str(workplace / "hydra")]) == code
     said = capsys.readouterr().err
     assert "Traceback" not in said and len(said.splitlines()) == 1
