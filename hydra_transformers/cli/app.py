@@ -21,12 +21,13 @@ def app(
     port: option(int | None, "default: the first free one from 7860 on", "N", min=1, max=2**16 - 1) = None,
 ) -> None:
     """Open a page in the browser to try a model on: its answer, its members', its uncertainty."""
-    from ..serving.page import launch_page
     from .serve import predictor_of
 
     predictor = predictor_of(model)
     if labels and not predictor.needs_classes:
         raise ValueError(f"--labels is for CLIP and SigLIP, {model} has its own classes: leave it out")
+    from ..serving.page import launch_page
+
     page = launch_page(predictor, examples, class_names=labels or (), host=host, port=port)
     print(f"The page of {predictor.name} is at {page.local_url} (Ctrl-C ends it).", flush=True)
     page.block_thread()

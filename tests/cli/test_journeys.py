@@ -1,5 +1,6 @@
 """The command line from a pre-trained model, from checkpoints and from one model to a Hydra that is used and published."""
 
+import importlib
 import io
 import json
 import os
@@ -171,15 +172,15 @@ def test_info_export_and_push_take_the_calibrated_model(workplace, calibrated, t
 
     run("info", calibrated)
     text = capsys.readouterr().out
-    assert (
-        "\ncalibrated\n" in text
-        and "member 2" in text
-        and "3 classes: red, green, blue" in text
-        and "| Deep Ensemble of 3 |" in text
-    )
+    for part in ("\ncalibrated\n", "member 2", "3 classes: red, green, blue", "| Deep Ensemble of 3 |"):
+        assert part in text
+    exported, pushed = [], {}
+    formats = importlib.import_module("hydra_transformers.export")
+    monkeypatch.setattr(formats, "export", lambda model, *others: exported.append((model, others)))
     run("export", calibrated, "--to", "torch", "--output", tmp_path / "exported")
-    assert (tmp_path / "exported" / "model.pt2").exists() and "with its calibration" in capsys.readouterr().out
-    pushed = {}
+    [(model, (folder, names, _))] = exported
+    assert model.is_calibrated and folder == tmp_path / "exported" and names == ("torch",)
+    assert "with its calibration" in capsys.readouterr().out
 
     def fake_push(model, repo_id, processor=None, report=None, **arguments):
         pushed.update(model=model, repo_id=repo_id, processor=processor, report=report, **arguments)
