@@ -11,18 +11,17 @@ import torch
 class RandomCropAndFlip:
     """A rectangle of an image, mirrored or not, each time another.
 
-    scale: the least and the largest share of the area, or None for the whole image
+    scale: the least and the largest share of the area
     flip: how often it is mirrored
     """
 
-    scale: tuple[float, float] | None = None
-    flip: float = 0.0
+    scale: tuple[float, float]
+    flip: float
 
     def __call__(self, image: Any) -> Any:
         from PIL import ImageOps
 
-        if self.scale is not None:
-            image = image.crop(self._box(*image.size))
+        image = image.crop(self._box(*image.size))
         return ImageOps.mirror(image) if torch.rand(()).item() < self.flip else image
 
     def _box(self, width: int, height: int) -> tuple[int, int, int, int]:

@@ -21,20 +21,6 @@ def model_classes(config: PreTrainedConfig) -> list[str]:
     return [str(config.id2label[index]) for index in range(config.num_labels)]
 
 
-def match_names(names: Iterable[str], classes: Sequence[str], data_name: str = "data") -> dict[str, int]:
-    """The place of each name among the model's classes."""
-    counts = Counter(classes)
-    for name in names:
-        if counts[name] != 1:
-            known = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
-            fault = "which the model has several times" if counts[name] else "which the model does not know"
-            raise ValueError(
-                f"{data_name} has the class {name!r}, {fault} (it knows {known}): rename or filter it, set id2label in the "
-                "model's config, pass class indices, or labelled=False for out-of-distribution data"
-            )
-    return {name: place for place, name in enumerate(classes)}
-
-
 class Labels:
     """The column of labels of a data set.
 
@@ -72,25 +58,31 @@ class Labels:
             )
         return int(value)
 
-    def to_model(self, labels: Iterable[int], classes: Sequence[str]) -> tuple[dict[int, int], str]:
-        """The model's class index for each of the data's that occur, and a note on how they were matched."""
+    def to_model(self, labels: Iterable[int], classes: Sequence[str]) -> dict[int, int]:
+        """The model's class index for each of the data's that occur: by name, or the same where either has no names."""
         present, names, count = sorted(set(labels)), self.names, len(classes)
-        in_order, note = names is None, "class indices taken as they are"
         if names is not None and all(map(GENERIC_NAME.fullmatch, classes)) and not self.are_texts:
             if len(names) != count:
                 raise ValueError(f"{self.source.name} has {len(names)} classes, the model {count}: they do not fit")
-            in_order, note = True, f"{count} classes taken in order"
-        if names is None:
+            names = None
+        elif names is None:
             self._check_are_not_names(present, classes)
-        known = count if in_order else len(names)
+        known = count if names is None else len(names)
         outside = next((label for label in present if not 0 <= label < known), None)
         if outside is not None:
             raise ValueError(f"{self.source.name} has the label {outside}, the classes are 0 to {known - 1}")
-        if in_order:
-            return {label: label for label in present}, note
-        places = match_names([names[label] for label in present], classes, self.source.name)
-        note = f"{len(present)} of the model's {count} classes, matched by name"
-        return {label: places[names[label]] for label in present}, note
+        if names is None:
+            return {label: label for label in present}
+        counts, places = Counter(classes), {name: place for place, name in enumerate(classes)}
+        for name in (names[label] for label in present):
+            if counts[name] != 1:
+                known = ", ".join(classes[:5]) + (", ..." if count > 5 else "")
+                fault = "which the model has several times" if counts[name] else "which the model does not know"
+                raise ValueError(
+                    f"{self.source.name} has the class {name!r}, {fault} (it knows {known}): rename or filter it, set id2label in "
+                    "the model's config, pass class indices, or labelled=False for out-of-distribution data"
+                )
+        return {label: places[names[label]] for label in present}
 
     def _check_are_not_names(self, present: Sequence[int], classes: Sequence[str]) -> None:
         """Raises for bare numbers, or True and False, that may as well be the names of other classes of the model."""
@@ -114,11 +106,11 @@ class Labels:
             )
         return labels
 
-    def matched(self, classes: Sequence[str]) -> tuple[list[Any], str]:
-        """The labels as indices of the model's `classes`, and a note on how they were matched."""
+    def matched(self, classes: Sequence[str]) -> list[Any]:
+        """The labels as indices of the model's `classes`."""
         labels = self.indices()
-        places, note = self.to_model(labels, classes)
-        return [places[label] for label in labels], note
+        places = self.to_model(labels, classes)
+        return [places[label] for label in labels]
 
     def classes(self) -> list[str]:
         """The data's own classes in the order of their indices; LABEL_0, LABEL_1, ... where they have no names."""
@@ -180,28 +172,25 @@ class LabelLists(Labels):
             count = 1 + max(chain.from_iterable(self.indices()), default=-1)
         return [f"LABEL_{label}" for label in range(count)]
 
-    def matched(self, classes: Sequence[str]) -> tuple[list[list[float]], str]:
-        """A 0. or 1. for each of the model's `classes`, row by row, and a note on how labels were matched."""
-        count = len(classes)
-        if self.are_vectors(count):
-            vectors = [list(map(float, labels)) for labels in self.values]
-            return vectors, f"a 0 or 1 for each of {count} labels, as they are"
+    def matched(self, classes: Sequence[str]) -> list[list[float]]:
+        """A 0. or 1. for each of the model's `classes`, row by row."""
+        if self.are_vectors(len(classes)):
+            return [list(map(float, labels)) for labels in self.values]
         lists = self.indices()
-        places, note = self.to_model(chain.from_iterable(lists), classes)
+        places = self.to_model(chain.from_iterable(lists), classes)
         rows = [{places[label] for label in labels} for labels in lists]
-        return [[float(label in labels) for label in range(count)] for labels in rows], note
+        return [[float(label in labels) for label in range(len(classes))] for labels in rows]
 
-    def of_words(self, words: Sequence[Sequence[str]], classes: Sequence[str]) -> tuple[list[list[int]], str]:
-        """The class of each word as the model counts them, and a note on how tags were matched."""
+    def of_words(self, words: Sequence[Sequence[str]], classes: Sequence[str]) -> list[list[int]]:
+        """The class of each word as the model counts them."""
         for row, (texts, tags) in enumerate(zip(words, self.values, strict=True)):
             if len(texts) != len(tags):
                 raise ValueError(
                     f"row {row} of {self.source.name} has {len(texts)} words and {len(tags)} tags: give every word one"
                 )
         lists = self.indices()
-        places, note = self.to_model((tag for tags in lists for tag in tags if tag != NO_TAG), classes)
-        note += "; the first token of a word carries its tag"
-        return [[places.get(tag, NO_TAG) for tag in tags] for tags in lists], note
+        places = self.to_model((tag for tags in lists for tag in tags if tag != NO_TAG), classes)
+        return [[places.get(tag, NO_TAG) for tag in tags] for tags in lists]
 
 
 def has_lists(rows: Any, column: str, source: DataSource) -> bool:

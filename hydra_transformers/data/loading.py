@@ -266,20 +266,20 @@ def _add_labels(data: PreparedData, source: DataSource, config: PreTrainedConfig
     data.class_names = labels.names
     classes = None if config is None or is_zero_shot else model_classes(config)
     if words:
-        data.labels, note = labels.of_words([row[words] for row in data.rows], classes)
+        data.labels = labels.of_words([row[words] for row in data.rows], classes)
     elif is_zero_shot:
         if labels.names is None:
             raise ValueError(f"column {column!r} of {source.name} has no class names, which the prompts are made of")
-        data.labels, note = labels.indices(), f"{len(labels.names)} classes named by the data"
+        data.labels = labels.indices()
     elif problem_type == "regression":
-        data.labels, note = labels.numbers(num_labels), "numbers taken as they are"
+        data.labels = labels.numbers(num_labels)
     elif are_lists or (num_labels not in (None, 1) and problem_type in (None, "single_label_classification")):
-        data.labels, note = labels.matched(classes)
+        data.labels = labels.matched(classes)
     elif labels.are_texts:
         raise ValueError(f"the labels of {source.name} are names: pass the model in place of its processor")
     else:
-        data.labels, note = labels.values, "taken as they are"
-    data.notes.append(f"labels: column {column!r}, {note}")
+        data.labels = labels.values
+    data.notes.append(f"labels: column {column!r}")
 
 
 def classes_in(source: DataSource, are_numbers: bool = False) -> tuple[list[str], str | None]:

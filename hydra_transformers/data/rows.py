@@ -62,7 +62,7 @@ def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
     elif source.split is not None:
         raise ValueError(f"{source.name} has no splits: leave out the split {source.split!r}")
     elif source.part is not None:
-        rows, note = _cut(rows, source, ("test", "validation")), f", a random split for {source.part}"
+        rows, note = _cut(rows, source, ("test", "validation")), f", a random part for {source.part}"
     features = getattr(rows, "features", None) or {}
     names = [column for column in features if not column.startswith("__index_level_")]
     if names and all(";" in name for name in names):
@@ -157,9 +157,7 @@ def _part_of(splits: Mapping[str, Any], source: DataSource) -> tuple[Any, str, s
         return splits[split], split, f" of the split {split}"
     missing = [part for part in ("test", "validation") if part not in matching]
     rows = _cut(_rows_of_split(splits, first), source, missing)
-    note = f", a random split for {source.part}"
-    if source.part == "training":
-        note = f", all but those split off for {' and '.join(missing)}" if missing else ""
+    note = f", a random part for {source.part}" if missing else ""
     return rows, first, f" of the split {first}{note}"
 
 

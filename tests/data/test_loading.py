@@ -111,8 +111,8 @@ def test_parts_are_the_splits_that_exist_and_others_are_cut_out_of_the_first(vit
     del splits["validation"]
     parts = {part: prepared(splits, vit, part=part) for part in PARTS}
     assert [len(parts[part]) for part in PARTS] == [54, 6, 120]
-    assert "54 rows of the split train, all but those split off for validation" in parts["training"].notes[0]
-    assert "6 rows of the split train, a random split for validation" in parts["validation"].notes[0]
+    assert "54 rows of the split train, a random part for training" in parts["training"].notes[0]
+    assert "6 rows of the split train, a random part for validation" in parts["validation"].notes[0]
     train, held_out = ({row["pixel_values"].sum().item() for row in parts[part]} for part in PARTS[:2])
     assert not train & held_out
     # A split that is named is cut, whatever others there are.
