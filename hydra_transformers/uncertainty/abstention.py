@@ -1,14 +1,15 @@
 """When not to answer: a threshold on an uncertainty score, fitted on validation data for a target."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.stats import binom
 from torch import Tensor
 
 from .inputs import as_scores, as_tensor, in_float64, widened
@@ -207,15 +208,14 @@ def _threshold_of_share(scores: Tensor, share: float, confidence: float | None, 
     ordered, rows = scores.sort().values, len(scores)
     if confidence is None:
         return float(ordered[math.ceil(exact(share) * rows) - 1])
-    if binomial_cdf(rows - 1, rows, share) < confidence:
+    # The k-th smallest score, with the least k for which P(Bin(rows, share) < k) >= confidence.
+    least = int(np.searchsorted(binom.cdf(np.arange(rows), rows, share), confidence))
+    if least == rows:
         needed = math.ceil(math.log1p(-confidence) / math.log(share))
         raise ValueError(
             f"{name}={share:g} cannot be guaranteed with {_percent(confidence)} confidence on {rows} rows: pass at least "
             f"{needed}, or ask for less"
         )
-    # The k-th smallest score, with the least k for which P(Bin(rows, share) < k) >= confidence.
-    counts = range(1, rows + 1)
-    least = bisect_left(counts, True, key=lambda k: binomial_cdf(k - 1, rows, share) >= confidence)
     return float(ordered[least])
 
 
@@ -227,13 +227,12 @@ def _threshold_of_risk(scores: Tensor, errors: Tensor, risk: float, confidence: 
     ordered, errors = scores[order], errors[order]
     is_end = torch.cat([ordered[1:] > ordered[:-1], torch.ones(1, dtype=torch.bool, device="cpu")])
     if confidence is not None:
-        wrong, ends = errors.bool().tolist(), (is_end.nonzero().squeeze(1) + 1).tolist()  # rows that thresholds answer
+        wrong, ends = errors.bool().numpy(), (is_end.nonzero().squeeze(1) + 1).tolist()  # rows that thresholds answer
         answered = _certified(wrong, ends, risk, 1 - confidence)
         if answered == 0:
             higher = (percent / 100 for percent in range(math.ceil(100 * risk), 100))
-            reached = next(
-                (_percent(each) for each in higher if _certified(wrong, ends, each, 1 - confidence)), "none"
-            )
+            certified = (_percent(share) for share in higher if _certified(wrong, ends, share, 1 - confidence))
+            reached = next(certified, "none")
             raise ValueError(
                 f"risk={risk:g} cannot be guaranteed with {_percent(confidence)} confidence on these {len(wrong)} rows, the lowest "
                 f"that can be is {reached}: pass more rows, a better score, a higher risk, or a lower confidence (0 for none)"
@@ -247,7 +246,7 @@ def _threshold_of_risk(scores: Tensor, errors: Tensor, risk: float, confidence: 
     return float(ordered[holding[-1, 0]])
 
 
-def _certified(wrong: list[bool], ends: list[int], risk: float, chance: float) -> int:
+def _certified(wrong: np.ndarray, ends: list[int], risk: float, chance: float) -> int:
     """How many rows may be answered so that the risk holds except with this chance; 0 if none may.
 
     Counts may start the walks, though the thresholds they stand for are random: let R(t) be the risk of answering all scores
@@ -271,20 +270,13 @@ def _starts(rows: int, risk: float, chance: float) -> list[int]:
     return starts if len(starts) == 1 else starts[:-1]  # the last is there for few rows
 
 
-def _last_passed(wrong: list[bool], start: int, risk: float, chance: float) -> int:
+def _last_passed(wrong: np.ndarray, start: int, risk: float, chance: float) -> int:
     """The largest count up to which every test from `start` on rejects "the risk is higher"; 0 if the first does not."""
-    rows, errors = start, sum(wrong[:start])
-    tail = binomial_cdf(errors, rows, risk)  # P(at most so many errors) if the risk were the target
-    if tail > chance:
-        return 0
-    for is_wrong in wrong[start:]:
-        tail -= risk * binomial_pmf(errors, rows, risk)
-        if is_wrong:
-            tail += binomial_pmf(errors + 1, rows + 1, risk)
-        if tail > chance:
-            break
-        rows, errors = rows + 1, errors + is_wrong
-    return rows
+    counts, errors = np.arange(start, len(wrong) + 1), np.append(0, wrong.cumsum())[start:]
+    # P(at most so many errors) if the risk were the target
+    is_rejected = binom.cdf(errors, counts, risk) <= chance
+    first_kept = int(np.append(is_rejected, False).argmin())
+    return start + first_kept - 1 if first_kept else 0
 
 
 def check_target(target: Mapping[str, float | None], is_share: bool = True) -> tuple[str, float]:
@@ -326,23 +318,3 @@ def _checked(scores: Any, correct: Any, ood_scores: Any, errors: Any) -> tuple[T
             )
         errors = 1 - correct.double()
     return scores, None if errors is None else as_scores(errors, "errors"), ood_scores
-
-
-# Exact binomial probabilities, without SciPy
-
-
-def binomial_pmf(successes: int, trials: int, p: float) -> float:
-    """P(Bin(trials, p) = successes), 0 < p < 1."""
-    ways = math.lgamma(trials + 1) - math.lgamma(successes + 1) - math.lgamma(trials - successes + 1)
-    return math.exp(ways + successes * math.log(p) + (trials - successes) * math.log1p(-p))
-
-
-def binomial_cdf(successes: int, trials: int, p: float) -> float:
-    """P(Bin(trials, p) <= successes), 0 < p < 1."""
-    if successes < 0:
-        return 0.0
-    if successes >= trials:
-        return 1.0
-    counts = torch.arange(successes + 1, dtype=torch.float64, device="cpu")
-    ways = math.lgamma(trials + 1) - torch.lgamma(counts + 1) - torch.lgamma(trials - counts + 1)
-    return min(1.0, float((ways + counts * math.log(p) + (trials - counts) * math.log1p(-p)).exp().sum()))

@@ -6,7 +6,6 @@ Every label is a yes or no of its own. The ensemble's prediction is the mean of 
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from ..models.decision import DecisionOutput
 from ..models.modeling_hydra import at_least_float32, logit_of_mean_probability
-from .abstention import SHIFT, check_share, exact
+from .abstention import SHIFT, exact
 from .conformal import too_few_rows
 from .decomposition import decompose
 from .inputs import as_member_logits, as_multi_hot, check_predictions, widened
@@ -130,95 +129,27 @@ def _best_cut(scores: Tensor, truth: Tensor) -> Tensor:
 # Sets that miss few labels
 
 
-@dataclass(frozen=True)
-class LabelSets:
-    """For each row the labels that it may have, such that on average at most a share `alpha` of a row's labels is missed. Made
-    by `fit`: conformal risk control (Angelopoulos et al., 2022, arXiv 2208.02814).
+def lowered_cuts(logits: Tensor, labels: Tensor, alpha: float, cuts: Tensor) -> Tensor:
+    r"""The least log-odds (labels,) with which a label is in a row's set, so that on average at most a share `alpha` of a row's
+    labels is missed: conformal risk control (Angelopoulos et al., 2022, arXiv 2208.02814).
 
-    Attributes:
-        alpha: the share of a new row's labels that may be missed, on average over rows.
-        log_odds: the least log-odds of each label with which it is in the set; -inf where the rows were too few, and every
-            label is in every set.
-        rows: how many rows it was fitted on.
-        missed, mean_size: on these rows, the mean share of missed labels, and labels per set.
-    """
+    With the ensemble's log-odds `z_l`, the cuts `t_l` and one shift λ for all labels,
 
-    alpha: float
-    log_odds: tuple[float, ...]
-    rows: int
-    missed: float
-    mean_size: float
+        set       C_λ(x) = {l : z_l >= t_l - λ}            larger λ, larger sets
+        loss      L_i(λ) = share of row i's labels that C_λ misses, 0 for a row without labels; never above B = 1
+        choice    the smallest λ >= 0 with  n/(n+1) · 1/n Σ_i L_i(λ) + B/(n+1) <= alpha: a label that reaches its own
+                  threshold is always in the set
 
-    @classmethod
-    def fit(cls, member_logits: Any, labels: Any, alpha: float = 0.1, thresholds: Any = 0.5) -> "LabelSets":
-        r"""Find the smallest sets that keep the promise, on rows that neither the model nor `thresholds` was fitted on.
+    If a new row is exchangeable with these n, the expected share of its labels that is missed is at most alpha, on average over
+    calibration sets and rows: not for every label, and not under distribution shift. With too few rows λ is infinite.
 
-        With the ensemble's log-odds `z_l`, the log-odds `t_l` of `thresholds` and one shift λ for all labels,
-
-            set       C_λ(x) = {l : z_l >= t_l - λ}            larger λ, larger sets
-            loss      L_i(λ) = share of row i's labels that C_λ misses, 0 for a row without labels; never above B = 1
-            choice    the smallest λ >= 0 with  n/(n+1) · 1/n Σ_i L_i(λ) + B/(n+1) <= alpha: a label that reaches its own
-                      threshold is always in the set
-
-        If a new row is exchangeable with these n, the expected share of its labels that is missed is at most alpha, on average
-        over calibration sets and rows: not for every label, and not under distribution shift.
-
-        Args:
-            member_logits: (samples, members, labels), scaled by the temperature that will be used.
-            labels: (samples, labels), 0 or 1.
-            alpha: the share of labels that may be missed.
-            thresholds: the probability from which on each label is predicted, one or one per label, such as those of
-                `best_thresholds` on other rows.
-
-        Example:
-            >>> sets = LabelSets.fit(torch.linspace(-3, 3, 39).view(39, 1, 1), torch.ones(39, 1), alpha=0.1)
-            >>> sets.missed <= 0.1, round(sets.log_odds[0], 3)
-            (True, -2.526)
-        """
-        check_share(alpha, "alpha")
-        logits = log_odds(member_logits)
-        labels = as_multi_hot(labels, *logits.shape).to(logits.device)
-        cuts = (
-            torch.as_tensor(thresholds, dtype=torch.float64, device="cpu").reshape(-1).logit().expand(logits.shape[1])
-        )
-        if cuts.isnan().any():
-            raise ValueError(f"thresholds is {thresholds}: pass a probability from 0 to 1, or one for each label")
-        lowered = cuts - _least_shift(cuts.to(logits) - logits, labels, alpha)
-        chosen = _at_least(logits, lowered)
-        missed, size = exact_mean(missed_shares(chosen, labels)), int(chosen.sum()) / len(labels)
-        if lowered[0] == -math.inf:
-            warnings.warn(too_few_rows(alpha, len(labels)), stacklevel=2)
-        return cls(float(alpha), tuple(lowered.tolist()), len(labels), missed, size)
-
-    def sets(self, member_logits: Any) -> Tensor:
-        """Which labels are in each row's set: bool, (batch, labels)."""
-        logits = log_odds(member_logits)
-        return _at_least(logits, torch.tensor(self.log_odds, dtype=torch.float64, device="cpu"))
-
-    @property
-    def sentence(self) -> str:
-        """What is promised for new rows and under which conditions, the size of the sets, and whether rows were too few."""
-        note = f" {too_few_rows(self.alpha, self.rows)}" if self.log_odds[0] == -math.inf else ""
-        return (
-            f"On average at most {100 * self.alpha:.6g} % of a row's labels are missing from its set, over calibration sets and "
-            f"rows, if new rows are exchangeable with the {self.rows} calibration rows. {SHIFT} On the fitting rows sets hold "
-            f"{self.mean_size:.3g} of {len(self.log_odds)} labels.{note}"
-        )
-
-
-def _at_least(logits: Tensor, lowest: Tensor) -> Tensor:
-    """Whether log-odds reach the lowest of their label; differences were rounded, and in doubt they do."""
-    return logits >= lowest.to(logits) - ROUNDING
-
-
-def _least_shift(needed: Tensor, labels: Tensor, alpha: float) -> float:
-    """The smallest λ >= 0 with (Σ_i L_i(λ) + 1) / (n + 1) <= alpha.
-
-    needed: (batch, labels), the λ from which on each label is in its row's set
+    logits: (rows, labels), of rows that neither the model nor the cuts were fitted on; labels: (rows, labels) bool
+    cuts: (labels,), the log-odds from which on each label is predicted
     """
     allowed = float(exact(alpha) * (len(labels) + 1) - 1)
     if allowed < 0:
-        return math.inf
+        return torch.full_like(cuts, -math.inf)
+    needed = cuts.to(logits) - logits  # the λ from which on each label is in its row's set
     row_of_label, none = labels.nonzero()[:, 0], needed.new_zeros(1)
     shifts, order = torch.cat([none, needed[labels].clamp(min=0)]).sort(stable=True)
     # What a label's absence adds to the sum of losses
@@ -227,7 +158,23 @@ def _least_shift(needed: Tensor, labels: Tensor, alpha: float) -> float:
     left = weights.flip(0).cumsum(0).flip(0) - weights
     is_last = torch.cat([shifts[1:] > shifts[:-1], torch.ones(1, dtype=torch.bool, device=shifts.device)])
     tolerance = 1e-12 * (len(labels) + 1)  # sums of thirds are rounded
-    return float(shifts[is_last & (left <= allowed + tolerance)][0])
+    return cuts - float(shifts[is_last & (left <= allowed + tolerance)][0])
+
+
+def label_sets(logits: Tensor, lowest: Tensor) -> Tensor:
+    """Whether log-odds (rows, labels) reach the lowest of their label; differences were rounded, and in doubt they do."""
+    return logits >= lowest.to(logits) - ROUNDING
+
+
+def sets_sentence(alpha: float, sets: Tensor, is_too_few: bool) -> str:
+    """What is promised for new rows and under which conditions, the size of the sets, and whether rows were too few."""
+    rows, labels = sets.shape
+    note = f" {too_few_rows(alpha, rows)}" if is_too_few else ""
+    return (
+        f"On average at most {100 * alpha:.6g} % of a row's labels are missing from its set, over calibration sets and "
+        f"rows, if new rows are exchangeable with the {rows} calibration rows. {SHIFT} On the fitting rows sets hold "
+        f"{int(sets.sum()) / rows:.3g} of {labels} labels.{note}"
+    )
 
 
 # The task
@@ -302,7 +249,7 @@ class MultiLabelTask(Task):
         """One temperature, a threshold per label, sets that miss few labels, and when to abstain.
 
         The first half of the rows fits the temperature, for the likelihood of every yes and no, and the thresholds, for each
-        label's best F1. The second half lowers these to sets that keep the promise of `alpha` (see `LabelSets`), and fits the
+        label's best F1. The second half lowers these to sets that keep the promise of `alpha` (see `lowered_cuts`), and fits the
         target: of rows, whose score is the sum of their labels' entropies and which are right if all their decisions are.
         """
         first, second = (
@@ -325,10 +272,14 @@ class MultiLabelTask(Task):
         ]
         abstention = None
         if rows.alpha is not None:
-            sets = LabelSets.fit(at_least_float32(second.answers) / temperature, second.labels, rows.alpha, thresholds)
-            lowest = [value if math.isfinite(value) else str(value) for value in sets.log_odds]
-            settings |= {"alpha": sets.alpha, "set_log_odds": lowest}
-            sentences.append(sets.sentence)
+            logits = log_odds(at_least_float32(second.answers) / temperature)
+            lowest = lowered_cuts(logits, second.labels, rows.alpha, thresholds.logit())
+            is_too_few = bool(lowest[0] == -math.inf)
+            if is_too_few:
+                warnings.warn(too_few_rows(rows.alpha, len(logits)), stacklevel=3)
+            values = [value if math.isfinite(value) else str(value) for value in lowest.tolist()]
+            settings |= {"alpha": float(rows.alpha), "set_log_odds": values}
+            sentences.append(sets_sentence(rows.alpha, label_sets(logits, lowest), is_too_few))
         if rows.target is not None:
             decision = self.decision(settings)
             output, ood_scores = decision(second.answers), rows.ood_scores(decision)

@@ -6,7 +6,6 @@ import torch
 from scipy.stats import beta, binom
 
 from hydra_transformers.uncertainty import Abstention, ood_metrics
-from hydra_transformers.uncertainty.abstention import binomial_cdf, binomial_pmf
 
 
 def validation(rows=500, seed=0, steps=None):
@@ -73,15 +72,6 @@ def test_rows_of_equal_score_are_all_answered_or_none():
 
 
 # --- What is guaranteed
-
-
-@pytest.mark.parametrize(("trials", "p"), [(1, 0.3), (40, 0.05), (40, 0.95), (3000, 0.02), (100_000, 0.1)])
-def test_binomial_probabilities_are_scipys(trials, p):
-    for successes in {0, 1, int(trials * p), int(trials * p * 0.9), trials - 1}:
-        assert binomial_cdf(successes, trials, p) == pytest.approx(binom.cdf(successes, trials, p), abs=1e-9)
-        assert binomial_pmf(successes, trials, p) == pytest.approx(
-            binom.pmf(successes, trials, p), rel=1e-7, abs=1e-300
-        )
 
 
 @pytest.mark.parametrize(("share", "confidence"), [(0.9, 0.95), (0.5, 0.9), (0.95, 0.99)])

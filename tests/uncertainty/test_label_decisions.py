@@ -11,7 +11,7 @@ from hydra_transformers.uncertainty import (
     calibrate,
     decompose,
 )
-from hydra_transformers.uncertainty.multi_label import LabelSets, missed_shares
+from hydra_transformers.uncertainty.multi_label import label_sets, log_odds, lowered_cuts, missed_shares
 from tests.families import BERT, VIT, padded_texts
 
 
@@ -98,10 +98,11 @@ def test_sets_in_the_model_are_those_of_the_mathematics(hydra):
     calibration = calibrate(hydra, [batch], alpha=0.15)
     second = torch.randperm(200, generator=torch.Generator().manual_seed(0))[100:]
     outputs = hydra(**without_labels(batch))
-    thresholds = torch.tensor(calibration.settings["log_odds"], dtype=torch.float64).sigmoid()
-    expected = LabelSets.fit(outputs.member_logits[second], batch["labels"][second], 0.15, thresholds)
-    assert torch.equal(outputs.prediction_set, expected.sets(outputs.member_logits))
-    assert expected.missed <= 0.15 and not outputs.prediction_set.all()
+    cuts = torch.tensor(calibration.settings["log_odds"], dtype=torch.float64)
+    odds, labels = log_odds(outputs.member_logits), batch["labels"].bool()
+    expected = label_sets(odds, lowered_cuts(odds[second], labels[second], 0.15, cuts))
+    assert torch.equal(outputs.prediction_set, expected)
+    assert missed_shares(expected, labels)[second].mean() <= 0.15 and not outputs.prediction_set.all()
 
 
 def test_a_decision_for_another_number_of_labels_is_refused(hydra):

@@ -26,7 +26,6 @@ from hydra_transformers.uncertainty import (
     regression_metrics,
 )
 from hydra_transformers.uncertainty.features import collect_answers
-from hydra_transformers.uncertainty.multi_label import LabelSets
 from hydra_transformers.uncertainty.temperature import best_temperature
 from tests import tiny_tags
 from tests.families import CLIP, padded_texts
@@ -103,10 +102,6 @@ NUMBERS = [
     (lambda: ood_metrics([1.0], []), r"ood_scores has shape \(0,\)"),
     (lambda: ood_metrics([1.0, math.nan], [0.0]), "id_scores has shape .*: pass a number, not NaN"),
     (lambda: multi_label_metrics(ZEROS, torch.zeros(3, dtype=torch.long)), r"0 or 1 for each label, \(3, 3\)"),
-    (lambda: LabelSets.fit(ZEROS, torch.full((3, 3), 2)), "0 or 1 for each label"),
-    (lambda: LabelSets.fit(ZEROS, torch.full((3, 3), math.nan)), "0 or 1 for each label"),
-    (lambda: LabelSets.fit(NAN, torch.zeros(3, 3)), r"member_logits\[0, 0\] is not a prediction"),
-    (lambda: LabelSets.fit(ZEROS, torch.zeros(3, 3), thresholds=1.5), "thresholds is 1.5: pass a probability"),
     (lambda: regression_metrics(ZEROS, torch.full((3, 3), math.nan)), "pass a finite value for each output"),
     (lambda: preference_metrics(NAN[..., 0], NAN[..., 0]), "finite numbers of one shape"),
     (lambda: best_temperature(NAN, [0, 1, 0]), "is not a prediction"),
