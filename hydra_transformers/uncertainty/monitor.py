@@ -30,14 +30,19 @@ from .tasks import task_of
 
 
 VERSION = 1
-CUTS = np.array(
-    [0.5, 0.1, 0.25, 0.75, 0.9, 0.95, 0.99]
-)  # inputs are compared by how many ranks lie above each; the first is shown
+# Inputs are compared by how many ranks lie above each; the first is shown.
+CUTS = np.array([0.5, 0.1, 0.25, 0.75, 0.9, 0.95, 0.99])
 SCORE_BINS = 50
 # The odds of a loss under the bets, relative to those at the limit.
 ODDS = np.array([1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0])
 BLOCK, MOST_BLOCKS = 50, 128  # rows until bets start anew; when there are too many blocks, two become one
 SPARKS = "▁▂▃▄▅▆▇█"
+WORDS = {  # a promise's title, and its losses
+    "risk": ("Wrong answers", "of the checked answers are wrong"),
+    "coverage": ("Sets or intervals", "of them miss the label"),
+    "answered": ("Share answered", "of the rows are not answered"),
+    "inputs": ("Inputs", "of the rows are less sure than half of those before"),
+}
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,11 @@ def validation_summary(outcomes: Outcomes, other_scores: Tensor, risk: float | N
     other_scores: of other validation rows; they say how finely scores are told apart, which these rows may not
     risk: the share of wrong answers that is promised
     """
-    cuts = np.unique(
-        np.quantile(other_scores.double(), np.linspace(0, 1, SCORE_BINS + 1)[1:-1], method="inverted_cdf")
-    )
+    shares = np.linspace(0, 1, SCORE_BINS + 1)[1:-1]
+    cuts = np.unique(np.quantile(other_scores.double(), shares, method="inverted_cdf"))
+    counts = np.bincount(_bins(outcomes.scores, cuts), minlength=len(cuts) + 1)
     summary = {"rows": len(outcomes.answered), "answered": int(outcomes.answered.sum()), "risk": risk}
-    summary |= {
-        "cuts": cuts.tolist(),
-        "scores": np.bincount(_bins(outcomes.scores, cuts), minlength=len(cuts) + 1).tolist(),
-    }
+    summary |= {"cuts": cuts.tolist(), "scores": counts.tolist()}
     for name, values in (("wrong", outcomes.wrong), ("missed", outcomes.missed)):
         summary[name] = None if values is None or not len(values) else [int(values.sum()), len(values)]
     return summary
@@ -174,7 +176,7 @@ class Monitor:
             batch (`str`, *optional*): a name; a batch with a name that was counted before is not counted again.
         """
         name = None if batch is None else f"{'rows' if labels is None else 'labels'} {batch}"
-        if name is not None and name in self.batches:
+        if name in self.batches:
             return
         random = torch.Generator().manual_seed(_num_rows(self.streams.get(self.stream, {})))
         if isinstance(outputs, Sequence):
@@ -182,15 +184,13 @@ class Monitor:
                 raise ValueError("labels are for a model's output: pass that, not rows of predict")
             self.count(_of_predictions(outputs, random))
         elif outputs.abstain is None:
-            raise ValueError(
-                "outputs has no abstain: the model has changed since it was calibrated, or is in training mode"
-            )
+            raise ValueError("outputs has no abstain: the model has changed since calibrate(), or is in training mode")
         else:
-            parts = {field.name: getattr(outputs, field.name, None) for field in fields(DecisionOutput)}
-            parts = {name: None if part is None else part.detach().cpu() for name, part in parts.items()}
+            parts = [getattr(outputs, field.name, None) for field in fields(DecisionOutput)]
+            output = DecisionOutput(*(None if part is None else part.detach().cpu() for part in parts))
             labels = None if labels is None else torch.as_tensor(labels).cpu()
-            self.count(self.task.outcomes(DecisionOutput(**parts), labels, self.decision_settings, random))
-        self.batches |= set() if name is None else {name}
+            self.count(self.task.outcomes(output, labels, self.decision_settings, random))
+        self.batches |= {name} - {None}
 
     def count(self, outcomes: Outcomes) -> None:
         """`update` with the outcomes themselves."""
@@ -280,8 +280,8 @@ class Monitor:
 
     def save(self, file: str | os.PathLike) -> None:
         """Writes its state whole: a small JSON file."""
-        content = {"version": VERSION, "level": self.level, "settings": self.settings, "streams": self.streams}
-        write_atomically(file, json.dumps(content | {"stream": self.stream, "batches": sorted(self.batches)}))
+        content = {name: getattr(self, name) for name in ("level", "settings", "streams", "stream")}
+        write_atomically(file, json.dumps(content | {"version": VERSION, "batches": sorted(self.batches)}))
 
     def load(self, file: str | os.PathLike) -> "Monitor":
         """Goes on with a saved state of the same calibration, and returns the monitor."""
@@ -325,41 +325,27 @@ def _promises(settings: Mapping[str, Any], level: float) -> dict[str, Promise]:
     The validation rows are a sample, too: with e losses among n of them the true rate may be as high as the Clopper-Pearson bound,
     which for sets is the quantile of the coverage that one calibration has by chance. Half of the level is spent on it.
     """
-    validation, rows = settings["validation"], settings["validation"]["rows"]
-    refused, two = rows - validation["answered"], np.eye(2, dtype=bool)[::-1]  # of two bins the second, and the first
-    above = np.arange(len(CUTS) + 1) > np.argsort(np.argsort(CUTS))[:, None]  # (cuts, bins)
-    wrong, missed, risk, alpha = validation["wrong"], validation["missed"], validation["risk"], settings["alpha"]
+    validation, two = settings["validation"], np.eye(2, dtype=bool)[::-1]  # of two bins the second, and the first
+    rows, answered = validation["rows"], validation["answered"]
+    least = None if settings["threshold"] is None else 0.0
     planned = {
-        "risk": ("Wrong answers", "of the checked answers are wrong", risk, wrong, two[:1]),
-        "coverage": ("Sets or intervals", "of them miss the label", alpha, missed, two[:1]),
-        "answered": ("Share answered", "of the rows are not answered", None, ([refused, rows - refused], rows), two),
-        "inputs": (
-            "Inputs",
-            "of the rows are less sure than half of those before",
-            None,
-            None,
-            np.concatenate([above, ~above]),
-        ),
+        "risk": (validation["risk"], validation["wrong"], two[:1]),
+        "coverage": (settings["alpha"], validation["missed"], two[:1]),
+        "answered": (least, ([rows - answered, answered], rows), two),
     }
-    is_there = {"risk": None not in (risk, wrong), "coverage": None not in (alpha, missed)}
-    is_there |= {"answered": settings["threshold"] is not None, "inputs": len(validation["cuts"]) > 0}
-    planned = {name: plan for name, plan in planned.items() if is_there[name]}
-    promises = {}
-    for name, (title, loss, promised, counts, bins) in planned.items():
-        limits, expected = np.concatenate([1 - CUTS, CUTS]), "50 % expected"  # ranks are uniform
-        if counts is not None:
-            losses, total = np.atleast_1d(counts[0]), counts[1]
-            chance = level / len(planned) / 2 / len(bins)
-            limits = np.where(
-                losses < total, beta.ppf(1 - chance, losses + 1, np.maximum(total - losses, 1)), 1 - 1e-9
-            )
-            limits, expected = (
-                np.maximum(limits, promised or 0.0),
-                f"{100 * losses[0] / total:.3g} % on the validation rows",
-            )
-        if promised is not None:
-            expected = f"at most {100 * promised:.3g} % promised"
-        promises[name] = Promise(title, loss, expected, bins, limits)
+    planned = {name: plan for name, plan in planned.items() if None not in plan[:2]}
+    num_promises, promises = len(planned) + bool(validation["cuts"]), {}
+    for name, (promised, (losses, total), bins) in planned.items():
+        losses, chance = np.atleast_1d(losses), level / num_promises / 2 / len(bins)
+        bounds = beta.ppf(1 - chance, losses + 1, np.maximum(total - losses, 1))
+        limits = np.maximum(np.where(losses < total, bounds, 1 - 1e-9), promised)
+        expected = f"{100 * losses[0] / total:.3g} % on the validation rows"
+        expected = f"at most {100 * promised:.3g} % promised" if promised else expected
+        promises[name] = Promise(*WORDS[name], expected, bins, limits)
+    if validation["cuts"]:
+        above = np.arange(len(CUTS) + 1) > np.argsort(np.argsort(CUTS))[:, None]  # (cuts, bins)
+        bins, limits = np.concatenate([above, ~above]), np.concatenate([1 - CUTS, CUTS])  # ranks are uniform
+        promises["inputs"] = Promise(*WORDS["inputs"], "50 % expected", bins, limits)
     return promises
 
 
