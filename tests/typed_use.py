@@ -40,7 +40,6 @@ from hydra_transformers.training import (
 )
 from hydra_transformers.uncertainty import (
     Abstention,
-    ConformalSets,
     Detector,
     TemperatureScaling,
     classification_metrics,
@@ -120,7 +119,7 @@ def detect(model: PreTrainedModel, rows: Batches, logits: torch.Tensor, labels: 
     print(len(prepared), predict_uncertainty(model, rows), TemperatureScaling.fit(logits, labels).temperature)
     detector: Detector = Detector("mahalanobis").fit(model, rows)
     print(detector.name, ood_metrics(ood_score(logits), ood_score(logits, "energy"))["auroc"])
-    print(Abstention.fit(ood_score(logits), coverage=0.9), ConformalSets.fit(logits, labels, alpha=0.1))
+    print(Abstention.fit(ood_score(logits), coverage=0.9))
     evaluate_uncertainty(model, rows, corruptions=corrupted_sets(rows, "all", severities=[1, 3]), score=detector)
     best: float = classification_metrics(logits, labels)["accuracy"]
     return decompose(logits).total * best

@@ -73,11 +73,11 @@ def pool_then_scale(member_logits: Tensor, temperature: float) -> Tensor:
     return torch.stack([log_members - log_total.clamp(min=0), received]).logsumexp(dim=0) + sums
 
 
-def prediction_sets(probabilities: Tensor, threshold: float | str, rounding: float = ROUNDING) -> Tensor:
+def prediction_sets(probabilities: Tensor, threshold: float | str) -> Tensor:
     """The classes that each row may have, bool (batch, classes), of the ensemble's probabilities (batch, classes); at least the
     likeliest."""
     scores = 1 - probabilities
     highest = torch.tensor([float(threshold)], dtype=scores.dtype, device=scores.device)
-    chosen = scores <= highest + rounding
+    chosen = scores <= highest + ROUNDING
     likeliest = nn.functional.one_hot(probabilities.argmax(dim=-1), probabilities.shape[-1]).bool()
     return chosen | (likeliest & ~chosen.any(dim=-1, keepdim=True))

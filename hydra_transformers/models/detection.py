@@ -141,14 +141,13 @@ class Method:
     score: of answers, (batch, members)
     by: "members" (the mean over the members of their scores) or "mean" (the score of their mean), the usual one first
     state: the tensors of a fit, whose first dimension is the members; those with a state read features, the others logits
-    settings, fit_settings: the defaults of what can be set, of the score and of the fit
+    settings: the defaults of what can be set
     """
 
     score: Callable[..., Tensor]
     by: tuple[str, ...]
     state: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    fit_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 EITHER, MEMBERS, MEAN_FIRST = ("members", "mean"), ("members",), ("mean", "members")
@@ -162,11 +161,9 @@ DETECTORS = {
     "mutual_information": Method(mutual_information, MEMBERS),
     "disagreement": Method(disagreement, MEMBERS),
     "gen": Method(gen, MEAN_FIRST, settings={"gamma": 0.1, "top_classes": 100}),
-    "knn": Method(knn, EITHER, ("bank",), {"k": 50}, {"bank_size": 10_000, "seed": 0}),
-    "mahalanobis": Method(mahalanobis, EITHER, GAUSSIAN, fit_settings={"shrinkage": None}),
-    "relative_mahalanobis": Method(
-        relative_mahalanobis, EITHER, (*GAUSSIAN, "background_whitening"), fit_settings={"shrinkage": None}
-    ),
+    "knn": Method(knn, EITHER, ("bank",), {"k": 50}),
+    "mahalanobis": Method(mahalanobis, EITHER, GAUSSIAN),
+    "relative_mahalanobis": Method(relative_mahalanobis, EITHER, (*GAUSSIAN, "background_whitening")),
 }
 
 

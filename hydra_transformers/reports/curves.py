@@ -9,14 +9,13 @@ from ..uncertainty.metrics import NUM_BINS, calibration_bins, detection_counts, 
 
 
 POINTS = 256
-COVERAGES = (100, 95, 90)  # percent of the rows
 HISTOGRAM_BINS = 30
 
 
-def reliability_curve(confidence: Tensor, correct: Tensor, num_bins: int = NUM_BINS) -> dict[str, list]:
+def reliability_curve(confidence: Tensor, correct: Tensor) -> dict[str, list]:
     """Per equal-width bin: mean confidence, accuracy (both `None` in an empty bin) and share of the samples."""
-    bins = calibration_bins(confidence, num_bins)
-    members = [bins == b for b in range(num_bins)]
+    bins = calibration_bins(confidence)
+    members = [bins == b for b in range(NUM_BINS)]
     return {
         "confidence": [exact_mean(confidence[chosen]) if chosen.any() else None for chosen in members],
         "accuracy": [exact_mean(correct[chosen]) if chosen.any() else None for chosen in members],
@@ -29,13 +28,6 @@ def risk_curve(confidence: Tensor, correct: Tensor) -> dict[str, list[float]]:
     coverage, risk = risk_coverage_curve(confidence, correct)
     chosen = _thinned(len(risk))
     return {"coverage": coverage[chosen].tolist(), "risk": risk[chosen].tolist()}
-
-
-def risk_at_coverages(confidence: Tensor, correct: Tensor) -> dict[str, float]:
-    """Risk where 100, 95 and 90 % of the rows are answered, the most confident first (`risk_at_90`, ...)."""
-    risk = risk_coverage_curve(confidence, correct)[1]
-    answered = {percent: math.ceil(percent * len(risk) / 100) for percent in COVERAGES}
-    return {f"risk_at_{percent}": float(risk[count - 1]) for percent, count in answered.items()}
 
 
 def roc_curve(id_scores: Tensor, ood_scores: Tensor) -> dict[str, list[float]]:

@@ -19,9 +19,9 @@ from ..uncertainty.features import AnswerReader, without_decision
 from ..uncertainty.metrics import exact_mean, ood_metrics
 from ..uncertainty.rewards import RewardTask
 from ..uncertainty.single_label import SingleLabelTask
-from ..uncertainty.task import Task
+from ..uncertainty.task import Rows, Task
 from ..uncertainty.tasks import task_of
-from .curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
+from .curves import reliability_curve, risk_curve, roc_curve, score_histograms
 from .gains import jackknife_values, packed_rows
 from .report import CORRUPTION, ID, Metrics, Report
 from .table import DATA
@@ -36,7 +36,7 @@ def evaluate_uncertainty(
     data: Any,
     ood_data: Any = None,
     *,
-    score: str | Detector | Mapping[str, Detector] = "msp",
+    score: str | Detector = "msp",
     corruptions: Mapping[str, Mapping[Any, Any]] | None = None,
     class_prompts: Mapping[str, Tensor] | None = None,
     batch_size: int = 32,
@@ -52,8 +52,8 @@ def evaluate_uncertainty(
             of a data set, which `load_data` reads for the first model, as with `ood_data`. For reward models
             `{"chosen": data, "rejected": data}`, or texts in columns of these names.
         ood_data (*optional*): `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set.
-        score (`str`, `Detector` or `Mapping`, defaults to `"msp"`): the OOD score of single-label models: a name, see
-            `ood_score`, or a `Detector`. A fitted detector belongs to one model: for several pass `{name: detector}`.
+        score (`str` or `Detector`, defaults to `"msp"`): the OOD score of single-label models: a name, see `ood_score`, or a
+            `Detector`. A fitted detector belongs to one model: evaluate each by itself, and join the reports (`joined`).
         corruptions (*optional*): labelled data under shift, `{corruption: {severity: data}}`, such as the result of
             `hydra_transformers.shift.corrupted_sets`.
         class_prompts (*optional*): for CLIP and SigLIP, the tokenizer's output with one prompt per class.
@@ -85,13 +85,17 @@ def evaluate_uncertainty(
             raise TypeError(f"{place} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
         if task.name == SINGLE_LABEL:
             check_can_be_shared(each, place)
-    scores = _scores(score, models)
+    detector = as_detector(score)
+    if detector.needs_fit and len(models) > 1:
+        raise ValueError(
+            f"score is {detector.name}, fitted on one model: evaluate each by itself, and join the reports"
+        )
     found = {}
     for name, model in models.items():
         model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model
         model, decision = without_decision(model)
         if task.name == SINGLE_LABEL:
-            reader = _SingleLabelReader(tasks[name], model, decision, scores[name], batch_size)
+            reader = _SingleLabelReader(tasks[name], model, decision, detector, batch_size)
         else:
             reader = _TaskReader(tasks[name], model, decision, batch_size)
         found[name] = {
@@ -99,9 +103,7 @@ def evaluate_uncertainty(
             for place, each in data_sets.items()
         }
         _warn_of_useless_results(name, task, found[name], groups)
-    described = "uncertainty of the prediction"
-    if task.name == SINGLE_LABEL:
-        described = next(iter(scores.values())).description
+    described = detector.description if task.name == SINGLE_LABEL else "uncertainty of the prediction"
     num_members = {name: measured[DATA].num_members for name, measured in found.items()}
     results = {name: _results(measured, groups) for name, measured in found.items()}
     metrics, curves, rows = ({name: parts[place] for name, parts in results.items()} for place in range(3))
@@ -147,20 +149,6 @@ def _data_sets(
     return data_sets, groups
 
 
-def _scores(score: Any, models: Mapping[str, nn.Module]) -> dict[str, Detector]:
-    """The score of each model, all of one kind."""
-    scores = dict(score) if isinstance(score, Mapping) else dict.fromkeys(models, score)
-    if set(scores) != set(models):
-        raise ValueError(
-            f"score is for {', '.join(scores) or 'no model'}, models has {', '.join(models)}: name each once"
-        )
-    detectors = {name: as_detector(each) for name, each in scores.items()}
-    kinds = sorted({each.description for each in detectors.values()})
-    if len(kinds) > 1:
-        raise ValueError(f"score is {' and '.join(kinds)}: models are compared by one, pass the same for each")
-    return detectors
-
-
 # One model on one data set
 
 
@@ -192,9 +180,6 @@ class _TaskReader:
     batch_size: int
 
     def measure(self, place: str, data: Any, labelled: bool) -> _Measured:
-        if self.task.name == REWARD and not isinstance(data, Mapping):
-            pairs = "{'chosen': data, 'rejected': data}, or texts in such columns"
-            raise TypeError(f"{place} is not pairs, by which a reward model is measured: pass {pairs}")
         answers, labels = self.task.collect(self.model, data, self.batch_size)
         if labelled and labels is None:
             raise ValueError(f"{place} has no labels: add a column labels")
@@ -247,7 +232,7 @@ class _SingleLabelReader:
             if labelled and labels is None:
                 raise ValueError(f"{place} has no labels: add a column labels (or label) with class indices")
             decided = None if self.decision is None else self.decision(member_logits, features)
-            values = self.task.row_values(member_logits, labels, decided, self.score, features)
+            values = self.task.row_values(Rows(member_logits, labels, features), decided, self.score)
             values["energy"] = ood_score(member_logits if decided is None else decided.member_logits, ENERGY).cpu()
             values |= {} if labels is None else {"label": labels.cpu()}
             parts.append((values, member_logits.shape[1]))
@@ -261,7 +246,6 @@ class _SingleLabelReader:
         metrics = self.task.summarize(values) | {name: exact_mean(values[name]) for name in ("total", "aleatoric")}
         metrics["num_samples"], most_frequent = len(values["score"]), None
         if labelled:
-            metrics |= risk_at_coverages(values["confidence"], values["correct"])
             metrics |= {} if threshold is None else {"threshold": float(threshold)}
             most_frequent = float(values["label"].bincount().max()) / len(values["score"])
         energies = None if self.score.name == ENERGY else values["energy"]

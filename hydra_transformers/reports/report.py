@@ -30,9 +30,8 @@ DETECTION = {
     "aupr": ("AUPR", "high"),
     "energy_auroc": ("AUROC by energy", "high"),  # so that no method loses by the choice of score
 }
-RISKS = {f"risk_at_{share}": (f"Risk at {share} %", "low") for share in (100, 95, 90)}
 SHIFT = {"shift_auroc": ("AUROC against clean", ""), "ood_auroc": ("OOD AUROC", "high")}
-SHARES = {*DETECTION, *RISKS, *SHIFT, "accuracy", "answered", "answered_risk", "answered_right", "set_coverage"}
+SHARES = {*DETECTION, *SHIFT, "accuracy", "answered", "answered_risk", "answered_right", "set_coverage"}
 SHARES |= {"map", "f1_micro", "f1_macro", "exact_match", "missed", "set_missed", "entity_f1", "precision", "recall"}
 SHARES |= {"pair_accuracy", "wrong_pairs_auroc", "interval_coverage"}
 MEANINGS = {
@@ -263,7 +262,7 @@ class Report:
             reference, *others = self.models
             sentences = [gain_sentence(name, reference, self.gains(name, reference)) for name in others]
         members = {name: {"Members": str(self.num_members.get(name, NO_VALUE))} for name in self.models}
-        others_table = _table(rows, details | RISKS)
+        others_table = _table(rows, details)
         sections: list[Section] = [
             (f"Results: {self._task.title}", [_table(rows, main, members)]),
             (

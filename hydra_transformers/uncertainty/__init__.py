@@ -5,7 +5,6 @@ conformal prediction sets. Reports on them are in `hydra_transformers.reports`.
 from .abstention import Abstention
 from .calibrated_classifier import CalibratedClassifier
 from .calibration import Calibration, calibrate
-from .conformal import ConformalSets
 from .decomposition import Decomposition, decompose, predict_uncertainty
 from .detectors import Detector, ood_score
 from .metrics import classification_metrics, compute_metrics, ood_metrics
@@ -23,7 +22,6 @@ __all__ = [
     "Abstention",
     "CalibratedClassifier",
     "Calibration",
-    "ConformalSets",
     "Decomposition",
     "Detector",
     "Monitor",

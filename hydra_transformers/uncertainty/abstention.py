@@ -114,9 +114,9 @@ class Abstention:
             threshold = _just_below(lowest_refused, all_scores, dtype)  # that score itself is refused
             if threshold == lowest_refused:
                 raise ValueError(f"tpr={value:g} cannot be reached: too many of ood_scores are -inf")
-        ood_rows = 0 if ood_scores is None else len(ood_scores)
+        counts = len(scores), 0 if ood_scores is None else len(ood_scores)
         shares = _shares(threshold, scores, errors, ood_scores)
-        return cls(threshold, target, value, confidence, len(scores), ood_rows, **shares, unit=unit)
+        return cls(threshold, target, value, confidence, *counts, **shares, unit=unit)
 
     def abstain(self, scores: Any) -> Tensor:
         """Which rows not to answer: a bool tensor of the scores' shape. NaN is not answered either."""
@@ -149,11 +149,6 @@ class Abstention:
         if self.tpr is not None:
             effect += f"; {_rounded(self.tpr)} of the out-of-distribution {self.unit} are refused"
         return f"Of the {self.rows:,} fitting {self.unit}, {effect}. {self.guarantee}"
-
-    @property
-    def saved_threshold(self) -> float | str:
-        """For JSON, which has no infinity."""
-        return self.threshold if math.isfinite(self.threshold) else str(self.threshold)
 
 
 def _percent(share: float) -> str:

@@ -1,5 +1,6 @@
 """Fits a decision on validation data, and makes it part of the model."""
 
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from ..data.batches import check_is_data
 from ..data.loading import load_if_named
 from ..data.prediction import device_of
 from ..models.decision import Decision
-from .abstention import Abstention, check_share
+from .abstention import Abstention, check_share, check_target
 from .calibrated_classifier import CalibratedClassifier
 from .detectors import Detector
 from .monitor import validation_summary
@@ -119,7 +120,8 @@ def calibrate(
         fitted = task.fit(rows)
     settings = fitted.settings | {"sentences": fitted.sentences}
     if fitted.abstention is not None:
-        settings["threshold"] = fitted.abstention.saved_threshold
+        threshold = fitted.abstention.threshold
+        settings["threshold"] = threshold if math.isfinite(threshold) else str(threshold)  # JSON has no infinity
     decision = task.decision(settings, fitted.state)
     decision.settings["validation"] = _summary(task, decision, rows)
     decision.to(device_of(inner))
@@ -144,7 +146,7 @@ def _summary(task: Task, decision: Decision, rows: ValidationRows) -> dict[str, 
 def _check(task: Task, data: Any, ood_data: Any, target: Any, confidence: float | None, alpha: float | None) -> None:
     """Raises an error for what cannot be fitted, or would have no effect, before anything is predicted."""
     if target is not None:
-        task.check_target(target)
+        check_target(target, is_share=task.guarantees_risk)
         if "tpr" in target and ood_data is None:
             raise ValueError("ood_data is missing: a tpr is the share of out-of-distribution rows that is refused")
     for name, value in {"confidence": confidence, "ood_data": ood_data}.items():

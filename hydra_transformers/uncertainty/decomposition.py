@@ -15,10 +15,10 @@ from ..data.prediction import (
 )
 from ..data.tags import NO_TAG, collect_words
 from ..models.detection import differing_pairs
-from ..models.modeling_hydra import entropy_split, log_mean
+from ..models.modeling_hydra import entropy_split, label_log_probabilities, log_mean
 from ..models.regression import spread
 from ..models.tokens import rows_of_tokens
-from .inputs import as_member_logits, as_tensor, wide_log_sigmoid, wide_log_softmax, widened
+from .inputs import as_member_logits, as_tensor, check_predictions, wide_log_softmax, widened
 
 
 PROBLEM_TYPES = (None, "single_label_classification", "multi_label_classification")
@@ -89,7 +89,9 @@ def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposit
 def _decompose_labels(member_logits: Tensor) -> Decomposition:
     """Each label as two classes, no and yes: (batch, members, labels) -> (batch, labels) each."""
     batch, _, labels = member_logits.shape
-    parts = vars(decompose_log_probabilities(wide_log_sigmoid(member_logits).transpose(1, 2).flatten(0, 1)))
+    check_predictions(member_logits, multi_label=True)
+    of_labels = label_log_probabilities(widened(member_logits)).transpose(1, 2).flatten(0, 1)
+    parts = vars(decompose_log_probabilities(of_labels))
     parts = parts | {"mean_probabilities": parts["mean_probabilities"][:, 1]}
     return Decomposition(**{name: value.unflatten(0, (batch, labels)) for name, value in parts.items()})
 

@@ -17,6 +17,7 @@ from ..models.detection import Answers
 from .inputs import widened
 
 
+BANK_SIZE, SEED = 10_000, 0  # the rows that are kept at most, and of their draw
 # Directions of less variance than this, relative to the largest, vary by rounding only.
 LEAST_VARIANCE = 1e-10
 
@@ -24,7 +25,7 @@ LEAST_VARIANCE = 1e-10
 class BankFit:
     """A uniform sample of at most `bank_size` of the training rows' features, of length 1; the same however they are batched."""
 
-    def __init__(self, k: int, bank_size: int, seed: int):
+    def __init__(self, k: int, bank_size: int = BANK_SIZE, seed: int = SEED):
         self.k, self.size, self.random = k, bank_size, random.Random(seed)
         self.keys, self.rows = None, None
 
@@ -47,9 +48,8 @@ class BankFit:
 class GaussianFit:
     """A Gaussian per class with one covariance, and for the relative distance another of all rows."""
 
-    def __init__(self, shrinkage: float | None, relative: bool = False):
-        self.shrinkage, self.relative = shrinkage, relative
-        self.shift, self.rows = None, 0
+    def __init__(self, relative: bool = False):
+        self.relative, self.shift, self.rows = relative, None, 0
         self.sum, self.outer, self.class_counts, self.class_sums = 0, 0, 0, 0
 
     def update(self, answers: Answers, labels: Tensor | None) -> None:
@@ -80,10 +80,10 @@ class GaussianFit:
         means = self.class_sums[:, present] / counts.unsqueeze(-1) - (center - self.shift).unsqueeze(1)
         total = self.outer / self.rows - mean.unsqueeze(-1) * mean.unsqueeze(-2)
         between = torch.einsum("c,mcd,mce->mde", counts / self.rows, means, means)
-        whitening = whitening_of(total - between, self.rows, len(counts), self.shrinkage)
+        whitening = whitening_of(total - between, self.rows, len(counts))
         state = {"center": center, "whitening": whitening, "class_means": means @ whitening}
         if self.relative:
-            state["background_whitening"] = whitening_of(total, self.rows, 1, self.shrinkage)
+            state["background_whitening"] = whitening_of(total, self.rows, 1)
         return state
 
 
@@ -94,19 +94,19 @@ FITS: dict[str, Callable[..., Any]] = {
 }
 
 
-def whitening_of(covariance: Tensor, rows: int, groups: int, shrinkage: float | None = None) -> Tensor:
+def whitening_of(covariance: Tensor, rows: int, groups: int) -> Tensor:
     """The symmetric W with W W = Σ⁻¹, of covariances Σ (members, dim, dim) of `rows` rows about the means of `groups`.
 
-    shrinkage: s in (1 - s) Σ + s tr(Σ)/dim I. By default 0 with at least dim + groups rows; directions in which features
-        never vary (a LayerNorm leaves one, ReLUs may leave many) are then left out, as by a pseudo-inverse. With fewer rows,
-        the "oracle approximating shrinkage" of Chen et al. (2010).
+    With fewer than dim + groups rows Σ is shrunk, (1 - s) Σ + s tr(Σ)/dim I, by the "oracle approximating shrinkage" s of Chen
+    et al. (2010). Directions in which features never vary (a LayerNorm leaves one, ReLUs may leave many) are left out, as by a
+    pseudo-inverse.
     """
     dim = covariance.shape[-1]
     mean_variance = covariance.diagonal(dim1=-2, dim2=-1).mean(dim=-1)  # (members,)
     if not (mean_variance > 0).all():
         raise ValueError("the features do not vary within classes: pass more rows")
-    shrunk = torch.full_like(mean_variance, shrinkage or 0.0)
-    if shrinkage is None and rows < dim + groups:
+    shrunk = torch.zeros_like(mean_variance)
+    if rows < dim + groups:
         mean_square = covariance.square().mean(dim=(-2, -1))
         distance = mean_square - mean_variance.square() / dim
         shrunk = ((mean_square + mean_variance.square()) / ((rows + 1) * distance)).clamp(max=1)

@@ -35,7 +35,7 @@ def ood_score(member_logits: Any, method: str = "msp") -> Tensor:
             - `"disagreement"`: share of differing pairs of members; 0 for a single model
             - `"gen"`: `Σ p̄_c^0.1 (1 - p̄_c)^0.1` over the 100 most probable classes, a generalised entropy
 
-    For scores that are fitted on training data, and other settings of these, see `Detector`.
+    For scores that are fitted on training data, see `Detector`.
 
     Example:
         >>> ood_score([[[4.0, 0.0, 0.0]], [[0.0, 0.0, 0.0]]], method="msp").round(decimals=3)
@@ -55,39 +55,29 @@ class Detector:
     """Scores how far out of distribution inputs of models that choose one of several classes look; higher is further out.
 
     Args:
-        name: from the logits, see `ood_score`: `"msp"`, `"max_logit"`, `"energy"`, `"entropy"`, `"gen"`, and between members
-            `"mutual_information"`, `"disagreement"`. From the features, fitted: `"knn"`, `"mahalanobis"`,
-            `"relative_mahalanobis"`.
-        by: `"members"`, the mean of the members' scores, or `"mean"`, the score of their mean probability and mean features;
-            some detectors have only one of them.
-        settings: of `"gen"`: `gamma` (0.1), `top_classes` (100). Of `"knn"`: `k` (50), `bank_size` (10,000: at most so many
-            rows are kept, drawn at random) and the `seed` of the draw. Of the Mahalanobis distances: `shrinkage` of the
-            covariances, see `whitening_of`.
+        name (`str`): from the logits, see `ood_score`: `"msp"`, `"max_logit"`, `"energy"`, `"entropy"`, `"gen"`, and between
+            members `"mutual_information"`, `"disagreement"`. From the features, fitted, the mean of the members' scores:
+            `"knn"`, `"mahalanobis"`, `"relative_mahalanobis"`.
+        k (`int`, *optional*, defaults to 50): of `"knn"`, which of the nearest training rows is measured.
 
     Attributes:
-        name, by, settings: as given, with defaults filled in.
-        state: the tensors of a fit; None before it.
-        fitted_on: members, classes, dim and rows of the fit.
-        reads_features, needs_fit, needs_labels: what it is computed from, and whether the data of its fit must have labels.
+        state (`dict` or `None`): the tensors of a fit; None before it.
+        fitted_on (`dict`): members, classes, dim and rows of the fit.
+        reads_features, needs_fit, needs_labels (`bool`): what it is computed from, and whether the data of its fit must have
+            labels.
 
     Example:
         >>> Detector("energy")(torch.tensor([[[8.0, 0.0]], [[0.5, 0.0]]])).round(decimals=2)
         tensor([-8.0000, -0.9700], dtype=torch.float64)
     """
 
-    def __init__(self, name: str, *, by: str | None = None, **settings: Any):
+    def __init__(self, name: str, *, k: int | None = None):
         if name not in DETECTORS:
             raise ValueError(f"unknown detector {name!r}: choose one of {', '.join(DETECTORS)}")
-        self.method = DETECTORS[name]
-        if by not in (None, *self.method.by):
-            raise ValueError(f"by is {by!r}, {name} has {' and '.join(map(repr, self.method.by))}: pass one of these")
-        self.name, self.by = name, by or self.method.by[0]
-        self.defaults: dict[str, Any] = {**self.method.settings, **self.method.fit_settings}
-        if not set(settings) <= set(self.defaults):
-            raise ValueError(
-                f"{name} has no {', '.join(settings)}: its settings are {', '.join(self.defaults) or 'none'}"
-            )
-        self.settings: dict[str, Any] = self.defaults | settings
+        self.name, self.method = name, DETECTORS[name]
+        if k is not None and name != "knn":
+            raise ValueError(f"{name} has no k, which is of knn: leave it out")
+        self.settings = self.method.settings | ({} if k is None else {"k": k})
         self.reads_features = self.needs_fit = bool(self.method.state)
         self.needs_labels = "class_means" in self.method.state
         self.state: dict[str, Tensor] | None = None
@@ -95,15 +85,8 @@ class Detector:
 
     @property
     def description(self) -> str:
-        """The name, and settings that are not the defaults: "knn (k=10, by mean)"."""
-        parts = [f"{name}={value}" for name, value in self.settings.items() if value != self.defaults[name]]
-        parts += [f"by {self.by}"] if self.by != self.method.by[0] else []
-        return f"{self.name} ({', '.join(parts)})" if parts else self.name
-
-    @property
-    def score_settings(self) -> dict[str, Any]:
-        """The settings of scoring, without those of the fit."""
-        return {name: self.settings[name] for name in self.method.settings}
+        """The name, and k where it is not the default: "knn (k=10)"."""
+        return self.name if self.settings == self.method.settings else f"{self.name} (k={self.settings['k']})"
 
     def check_fitted(self) -> None:
         if self.needs_fit and self.state is None:
@@ -140,8 +123,7 @@ class Detector:
 
     def _fit(self, answers: Iterable[tuple]) -> "Detector":
         """answers: (member_logits, member_features, labels) of each batch"""
-        names = [name for name in ("k", *self.method.fit_settings) if name in self.settings]
-        fit, rows, sizes = FITS[self.name](**{name: self.settings[name] for name in names}), 0, {}
+        fit, rows, sizes = FITS[self.name](**self.settings), 0, {}
         for member_logits, member_features, labels in answers:
             member_logits, features = self._checked(member_logits, member_features)
             sizes = _sizes_of(member_logits, features)
@@ -151,8 +133,7 @@ class Detector:
                 labels = as_labels(labels, len(member_logits), sizes["classes"]).to(features.device)
             rows += len(features)
             if len(features):
-                seen = answers_of(widened(member_logits), features)
-                fit.update(seen.mean() if self.by == "mean" else seen, labels)
+                fit.update(answers_of(widened(member_logits), features), labels)
         if rows == 0:
             raise ValueError("data has no rows: pass at least one batch")
         dtype = torch.promote_types(features.dtype, torch.float32)
@@ -182,7 +163,7 @@ class Detector:
             logits = widened(member_logits[part])
             logits = logits if logits.device == device else logits.float().to(device)
             answers = answers_of(logits, None if features is None else features[part], self.state)
-            scores.append(widened(score(self.name, answers, self.by, **self.score_settings)))
+            scores.append(widened(score(self.name, answers, **self.settings)))
         return torch.cat(scores)
 
     def score(self, model: nn.Module, data: Any, batch_size: int = 32) -> Tensor:

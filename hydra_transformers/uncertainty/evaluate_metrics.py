@@ -1,16 +1,15 @@
-"""The metrics as `evaluate.Metric` classes, for `add_batch` / `compute` and `evaluate.combine`; they need no download.
+"""The metrics as `evaluate.Metric` classes, for `add_batch` / `compute`; they need no download.
 
-from hydra_transformers.uncertainty.evaluate_metrics import ClassificationMetrics, DiversityMetrics, OODMetrics
+from hydra_transformers.uncertainty.evaluate_metrics import ClassificationMetrics, OODMetrics
 """
 
 import evaluate
 import torch
 from datasets import Features, Sequence, Value
 
-from .metrics import classification_metrics, diversity_metrics, ood_metrics
+from .metrics import classification_metrics, ood_metrics
 
 
-LOGITS = {"predictions": Sequence(Sequence(Value("float64")))}  # of each sample (members, classes)
 LABELS = {"references": Value("int64")}
 
 
@@ -24,19 +23,10 @@ class _Metrics(evaluate.Metric):
 class ClassificationMetrics(_Metrics):
     """`classification_metrics` of member logits (samples, members, classes) and class indices (samples,)."""
 
-    columns = LOGITS | LABELS
+    columns = {"predictions": Sequence(Sequence(Value("float64")))} | LABELS  # of each sample (members, classes)
 
     def _compute(self, predictions: list, references: list) -> dict[str, float]:
         return classification_metrics(torch.tensor(predictions, dtype=torch.float64), references)
-
-
-class DiversityMetrics(_Metrics):
-    """`diversity_metrics` of member logits (samples, members, classes); labels are not needed."""
-
-    columns = LOGITS
-
-    def _compute(self, predictions: list) -> dict[str, float]:
-        return diversity_metrics(torch.tensor(predictions, dtype=torch.float64))
 
 
 class OODMetrics(_Metrics):

@@ -5,8 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.modeling_hydra import label_log_probabilities
-
 
 def as_tensor(values: Any) -> Tensor:
     """A tensor as it is, anything else as a tensor on the CPU, also under another default device."""
@@ -82,12 +80,3 @@ def wide_log_softmax(member_logits: Tensor) -> Tensor:
     """Each member's log-probabilities in float64, checked."""
     check_predictions(member_logits)
     return torch.log_softmax(widened(member_logits), dim=-1)
-
-
-def wide_log_sigmoid(member_logits: Tensor) -> Tensor:
-    """Each member's log-probabilities of no and yes, label by label, in float64, checked.
-
-    (batch, members, labels) -> (batch, members, labels, 2)
-    """
-    check_predictions(member_logits, multi_label=True)
-    return label_log_probabilities(widened(member_logits))

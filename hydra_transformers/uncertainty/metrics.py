@@ -23,7 +23,7 @@ NUM_BINS = 15
 ROWS_PER_PASS = 4096  # bounds the float64 memory, whatever the number of samples
 
 
-def classification_metrics(member_logits: Any, labels: Any, num_bins: int = NUM_BINS) -> dict[str, float]:
+def classification_metrics(member_logits: Any, labels: Any) -> dict[str, float]:
     r"""Accuracy, calibration and selective prediction of the ensemble's mean probability `p̄`.
 
     With prediction `ŷ = argmax_c p̄_c`, confidence `k = max_c p̄_c` and label `y`, over n samples:
@@ -31,8 +31,8 @@ def classification_metrics(member_logits: Any, labels: Any, num_bins: int = NUM_
         accuracy  1/n Σ [ŷ = y]
         brier     1/n Σ Σ_c (p̄_c - [c = y])²           summed over classes (0 to 2); some libraries divide by the classes
         nll       1/n Σ -log p̄_y                       of the mean probability, not the mean of the members' losses
-        ece       Σ_b n_b/n |accuracy_b - confidence_b|  over `num_bins` equal-width bins of k, [a, b), the last one closed
-        aece      the same over `num_bins` bins of equal mass: samples sorted by k and split as evenly as possible,
+        ece       Σ_b n_b/n |accuracy_b - confidence_b|  over 15 equal-width bins of k, [a, b), the last one closed
+        aece      the same over 15 bins of equal mass: samples sorted by k and split as evenly as possible,
                   the first bins one longer; samples of equal k share their mean correctness
         aurc      1/n Σ_{i=1..n} risk_i                  risk_i: error rate of the i most confident samples; samples of
                   equal k share their mean error. No trapezoids, and the best possible area is not subtracted
@@ -42,27 +42,20 @@ def classification_metrics(member_logits: Any, labels: Any, num_bins: int = NUM_
     Args:
         member_logits: (samples, members, classes).
         labels: (samples,), class indices.
-        num_bins: bins of both calibration errors.
 
     Example:
-        >>> metrics = classification_metrics([[[2.0, 0.0]], [[0.0, 1.0]], [[3.0, 0.0]]], [0, 1, 1], num_bins=3)
+        >>> metrics = classification_metrics([[[2.0, 0.0]], [[0.0, 1.0]], [[3.0, 0.0]]], [0, 1, 1])
         >>> round(metrics["accuracy"], 3), round(metrics["brier"], 3)
         (0.667, 0.663)
     """
     member_logits = as_member_logits(member_logits)
     labels = as_labels(labels, len(member_logits), member_logits.shape[-1])
-    return summarize_classification(sample_values(member_logits, labels), num_bins)
+    return summarize_classification(sample_values(member_logits, labels))
 
 
 def diversity_metrics(member_logits: Any) -> dict[str, float]:
-    """How much the members differ, averaged over the samples: 0 for one member, or for members that agree.
-
-        mutual_information  1/n Σ (H(p̄) - 1/M Σ_m H(p_m))   in nats
-        disagreement        1/n Σ share of the pairs of members that predict different classes (the disagreement index)
-
-    Args:
-        member_logits: (samples, members, classes).
-    """
+    """How much the members of logits (samples, members, classes) differ, 0 for one member, or for members that agree: the mean
+    of `decompose`'s epistemic part, in nats, and of its disagreement (the disagreement index)."""
     return summarize_diversity(sample_values(as_member_logits(member_logits)))
 
 
@@ -147,7 +140,7 @@ def _values(
     }
 
 
-def summarize_classification(values: Mapping[str, Tensor], num_bins: int = NUM_BINS) -> dict[str, float]:
+def summarize_classification(values: Mapping[str, Tensor]) -> dict[str, float]:
     """`classification_metrics` from the values of each sample."""
     confidence, correct = values["confidence"], values["correct"]
     if values["nll"].isinf().any():
@@ -156,8 +149,8 @@ def summarize_classification(values: Mapping[str, Tensor], num_bins: int = NUM_B
         "accuracy": exact_mean(correct),
         "brier": exact_mean(values["brier"]),
         "nll": exact_mean(values["nll"]),
-        "ece": expected_calibration_error(confidence, correct, num_bins),
-        "aece": adaptive_calibration_error(confidence, correct, num_bins),
+        "ece": expected_calibration_error(confidence, correct),
+        "aece": adaptive_calibration_error(confidence, correct),
         "aurc": exact_mean(risk_coverage_curve(confidence, correct)[1]),
     }
 
@@ -177,8 +170,6 @@ def exact_mean(values: Tensor) -> float:
 
 def calibration_bins(confidence: Tensor, num_bins: int = NUM_BINS) -> Tensor:
     """The equal-width bin (samples,) each confidence falls into: [a, b), the last one closed."""
-    if num_bins < 1:
-        raise ValueError(f"num_bins is {num_bins}: pass at least 1")
     edges = torch.linspace(0, 1, num_bins + 1, dtype=confidence.dtype, device=confidence.device)
     return (torch.bucketize(confidence.contiguous(), edges, right=True) - 1).clamp(0, num_bins - 1)
 
@@ -197,8 +188,7 @@ def adaptive_calibration_error(confidence: Tensor, correct: Tensor, num_bins: in
     """
     if len(confidence) < num_bins:
         warnings.warn(
-            f"{len(confidence)} samples are fewer than the {num_bins} calibration bins: ece and aece say little, "
-            "pass more samples or a smaller num_bins",
+            f"{len(confidence)} samples are fewer than the {num_bins} calibration bins: ece and aece say little, pass more",
             stacklevel=4,
         )
     confidence, order = confidence.sort()

@@ -5,11 +5,10 @@ Every label is a yes or no of its own. The ensemble's prediction is the mean of 
 
 import math
 import warnings
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..models.decision import DecisionOutput
 from ..models.modeling_hydra import at_least_float32, logit_of_mean_probability
@@ -18,7 +17,7 @@ from .conformal import too_few_rows
 from .decomposition import decompose
 from .inputs import as_member_logits, as_multi_hot, check_predictions, widened
 from .metrics import counts_from_the_top, exact_mean, expected_calibration_error
-from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Rows, Task, ValidationRows, draw_one
+from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Rows, Settings, Task, ValidationRows, draw_one
 from .temperature import fit_temperature
 
 
@@ -104,14 +103,14 @@ def missed_shares(chosen: Tensor, labels: Tensor) -> Tensor:
 # Thresholds
 
 
-def best_thresholds(member_logits: Any, labels: Any) -> Tensor:
-    """The probability from which on each label is answered with yes, for the highest F1 on these rows: (labels,).
+def best_thresholds(logits: Tensor, labels: Tensor) -> Tensor:
+    """The probability (labels,) from which on each label is answered with yes, for the highest F1 on these rows.
 
     It lies midway, in log-odds, between two neighbouring rows; of equally good ones the highest is taken. A label that no row
     has keeps 0.5, and so does one whose every row has it.
+
+    logits: (rows, labels), log-odds; labels: (rows, labels) bool
     """
-    logits = log_odds(member_logits)
-    labels = as_multi_hot(labels, *logits.shape).to(logits.device)
     return torch.stack(list(map(_best_cut, logits.T.cpu(), labels.T.cpu()))).sigmoid()
 
 
@@ -229,9 +228,7 @@ class MultiLabelTask(Task):
         """The sum of the labels' entropies."""
         return decompose(answers, "multi_label_classification").total.sum(dim=1)
 
-    def outcomes(
-        self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
-    ) -> Outcomes:
+    def outcomes(self, output: Any, labels: Tensor | None, settings: Settings, random: Generator) -> Outcomes:
         outcomes, sets, missed = super().outcomes(output, labels, settings, random), output.prediction_set, None
         if labels is None:
             return outcomes
@@ -258,7 +255,7 @@ class MultiLabelTask(Task):
         )
         self._check_has_every_label(first.labels.any(dim=0) | second.labels.any(dim=0))
         temperature = fit_temperature(first.answers, first.labels)
-        thresholds = best_thresholds(at_least_float32(first.answers) / temperature, first.labels)
+        thresholds = best_thresholds(log_odds(at_least_float32(first.answers) / temperature), first.labels)
         settings = {
             "detector": {"name": "entropy"},
             "temperature": temperature,

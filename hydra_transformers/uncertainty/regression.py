@@ -1,21 +1,20 @@
 """Regression: its metrics, and intervals that hold the right value with a promised probability."""
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pandas
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..models.decision import DecisionOutput
 from ..models.modeling_hydra import at_least_float32
 from ..models.regression import spread
-from .abstention import Abstention, check_target
+from .abstention import Abstention
 from .conformal import conformal_quantile
 from .inputs import as_tensor, widened
 from .metrics import error_coverage_curve, exact_mean
-from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Task, ValidationRows, draw_one
+from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Settings, Task, ValidationRows, draw_one
 
 
 # Shares of the mean spread that are tried as the floor below the spread.
@@ -136,9 +135,7 @@ class RegressionTask(Task):
         """The spread between members, the mean over outputs."""
         return spread(widened(answers)).mean(dim=-1)
 
-    def outcomes(
-        self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
-    ) -> Outcomes:
+    def outcomes(self, output: Any, labels: Tensor | None, settings: Settings, random: Generator) -> Outcomes:
         outcomes, interval = super().outcomes(output, labels, settings, random), output.interval
         if labels is None:
             return outcomes
@@ -148,9 +145,6 @@ class RegressionTask(Task):
         return outcomes._replace(missed=outside.gather(1, drawn).squeeze(1))
 
     # Calibration
-
-    def check_target(self, target: Mapping[str, float]) -> None:
-        check_target(target, is_share=False)
 
     def fit(self, rows: ValidationRows) -> Fitted:
         """Split-conformal intervals scaled by the members' spread, and the width above which nothing is answered.

@@ -6,24 +6,17 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from ..data.loading import load_data, load_if_named
 from ..models.decision import Decision, DecisionOutput
 from ..models.regression import aggregated, spread
-from .features import collect_answers
 from .inputs import as_multi_hot, as_tensor, widened
 from .metrics import ood_metrics
-from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Task, ValidationRows
+from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Settings, Task, ValidationRows
 
 
-def collect_pairs(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor]:
-    """The members' scores of pairs (pairs, members, 2), the chosen first, and for each pair 0, the place of the better one.
-
-    data: {"chosen": data, "rejected": data}, row i of one against row i of the other
-    """
-    sides = [collect_answers(model, data[name], batch_size, with_features=False)[0] for name in ("chosen", "rejected")]
-    return torch.cat(sides, dim=-1), torch.zeros(len(sides[0]), dtype=torch.long)
+NO_PAIRS = 'data has no pairs, by which a reward model is measured: pass {"chosen": data, "rejected": data}'
 
 
 def preference_metrics(chosen: Any, rejected: Any, aggregate: str = "mean") -> dict[str, float]:
@@ -76,14 +69,17 @@ class RewardTask(Task):
         has_texts = hasattr(data, "__getitem__") and not isinstance(data, Mapping) and len(data) > 0
         if is_named or (has_texts and isinstance(data[0], Mapping) and isinstance(data[0].get("chosen"), str)):
             return {name: load_data(data, model, column=name, labelled=False) for name in ("chosen", "rejected")}
+        if not isinstance(data, Mapping):
+            raise TypeError(NO_PAIRS)
         return load_if_named(data, model, labelled=False)
 
     def collect(self, model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor | None]:
         """The members' scores (rows, members, 1) and labels; of {"chosen": data, "rejected": data} those of pairs
-        (pairs, members, 2), the chosen first."""
-        if isinstance(data, Mapping):
-            return collect_pairs(model, data, batch_size)
-        return super().collect(model, data, batch_size)
+        (pairs, members, 2), the chosen first, and 0, the place of the better one."""
+        if not isinstance(data, Mapping):
+            return super().collect(model, data, batch_size)
+        sides = [super(RewardTask, self).collect(model, data[name], batch_size)[0] for name in ("chosen", "rejected")]
+        return torch.cat(sides, dim=-1), torch.zeros(len(sides[0]), dtype=torch.long)
 
     def decide(self, decision: Decision, answers: Tensor) -> DecisionOutput:
         return decision(answers[..., :1])  # of pairs those of the chosen
@@ -91,7 +87,7 @@ class RewardTask(Task):
     def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
         """answers: of pairs, (pairs, members, 2)"""
         if answers.shape[-1] != 2:
-            raise TypeError('data has no pairs: a reward model is measured by {"chosen": data, "rejected": data}')
+            raise TypeError(NO_PAIRS)
         metrics = preference_metrics(*answers.unbind(dim=-1), self.aggregate or "mean")
         if decided is not None:
             metrics["answered"] = float((~decided.abstain).double().mean())
@@ -101,9 +97,7 @@ class RewardTask(Task):
         """Minus the score; of pairs that of the chosen."""
         return -aggregated(answers[..., :1], self.aggregate).squeeze(1)
 
-    def outcomes(
-        self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
-    ) -> Outcomes:
+    def outcomes(self, output: Any, labels: Tensor | None, settings: Settings, random: Generator) -> Outcomes:
         outcomes = super().outcomes(output, labels, settings, random)
         if labels is None:
             return outcomes

@@ -4,19 +4,18 @@ import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..data.prediction import zero_shot_in
 from ..models.decision import DecisionOutput
 from .calibrated_classifier import prompts_of
-from .conformal import ConformalSets
+from .conformal import fit_sets, sets_sentence
 from .decomposition import decompose
 from .detectors import Detector, ood_score
 from .features import collect_answers
 from .inputs import as_labels
 from .metrics import exact_mean, sample_values, summarize_classification, summarize_diversity
-from .task import Fitted, Metrics, Outcomes, Rows, Task, ValidationRows
+from .task import Fitted, Metrics, Outcomes, Rows, Settings, Task, ValidationRows
 from .temperature import TemperatureScaling, fit_temperature
 
 
@@ -39,19 +38,14 @@ class SingleLabelTask(Task):
     }
 
     def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
-        return self.summarize(self.row_values(answers, labels, decided))
+        return self.summarize(self.row_values(Rows(answers, labels), decided))
 
     def row_values(
-        self,
-        answers: Tensor,
-        labels: Tensor | None,
-        decided: DecisionOutput | None = None,
-        score: str | Detector = "msp",
-        features: Tensor | None = None,
+        self, rows: Rows, decided: DecisionOutput | None, score: str | Detector = "msp"
     ) -> dict[str, Tensor]:
         """What `summarize` needs of each row, (rows,) each on the CPU: see `sample_values`; of a calibrated model also
         whether it answers, and with labels whether the set holds the right class and the set's size."""
-        answers = answers if decided is None else decided.member_logits
+        answers, labels, features = rows if decided is None else rows._replace(answers=decided.member_logits)
         labels = None if labels is None else as_labels(labels, len(answers), answers.shape[-1])
         values = sample_values(answers, labels, score, features)
         if decided is not None:
@@ -77,9 +71,7 @@ class SingleLabelTask(Task):
     def scores(self, answers: Tensor) -> Tensor:
         return ood_score(answers)
 
-    def outcomes(
-        self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
-    ) -> Outcomes:
+    def outcomes(self, output: Any, labels: Tensor | None, settings: Settings, random: Generator) -> Outcomes:
         outcomes, sets = super().outcomes(output, labels, settings, random), output.prediction_set
         if labels is None:
             return outcomes
@@ -112,7 +104,7 @@ class SingleLabelTask(Task):
             detector.fit_answers(scaling(first.answers), first.features, first.labels)
         settings = {
             "temperature": scaling.temperature,
-            "detector": {"name": detector.name, "by": detector.by, "settings": detector.score_settings},
+            "detector": {"name": detector.name, "by": detector.method.by[0], "settings": detector.settings},
             "sets": None,
             **prompts_of(self.model),
         }
@@ -129,8 +121,8 @@ class SingleLabelTask(Task):
             abstention = rows.fit_abstention(scores, correct, rows.ood_scores(decision))
             sentences.append(abstention.sentence)
         if rows.alpha is not None:
-            sets = ConformalSets.fit(scaled, second.labels, rows.alpha)
-            threshold = sets.threshold if sets.threshold < float("inf") else "inf"
-            settings |= {"sets": {"method": "lac", "threshold": threshold}, "alpha": sets.alpha}
-            sentences.append(sets.sentence)
+            threshold = fit_sets(scaled, second.labels, rows.alpha)
+            saved = threshold if threshold < float("inf") else "inf"
+            settings |= {"sets": {"method": "lac", "threshold": saved}, "alpha": float(rows.alpha)}
+            sentences.append(sets_sentence(rows.alpha, len(scaled), threshold))
         return Fitted(settings, sentences, abstention, state)

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from ..data.loading import load_if_named
 from ..data.prediction import classes_of, config_of
 from ..models.decision import VERSION, Decision, DecisionOutput, config_settings, decision_of
-from .abstention import Abstention, check_target
+from .abstention import Abstention
 from .features import collect_answers
 
 
@@ -31,7 +31,7 @@ CLASS_COLUMNS = {
 }
 
 
-Metrics = dict[str, float]
+Metrics, Settings = dict[str, float], Mapping[str, Any]
 
 
 class Rows(NamedTuple):
@@ -121,7 +121,7 @@ class Outcomes(NamedTuple):
     missed: Tensor | None = None
 
 
-def draw_one(is_candidate: Tensor, random: torch.Generator) -> Tensor:
+def draw_one(is_candidate: Tensor, random: Generator) -> Tensor:
     """The place of a random candidate of each row, (rows,); is_candidate: (rows, places) bool"""
     chances = torch.rand(is_candidate.shape, generator=random, device="cpu")
     return chances.masked_fill(~is_candidate, -1.0).argmax(dim=1)
@@ -138,7 +138,7 @@ class Task:
             "label scores", "intervals", "entities". Models of texts have `truncated` ("bool") as well.
         model (`nn.Module`), classes (`list[str]` or `None`): whose task it is, and the names of its classes.
         aggregate (`str` or `None`): of a reward model, how members' scores become one.
-        guarantees_risk (`bool`): whether a risk can have a confidence.
+        guarantees_risk (`bool`): whether a risk is a share, and can have a confidence.
     """
 
     name: str
@@ -172,9 +172,7 @@ class Task:
         """How uncertain each row is, (rows,); higher is less sure. Tells out-of-distribution rows apart."""
         raise NotImplementedError
 
-    def outcomes(
-        self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
-    ) -> Outcomes:
+    def outcomes(self, output: Any, labels: Tensor | None, settings: Settings, random: Generator) -> Outcomes:
         """What a monitor counts of a calibrated model's output on the CPU; settings: of its decision."""
         return Outcomes(output.detector_score, ~output.abstain)
 
@@ -184,10 +182,6 @@ class Task:
         """Takes the detector of `calibrate`, which only single-label models have; others raise an error where one is given."""
         if detector != "msp":
             raise ValueError(f"detector is for single-label classification, this is {self.title}: leave it out")
-
-    def check_target(self, target: Mapping[str, float]) -> None:
-        """Raises an error for a target of `calibrate` that this task does not have."""
-        check_target(target)
 
     def collect_rows(self, data: Any, batch_size: int) -> Rows:
         """`collect`, with what else `fit` reads."""

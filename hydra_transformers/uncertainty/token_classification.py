@@ -4,11 +4,11 @@ Predictions are those of words, as `collect_words` gives them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from ..data.tags import NO_TAG, collect_words, rows_of_words
 from ..models.decision import Decision, DecisionOutput
@@ -17,7 +17,7 @@ from ..models.modeling_hydra import entropy_split, log_mean_probability
 from .abstention import Abstention
 from .inputs import wide_log_softmax, widened
 from .metrics import classification_metrics, error_coverage_curve, exact_mean
-from .task import Fitted, Metrics, Outcomes, Rows, Task, ValidationRows
+from .task import Fitted, Metrics, Outcomes, Rows, Settings, Task, ValidationRows
 from .temperature import fit_temperature
 
 
@@ -132,9 +132,7 @@ class TokenTask(Task):
         """The mean over the words of a text of 1 - the probability of the likeliest tag."""
         return _least_sure(answers).nanmean(dim=1).nan_to_num(0.0)
 
-    def outcomes(
-        self, output: Any, labels: Tensor | None, settings: Mapping[str, Any], random: torch.Generator
-    ) -> Outcomes:
+    def outcomes(self, output: Any, labels: Tensor | None, settings: Settings, random: Generator) -> Outcomes:
         if labels is None:
             raise ValueError(
                 "an output does not say which tokens are words: pass labels, or the rows that predict returns"
@@ -198,7 +196,7 @@ def _least_sure(answers: Tensor) -> Tensor:
     return 1 - log_mean_probability(widened(answers)).exp().amax(dim=-1)
 
 
-def _one_of_each_text(found: FoundEntities, random: torch.Generator) -> FoundEntities:
+def _one_of_each_text(found: FoundEntities, random: Generator) -> FoundEntities:
     order = torch.randperm(len(found.texts), generator=random)
     first: dict[int, int] = {}
     for place in order.tolist():

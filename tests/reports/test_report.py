@@ -133,15 +133,6 @@ def errors_by_confidence(logits, labels):
     return (probabilities.argmax(1) != labels)[probabilities.amax(1).argsort(descending=True)]
 
 
-def test_risks_without_anything_fitted():
-    [hard] = saved(65, 1, 30)
-    errors = errors_by_confidence(hard["member_logits"], hard["labels"]).tolist()
-    metrics = evaluate_uncertainty(SavedLogits(), [hard]).models["SavedLogits"]["data"]
-    assert metrics["risk_at_100"] == pytest.approx(sum(errors) / 65)
-    assert metrics["risk_at_95"] == pytest.approx(sum(errors[:62]) / 62)  # 61.75 rows: at least 95 % are answered
-    assert metrics["risk_at_90"] == pytest.approx(sum(errors[:59]) / 59)
-
-
 def test_a_calibrated_model_is_measured_by_its_own_threshold_and_sets():
     hydra = VIT.fused().float().eval()
     generator = torch.Generator().manual_seed(0)

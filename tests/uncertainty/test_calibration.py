@@ -12,14 +12,15 @@ import torch
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
+from hydra_transformers.models.decision_single_label_classification import prediction_sets
 from hydra_transformers.uncertainty import (
     CalibratedClassifier,
-    ConformalSets,
     Detector,
     TemperatureScaling,
     calibrate,
     decompose,
 )
+from hydra_transformers.uncertainty.conformal import fit_sets
 from hydra_transformers.uncertainty.features import collect_answers
 from tests.families import FAMILIES
 
@@ -78,8 +79,8 @@ def test_everything_is_fitted_on_rows_of_its_own():
     first, second = order[: ROWS // 2], order[ROWS // 2 :]
     scaling = TemperatureScaling.fit(logits[first], labels[first])
     assert calibration.temperature == pytest.approx(scaling.temperature)
-    sets = ConformalSets.fit(scaling(logits[second]), labels[second], 0.2)
-    assert calibration.settings["sets"]["threshold"] == pytest.approx(sets.threshold)
+    threshold = fit_sets(scaling(logits[second]), labels[second], 0.2)
+    assert calibration.settings["sets"]["threshold"] == pytest.approx(threshold)
     assert calibration.abstention.rows == ROWS // 2 and calibration.abstention.coverage >= 0.75
     assert hydra.config.decision["threshold"] == calibration.abstention.threshold
     assert "Of 48 rows, a random half (24) fitted these, and the other half (24) what follows" in str(calibration)
@@ -120,8 +121,7 @@ def test_it_is_applied_to_answers_and_can_be_left_out():
     confidence = out.logits.softmax(dim=-1).amax(dim=-1)
     torch.testing.assert_close(out.detector_score, 1 - confidence)
     assert torch.equal(out.abstain, out.detector_score > calibration.abstention.threshold)
-    sets = ConformalSets(0.1, calibration.settings["sets"]["threshold"], out.logits.shape[-1], ROWS // 2)
-    assert torch.equal(out.prediction_set, sets.sets(out.member_logits))
+    assert torch.equal(out.prediction_set, prediction_sets(answer, calibration.settings["sets"]["threshold"]))
     assert 0 < out.abstain.sum() < len(out.abstain)
     with torch.no_grad(), hydra.uncalibrated():
         before = hydra(**batch)

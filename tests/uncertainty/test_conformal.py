@@ -7,7 +7,7 @@ import torch
 from scipy.stats import betabinom, binom
 
 from hydra_transformers.models.decision_single_label_classification import prediction_sets
-from hydra_transformers.uncertainty import ConformalSets
+from hydra_transformers.uncertainty.conformal import fit_sets, sets_sentence
 
 
 def draw(rows, seed=0, classes=7, members=3, strength=1.5):
@@ -42,55 +42,46 @@ def plain_threshold(scores, alpha):
 def test_the_quantile_counts_rows_as_alpha_was_written(rows, alpha, rank):
     right = torch.linspace(3, 1, rows)
     logits = torch.stack([right, torch.zeros(rows)], dim=1).unsqueeze(1)
-    fitted = ConformalSets.fit(logits, [0] * rows, alpha)
-    assert fitted.threshold == pytest.approx(1 - float(right[rank - 1].double().sigmoid()))
+    assert fit_sets(logits, [0] * rows, alpha) == pytest.approx(1 - float(right[rank - 1].double().sigmoid()))
 
 
 def test_too_few_rows_give_full_sets_and_a_warning():
-    logits, labels = draw(8)
-    with pytest.warns(
-        UserWarning, match=r"alpha=0.1 takes at least 9 calibration rows, there are 8: every set holds every"
-    ):
-        fitted = ConformalSets.fit(logits, labels, 0.1)
-    assert fitted.sets(draw(20, seed=1)[0]).all()
-    assert "every set holds every class" in fitted.sentence
+    note = "alpha=0.1 takes at least 9 calibration rows, there are 8: every set holds every class"
+    with pytest.warns(UserWarning, match=note):
+        threshold = fit_sets(*draw(8), 0.1)
+    assert prediction_sets(mean_probabilities(draw(20, seed=1)[0]), threshold).all()
+    assert note in sets_sentence(0.1, 8, threshold)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ConformalSets.fit(*draw(9), 0.1)
+        fit_sets(*draw(9), 0.1)
 
 
 def test_a_model_that_is_always_right_or_always_wrong():
     labels = torch.arange(40) % 4
     right = 30.0 * torch.nn.functional.one_hot(labels, 4).unsqueeze(1)
-    wrong = right.roll(1, dims=-1)
-    sure = ConformalSets.fit(right, labels)
-    assert covered(sure.sets(right), labels) == 40 and (sure.sets(right).sum(dim=1) == 1).all()
-    unsure = ConformalSets.fit(wrong, labels)
-    assert covered(unsure.sets(wrong), labels) >= 36 and unsure.sets(wrong).sum() > 40
+    sure, unsure = (
+        prediction_sets(mean_probabilities(logits), fit_sets(logits, labels, 0.1))
+        for logits in (right, right.roll(1, dims=-1))
+    )
+    assert covered(sure, labels) == 40 and (sure.sum(dim=1) == 1).all()
+    assert covered(unsure, labels) >= 36 and unsure.sum() > 40
 
 
-def test_a_row_has_the_same_set_in_any_batch():
-    fitted = ConformalSets.fit(*draw(100))
-    new, _ = draw(60, seed=1)
-    one_by_one = torch.cat([fitted.sets(row) for row in new.flip(0).split(1)]).flip(0)
-    assert torch.equal(fitted.sets(new), one_by_one)
-    assert fitted.sets(new[:0]).shape == (0, 7) and fitted.sets(new).dtype == torch.bool
-    assert fitted == ConformalSets.fit(*draw(100))
-
-
-def test_sets_are_those_of_the_definition_and_never_empty():
+def test_sets_are_those_of_the_definition_and_never_empty(monkeypatch):
     (logits, labels), (new, _) = draw(240), draw(150, seed=1)
-    fitted = ConformalSets.fit(logits, labels, 0.2)
-    threshold = plain_threshold((1 - mean_probabilities(logits))[torch.arange(240), labels].tolist(), 0.2)
-    assert fitted.threshold == pytest.approx(threshold, abs=1e-12)
+    expected = plain_threshold((1 - mean_probabilities(logits))[torch.arange(240), labels].tolist(), 0.2)
+    threshold = fit_sets(logits, labels, 0.2)
+    assert threshold == pytest.approx(expected, abs=1e-12)
+    monkeypatch.setattr("hydra_transformers.uncertainty.conformal.ROWS_PER_PASS", 7)
+    assert fit_sets(logits, labels, 0.2) == threshold
     probabilities = mean_probabilities(new)
-    expected = 1 - probabilities <= threshold
-    expected[torch.arange(150), probabilities.argmax(1)] |= ~expected.any(1)
-    assert torch.equal(fitted.sets(new), expected) and not expected.all()
-    # the model itself decides alike, and in doubt for the class
-    ours = prediction_sets(probabilities, fitted.threshold)
-    is_near = (1 - probabilities - fitted.threshold).abs() < 1e-5
-    assert torch.equal(ours[~is_near], expected[~is_near]) and (ours >= expected).all()
+    plain = 1 - probabilities <= threshold
+    plain[torch.arange(150), probabilities.argmax(1)] |= ~plain.any(1)
+    # in doubt a class is in the set
+    sets, is_near = prediction_sets(probabilities, threshold), (1 - probabilities - threshold).abs() < 1e-5
+    assert torch.equal(sets[~is_near], plain[~is_near]) and (sets >= plain).all() and not sets.all()
+    one_by_one = [prediction_sets(row, threshold) for row in probabilities.split(1)]
+    assert torch.equal(torch.cat(one_by_one), sets)
 
 
 def test_coverage_holds_over_many_splits():
@@ -98,9 +89,10 @@ def test_coverage_holds_over_many_splits():
     logits, labels = draw(splits * (rows + tests), seed=7)
     counts = []
     for part, of in zip(logits.split(rows + tests), labels.split(rows + tests), strict=True):
-        fitted = ConformalSets.fit(part[:rows], of[:rows], alpha)
-        counts.append(covered(1 - mean_probabilities(part[rows:]) <= fitted.threshold, of[rows:]))
-        assert covered(fitted.sets(part[rows:]), of[rows:]) >= counts[-1]  # filling up empty sets loses nothing
+        threshold, new = fit_sets(part[:rows], of[:rows], alpha), mean_probabilities(part[rows:])
+        counts.append(covered(1 - new <= threshold, of[rows:]))
+        # filling up empty sets loses nothing
+        assert covered(prediction_sets(new, threshold), of[rows:]) >= counts[-1]
     # Without ties the number of covered test rows is beta-binomial: k = ceil(61 * 0.8) = 49 of 60 + 1.
     law = betabinom(tests, 49, 61 - 49)
     mean, error = law.mean(), law.std() / math.sqrt(splits)
@@ -110,8 +102,9 @@ def test_coverage_holds_over_many_splits():
 
 
 def test_the_guarantee_says_what_breaks_it_and_a_shift_does():
-    fitted = ConformalSets.fit(*draw(2000, strength=3))
-    assert "For at least 90 % of the rows the set holds the right class" in fitted.sentence
-    assert "exchangeable with the 2000 calibration rows. Nothing holds under distribution shift." in fitted.sentence
+    threshold = fit_sets(*draw(2000, strength=3), 0.1)
+    sentence = sets_sentence(0.1, 2000, threshold)
+    assert "For at least 90 % of the rows the set holds the right class" in sentence
+    assert "exchangeable with the 2000 calibration rows. Nothing holds under distribution shift." in sentence
     new, of = draw(2000, strength=0, seed=1)
-    assert covered(fitted.sets(new), of) < binom.ppf(1e-6, 2000, 0.9)
+    assert covered(prediction_sets(mean_probabilities(new), threshold), of) < binom.ppf(1e-6, 2000, 0.9)

@@ -78,7 +78,8 @@ def test_a_label_that_no_row_has_is_left_out_of_the_means():
 
 def test_the_thresholds_have_the_best_f1_of_all():
     logits, truth = random_answers()
-    thresholds, answer = best_thresholds(logits, truth), log_odds(logits)
+    answer = log_odds(logits)
+    thresholds = best_thresholds(answer, truth)
     for label in range(truth.shape[1]):
         only = slice(label, label + 1)
         found = summarize_labels(answer[:, only], truth[:, only], answer[:, only] >= thresholds[only].logit())[
@@ -87,7 +88,7 @@ def test_the_thresholds_have_the_best_f1_of_all():
         precision, recall, _ = sklearn_metrics.precision_recall_curve(truth[:, label], answer[:, label])
         best = (2 * precision * recall / (precision + recall).clip(min=1e-9)).max()
         assert found == pytest.approx(best, abs=1e-12)
-    assert best_thresholds(logits, torch.zeros_like(truth)).tolist() == [0.5] * 5
+    assert best_thresholds(answer, torch.zeros_like(truth)).tolist() == [0.5] * 5
 
 
 def brute_force_log_odds(answer, truth, alpha):

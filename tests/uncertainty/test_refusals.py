@@ -12,7 +12,6 @@ from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 from hydra_transformers.uncertainty import (
     Abstention,
-    ConformalSets,
     Detector,
     TemperatureScaling,
     calibrate,
@@ -25,6 +24,7 @@ from hydra_transformers.uncertainty import (
     preference_metrics,
     regression_metrics,
 )
+from hydra_transformers.uncertainty.conformal import fit_sets
 from hydra_transformers.uncertainty.features import collect_answers
 from hydra_transformers.uncertainty.temperature import best_temperature
 from tests import tiny_tags
@@ -51,8 +51,8 @@ def rule(scores=(0.1, 0.2, 0.3), correct=(1, 1, 0), ood_scores=None, **target):
     return Abstention.fit(list(scores), correct, ood_scores, **target)
 
 
-def sets(logits=ZEROS, labels=(0, 1, 2), **options):
-    return ConformalSets.fit(logits, labels, **options)
+def sets(logits=ZEROS, labels=(0, 1, 2)):
+    return fit_sets(logits, labels, 0.1)
 
 
 def changed(name, change, **options):
@@ -82,12 +82,10 @@ ABSTENTION = [
     (lambda: rule([0.0], [1], range(58), tpr=0.95, confidence=0.95), "tpr=0.95 .* on 58 rows: pass at least 59"),
 ]
 NUMBERS = [
-    (lambda: sets(alpha=0), "alpha is 0: pass a share between 0 and 1"),
     (lambda: sets(labels=[0, 1, 3]), "labels has 3: pass class indices from 0 to 2"),
     (lambda: sets(labels=[0, 1]), r"of shape \(2,\): pass one class index per row"),
     (lambda: sets(labels=[0.0, 1.0, 2.0]), "labels is torch.float32"),
     (lambda: sets(NAN), r"member_logits\[0, 0\] is not a prediction"),
-    (lambda: sets(ZEROS, alpha=0.4).sets(torch.zeros(2, 3, 4)), "has 4 classes, the sets have 3"),
     (lambda: decompose(torch.zeros(4, 3)), r"member_logits has shape \(4, 3\): pass \(batch, members, classes\)"),
     (lambda: decompose(torch.zeros(4, 0, 3)), r"member_logits has shape \(4, 0, 3\)"),
     (lambda: decompose(torch.zeros(4, 2, 1)), "with at least 2 classes"),
@@ -98,7 +96,6 @@ NUMBERS = [
     (lambda: predict_uncertainty(SavedLogits(), []), "no batches"),
     (lambda: classification_metrics(ZEROS, [-100, 0, 0]), "labels has -100"),
     (lambda: classification_metrics(ZEROS, [[0, 1]] * 3), r"of shape \(3, 2\)"),
-    (lambda: classification_metrics(ZEROS, [0] * 3, num_bins=0), "num_bins is 0"),
     (lambda: ood_metrics([1.0], []), r"ood_scores has shape \(0,\)"),
     (lambda: ood_metrics([1.0, math.nan], [0.0]), "id_scores has shape .*: pass a number, not NaN"),
     (lambda: multi_label_metrics(ZEROS, torch.zeros(3, dtype=torch.long)), r"0 or 1 for each label, \(3, 3\)"),
@@ -111,8 +108,7 @@ NUMBERS = [
 ]
 DETECTORS = [
     (lambda: Detector("odin"), "unknown detector 'odin': choose one of msp"),
-    (lambda: Detector("energy", by="mean"), "by is 'mean', energy has 'members'"),
-    (lambda: Detector("msp", k=3), "msp has no k: its settings are none"),
+    (lambda: Detector("msp", k=3), "msp has no k, which is of knn"),
     (lambda: Detector("knn")(*TEST[:2]), "knn is not fitted: call fit"),
     (lambda: Detector("mahalanobis").fit_answers(*TRAIN[:2]), "data has no labels, and mahalanobis learns"),
     (lambda: Detector("mahalanobis").fit_answers(*TRAIN[:2], TRAIN[2] + 1), "has 4: pass class indices"),
@@ -137,6 +133,7 @@ BEFORE = [
     for options, words in (
         ({"target": {"recall": 0.9}}, "pass one of risk, coverage, tpr"),
         ({"target": {"risk": 5}}, "risk is 5: pass a share between 0 and 1"),
+        ({"alpha": 0}, "alpha is 0: pass a share between 0 and 1"),
         ({"target": {"tpr": 0.9}}, "ood_data is missing"),
         ({"confidence": 0.9}, "confidence has no effect without a target: pass one"),
         ({"ood_data": [{}]}, "ood_data has no effect without a target: pass one"),
@@ -147,8 +144,7 @@ BEFORE = [
     (partial(evaluate_uncertainty, {"one": Never(), "two": Never()}, saved(40, 1, 0), score=score), words)
     for score, words in (
         ("knn", "knn is not fitted"),
-        ({"one": "msp"}, "score is for one, models has one, two"),
-        ({"one": "msp", "two": "energy"}, "score is energy and msp: models are compared by one"),
+        (fitted("knn"), "score is knn, fitted on one model: evaluate each by itself"),
     )
 ]
 TASKS = [

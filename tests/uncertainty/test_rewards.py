@@ -83,7 +83,7 @@ def test_reports_judge_pairs():
     compared = evaluate_uncertainty({"Hydra": model, "plain": bert_backbone(0, num_labels=1).float()}, data)
     assert compared.models["plain"]["data"]["spread"] == 0 and compared.models["Hydra"] == report.models["Hydra"]
     assert model.member(0).config.aggregate == "min"
-    with pytest.raises(TypeError, match="is not pairs, by which a reward model is measured"):
+    with pytest.raises(TypeError, match="has no pairs, by which a reward model is measured"):
         evaluate_uncertainty(model, [{"input_ids": TEXTS}])
     data["rejected"] = [{"input_ids": TEXTS[30:50]}]
     with pytest.raises(RuntimeError, match="Sizes of tensors must match"):

@@ -10,7 +10,6 @@ from tests.pages import run_python_blocks
 
 MODULES = (
     "uncertainty.abstention",
-    "uncertainty.conformal",
     "uncertainty.decomposition",
     "uncertainty.detectors",
     "uncertainty.metrics",
