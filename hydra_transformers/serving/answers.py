@@ -16,17 +16,16 @@ FIELDS = {
 }
 
 
-def text_of(prediction: Mapping[str, Any]) -> str:
-    """What a model predicts, whether it abstains or not: a label, labels, numbers or entities."""
+def text_of(prediction: Mapping[str, Any], number: str = "{!r}") -> str:
+    """What a model predicts, whether it abstains or not: a label, labels, numbers (in this format) or entities."""
     if "entities" in prediction:
         return _names(prediction["entities"]) or "no entity"
     if "labels" in prediction:
         return ", ".join(prediction["labels"]) or "no label"
     if "interval" in prediction:
-        scores = prediction["scores"]
-        return ", ".join(
-            f"{score['label']} {score['score']!r}" if scores[1:] else repr(score["score"]) for score in scores
-        )
+        if len(prediction["scores"]) == 1:
+            return number.format(prediction["score"])
+        return ", ".join(f"{score['label']} {number.format(score['score'])}" for score in prediction["scores"])
     return prediction["label"]
 
 

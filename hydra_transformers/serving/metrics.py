@@ -13,7 +13,6 @@ from ..uncertainty import Monitor
 
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-CAUSES = ("detector", "empty", "not_a_number")
 
 
 class Metrics:
@@ -30,13 +29,11 @@ class Metrics:
             return (lambda value: made.labels(model, value)) if labels else made.labels(model)
 
         self.requests = metric(Counter, "requests", "Requests by status.", "status")
-        self.refused = metric(Counter, "refused", "Inputs the model abstained on.", "cause")
+        self.abstentions = metric(Counter, "abstentions", "Inputs the model abstained on.")
         self.inputs = metric(Counter, "inputs", "Inputs that were answered.")
         self.epistemic = metric(Counter, "epistemic_nats", "Sum of the epistemic uncertainty of all inputs.")
         self.seconds = metric(Histogram, "request_seconds", "From a request to its response.", buckets=SECONDS)
         metric(Gauge, "requests_in_flight", "Requests that wait or are being answered.").set_function(in_flight)
-        for cause in CAUSES:  # those of no input yet are shown as 0
-            self.refused(cause)
         broken = metric(Gauge, "promise_broken", "1 for a promise that is broken.", "promise")
         for name in () if watched is None else watched.monitor.promises:
             broken(name).set_function(lambda name=name: watched.states()[name] == "broken")
@@ -46,10 +43,7 @@ class Metrics:
         for answer in answers:
             self.inputs.inc()
             self.epistemic.inc(max(0.0, answer.get("epistemic") or 0.0))  # rounding can make it negative
-            if answer.get("abstain"):
-                reason = answer.get("reason") or ""
-                causes = {"not a number": "not_a_number", "threshold": "detector"}
-                self.refused(next((causes[words] for words in causes if words in reason), "empty")).inc()
+            self.abstentions.inc(bool(answer.get("abstain")))
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

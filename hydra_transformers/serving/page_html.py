@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
+from .answers import text_of
 from .predictor import HydraPredictor
 
 
@@ -40,45 +41,43 @@ def heading_html(model: HydraPredictor) -> str:
 
 def answer_html(answer: dict[str, Any]) -> str:
     """A card with an answer of `HydraPredictor.answer_with_members`."""
-    show = next((show for field, show in TASKS.items() if field in answer), _class_parts)
+    tasks = {"entities": _entity_parts, "interval": _number_parts}
+    show = next((show for field, show in tasks.items() if field in answer), _probability_parts)
     return f'<section class="hydra-card">{"".join(show(answer))}</section>'
 
 
-def _class_parts(answer: dict[str, Any]) -> Iterator[str]:
-    scores, members = answer["scores"], answer["members"]
-    yield _verdict(answer, answer["label"], _percent(answer["score"]), f"{_percent(answer['score'])} sure")
-    yield _prediction_set(answer, "may be")
-    columns = list(zip(*members, strict=True))
-    rows = [_bar(score, _dots(column)) for score, column in zip(scores[:MOST_CLASSES], columns, strict=False)]
-    yield _section("Classes", f"probability{_legend(answer)}", rows)
-    yield _uncertainty(answer, math.log(len(scores)))
-    best = [max(zip(member, scores, strict=True), key=lambda pair: pair[0]) for member in members]
-    yield _members([(score["label"], _percent(share)) for share, score in best])
-
-
-def _label_parts(answer: dict[str, Any]) -> Iterator[str]:
-    scores, thresholds = answer["scores"], answer["thresholds"]
-    yield _verdict(answer, ", ".join(answer["labels"]) or "no label", "", "each from a threshold of its own on")
-    yield _prediction_set(answer, "may have")
-    rows, columns = [], zip(*answer["members"], strict=True)
-    for score, threshold, column in zip(scores[:MOST_OF_A_SET], thresholds, columns, strict=False):
-        says = "yes" if score["label"] in answer["labels"] else "no"
-        marks = f'<s style="left:{100 * threshold:.1f}%"></s>{_dots(column)}'
-        rows.append(_bar(score, marks, f"{says}; uncertainty {score['uncertainty']:.2f}"))
-    yield _section("Labels", f"probability; line: its threshold{_legend(answer)}", rows)
-    yield _uncertainty(answer, len(scores) * math.log(2))
-    said = []
-    for member in answer["members"]:
-        shares = zip(scores, member, thresholds, strict=True)
-        said.append((", ".join(score["label"] for score, share, least in shares if share >= least) or "no label", ""))
+def _probability_parts(answer: dict[str, Any]) -> Iterator[str]:
+    """Of classes, or of labels, which have a threshold each."""
+    scores, members, thresholds = answer["scores"], answer["members"], answer.get("thresholds")
+    if thresholds is None:
+        share, most = _percent(answer["score"]), math.log(len(scores))
+        yield _verdict(answer, share, f"{share} sure")
+        yield _prediction_set(answer, "may be")
+        best = [max(zip(member, scores, strict=True), key=lambda pair: pair[0]) for member in members]
+        said = [(score["label"], _percent(share)) for share, score in best]
+    else:
+        most, said = len(scores) * math.log(2), []
+        yield _verdict(answer, "", "each from a threshold of its own on")
+        yield _prediction_set(answer, "may have")
+        for member in members:
+            shares = zip(scores, member, thresholds, strict=True)
+            said.append((", ".join(score["label"] for score, share, least in shares if share >= least) or "none", ""))
+    rows = []
+    for place, score in enumerate(scores[: MOST_CLASSES if thresholds is None else MOST_OF_A_SET]):
+        marks = _dots([member[place] for member in members])
+        if thresholds is not None:
+            marks += f'<s style="left:{100 * thresholds[place]:.1f}%"></s>'
+        rows.append(_row(score["label"], score["score"], _percent(score["score"]), "probability", marks))
+    notes = ["probability", *["dots: the members"] * (len(members) > 1), *["line: its threshold"] * bool(thresholds)]
+    yield _section("Classes" if thresholds is None else "Labels", "; ".join(notes), rows)
+    yield _uncertainty(answer, most)
     yield _members(said)
 
 
 def _number_parts(answer: dict[str, Any]) -> Iterator[str]:
-    scores, intervals = answer["scores"], answer["interval"] or []
-    numbers = [f"{score['label']} {score['score']:.4g}" if scores[1:] else f"{score['score']:.4g}" for score in scores]
+    intervals = answer["interval"] or []
     between = ", ".join(f"between {low:.4g} and {high:.4g}" for low, high in intervals)
-    yield _verdict(answer, ", ".join(numbers), between, between or "without an interval")
+    yield _verdict(answer, between, between or "without an interval")
     yield _uncertainty(answer, answer["uncertainty"], "variance")
     yield _members([(", ".join(f"{number:.4g}" for number in member), "") for member in answer["members"]])
 
@@ -101,20 +100,17 @@ def _entity_parts(answer: dict[str, Any]) -> Iterator[str]:
     yield _uncertainty(answer, math.log(answer["num_classes"]), "nats, of the least sure word")
 
 
-# By a field that the answers of a task have; others are of a model that chooses one class.
-TASKS = {"entities": _entity_parts, "labels": _label_parts, "interval": _number_parts}
-
-
-def _verdict(answer: dict[str, Any], said: str, guess: str, sure: str) -> str:
+def _verdict(answer: dict[str, Any], guess: str, sure: str) -> str:
     """guess, sure: what stands beside the answer where the model abstains, and where it does not"""
+    said = escape(text_of(answer, "{:.4g}"))
     notes = [answer["reason"], TRUNCATED if answer.get("truncated") else None]
     shown = "".join(f"<small>{escape(note)}</small>" for note in notes if note)
     if answer["abstain"]:
         unknown = "Nothing relevant" if answer["detector"] == "low score" else "I don't know"
-        guess = f"its guess: {escape(said)}{f', {guess}' if guess else ''}"
+        guess = f"its guess: {said}{f', {guess}' if guess else ''}"
         return f"""<div class="hydra-verdict hydra-abstains">{unknown}<span>{guess}</span>{shown}</div>"""
     never = " · not calibrated: it never abstains" if answer["abstain"] is None else ""
-    return f'<div class="hydra-verdict">{escape(said)}<span>{sure}{never}</span>{shown}</div>'
+    return f'<div class="hydra-verdict">{said}<span>{sure}{never}</span>{shown}</div>'
 
 
 def _prediction_set(answer: dict[str, Any], may: str) -> str:
@@ -152,10 +148,6 @@ def _section(title: str, note: str, rows: Sequence[str]) -> str:
     return f"<h3>{title}<span>{note}</span></h3>{''.join(rows)}"
 
 
-def _legend(answer: dict[str, Any]) -> str:
-    return "; dots: the members" if len(answer["members"]) > 1 else ""
-
-
 def _dots(shares: Sequence[float]) -> str:
     """Where each of several members stands on a bar, in a lane of its own, because they often agree."""
     dots = []
@@ -163,10 +155,6 @@ def _dots(shares: Sequence[float]) -> str:
         place = f"left:{100 * share:.1f}%;top:{100 * (number + 0.5) / len(shares):.0f}%"
         dots.append(f'<i style="background:{COLOURS[number % len(COLOURS)]};{place}"></i>')
     return "".join(dots) if dots[1:] else ""
-
-
-def _bar(score: dict[str, Any], marks: str, note: str = "") -> str:
-    return _row(score["label"], score["score"], _percent(score["score"]), "probability", marks, note)
 
 
 def _row(name: str, share: float, value: str, kind: str, marks: str = "", note: str = "") -> str:

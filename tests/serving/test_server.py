@@ -13,7 +13,6 @@ from hydra_transformers.cli import main
 from hydra_transformers.hub.handler import Answerer
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.serving import create_app, server
-from hydra_transformers.serving.metrics import CAUSES, Metrics
 from tests.serving.tiny import asked, base64_of
 from tests.tiny_data import pictures
 
@@ -190,22 +189,9 @@ def test_metrics_count_requests_inputs_and_refusals(folders):
     assert number(text, "hydra_requests_total", status=422) == 1
     assert number(text, "hydra_inputs_total") == 4
     assert number(text, "hydra_epistemic_nats_total") == pytest.approx(sum(each["epistemic"] for each in answers))
-    refused = {cause: number(text, "hydra_refused_total", cause=cause) for cause in CAUSES}
-    assert sum(refused.values()) == sum(answer["abstain"] for answer in answers) and refused["empty"] == 1
+    assert number(text, "hydra_abstentions_total") == sum(answer["abstain"] for answer in answers)
     assert number(text, "hydra_request_seconds_count") == number(text, "hydra_request_seconds_bucket", le="+Inf") == 3
     assert number(text, "hydra_requests_in_flight") == 0
-
-
-def test_refusals_are_counted_by_their_cause():
-    metrics = Metrics("m", lambda: 0)
-    reasons = ["msp is 0.6, above the threshold 0.2.", "msp of 'Rome' is 0.6, above the threshold 0.2."]
-    reasons += ["The score is 0.1, below the threshold 0.2.", "Every label is too close to its threshold."]
-    reasons += ["The text is empty.", "The answer is not a number.", "The image has one colour only."]
-    metrics.count_answers([{"abstain": True, "reason": reason, "epistemic": None} for reason in reasons])
-    metrics.count_answers([{"abstain": False, "reason": None, "epistemic": 0.5}])
-    text = metrics.text().decode()
-    assert [number(text, "hydra_refused_total", cause=cause) for cause in CAUSES] == [4, 2, 1]
-    assert number(text, "hydra_inputs_total") == 8 and number(text, "hydra_epistemic_nats_total") == 0.5
 
 
 def test_the_command_names_a_wrong_port(folders, capsys):
