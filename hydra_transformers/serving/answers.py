@@ -23,9 +23,10 @@ def text_of(prediction: Mapping[str, Any], number: str = "{!r}") -> str:
     if "labels" in prediction:
         return ", ".join(prediction["labels"]) or "no label"
     if "interval" in prediction:
-        if len(prediction["scores"]) == 1:
-            return number.format(prediction["score"])
-        return ", ".join(f"{score['label']} {number.format(score['score'])}" for score in prediction["scores"])
+        scores = prediction["scores"]
+        if len(scores) == 1:
+            return number.format(scores[0]["score"])
+        return ", ".join(f"{score['label']} {number.format(score['score'])}" for score in scores)
     return prediction["label"]
 
 

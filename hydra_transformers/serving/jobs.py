@@ -34,7 +34,6 @@ logger = logging.get_logger(f"transformers.{__name__}")
 
 FORMATS = (".parquet", ".jsonl", ".csv")
 ROWS_PER_PART = 1024
-PART = f"part-{'[0-9]' * 8}.parquet"
 
 
 class Finished(NamedTuple):
@@ -127,9 +126,6 @@ def check_output(output: Path, source: DataSource) -> None:
     if data is not None and Path(data).resolve() in output.resolve().parents:
         raise ValueError(f"output is {output}, inside the data {data}: pass a file elsewhere")
     if output.exists():
-        for joined in output.parent.glob(f"{glob.escape(output.name)}.*.parts/joined{output.suffix}"):
-            if joined.samefile(output):  # a job that was killed when it had finished
-                remove_parts(joined)
         raise exists_already(output)
     check_takes_files(output.parent)
 
@@ -251,18 +247,12 @@ def join_parts(files: Sequence[Path], output: Path) -> list[int]:
         if output.exists():
             raise exists_already(output) from None
         os.replace(joined, output)
-    remove_parts(joined)
-    return bad_rows
-
-
-def remove_parts(joined: Path) -> None:
-    """Removes the files of a finished job, also those that a killed process left unfinished; `joined` as the last one."""
-    for pattern in (PART, f".{PART}.*.tmp"):
-        for file in joined.parent.glob(pattern):
-            file.unlink(missing_ok=True)
-    joined.unlink(missing_ok=True)
+    unfinished = joined.parent.glob(".part-*.tmp")  # of killed processes
+    for file in (*files, *unfinished, joined):
+        file.unlink(missing_ok=True)
     with suppress(OSError):  # a user may have put something into it
         joined.parent.rmdir()
+    return bad_rows
 
 
 def write_tables(path: Path, tables: Iterator[Any]) -> None:

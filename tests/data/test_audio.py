@@ -154,7 +154,7 @@ def test_it_is_published_with_a_card_and_a_handler_that_reads_wav_files(hydra):
 @pytest.mark.parametrize(
     ("audio", "words"),
     [
-        (3, "inputs[0] is a number: send a WAV file in base64"),
+        (3, "inputs[0] is not a text: send a WAV file in base64"),
         ("/etc/passwd!", "inputs[0] is not base64"),
         (b"no sound", "inputs[0] is not a WAV file"),
         (wav(tone(1.0), rate=8_000), "inputs[0] has 16 bits and 8,000 samples per second: send 16 bits and 16,000"),
@@ -182,14 +182,6 @@ def test_audio_shares_a_pass_only_where_zeros_behind_shorter_audio_change_nothin
     assert predictor.together(waves) == (1 if family is WAV2VEC2 else 2)
     alone = [predictor.answer([samples], {})[0] for samples in waves]
     assert scores_of(predictor.answer(waves, {})) == pytest.approx(scores_of(alone), abs=1e-6)
-
-
-def test_audio_too_short_for_a_frame_raises():
-    answerer = Answerer(WAV2VEC2.fused(), Wav2Vec2FeatureExtractor(), "audio")
-    shortest, shorter = ({"inputs": in_base64(wav(np.zeros(count)))} for count in (10, 9))
-    answerer.answer(*answerer.read(shortest))
-    with pytest.raises(RequestError, match=r"inputs\[0\] has 9 samples, too few for this model: send at least 10"):
-        answerer.read(shorter)
 
 
 @pytest.mark.slow
