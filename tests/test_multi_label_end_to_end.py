@@ -12,7 +12,6 @@ from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.reports import Report, compare_fusions, evaluate_uncertainty
 from hydra_transformers.serving import HydraPredictor, create_app
-from hydra_transformers.serving.page import build_page
 from tests.command_line import run
 from tests.tiny_data import SIZES, WORDS, names_of
 
@@ -74,6 +73,8 @@ def test_commands_go_from_a_file_of_lists_to_predictions(folder, tmp_path, capsy
 
 @pytest.mark.slow
 def test_the_server_and_the_page_know_its_labels(folder):
+    from hydra_transformers.serving.page import build_page  # imports Gradio, which takes seconds
+
     predictor = HydraPredictor(folder / "hydra")
     with TestClient(create_app(predictor)) as client:
         [answer] = client.post("/predict", json={"inputs": ["a bad film"]}).json()

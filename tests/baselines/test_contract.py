@@ -251,7 +251,6 @@ def posterior(factor: float = 1.0, weight: float = 1.0, **options) -> None:
     KroneckerPosterior(2, 2).fit(factor * torch.eye(2), torch.eye(2), weight * torch.eye(2), **options)
 
 
-RAGGED = [VIT.hydra.from_backbone(vit_backbone(), {0: [place]}) for place in range(2)]
 TABLE = {
     TypeError: [
         *((lambda make=make: make(VIT.fused()), "HydraViTForImageClassification: " + TOWERS) for make in CLASSIFIERS),
@@ -305,7 +304,7 @@ TABLE = {
         (lambda: soup([vit_backbone(0), vit_backbone(1)]), r"models\[1\] has little in common with models\[0\]"),
         (lambda: soup([vit_backbone(), vit_backbone(num_labels=7)]), r"models\[1\] has other classes"),
         (lambda: soup([vit_backbone(), vit_backbone(intermediate_size=16)]), "has intermediate_size"),
-        (lambda: soup(RAGGED), "models keep different heads, so their attention has no mean"),
+        (lambda: soup(VIT.members()), "models keep different heads, so their attention has no mean"),
         (lambda: BayesVLM(CLIP.backbone()).fit([VIT.inputs()]), "data has no input_ids: pass images and texts"),
         (lambda: BayesVLM(CLIP.backbone()).fit([]), "data has no samples"),
         (lambda: pairs(images(3)), "other numbers of images and texts: pass one text for each"),

@@ -1,6 +1,7 @@
 """Tiny models for server and page, made once."""
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from fastapi.testclient import TestClient
@@ -15,6 +16,14 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     hydra, single = save_image_models(folder)
     return {"images": hydra, "single": single, "texts": save_text_hydra(folder), "clip": save_clip_hydra(folder)}
+
+
+@pytest.fixture(scope="session")
+def pages() -> ModuleType:
+    """The module of the page. Importing Gradio takes seconds: only the worker with tests of the page spends them."""
+    from hydra_transformers.serving import page
+
+    return page
 
 
 @pytest.fixture(scope="session")

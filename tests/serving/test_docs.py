@@ -9,7 +9,6 @@ from PIL import Image
 
 from hydra_transformers.cli import main
 from hydra_transformers.hub.handler import FORMATS, MOST_PIXELS
-from hydra_transformers.serving.page import MOST_MEGABYTES
 from hydra_transformers.serving.server import SECONDS_FOR_BODY, SECONDS_TO_CLOSE
 from tests.pages import ROOT, run_python_blocks
 from tests.serving.tiny import base64_of
@@ -57,10 +56,11 @@ def test_the_page_names_flags_that_exist(capsys, monkeypatch):
     assert named <= set(FLAGS.findall(capsys.readouterr().out))
 
 
-def test_the_page_tells_the_limits():
+@pytest.mark.slow
+def test_the_page_tells_the_limits(pages):
     page = (ROOT / PAGE).read_text()
     assert all(flag in page for flag in ("--max-batch", "--max-wait-ms", "--max-queue", "--max-body-mb"))
     assert all(name in page.upper() for name in FORMATS)
     assert f"{MOST_PIXELS // 1_000_000} million pixels" in page and f"at most {SECONDS_TO_CLOSE} seconds" in page
     assert f"within {SECONDS_FOR_BODY:.0f} seconds" in page
-    assert f"at most {MOST_MEGABYTES} MB" in page
+    assert f"at most {pages.MOST_MEGABYTES} MB" in page

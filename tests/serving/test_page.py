@@ -8,8 +8,6 @@ import pytest
 from PIL import Image
 
 from hydra_transformers.hub import handler
-from hydra_transformers.serving import page as pages
-from hydra_transformers.serving.page import _respond, build_page, launch_page
 from tests.serving.tiny import asked
 from tests.tiny_data import CLASSES, pictures
 
@@ -40,7 +38,7 @@ def model(folders):
 
 
 @pytest.fixture(scope="module")
-def server(model, files, tmp_path_factory):
+def server(pages, model, files, tmp_path_factory):
     examples = tmp_path_factory.mktemp("examples")
     for group, name in (("in distribution", "red"), ("out of distribution", "blue")):
         (examples / group).mkdir()
@@ -48,7 +46,7 @@ def server(model, files, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pages, "MOST_MEGABYTES", 1)
         patch.setattr(handler, "MOST_PIXELS", 1_000_000)
-        page = launch_page(model, examples)
+        page = pages.launch_page(model, examples)
         yield page.local_url.rstrip("/")
         page.close(verbose=False)
 
@@ -161,12 +159,12 @@ def test_two_users_at_once_see_their_own_answers(user, visit, server, model, fil
         assert told(other) == expected(model, files[theirs])
 
 
-def test_a_text_is_answered(visit, folders, tmp_path):
+def test_a_text_is_answered(pages, visit, folders, tmp_path):
     model = asked(folders["texts"])
     film, joy = (model.answer_with_members(text)["label"] for text in ("a film of joy", "good <b>joy</b>"))
     assert film != joy
     (tmp_path / "reviews.txt").write_text("a film of joy")
-    page = launch_page(model, tmp_path / "reviews.txt")
+    page = pages.launch_page(model, tmp_path / "reviews.txt")
     try:
         user = visit(page.local_url)
         user.fill("#input textarea", "good <b>joy</b>")
@@ -187,20 +185,20 @@ def test_no_browser_asks_for_anything_but_the_page(user, asked_for):
 # Without a browser
 
 
-def test_a_page_of_clip_asks_for_classes(folders, files):
+def test_a_page_of_clip_asks_for_classes(pages, folders, files):
     model = asked(folders["clip"])
-    page = build_page(model, {}, class_names=["cat", "dog"])
+    page = pages.build_page(model, {}, class_names=["cat", "dog"])
     assert "cat, dog" in json.dumps(page.get_config_file(), default=str)
     sent = (str(files["red"]), "red.png")
     label = model.answer_with_members(Image.open(files["red"]), ["cat", "dog"])["label"]
-    assert label in _respond(model, sent, "cat, dog")
-    assert "These are 1 classes: name at least 2" in _respond(model, sent, "cat")
+    assert label in pages._respond(model, sent, "cat, dog")
+    assert "These are 1 classes: name at least 2" in pages._respond(model, sent, "cat")
 
 
-def test_what_went_wrong_inside_is_told_to_the_server_alone(model, files, monkeypatch, caplog):
+def test_what_went_wrong_inside_is_told_to_the_server_alone(pages, model, files, monkeypatch, caplog):
     def fails(*_):
         raise RuntimeError("secret")
 
     monkeypatch.setattr(model, "answer_with_members", fails)
-    said = _respond(model, (str(files["red"]), "red.png"))
+    said = pages._respond(model, (str(files["red"]), "red.png"))
     assert "could not answer" in said and "secret" not in said and "secret" in caplog.text

@@ -5,13 +5,10 @@ import os
 import shutil
 from pathlib import Path
 
-import gradio
 import httpx
 import pytest
 from transformers import Wav2Vec2FeatureExtractor
 
-from hydra_transformers.serving import page as pages
-from hydra_transformers.serving.page import ONLY_WHAT_WAS_SENT, _respond, launch_page, read_examples
 from hydra_transformers.serving.predictor import HydraPredictor
 from tests.data.test_audio import RATE, tone, wav
 from tests.families import WAV2VEC2
@@ -33,8 +30,8 @@ def picture(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(folders, picture):
-    page = launch_page(asked(folders["images"]), picture.parent)
+def server(pages, folders, picture):
+    page = pages.launch_page(asked(folders["images"]), picture.parent)
     yield page.local_url.rstrip("/")
     page.close(verbose=False)
 
@@ -56,6 +53,8 @@ def answer_to(server: str, values: list, event: str = "change") -> dict:
 
 
 def assert_refused(answer: dict) -> None:
+    from hydra_transformers.serving.page import ONLY_WHAT_WAS_SENT
+
     assert "data" not in answer and answer["error"] in (None, ONLY_WHAT_WAS_SENT), answer
 
 
@@ -65,9 +64,9 @@ def uploaded(server: str, path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def cached(picture):
+def cached(pages, picture):
     """Things in the folder of uploads that nobody uploaded here."""
-    folder = Path(gradio.utils.get_upload_folder()) / "test_page_files"
+    folder = Path(pages.gradio.utils.get_upload_folder()) / "test_page_files"
     folder.mkdir(parents=True)
     (folder / "link.png").symlink_to(picture)
     (folder / "folder").symlink_to(picture.parent)
@@ -118,8 +117,8 @@ def test_examples_are_answered_and_no_other_file_is_shown(server, picture):
         assert httpx.get(f"{server}/gradio_api/file={path}").status_code == 403
 
 
-def test_a_page_of_texts_opens_and_fetches_nothing(folders, picture):
-    page = launch_page(asked(folders["texts"]))
+def test_a_page_of_texts_opens_and_fetches_nothing(pages, folders, picture):
+    page = pages.launch_page(asked(folders["texts"]))
     try:
         for path in (str(picture), "https://example.com/red.png"):
             assert_refused(answer_to(page.local_url.rstrip("/"), [{"path": path} | METAS[-1]], "click"))
@@ -127,13 +126,13 @@ def test_a_page_of_texts_opens_and_fetches_nothing(folders, picture):
         page.close(verbose=False)
 
 
-def test_audio_is_sent_clicked_on_and_answered(tmp_path):
+def test_audio_is_sent_clicked_on_and_answered(pages, tmp_path):
     model = HydraPredictor(WAV2VEC2.fused().float(), Wav2Vec2FeatureExtractor(), name="tones")
     private, sent = tmp_path / "mine" / "low.wav", tmp_path / "high.wav"
     private.parent.mkdir()
     private.write_bytes(wav(tone(0.05)))
     sent.write_bytes(wav(tone(1.0)))
-    page = launch_page(model, private.parent)
+    page = pages.launch_page(model, private.parent)
     try:
         server = page.local_url.rstrip("/")
         path = uploaded(server, sent)
@@ -148,7 +147,7 @@ def test_audio_is_sent_clicked_on_and_answered(tmp_path):
         page.close(verbose=False)
 
 
-def test_audio_that_cannot_be_read_gets_a_sentence(tmp_path, monkeypatch):
+def test_audio_that_cannot_be_read_gets_a_sentence(pages, tmp_path, monkeypatch):
     model = HydraPredictor(WAV2VEC2.fused().float(), Wav2Vec2FeatureExtractor(), name="tones")
     monkeypatch.setattr(pages, "MOST_MEGABYTES", 0.1)
     contents = {
@@ -159,9 +158,9 @@ def test_audio_that_cannot_be_read_gets_a_sentence(tmp_path, monkeypatch):
     }
     for content, sentence in contents.items():
         (tmp_path / "a.wav").write_bytes(content)
-        assert sentence in _respond(model, (str(tmp_path / "a.wav"), "a.wav"))
-    assert "Drop a WAV file on the left first" in _respond(model, None)
+        assert sentence in pages._respond(model, (str(tmp_path / "a.wav"), "a.wav"))
+    assert "Drop a WAV file on the left first" in pages._respond(model, None)
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"a\.wav has 16 bits and 16,000"):
         slow = Wav2Vec2FeatureExtractor(sampling_rate=8_000)
-        read_examples(tmp_path, HydraPredictor(model.model, slow, name="slow"))
+        pages.read_examples(tmp_path, HydraPredictor(model.model, slow, name="slow"))

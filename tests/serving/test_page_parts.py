@@ -10,8 +10,6 @@ from transformers import BertConfig, BertForSequenceClassification
 from hydra_transformers.hub import handler
 from hydra_transformers.hub.handler import RequestError
 from hydra_transformers.serving import HydraPredictor
-from hydra_transformers.serving import page as pages
-from hydra_transformers.serving.page import build_page, read_class_names, read_examples, read_sent
 from hydra_transformers.serving.page_html import answer_html, heading_html, sentence_html
 from tests.serving.tiny import asked
 from tests.tiny_data import SIZES, pictures
@@ -62,10 +60,11 @@ def test_names_from_configs_and_users_are_no_markup(images, monkeypatch):
         assert "<img" not in html and "&lt;img" in html
 
 
-def test_a_model_of_one_output_has_to_say_what_it_is():
+@pytest.mark.slow
+def test_a_model_of_one_output_has_to_say_what_it_is(pages):
     model = BertForSequenceClassification(BertConfig(vocab_size=11, num_labels=1, **SIZES))
     with pytest.raises(ValueError, match="one has a single output and no problem_type in its config"):
-        build_page(HydraPredictor(model, name="one"), {})
+        pages.build_page(HydraPredictor(model, name="one"), {})
 
 
 # What users send
@@ -90,6 +89,7 @@ def sent(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "limits", "sentence"),
     [
@@ -104,28 +104,29 @@ def sent(tmp_path):
         ("/proc/self/environ", {}, r"mine (is no|cannot be opened)"),
     ],
 )
-def test_files_that_cannot_be_shown_get_a_sentence(name, limits, sentence, sent, images, monkeypatch):
+def test_files_that_cannot_be_shown_get_a_sentence(name, limits, sentence, sent, pages, images, monkeypatch):
     for limit, value in limits.items():
         monkeypatch.setattr(handler if limit == "PIXELS" else pages, f"MOST_{limit}", value)
     with pytest.raises(RequestError, match=f"^{sentence}"):
-        read_sent(images, (sent / name, "mine"))
+        pages.read_sent(images, (sent / name, "mine"))
     monkeypatch.undo()
-    image = read_sent(images, (sent / "picture.png", "mine"))
+    image = pages.read_sent(images, (sent / "picture.png", "mine"))
     assert image.mode == "RGB" and image.size == (40, 30)
 
 
-def test_texts_and_classes_are_read_within_limits(folders, monkeypatch):
+@pytest.mark.slow
+def test_texts_and_classes_are_read_within_limits(pages, folders, monkeypatch):
     texts, clip = asked(folders["texts"]), asked(folders["clip"])
     monkeypatch.setattr(handler, "MOST_CHARACTERS", 50)
     monkeypatch.setattr(handler, "MOST_LABELS", 3)
-    assert read_sent(texts, " good ") == " good "
-    assert read_sent(texts, "a", "b") == {"text": "a", "text_pair": "b"}
-    assert read_class_names(clip, "cat, dog,\nboat, cat ,") == ["cat", "dog", "boat"]
+    assert pages.read_sent(texts, " good ") == " good "
+    assert pages.read_sent(texts, "a", "b") == {"text": "a", "text_pair": "b"}
+    assert pages.read_class_names(clip, "cat, dog,\nboat, cat ,") == ["cat", "dog", "boat"]
     for read, text, sentence in (
-        (partial(read_sent, texts), "a" * 51, "The text has 51 characters, too many: send at most 50"),
-        (partial(read_class_names, clip), "cat", "These are 1 classes: name at least 2"),
-        (partial(read_class_names, clip), "a,b,c,d", "must be a list of 1 to 3 texts"),
-        (partial(read_class_names, clip), "a," + "b" * 90, "which makes"),
+        (partial(pages.read_sent, texts), "a" * 51, "The text has 51 characters, too many: send at most 50"),
+        (partial(pages.read_class_names, clip), "cat", "These are 1 classes: name at least 2"),
+        (partial(pages.read_class_names, clip), "a,b,c,d", "must be a list of 1 to 3 texts"),
+        (partial(pages.read_class_names, clip), "a," + "b" * 90, "which makes"),
     ):
         with pytest.raises(RequestError, match=sentence):
             read(text)
@@ -134,25 +135,27 @@ def test_texts_and_classes_are_read_within_limits(folders, monkeypatch):
 # Examples
 
 
-def test_folders_are_groups_of_examples(tmp_path, images):
+@pytest.mark.slow
+def test_folders_are_groups_of_examples(pages, tmp_path, images):
     for name in ("b.png", "a.png", "known/c.png", "unknown/d.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         pictures([0])[0].save(tmp_path / name)
     (tmp_path / "known" / ".hidden").write_text("")
-    groups = read_examples(tmp_path, images)
+    groups = pages.read_examples(tmp_path, images)
     assert list(groups) == ["Examples", "known", "unknown"]
     assert [path.rpartition("/")[2] for path in groups["Examples"]] == ["a.png", "b.png"]
     (tmp_path / "known" / "e.png").write_text("no image")
     with pytest.raises(ValueError, match=r"e\.png is not an image"):
-        read_examples(tmp_path, images)
+        pages.read_examples(tmp_path, images)
 
 
-def test_lines_are_examples_of_texts(tmp_path, folders, images):
+@pytest.mark.slow
+def test_lines_are_examples_of_texts(pages, tmp_path, folders, images):
     (tmp_path / "reviews.txt").write_text("a good film\n\n a bad film \n")
     (tmp_path / "other.txt").write_text("zwei\n" * 50)
     texts = asked(folders["texts"])
-    assert read_examples(tmp_path / "reviews.txt", texts) == {"Examples": ["a good film", "a bad film"]}
-    assert len(read_examples(tmp_path / "other.txt", texts)["Examples"]) == 24
+    assert pages.read_examples(tmp_path / "reviews.txt", texts) == {"Examples": ["a good film", "a bad film"]}
+    assert len(pages.read_examples(tmp_path / "other.txt", texts)["Examples"]) == 24
     (tmp_path / "empty").mkdir()
     for path, model, sentence in (
         ("nowhere", images, "there are no examples in .*nowhere: pass a folder of images"),
@@ -160,4 +163,4 @@ def test_lines_are_examples_of_texts(tmp_path, folders, images):
         ("empty", texts, "there are no examples in .*: pass a text file"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            read_examples(tmp_path / path, model)
+            pages.read_examples(tmp_path / path, model)

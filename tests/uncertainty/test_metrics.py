@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn.metrics import average_precision_score, brier_score_loss, log_loss, roc_auc_score, roc_curve
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from hydra_transformers.uncertainty import classification_metrics, ood_metrics
 from hydra_transformers.uncertainty.metrics import (
@@ -46,6 +45,8 @@ def test_accuracy_brier_and_nll_agree_with_scikit_learn():
 
 @pytest.mark.parametrize("num_bins", [1, 5, 15, 40])
 def test_ece_agrees_with_torchmetrics(num_bins):
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
     logits, labels = ensemble()
     mean = logits.softmax(-1).mean(1)
     expected = multiclass_calibration_error(mean, labels, num_classes=7, n_bins=num_bins, norm="l1").item()
