@@ -9,7 +9,7 @@ SOURCES = hydra_transformers tests benchmarks experiments scripts notebooks setu
 # the tests of a file with one worker, which makes what they share once, and still lets no worker wait at the end.
 PYTEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(1)/bin/python -m pytest -n auto --dist worksteal
 
-.PHONY: help install test test-all test-oldest test-ray gpu coverage hf-tests demo docs notebooks style quality clean
+.PHONY: help install test test-all test-oldest test-ray gpu coverage hf-tests demo docs notebooks style quality bytecode clean
 
 help:
 	@echo "make test         the short run of the tests, on the versions of constraints.txt (CONSTRAINTS=another file)"
@@ -93,6 +93,10 @@ quality: $(VENV)/.installed
 	$(VENV)/bin/ruff check $(SOURCES)
 	PYTHONPATH=. $(VENV)/bin/lint-imports
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+# What tests import, compiled once: the two workers of a first run would both compile all of it.
+bytecode: $(VENV)/.installed
+	-@$(VENV)/bin/python -m pytest --collect-only --quiet > /dev/null
 
 clean:
 	rm -rf $(VENV) $(VENV_OLDEST) build dist site *.egg-info .pytest_cache .ruff_cache demo-output
