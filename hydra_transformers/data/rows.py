@@ -111,8 +111,7 @@ def _load(source: DataSource) -> Any:
     except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         reason += f" ({SEPARATORS})" * ("tokenizing" in reason)
-        is_empty = "corresponds to no data" in reason or "BatchSize must be greater than 0" in reason
-        raise ValueError(f"{name} has no rows" if is_empty else f"{name} cannot be read: {reason}") from error
+        raise ValueError(f"{name} cannot be read: {reason}") from error
 
 
 # Splits and parts
@@ -132,9 +131,6 @@ def _rows_of_split(splits: Mapping[str, Any], split: str) -> Any:
 
 def _choose_split(splits: Mapping[str, Any], source: DataSource, preferred: Sequence[str]) -> str:
     if source.split is not None:
-        named = {part.partition("[")[0] for part in source.split.split("+")}
-        if not named <= set(splits):
-            raise ValueError(f"{source.name} has no split {source.split!r}: it has {', '.join(splits)}")
         return source.split
     chosen = [name for name in preferred if name in splits] or (list(splits) if len(splits) == 1 else [])
     if not chosen:
