@@ -122,13 +122,11 @@ def test_only_tokens_are_padded():
 
 COUNT = 64  # texts of different lengths in each batch
 LABELS = [row % 3 % 2 for row in range(COUNT)]
-NAMES = {0: "bad", 1: "good"}
 
 
 @pytest.fixture(scope="module")
-def named(bert):
-    """A model that calls its classes by names."""
-    return AutoModelForSequenceClassification.from_pretrained(bert, id2label=NAMES).eval()
+def model(bert):
+    return AutoModelForSequenceClassification.from_pretrained(bert).eval()
 
 
 @pytest.fixture(scope="module")
@@ -174,19 +172,19 @@ NEED_NO_LABELS = ("predict_uncertainty", "detectors")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in READERS]
 )
-def test_tokenized_rows_and_loaders_are_read_as_batches_padded_by_hand(name, named, forms):
-    padded, rows, loader = (READERS[name](named, forms[form]) for form in ("by hand", "rows", "loader"))
+def test_tokenized_rows_and_loaders_are_read_as_batches_padded_by_hand(name, model, forms):
+    padded, rows, loader = (READERS[name](model, forms[form]) for form in ("by hand", "rows", "loader"))
     for values in (rows, loader):
         torch.testing.assert_close(values, padded, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in READERS if name not in NEED_NO_LABELS])
-def test_labels_that_are_names_raise_where_labels_are_needed(name, named, forms):
+def test_labels_that_are_names_raise_where_labels_are_needed(name, model, forms):
     names = forms["rows"].cast_column("label", Value("string"))
     with pytest.raises(ValueError, match="no labels"):
-        READERS[name](named, names)
-    evaluate_uncertainty(named, forms["rows"], {"far": {"others": names}})
+        READERS[name](model, names)
+    evaluate_uncertainty(model, forms["rows"], {"far": {"others": names}})
 
 
 # What is not data
