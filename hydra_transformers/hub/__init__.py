@@ -6,11 +6,4 @@ from .publishing import HubError, push_hydra_to_hub, push_space_to_hub
 from .space import write_space
 
 
-__all__ = [
-    "HubError",
-    "create_model_card",
-    "kept_heads_map",
-    "push_hydra_to_hub",
-    "push_space_to_hub",
-    "write_space",
-]
+__all__ = ["HubError", "create_model_card", "kept_heads_map", "push_hydra_to_hub", "push_space_to_hub", "write_space"]

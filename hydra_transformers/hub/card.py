@@ -73,14 +73,8 @@ def create_model_card(
     shared = ", ".join(SHARED_NAMES[part] for part in SHARED_NAMES if part in config.shared)
     is_current = model.decision is not None and (model.device.type == "meta" or model.decision.compare(model))
     sentences = model.decision.settings["sentences"] if is_current else ()
-    data = ModelCardData(
-        base_model=base_model,
-        datasets=[dataset] if dataset else None,
-        license=license,
-        library_name="transformers",
-        pipeline_tag=task["pipeline_tag"],
-        tags=TAGS,
-    )
+    named = {"base_model": base_model, "datasets": [dataset] if dataset else None, "license": license}
+    data = ModelCardData(**named, library_name="transformers", pipeline_tag=task["pipeline_tag"], tags=TAGS)
     evaluation = None
     if report is not None:
         if dataset is None:
@@ -143,9 +137,8 @@ def _origin(config: PreTrainedConfig, base_model: str | None, fine_tunings: bool
     """What the members are, as a part of a sentence."""
     members, link = config.num_members, f"[{base_model}](https://huggingface.co/{base_model})"
     if not fine_tunings:
-        return (
-            f"{members} members of {link if base_model else 'one backbone'}, each with other attention heads cut out"
-        )
+        source = link if base_model else "one backbone"
+        return f"{members} members of {source}, each with other attention heads cut out"
     those = f"{members} fine-tuned versions of {link if base_model else 'one pre-trained model'}"
     if not _has_all_heads(config):
         return f"{those}, each pruned by its own circuit"
@@ -196,10 +189,8 @@ def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | Non
 def describe_circuit(circuit: Circuit) -> str:
     """The objective of a circuit and the number of its samples."""
     rows = (circuit.made_from.get("data") or {}).get("samples")
-    score = circuit.made_from.get("score") or "msp"
-    of_score = "" if score == "msp" else f" of {score}"
     objective = OBJECTIVE_NAMES.get(circuit.objective) or circuit.made_from.get("metric", circuit.objective)
-    return escape_markdown(f"objective: {objective}{of_score}" + (f", {rows} samples" if rows else ""))
+    return escape_markdown(f"objective: {objective}" + (f", {rows} samples" if rows else ""))
 
 
 def card_cost_table(model: PreTrainedModel) -> str:

@@ -94,7 +94,7 @@ class Answerer:
         """
         if self.kind in ("text", "tokens"):
             size = self.check_text(value, name)
-            many = f"too many{' with the texts before it' if taken else ''}: send at most {MOST_CHARACTERS:,}"
+            many = f"too many: send at most {MOST_CHARACTERS:,} in one request"
             require(size + taken <= MOST_CHARACTERS, f"{name} has {size:,} characters, {many}")
         elif self.kind == "audio":
             value = read_audio(value, name, self.processor.sampling_rate, taken)
@@ -111,10 +111,8 @@ class Answerer:
             form, texts = "a list of words", value if isinstance(value, list) else [value]
         elif isinstance(value, dict) and value.keys() == {"text", "text_pair"}:
             texts = list(value.values())
-        is_known = all(isinstance(text, str) for text in texts)
-        require(is_known, f"{name} is not a text: send a text, or {form}")
-        is_whole = all(is_text(text, len(text)) for text in texts)
-        require(is_whole, f"{name} has half a character (a lone surrogate): send whole ones")
+        are_texts = all(is_text(text, math.inf) for text in texts)
+        require(are_texts, f"{name} is not a text, or has half a character: send a text, or {form}")
         has_tokens = self.kind == "tokens" or self.takes_empty or "".join(texts).strip() != ""
         require(has_tokens, f"{name} is empty, and this model reads nothing then: send a text")
         return sum(map(len, texts))
@@ -202,7 +200,7 @@ def as_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def is_text(value: Any, most: int = MOST_CHARACTERS) -> bool:
+def is_text(value: Any, most: float) -> bool:
     """A str of at most so many characters that can be encoded: JSON can hold lone surrogates."""
     try:
         return isinstance(value, str) and len(value) <= most and value.encode() is not None
@@ -214,7 +212,7 @@ def read_image(value: Any, name: str, taken: int = 0) -> Any:
     """An image in RGB, from base64, bytes or a PIL image, never from a path or URL. Too large ones are not decoded."""
     from PIL import Image, ImageOps
 
-    too_many = f"too many{' with the images before it' if taken else ''}: send at most {MOST_PIXELS:,}"
+    too_many = f"too many: send at most {MOST_PIXELS:,} in one request"
     image = value
     if not isinstance(value, Image.Image):
         content = _file_content(value, name, "an image")
@@ -255,8 +253,7 @@ def read_audio(value: Any, name: str, rate: int, taken: int = 0) -> np.ndarray:
     require((width, file_rate) == (2, rate), f"{form}: send 16 bits and {rate:,} samples per second")
     is_whole = length > 0 and len(frames) >= length * channels * width
     require(is_whole, f"{name} has no samples, or fewer than its header says: send the whole file")
-    before = " with the audio before it" if taken else ""
-    many = f"{name} has {length:,} samples, too many{before}: send at most {MOST_SAMPLES:,}"
+    many = f"{name} has {length:,} samples, too many: send at most {MOST_SAMPLES:,} in one request"
     require(length + taken <= MOST_SAMPLES, many)
     return np.frombuffer(frames, dtype="<i2").reshape(-1, channels).mean(axis=1, dtype=np.float32) / 2**15
 

@@ -79,12 +79,9 @@ def matches_circuit(circuit: Circuit, config: PreTrainedConfig, member: int) -> 
 
 
 def load_circuits(folder: str | os.PathLike, configs: Sequence[PreTrainedConfig]) -> list[Circuit] | None:
-    """The circuits in the folder of a model or of members: one per member, in their order, or one that all were sampled
-    from; None where there are none.
+    """The circuits of a folder: one per member, in their order, or one that all were sampled from; None where there are none.
 
-    Args:
-        folder (`str` or `os.PathLike`): the folder that has `circuits/`.
-        configs: that of the Hydra, or of every member.
+    configs: that of the Hydra, or of every member
     """
     left = [Circuit.load(path) for path in sorted((Path(folder) / FOLDER).glob("*.json"))]
     members = [(each, member) for each in configs for member in range(getattr(each, "num_members", 0))]

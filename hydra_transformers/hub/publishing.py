@@ -65,8 +65,7 @@ def push_hydra_to_hub(
         report (`Report`, *optional*): from `evaluate_uncertainty`: goes into the card, and as JSON and plots into
             `evaluation/`.
         card (`ModelCard`, *optional*): a card of your own; by default `create_model_card` makes it.
-        private (`bool`, *optional*): whether a new repository is private; by default your account's setting. An existing
-            one stays as it is.
+        private (`bool`, *optional*): whether a new repository is private; by default your account's setting.
         token (`str`, *optional*): by default the one you logged in with (`hf auth login`) or `HF_TOKEN`.
         overwrite_card (`bool`, defaults to `False`): whether to replace a card that is on the Hub, which stays otherwise.
         card_arguments: those of `create_model_card`: base_model, dataset, license, circuits, fine_tuning, report_model.

@@ -135,7 +135,7 @@ def test_an_image_and_an_example_are_answered_or_not(user, model, files):
 def test_a_bad_file_gets_a_sentence_and_the_next_one_an_answer(user, server, model, files):
     for name, sentence in (
         ("broken", "broken.png is a broken image, its pixels cannot be read: send another."),
-        ("many-pixels", "many-pixels.png has 4,000 x 4,000 pixels, too many: send at most 1,000,000."),
+        ("many-pixels", "many-pixels.png has 4,000 x 4,000 pixels, too many: send at most 1,000,000 in one request."),
     ):
         send(user, files[name])
         user.wait_for_selector(".hydra-problem")
