@@ -185,11 +185,3 @@ def _random_order(count: int) -> list[int]:
 
 def _selected(rows: Any, places: Sequence[int]) -> Any:
     return rows.select(places) if hasattr(rows, "select") else [rows[place] for place in places]
-
-
-def overlap(split: str | None, other: str | None) -> bool:
-    """Whether two splits of one data set certainly share rows: they are equal, or one is a part of the other."""
-    if split is None or other is None:  # all rows
-        return True
-    is_same = split.partition("[")[0] == other.partition("[")[0]
-    return is_same and (split == other or "[" not in split or "[" not in other)

@@ -14,7 +14,7 @@ from transformers.utils import logging
 from ..data.image_changes import RandomCropAndFlip
 from ..data.loading import PreparedData, check_has_variety, classes_in, load_data, remember_max_length
 from ..data.processors import load_processor
-from ..data.rows import DataSource, overlap
+from ..data.rows import DataSource
 from ..fusion.probe import TEXT_TOKENS
 from ..models.auto import AutoHydra, class_with_new_classifier, config_of, config_with_architecture
 from ..models.decision import task_name
@@ -63,8 +63,6 @@ def finetune(
     epochs: float | None = None,
     batch_size: int = 32,
     split: str | None = None,
-    validation_split: str | None = None,
-    test_split: str | None = None,
     limit: int | None = None,
     column: str | Sequence[str] | None = None,
     label: str | None = None,
@@ -98,8 +96,8 @@ def finetune(
             Passes over the training rows; by default 3 to 12, fewer for more rows.
         batch_size (`int`, defaults to 32):
             Rows per step and device.
-        split, validation_split, test_split (`str`, *optional*):
-            Names of splits, in place of those found by their names or split off.
+        split (`str`, *optional*):
+            The split to train on, and to split the others off from; by default all are found by their names.
         limit, column, label, label_separator, max_length, processor:
             As for `load_data`.
         regression (`bool`, defaults to `False`):
@@ -147,16 +145,10 @@ def finetune(
             problem_type=problem_type,
             seed=seed,
         )
-
-    def read(name: str | None, part: str) -> PreparedData:
-        named = {"split": split, "part": part} if name is None else {"split": name}
-        named |= {"processor": processor, "labelled": True, "max_length": max_length}
-        return load_data(data, hydra, **columns, **named)
-
-    train, validation, test = read(None, "training"), read(validation_split, "validation"), read(test_split, "test")
-    for name, rows in ((validation_split, validation), (test_split, test)):
-        if name is not None and overlap(train.split, rows.split):
-            raise ValueError(f"the split {rows.split} has rows of the training split {train.split}: pass another")
+    columns |= {"split": split, "processor": processor, "labelled": True, "max_length": max_length}
+    train, validation, test = (
+        load_data(data, hydra, part=part, **columns) for part in ("training", "validation", "test")
+    )
     is_of_classes = task_name(hydra) == "single_label_classification"
     check_has_variety(train, "the training split", "to learn")
     if train.kind == "image" and train.change is None:
