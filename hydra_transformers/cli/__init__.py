@@ -155,6 +155,7 @@ def quiet_libraries() -> Iterator[None]:
     verbosity, hub_verbosity = logging.get_verbosity(), hub_logging.get_verbosity()
     had_bars = logging.is_progress_bar_enabled()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("DATASETS_VERBOSITY", "critical")  # it logs what it raises
     hub_logging.set_verbosity_error()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

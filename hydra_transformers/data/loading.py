@@ -54,7 +54,6 @@ class PreparedData(torch.utils.data.Dataset):
     columns: tuple[str, ...]
     labels: list[Any] | None = None
     class_names: list[str] | None = None
-    split: str | None = None
     notes: list[str] = field(default_factory=list)
     max_length: int | None = None
     image_mode: str = "RGB"
@@ -141,7 +140,7 @@ def load_data(
         return data
     source = DataSource(data, split, part, limit, column, label, label_separator)
     config, processor = _config_and_processor(model, processor)
-    rows, split, note = load_rows(source)
+    rows, _, note = load_rows(source)
     rows = undecoded(rows)
     if labelled is False:
         source = without_missing_columns(source, rows)
@@ -151,7 +150,7 @@ def load_data(
         check_none_is_missing(rows, column, kind, source)
     if kind == "image" and hasattr(rows, "features") and not getattr(rows.features[columns[0]], "decode", True):
         rows = rows.cast_column(columns[0], type(rows.features[columns[0]])())
-    prepared = PreparedData(rows, processor, kind, columns, split=split, notes=[note])
+    prepared = PreparedData(rows, processor, kind, columns, notes=[note])
     if labelled is not False:
         _add_labels(prepared, source, config, is_required=bool(labelled))
     if config is not None:

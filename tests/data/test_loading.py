@@ -82,7 +82,7 @@ def test_splits_are_chosen_by_preference_or_by_name_or_as_a_slice(vit, tmp_path)
     datasets.DatasetDict({"train": picture_rows(9), "test": picture_rows(6)}).save_to_disk(tmp_path)
     assert len(prepared(tmp_path, vit)) == 6
     whole, some = prepared(tmp_path, vit, split="train"), prepared(tmp_path, vit, split="train[:4]")
-    assert (len(whole), len(some), some.split) == (9, 4, "train[:4]")
+    assert (len(whole), len(some)) == (9, 4)
     assert torch.equal(some[3]["pixel_values"], whole[3]["pixel_values"])
     assert len(prepared(tmp_path, vit, split="test[50%:]")) == 3
     assert len(prepared(tmp_path, vit, split="train+test[:1]")) == 10
@@ -137,7 +137,7 @@ def test_a_file_is_a_data_set_without_splits(suffix, tokenizer, tmp_path):
         lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
     data = prepared_file(f"reviews{suffix}", "\n".join(lines) + "\n", tokenizer, tmp_path)
     assert data.labels == [1, 0] and data.rows["text"][0] == "a; film, of joy"
-    assert data.split is None and data.notes[0].endswith("2 rows")
+    assert data.notes[0].endswith("2 rows")
     assert len(load_data(tmp_path, bert_config(), processor=tokenizer, split="train")) == 2
 
 
