@@ -229,8 +229,8 @@ class HydraAttention(nn.Module):
     so members cannot mix, whichever axis carries them:
 
     - the batch axis, (members * batch, heads, tokens, head_dim), where all keep as many heads: nothing is copied;
-    - the head axis, (batch, heads of all members, tokens, head_dim), where head counts differ, where the mask cannot be
-      repeated, where scores have a bias, and for the eager backend, which returns its weights in this shape.
+    - the head axis, (batch, heads of all members, tokens, head_dim), where head counts differ, where scores have a bias, and
+      for the eager backend, which returns its weights in this shape.
 
     Families with positions in the attention override `place`, or set `adds_bias` and have `add_bias` (`relative_attention`);
     both get what `embed_inputs` returns as "positions".
@@ -299,9 +299,7 @@ class HydraAttention(nn.Module):
             return hidden_states.new_zeros(self.num_members, batch, queries, 0), weights
         on_batch_axis = self.fits_batch_axis and not is_eager and (not self.adds_bias or self.num_members == 1)
         if attention_mask is not None:
-            is_tensor = isinstance(attention_mask, torch.Tensor)  # block masks cannot be repeated or cut
-            on_batch_axis = on_batch_axis and is_tensor
-            if is_tensor and (self.is_trunk or not on_batch_axis):
+            if self.is_trunk or not on_batch_axis:
                 attention_mask = attention_mask[:batch]
             if first_token_only and attention_mask.dim() == 4:
                 attention_mask = attention_mask[:, :, :1]
@@ -358,10 +356,9 @@ def encoder_mask(
 
 
 def members_mask(attention_mask, batch: int, num_members: int):
-    """Repeats a mask of the batch over the members: (batch or 1, ...) -> (members * batch, ...). Masks that are not tensors
-    (flex attention's block masks) stay as they are."""
-    if not isinstance(attention_mask, torch.Tensor):
-        return attention_mask
+    """Repeats a mask of the batch over the members: (batch or 1, ...) -> (members * batch, ...)"""
+    if attention_mask is None:
+        return None
     if attention_mask.dim() == 4 and attention_mask.shape[1] != 1:
         raise ValueError(
             f"attention_mask has {attention_mask.shape[1]} heads: members have other heads each, pass a mask of shape "
@@ -556,9 +553,7 @@ class HydraEncoderMixin:
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         returns_attentions = kwargs.get("output_attentions", getattr(self.config, "output_attentions", False))
-        masks = mask.values() if isinstance(mask, Mapping) else (mask,)
-        can_cut = all(part is None or isinstance(part, torch.Tensor) for part in masks)
-        first_token_only = first_token_only and can_cut and not output_hidden_states and not returns_attentions
+        first_token_only = first_token_only and not output_hidden_states and not returns_attentions
         if output_hidden_states:
             kept.append(batch_first(hidden_states, members))
             hidden_states = kept[0].transpose(0, 1)

@@ -1,7 +1,5 @@
 """Pipelines with uncertainty: per input one dict, with what a calibrated model decides."""
 
-import base64
-import binascii
 import io
 import os
 import threading
@@ -22,16 +20,19 @@ from .modeling_hydra import entropy_split, label_log_probabilities, regression
 def read_image(image: Any, name: str = "the image", mode: str = "RGB", timeout: float | None = None) -> Any:
     """A new image of PIL as a model reads it: turned as its EXIF tag says, without transparency, 8 bits a channel.
 
-    image: of PIL; or a path, a URL or base64, as Transformers' pipelines take them
+    image: of PIL; or a path or a URL
     name: what messages call it
     mode: "RGB", or "L" for a model of one channel
     """
     PIL = image_utils.PIL
     if isinstance(image, (str, os.PathLike)):
-        with PIL.Image.open(_file_of(os.fspath(image), timeout)) as opened:
+        source = os.fspath(image)
+        if source.startswith(("http://", "https://")):
+            source = io.BytesIO(image_utils.httpx.get(source, timeout=timeout, follow_redirects=True).content)
+        with PIL.Image.open(source) as opened:
             return read_image(opened, name, mode)
     if not hasattr(image, "mode"):
-        raise TypeError(f"{name} is a {type(image).__name__}: pass an image of PIL, a path, a URL or base64")
+        raise TypeError(f"{name} is a {type(image).__name__}: pass an image of PIL, a path or a URL")
     if image.mode.startswith(("I", "F")):  # converted, everything above level 255 would be white
         raise ValueError(
             f"{name} has the mode {image.mode}, of more than 256 levels: scale it to 8 bits a channel first"
@@ -39,18 +40,6 @@ def read_image(image: Any, name: str = "the image", mode: str = "RGB", timeout: 
     found = PIL.ImageOps.exif_transpose(image).convert(mode)
     found.info.clear()  # a broken EXIF tag would make Transformers' pipeline fail, which turns images once more
     return found
-
-
-def _file_of(image: str, timeout: float | None) -> Any:
-    if image.startswith(("http://", "https://")):
-        return io.BytesIO(image_utils.httpx.get(image, timeout=timeout, follow_redirects=True).content)
-    if os.path.isfile(image):
-        return image
-    encoded = image.partition(",")[2] if image.startswith("data:") else image
-    try:
-        return io.BytesIO(base64.b64decode(encoded, validate=True))
-    except (binascii.Error, ValueError):
-        raise FileNotFoundError(f"there is no image {image[:200]}: pass a path, a URL or base64") from None
 
 
 def image_mode(config: Any) -> str:

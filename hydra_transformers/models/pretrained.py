@@ -52,6 +52,7 @@ class HydraModelMixin:
     supports_lora_on_qkvo: bool = True
     is_base_model: bool = False
     _can_record_outputs = {"attentions": HydraAttention}
+    _supports_flex_attn = False  # its masks cannot be repeated for the members
     _keys_to_ignore_on_load_missing = [r"kept_heads_mask$"]  # of weights that were put together by hand
 
     def __init_subclass__(cls, **kwargs: Any):

@@ -12,7 +12,6 @@ from tests.families import (
     DISTINCT,
     FAMILIES,
     FEW,
-    LLAMA,
     SIGLIP,
     VIT,
     WAV2VEC2,
@@ -59,23 +58,6 @@ def test_fused_probabilities_are_the_mean_of_the_members(family):
             found = family.probabilities(family.ensemble_logits(hydra(**inputs)))
             expected = mean_probability(family, references, inputs)
             torch.testing.assert_close(found, expected, atol=tolerance, rtol=0, check_dtype=False)
-
-
-@for_families([BERT, LLAMA])
-@torch.no_grad()
-def test_flex_attention_gives_the_probabilities_of_sdpa_or_is_refused(family):
-    inputs = family.inputs_in(torch.float32)
-    hydra = family.fused().float().requires_grad_(False)
-    if not family.hydra._supports_flex_attn:
-        with pytest.raises(ValueError, match="flex_attention"):
-            hydra.set_attn_implementation("flex_attention")
-        return
-    expected = family.ensemble_logits(hydra(**inputs))
-    hydra.set_attn_implementation("flex_attention")
-    # Uncompiled: not every CPU has a flex kernel.
-    with torch.compiler.set_stance("force_eager"):
-        logits = family.ensemble_logits(hydra(**inputs))
-    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
 
 def with_shared_parts_averaged(family: Family, backbones, shared):

@@ -272,6 +272,8 @@ def test_clip_towers_come_from_clip_towers():
 def test_what_a_hydra_has_no_part_for_is_refused():
     with pytest.raises(ValueError, match="bool_masked_pos is for masked image modelling"):
         VIT.members()[0].vit(images(), bool_masked_pos=torch.ones(4, 4, dtype=torch.bool))
+    with pytest.raises(ValueError, match="flex_attention"):
+        BERT.fused().set_attn_implementation("flex_attention")
     with pytest.raises(ValueError, match="num_hidden_layers is 0"):
         HydraViTConfig(num_hidden_layers=0)
 

@@ -157,10 +157,9 @@ def test_gradients_of_states_are_those_of_all_members_together(family):
                 torch.testing.assert_close(mine, theirs, atol=family.gradient_tolerance, rtol=0)
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @for_families([CLIP])
-def test_every_backend_masks_the_trunk_too(family):
+def test_the_eager_backend_masks_the_trunk_too(family):
     hydra, whole = with_and_without(family)
     for each in (hydra, whole):
         each.set_attn_implementation("eager")
@@ -168,12 +167,6 @@ def test_every_backend_masks_the_trunk_too(family):
     assert_close(outputs.member_logits, whole(**family.inputs()).member_logits)
     attentions = outputs.vision_model_output.attentions if family.has_towers else outputs.attentions
     assert [weights.shape[:2] for weights in attentions] == [(4, 3), (4, 4), (4, 7)]
-    for each in (hydra, whole):
-        each.float().requires_grad_(False).set_attn_implementation("flex_attention")
-    inputs = family.inputs_in(torch.float32)
-    with torch.compiler.set_stance("force_eager"):
-        found, expected = hydra(**inputs).member_logits, whole(**inputs).member_logits
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 # Training
