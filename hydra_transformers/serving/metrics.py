@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -16,27 +15,19 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class Metrics:
-    """Counts of one server since it started, with the model's name as a label.
+    """Counts of one server since it started."""
 
-    in_flight: gives the number of requests that wait or are being answered
-    """
-
-    def __init__(self, model: str, in_flight: Callable[[], int], watched: "WatchedPromises | None" = None):
+    def __init__(self, watched: "WatchedPromises | None" = None):
         self.registry = CollectorRegistry()
-
-        def metric(kind: Any, name: str, meaning: str, *labels: str, **settings: Any) -> Any:
-            made = kind(f"hydra_{name}", meaning, ("model", *labels), registry=self.registry, **settings)
-            return (lambda value: made.labels(model, value)) if labels else made.labels(model)
-
-        self.requests = metric(Counter, "requests", "Requests by status.", "status")
-        self.abstentions = metric(Counter, "abstentions", "Inputs the model abstained on.")
-        self.inputs = metric(Counter, "inputs", "Inputs that were answered.")
-        self.epistemic = metric(Counter, "epistemic_nats", "Sum of the epistemic uncertainty of all inputs.")
-        self.seconds = metric(Histogram, "request_seconds", "From a request to its response.", buckets=SECONDS)
-        metric(Gauge, "requests_in_flight", "Requests that wait or are being answered.").set_function(in_flight)
-        broken = metric(Gauge, "promise_broken", "1 for a promise that is broken.", "promise")
+        here = {"registry": self.registry}
+        self.requests = Counter("hydra_requests", "Requests by status.", ["status"], **here)
+        self.seconds = Histogram("hydra_request_seconds", "From a request to its response.", buckets=SECONDS, **here)
+        self.inputs = Counter("hydra_inputs", "Inputs that were answered.", **here)
+        self.abstentions = Counter("hydra_abstentions", "Inputs the model abstained on.", **here)
+        self.epistemic = Counter("hydra_epistemic_nats", "Sum of the epistemic uncertainty of all inputs.", **here)
+        broken = Gauge("hydra_promise_broken", "1 for a promise that is broken.", ["promise"], **here)
         for name in () if watched is None else watched.monitor.promises:
-            broken(name).set_function(lambda name=name: watched.states()[name] == "broken")
+            broken.labels(name).set_function(lambda name=name: watched.states()[name] == "broken")
 
     def count_answers(self, answers: list[dict[str, Any]]) -> None:
         """answers: as they are sent, with None for what is not a number"""

@@ -130,17 +130,15 @@ def _inputs(model: HydraPredictor, class_names: Sequence[str]) -> list[Any]:
 
 def read_examples(path: Path, model: HydraPredictor) -> dict[str, list[str]]:
     """Group -> files of images or audio, or texts. One that cannot be shown raises an error."""
+    groups: dict[str, list[str]] = {}
     if model.reads == "texts":
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        groups = {"Examples": [line.strip() for line in lines if line.strip()]}
+        groups["Examples"] = [line.strip() for line in lines if line.strip()]
     else:
-        folders = [path, *sorted(folder for folder in path.glob("[!.]*") if folder.is_dir())]
-        groups = {
-            "Examples" if folder == path else folder.name: [
-                str(file.resolve()) for file in sorted(folder.glob("[!.]*")) if file.is_file()
-            ]
-            for folder in folders
-        }
+        for file in sorted([*path.glob("[!.]*"), *path.glob("[!.]*/[!.]*")]):
+            if file.is_file():
+                group = "Examples" if file.parent == path else file.parent.name
+                groups.setdefault(group, []).append(str(file.resolve()))
     groups = {name: values[:MOST_OF_A_GROUP] for name, values in groups.items() if values}
     if not groups:
         expected = "a text file with one text on each line" if model.reads == "texts" else f"a folder of {model.reads}"

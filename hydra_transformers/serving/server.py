@@ -60,7 +60,7 @@ def create_app(
 
     app = FastAPI(lifespan=lifespan, openapi_url=None)  # without /docs, whose scripts come from a public server
     app.state.requests = 0
-    metrics = Metrics(getattr(answerer, "name", "hydra_transformers"), lambda: app.state.requests, watched)
+    metrics = Metrics(watched)
 
     @app.exception_handler(HTTPException)
     async def one_sentence(request: Request, error: HTTPException) -> JSONResponse:
@@ -113,7 +113,7 @@ def create_app(
                 logger.exception("a request was not answered")
                 raise HTTPException(500, "the model failed on this request: the server's log tells why") from error
             finally:
-                metrics.requests(status).inc()
+                metrics.requests.labels(status).inc()
 
     return app
 

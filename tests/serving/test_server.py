@@ -174,7 +174,7 @@ def test_slow_bodies_have_a_limit_in_time_and_all_together_in_memory(monkeypatch
 
 def number(text: str, name: str, **labels) -> float:
     for line in text.splitlines():
-        if line.startswith(f"{name}{{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
+        if line.startswith((f"{name}{{", f"{name} ")) and all(f'{k}="{v}"' in line for k, v in labels.items()):
             return float(line.rpartition(" ")[2])
     raise AssertionError(f"no {name} with {labels}")
 
@@ -185,13 +185,12 @@ def test_metrics_count_requests_inputs_and_refusals(folders):
         assert client.post("/predict", json={"inputs": "no image"}).status_code == 422
         answers.append(predicted(client, base64_of(PICTURES[0].resize((1, 1)).resize((8, 8)))))
         text = client.get("/metrics").text
-    assert number(text, "hydra_requests_total", status=200, model="tiny-hydra") == 2
+    assert number(text, "hydra_requests_total", status=200) == 2
     assert number(text, "hydra_requests_total", status=422) == 1
     assert number(text, "hydra_inputs_total") == 4
     assert number(text, "hydra_epistemic_nats_total") == pytest.approx(sum(each["epistemic"] for each in answers))
     assert number(text, "hydra_abstentions_total") == sum(answer["abstain"] for answer in answers)
     assert number(text, "hydra_request_seconds_count") == number(text, "hydra_request_seconds_bucket", le="+Inf") == 3
-    assert number(text, "hydra_requests_in_flight") == 0
 
 
 def test_the_command_names_a_wrong_port(folders, capsys):
