@@ -360,7 +360,7 @@ def test_a_folder_wins_over_a_data_set_of_its_name_on_the_hub(folders, reviews, 
         ({"data": "."}, ValueError, "inside the data"),
         ({"engine": "spark"}, ValueError, "engine is .spark.: pass local or ray"),
         ({"engine": "ray"}, ImportError, r"engine='ray' \(--engine ray\) needs Ray: pip install 'ray\[data,serve\]"),
-        ({"data": "none.csv"}, ValueError, r"none\.csv has no rows"),
+        ({"data": "none.csv"}, ValueError, r"none\.csv cannot be read"),
         ({"data": "./nowhere"}, ValueError, "there is no folder or file"),
         ({"output": "reviews.csv"}, ValueError, r"reviews\.csv exists already"),
         (

@@ -5,7 +5,7 @@ import json
 import pyarrow.parquet
 import pytest
 import torch
-from transformers import AutoTokenizer, pipeline
+from transformers import AutoTokenizer
 
 from hydra_transformers.serving import HydraPredictor, predict_data
 from hydra_transformers.uncertainty import decompose
@@ -47,8 +47,15 @@ def outputs_of(hydra, tokenizer):
     return hydra(**tokenizer(TEXTS, padding=True, return_tensors="pt"))
 
 
-def test_answers_name_the_labels_and_how_unsure_each_is(tmp_path):
-    hydra, tokenizer = saved(tmp_path, alpha=0.3, target={"coverage": 0.5})
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory):
+    """A folder, and the calibrated Hydra and tokenizer in it."""
+    folder = tmp_path_factory.mktemp("labels")
+    return folder, *saved(folder, layers=1, alpha=0.3, target={"coverage": 0.5})
+
+
+def test_answers_name_the_labels_and_how_unsure_each_is(calibrated):
+    _, hydra, tokenizer = calibrated
     outputs, settings = outputs_of(hydra, tokenizer), hydra.config.decision
     parts = decompose(outputs.member_logits, "multi_label_classification")
     yes = outputs.logits.double() >= torch.tensor(settings["log_odds"], dtype=torch.float64)
@@ -65,23 +72,18 @@ def test_answers_name_the_labels_and_how_unsure_each_is(tmp_path):
         assert answer["uncertainty"] == pytest.approx(sum(each["uncertainty"] for each in answer["scores"]), abs=1e-9)
 
 
-def test_the_standard_pipeline_gives_every_label_its_sigmoid(tmp_path):
+def test_without_calibration_labels_are_those_of_at_least_one_half(tmp_path):
     hydra, tokenizer = saved(tmp_path)
-    outputs = outputs_of(hydra, tokenizer)
-    answers = pipeline("text-classification", str(tmp_path), function_to_apply="sigmoid", top_k=None)(TEXTS)
-    for row, answer in enumerate(answers):
-        found = {each["label"]: each["score"] for each in answer}
-        assert [found[name] for name in FEELINGS] == pytest.approx(outputs.logits[row].sigmoid().tolist(), abs=1e-5)
     [answer] = hydra.predict(TEXTS[:1], tokenizer)
     assert answer["labels"] == [each["label"] for each in answer["scores"] if each["score"] >= 0.5]
     assert answer["abstain"] is None and answer["prediction_set"] is None
 
 
-def test_a_table_names_all_labels_however_many_scores_it_holds(tmp_path):
-    saved(tmp_path / "model", alpha=0.3, target={"coverage": 0.5})
+def test_a_table_names_all_labels_however_many_scores_it_holds(calibrated, tmp_path):
+    model = calibrated[0]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    expected = HydraPredictor(tmp_path / "model", device="cpu", top_k=None)({"text": TEXTS})
-    predict_data(tmp_path / "model", tmp_path / "texts.jsonl", tmp_path / "a.parquet", top_k=1, device="cpu")
+    expected = HydraPredictor(model, device="cpu", top_k=None)({"text": TEXTS})
+    predict_data(model, tmp_path / "texts.jsonl", tmp_path / "a.parquet", top_k=1, device="cpu")
     for place, row in enumerate(pyarrow.parquet.read_table(tmp_path / "a.parquet").to_pylist()):
         labels = expected["labels"][place]
         assert row["answer"] == (None if expected["abstain"][place] else ", ".join(labels) or "no label")
@@ -91,8 +93,8 @@ def test_a_table_names_all_labels_however_many_scores_it_holds(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_without_the_package_decides_alike(tmp_path):
-    hydra, tokenizer = saved(tmp_path / "hydra", alpha=0.3, target={"coverage": 0.5})
+def test_a_process_without_the_package_decides_alike(calibrated, tmp_path):
+    folder, hydra, tokenizer = calibrated
     outputs = outputs_of(hydra, tokenizer)
     program = """
 import sys, torch
@@ -106,7 +108,7 @@ with torch.no_grad():
 answers = pipeline("hydra-text-classification", folder, trust_remote_code=True)(texts)
 print([outputs.prediction_set.tolist(), outputs.abstain.tolist(), [sorted(each["labels"]) for each in answers]])
 """
-    result = run_without_package(program, tmp_path / "hydra", *TEXTS, folder=tmp_path)
+    result = run_without_package(program, folder, *TEXTS, folder=tmp_path)
     assert result.returncode == 0, result.stderr
     labels = [sorted(answer["labels"]) for answer in hydra.predict(TEXTS, tokenizer)]
     expected = [outputs.prediction_set.tolist(), outputs.abstain.tolist(), labels]
@@ -114,10 +116,10 @@ print([outputs.prediction_set.tolist(), outputs.abstain.tolist(), [sorted(each["
 
 
 @pytest.mark.slow
-def test_an_exported_model_decides_alike(tmp_path):
+def test_an_exported_model_decides_alike(calibrated, tmp_path):
     from hydra_transformers.export import FILES, RUNNERS, export
 
-    hydra, tokenizer = saved(tmp_path / "hydra", layers=1, alpha=0.3, target={"coverage": 0.5})
+    _, hydra, tokenizer = calibrated
     run = RUNNERS["torch"](export(hydra, tmp_path / "exported", "torch", processor=tokenizer) / FILES["torch"])
     found, outputs = run(dict(tokenizer(TEXTS, padding=True, return_tensors="pt"))), outputs_of(hydra, tokenizer)
     for name in ("prediction_set", "abstain"):
