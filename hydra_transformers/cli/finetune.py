@@ -72,8 +72,8 @@ def finetune(
 
     report = evaluate_uncertainty({output.name: result.model.to(best_device())}, result.test, batch_size=batch_size)
     write_report(report, output / EVALUATION)
-    asked = typed(data=data, split="validation", **columns, coverage=0.9)
-    print(f"The Hydra is in {output}. Next: hydra-transformers calibrate {output} {asked} --output ...")
+    options = typed(data=data, split="validation", **columns, coverage=0.9)
+    print(f"The Hydra is in {output}. Next: hydra-transformers calibrate {output} {options} --output ...")
 
 
 def _tune_members(

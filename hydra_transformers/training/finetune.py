@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from transformers.utils import logging
 
-from ..data.image_changes import RandomCropAndFlip
+from ..data.image_changes import crop_and_flip
 from ..data.loading import PreparedData, check_has_variety, classes_in, load_data, remember_max_length
 from ..data.processors import load_processor
 from ..data.rows import DataSource
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ..models.auto import HydraModel
 
 logger = logging.get_logger(f"transformers.{__name__}")
-
-CHANGES_OF_IMAGES = RandomCropAndFlip(scale=(0.7, 1.0), flip=0.5)
 
 
 @dataclass
@@ -152,7 +150,7 @@ def finetune(
     is_of_classes = task_name(hydra) == "single_label_classification"
     check_has_variety(train, "the training split", "to learn")
     if train.kind == "image" and train.change is None:
-        train = replace(train, change=CHANGES_OF_IMAGES)
+        train = replace(train, change=crop_and_flip)
     by_accuracy = is_of_classes and arguments.get("class_weights") is None  # accuracy hides errors in rare classes
     metric = {"metric_for_best_model": "accuracy" if by_accuracy else "loss", "greater_is_better": by_accuracy}
     settings = {
