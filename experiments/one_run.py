@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -194,14 +195,14 @@ def finalists(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
 
 def best_runs(usual: Run, rows: Sequence[Row]) -> list[Run]:
     """Those that differ from `usual` by learning rates alone, best first; those with all seeds before those with one."""
-    scores: dict[Run, list[float]] = {}
+    scores: dict[Run, dict[int, float]] = {}
     for row in rows:
-        if row["name"] == usual.group:
+        if row["name"] == usual.group and "run" in row:
             run = Run(**row["run"] | {"shared": tuple(row["run"]["shared"])})
             rates = {"learning_rate": usual.learning_rate, "branch_rate": usual.branch_rate}
             if run.seed in SEEDS and replace(run, seed=usual.seed, **rates) == usual:
-                scores.setdefault(replace(run, seed=usual.seed), []).append(row["validation"]["brier"])
-    return sorted(scores, key=lambda run: (-len(scores[run]), sum(scores[run]) / len(scores[run])))
+                scores.setdefault(replace(run, seed=usual.seed), {})[run.seed] = row["validation"]["brier"]
+    return sorted(scores, key=lambda run: (-len(scores[run]), mean(scores[run].values())))
 
 
 def variants(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
