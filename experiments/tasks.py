@@ -231,8 +231,9 @@ class Judge:
             columns = task.columns if is_labelled else {"column": "text", "labelled": False}
             self.ood[name] = read_rows(others[:most], **columns).batches()
 
-    def trained(self, run: Run) -> PreTrainedModel:
-        model = self.task.start(self.start, run.seed, run.members).to(self.device)
+    def trained(self, run: Run, head: int | None = None) -> PreTrainedModel:
+        """head: the seed that the new head is drawn with, by default the run's"""
+        model = self.task.start(self.start, run.seed if head is None else head, run.members).to(self.device)
         train(model, run, self.task, self.train_rows, self.device)
         return model
 
@@ -252,7 +253,8 @@ class Judge:
 
     def methods(self, single: Run, one_run: Run, seed: int) -> Iterator[tuple[str, PreTrainedModel]]:
         own_seeds = range(seed * MEMBERS, (seed + 1) * MEMBERS)
-        members = [self.trained(replace(single, seed=own)) for own in own_seeds]
+        # From the same new head, without which a soup is none.
+        members = [self.trained(replace(single, seed=own), own_seeds[0]) for own in own_seeds]
         yield "One model", as_hydra(members[0])
         longer = replace(single, epochs=round(1.5 * single.epochs), seed=own_seeds[0])
         yield "One model, trained 1.5 times as long", as_hydra(self.trained(longer))

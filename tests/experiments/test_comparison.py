@@ -129,7 +129,7 @@ def test_means_under_shift_are_over_corruptions_and_severities():
 
 
 def one_run_rows(name: str, brier: float, test: float, count: int = 3, **run) -> list[dict]:
-    found = {"accuracy": test, "aurc": 0.05, "answered_at_5": 0.6}
+    found = {"accuracy": test, "aurc": 0.05, "answered_at_5": 0.6, "answered_at_5_with_near": 0.4}
     found |= {f"{group}_{score}": 0.75 for group in ("near", "far") for score in ("msp", "energy")}
     usual = one_run.Run(name, **{"members": 1, "branch_rate": 1.0, "epochs": 8} | run)
     row = {"name": name, "work": 150 if name == "one run" else 100, "validation": {"brier": brier}, "test": found}
