@@ -9,6 +9,7 @@ import transformers
 from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
+from ..models.adapters import base_of_adapters, is_adapter_folder
 from ..models.auto import auto_class_of, head_of, hydra_classes, is_zero_shot
 
 
@@ -39,6 +40,8 @@ def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
 
 def find_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any | None:
     """The processor saved with a model; None where there is none."""
+    if name and is_adapter_folder(name) and not _has_processor_files(name):
+        name = base_of_adapters(name)
     if not name or not _has_processor_files(name):  # AutoTokenizer would make an empty one
         return None
     auto_class = PROCESSORS[auto_class_of(config)]

@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..models.auto import config_of
+from ..models.adapters import is_adapter_folder
+from ..models.auto import config_of, load_trained
 from ..models.backbone_rules import backbone_types
 from ..models.configuration_hydra import PROBLEM_TYPES, set_problem_type
 from .checks import check_is_in_memory
@@ -35,6 +36,8 @@ def read_with_new_classifiers(
         raise ValueError(f"num_members is {num_members}: pass at least 1")
     if cls.is_base_model or "ZeroShot" in cls._auto_class:
         raise ValueError(f"{cls.__name__} has no classifier, by which new members differ: use a class that has one")
+    if not isinstance(model, PreTrainedModel) and is_adapter_folder(model):
+        model = load_trained(model)
     is_model = isinstance(model, PreTrainedModel)
     name = f"model ({type(model).__name__})" if is_model else os.fspath(model)
     config = copy.deepcopy(model.config) if is_model else config_of(model)

@@ -13,15 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import transformers
+from huggingface_hub import HfApi, is_offline_mode, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .adapters import base_of_adapters, config_of_adapters, is_adapter_folder, load_merged
 from .configuration_hydra import SHARED_PARTS, TrunkLayers
 from .families import FAMILIES, config_class, model_class
 
 
 # Arguments of from_pretrained by which a config is found.
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+SECONDS_TO_FIND = 10.0  # until the Hub has said whether it has a model
 
 
 if TYPE_CHECKING:
@@ -42,7 +46,7 @@ class AutoHydra:
     @staticmethod
     def from_pretrained(name: str | os.PathLike, **kwargs: Any) -> "HydraModel":
         """The Hydra in a folder or on the Hub, of the class that it was saved as; `kwargs` as in Transformers."""
-        check_folder_exists(name)
+        check_model_exists(name)
         of_the_hub = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
         config = transformers.AutoConfig.from_pretrained(os.fspath(name), **of_the_hub)
         if config.model_type not in FAMILIES:
@@ -133,7 +137,8 @@ class AutoHydra:
         """One Hydra of `members`, fine-tuned from one pre-trained model for example; they are left as they are.
 
         members: one-member Hydras, Hydras (their members are taken apart), or supported models of Transformers; the models,
-            or the folders or Hub names from which they are loaded. All of one architecture, for the same classes
+            or the folders or Hub names from which they are loaded, or folders of PEFT adapters, which are merged into their
+            base model. All of one architecture, for the same classes
         shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()` nothing
             is merged and the Hydra is exactly the ensemble of the members
         trunk_layers: how many leading layers become the mean over the members, attention too, and run once: a count, or
@@ -187,16 +192,34 @@ def check_has_no_adapters(model: nn.Module, name: str) -> None:
 
 
 def config_of(name: str | os.PathLike) -> PreTrainedConfig:
-    """The config in a folder or on the Hub."""
-    check_folder_exists(name)
+    """The config in a folder or on the Hub; for a folder of adapters that of the model with them."""
+    check_model_exists(name)
+    if is_adapter_folder(name):
+        check_model_exists(base_of_adapters(name))
+        return config_of_adapters(name)
     return transformers.AutoConfig.from_pretrained(os.fspath(name))
 
 
-def check_folder_exists(name: str | os.PathLike) -> None:
-    """Refuses a missing folder that cannot be a model on the Hub; loading it would ask there first."""
+def check_model_exists(name: str | os.PathLike) -> None:
+    """Refuses at once what is neither a folder nor a model on the Hub; loading it would try for a minute first."""
     name = os.fspath(name)
-    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).exists():
+    if Path(name).exists():
+        return
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise FileNotFoundError(f"there is no folder {name}: pass a folder that save_pretrained wrote, or a Hub name")
+    try:
+        is_cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+        if not is_cached and not is_offline_mode():  # otherwise loading answers at once
+            HfApi().model_info(name, timeout=SECONDS_TO_FIND)
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise FileNotFoundError(f"there is no folder {name}, and no such model on the Hub: check the name") from error
+    except HfHubHTTPError:
+        return  # loading says what else the Hub objects to
+    except Exception as error:  # of whichever library the requests are made with
+        raise ConnectionError(
+            f"there is no folder {name}, and the Hub could not be reached to look for a model of that name: check the name, or "
+            "the network"
+        ) from error
 
 
 def check_type_is_supported(config: PreTrainedConfig, name: str | os.PathLike) -> None:
@@ -209,14 +232,24 @@ def check_type_is_supported(config: PreTrainedConfig, name: str | os.PathLike) -
 
 
 def load_trained(name: str | os.PathLike) -> PreTrainedModel:
-    """The classifier or zero-shot model in a folder or on the Hub, ready to predict. A model with untrained parts raises."""
+    """The classifier or zero-shot model in a folder or on the Hub, ready to predict; adapters are merged into their base model.
+
+    A model with untrained parts raises.
+    """
     config = config_of(name)
     check_type_is_supported(config, name)
-    model, loading = head_of(config).from_pretrained(name, output_loading_info=True)
-    if loading["missing_keys"]:
+    if is_adapter_folder(name):
+        model, missing = load_merged(head_of(config), config, name)
+    else:
+        model, loading = head_of(config).from_pretrained(name, output_loading_info=True)
+        missing = loading["missing_keys"]
+    if missing and (Path(name) / "config_setfit.json").exists():
         raise ValueError(
-            f"{name} has no {min(loading['missing_keys'])}: pass a model that is trained for classification"
+            f"{name} is a SetFit model, whose classifier is outside the network: fine-tune its encoder, as `hydra-transformers "
+            f"finetune {name} --data ...` does"
         )
+    if missing:
+        raise ValueError(f"{name} has no {min(missing)}: pass a model that is trained for classification")
     return model.eval()
 
 

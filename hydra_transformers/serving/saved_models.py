@@ -13,7 +13,8 @@ from ..data.prediction import config_of
 from ..data.processors import class_prompts, load_processor
 from ..data.zero_shot import ZeroShotClassifier
 from ..models import auto
-from ..models.auto import check_folder_exists, check_type_is_supported, load_trained
+from ..models.adapters import is_adapter_folder
+from ..models.auto import check_model_exists, check_type_is_supported, load_trained
 from ..uncertainty import CalibratedClassifier
 from ..uncertainty.tasks import task_of
 
@@ -23,7 +24,7 @@ def load_config(name: str) -> PreTrainedConfig:
     path = Path(name)
     if path.is_file():
         raise ValueError(f"{name} is a file: pass the folder or Hub name of a model")
-    check_folder_exists(name)
+    check_model_exists(name)
     if path.is_dir() and not _holds_model(path):
         if member_folders(path):
             raise ValueError(
@@ -73,4 +74,4 @@ def member_folders(folder: Path) -> list[Path]:
 
 
 def _holds_model(folder: Path) -> bool:
-    return (folder / "config.json").exists()
+    return (folder / "config.json").exists() or is_adapter_folder(folder)

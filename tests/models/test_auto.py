@@ -5,15 +5,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 import transformers
+from huggingface_hub.errors import RepositoryNotFoundError
 from transformers import AutoModel, GPT2Config, GPT2ForSequenceClassification, PreTrainedModel
 
 import hydra_transformers
 from hydra_transformers import AutoHydra
+from hydra_transformers.models import auto
 from hydra_transformers.models.auto import (
     auto_class_of,
     classes_of,
@@ -27,7 +30,6 @@ from hydra_transformers.models.families import FAMILIES as TABLE
 from hydra_transformers.models.families import config_class
 from tests.families import BERT, CLIP, FAMILIES, FEW, VIT, for_families
 from tests.fresh_process import run_fresh
-from tests.tiny_data import save_bert
 
 
 ROOT = Path(hydra_transformers.__file__).parent
@@ -106,8 +108,25 @@ def test_folders_that_are_no_members_get_a_sentence(tmp_path):
         AutoHydra.from_pruned_members(str(tmp_path / "vit"))
 
 
-@pytest.mark.parametrize("name", ["a/b/c", "./no-model"])
-def test_a_folder_that_does_not_exist_is_refused_before_the_hub_is_asked(name, monkeypatch):
+class NotFound:
+    """What the errors of huggingface_hub read of a response."""
+
+    status_code, headers, request = 404, {}, None
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "error", "sentence"),
+    [
+        ("no-model", RepositoryNotFoundError("404", response=NotFound), FileNotFoundError, "no such model on the Hub"),
+        ("no-model", OSError("Name or service not known"), ConnectionError, "the Hub could not be reached"),
+        ("a/b/c", AssertionError("asked"), FileNotFoundError, "pass a folder that save_pretrained wrote"),
+    ],
+)
+def test_a_model_that_does_not_exist_is_refused_at_once(name, problem, error, sentence, monkeypatch):
+    """Loading is not tried: it asks for one file after the other, each several times."""
+    api = SimpleNamespace(model_info=Mock(side_effect=problem))
+    monkeypatch.setattr(auto, "HfApi", lambda: api)
+    monkeypatch.setattr(auto, "is_offline_mode", lambda: False)
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", Mock(side_effect=AssertionError("loaded")))
     for load in (
         config_of,
@@ -115,19 +134,8 @@ def test_a_folder_that_does_not_exist_is_refused_before_the_hub_is_asked(name, m
         AutoHydra.from_pretrained,
         lambda name: AutoHydra.from_pruned_members([name]),
     ):
-        with pytest.raises(FileNotFoundError, match=f"^there is no folder {name}: pass a folder that save_pretrained"):
+        with pytest.raises(error, match=f"^there is no folder {name}(, and|:) .*{sentence}"):
             load(name)
-
-
-def test_the_folder_of_a_cross_encoder_is_a_member(tmp_path):
-    package = pytest.importorskip("sentence_transformers")
-    base, ids = save_bert(tmp_path / "base"), torch.tensor([[2, 5, 6, 7, 3], [2, 6, 8, 5, 3]])
-    new_classes = {"model_kwargs": {"ignore_mismatched_sizes": True}}
-    encoder = package.CrossEncoder(str(base), num_labels=1, device="cpu", **new_classes)
-    encoder.save_pretrained(str(tmp_path / "reranker"))
-    hydra = AutoHydra.from_pruned_members([tmp_path / "reranker"], allow_equal=True)
-    with torch.no_grad():
-        torch.testing.assert_close(hydra(ids).logits, encoder.model(ids).logits)
 
 
 def test_members_that_call_their_classes_differently_are_refused():
