@@ -214,9 +214,10 @@ def predict(
             f"inputs is a {type(inputs).__name__}: pass a list of texts, images or audio, [{type(inputs).__name__}]"
         )
     if hasattr(inputs, "columns"):  # a DataFrame, whose iterator gives names of columns
-        raise TypeError(
-            f"inputs has the columns {', '.join(map(str, inputs.columns))}: pass one of them, inputs[column]"
-        )
+        columns = [name for name in ("text", "image", "audio") if name in inputs.columns] or list(inputs.columns)
+        if len(columns) != 1:
+            raise TypeError(f"inputs has the columns {', '.join(map(str, columns))}: pass one of them, inputs[column]")
+        inputs = inputs[columns[0]]
     inputs = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in inputs]
     if "ZeroShot" in pipeline_class.__name__ and not parameters.get("candidate_labels"):
         raise ValueError("candidate_labels is missing: the model chooses among labels that you name")

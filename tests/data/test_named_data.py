@@ -49,9 +49,9 @@ def test_predict_takes_the_column_of_a_dataframe_and_not_its_names(place):
     hydra = AutoHydra.from_backbone(load_trained(place / "bert"))
     frame = pd.DataFrame({"text": ["a film", "bad bad"], "label": [1, 0]}, index=[3, 3])
     expected = hydra.predict(["a film", "bad bad"])
-    assert hydra.predict(frame["text"]) == expected
-    with pytest.raises(TypeError, match="inputs has the columns text, label: pass one of them"):
-        hydra.predict(frame)
+    assert hydra.predict(frame) == hydra.predict(frame["text"]) == hydra.predict(frame[["text"]]) == expected
+    with pytest.raises(TypeError, match="inputs has the columns first, second: pass one of them"):
+        hydra.predict(pd.DataFrame({"first": ["a"], "second": ["b"]}))
 
 
 def test_predict_loads_the_processor_once_for_a_model_and_thread(place, monkeypatch):
