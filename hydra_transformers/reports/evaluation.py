@@ -94,10 +94,7 @@ def evaluate_uncertainty(
     for name, model in models.items():
         model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model
         model, decision = without_decision(model)
-        if task.name == SINGLE_LABEL:
-            reader = _SingleLabelReader(tasks[name], model, decision, detector, batch_size)
-        else:
-            reader = _TaskReader(tasks[name], model, decision, batch_size)
+        reader = _Reader(tasks[name], model, decision, detector, batch_size)
         found[name] = {
             place: reader.measure(place, each, labelled=groups[place][0] in (ID, CORRUPTION))
             for place, each in data_sets.items()
@@ -171,35 +168,32 @@ class _Measured:
 
 
 @dataclass(frozen=True)
-class _TaskReader:
-    """Measures one model of a task by all its outputs at once."""
+class _Reader:
+    """Measures one model; `decision` is its own, which `model` does not apply, `score` that of single-label models."""
 
     task: Task
     model: nn.Module
     decision: Decision | None
+    score: Detector
     batch_size: int
 
     def measure(self, place: str, data: Any, labelled: bool) -> _Measured:
+        if isinstance(self.task, SingleLabelTask):
+            return self._measure_by_batch(place, data, labelled)
         answers, labels = self.task.collect(self.model, data, self.batch_size)
         if labelled and labels is None:
             raise ValueError(f"{place} has no labels: add a column labels")
-        decided = None if self.decision is None else self.task.decide(self.decision, answers)
-        metrics = self.task.measure(answers, labels, decided) | {"num_samples": len(answers)}
-        values, first = {}, next(iter(self.task.metrics))
+
+        def metrics_of(rows: Any) -> Metrics:
+            decided = None if self.decision is None else self.task.decide(self.decision, answers[rows])
+            return self.task.measure(answers[rows], None if labels is None else labels[rows], decided)
+
+        metrics, values = metrics_of(slice(None)) | {"num_samples": len(answers)}, {}
         if labelled and place == DATA:
-
-            def first_metric(rows: Tensor) -> float:
-                decided = None if self.decision is None else self.task.decide(self.decision, answers[rows])
-                return self.task.measure(answers[rows], labels[rows], decided).get(first, math.nan)
-
-            values["first_metric"] = jackknife_values(first_metric, len(answers))
-        return _Measured(
-            metrics,
-            self.task.scores(answers),
-            answers[:1].shape[1],
-            self._constant(labels) if labelled else None,
-            values,
-        )
+            first = next(iter(self.task.metrics))
+            values["first_metric"] = jackknife_values(lambda rows: metrics_of(rows).get(first, math.nan), len(answers))
+        constant = self._constant(labels) if labelled else None
+        return _Measured(metrics, self.task.scores(answers), answers[:1].shape[1], constant, values)
 
     def _constant(self, labels: Tensor) -> float | None:
         """The first metric of predicting the same for every row; None where it is not known."""
@@ -209,21 +203,8 @@ class _TaskReader:
             return float((labels.double() - labels.double().mean(dim=0)).square().mean(dim=0).sqrt().mean())
         return float(labels.double().mean()) if self.task.name == "multi_label_classification" else 0.0
 
-
-@dataclass(frozen=True)
-class _SingleLabelReader:
-    """Measures one single-label model batch by batch: no logits are kept, and processes share the batches.
-
-    decision: the model's own, which `model` does not apply
-    """
-
-    task: SingleLabelTask
-    model: nn.Module
-    decision: Decision | None
-    score: Detector
-    batch_size: int
-
-    def measure(self, place: str, data: Any, labelled: bool) -> _Measured:
+    def _measure_by_batch(self, place: str, data: Any, labelled: bool) -> _Measured:
+        """Of single-label models: no logits are kept, and processes share the batches."""
         reads_features = self.score.reads_features or bool(self.decision and self.decision.reads_features)
         reader, parts = AnswerReader(self.model, reads_features), []
         for batch in batches(data, self.batch_size, reader.device, *rank_and_world_size()):

@@ -43,11 +43,6 @@ class Calibration:
     rows: tuple[int, int]
     sentences: list[str]
 
-    @property
-    def temperature(self) -> float | None:
-        """None for tasks without one."""
-        return self.settings.get("temperature")
-
     def __str__(self) -> str:
         return "\n".join(self.sentences)
 

@@ -154,7 +154,7 @@ def judged(model, data):
 READERS = {
     "predict_uncertainty": lambda model, data: predict_uncertainty(model, data).total.tolist(),
     "evaluate_uncertainty": judged,
-    "calibrate": lambda model, data: calibrate(AutoHydra.from_backbone(model), data).temperature,
+    "calibrate": lambda model, data: calibrate(AutoHydra.from_backbone(model), data).settings["temperature"],
     "temperature_scaled": lambda model, data: temperature_scaled(model, data).scaling.temperature,
     "detectors": lambda model, data: Detector("energy").score(model, data).tolist(),
     "taylor_scores": lambda model, data: list(taylor_scores(model, data).values()),

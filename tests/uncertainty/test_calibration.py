@@ -67,7 +67,7 @@ def test_rows_that_are_all_answered_rightly_fit_no_temperature():
         batch["labels"] = hydra(batch["pixel_values"]).logits.argmax(dim=1)
     with pytest.warns(UserWarning, match="the validation logits are all right"):
         calibration = hydra.calibrate([batch], target={"coverage": 0.75})
-    assert calibration.temperature == 1.0
+    assert calibration.settings["temperature"] == 1.0
 
 
 def test_everything_is_fitted_on_rows_of_its_own():
@@ -78,7 +78,7 @@ def test_everything_is_fitted_on_rows_of_its_own():
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(3))
     first, second = order[: ROWS // 2], order[ROWS // 2 :]
     scaling = TemperatureScaling.fit(logits[first], labels[first])
-    assert calibration.temperature == pytest.approx(scaling.temperature)
+    assert calibration.settings["temperature"] == pytest.approx(scaling.temperature)
     threshold = fit_sets(scaling(logits[second]), labels[second], 0.2)
     assert calibration.settings["sets"]["threshold"] == pytest.approx(threshold)
     assert calibration.abstention.rows == ROWS // 2 and calibration.abstention.coverage >= 0.75
@@ -113,7 +113,7 @@ def test_it_is_applied_to_answers_and_can_be_left_out():
     with torch.no_grad():
         out = hydra(**batch)
     # The ensemble's answer has the temperature, and it still is the mean of the members.
-    answer = (raw.logits / calibration.temperature).softmax(dim=-1)
+    answer = (raw.logits / calibration.settings["temperature"]).softmax(dim=-1)
     torch.testing.assert_close(out.logits.exp(), answer)
     torch.testing.assert_close(out.member_logits.softmax(dim=-1).mean(dim=1), answer)
     parts = decompose(out.member_logits)
