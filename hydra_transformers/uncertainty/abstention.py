@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import binom
+from scipy.special import bdtr
 from torch import Tensor
 
 from .inputs import as_scores, as_tensor, in_float64, widened
@@ -204,7 +204,7 @@ def _threshold_of_share(scores: Tensor, share: float, confidence: float | None, 
     if confidence is None:
         return float(ordered[math.ceil(exact(share) * rows) - 1])
     # The k-th smallest score, with the least k for which P(Bin(rows, share) < k) >= confidence.
-    least = int(np.searchsorted(binom.cdf(np.arange(rows), rows, share), confidence))
+    least = int(np.searchsorted(bdtr(np.arange(rows), rows, share), confidence))
     if least == rows:
         needed = math.ceil(math.log1p(-confidence) / math.log(share))
         raise ValueError(
@@ -222,7 +222,7 @@ def _threshold_of_risk(scores: Tensor, errors: Tensor, risk: float, confidence: 
     ordered, errors = scores[order], errors[order]
     is_end = torch.cat([ordered[1:] > ordered[:-1], torch.ones(1, dtype=torch.bool, device="cpu")])
     if confidence is not None:
-        wrong, ends = errors.bool().numpy(), (is_end.nonzero().squeeze(1) + 1).tolist()  # rows that thresholds answer
+        wrong, ends = errors.bool().numpy(), is_end.nonzero().squeeze(1).numpy() + 1  # rows that thresholds answer
         answered = _certified(wrong, ends, risk, 1 - confidence)
         if answered == 0:
             higher = (percent / 100 for percent in range(math.ceil(100 * risk), 100))
@@ -241,7 +241,7 @@ def _threshold_of_risk(scores: Tensor, errors: Tensor, risk: float, confidence: 
     return float(ordered[holding[-1, 0]])
 
 
-def _certified(wrong: np.ndarray, ends: list[int], risk: float, chance: float) -> int:
+def _certified(wrong: np.ndarray, ends: np.ndarray, risk: float, chance: float) -> int:
     """How many rows may be answered so that the risk holds except with this chance; 0 if none may.
 
     Counts may start the walks, though the thresholds they stand for are random: let R(t) be the risk of answering all scores
@@ -251,7 +251,7 @@ def _certified(wrong: np.ndarray, ends: list[int], risk: float, chance: float) -
     """
     starts = _starts(len(wrong), risk, chance)
     walks = [(start, _last_passed(wrong, start, risk, chance / len(starts))) for start in starts]
-    return max((end for start, passed in walks for end in ends if start < end <= passed), default=0)
+    return max(int(ends[(start < ends) & (ends <= passed)].max(initial=0)) for start, passed in walks)
 
 
 def _starts(rows: int, risk: float, chance: float) -> list[int]:
@@ -268,8 +268,7 @@ def _starts(rows: int, risk: float, chance: float) -> list[int]:
 def _last_passed(wrong: np.ndarray, start: int, risk: float, chance: float) -> int:
     """The largest count up to which every test from `start` on rejects "the risk is higher"; 0 if the first does not."""
     counts, errors = np.arange(start, len(wrong) + 1), np.append(0, wrong.cumsum())[start:]
-    # P(at most so many errors) if the risk were the target
-    is_rejected = binom.cdf(errors, counts, risk) <= chance
+    is_rejected = bdtr(errors, counts, risk) <= chance  # P(at most so many errors) if the risk were the target
     first_kept = int(np.append(is_rejected, False).argmin())
     return start + first_kept - 1 if first_kept else 0
 

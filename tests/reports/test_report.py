@@ -114,10 +114,7 @@ def test_an_infinite_nll_survives_json_that_any_reader_takes(tmp_path):
     assert "nll" not in {result.metric_type for result in report.to_eval_results("D")}
 
 
-def test_json_gives_the_same_report_back_and_a_file_that_is_not_a_report_is_named(report, tmp_path):
-    report.to_json(tmp_path / "report.json")
-    loaded = Report.from_json(tmp_path / "report.json")
-    assert loaded.to_json() == report.to_json() and loaded.to_markdown() == report.to_markdown()
+def test_a_file_that_is_not_a_report_is_named(report, tmp_path):
     broken = json.loads(report.to_json())
     assert broken["num_members"] == {"Single": 1, "Hydra": 3}
     broken["rows"]["Hydra"]["nll"] = "?"

@@ -12,7 +12,7 @@ from sklearn.neighbors import NearestNeighbors
 from hydra_transformers.baselines import DeepEnsemble, MCDropout
 from hydra_transformers.data.prediction import predict
 from hydra_transformers.models.detection import DETECTORS, Answers, answers_of, score
-from hydra_transformers.uncertainty import Detector, ood_score
+from hydra_transformers.uncertainty import Detector
 from hydra_transformers.uncertainty.detector_fits import BankFit
 from hydra_transformers.uncertainty.features import collect_answers
 from tests.families import (
@@ -117,11 +117,6 @@ def test_the_score_is_that_of_the_definition(name):
         expected = reference(mean_of(TRAIN), *mean_of(TEST)[:2])
     detector = fitted(name) if name in FITTED else Detector(name)
     np.testing.assert_allclose(detector(*TEST[:2]), expected, rtol=1e-8, atol=1e-8)
-
-
-def test_scores_of_logits_are_those_of_ood_score():
-    for name in set(DETECTORS) - set(FITTED):
-        assert torch.equal(Detector(name)(TEST[0]), ood_score(TEST[0], name)), name
 
 
 def test_msp_and_entropy_by_members():

@@ -30,6 +30,9 @@ from tests.fresh_process import run_without_package
         ("S-PER I-PER E-PER I-PER", [("PER", 0, 0), ("PER", 1, 2), ("PER", 3, 3)]),
         ("O O", []),
         ("B-PER O I-PER", [("PER", 0, 0), ("PER", 2, 2)]),
+        # the prefixes of BMES and BILOU
+        ("B-PER M-PER E-PER S-PER S-PER", [("PER", 0, 2), ("PER", 3, 3), ("PER", 4, 4)]),
+        ("B-PER I-PER L-PER U-PER U-PER", [("PER", 0, 2), ("PER", 3, 3), ("PER", 4, 4)]),
     ],
 )
 def test_entities_are_read_from_tags(tags, expected):
@@ -281,10 +284,3 @@ def test_a_calibrated_model_answers_alike_where_the_package_is_not_importable(ca
     [answer] = hydra.predict([TEXT], tiny_tags.tokenizer())
     assert [each["word"] for each in found["entities"]] == [each["word"] for each in answer["entities"]]
     assert [each["abstain"] for each in found["entities"]] == [each["abstain"] for each in answer["entities"]]
-
-
-@pytest.mark.parametrize(
-    "tags", ["B-PER I-PER E-PER S-PER S-PER", "B-PER M-PER E-PER S-PER S-PER", "B-PER I-PER L-PER U-PER U-PER"]
-)
-def test_prefixes_of_bmes_and_bilou_mean_those_of_iobes(tags):
-    assert entities_in(tags.split(), by_prefix=True) == [("PER", 0, 2), ("PER", 3, 3), ("PER", 4, 4)]
