@@ -12,11 +12,7 @@ def app(
         "to click on: a folder of images or WAV files, each subfolder a group, or for texts a file with one per line",
         "PATH",
     ) = None,
-    labels: option(
-        list[str] | None,
-        "for CLIP and SigLIP: one of the first classes; may be repeated, and users may name others",
-        "LABEL",
-    ) = None,
+    labels: option(list[str] | None, "for CLIP and SigLIP: a class to choose; repeat it for each", "LABEL") = None,
     host: option(str, "0.0.0.0 lets other machines in; 127.0.0.1 this one only") = "127.0.0.1",
     port: option(int | None, "default: the first free one from 7860 on", "N", min=1, max=2**16 - 1) = None,
 ) -> None:

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..data.processors import class_prompts
+from ..data.zero_shot import ZeroShotClassifier
 from ..hub.handler import MOST_CHARACTERS, RequestError, require
 from .page_html import answer_html, heading_html, sentence_html
 from .predictor import HydraPredictor
@@ -30,7 +32,6 @@ HINTS = {
 MOST_WAITING = 100  # users in the queue
 MOST_MEGABYTES = 10
 MOST_OF_A_GROUP = 24  # examples
-PROMPT = "A photo of a {}."
 CLEAN_EVERY, KEEP_FOR = 600, 3600  # seconds: uploads are deleted after an hour, and when the server ends
 ONLY_WHAT_WAS_SENT = "The page opens only what was sent to it, and fetches nothing: send the file itself."
 SWITCHED_OFF = ("share", "run_history", "enable_monitoring", "ssr_mode", "pwa", "mcp_server")
@@ -49,11 +50,16 @@ def launch_page(
         model (`HydraPredictor`): the model.
         examples (`str` or `os.PathLike`, *optional*): examples to click on: a folder of images or WAV files, each folder in it a
             group; for texts a file with one on each line.
-        class_names (`list[str]`, *optional*): the first classes for CLIP to choose from; visitors may name others.
+        class_names (`list[str]`, *optional*): the classes for CLIP and SigLIP to choose from, in "A photo of a {}."
         host (`str`, defaults to `"127.0.0.1"`): "0.0.0.0" lets other machines in.
         port (`int`, *optional*): by default the first free one from 7860 on.
     """
-    page = build_page(model, {} if examples is None else read_examples(Path(examples), model), class_names)
+    if model.needs_classes:
+        if len(class_names) < 2:
+            raise ValueError(f"{model.name} chooses among classes that you name: pass class_names, or --labels")
+        prompts = class_prompts(model.config, model.processor, class_names)
+        model = HydraPredictor(ZeroShotClassifier(model.model, prompts, class_names), model.processor, name=model.name)
+    page = build_page(model, {} if examples is None else read_examples(Path(examples), model))
     theme = gradio.themes.Base(primary_hue="blue", neutral_hue="slate", **FONTS)
     page.launch(
         server_name=host,
@@ -69,9 +75,7 @@ def launch_page(
     return page
 
 
-def build_page(
-    model: HydraPredictor, examples: Mapping[str, Sequence[str]], class_names: Sequence[str] = ()
-) -> gradio.Blocks:
+def build_page(model: HydraPredictor, examples: Mapping[str, Sequence[str]]) -> gradio.Blocks:
     """The page, not yet served.
 
     examples: of `read_examples`
@@ -89,11 +93,11 @@ def build_page(
         gradio.HTML(heading_html(model))
         with gradio.Row():
             with gradio.Column(scale=4, min_width=300):
-                inputs = _inputs(model, class_names)
+                inputs = _inputs(model)
                 if reads_files:  # set on the instance: for a subclass, Gradio would write a file beside its module
                     inputs[0].preprocess = files.sent
                 # A file alone is answered at once.
-                ask = gradio.Button("Ask", variant="primary", visible=not reads_files or model.needs_classes)
+                ask = gradio.Button("Ask", variant="primary", visible=not reads_files)
                 clicks = [_add_examples(group, values, inputs[0], files) for group, values in examples.items()]
             with gradio.Column(scale=8, min_width=320):
                 hint = f"{HINTS[model.reads]}{', or click on an example' if examples else ''}."
@@ -110,8 +114,8 @@ def build_page(
     return page.queue(max_size=MOST_WAITING)
 
 
-def _inputs(model: HydraPredictor, class_names: Sequence[str]) -> list[Any]:
-    """What a visitor fills: a file or a text, and beside it CLIP's classes or the second text of a pair."""
+def _inputs(model: HydraPredictor) -> list[Any]:
+    """What a visitor fills: a file or a text, and beside it the second text of a pair."""
     text = partial(gradio.Textbox, max_length=MOST_CHARACTERS, max_lines=12)
     file = {"type": "filepath", "buttons": [], "elem_id": "input"}
     if model.reads == "audio":
@@ -120,10 +124,7 @@ def _inputs(model: HydraPredictor, class_names: Sequence[str]) -> list[Any]:
         inputs = [gradio.Image(label="Image", sources=["upload", "clipboard"], height=300, **file)]
     else:
         inputs = [text(label="Text", lines=5, placeholder="Type a text", elem_id="input")]
-    if model.needs_classes:
-        look = {"label": "Classes to choose from", "placeholder": "cat, dog, boat", "elem_id": "classes"}
-        inputs.append(text(", ".join(class_names), **look))
-    elif model.kind == "text" and model.task.name in ("regression", "reward"):
+    if model.kind == "text" and model.task.name in ("regression", "reward"):
         inputs.append(text(label="Second text, where the model reads pairs", lines=2, elem_id="pair"))
     return inputs
 
@@ -161,26 +162,11 @@ def read_sent(model: HydraPredictor, value: Any, beside: str = "") -> Any:
     return model.read_input(path.read_bytes(), name)[0]
 
 
-def read_class_names(model: HydraPredictor, text: str) -> list[str]:
-    """Names between commas or line ends, each once."""
-    names = [name.strip() for name in text.replace("\n", ",").split(",")]
-    names = list(dict.fromkeys(filter(None, names)))
-    require(len(names) >= 2, f"These are {len(names)} classes: name at least 2, with commas between them")
-    model.check_labels(names, PROMPT)
-    return names
-
-
 def _respond(model: HydraPredictor, value: Any, beside: str = "") -> str:
-    """The answer as HTML, or a sentence about a problem with the input.
-
-    beside: the classes to choose from, or the second text of a pair
-    """
+    """The answer as HTML, or a sentence about a problem with the input."""
     try:
         if not value:
             return sentence_html(f"{HINTS[model.reads]} first.", "hint")
-        if model.needs_classes:
-            class_names = read_class_names(model, beside)
-            return answer_html(model.answer_with_members(read_sent(model, value), class_names))
         return answer_html(model.answer_with_members(read_sent(model, value, beside)))
     except RequestError as error:
         return sentence_html(f"{error}.", "problem")

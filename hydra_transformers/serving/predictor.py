@@ -16,8 +16,7 @@ from transformers import PreTrainedConfig
 from .._io.access import in_one_line
 from ..data.audio import waveform
 from ..data.prediction import classes_of, config_of, member_logits_of
-from ..data.processors import class_prompts
-from ..data.zero_shot import ZeroShotClassifier, zero_shot_in
+from ..data.zero_shot import zero_shot_in
 from ..hub.handler import KINDS, Answerer
 from ..models.auto import auto_class_of
 from ..models.pipeline_hydra import image_mode, read_image
@@ -221,7 +220,7 @@ class HydraPredictor(Answerer):
         with self._one_at_a_time:
             return predict_decisions(self.model, inputs, self.processor, self.together(inputs), **parameters)
 
-    def answer_with_members(self, value: Any, class_names: Sequence[str] | None = None) -> dict[str, Any]:
+    def answer_with_members(self, value: Any) -> dict[str, Any]:
         """A prediction with the `scores` of all classes, and with `members`: each member's probabilities in their order.
 
         Multi-label models also have `thresholds`; for regression `members` are the members' numbers; token classifiers have
@@ -229,22 +228,17 @@ class HydraPredictor(Answerer):
 
         Args:
             value: a PIL image, the samples of audio, a text, or a pair {"text", "text_pair"}.
-            class_names: for CLIP that `needs_classes`, in "A photo of a {}."
         """
+        if self.class_names is None:
+            raise ValueError(f"{self.name} chooses among classes that you name: pass a ZeroShotClassifier of it")
         with self._one_at_a_time:
-            model = self.model
-            if self.needs_classes:
-                if not class_names:
-                    raise ValueError(f"class_names is missing: {self.name} chooses among classes that you name")
-                prompts = class_prompts(self.config, self.processor, class_names)
-                model = ZeroShotClassifier(model, prompts, class_names).eval()
             outputs: list[Any] = []
-            hook = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+            hook = self.model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
             try:
-                [answer] = predict_decisions(model, [value], self.processor, top_k=None)
+                [answer] = predict_decisions(self.model, [value], self.processor, top_k=None)
             finally:
                 hook.remove()
-        task, names = self.task.name, list(class_names or self.class_names)
+        task, names = self.task.name, self.class_names
         if task == "token_classification":
             return answer | {"text": value, "num_classes": len(names)}
         [output] = outputs

@@ -185,14 +185,12 @@ def test_no_browser_asks_for_anything_but_the_page(user, asked_for):
 # Without a browser
 
 
-def test_a_page_of_clip_asks_for_classes(pages, folders, files):
-    model = asked(folders["clip"])
-    page = pages.build_page(model, {}, class_names=["cat", "dog"])
-    assert "cat, dog" in json.dumps(page.get_config_file(), default=str)
-    sent = (str(files["red"]), "red.png")
-    label = model.answer_with_members(Image.open(files["red"]), ["cat", "dog"])["label"]
-    assert label in pages._respond(model, sent, "cat, dog")
-    assert "These are 1 classes: name at least 2" in pages._respond(model, sent, "cat")
+def test_a_page_of_clip_needs_its_classes(pages, folders, files):
+    with pytest.raises(ValueError, match="chooses among classes that you name: pass class_names, or --labels"):
+        pages.launch_page(asked(folders["clip"]), class_names=["cat"])
+    page = pages.launch_page(asked(folders["clip"]), class_names=["cat", "dog"])
+    page.close(verbose=False)
+    assert "single label classification, 2 labels" in json.dumps(page.get_config_file(), default=str)
 
 
 def test_what_went_wrong_inside_is_told_to_the_server_alone(pages, model, files, monkeypatch, caplog):

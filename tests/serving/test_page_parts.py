@@ -1,7 +1,6 @@
 """The parts of the page without a browser: HTML, limits, examples."""
 
 import os
-from functools import partial
 
 import pytest
 from PIL import Image
@@ -115,21 +114,13 @@ def test_files_that_cannot_be_shown_get_a_sentence(name, limits, sentence, sent,
 
 
 @pytest.mark.slow
-def test_texts_and_classes_are_read_within_limits(pages, folders, monkeypatch):
-    texts, clip = asked(folders["texts"]), asked(folders["clip"])
+def test_texts_are_read_within_limits(pages, folders, monkeypatch):
+    texts = asked(folders["texts"])
     monkeypatch.setattr(handler, "MOST_CHARACTERS", 50)
-    monkeypatch.setattr(handler, "MOST_LABELS", 3)
     assert pages.read_sent(texts, " good ") == " good "
     assert pages.read_sent(texts, "a", "b") == {"text": "a", "text_pair": "b"}
-    assert pages.read_class_names(clip, "cat, dog,\nboat, cat ,") == ["cat", "dog", "boat"]
-    for read, text, sentence in (
-        (partial(pages.read_sent, texts), "a" * 51, "The text has 51 characters, too many: send at most 50"),
-        (partial(pages.read_class_names, clip), "cat", "These are 1 classes: name at least 2"),
-        (partial(pages.read_class_names, clip), "a,b,c,d", "must be a list of 1 to 3 texts"),
-        (partial(pages.read_class_names, clip), "a," + "b" * 90, "which makes"),
-    ):
-        with pytest.raises(RequestError, match=sentence):
-            read(text)
+    with pytest.raises(RequestError, match="The text has 51 characters, too many: send at most 50"):
+        pages.read_sent(texts, "a" * 51)
 
 
 # Examples

@@ -179,6 +179,8 @@ def test_clip_needs_its_classes(folders, images):
         ValueError, match="candidate_labels is missing: clip-hydra chooses among classes that you name"
     ):
         asked(folders["clip"])({"image": PICTURES})
+    with pytest.raises(ValueError, match="clip-hydra chooses among classes that you name"):
+        asked(folders["clip"]).answer_with_members(PICTURES[0])
     clip = HydraPredictor(folders["clip"], device="cpu", candidate_labels=["cat", "dog"])
     assert set(clip({"image": PICTURES})["label"]) <= {"cat", "dog"}
     with pytest.raises(ValueError, match="candidate_labels is for CLIP and SigLIP, tiny-hydra has its own"):
@@ -224,18 +226,6 @@ def test_texts_a_plain_model_and_a_baseline_are_asked_alike(folders):
     assert (texts.reads, single.reads) == ("texts", "images")
     ensemble = HydraPredictor(DeepEnsemble([single.model, single.model]), single.processor, name="ensemble")
     assert len(ensemble.answer_with_members(PICTURES[1])["members"]) == 2
-
-
-def test_clip_chooses_among_the_classes_of_each_question(folders):
-    model, image = asked(folders["clip"]), PICTURES[1]
-    assert model.needs_classes
-    for names in (["cat", "dog"], ["boat", "cat", "dog"], ["cat", "dog"]):
-        prompts = model.processor(text=[f"A photo of a {name}." for name in names], padding=True, return_tensors="pt")
-        classifier = ZeroShotClassifier(model.model, prompts, names)
-        [expected] = predict_decisions(classifier, [image], model.processor, top_k=None)
-        assert_says(model.answer_with_members(image, names), expected)
-    with pytest.raises(ValueError, match="class_names is missing: clip-hydra chooses among classes that you name"):
-        model.answer_with_members(image)
 
 
 def test_a_calibrated_clip_keeps_its_classes(folders):
