@@ -6,11 +6,11 @@
     python benchmarks/inference_cost.py --smallest                          # does it run? tiny models, seconds
 
 Compared, with random weights: the Transformers model with sdpa (= 1); that model pruned to 8 heads per layer (a
-one-member Hydra); three Transformers models one after the other; `torch.func.vmap` over three models; a Hydra of
-3 members x 8 heads, one of 5 x 8, and one of 3 members that keep as many heads in all but not in each layer, as circuits
-do; the first and the last of these three with a trunk, the first half of the layers, which keep all heads and run once for all
-members; and a Hydra of 3 that keep all heads, with nothing merged and with the first three quarters of the layers. Each is saved once and loaded by `from_pretrained`, as its users get it. All run in one process, in turns, on inputs
-they have not seen.
+one-member Hydra); three Transformers models one after the other; a Hydra of 3 members x 8 heads, one of 5 x 8, and one of 3
+members that keep as many heads in all but not in each layer, as circuits do; a Hydra of 3 that keep all heads, with nothing merged and
+with the first three quarters of the layers; and one as it is fine-tuned in one run, with MLPs and norms per member behind three
+quarters of the layers. Each is saved once and loaded by `from_pretrained`, as its users get it. All run in one process, in turns,
+on inputs they have not seen.
 """
 
 import argparse
@@ -47,12 +47,11 @@ from provenance import where_it_ran
 
 SINGLE = "single"
 IN_SEQUENCE = "3 models in sequence"
-VMAP = "vmap over 3 models"
-HALF_TRUNK = ", half trunk"
 WHOLE = "Hydra 3, nothing merged"  # nor pruned
 THREE_QUARTERS = "Hydra 3, three quarters merged"
-METHODS = [SINGLE, "pruned to 8 heads", IN_SEQUENCE, VMAP, "Hydra 3 x 8", "Hydra 3, ragged", "Hydra 5 x 8"]
-METHODS += [f"Hydra 3 x 8{HALF_TRUNK}", f"Hydra 3, ragged{HALF_TRUNK}", WHOLE, THREE_QUARTERS]
+ONE_RUN = "Hydra 3, one run"  # not for CLIP, which has no classifier
+METHODS = [SINGLE, "pruned to 8 heads", IN_SEQUENCE, "Hydra 3 x 8", "Hydra 3, ragged", "Hydra 5 x 8"]
+METHODS += [WHOLE, THREE_QUARTERS, ONE_RUN]
 # As --modes names them, and as torch.compile does.
 COMPILE_MODES = {"compiled": "default", "reduce-overhead": "reduce-overhead"}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -129,39 +128,18 @@ class InSequence(nn.Module):
         return [logits(model(**inputs)) for model in self.models]
 
 
-class Vmapped(nn.Module):
-    """`torch.func.vmap` over stacked models."""
-
-    def __init__(self, models: list[nn.Module]):
-        super().__init__()
-        parameters, buffers = torch.func.stack_module_state(models)
-        self.stacked = nn.ParameterList(
-            nn.Parameter(tensor.detach(), requires_grad=False) for tensor in parameters.values()
-        )
-        self.names = list(parameters)
-        self.stacked_buffers = buffers
-        self.template = [copy.deepcopy(models[0]).to("meta")]
-
-    def forward(self, **inputs):
-        def one(parameters, buffers):
-            return logits(torch.func.functional_call(self.template[0], (parameters, buffers), kwargs=inputs))
-
-        return torch.func.vmap(one)(dict(zip(self.names, self.stacked, strict=True)), self.stacked_buffers)
-
-
 def logits(outputs) -> torch.Tensor:
     return outputs["logits_per_image"] if "logits_per_image" in outputs else outputs["logits"]
 
 
-def pruned(family: Family, model: nn.Module, member: int, ragged: bool = False, trunk_layers: int = 0) -> nn.Module:
-    """A member without one in three heads (8 of 12 stay) behind the trunk: of each layer, or ragged, of all layers together."""
+def pruned(family: Family, model: nn.Module, member: int, ragged: bool = False) -> nn.Module:
+    """A member without one in three heads (8 of 12 stay): of each layer, or ragged, of all layers together."""
 
     def heads(config) -> dict[int, list[int]]:
-        count, layers = config.num_attention_heads, range(trunk_layers, config.num_hidden_layers)
+        count, layers = config.num_attention_heads, range(config.num_hidden_layers)
         if not ragged:
             return {layer: [(4 * member + i) % count for i in range(count // 3)] for layer in layers}
-        competing = range(trunk_layers * count, config.num_hidden_layers * count)
-        drawn = random.Random(member).sample(competing, len(layers) * (count // 3))
+        drawn = random.Random(member).sample(range(config.num_hidden_layers * count), len(layers) * (count // 3))
         return {layer: [head % count for head in drawn if head // count == layer] for layer in layers}
 
     if hasattr(model.config, "vision_config"):
@@ -177,9 +155,8 @@ class SavedModels:
         self.family, self.config, self.folder = family, config, folder
 
     def load(self, method: str, dtype: torch.dtype, device: str) -> nn.Module:
-        if method in (IN_SEQUENCE, VMAP):
-            models = [self._load(f"backbone-{index}", dtype, device) for index in range(3)]
-            return InSequence(models) if method == IN_SEQUENCE else Vmapped(models)
+        if method == IN_SEQUENCE:
+            return InSequence([self._load(f"backbone-{index}", dtype, device) for index in range(3)])
         return self._load("backbone-0" if method == SINGLE else method, dtype, device)
 
     def _load(self, name: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
@@ -199,11 +176,11 @@ class SavedModels:
         if name in (WHOLE, THREE_QUARTERS):
             members, trunk_layers = [backbone] * 3, 0.75 if name == THREE_QUARTERS else 0
             return self.family.hydra.from_pruned_members(members, trunk_layers=trunk_layers, allow_equal=True)
-        count, ragged, trunk_layers = 5 if name == "Hydra 5 x 8" else 3, "ragged" in name, 0
-        if name.endswith(HALF_TRUNK):
-            trunk_layers = getattr(self.config, "vision_config", self.config).num_hidden_layers // 2
-        members = [pruned(self.family, backbone, member, ragged, trunk_layers) for member in range(count)]
-        return self.family.hydra.from_pruned_members(members, trunk_layers=trunk_layers, allow_equal=True)
+        if name == ONE_RUN:
+            return self.family.hydra.from_backbone(backbone, num_members=3, num_labels=backbone.config.num_labels)
+        count = 5 if name == "Hydra 5 x 8" else 3
+        members = [pruned(self.family, backbone, member, "ragged" in name) for member in range(count)]
+        return self.family.hydra.from_pruned_members(members, allow_equal=True)
 
 
 @dataclass
@@ -292,13 +269,12 @@ def measure(
 
     models, runs, costs, peaks, broken = {}, {}, {}, {}, []
     for method in args.methods:
-        if method == VMAP and mode in COMPILE_MODES:
+        if method == ONE_RUN and family_name == "clip":
             continue
         try:
             model = saved.load(method, dtype, device)
             one = {key: value[:1] for key, value in pool[0].items()}
-            same_work = {VMAP: IN_SEQUENCE}.get(method, method)
-            costs[method] = costs.get(same_work) or count_multiply_adds(model, one)
+            costs[method] = count_multiply_adds(model, one)
             run = model
             if mode in COMPILE_MODES:
                 run = torch.compile(model, mode=COMPILE_MODES[mode], dynamic=False)

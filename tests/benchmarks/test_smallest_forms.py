@@ -21,7 +21,7 @@ SCRIPTS = [path for path in sorted((ROOT / "benchmarks").glob("*.py")) if "__mai
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_every_benchmark_runs_and_names_its_machine_and_commit(script, tmp_path, monkeypatch):
     module = __import__(script.stem)
-    some = [inference_cost.SINGLE, inference_cost.IN_SEQUENCE, inference_cost.VMAP, inference_cost.METHODS[-1]]
+    some = [inference_cost.SINGLE, inference_cost.IN_SEQUENCE, inference_cost.METHODS[-1]]
     less = ["--families", "vit", "--methods", *some] if script.stem == "inference_cost" else []
     monkeypatch.setattr(sys, "argv", [str(script), "--smallest", "--device", "cpu", *less, "--output", str(tmp_path)])
     module.main()
@@ -36,10 +36,7 @@ def test_whatever_is_measured_was_loaded_and_runs(tmp_path):
     saved = inference_cost.SavedModels(family, family.smallest, tmp_path)
     for method in inference_cost.METHODS:
         model = saved.load(method, torch.bfloat16, "cpu")
-        if method == inference_cost.VMAP:
-            models = model.template
-        else:
-            models = model.models if method == inference_cost.IN_SEQUENCE else [model]
+        models = model.models if method == inference_cost.IN_SEQUENCE else [model]
         assert all(Path(member.config.name_or_path).parent == tmp_path for member in models), method
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}, method
         with torch.inference_mode():
