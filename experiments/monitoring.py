@@ -1,7 +1,8 @@
 """How often a monitor raises a false alarm, and how soon it notices a change, beside two simple tests.
 
-Each repetition calibrates on new rows and then watches 5,000 others, in batches of 250 rows, or of 50 where something changes. Rows are made up, or drawn from the scores of a
-real model (`--pool NAME=FILE.npz`, with the arrays test_scores, test_wrong, ood_scores; `one_run --pool` writes it).
+Each repetition calibrates on new rows and then watches 5,000 others, in batches of 250 rows, or of 50 where something changes. Cases
+that the results file has are not run again. Rows are made up, or drawn from the scores of a real model (`--pool NAME=FILE.npz`, with
+the arrays test_scores, test_wrong and ood_scores; `one_run --pool` writes it).
 
     python -m experiments.monitoring --output experiments/results/monitoring.json
 """
@@ -201,17 +202,21 @@ def main(arguments: list[str] | None = None) -> None:
     pools = {"made up": Pool()} | {
         name: Pool(file) for name, _, file in (text.partition("=") for text in options.pool)
     }
-    rows = []
+    rows = json.loads(options.output.read_text())["cases"] if options.output.exists() else []
+    done = {(row["pool"], row["name"]) for row in rows}
     with ProcessPoolExecutor(options.workers) as workers:
         for pool_name, pool in pools.items():
             for case in (*FALSE_ALARMS, *DELAYS) if pool.file is None else (FALSE_ALARMS[0], *DELAYS[-2:]):
+                if (pool_name, case.name) in done:
+                    continue
                 # Looks cost time, and a median needs fewer runs than a small share.
-                count = options.repetitions // (10 if case.batch == 10 else 4 if case.has_change else 1)
+                count = max(1, options.repetitions // (10 if case.batch == 10 else 4 if case.has_change else 1))
                 one = partial(repetition, case, pool, options.length)
                 found = list(workers.map(one, range(count), chunksize=10))
                 rows.append({"pool": pool_name} | summarize(case, found, options.length))
                 print(json.dumps(rows[-1]), flush=True)
-    write_atomically(options.output, json.dumps({"machine": where_it_ran("cpu"), "cases": rows}, indent=1) + "\n")
+                content = {"machine": where_it_ran("cpu"), "cases": rows}
+                write_atomically(options.output, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":
