@@ -61,11 +61,11 @@ def backbone(model_class: type, defaults: dict, configure: Callable | None = Non
     return copied
 
 
-def keep_first_layers(hydra: torch.nn.Module) -> None:
+def keep_first_layers(hydra: torch.nn.Module, count: int = 1) -> None:
     """Of each tower one layer, which says as much about a format or a compiler as three do, in half of the time."""
     for module in hydra.modules():
         if isinstance(getattr(module, "layers", None), torch.nn.ModuleList):
-            module.layers = module.layers[:1]
+            module.layers = module.layers[:count]
 
 
 vit_backbone = backbone(transformers.ViTForImageClassification, {**SIZES, **IMAGE_SIZES})

@@ -1,4 +1,6 @@
-"""`export`: what is inside, what is beside it, and what is refused. That every family answers alike is in models/test_exports."""
+"""`export`: what is inside, what is beside it, and what is refused. That every family answers alike is in models/test_exports,
+and the example of the page in serving/test_conformance.
+"""
 
 import json
 import sys
@@ -7,7 +9,6 @@ import warnings
 import onnxruntime
 import pytest
 import torch
-from PIL import Image
 from transformers import AutoTokenizer, ViTImageProcessorPil
 
 from hydra_transformers import AutoHydra, export
@@ -16,8 +17,6 @@ from hydra_transformers.export import ExportError, inputs_of
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.models.configuration_hydra import OUTPUTS_OF_HYDRAS
 from tests.families import CLIP, DINOV2, VIT, images
-from tests.pages import run_python_blocks
-from tests.serving.tiny import save_image_models
 from tests.tiny_data import save_bert
 
 
@@ -133,16 +132,3 @@ def test_a_format_that_answers_otherwise_is_not_written(wrong_by, tmp_path, monk
     with pytest.raises(ExportError, match=r"gives other outputs than the model \(member_logits differs by"):
         export(hydra, tmp_path / "new", "torch")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    save_image_models(tmp_path)[0].rename("my-calibrated-hydra")
-    for name, image in (("one.jpg", Image.radial_gradient("L")), ("two.jpg", Image.linear_gradient("L"))):
-        image.convert("RGB").save(name)
-    names = run_python_blocks("docs/export.md")
-    assert names["logits"].shape[0] == 2 and names["abstain"].shape == (2,)
-    outputs = {output.name for output in onnxruntime.InferenceSession("my-onnx/model.onnx").get_outputs()}
-    assert outputs == {"logits", *OUTPUTS_OF_HYDRAS} - {"interval"}  # that of regression
-    assert (tmp_path / "my-onnx" / "preprocessor_config.json").exists()

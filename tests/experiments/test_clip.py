@@ -4,11 +4,11 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoTokenizer, CLIPModel
+from transformers import CLIPModel
 
 from experiments import clip_training as training
 from experiments import zero_shot, zero_shot_settings
-from experiments.captions import TEMPLATES, Captions, captions_for, prompts_for, word_tokenizer
+from experiments.captions import captions_for, prompts_for, word_tokenizer
 from experiments.smallest import splits
 from hydra_transformers.cost import count_multiply_adds, multiply_adds_of
 from hydra_transformers.data.prediction import ZeroShotClassifier
@@ -32,30 +32,6 @@ def test_the_vision_tower_computes_what_dinov2_does():
         expected = dinov2(pixels).last_hidden_state[:, 0]
         torch.testing.assert_close(clip.vision_model(pixels).pooler_output, expected, rtol=1e-4, atol=1e-4)
     assert clip.config.text_config.vocab_size == len(tokenizer())
-
-
-def test_the_tokenizer_knows_the_words_of_captions_and_ends_where_clip_looks(tmp_path):
-    made = tokenizer()
-    made.save_pretrained(tmp_path)
-    for each in (made, AutoTokenizer.from_pretrained(tmp_path)):
-        tokens = each(["A photo of a Potter's wheel.", "A zebra."], padding=True, return_tensors="pt")
-        words = each.convert_ids_to_tokens(tokens["input_ids"][0].tolist())
-        assert words == ["<begin>", "a", "photo", "of", "a", "potter's", "wheel", ".", "<end>"]
-        assert each.convert_ids_to_tokens(int(tokens["input_ids"][1, 2])) == "<unk>"
-        assert each.eos_token_id == len(each) - 1 == tokens["input_ids"].max()
-        assert tokens["attention_mask"].sum(dim=1).tolist() == [9, 5]
-
-
-def test_captions_are_drawn_of_their_own_class_by_all_its_names():
-    made = tokenizer()
-    captions = Captions(NAMES, made, "cpu")
-    torch.manual_seed(0)
-    drawn = captions.draw(torch.tensor([1] * 60 + [0] * 60))
-    texts = made.batch_decode(drawn, skip_special_tokens=True)
-    assert all("beacon" in text or "lighthouse" in text for text in texts[:60])
-    assert any("beacon" in text for text in texts[:60]) and any("lighthouse" in text for text in texts[:60])
-    assert all("fur coat" in text for text in texts[60:]) and len(set(texts[60:])) == len(TEMPLATES)
-    assert prompts_for(["fur coat"]) == ["A photo of a fur coat."]
 
 
 def test_without_repeated_classes_the_loss_is_clips_and_with_them_all_are_pairs():

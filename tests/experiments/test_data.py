@@ -1,4 +1,4 @@
-"""What experiments read: rows, files, made-up sets, and that no set has rows of another."""
+"""What experiments read: rows, files, corrupted sets, and that no set has rows of another."""
 
 import gzip
 import json
@@ -11,10 +11,8 @@ from PIL import Image
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, Dinov2Config, Dinov2Model
 
 from experiments import pretrained
-from experiments.augmentation import resized_crop_and_flip
 from experiments.local_files import read_images, read_strings
-from experiments.made_up_sets import drawings, mixed_words, noise, spliced
-from experiments.rows import LengthBatches, PrepareImages, TensorRows, as_it_is, without_common_padding
+from experiments.rows import TensorRows, as_it_is, without_common_padding
 from experiments.shifted_sets import (
     IMAGE_CORRUPTIONS,
     SEVERITIES,
@@ -28,21 +26,6 @@ from hydra_transformers.shift import corrupt
 
 
 # Rows
-
-
-def test_a_loader_fetches_whole_batches():
-    rows = images(10, 0)
-    batches = list(torch.utils.data.DataLoader(rows, batch_size=4, collate_fn=as_it_is))
-    assert [len(batch["labels"]) for batch in batches] == [4, 4, 2]
-    again = torch.cat([batch["pixel_values"] for batch in rows.batches(3)])
-    torch.testing.assert_close(torch.cat([batch["pixel_values"] for batch in batches]), again)
-    torch.testing.assert_close(rows[7]["pixel_values"], again[7])
-
-
-def test_images_are_normalised_and_brought_to_a_size():
-    prepare = PrepareImages((0.5,) * 3, (0.25,) * 3, size=12)
-    batch = {"pixel_values": torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)}
-    torch.testing.assert_close(prepare(batch)["pixel_values"], torch.full((2, 3, 12, 12), 2.0))
 
 
 def texts(lengths: list[int]) -> TensorRows:
@@ -60,25 +43,6 @@ def test_cutting_off_common_padding_changes_no_logits():
     with torch.no_grad():
         torch.testing.assert_close(model(**batch).logits, model(**rows.tensors).logits)
     assert rows.sorted_by_length().tensors["attention_mask"].sum(1).tolist() == [3, 5, 7]
-
-
-def test_batches_by_length_hold_every_text_once_and_little_padding():
-    lengths = torch.randint(1, 17, (60,), generator=torch.Generator().manual_seed(1)).tolist()
-    rows = texts(lengths)
-    batches = LengthBatches(rows, batch_size=8, seed=0)
-    assert sorted(index for batch in batches.indices for index in batch) == list(range(60))
-    assert sum(batches[index]["input_ids"].numel() for index in range(len(batches))) < 1.4 * sum(lengths)
-    assert LengthBatches(rows, 8, seed=0).indices == batches.indices != LengthBatches(rows, 8, seed=1).indices
-
-
-def test_crops_are_enlarged_and_keep_most_of_the_image():
-    pictures = torch.arange(8.0).view(1, 1, 1, 8).expand(64, 3, 8, 8)
-    torch.manual_seed(0)
-    crops = resized_crop_and_flip(pictures, size=16)
-    assert crops.shape == (64, 3, 16, 16)
-    widths = (crops[:, 0, 0, 0] - crops[:, 0, 0, -1]).abs()
-    assert (widths > 5.0).all() and widths.max() <= 7.5
-    assert 0 < (crops[:, 0, 0, -1] > crops[:, 0, 0, 0]).sum() < 64  # some are mirrored
 
 
 # Files
@@ -137,22 +101,6 @@ def test_images_are_read_from_files_and_no_set_has_rows_of_another(folder, monke
     assert "labels" not in near.tensors and near[0]["pixel_values"].shape == (3, 112, 112)
 
 
-def test_images_can_come_from_the_hub(tmp_path, monkeypatch):
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(4)})
-    columns = {"image": [Image.new("RGB", (10, 10))] * 8, "label": [*range(4), *range(4)]}
-    datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "tiny")
-    source = DataSource(str(tmp_path / "tiny"))
-    pixels, found = pretrained.hub_images(source, last=2)
-    assert pixels.shape == (4, 3, 64, 64) and found.tolist() == [0, 1, 0, 1]
-    pixels, found = pretrained.hub_images(source, 2, 3)
-    assert len(pixels) == 2 and found is None
-    monkeypatch.setattr(pretrained, "TINY_TRAIN", source)
-    monkeypatch.setattr(pretrained, "CLASSES", 4)
-    monkeypatch.setattr(pretrained, "HELD_OF_EACH", 1)
-    assert pretrained.hub_training_images(is_held=True)[1].tolist() == [0, 1, 2, 3]
-    assert len(pretrained.hub_training_images(is_held=False)[0]) == 4
-
-
 def test_texts_are_read_from_files_or_the_hub(folder, tmp_path, monkeypatch):
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "words", "of", "number"]))
     BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "tokenizer")
@@ -187,20 +135,7 @@ def test_dinov2_as_a_vit_computes_the_same(tmp_path, monkeypatch):
     assert vit.classifier.out_features == pretrained.CLASSES and vit.config.image_size == 8
 
 
-# Made-up and corrupted sets
-
-
-def test_made_up_sets_are_the_same_every_time_and_not_all_alike():
-    for make in (noise, drawings):
-        made = make(5, 32, seed=1)
-        assert made.shape == (5, 3, 32, 32) and made.dtype == torch.uint8
-        assert torch.equal(made, make(5, 32, seed=1)) and not torch.equal(made, make(5, 32, seed=2))
-        assert len({image.float().mean().item() for image in made}) == 5
-    known = ["one two three four", "five six", "seven eight nine"]
-    joined, mixed = spliced(known, seed=0), mixed_words(known, seed=0)
-    assert joined == spliced(known, seed=0) and [text.split()[0] for text in joined] == ["one", "five", "seven"]
-    assert all(text not in known for text in joined) and [len(text.split()) for text in mixed] == [4, 2, 3]
-    assert {word for text in mixed for word in text.split()} <= {word for text in known for word in text.split()}
+# Corrupted sets
 
 
 def test_corrupted_rows_are_test_rows_as_stored(monkeypatch):

@@ -6,9 +6,11 @@ Ray gets the same rows in test_ray.py.
 import base64
 import io
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from fastapi.testclient import TestClient
@@ -18,9 +20,11 @@ from transformers import AutoImageProcessor, AutoTokenizer, BertForSequenceClass
 from hydra_transformers import export, load_data
 from hydra_transformers.export import FILES, RUNNERS
 from hydra_transformers.models.auto import auto_class_of, load_trained
+from hydra_transformers.models.configuration_hydra import OUTPUTS_OF_HYDRAS
 from hydra_transformers.models.families import pipeline_class
 from hydra_transformers.serving import HydraPredictor, create_app
 from hydra_transformers.uncertainty import decompose
+from tests.pages import run_python_blocks
 from tests.serving.tiny import hydra_of
 from tests.tiny_data import WORDS, review_rows, save_bert
 
@@ -61,6 +65,19 @@ def save_calibrated_texts(folder: Path) -> Path:
     return folder / "calibrated-texts"
 
 
+def export_as_on_the_page(folder: Path) -> Path:
+    """The model of images in ONNX, by the example of docs/export.md."""
+    shutil.copytree(folder, "my-calibrated-hydra")
+    for name, image in (("one.jpg", Image.radial_gradient("L")), ("two.jpg", Image.linear_gradient("L"))):
+        image.convert("RGB").save(name)
+    names = run_python_blocks("docs/export.md")
+    assert names["logits"].shape[0] == 2 and names["abstain"].shape == (2,)
+    outputs = {output.name for output in onnxruntime.InferenceSession("my-onnx/model.onnx").get_outputs()}
+    assert outputs == {"logits", *OUTPUTS_OF_HYDRAS} - {"interval"}  # of regression
+    assert Path("my-onnx", "preprocessor_config.json").exists()
+    return Path("my-onnx")
+
+
 def of_outputs(outputs) -> dict[str, torch.Tensor]:
     """Of a forward or an exported file, all (rows, ...)."""
     parts = decompose(torch.as_tensor(outputs["member_logits"]).double())
@@ -79,7 +96,8 @@ def of_dicts(answers: list[dict], names: list[str]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "image"])
-def test_every_way_to_ask_gives_the_same_answers(kind, folders, tmp_path):
+def test_every_way_to_ask_gives_the_same_answers(kind, folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     folder = folders["images"] if kind == "image" else save_calibrated_texts(tmp_path)
     hydra = load_trained(folder)
     names = list(hydra.config.id2label.values())
@@ -114,9 +132,10 @@ def test_every_way_to_ask_gives_the_same_answers(kind, folders, tmp_path):
     with TestClient(create_app(predictor, max_batch=ROWS)) as client:
         body = {"inputs": sent, "parameters": {"top_k": len(names)}}
         found["/predict"] = of_dicts(client.post("/predict", json=body).json(), names)
-    to = "torch" if kind == "text" else "onnx"  # both are made of one program, and ONNX takes long
-    run = RUNNERS[to](export(hydra, tmp_path / "exported", to, processor) / FILES[to])
-    found[to] = of_outputs(run(prepared))
+    # Both formats are made of one program, and ONNX takes long.
+    exported = export(hydra, "exported", "torch", processor) if kind == "text" else export_as_on_the_page(folder)
+    to = "torch" if kind == "text" else "onnx"
+    found[to] = of_outputs(RUNNERS[to](exported / FILES[to])(prepared))
     for way, answers in found.items():
         for name, value in expected.items():
             if value.is_floating_point():

@@ -84,6 +84,7 @@ TASKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_the_task_is_that_of_the_labels(task, bert, tmp_path):
     path = tmp_path / "rows.jsonl"

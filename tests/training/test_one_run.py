@@ -124,6 +124,7 @@ def test_members_do_not_mix_and_the_gradient_of_the_trunk_is_the_sum_of_theirs(n
             ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "task"), [("vit", None), ("wav2vec2", None), ("bert", "regression")])
 def test_a_trained_hydra_is_its_members_and_learns(name, task, tmp_path):
     options = {"problem_type": task, "num_labels": 1} if task else {}
@@ -166,6 +167,7 @@ def test_other_tasks_train(problem_type, tmp_path):
 # Runs
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_is_the_same_run_after_it_resumed(tmp_path):
     whole, cut = hydra_of(), hydra_of()
     trainer_for(whole, tmp_path / "whole").train()
@@ -193,9 +195,9 @@ def test_a_checkpoint_that_is_not_whole_is_left_out(tmp_path):
 
 def test_a_plain_trainer_works_only_without_the_rates(tmp_path):
     plain, same = hydra_of(), hydra_of()
-    trainer_for(plain, tmp_path / "plain", trainer=Trainer).train()
+    trainer_for(plain, tmp_path / "plain", trainer=Trainer, num_train_epochs=1).train()
     rates = {"branch_rate": 1.0, "classifier_learning_rate": None}
-    trainer_for(same, tmp_path / "same", **rates).train()
+    trainer_for(same, tmp_path / "same", num_train_epochs=1, **rates).train()
     assert_same_weights(plain, same)
     other = hydra_of()
     HydraTrainer(
@@ -271,6 +273,7 @@ def test_a_step_over_accumulated_batches_with_smoothed_labels_is_that_of_the_los
         torch.testing.assert_close(step, -rate * weight.grad, rtol=1e-3, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 def test_adapters_on_a_hydra_train_alone_and_resume_to_the_same_weights(tmp_path):
     peft = pytest.importorskip("peft")
 

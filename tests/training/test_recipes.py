@@ -154,6 +154,7 @@ def test_callbacks_are_new_each_time_and_stop_early_where_asked():
     assert [type(callback) for callback in recipe("imagenet1k").callbacks()] == [PostPruningCallback]
 
 
+@pytest.mark.slow
 def test_sst2_stops_early_and_returns_to_its_best_epoch(tmp_path):
     model = AutoHydra.from_backbone(tiny_model("bert", "backbone"), num_members=2, num_labels=3)
     accuracies = iter([0.5, 0.7, 0.7004, 0.6, 0.9])
