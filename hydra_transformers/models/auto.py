@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 class AutoHydra:
     """Hydras of any supported model, without naming their class."""
 
-    def __init__(self):
-        raise TypeError("AutoHydra is not a model: call its from_pretrained, from_backbone or from_pruned_members")
-
     @staticmethod
     def from_pretrained(name: str | os.PathLike, **kwargs: Any) -> "HydraModel":
         """The Hydra in a folder or on the Hub, of the class that it was saved as; `kwargs` as in Transformers."""

@@ -82,11 +82,10 @@ VIT = (
     *norm_rules("layers.*.", "layernorm_before", "layernorm_after"),
     Rule("classifier.out_proj.*", "classifier.dense.*"),  # AST's
 )
-DINO, FIRST_SCALE, SECOND_SCALE = "encoder.layer.*.", "layer_scale1.lambda1", "layer_scale2.lambda1"
-BERT_LAYER = "encoder.layer.*."
+LAYER, FIRST_SCALE, SECOND_SCALE = "encoder.layer.*.", "layer_scale1.lambda1", "layer_scale2.lambda1"
 BERT_MLP = (
-    *norm_rules(BERT_LAYER, "attention.output.LayerNorm", "output.LayerNorm"),
-    *mlp_rules(BERT_LAYER, "intermediate.dense", "output.dense"),
+    *norm_rules(LAYER, "attention.output.LayerNorm", "output.LayerNorm"),
+    *mlp_rules(LAYER, "intermediate.dense", "output.dense"),
 )
 ALBERT_LAYER = "encoder.albert_layer_groups.*.albert_layers.0."
 
@@ -107,15 +106,15 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("relative_attention_bias.weight", "shared_position_bias.relative_position_bias_table"),
     ),
     "dinov2": (
-        *attention_rules(DINO, names("attention.{}_proj", *"qkvo"), FIRST_SCALE),
+        *attention_rules(LAYER, names("attention.{}_proj", *"qkvo"), FIRST_SCALE),
         # as it was called before transformers 5.18
         *attention_rules(
-            DINO, names("attention.{}", *names("attention.{}", "query", "key", "value"), "output.dense"), FIRST_SCALE
+            LAYER, names("attention.{}", *names("attention.{}", "query", "key", "value"), "output.dense"), FIRST_SCALE
         ),
-        *norm_rules(DINO, "norm1", "norm2"),
-        *mlp_rules(DINO, "mlp.fc1", "mlp.fc2", scale=SECOND_SCALE),
-        *mlp_rules(DINO, "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj", SECOND_SCALE),
-        *mlp_rules(DINO, "mlp.weights_in", "mlp.weights_out", scale=SECOND_SCALE),
+        *norm_rules(LAYER, "norm1", "norm2"),
+        *mlp_rules(LAYER, "mlp.fc1", "mlp.fc2", scale=SECOND_SCALE),
+        *mlp_rules(LAYER, "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj", SECOND_SCALE),
+        *mlp_rules(LAYER, "mlp.weights_in", "mlp.weights_out", scale=SECOND_SCALE),
     ),
     "dinov3_vit": (
         *attention_rules("model.layer.*.", names("attention.{}_proj", *"qkvo"), FIRST_SCALE),
@@ -131,13 +130,13 @@ RULES: dict[str, tuple[Rule, ...]] = {
         *(Rule(name, name, lambda tensor: tensor.squeeze(0)) for name in ("logit_scale", "logit_bias")),
     ),
     "bert": (
-        *attention_rules(BERT_LAYER, names("attention.{}", "self.query", "self.key", "self.value", "output.dense")),
+        *attention_rules(LAYER, names("attention.{}", "self.query", "self.key", "self.value", "output.dense")),
         *BERT_MLP,
         Rule("embeddings.projection.*", "embeddings_project.*"),
     ),
     "deberta_v2": (
         *attention_rules(
-            BERT_LAYER, names("attention.{}", *names("self.{}_proj", "query", "key", "value"), "output.dense")
+            LAYER, names("attention.{}", *names("self.{}_proj", "query", "key", "value"), "output.dense")
         ),
         *BERT_MLP,
         Rule("layers.*.attention.position_key_proj.*", "encoder.layer.*.attention.self.pos_key_proj.*"),
@@ -146,8 +145,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("distance_embeddings.LayerNorm.*", "encoder.LayerNorm.*"),
     ),
     "mpnet": (
-        *attention_rules(BERT_LAYER, names("attention.attn.{}", *"qkvo")),
-        *norm_rules(BERT_LAYER, "attention.LayerNorm", "output.LayerNorm"),
+        *attention_rules(LAYER, names("attention.attn.{}", *"qkvo")),
+        *norm_rules(LAYER, "attention.LayerNorm", "output.LayerNorm"),
         *BERT_MLP,
         Rule("relative_attention_bias.weight", "encoder.relative_attention_bias.weight"),
     ),

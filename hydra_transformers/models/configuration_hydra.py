@@ -141,7 +141,6 @@ class HydraConfigMixin(ShippedPipelines):
     decision: dict | None = None
 
     def __post_init__(self, **kwargs):
-        num_members = kwargs.pop("num_members", None)
         for field in ("num_hidden_layers", "num_attention_heads"):
             if not 1 <= getattr(self, field) <= MAX_LAYERS_HEADS_OR_MEMBERS:  # before lists of this size are made
                 raise ValueError(f"{field} is {getattr(self, field)}: use 1 to {MAX_LAYERS_HEADS_OR_MEMBERS:,}")
@@ -153,7 +152,6 @@ class HydraConfigMixin(ShippedPipelines):
         check_kept_heads(self.kept_heads, len(self.layer_runs), self.num_attention_heads)
         self.shared = list(self.shared)
         check_shared(self.shared)
-        check_num_members(num_members, self)
         check_trunk(self)
         set_problem_type(self)
         check_ensemble_loss(self.ensemble_loss)
@@ -213,20 +211,9 @@ def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> 
 
 def check_shared(shared: list[str]) -> None:
     """Checks that the names in `shared` are parts of a Hydra."""
-    if isinstance(shared, str):
-        raise TypeError(f"shared is {shared!r}: pass a list of parts, [{shared!r}]")
     for name in shared:
         if name not in SHARED_PARTS:
             raise ValueError(f"shared names {name!r}: members can share {', '.join(map(repr, SHARED_PARTS))}")
-
-
-def check_num_members(given: int | None, config) -> None:
-    """Refuses a number of members beside `kept_heads` that says something else."""
-    if given is not None and given != config.num_members:
-        raise ValueError(
-            f"num_members is {given}, kept_heads has {config.num_members}: give kept_heads[layer][member] for each of "
-            "them and leave num_members out"
-        )
 
 
 def check_trunk(config) -> None:

@@ -20,7 +20,6 @@ from .configuration_hydra import (
     ShippedPipelines,
     check_ensemble_loss,
     check_model_type,
-    check_num_members,
     class_paths,
 )
 
@@ -38,8 +37,7 @@ class HydraTowersConfigMixin(ShippedPipelines):
         ensemble_loss (`str`, *optional*, defaults to `"members"`):
             `"members"` for the mean of the members' losses, `"ensemble"` for that of the ensemble.
 
-    Each tower's config has `kept_heads[layer][member]` (the backbone heads that a member keeps in a layer, ascending)
-    and `shared` (the parts that exist once for all members: `["embeddings", "layernorm", "mlp"]` by default).
+    Each tower's config has the fields of [`HydraConfigMixin`].
     """
 
     keys_to_ignore_at_inference = ["member_logits", "similarity", "text_model_output", "vision_model_output"]
@@ -47,7 +45,6 @@ class HydraTowersConfigMixin(ShippedPipelines):
     ensemble_loss: str = "members"
 
     def __post_init__(self, **kwargs):
-        num_members = kwargs.pop("num_members", None)
         self.text_config = _tower_config(self.text_config, self.towers["text_config"])
         self.vision_config = _tower_config(self.vision_config, self.towers["vision_config"])
         # Not the backbone's own: CLIP's turns the towers' configs into plain ones.
@@ -58,7 +55,6 @@ class HydraTowersConfigMixin(ShippedPipelines):
                 f"the vision tower has {vision} members and the text tower {text}: give both the same number, or one "
                 "of them a single member"
             )
-        check_num_members(num_members, self)
         check_ensemble_loss(self.ensemble_loss)
 
     @classmethod

@@ -18,20 +18,7 @@ def vit_layer_spec(config: HydraConfigMixin) -> LayerSpec:
 
 @strict
 class HydraViTConfig(HydraConfigMixin, ViTConfig):
-    r"""
-    A [`ViTConfig`] with the fields of [`HydraConfigMixin`], and `add_pooling_layer`.
-
-    Example:
-
-    ```python
-    >>> from hydra_transformers import HydraViTConfig
-
-    >>> config = HydraViTConfig(num_hidden_layers=2, num_attention_heads=4, kept_heads=[[[0, 1], [3]], [[], [1, 2]]])
-    >>> config.num_members
-    2
-
-    ```
-    """
+    r"""A [`ViTConfig`] with the fields of [`HydraConfigMixin`], and `add_pooling_layer`."""
 
     model_type = "hydra_vit"
     add_pooling_layer: bool = True

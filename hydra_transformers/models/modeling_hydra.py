@@ -60,9 +60,6 @@ class Grouped(nn.Module):
         members = [m for m, width in enumerate(self.widths) if width > 0]
         return members, [self.widths[m] for m in members]
 
-    def extra_repr(self) -> str:
-        return f"widths={self.widths}, columns={self.columns}, bias={self.bias is not None}"
-
 
 class GroupedLinear(Grouped):
     """M linear maps `in_features -> widths[m]`; weight (sum of widths, in_features), bias (sum of widths)."""
@@ -113,12 +110,10 @@ class GroupedOutput(Grouped):
         parts = zip(filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True) if filled else ()
         products = {m: nn.functional.linear(states, weight.t(), biases[m]) for m, states, weight in parts}
         like = products[filled[0]] if filled else hidden_states.new_zeros(*hidden_states.shape[1:-1], self.columns)
-        return torch.stack([products[m] if width else bias_as(like, biases[m]) for m, width in enumerate(self.widths)])
-
-
-def bias_as(like: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The result of a map without inputs: its bias, or zeros, (..., out_features) as `like`."""
-    return torch.zeros_like(like) if bias is None else bias.expand_as(like).type_as(like)
+        for m, width in enumerate(self.widths):
+            if width == 0:
+                products[m] = torch.zeros_like(like) if biases[m] is None else biases[m].expand_as(like).type_as(like)
+        return torch.stack([products[m] for m in range(len(self.widths))])
 
 
 def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -655,9 +650,8 @@ class HydraClassifierMixin:
     # Whether the head reads the states of every layer: by `encode_all_layers`, which the family then has.
     reads_all_layers = False
     hidden_states_read = 1  # how many states side by side the head reads
-    head_dropout: tuple[
-        str, ...
-    ] = ()  # config fields; the first that is set says how much is dropped before the last map
+    # Config fields; the first that is set says how much is dropped before the last map.
+    head_dropout: tuple[str, ...] = ()
     last_map = "classifier"  # the module that gives the logits
 
     def __init__(self, config: PreTrainedConfig):

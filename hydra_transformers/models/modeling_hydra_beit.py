@@ -16,7 +16,7 @@ from .configuration_hydra_beit import HydraBeitConfig
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, PatchProductMixin
 from .modeling_hydra import Grouped, Norm, shared_or_per_member
 from .pretrained import HydraModelMixin
-from .relative_attention import HydraTableBiasAttention
+from .relative_attention import HydraTableBiasAttention, PositionBias
 
 
 class HydraBeitEmbeddings(PatchProductMixin, BeitEmbeddings):
@@ -68,17 +68,6 @@ class HydraBeitAttention(HydraTableBiasAttention):
         return own if shared is None else shared + own
 
 
-class SharedPositionBias(nn.Embedding):
-    """What is added to the scores of each of the backbone's heads, in all layers; weight (distances, heads)."""
-
-    def __init__(self, config: HydraBeitConfig):
-        super().__init__(config.num_distances, config.num_attention_heads)
-
-    def forward(self, distances: torch.Tensor) -> torch.Tensor:
-        """(tokens, tokens) -> (heads, tokens, tokens)"""
-        return super().forward(distances).permute(2, 0, 1)
-
-
 def numbers_of_distances(side: int, device: torch.device) -> torch.Tensor:
     """The row of a table of distances for each query and key, (tokens, tokens): the first token and side * side patches."""
     places = torch.arange(side, device=device)
@@ -112,9 +101,8 @@ class HydraBeitModel(HydraImageEncoderMixin, HydraBeitPreTrainedModel):
         self.last_norm = None if config.use_mean_pooling else "layernorm"  # the mean is normed instead
         self.relative_attention_bias = None
         if config.use_shared_relative_position_bias:
-            self.relative_attention_bias = shared_or_per_member(
-                config, "embeddings", lambda: SharedPositionBias(config)
-            )
+            build = partial(PositionBias, config.num_distances, config.num_attention_heads)
+            self.relative_attention_bias = shared_or_per_member(config, "embeddings", build)
 
     def add_pooling(self, config: HydraBeitConfig) -> None:
         norm = partial(self.make_norm(config), config.hidden_size)

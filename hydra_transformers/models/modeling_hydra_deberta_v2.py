@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Embeddings, DebertaV2PreTrainedModel
 
 from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
-from .modeling_hydra import GroupedLinear, Norm, is_exporting, members_mask, shared_or_per_member
+from .modeling_hydra import GroupedLinear, GroupedPooler, Norm, is_exporting, members_mask, shared_or_per_member
 from .pretrained import HydraModelMixin
 from .relative_attention import HydraBiasAttention
 from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
@@ -179,30 +179,18 @@ class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedMo
         return hidden_states, mask, layer_kwargs | {"positions": positions}
 
 
-class GroupedContextPooler(nn.Module):
-    """A pooler per member with dropout in front: (members, batch, hidden) -> (members, batch, hidden)."""
-
-    def __init__(self, config: HydraDebertaV2Config):
-        super().__init__()
-        size = config.pooler_hidden_size
-        self.dropout = nn.Dropout(config.pooler_dropout)
-        self.dense = GroupedLinear(size, [size] * config.num_members)
-        self.activation = ACT2FN[config.pooler_hidden_act]
-
-    def forward(self, first_token: torch.Tensor) -> torch.Tensor:
-        return self.activation(self.dense(self.dropout(first_token)))
-
-
 class HydraDebertaV2ForSequenceClassification(HydraTypedTextClassifierMixin, HydraDebertaV2PreTrainedModel):
     encoder_class = HydraDebertaV2Model
     head_dropout = ("cls_dropout", "hidden_dropout_prob")
 
     def add_head(self, config: HydraDebertaV2Config) -> None:
-        self.pooler = GroupedContextPooler(config)
+        size, activation = config.pooler_hidden_size, ACT2FN[config.pooler_hidden_act]
+        self.pooler_dropout = nn.Dropout(config.pooler_dropout)
+        self.pooler = GroupedPooler(size, size, config.num_members, activation)
         super().add_head(config)
 
     def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        return self.dropout(self.pooler(hidden_states[:, :, 0]))
+        return self.dropout(self.pooler(self.pooler_dropout(hidden_states[:, :, :1])))
 
 
 class HydraDebertaV2ForTokenClassification(

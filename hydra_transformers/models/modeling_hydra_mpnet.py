@@ -6,6 +6,8 @@ the columns of its own heads. It counts as embeddings: members that share these 
 their own.
 """
 
+from functools import partial
+
 import torch
 from torch import nn
 from transformers.models.mpnet.modeling_mpnet import MPNetEmbeddings, MPNetEncoder, MPNetPreTrainedModel
@@ -13,7 +15,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEmbeddings, MPNetEncod
 from .configuration_hydra_mpnet import HydraMPNetConfig
 from .modeling_hydra import shared_or_per_member
 from .pretrained import HydraModelMixin
-from .relative_attention import HydraTableBiasAttention
+from .relative_attention import HydraTableBiasAttention, PositionBias
 from .texts import (
     GroupedClassificationHead,
     HydraTwoMapTextClassifierMixin,
@@ -32,32 +34,20 @@ class HydraMPNetPreTrainedModel(HydraModelMixin, MPNetPreTrainedModel):
     _supports_sdpa = True
 
 
-class RelativeAttentionBias(nn.Embedding):
-    """What is added to the scores of each of the backbone's heads; weight (buckets of distances, heads)."""
-
-    def __init__(self, config: HydraMPNetConfig):
-        super().__init__(config.relative_attention_num_buckets, config.num_attention_heads)
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """For states (members or 1, batch, tokens, hidden): (heads, tokens, tokens)"""
-        positions = torch.arange(states.shape[2], device=states.device)
-        # As many buckets as MPNet uses, which are 32 whatever its config says.
-        buckets = MPNetEncoder.relative_position_bucket(positions[None, :] - positions[:, None])
-        return super().forward(buckets).permute(2, 0, 1)
-
-
 class HydraMPNetModel(HydraTypedTextEncoderMixin, HydraMPNetPreTrainedModel):
     embeddings_class = MPNetEmbeddings
     attention_class = HydraTableBiasAttention
 
     def add_positions(self, config: HydraMPNetConfig) -> None:
-        self.relative_attention_bias = shared_or_per_member(
-            config, "embeddings", lambda: RelativeAttentionBias(config)
-        )
+        build = partial(PositionBias, config.relative_attention_num_buckets, config.num_attention_heads)
+        self.relative_attention_bias = shared_or_per_member(config, "embeddings", build)
 
     def embed_inputs(self, **inputs):
         hidden_states, mask, layer_kwargs = super().embed_inputs(**inputs)
-        return hidden_states, mask, layer_kwargs | {"positions": (self.relative_attention_bias(hidden_states),)}
+        positions = torch.arange(hidden_states.shape[2], device=hidden_states.device)
+        # As many buckets as MPNet uses, which are 32 whatever its config says.
+        buckets = MPNetEncoder.relative_position_bucket(positions[None, :] - positions[:, None])
+        return hidden_states, mask, layer_kwargs | {"positions": (self.relative_attention_bias(buckets),)}
 
 
 class HydraMPNetForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraMPNetPreTrainedModel):

@@ -50,7 +50,7 @@ from .modeling_hydra import (
     shared_or_per_member,
 )
 from .pretrained import HydraModelMixin
-from .relative_attention import HydraTableBiasAttention
+from .relative_attention import HydraTableBiasAttention, PositionBias
 
 
 class HydraWaveformEmbeddings(nn.Module):
@@ -296,7 +296,7 @@ class HydraWavLMAttention(HydraTableBiasAttention):
         return self.bias_gate(hidden_states[:, :, : query.shape[2]], self.kept_heads) * bias
 
 
-class WavLMPositionBias(nn.Embedding):
+class WavLMPositionBias(PositionBias):
     """What positions add to the scores of each of the backbone's heads; weight (buckets of distances, heads)."""
 
     _relative_positions_bucket = WavLMAttention._relative_positions_bucket
@@ -308,8 +308,7 @@ class WavLMPositionBias(nn.Embedding):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """For states (members or 1, batch, frames, hidden): (heads, frames, frames)"""
         positions = torch.arange(states.shape[2], device=states.device)
-        buckets = self._relative_positions_bucket(positions[None, :] - positions[:, None])
-        return super().forward(buckets).permute(2, 0, 1)
+        return super().forward(self._relative_positions_bucket(positions[None, :] - positions[:, None]))
 
 
 class HydraWavLMModel(HydraWaveformEncoderMixin, HydraWavLMPreTrainedModel):

@@ -10,10 +10,6 @@ import torch
 from .configuration_hydra import times_of_spread
 
 
-def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
 def variance(member_logits: torch.Tensor) -> torch.Tensor:
     """Between members, 0 for one: (batch, members, outputs) -> (batch, outputs)"""
     return (member_logits - member_logits.mean(dim=1, keepdim=True)).square().mean(dim=1)
@@ -29,7 +25,7 @@ def aggregated(member_logits: torch.Tensor, aggregate: str | None) -> torch.Tens
 
     aggregate: see `configuration_hydra`; None for the mean
     """
-    member_logits = at_least_float32(member_logits)
+    member_logits = member_logits.to(torch.promote_types(member_logits.dtype, torch.float32))
     times = 0.0 if aggregate is None else times_of_spread(aggregate)
     if times is None:
         return member_logits.amin(dim=1)

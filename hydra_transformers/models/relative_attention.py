@@ -1,6 +1,7 @@
 """Attention with a bias of positions."""
 
 import torch
+from torch import nn
 
 from .modeling_hydra import HydraAttention
 
@@ -50,3 +51,11 @@ class HydraTableBiasAttention(HydraBiasAttention):
         by_head = [heads_of_member.unbind() for heads_of_member in by_member]
         kept = [by_head[member][head] for member, heads in enumerate(self.kept_heads) for head in heads]
         return torch.stack(kept).unsqueeze(0)
+
+
+class PositionBias(nn.Embedding):
+    """What distances add to the scores of each of the backbone's heads; weight (numbers of distances, heads)."""
+
+    def forward(self, distances: torch.Tensor) -> torch.Tensor:
+        """(tokens, tokens) -> (heads, tokens, tokens)"""
+        return super().forward(distances).permute(2, 0, 1)

@@ -27,7 +27,12 @@ class HydraTokenClassifierMixin(HydraClassifierMixin):
     )
 
     def __init__(self, config: PreTrainedConfig):
-        check_token_classes(config)
+        set_problem_type(config)
+        if config.problem_type != "single_label_classification":
+            raise ValueError(
+                f"problem_type is {config.problem_type!r} with {config.num_labels} labels, and a token has one class of "
+                "several: set problem_type to 'single_label_classification', and num_labels to at least 2"
+            )
         super().__init__(config)
 
     @property
@@ -78,13 +83,3 @@ def token_loss(
 def rows_of_tokens(member_logits: torch.Tensor) -> torch.Tensor:
     """(batch, members, tokens, ...) -> (batch * tokens, members, ...)"""
     return member_logits.transpose(1, 2).flatten(0, 1)
-
-
-def check_token_classes(config: PreTrainedConfig) -> None:
-    """Refuses a config whose tokens would not each have one class of several."""
-    set_problem_type(config)
-    if config.problem_type != "single_label_classification":
-        raise ValueError(
-            f"problem_type is {config.problem_type!r} with {config.num_labels} labels, and a token has one class of several: set "
-            "problem_type to 'single_label_classification', and num_labels to at least 2"
-        )

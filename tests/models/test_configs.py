@@ -79,7 +79,6 @@ REFUSALS = [
     (HydraViTConfig, {"kept_heads": [[[0], [1]]]}, "kept_heads has 1 layers, the model has 2"),
     (HydraViTConfig, {"kept_heads": [[[0]] * 10**6] * 2}, r"kept_heads\[0\] has 1,000,000 members: use 1 to 1,000"),
     (HydraViTConfig, {"num_attention_heads": 10**9}, "num_attention_heads is 1000000000: use 1 to 1,000"),
-    (HydraViTConfig, {"num_members": 3}, r"num_members is 3, kept_heads has 1: give kept_heads\[layer\]\[member\]"),
     (HydraViTConfig, {"shared": ["mlps"]}, "shared names 'mlps': members can share 'embeddings', 'layernorm', 'mlp'"),
     (HydraViTConfig, {"ensemble_loss": "mean"}, "ensemble_loss is 'mean': use 'members'"),
     (

@@ -239,7 +239,7 @@ REFUSALS = [
     (lambda: fuse(clip_backbone(), broken(CLIP, float("inf")), family=CLIP), ValueError, NOT_FINITE),
     (lambda: fuse(vit_backbone().to("meta")), ValueError, r"members\[0\] has weights that are not in memory"),
     (lambda: fuse(*VIT.members(), shared=("attention",)), ValueError, "shared names 'attention'"),
-    (lambda: fuse(*VIT.members(), shared="mlp"), TypeError, r"shared is 'mlp': .*\['mlp'\]"),
+    (lambda: fuse(*VIT.members(), shared="mlp"), ValueError, "shared names 'm': members can share 'embeddings'"),
     (lambda: VIT.hydra.from_backbone(ViTModel(vit_backbone().config)), ValueError, "has no parameter 'vit"),
     (lambda: VIT.fused().member(3), IndexError, "member 3 does not exist: this Hydra has members 0 to 2"),
     (lambda: prune({3: [0]}), ValueError, "heads_to_prune names layer 3: the model has layers 0 to 2"),
