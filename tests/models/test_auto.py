@@ -138,16 +138,6 @@ def test_a_model_that_does_not_exist_is_refused_at_once(name, problem, error, se
             load(name)
 
 
-def test_members_that_call_their_classes_differently_are_refused():
-    red, cat = VIT.backbone(), VIT.backbone(1)
-    red.config.id2label = dict(enumerate(["red", "green", "blue", "grey", "black"]))
-    cat.config.id2label = dict(enumerate(["red", "blue", "green", "grey", "black"]))
-    with pytest.raises(
-        ValueError, match=r"has id2label = .*1: 'blue'.* has .*1: 'green'.*fine-tuned on the same labels"
-    ):
-        AutoHydra.from_pruned_members([red, cat])
-
-
 def test_every_row_of_the_tests_table_is_supported_and_every_supported_classifier_has_a_row():
     with_heads = {each.__name__ for each in heads_of(TABLE) if not hasattr(each, "from_pruned_members")}
     of_texts = {name for name in with_heads if "ForToken" not in name}

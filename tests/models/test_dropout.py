@@ -10,7 +10,6 @@ from tests.families import BERT, ELECTRA, VIT, Family, for_families
 
 
 P = 0.5
-ROWS = 2000  # of one input, for statistics
 
 
 def with_every_dropout(family: Family, **others: float) -> nn.Module:

@@ -4,7 +4,6 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from hydra_transformers.models.auto import check_has_no_adapters
 from hydra_transformers.pruning import draw_members, prune_heads, taylor_scores
@@ -12,20 +11,30 @@ from hydra_transformers.training import lora_config
 from tests.families import BERT, CLIP, VIT, for_families, images
 
 
-class Packed(torch.Tensor):
-    """As torchao's tensors: says that it is float32, holds int8 codes."""
+class Int8Weight(torch.Tensor):
+    """As torchao's: a weight of another class, which cannot be viewed or cut, with plain tensors inside."""
 
     @staticmethod
-    def __new__(cls, codes: torch.Tensor):
-        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype)
 
-    def __init__(self, codes: torch.Tensor):
-        self.codes = codes
+    def __init__(self, codes: torch.Tensor, scale: torch.Tensor):
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self):
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is nn.functional.linear:
+            inputs, weight, bias = args
+            return func(inputs, weight.codes * weight.scale, bias)
+        return super().__torch_function__(func, types, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.detach.default:
-            return return_and_correct_aliasing(func, args, kwargs or {}, cls(args[0].codes))
+            return cls(args[0].codes, args[0].scale)
         raise NotImplementedError(f"{func} on codes")
 
 
@@ -40,8 +49,9 @@ def in_int8(model) -> None:
 
 
 def in_codes_of_another_class(model) -> None:
+    codes = Int8Weight(torch.zeros(2, 2, dtype=torch.int8), torch.ones(2, 1))
     weight = next(module for module in model.modules() if getattr(module, "weight", None) is not None)
-    weight._parameters["weight"] = nn.Parameter(Packed(torch.zeros(2, 2, dtype=torch.int8)), requires_grad=False)
+    weight._parameters["weight"] = nn.Parameter(codes, requires_grad=False)
 
 
 def in_float8(model) -> None:
@@ -107,33 +117,6 @@ def test_adapted_hydras_are_merged_first():
             with pytest.raises(ValueError, match="has adapters of PEFT"):
                 use(model)
     check_has_no_adapters(adapted.merge_and_unload(), "model")
-
-
-class Int8Weight(torch.Tensor):
-    """As torchao's: a weight of another class, which cannot be viewed or cut, with plain tensors inside."""
-
-    @staticmethod
-    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor):
-        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype)
-
-    def __init__(self, codes: torch.Tensor, scale: torch.Tensor):
-        self.codes, self.scale = codes, scale
-
-    def __tensor_flatten__(self):
-        return ["codes", "scale"], None
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is nn.functional.linear:
-            inputs, weight, bias = args
-            return func(inputs, weight.codes * weight.scale, bias)
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.detach.default:
-            return cls(args[0].codes, args[0].scale)
-        raise NotImplementedError(f"{func} on codes")
 
 
 def test_what_was_calibrated_before_it_was_quantised_decides_nothing():

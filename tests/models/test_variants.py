@@ -137,7 +137,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, at: torch.Tensor |
 @pytest.mark.parametrize(
     ("family", "fields"), CASES, ids=[f"{family.name} {list(fields)}" for family, fields in CASES]
 )
-def test_every_kind_of_backbone_is_itself(family, fields):
+def test_every_kind_of_backbone_is_itself_with_its_head_and_without(family, fields):
     backbone = family.backbone(**fields)
     heads = {0: [1]} if fields.get("num_hidden_groups") == 1 else HEADS
     ablated, hydra = family.ablate(backbone, heads), family.hydra.from_backbone(backbone)
@@ -159,15 +159,6 @@ def test_every_kind_of_backbone_is_itself(family, fields):
             tokens = mask.bool() if mask is not None and "input_ids" in inputs and family is not DEBERTA else None
             for ours, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
                 assert_close(ours[:, 0], theirs, tokens)
-
-
-@torch.no_grad()
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "fields"), CASES, ids=[f"{family.name} {list(fields)}" for family, fields in CASES]
-)
-def test_every_kind_of_encoder_is_itself(family, fields):
-    backbone = family.backbone(**fields)
     encoder = backbone if family is DINOV3 else getattr(backbone, family.hydra.base_model_prefix)
     found, expected = AutoHydra.from_backbone(encoder)(**family.inputs()), encoder(**family.inputs())
     at = family.inputs()["attention_mask"].bool() if "input_ids" in signature(encoder.forward).parameters else None
