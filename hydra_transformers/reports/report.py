@@ -176,7 +176,6 @@ class Report:
         dataset_type: str | None = None,
         model: str | None = None,
         task_type: str = "image-classification",
-        dataset_split: str | None = None,
     ) -> "list[EvalResult]":
         """One model's results as metadata of its card: `ModelCardData(model_name=..., eval_results=...)`.
 
@@ -185,7 +184,6 @@ class Report:
             dataset_type (`str`, *optional*): its id on the Hub ("cifar100"); made from the name where not given.
             model (`str`, *optional*): which model; needed when the report has several.
             task_type (`str`): the pipeline's name of the task.
-            dataset_split (`str`, *optional*): the split of the data.
         """
         from huggingface_hub import EvalResult
 
@@ -204,7 +202,6 @@ class Report:
                 task_type=task_type,
                 dataset_type=dataset_type or dataset_name.lower().replace(" ", "-"),
                 dataset_name=dataset_name,
-                dataset_split=dataset_split,
                 metric_type=metric,
                 metric_name=title,
                 metric_value=round(value, 6),

@@ -18,6 +18,7 @@ from ..models.detection import differing_pairs
 from ..models.modeling_hydra import entropy_split, label_log_probabilities, log_mean
 from ..models.regression import spread
 from ..models.tokens import rows_of_tokens
+from .features import collect_answers
 from .inputs import as_member_logits, as_tensor, check_predictions, wide_log_softmax, widened
 
 
@@ -130,13 +131,6 @@ class NumberPrediction:
     variance: Tensor
 
 
-def _predict_numbers(model: nn.Module, data: Any, batch_size: int) -> NumberPrediction:
-    outputs = torch.cat(
-        [widened(predict(model, batch)).cpu() for batch in batches(data, batch_size, device_of(model))]
-    )
-    return NumberPrediction(outputs.mean(dim=1), spread(outputs).square())
-
-
 def predict_uncertainty(model: nn.Module, data: Any, batch_size: int = 32) -> Decomposition | NumberPrediction:
     """Predict `data` in batches on the model's device and decompose the uncertainty; the result is on the CPU.
 
@@ -153,7 +147,8 @@ def predict_uncertainty(model: nn.Module, data: Any, batch_size: int = 32) -> De
     """
     problem_type = problem_type_of_answers(model)
     if problem_type == "regression":
-        return _predict_numbers(model, data, batch_size)
+        outputs = widened(collect_answers(model, data, batch_size, with_features=False)[0])
+        return NumberPrediction(outputs.mean(dim=1), spread(outputs).square())
     if classifies_tokens(model):
         return decompose(collect_words(model, data, batch_size)[0])
     parts = []

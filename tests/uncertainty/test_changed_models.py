@@ -78,36 +78,32 @@ def test_a_changed_hydra_does_not_decide(change, warned, tmp_path):
     assert hydra.is_calibrated
 
 
+def train_by_trainer(model) -> None:
+    [batch] = rows_for("vit", count=8)
+    rows = [{name: value[row] for name, value in batch.items()} for row in range(8)]
+    quiet = {"report_to": "none", "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
+    trainer = Trainer(model, TrainingArguments(max_steps=1, **quiet), train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    trainer.evaluate()  # leaves the model in eval mode
+
+
 WRAPPED_CHANGES = {
     "trained": train_and_evaluate,
+    "trained by Trainer": train_by_trainer,
     "trained in eval mode by fused steps": lambda model: one_step(model, fused=True),
     "a merged adapter": merge_adapter,
 }
 
 
 @pytest.mark.parametrize("change", WRAPPED_CHANGES)
-def test_a_plain_model_that_changed_in_its_wrapper_does_not_decide(change):
+def test_a_plain_model_that_changed_in_its_wrapper_does_not_decide(change, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where Trainer has its folder
     backbone = backbone_of("vit")
     calibrated = calibrate(backbone, rows_for("vit"), target={"coverage": 0.5}).model.eval()
     with torch.no_grad():
         assert calibrated(**BATCH).abstain is not None
         assert copy.deepcopy(backbone)(**BATCH).logits.equal(pickle.loads(pickle.dumps(backbone))(**BATCH).logits)
     WRAPPED_CHANGES[change](backbone)
-    with torch.no_grad():
-        assert calibrated(**BATCH).abstain is None
-
-
-def test_a_plain_model_that_trainer_trained_does_not_decide(tmp_path):
-    backbone = backbone_of("vit")
-    calibrated = calibrate(backbone, rows_for("vit"), target={"coverage": 0.5}).model.eval()
-    [batch] = rows_for("vit", count=8)
-    rows = [{name: value[row] for name, value in batch.items()} for row in range(8)]
-    arguments = TrainingArguments(
-        tmp_path, max_steps=1, report_to="none", use_cpu=True, save_strategy="no", disable_tqdm=True
-    )
-    trainer = Trainer(backbone, arguments, train_dataset=rows, eval_dataset=rows)
-    trainer.train()
-    trainer.evaluate()  # leaves the model in eval mode
     with torch.no_grad():
         assert not backbone.training and calibrated(**BATCH).abstain is None
 
@@ -175,14 +171,10 @@ def test_a_model_is_compared_when_it_is_compiled():
         compiled = torch.compile(hydra, fullgraph=True, backend="eager")
         assert torch.equal(compiled(**BATCH).abstain, hydra(**BATCH).abstain)
         torch.compiler.reset()
-        train_and_evaluate_with_gradients(hydra)
+        with torch.enable_grad():
+            train_and_evaluate(hydra)
         assert torch.compile(hydra, fullgraph=True, backend="eager")(**BATCH).abstain is None
     torch.compiler.reset()
-
-
-def train_and_evaluate_with_gradients(hydra) -> None:
-    with torch.enable_grad():
-        train_and_evaluate(hydra)
 
 
 def test_a_replica_of_data_parallel_decides():
