@@ -60,10 +60,9 @@ def predict_data(
     """Predicts for every row of a data set, and writes the table with the answers to a file.
 
     The file has all rows in their order: `row`, which counts from 0, the columns of the data (images and audio as paths; one with a
-    name of ours becomes `input_NAME`), then `answer` (empty where the model abstains; of labels and entities those that it does not
-    abstain on), `prediction` (what it would say if it never abstained; empty only where a row cannot be read), `why`, and the other
-    fields of `predict`. Until it is complete, its parts are in the folder `OUTPUT.ID.parts`, where the id stands for model, data and
-    settings: call it again with the same arguments to go on after a stop. No row is lost or predicted twice.
+    name of ours becomes `input_NAME`), then `answer` (empty where the model abstains), `prediction` (what it would say if it never
+    abstained; empty only where a row cannot be read), `why`, and the other fields of `predict`. Until it is complete, its parts are in
+    the folder `OUTPUT.ID.parts`: call it again with the same arguments to go on after a stop. No row is lost or predicted twice.
 
     Args:
         model (`str` or `os.PathLike`): a folder or Hub name, as in `HydraPredictor`.

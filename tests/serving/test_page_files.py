@@ -10,7 +10,7 @@ import pytest
 from transformers import Wav2Vec2FeatureExtractor
 
 from hydra_transformers.serving.predictor import HydraPredictor
-from tests.data.test_audio import RATE, tone, wav
+from tests.data.test_audio import tone, wav
 from tests.families import WAV2VEC2
 from tests.serving.tiny import asked
 from tests.tiny_data import pictures
@@ -145,22 +145,3 @@ def test_audio_is_sent_clicked_on_and_answered(pages, tmp_path):
         assert "hydra-card" in answer_to(server, [{"path": clicked} | METAS[-1]])["data"][0]
     finally:
         page.close(verbose=False)
-
-
-def test_audio_that_cannot_be_read_gets_a_sentence(pages, tmp_path, monkeypatch):
-    model = HydraPredictor(WAV2VEC2.fused().float(), Wav2Vec2FeatureExtractor(), name="tones")
-    monkeypatch.setattr(pages, "MOST_MEGABYTES", 0.1)
-    contents = {
-        b"no audio": "a.wav is not a WAV file that can be read",
-        wav(tone(1.0))[:-20]: "a.wav has no samples, or fewer than its header says: send the whole file",
-        wav(tone(1.0), RATE // 2): "a.wav has 16 bits and 8,000 samples per second: send 16 bits and 16,000",
-        wav(tone(1.0, samples=90_000)): "a.wav has more than 0.1 MB",
-    }
-    for content, sentence in contents.items():
-        (tmp_path / "a.wav").write_bytes(content)
-        assert sentence in pages._respond(model, (str(tmp_path / "a.wav"), "a.wav"))
-    assert "Drop a WAV file on the left first" in pages._respond(model, None)
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"a\.wav has 16 bits and 16,000"):
-        slow = Wav2Vec2FeatureExtractor(sampling_rate=8_000)
-        pages.read_examples(tmp_path, HydraPredictor(model.model, slow, name="slow"))
