@@ -1,12 +1,10 @@
-"""The cost of a model: parameters and multiply-adds, counted; time per batch, measured.
+"""The cost of a model: parameters and multiply-adds, counted.
 
 A model around another one has `input_model`, the model that reads its inputs, and a method `count_multiply_adds` unless it runs
 that model once.
 """
 
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -16,44 +14,28 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .data.prediction import ZeroShotClassifier, accepted_inputs, device_of, evaluation_mode
+from .data.prediction import ZeroShotClassifier, accepted_inputs
 from .data.zero_shot import first_token_kwargs
 from .fusion.probe import example_inputs
 from .fusion.structure import plain_config, without_weights
 from .models.pipeline_hydra_text import most_tokens
 
 
-WARM_UP_ROUNDS = 2
-MOST_ROUNDS = 50
-
-
 @dataclass(frozen=True)
 class Cost:
-    """parameters: of the whole model; multiply_adds: for one sample; milliseconds: per batch, by batch size."""
+    """parameters: of the whole model; multiply_adds: for one sample"""
 
     parameters: int
     multiply_adds: int
-    milliseconds: dict[int, float]
 
 
-def compare_costs(
-    models: Mapping[str, nn.Module], batch_sizes: Sequence[int] = (), seconds: float = 2.0
-) -> dict[str, Cost]:
-    """The cost of each model; without `batch_sizes` nothing is run or timed.
+def compare_costs(models: Mapping[str, nn.Module]) -> dict[str, Cost]:
+    """The cost of each model, which is not run.
 
     Args:
-        models: name -> a Transformers model, a Hydra or a baseline made of these, all reading the same inputs.
-        batch_sizes: the batch sizes to time, each on the model's device.
-        seconds: about how long to measure per batch size, for all models together.
+        models: name -> a Transformers model, a Hydra or a baseline made of these.
     """
-    times: dict[str, dict[int, float]] = {name: {} for name in models}
-    for size in batch_sizes:
-        inputs = inputs_for(next(iter(models.values())), size)
-        for name, value in median_milliseconds(models, inputs, seconds).items():
-            times[name][size] = value
-    return {
-        name: Cost(count_parameters(model), count_multiply_adds(model), times[name]) for name, model in models.items()
-    }
+    return {name: Cost(count_parameters(model), count_multiply_adds(model)) for name, model in models.items()}
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -86,41 +68,6 @@ def multiply_adds_of(forward: Callable, **inputs: Any) -> int:
     return counter.get_total_flops() // 2
 
 
-def median_milliseconds(
-    models: Mapping[str, nn.Module], inputs: Mapping[str, Tensor], seconds: float = 2.0
-) -> dict[str, float]:
-    """Median time of one forward of each model. They take turns, so that a slow moment of the machine hits all of them."""
-    times: dict[str, list[float]] = {name: [] for name in models}
-    inputs_of = {
-        name: {key: value.to(device_of(model)) for key, value in inputs.items()} for name, model in models.items()
-    }
-    rounds, deadline = -WARM_UP_ROUNDS, None
-    while rounds < 3 or (rounds < MOST_ROUNDS and time.perf_counter() < deadline):
-        if rounds == 0:
-            deadline = time.perf_counter() + seconds
-        for name, model in models.items():
-            elapsed = _seconds_of_forward(model, inputs_of[name])
-            if rounds >= 0:
-                times[name].append(1000 * elapsed)
-        rounds += 1
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def _seconds_of_forward(model: nn.Module, inputs: Mapping[str, Tensor]) -> float:
-    with evaluation_mode(model), torch.inference_mode():
-        wait_for(device_of(model))
-        start = time.perf_counter()
-        model(**inputs)
-        wait_for(device_of(model))
-        return time.perf_counter() - start
-
-
-def wait_for(device: torch.device) -> None:
-    """Waits until a GPU has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def inputs_for(model: nn.Module, batch_size: int, device: str = "cpu") -> dict[str, Tensor]:
     """Those of `example_inputs` that a model reads: a classifier on one of two towers has the config of both, and RoBERTa has
     fewer positions than its config says."""
@@ -142,15 +89,12 @@ def config_in(model: nn.Module) -> PreTrainedConfig:
     return model.config if hasattr(model, "config") else config_in(model.model)
 
 
-def unpruned_backbone(model: PreTrainedModel, device: torch.device | str = "meta") -> PreTrainedModel:
-    """The unpruned Transformers model that a Hydra is built from; with random weights, unless on the meta device."""
+def unpruned_backbone(model: PreTrainedModel) -> PreTrainedModel:
+    """The unpruned Transformers model that a Hydra is built from, on the meta device."""
     cls = type(model)
     if not hasattr(cls, "backbone_classes"):
         raise TypeError(f"model is a {cls.__name__}: pass a Hydra")
-    backbone_class, config = cls.backbone_classes[0], plain_config(cls, model.config)
-    if torch.device(device).type == "meta":
-        return without_weights(backbone_class, config)
-    return backbone_class(config).to(device=device, dtype=model.dtype).eval()
+    return without_weights(cls.backbone_classes[0], plain_config(cls, model.config))
 
 
 def readable_count(count: int) -> str:

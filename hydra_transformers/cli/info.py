@@ -32,6 +32,6 @@ def info(model: argument(str, "MODEL", "a Hydra; its weights are not read", pars
     print(kept_heads_map(config), end="\n\n")
     models = {"This model": hydra, "Unpruned backbone": unpruned_backbone(hydra)}
     if config.num_members > 1:
-        backbones = [unpruned_backbone(hydra, "meta") for _ in range(config.num_members)]
+        backbones = [unpruned_backbone(hydra) for _ in range(config.num_members)]
         models[f"Deep Ensemble of {config.num_members}"] = DeepEnsemble(backbones)
     print(cost_table(compare_costs(models)))

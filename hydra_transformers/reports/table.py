@@ -57,14 +57,9 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def cost_table(costs: Mapping[str, Cost]) -> str:
-    """The costs that `compare_costs` found, in markdown; times also as a multiple of the first row's."""
-    first = next(iter(costs.values()))
-    header = ["Model", "Parameters", "Multiply-adds", *(f"ms, batch {size}" for size in first.milliseconds)]
-    rows = []
-    for name, cost in costs.items():
-        times = [f"{value:.2f} ({value / first.milliseconds[size]:.2f}x)" for size, value in cost.milliseconds.items()]
-        rows.append([name, f"{cost.parameters:,}", readable_count(cost.multiply_adds), *times])
-    return markdown_table(header, rows)
+    """The costs that `compare_costs` counted, in markdown."""
+    rows = [[name, f"{cost.parameters:,}", readable_count(cost.multiply_adds)] for name, cost in costs.items()]
+    return markdown_table(["Model", "Parameters", "Multiply-adds"], rows)
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

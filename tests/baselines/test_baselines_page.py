@@ -31,7 +31,7 @@ def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch, capsy
     models = {name: names[name] for name in MEMBERS}
     report = evaluate_uncertainty(models, names["validation"])
     assert report.num_members == MEMBERS
-    assert all(cost.multiply_adds > 0 for cost in compare_costs(models, batch_sizes=[8], seconds=0).values())
+    assert all(cost.multiply_adds > 0 for cost in compare_costs(models).values())
 
 
 def test_the_page_shows_every_public_name():
