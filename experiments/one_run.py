@@ -32,7 +32,7 @@ from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import soup
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.uncertainty import classification_metrics, ood_metrics, ood_score
-from hydra_transformers.uncertainty.metrics import diversity_metrics, risk_coverage_curve, sample_values
+from hydra_transformers.uncertainty.metrics import diversity_metrics, error_coverage_curve, sample_values
 
 from .local_files import read_strings, tokenized
 from .pretrained import new_dinov2, read_sst2, read_tiny_imagenet
@@ -337,7 +337,7 @@ def data_sets(splits: Splits) -> dict[str, TensorRows]:
 
 def answered_at(errors: float, confidence: Tensor, correct: Tensor) -> float:
     """The largest share of rows, the most confident first, of which at most so many are wrong."""
-    coverage, risk = risk_coverage_curve(confidence, correct)
+    coverage, risk = error_coverage_curve(confidence, 1 - correct)
     within = (risk <= errors).nonzero()
     return float(coverage[within[-1, 0]]) if len(within) else 0.0
 

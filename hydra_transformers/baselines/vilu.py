@@ -17,10 +17,10 @@ from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32
 from ..uncertainty.inputs import as_tensor
 from ..uncertainty.metrics import (
     adaptive_calibration_error,
+    error_coverage_curve,
     exact_mean,
     expected_calibration_error,
     ood_metrics,
-    risk_coverage_curve,
 )
 from .baseline import check_is_count
 from .kronecker import without_autocast
@@ -257,7 +257,7 @@ def failure_metrics(confidence: Any, is_right: Any) -> dict[str, float]:
     correct = is_right.double()
     return {
         **ood_metrics(1 - confidence[is_right], 1 - confidence[~is_right]),
-        "aurc": exact_mean(risk_coverage_curve(confidence, correct)[1]),
+        "aurc": exact_mean(error_coverage_curve(confidence, 1 - correct)[1]),
         "ece": expected_calibration_error(confidence, correct),
         "aece": adaptive_calibration_error(confidence, correct),
         "base_rate": exact_mean(correct),

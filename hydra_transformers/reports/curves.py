@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..uncertainty.metrics import NUM_BINS, calibration_bins, detection_counts, exact_mean, risk_coverage_curve
+from ..uncertainty.metrics import NUM_BINS, calibration_bins, detection_counts, error_coverage_curve, exact_mean
 
 
 POINTS = 256
@@ -24,8 +24,8 @@ def reliability_curve(confidence: Tensor, correct: Tensor) -> dict[str, list]:
 
 
 def risk_curve(confidence: Tensor, correct: Tensor) -> dict[str, list[float]]:
-    """Coverage and risk, see `risk_coverage_curve`."""
-    coverage, risk = risk_coverage_curve(confidence, correct)
+    """Coverage and risk, see `error_coverage_curve`."""
+    coverage, risk = error_coverage_curve(confidence, 1 - correct)
     chosen = _thinned(len(risk))
     return {"coverage": coverage[chosen].tolist(), "risk": risk[chosen].tolist()}
 

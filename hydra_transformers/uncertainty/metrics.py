@@ -151,7 +151,7 @@ def summarize_classification(values: Mapping[str, Tensor]) -> dict[str, float]:
         "nll": exact_mean(values["nll"]),
         "ece": expected_calibration_error(confidence, correct),
         "aece": adaptive_calibration_error(confidence, correct),
-        "aurc": exact_mean(risk_coverage_curve(confidence, correct)[1]),
+        "aurc": exact_mean(error_coverage_curve(confidence, 1 - correct)[1]),
     }
 
 
@@ -197,13 +197,8 @@ def adaptive_calibration_error(confidence: Tensor, correct: Tensor, num_bins: in
     return math.fsum(abs(math.fsum(part.tolist())) for part in parts) / len(gaps)
 
 
-def risk_coverage_curve(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
-    """Coverage i/n and risk_i (samples,), the error rate of the i most confident samples, for i = 1 .. n."""
-    return error_coverage_curve(confidence, 1 - correct)
-
-
 def error_coverage_curve(confidence: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
-    """`risk_coverage_curve` for errors of any size (samples,): the mean error of the i most confident samples."""
+    """Coverage i/n and risk_i (samples,), the mean error of the i most confident samples, for i = 1 .. n."""
     confidence, order = confidence.sort(descending=True)
     errors = _mean_of_ties(confidence, errors[order])
     accepted = torch.arange(1, len(errors) + 1, dtype=torch.float64, device=errors.device)
@@ -223,25 +218,16 @@ def compute_metrics(prediction: Any) -> dict[str, float]:
     Trainer passes on the logits alone by default; the members come with `trainer.evaluate(ignore_keys=[])` and
     `trainer.train(ignore_keys_for_eval=[])`. From logits alone the diversity metrics are left out, with a warning.
     """
-    member_logits, has_members = _member_logits(prediction.predictions)
-    metrics = classification_metrics(member_logits, prediction.label_ids)
-    if has_members:
-        return metrics | diversity_metrics(member_logits)
+    parts = prediction.predictions if isinstance(prediction.predictions, (tuple, list)) else [prediction.predictions]
+    logits, *others = [as_tensor(part) for part in parts if not isinstance(part, (tuple, list))]
+    # Hidden states may come along: the member logits have the logits' rows and classes.
+    sizes = logits.shape[0], logits.shape[-1]
+    members = [part for part in (logits, *others) if part.dim() == 3 and (part.shape[0], part.shape[2]) == sizes]
+    if members:
+        return classification_metrics(members[0], prediction.label_ids) | diversity_metrics(members[0])
     warnings.warn(
         "Trainer handed over logits without member_logits, so mutual_information and disagreement are left out: call "
         "trainer.evaluate(ignore_keys=[]) and trainer.train(ignore_keys_for_eval=[])",
         stacklevel=2,
     )
-    return metrics
-
-
-def _member_logits(predictions: Any) -> tuple[Tensor, bool]:
-    """(samples, members, classes) among Trainer's predictions, and whether they are the members' own."""
-    if not isinstance(predictions, (tuple, list)):
-        logits = as_tensor(predictions)
-        return (logits.unsqueeze(1), False) if logits.dim() == 2 else (logits, True)
-    logits = as_tensor(predictions[0])
-    others = [as_tensor(other) for other in predictions[1:] if not isinstance(other, (tuple, list))]
-    # Hidden states may come along: the member logits have the logits' rows and classes.
-    fitting = [x for x in others if x.dim() == 3 and (x.shape[0], x.shape[2]) == tuple(logits.shape)]
-    return (fitting[0], True) if fitting else (logits.unsqueeze(1), False)
+    return classification_metrics(logits.unsqueeze(1), prediction.label_ids)

@@ -13,8 +13,8 @@ from hydra_transformers.uncertainty import classification_metrics, ood_metrics
 from hydra_transformers.uncertainty.metrics import (
     adaptive_calibration_error,
     diversity_metrics,
+    error_coverage_curve,
     expected_calibration_error,
-    risk_coverage_curve,
 )
 
 
@@ -77,7 +77,7 @@ def test_adaptive_ece_gives_tied_samples_their_mean_correctness():
 
 def test_aurc_of_a_worked_example():
     # Most confident first: right, wrong, right, right; risks 0, 1/2, 1/3, 1/4.
-    _, risk = risk_coverage_curve(doubles(0.6, 0.9, 0.7, 0.8), doubles(1, 1, 1, 0))
+    _, risk = error_coverage_curve(doubles(0.6, 0.9, 0.7, 0.8), doubles(0, 0, 0, 1))
     assert risk.tolist() == pytest.approx([0, 1 / 2, 1 / 3, 1 / 4])
     probabilities = torch.tensor([[0.6, 0.4], [0.9, 0.1], [0.7, 0.3], [0.8, 0.2]], dtype=torch.float64)
     with pytest.warns(UserWarning, match="fewer than the 15"):
