@@ -1,17 +1,15 @@
-"""A multi-label model from end to end: commands, server, page, reports, baselines."""
+"""A multi-label model from end to end: commands, reports, baselines."""
 
 import json
 
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertTokenizer
 
 from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.reports import Report, compare_fusions, evaluate_uncertainty
-from hydra_transformers.serving import HydraPredictor, create_app
 from tests.command_line import run
 from tests.tiny_data import SIZES, WORDS, names_of
 
@@ -69,17 +67,6 @@ def test_commands_go_from_a_file_of_lists_to_predictions(folder, tmp_path, capsy
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(answer["labels"]) <= set(answer["prediction_set"])
     assert {each["label"] for each in answer["scores"]} == set(FEELINGS)
-
-
-@pytest.mark.slow
-def test_the_server_and_the_page_know_its_labels(folder):
-    from hydra_transformers.serving.page import build_page  # imports Gradio, which takes seconds
-
-    predictor = HydraPredictor(folder / "hydra")
-    with TestClient(create_app(predictor)) as client:
-        [answer] = client.post("/predict", json={"inputs": ["a bad film"]}).json()
-    assert set(answer["labels"]) <= set(FEELINGS) and answer["scores"][0].keys() >= {"label", "score", "epistemic"}
-    assert "multi label classification, 3 labels" in str(build_page(predictor, {}).get_config_file())
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from transformers import ViTImageProcessorPil
 
 from hydra_transformers.hub import publishing
-from hydra_transformers.hub.handler import Answerer, EndpointHandler, RequestError
+from hydra_transformers.hub.handler import EndpointHandler, RequestError
 from hydra_transformers.models.auto import load_trained
 from tests.fresh_process import run_without_package
 from tests.serving.tiny import base64_of, save_image_models
@@ -70,12 +70,3 @@ def test_a_handler_of_the_owners_own_is_not_replaced(content, is_replaced, hub, 
     hub.files = {} if content is None else {"handler.py": content}
     publishing._leave_own_handler(hub, "me/tiny", tmp_path)
     assert (tmp_path / "handler.py").exists() is is_replaced
-
-
-def test_a_request_of_several_images_is_read_in_order():
-    answerer = Answerer(None, None, "image", most_inputs=2)
-    images, parameters = answerer.read({"inputs": [base64_of(image, "BMP") for image in PICTURES[:2]]})
-    assert [image.tobytes() for image in images] == [image.tobytes() for image in PICTURES[:2]]
-    assert parameters == {"top_k": 5}
-    with pytest.raises(RequestError, match="inputs has 3 entries: send 1 to 2"):
-        answerer.read({"inputs": PICTURES})

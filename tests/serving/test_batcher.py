@@ -49,10 +49,7 @@ def test_requests_that_wait_share_a_pass_up_to_the_largest_batch():
     answers, passes = answered([([text], {"top_k": 1}) for text in "abcdefg"])
     assert [inputs for inputs, _ in passes] == [["a"], ["b", "c", "d", "e"], ["f", "g"]]
     assert [answer[0]["label"] for answer in answers] == list("abcdefg")
-
-
-def test_requests_of_several_inputs_stay_whole():
-    answers, passes = answered([(["a"], {"top_k": 1}), (list("bcd"), {"top_k": 1}), (list("ef"), {"top_k": 1})])
+    answers, passes = answered([(list(texts), {"top_k": 1}) for texts in ("a", "bcd", "ef")])  # requests stay whole
     assert [inputs for inputs, _ in passes] == [["a"], ["b", "c", "d"], ["e", "f"]]
     assert [[each["label"] for each in answer] for answer in answers] == [["a"], ["b", "c", "d"], ["e", "f"]]
 

@@ -32,7 +32,7 @@ def card(hydra, tokenizer, text):
     return answer_html(predictor.answer_with_members(text)), predictor
 
 
-def test_a_number_stands_with_its_interval_and_its_members(tokenizer):
+def test_a_number_stands_with_its_interval_and_its_members_and_a_low_reward_is_nothing_relevant(tokenizer):
     hydra = text_hydra(num_labels=1, problem_type="regression")
     tokens, numbers = numbers_of(hydra)
     hydra.calibrate([{"input_ids": tokens, "labels": numbers[:, 0]}], alpha=0.2, target={"coverage": 0.5})
@@ -49,18 +49,14 @@ def test_a_number_stands_with_its_interval_and_its_members(tokenizer):
     assert "model · regression</p>" in heading_html(predictor)
     hydra.config.decision, hydra.decision = None, None
     assert "without an interval · not calibrated" in card(hydra, tokenizer, TEXTS[0])[0]
-
-
-def test_a_reward_below_its_threshold_is_nothing_relevant(tokenizer):
-    hydra = text_hydra(num_labels=1, problem_type="regression", aggregate="mean-1std")
-    tokens, scores = numbers_of(hydra)
-    labels = (scores[:, 0] > scores.median()).float()
-    hydra.calibrate([{"input_ids": tokens, "labels": labels}], target={"coverage": 0.5})
+    hydra.config.aggregate = "mean-1std"  # a reward
+    hydra.calibrate(
+        [{"input_ids": tokens, "labels": (numbers[:, 0] > numbers.median()).float()}], target={"coverage": 0.5}
+    )
     for text in TEXTS:
         [answer] = hydra.predict([text], tokenizer)
         shown, predictor = card(hydra, tokenizer, text)
-        assert ("Nothing relevant" in shown) == answer["abstain"]
-    assert "model · reward</p>" in heading_html(predictor)
+        assert ("Nothing relevant" in shown) == answer["abstain"] and "model · reward</p>" in heading_html(predictor)
 
 
 def test_labels_stand_with_their_thresholds(tokenizer):
