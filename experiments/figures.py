@@ -24,7 +24,7 @@ class Figure(NamedTuple):
 
 
 def _one_run(options: str, name: str) -> tuple[str, str]:
-    return f"python -m experiments.one_run --setting images {options}", f"experiments/results/{name}.json"
+    return f"python -m experiments.one_run --setting {options}", f"experiments/results/{name}.json"
 
 
 def _measured(command: str, name: str) -> tuple[str, str]:
@@ -32,8 +32,10 @@ def _measured(command: str, name: str) -> tuple[str, str]:
 
 
 FIGURES = (
-    Figure("One run, images", *_one_run("--only seeds composed", "one-run-images")),
-    Figure("Learning rates and variants, images", *_one_run("--only sweep variants", "one-run-images-sweep")),
+    Figure("One run, images", *_one_run("images --only seeds composed", "one-run-images")),
+    Figure("Learning rates and variants, images", *_one_run("images --only sweep variants", "one-run-images-sweep")),
+    Figure("One run, texts", *_one_run("clinc150-small", "one-run-clinc150-small")),
+    Figure("Monitoring", "python -m experiments.monitoring", "experiments/results/monitoring.json"),
     Figure("Circuits' times", *_measured("circuit_extraction.py --preset vit-b16", "circuit_extraction_h200")),
     Figure("Circuits' times on a CPU", *_measured("circuit_extraction.py --preset cpu", "circuit_extraction_cpu")),
     Figure(

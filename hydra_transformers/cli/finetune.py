@@ -17,7 +17,6 @@ def finetune(
     ),
     data: option(str, "a data set with labels, by Hub name, folder or file", "NAME_OR_FOLDER"),
     output: option(Path, "gets the Hydra and its evaluation; run again to continue after a stop", "DIR"),
-    split: option(str | None, "to train on (default: train)") = None,
     column: Column = None,
     label: option(str | None, "the column of labels (default: the only one that fits)", "NAME") = None,
     label_separator: option(str | None, 'of several labels in one cell, such as "|"', "TEXT") = None,
@@ -40,7 +39,7 @@ def finetune(
     if len(names) > 1:
         training = {"per_device_train_batch_size": batch_size, "per_device_eval_batch_size": batch_size}
         training |= {} if epochs is None else {"num_train_epochs": epochs}
-        _tune_members(names, data, output, split, columns, seed, **training)
+        _tune_members(names, data, output, columns, seed, **training)
         return
     from .._io.processes import on_one_process
     from ..serving.saved_models import load_config
@@ -59,7 +58,6 @@ def finetune(
         learning_rate=learning_rate,
         epochs=epochs,
         batch_size=batch_size,
-        split=split,
         regression=regression,
         max_length=max_length,
         seed=seed,
@@ -77,7 +75,7 @@ def finetune(
 
 
 def _tune_members(
-    names: list[str], data: str, output: Path, split: str | None, columns: dict[str, Any], seed: int, **training: Any
+    names: list[str], data: str, output: Path, columns: dict[str, Any], seed: int, **training: Any
 ) -> None:
     """Fine-tunes pruned members, each by itself."""
     from .._io.processes import on_one_process
@@ -91,8 +89,7 @@ def _tune_members(
     on_one_process(lambda: claim(output, FINETUNE_SETTINGS, {"model": names, "data": data, "seed": seed}))
     processor = load_processor(names[0], config)
     columns = {**columns, "processor": processor, "labelled": True}
-    train = load_data(data, config, **({"part": "training"} if split is None else {"split": split}), **columns)
-    validation = load_data(data, config, part="validation", **columns)
+    train, validation = (load_data(data, config, part=part, **columns) for part in ("training", "validation"))
     models = [load_model(name) for name in names]
     finetune_members(models, None, train, validation, output, seed=seed, progress=sys.stderr.isatty(), **training)
     on_one_process(lambda: copy_circuits(Path(names[0]).parent, output))
