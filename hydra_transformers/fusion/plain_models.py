@@ -4,25 +4,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..models.backbone_rules import with_key_bias_of_zeros
+from ..models.rotary_attention import queries_per_kv_head
 from .building import empty_init_like, replace_heads
+from .packed_heads import keys_of
 from .probe import check_same_outputs
 from .reading import backbone_source, read_members
 from .structure import Member, attention_names, outline, plain_config, tower_configs
 
 
-def to_transformers(model: PreTrainedModel) -> PreTrainedModel:
+def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrainedModel:
     """Converts a one-member Hydra to a plain model of Transformers with the same outputs; `model` is left as it is.
 
-    A plain model has equally many heads in all layers: heads of zeros take the places of those that were pruned, so it has the
-    backbone's size.
+    A plain model has equally many heads in all layers, and equally many for each key and value head. Only the configs of some
+    families (ViT, DeiT, AST, BEiT, DINOv2, causal language models) can say that there are fewer of the same width. What does
+    not fit raises, or is filled up.
 
     Args:
         model (`PreTrainedModel`): a Hydra with one member; of a fused one pass `model.member(i)`. Its calibration stays
             behind. A family that is built from several (RoBERTa, XLM-RoBERTa, CamemBERT) comes back as the first.
+        fill_up (`bool`, defaults to `False`): build a model of the backbone's size, with heads of zeros in place of those that
+            were pruned. This fits every family and any heads.
 
     Returns:
         `PreTrainedModel`: a model of the backbone's class, in evaluation mode.
@@ -31,15 +37,47 @@ def to_transformers(model: PreTrainedModel) -> PreTrainedModel:
         raise ValueError(f"model is a {type(model).__name__}: pass a Hydra with one member, such as model.member(0)")
     cls = type(model)
     [member] = read_members(cls, model, cls.__name__)
-    with empty_init_like(next(iter(member.tensors.values()))):
-        plain = _new_plain_model(cls, member.config)
-    tensors = _with_heads_of_zeros(cls, member)
-    weights = dict(_plain_weights(cls, tensors, dict(plain.named_parameters())))
+    tensors = _with_heads_of_zeros(cls, member) if fill_up else member.tensors
+    changes = {} if fill_up else _fewer_heads(member.config)
+    try:
+        with empty_init_like(next(iter(member.tensors.values()))):
+            plain = _new_plain_model(cls, member.config, changes)
+        weights = dict(_plain_weights(cls, tensors, dict(plain.named_parameters())))
+    except (StrictDataclassError, ValueError, ZeroDivisionError) as error:
+        if not any(changes.values()):
+            raise
+        raise ValueError(
+            f"a plain {cls.backbone_classes[0].__name__} cannot have these heads ({error}): prune equally many in each layer of a "
+            "family whose config has a head_dim, or pass fill_up=True for heads of zeros in place of the missing ones"
+        ) from error
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
             parameter.copy_(weights[name])
     check_same_outputs(model, plain.eval(), "the plain model")
     return plain
+
+
+def _fewer_heads(config: PreTrainedConfig) -> dict[str, dict]:
+    """By tower, the config fields of a plain model with as many heads as the first layer keeps; none where all layers keep
+    all. Other layers do not fit where they keep another number."""
+    changes = {}
+    for tower, own in tower_configs(config).items():
+        per_key, kept = own.queries_per_key, [heads for [heads] in own.kept_heads]
+        readers = {count for heads in kept for count in queries_per_kv_head(heads, per_key)}
+        if len(readers) > 1:
+            raise ValueError(
+                f"{' or '.join(map(str, sorted(readers)))} heads are left to read a key and value, and in a plain model equally "
+                f"many read each: prune as many heads of every group of {per_key}, or pass fill_up=True"
+            )
+        changes[tower] = {}
+        if any(len(heads) < own.num_attention_heads for heads in kept):
+            changes[tower] = {
+                own.attribute_map.get("num_attention_heads", "num_attention_heads"): len(kept[0]),
+                "head_dim": own.layer_spec.head_dim or own.hidden_size // own.num_attention_heads,
+            }
+            if hasattr(own, "num_key_value_heads"):
+                changes[tower]["num_key_value_heads"] = len(keys_of(kept[0], per_key))
+    return changes
 
 
 def _with_heads_of_zeros(cls: type, member: Member) -> dict[str, Tensor]:
@@ -52,9 +90,9 @@ def _with_heads_of_zeros(cls: type, member: Member) -> dict[str, Tensor]:
     return tensors
 
 
-def _new_plain_model(cls: type, config: PreTrainedConfig) -> PreTrainedModel:
+def _new_plain_model(cls: type, config: PreTrainedConfig, changes: Mapping[str, dict]) -> PreTrainedModel:
     plain_class, options = cls.backbone_classes[0], {}
-    plain = plain_config(cls, config)
+    plain = plain_config(cls, config, changes)
     plain._attn_implementation = config._attn_implementation if plain_class._supports_sdpa else None
     if "add_pooling_layer" in signature(plain_class.__init__).parameters and hasattr(config, "add_pooling_layer"):
         options["add_pooling_layer"] = config.add_pooling_layer

@@ -73,11 +73,15 @@ def encoder_config(model: PreTrainedModel) -> PreTrainedConfig:
     return config_in_backbone(hydra_class_of(model), model.config)
 
 
-def plain_config(cls: type, config: PreTrainedConfig) -> PreTrainedConfig:
-    """The backbone's config for a Hydra's config."""
+def plain_config(cls: type, config: PreTrainedConfig, changes: Mapping[str, dict] | None = None) -> PreTrainedConfig:
+    """The backbone's config for a Hydra's config.
+
+    changes: by tower, fields that get other values
+    """
     fields = config.to_dict()
     for tower in dict.fromkeys(("", *tower_configs(config))):
         part = fields[f"{tower}_config"] if tower else fields
+        part.update((changes or {}).get(tower, {}))
         for name in HYDRA_FIELDS:
             part.pop(name, None)
     if cls.backbone_config_key is not None:

@@ -131,7 +131,7 @@ def lowest_heads(
     Args:
         scores: what `head_scores` returns.
         budget: how many heads go in all.
-        heads_per_layer: instead, how many each layer keeps.
+        heads_per_layer: instead, how many each layer keeps; `to_transformers` may need layers of equal size.
 
     Returns:
         `{layer: [heads]}`, for CLIP by tower.

@@ -94,15 +94,22 @@ def test_16_bit_backbones_keep_their_positions_in_float32(family, tmp_path):
 
 
 @torch.no_grad()
-def test_a_plain_model_has_zeros_in_place_of_pruned_heads():
+def test_a_plain_model_has_as_many_heads_for_every_key_or_zeros():
     sizes = {"num_attention_heads": 8, "head_dim": HEAD_DIM, "num_key_value_heads": 2}
     backbone, texts = LLAMA.backbone(**sizes), padded_texts()
 
-    for gone in ({0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}, {0: [0, 2, 4], 1: list(range(8)), 2: [7]}):
+    def same(gone: dict, heads: int, keys: int, **options) -> None:
         member = prune_heads(backbone, gone)
-        plain = to_transformers(member)
-        assert (plain.config.num_attention_heads, plain.config.num_key_value_heads) == (8, 2)
+        plain = to_transformers(member, **options)
+        assert (plain.config.num_attention_heads, plain.config.num_key_value_heads) == (heads, keys)
         torch.testing.assert_close(plain(**texts).logits, member(**texts).member_logits[:, 0])
+
+    same({layer: [0, 3, 5, 6] for layer in range(3)}, 4, 2)
+    same({layer: [0, 1, 2, 3] for layer in range(3)}, 4, 1)
+    same({0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}, 8, 2, fill_up=True)
+    same({0: [0, 2, 4], 1: list(range(8)), 2: [7]}, 8, 2, fill_up=True)
+    with pytest.raises(ValueError, match="1 or 3 heads are left to read a key and value, and in a plain"):
+        to_transformers(prune_heads(backbone, {layer: [0, 4, 5, 6] for layer in range(3)}))
 
 
 @for_families([LLAMA, MODERNBERT])

@@ -76,7 +76,7 @@ def test_every_promise_holds_for_each_token(family):
         torch.testing.assert_close(
             at_words(member(**inputs).member_logits[:, 0], mask), at_words(expected[0], mask), atol=1e-12, rtol=1e-10
         )
-        plain = to_transformers(member)
+        plain = to_transformers(member, fill_up=True)
         assert type(plain) is family.hydra.backbone_classes[0]
         torch.testing.assert_close(
             at_words(plain(**inputs).logits, mask), at_words(expected[0], mask), atol=1e-12, rtol=1e-10

@@ -142,7 +142,7 @@ def test_every_kind_of_backbone_is_itself_with_its_head_and_without(family, fiel
     heads = {0: [1]} if fields.get("num_hidden_groups") == 1 else HEADS
     ablated, hydra = family.ablate(backbone, heads), family.hydra.from_backbone(backbone)
     pruned = family.hydra.from_backbone(backbone, heads)
-    plain = to_transformers(pruned).double()  # DINOv3's frequencies, too
+    plain = to_transformers(pruned, fill_up=True).double()  # DINOv3's frequencies, too
     key = "pooler_output" if family is DINOV3 else "logits"
     for backend in ("eager", "sdpa"):
         for model in (hydra, pruned, backbone, ablated, plain):

@@ -23,7 +23,7 @@ from hydra_transformers.pruning import (
     to_transformers,
 )
 from hydra_transformers.pruning.members import half_of_each
-from tests.families import CLIP, VIT, WAVLM, bert_backbone, padded_texts
+from tests.families import BERT, CLIP, VIT, WAVLM, bert_backbone, padded_texts
 from tests.pruning.backbones import CLASSES, bert, class_prompts, family, images, vit
 
 
@@ -222,6 +222,9 @@ TABLE = {
         ({"models": [vit(), bert()]}, r"models\[1\] is a BertForSequenceClassification"),
     ],
     to_transformers: [
+        (lambda: (prune_heads(VIT.backbone(), {0: [1]}),), "a plain ViTForImage.* cannot have these heads"),
+        (lambda: (prune_heads(CLIP.backbone(), {"text": {0: [1]}}),), "a plain CLIPModel cannot have these heads"),
+        (lambda: (prune_heads(BERT.backbone(), EQUAL),), "a plain BertForSequence.* cannot have .*fill_up=True"),
         (lambda: (VIT.fused(),), r"model is a HydraViTFor.*: pass a Hydra with one member"),
         (lambda: (VIT.backbone(),), "model is a ViTForImageClassification: pass a Hydra with one member"),
     ],
