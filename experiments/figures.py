@@ -35,7 +35,6 @@ FIGURES = (
     Figure("One run, images", *_one_run("images --only seeds composed", "one-run-images")),
     Figure("Learning rates and variants, images", *_one_run("images --only sweep variants", "one-run-images-sweep")),
     Figure("One run, texts", *_one_run("clinc150-small", "one-run-clinc150-small")),
-    Figure("Monitoring", "python -m experiments.monitoring", "experiments/results/monitoring.json"),
     Figure("Circuits' times", *_measured("circuit_extraction.py --preset vit-b16", "circuit_extraction_h200")),
     Figure("Circuits' times on a CPU", *_measured("circuit_extraction.py --preset cpu", "circuit_extraction_cpu")),
     Figure(
