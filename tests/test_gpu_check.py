@@ -53,10 +53,6 @@ def test_all_lines_go_to_the_file_and_a_failure_to_the_exit_status(status, tmp_p
     assert "vit, eager: fuse" in capsys.readouterr().out
 
 
-def test_without_time_a_part_is_left_out():
-    assert gpu_check.run("part", ["-c", "pass"], "cpu", deadline=0.0)[0].status == "left out"
-
-
 def statuses(capsys) -> dict[str, str]:
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(device_checks.MARK)]
     found = [json.loads(line.removeprefix(device_checks.MARK)) for line in lines]

@@ -2,9 +2,7 @@
 
 import importlib.util
 import sys
-import unittest
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,36 +52,3 @@ def test_only_what_is_listed_may_fail_and_must(script):
     ]
     counts, _ = script.judge("HydraRobertaModel", {"test_listed_1": "ValueError: no"}, by_design)
     assert counts == {"failed": 1}
-
-
-class CommonTests:
-    """What a checkout's tests look like."""
-
-    def test_passes(self):
-        config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
-        self.assertIsNotNone(self.all_model_classes[0](config)(**inputs))
-
-    def test_skips(self):
-        self.skipTest("not here")
-
-    def test_raises(self):
-        raise ValueError("first line\nsecond line")
-
-    def test_fails_in_a_part(self):
-        for part in range(2):
-            with self.subTest(part):
-                self.assertEqual(part, 1)
-
-    @unittest.skip("never")
-    def test_is_skipped(self):
-        pass
-
-
-@pytest.mark.slow
-def test_outcomes_of_tests(script):
-    subject, checkout = script.subjects()[-1], SimpleNamespace(ModelTesterMixin=CommonTests)
-    outcomes = script.run(subject, checkout, "")
-    assert outcomes.pop("test_raises") == "ValueError: first line"
-    assert outcomes.pop("test_fails_in_a_part").startswith("AssertionError: 0 != 1")
-    assert outcomes == {"test_passes": "passed", "test_skips": "skipped", "test_is_skipped": "skipped"}
-    assert set(script.run(subject, checkout, "fails")) == {"test_fails_in_a_part"}

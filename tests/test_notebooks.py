@@ -10,7 +10,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient.exceptions import CellExecutionError
 
 
 pytestmark = pytest.mark.slow
@@ -88,10 +87,6 @@ def pictures(notebook) -> list:
     return [output for output in outputs if "image/png" in output.get("data", {})]
 
 
-def test_every_notebook_has_lines_for_a_checkpoint():
-    assert [path.stem for path in NOTEBOOKS] == sorted(CHECKPOINTS)
-
-
 @pytest.fixture(scope="module")
 def kernel():
     """One for all notebooks: what they import is imported once."""
@@ -117,19 +112,6 @@ def place_of_data(notebook) -> int:
         for place in range(titles.index(DATA_AND_MODEL), len(titles))
         if notebook.cells[place].cell_type == "code"
     )
-
-
-def test_a_notebook_knows_nothing_of_those_before_it(kernel, tmp_path):
-    path = tmp_path / "some.ipynb"
-    for code in ("known = 1", "known"):
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-        path.write_text(nbformat.writes(notebook))
-        if code == "known":
-            with pytest.raises(CellExecutionError, match="name 'known' is not defined"):
-                build_notebooks.execute(path, kernel)
-        else:
-            [cell] = build_notebooks.execute(path, kernel).cells
-            assert (cell.source, cell.execution_count) == (code, 1)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
