@@ -1,13 +1,19 @@
 """Fixtures and marks of all tests: the families, and what the short run leaves out."""
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 
 import pytest
 
+from tests.fresh_process import start_server
+
 
 # The table of families is imported where tests are collected: the process that hands them to workers does not wait for models.
+# Those that run tests fork a server of processes without the package before anything imports it.
+if "PYTEST_XDIST_WORKER" in os.environ or not any(word.startswith(("-n", "--numproc")) for word in sys.argv):
+    start_server()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

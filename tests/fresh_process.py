@@ -1,19 +1,20 @@
 """Processes that have not imported the package: where it is not installed, or where it comes after Transformers.
 
-They are forks of one that has imported Transformers, which takes many seconds and is asked for by many tests.
+They are forks of a server, which is a fork of the process of the tests: made when that has imported Transformers, which takes
+many seconds, and not yet the package.
 """
 
-import atexit
 import json
 import os
 import subprocess
 import sys
 import traceback
-from functools import cache
 from pathlib import Path
+from typing import TextIO
 
 
 WITHOUT_PACKAGE = "import sys\nsys.modules['hydra_transformers'] = None  # importing it fails\n"
+SERVER: list[TextIO] = []  # where it reads tasks, and where it says how they ended
 
 
 def run_without_package(code: str, *arguments: object, folder: Path, answers: str = "") -> subprocess.CompletedProcess:
@@ -27,36 +28,44 @@ def run_fresh(code: str, *arguments: object, folder: Path, answers: str = "") ->
     for name, path in files.items():
         Path(path).write_text(answers if name == "stdin" else "")
     task = {"code": code, "arguments": [str(each) for each in arguments], "folder": str(folder), "files": files}
-    server = _server()
-    server.stdin.write(json.dumps(task) + "\n")
-    server.stdin.flush()
-    status = os.waitstatus_to_exitcode(int(server.stdout.readline()))
+    tasks, ends = SERVER
+    tasks.write(json.dumps(task) + "\n")
+    tasks.flush()
+    status = os.waitstatus_to_exitcode(int(ends.readline()))
     printed = {name: Path(files[name]).read_text() for name in ("stdout", "stderr")}
     return subprocess.CompletedProcess([], status, **printed)
 
 
-@cache
-def _server() -> subprocess.Popen:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    server = subprocess.Popen([sys.executable, __file__], env=os.environ | {"HF_HUB_OFFLINE": "1"}, **pipes)
-    atexit.register(server.kill)
-    return server
-
-
-def _serve() -> None:
-    """Runs each task of stdin in a fork, and prints how that ended."""
+def start_server() -> None:
     import safetensors.torch  # noqa: F401
     from transformers import AutoModelForImageClassification, AutoTokenizer, Trainer, pipeline  # noqa: F401
 
-    sys.path.append(str(Path(__file__).parents[1]))  # for code that imports what tests share
+    assert "hydra_transformers" not in sys.modules, "imported before the server was forked"
+    (tasks, to_server), (from_server, ends) = os.pipe(), os.pipe()
+    if os.fork():
+        os.close(tasks)
+        os.close(ends)
+        SERVER.extend((os.fdopen(to_server, "w"), os.fdopen(from_server)))
+    else:
+        os.close(to_server)  # its end is the end of the server
+        os.close(from_server)
+        try:
+            _serve(os.fdopen(tasks), os.fdopen(ends, "w"))
+        finally:
+            os._exit(0)
+
+
+def _serve(tasks: TextIO, ends: TextIO) -> None:
+    """Runs each task in a fork, and writes how that ended."""
     from tests.processes import fix_arithmetic
 
     fix_arithmetic()
-    for line in sys.stdin:
+    for line in tasks:
         child = os.fork()
         if not child:
             _run(**json.loads(line))
-        print(os.waitpid(child, 0)[1], flush=True)
+        ends.write(f"{os.waitpid(child, 0)[1]}\n")
+        ends.flush()
 
 
 def _run(code: str, arguments: list[str], folder: str, files: dict[str, str]) -> None:
@@ -64,8 +73,10 @@ def _run(code: str, arguments: list[str], folder: str, files: dict[str, str]) ->
 
     for number, path in enumerate(files.values()):
         os.dup2(os.open(path, os.O_RDWR), number)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
     os.chdir(folder)
-    sys.argv[1:], sys.path[0] = arguments, ""
+    sys.argv[1:] = arguments
+    sys.path.insert(0, "")
     dynamic_module_utils.HF_MODULES_CACHE = str(Path(folder) / "modules")
     status = 0
     try:
@@ -76,7 +87,3 @@ def _run(code: str, arguments: list[str], folder: str, files: dict[str, str]) ->
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-if __name__ == "__main__":
-    _serve()
