@@ -69,15 +69,12 @@ def test_a_function_written_for_plain_models_gets_the_logits_of_a_hydra(tmp_path
 
 
 def test_evaluate_metrics_take_batches(tmp_path):
-    metric = ClassificationMetrics(cache_dir=tmp_path)
-    for start in range(0, 40, 7):
-        metric.add_batch(predictions=LOGITS[start : start + 7], references=LABELS[start : start + 7])
-    assert metric.compute() == classification_metrics(LOGITS, LABELS)
-
-
-def test_evaluate_ood_metrics(tmp_path):
     scores, is_ood = GENERATOR.normal(size=30), np.arange(30) % 2
-    metric = OODMetrics(cache_dir=tmp_path)
-    metric.add_batch(predictions=scores[:11], references=is_ood[:11])
-    metric.add_batch(predictions=scores[11:], references=is_ood[11:])
-    assert metric.compute() == ood_metrics(scores[is_ood == 0], scores[is_ood == 1])
+    detection = ood_metrics(scores[is_ood == 0], scores[is_ood == 1])
+    cases = [(ClassificationMetrics, LOGITS, LABELS, classification_metrics(LOGITS, LABELS))]
+    for kind, predictions, references, expected in [*cases, (OODMetrics, scores, is_ood, detection)]:
+        metric = kind(cache_dir=tmp_path)
+        for start in range(0, len(references), 7):
+            batch = slice(start, start + 7)
+            metric.add_batch(predictions=predictions[batch], references=references[batch])
+        assert metric.compute() == expected

@@ -1,8 +1,6 @@
 """Regression: intervals, abstention by width, and metrics."""
 
-import copy
 import math
-from functools import cache
 
 import pytest
 import torch
@@ -16,12 +14,6 @@ from tests.families import bert_backbone
 
 
 ROWS = 400
-
-
-@cache
-def _built(outputs: int) -> torch.nn.Module:
-    models = [bert_backbone(seed, num_labels=outputs, problem_type="regression").float() for seed in range(3)]
-    return AutoHydra.from_pruned_members(models, shared=()).eval()
 
 
 class SavedNumbers(torch.nn.Module):
@@ -45,21 +37,6 @@ def numbers_for(seed: int, count: int = ROWS, outputs: int = 1, noise: torch.Ten
     )
     scattered = torch.randn(count, outputs, generator=generator) * (spread if noise is None else noise)
     return [{"numbers": torch.stack([mean - spread, mean + spread], dim=1), "labels": mean + scattered}]
-
-
-def hydra_of(outputs: int = 1) -> torch.nn.Module:
-    return copy.deepcopy(_built(outputs))
-
-
-def rows_for(model: torch.nn.Module, seed: int = 0, count: int = ROWS, noise: float = 1.0) -> list[dict]:
-    """Texts whose numbers are the ensemble's, with noise as large as the members' spread."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(5, 38, (count, 6), generator=generator)
-    with torch.no_grad():
-        answers = model(input_ids=tokens).member_logits
-    spread = answers.std(dim=1, correction=0)
-    labels = answers.mean(dim=1) + noise * spread * torch.randn(spread.shape, generator=generator)
-    return [{"input_ids": tokens, "labels": labels}]
 
 
 @torch.no_grad()
@@ -99,19 +76,16 @@ def test_no_label_that_many_rows_have_is_rounded_out_of_its_interval():
 
 def test_the_factor_is_the_conformal_quantile():
     """Written out plainly, in float64: the k-th smallest of |y - mean| / (spread + floor), k = ceil((n + 1)(1 - alpha))."""
-    model = hydra_of().double()
-    [batch] = rows_for(model, count=100)
-    settings = calibrate(model, [batch], alpha=0.1, seed=3).settings
+    [batch] = numbers_for(0, 100)
+    numbers, labels = batch["numbers"].double(), batch["labels"].double()
+    calibration = calibrate(SavedNumbers(), [{"numbers": numbers, "labels": labels}], alpha=0.1, seed=3)
+    [factor], [floor] = calibration.settings["factors"], calibration.settings["floors"]
     second = torch.randperm(100, generator=torch.Generator().manual_seed(3))[50:]
-    with model.uncalibrated(), torch.no_grad():
-        answers = model(input_ids=batch["input_ids"]).member_logits[second]
-    scaled = answers.std(dim=1, correction=0) + settings["floors"][0]
-    scores = ((batch["labels"][second] - answers.mean(dim=1)).abs() / scaled).squeeze(1)
-    assert settings["factors"][0] == pytest.approx(sorted(scores.tolist())[math.ceil(51 * 0.9) - 1], abs=1e-12)
-    with torch.no_grad():
-        interval = model(input_ids=batch["input_ids"][second]).interval[:, 0]
-    expected = answers.mean(dim=1) + scaled * settings["factors"][0] * torch.tensor([-1.0, 1.0])
-    assert torch.allclose(interval, expected.double(), rtol=0, atol=1e-10)
+    mean, scaled = numbers[second].mean(dim=1), numbers[second].std(dim=1, correction=0) + floor
+    scores = ((labels[second] - mean).abs() / scaled).squeeze(1)
+    assert factor == pytest.approx(sorted(scores.tolist())[math.ceil(51 * 0.9) - 1], abs=1e-12)
+    interval = calibration.model(numbers=numbers[second]).interval[:, 0]
+    assert torch.allclose(interval, mean + scaled * factor * torch.tensor([-1.0, 1.0]), rtol=0, atol=1e-10)
 
 
 def test_intervals_follow_a_spread_that_tells_errors_and_ignore_one_that_does_not():
