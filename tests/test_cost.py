@@ -50,16 +50,12 @@ def test_multiply_adds_of_a_vit_are_those_of_its_matrix_products():
     assert count_multiply_adds(model) == expected
 
 
-def test_a_pruned_member_costs_less_than_its_backbone(hydra):
-    backbone, member = unpruned_backbone(hydra), hydra.member(0)
-    assert count_parameters(member) < count_parameters(backbone)
-    assert count_multiply_adds(member) < count_multiply_adds(backbone)
-
-
-def test_counting_leaves_the_model_as_it_is(hydra):
+def test_a_pruned_member_costs_less_than_its_backbone_and_counting_leaves_the_model_as_it_is(hydra):
     before = {name: tensor.clone() for name, tensor in hydra.state_dict().items()}
     heads = [list(layer) for layer in hydra.config.kept_heads]
-    count_multiply_adds(hydra)
+    backbone, member = unpruned_backbone(hydra), hydra.member(0)
+    assert count_parameters(member) < count_parameters(backbone)
+    assert count_multiply_adds(member) < count_multiply_adds(backbone) < count_multiply_adds(hydra)
     assert hydra.config.kept_heads == heads
     assert all(torch.equal(before[name], tensor) for name, tensor in hydra.state_dict().items())
 
@@ -109,12 +105,9 @@ def test_texts_are_no_longer_than_positions_counted_from_behind_the_padding():
     model(**inputs)
 
 
-def test_only_a_hydra_has_an_unpruned_backbone():
+def test_the_table_has_a_row_per_model_and_no_model_runs(hydra):
     with pytest.raises(TypeError, match="pass a Hydra"):
         unpruned_backbone(vit_backbone())
-
-
-def test_the_table_has_a_row_per_model_and_no_model_runs(hydra):
     hydra.register_forward_hook(lambda *_: pytest.fail("the model ran"))
     costs = compare_costs({"Single": unpruned_backbone(hydra), "Hydra": hydra})
     lines = cost_table(costs).splitlines()

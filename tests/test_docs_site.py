@@ -42,18 +42,14 @@ def menu(entries: list) -> list[str]:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_and_anchors_lead_somewhere(page):
+def test_links_and_anchors_lead_somewhere_and_lists_are_lists(page):
     for target, anchor in links(page):
         linked = page.parent / target
         assert linked.exists(), f"links to {target}, which is not there"
         assert not anchor or anchor in anchors(linked), f"links to {target}#{anchor}, which has no such heading"
     for anchor in re.findall(r"\]\(#([^)]+)\)", page.read_text()):
         assert anchor in anchors(page), f"links to #{anchor}, which it does not have"
-
-
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_lists_begin_behind_a_blank_line_or_a_heading(page):
-    """Elsewhere the site shows their points as one paragraph."""
+    # Lists that begin elsewhere than behind a blank line or a heading are shown as one paragraph.
     without_code = re.sub(r"^```.*?^```$", "code", page.read_text(), flags=re.S | re.M)
     glued = [
         line

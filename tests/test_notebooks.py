@@ -137,16 +137,11 @@ def printed_in(notebook) -> list[str]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_notebook_ends_with_the_lines_for_a_real_checkpoint(path):
-    last = nbformat.read(path, as_version=4).cells[-1]
-    code = "\n".join(code_blocks(last))
+def test_it_ends_with_the_lines_for_a_real_checkpoint_which_define_what_the_cells_that_stay_use(path):
+    notebook = nbformat.read(path, as_version=4)
+    code = "\n".join(code_blocks(notebook.cells[-1]))
     ast.parse(code)
     assert CHECKPOINTS[path.stem] in code and "push_hydra_to_hub" in code
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_lines_for_a_real_checkpoint_define_what_the_cells_that_stay_use(path):
-    notebook = nbformat.read(path, as_version=4)
     place = place_of_data(notebook)
     stay = [cell.source for at, cell in enumerate(notebook.cells) if cell.cell_type == "code" and at != place]
     needed = defined_in([notebook.cells[place].source]) & read_in(stay) - defined_in(stay)

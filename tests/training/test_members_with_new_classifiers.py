@@ -7,7 +7,6 @@ import torch
 from transformers import BertForMaskedLM
 
 from hydra_transformers import AutoHydra, HydraBertForSequenceClassification, HydraBertModel
-from tests.families import FAMILIES as ALL
 from tests.families import GEMMA, Family
 from tests.training.tiny import FAMILIES, assert_same_weights, copy_of_weights, tiny_model
 
@@ -20,7 +19,6 @@ def inputs_of(family: Family) -> dict[str, torch.Tensor]:
     return {"pixel_values": inputs["pixel_values"]} if family.has_towers else inputs
 
 
-@pytest.mark.parametrize("family", ALL, ids=lambda family: family.name)
 def test_members_start_equal_but_for_their_classifiers_and_the_trunk_runs_once(family):
     pretrained = family.backbone()
     before = copy_of_weights(pretrained)
