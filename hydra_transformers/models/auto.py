@@ -222,8 +222,7 @@ def check_model_exists(name: str | os.PathLike) -> None:
 def check_type_is_supported(config: PreTrainedConfig, name: str | os.PathLike) -> None:
     """Refuses a model of which there is no classifier, nor a zero-shot model, that becomes a Hydra."""
     if not heads_of_type(config.model_type):
-        types = [each for kind, family in FAMILIES.items() for each in (kind, *family.backbone_types)]
-        types = [each for each in types if heads_of_type(each)]
+        types = {each.config_class.model_type for each in heads_of(FAMILIES)}
         raise ValueError(
             f"{name} is a {config.model_type}, which is not supported; {closest(config.model_type, types)} are"
         )

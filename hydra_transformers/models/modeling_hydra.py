@@ -620,8 +620,7 @@ class HydraClassifierOutput(ModelOutput):
     member_logits: (batch, members, classes); of a token classifier (batch, members, tokens, classes)
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
     attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
-    detector_score, abstain, prediction_set, interval: what a calibrated model decides, see
-        `decision.DecisionOutput`; the
+    detector_score, abstain, prediction_set, interval: what a calibrated model decides, see `decision.DecisionOutput`; the
         logits of a calibrated classifier have its temperature
     """
 

@@ -118,9 +118,6 @@ def test_a_text_of_padding_alone_is_what_it_is_for_mpnet():
         torch.testing.assert_close(hydra(**texts).member_logits[:, 0], backbone(**texts).logits, atol=1e-10, rtol=0)
 
 
-# BEiT
-
-
 # DeBERTa
 
 
