@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 import torch
 from fastapi.testclient import TestClient
@@ -167,7 +168,9 @@ def test_commands_evaluate_and_calibrate_a_reward_model(folder, tmp_path, capsys
     assert "Pair accuracy" in capsys.readouterr().out
     found = Report.from_json(tmp_path / "reward" / "evaluation" / "report.json").models["reward"]["data"]
     loaded = AutoHydra.from_pretrained(tmp_path / "reward")  # with its tokenizer's name
-    assert evaluate_uncertainty(loaded, pairs).models[type(loaded).__name__]["data"] == pytest.approx(found, abs=1e-5)
+    for data in (pairs, pd.DataFrame(pairs)):
+        measured = evaluate_uncertainty(loaded, data).models[type(loaded).__name__]["data"]
+        assert measured == pytest.approx(found, abs=1e-5)
     marked = [{"text": row["text"], "label": place % 2} for place, row in enumerate(rows())]
     (tmp_path / "relevant.jsonl").write_text("".join(json.dumps(row) + "\n" for row in marked))
     words = ["--data", str(tmp_path / "relevant.jsonl"), "--coverage", "0.9", "--output", str(tmp_path / "new")]

@@ -65,6 +65,7 @@ class RewardTask(Task):
 
     def load(self, data: Any, model: nn.Module) -> Any:
         """{"chosen": data, "rejected": data}, also of a set with two columns of texts of these names."""
+        data = data.to_dict("records") if hasattr(data, "columns") else data  # a DataFrame
         is_named = isinstance(data, (str, os.PathLike))
         has_texts = hasattr(data, "__getitem__") and not isinstance(data, Mapping) and len(data) > 0
         if is_named or (has_texts and isinstance(data[0], Mapping) and isinstance(data[0].get("chosen"), str)):
