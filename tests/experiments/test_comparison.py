@@ -114,13 +114,10 @@ def test_cells_are_means_with_standard_deviations_and_say_of_how_few_seeds_they_
     assert shown.splitlines()[2:] == ["| A | 2.0 ± 1.0 |", "| B (1 of 3 seeds) | - |"]
 
 
-def test_near_and_far_count_the_same():
+def test_near_and_far_count_the_same_and_means_under_shift_are_over_corruptions_and_severities():
     near, far = {"a": {"auroc": 0.6}}, {"b": {"auroc": 0.7}, "c": {"auroc": 0.9}}
     run = {"ood": {"msp": {"near": near, "far": far}}}
     assert auroc()(run) == pytest.approx(70.0) and auroc(group="far")(run) == pytest.approx(80.0)
-
-
-def test_means_under_shift_are_over_corruptions_and_severities():
     corruptions = {"contrast": {"nll": [0.5, 0.3]}, "pixelate": {"nll": [0.7, 0.1]}}
     run = {"shift": {"severities": [1, 5], "corruptions": corruptions}}
     assert tables.shifted("nll", times=1)(run) == pytest.approx(0.4)

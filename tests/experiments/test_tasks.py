@@ -20,16 +20,9 @@ def folder(tmp_path):
     (tmp_path / "text").mkdir()
     words = ["good film", "bad film with words", "a good bad one of them", "film"]
     for part in ("train", "dev", "test"):
-        pairs = [
-            {
-                "sentence1": words[n % 4],
-                "sentence2": words[n % 3],
-                "score": n % 5,
-                "genre": "forum" if n % 6 == 0 else "news",
-            }
-            for n in range(48)
-        ]
-        write(tmp_path, f"stsb_{part}", pairs)
+        rows = [{"sentence1": words[n % 4], "sentence2": words[n % 3], "score": n % 5} for n in range(48)]
+        genres = ["forum" if n % 6 == 0 else "news" for n in range(48)]
+        write(tmp_path, f"stsb_{part}", [row | {"genre": genre} for row, genre in zip(rows, genres, strict=True)])
         write(tmp_path, f"goemotions_{part}", [{"text": words[n % 4], "labels": [n % 2]} for n in range(40)])
         tagged = [{"tokens": ["good", "film"], "tags": ["B-PER", "O"] if n % 2 else ["O", "B-LOC"]} for n in range(40)]
         write(tmp_path, f"wikiann_{part}", tagged)
@@ -63,9 +56,5 @@ def test_every_task_runs_and_is_written_with_its_metrics_and_learning_rates(fold
 
 
 def test_tags_of_social_media_are_renamed_or_left_out():
-    assert [tasks.renamed(tag) for tag in ("B-corporation", "I-person", "B-product", "O")] == [
-        "B-ORG",
-        "I-PER",
-        "O",
-        "O",
-    ]
+    renamed = {"B-corporation": "B-ORG", "I-person": "I-PER", "B-product": "O", "O": "O"}
+    assert {tag: tasks.renamed(tag) for tag in renamed} == renamed

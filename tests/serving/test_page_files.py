@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ from tests.tiny_data import pictures
 
 pytestmark = pytest.mark.slow
 
+HTTP = httpx.Client(verify=False)  # one for all: each would read all certificates, and none is asked for
 METAS = [{}, {"meta": {}}, {"meta": None}, {"meta": {"_type": "x"}}, {"meta": {"_type": "gradio.FileData"}}]
 
 
@@ -36,16 +38,20 @@ def server(pages, folders, picture):
     page.close(verbose=False)
 
 
+@cache
+def number_of(server: str, event: str) -> int:
+    config = HTTP.get(f"{server}/config").json()
+    return next(each["id"] for each in config["dependencies"] if [to[1] for to in each["targets"]] == [event])
+
+
 def answer_to(server: str, values: list, event: str = "change") -> dict:
     """What the server says to a program that sends `values` in place of what the page sends."""
-    config = httpx.get(f"{server}/config").json()
-    number = next(each["id"] for each in config["dependencies"] if [to[1] for to in each["targets"]] == [event])
-    question = {"data": values, "fn_index": number, "session_hash": os.urandom(8).hex()}
-    joined = httpx.post(f"{server}/gradio_api/queue/join", json=question)
+    question = {"data": values, "fn_index": number_of(server, event), "session_hash": os.urandom(8).hex()}
+    joined = HTTP.post(f"{server}/gradio_api/queue/join", json=question)
     if joined.is_error:
         return {"error": None}
     data = {"session_hash": question["session_hash"]}
-    with httpx.stream("GET", f"{server}/gradio_api/queue/data", params=data, timeout=10) as events:
+    with HTTP.stream("GET", f"{server}/gradio_api/queue/data", params=data, timeout=10) as events:
         for line in events.iter_lines():
             if '"process_completed"' in line:
                 return json.loads(line.removeprefix("data:"))["output"]
@@ -60,7 +66,7 @@ def assert_refused(answer: dict) -> None:
 
 def uploaded(server: str, path: Path) -> str:
     with path.open("rb") as file:
-        return httpx.post(f"{server}/gradio_api/upload", files={"files": file}).json()[0]
+        return HTTP.post(f"{server}/gradio_api/upload", files={"files": file}).json()[0]
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +120,7 @@ def test_examples_are_answered_and_no_other_file_is_shown(server, picture):
     found = answer_to(server, [0], "click")["data"][0]
     assert "hydra-card" in answer_to(server, [found])["data"][0]
     for path in (picture, "/etc/passwd"):
-        assert httpx.get(f"{server}/gradio_api/file={path}").status_code == 403
+        assert HTTP.get(f"{server}/gradio_api/file={path}").status_code == 403
 
 
 def test_a_page_of_texts_opens_and_fetches_nothing(pages, folders, picture):
