@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import ViTConfig, ViTForImageClassification
 
-from hydra_transformers import HydraBertForSequenceClassification, HydraCLIPModel, HydraViTForImageClassification
+from hydra_transformers import HydraViTForImageClassification
 from hydra_transformers.cost import (
     compare_costs,
     count_multiply_adds,
@@ -16,17 +16,7 @@ from hydra_transformers.cost import (
 )
 from hydra_transformers.fusion.probe import example_inputs
 from hydra_transformers.reports import cost_table
-from tests.families import (
-    BERT,
-    CLIP,
-    DEBERTA,
-    LLAMA,
-    ROBERTA,
-    bert_backbone,
-    clip_backbone,
-    for_families,
-    vit_backbone,
-)
+from tests.families import BERT, CLIP, DEBERTA, LLAMA, ROBERTA, VIT, for_families, vit_backbone
 
 
 HEADS_GONE = [{0: [0], 1: [1, 2]}, {0: [2, 3]}, {2: [0, 1]}]
@@ -60,18 +50,10 @@ def test_a_pruned_member_costs_less_than_its_backbone_and_counting_leaves_the_mo
     assert all(torch.equal(before[name], tensor) for name, tensor in hydra.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ("hydra_class", "backbone"),
-    [
-        (HydraViTForImageClassification, vit_backbone),
-        (HydraBertForSequenceClassification, bert_backbone),
-        (HydraCLIPModel, clip_backbone),
-    ],
-)
-def test_the_unpruned_backbone_of_a_hydra_is_the_model_it_was_made_from(hydra_class, backbone):
-    model = backbone()
-    hydra = hydra_class.from_backbone(model)
-    rebuilt = unpruned_backbone(hydra)
+@for_families([VIT, BERT, CLIP])
+def test_the_unpruned_backbone_of_a_hydra_is_the_model_it_was_made_from(family):
+    model = family.backbone()
+    rebuilt = unpruned_backbone(family.hydra.from_backbone(model))
     assert type(rebuilt) is type(model)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     assert {name: parameter.shape for name, parameter in rebuilt.named_parameters()} == shapes
