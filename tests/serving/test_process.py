@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from hydra_transformers.cli import main
 from tests import processes
-from tests.serving import child
 from tests.serving.tiny import base64_of
 from tests.tiny_data import pictures
 
@@ -34,7 +34,7 @@ class Server:
 
     def start(self) -> None:
         options = ["--port", self.port, "--max-batch", 2, "--max-wait-ms", WAIT_MS]
-        self.process = processes.start(self.log, child.serve, str(self.folder), *map(str, options))
+        self.process = processes.start(self.log, main, ["serve", str(self.folder), *map(str, options)])
         self.wait_for(0)
 
     def wait_for(self, requests: int) -> None:

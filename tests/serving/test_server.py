@@ -9,7 +9,6 @@ import pytest
 from fastapi.testclient import TestClient
 from transformers import AutoTokenizer, CLIPProcessor, ViTImageProcessorPil
 
-from hydra_transformers.cli import main
 from hydra_transformers.hub.handler import Answerer
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.serving import create_app, server
@@ -191,8 +190,3 @@ def test_metrics_count_requests_inputs_and_refusals(folders):
     assert number(text, "hydra_epistemic_nats_total") == pytest.approx(sum(each["epistemic"] for each in answers))
     assert number(text, "hydra_abstentions_total") == sum(answer["abstain"] for answer in answers)
     assert number(text, "hydra_request_seconds_count") == number(text, "hydra_request_seconds_bucket", le="+Inf") == 3
-
-
-def test_the_command_names_a_wrong_port(folders, capsys):
-    assert main(["serve", str(folders["texts"]), "--port", "70000"]) == 2
-    assert "Invalid value for '--port'" in capsys.readouterr().err
