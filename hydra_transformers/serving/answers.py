@@ -55,11 +55,10 @@ def to_table(answers: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -
     check_fields(answers, columns)
     rows: list[dict[str, Any]] = []
     for answer in answers:
-        if "error" in answer:
-            rows.append({"why": f"It cannot be read: {answer['error']}."})
-        else:
+        texts = {"why": f"It cannot be read: {answer.get('error')}."}
+        if "error" not in answer:
             texts = {"answer": answer_of(answer), "prediction": text_of(answer), "why": answer["reason"]}
-            rows.append({**answer, **texts})
+        rows.append({**answer, **texts})
     types = dict.fromkeys(("answer", "prediction", "why"), "string")
     types |= {name: kind for name, kind in columns.items() if name not in ("label", "reason")}
     return pyarrow.Table.from_pylist(rows, schema=arrow_schema(types))

@@ -56,10 +56,7 @@ def predicted_by_workers(
     workers: int,
     gpu_share: float,
 ) -> Iterator[tuple[int, bytes]]:
-    """The number and the content of each part, as they come; a worker that dies is replaced, and its part is predicted again.
-
-    make_job, arguments, identity: of the `Job` in this process; workers, gpu_share: of `start_cluster`
-    """
+    """The number and the content of each part, as they come; a worker that dies is replaced, and its part is predicted again."""
     numbers = ray.data.from_items([{"part": part} for part in parts], override_num_blocks=len(parts))
     predicted = numbers.map_batches(
         PartWorker,

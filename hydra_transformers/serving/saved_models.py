@@ -48,11 +48,7 @@ def load_model(name: str, device: str = "cpu") -> PreTrainedModel:
 
 
 def load_with_decision(name: str, processor: Any = None, device: str | None = None) -> tuple[nn.Module, Any]:
-    """The model with its decision, and its processor; two towers become a classifier if they were calibrated as one.
-
-    processor: the processor itself, or its folder or Hub name; by default the one saved with the model
-    device: by default cuda where there is one, otherwise cpu
-    """
+    """The model with its decision, and its processor; two towers become a classifier if they were calibrated as one."""
     config = load_config(name)
     if processor is None or isinstance(processor, (str, Path)):
         processor = load_processor(processor or name, config)
