@@ -48,8 +48,9 @@ def evaluate(
     processor = load_processor(model, config)
     loaded, ood_rows, corrupted = load_model(model, best_device()), None, None
     if getattr(config, "aggregate", None) is not None:  # reward models are judged by pairs
-        pairs = {column: replace(data, column=[column]) for column in ("chosen", "rejected")}
-        rows = {column: options.read(config, processor, labelled=False) for column, options in pairs.items()}
+        from ..uncertainty.rewards import pairs_of
+
+        rows = pairs_of(lambda column: replace(data, column=[column]).read(config, processor, labelled=False))
     else:
         rows = data.read(config, processor)
         ood_rows = data.read_groups(config, processor, {"near": near or [], "far": far or []})

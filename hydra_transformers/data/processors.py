@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
 from ..models.adapters import base_of_adapters, is_adapter_folder
-from ..models.auto import auto_class_of, head_of, hydra_classes, is_zero_shot
+from ..models.auto import auto_class_of, check_type_is_supported, head_of, hydra_classes, is_zero_shot
 
 
 # By the Auto class of the model's task.
@@ -30,6 +30,7 @@ def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
 
     name: the model's folder or Hub name; empty for a model in memory
     """
+    check_type_is_supported(config, name or "the model")
     processor = find_processor(name, config)
     if processor is None:
         name = name or "the model, which was not loaded from a folder or the Hub,"

@@ -46,11 +46,12 @@ def as_rows(data: Any) -> Any:
 
 def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
     """The rows of a source, their split (None without splits), and a sentence about both."""
-    rows, split, note = as_rows(_load(source)), None, ""
-    if not isinstance(rows, (Mapping, list, tuple)) and not hasattr(rows, "features"):
-        raise TypeError(
-            f"data is a {type(rows).__name__}: pass a DataFrame, a Dataset of datasets, or a list of dict rows"
-        )
+    rows, split, note = _load(source), None, ""
+    rows = {name: as_rows(part) for name, part in rows.items()} if isinstance(rows, Mapping) else as_rows(rows)
+    for part in rows.values() if isinstance(rows, Mapping) else [rows]:
+        if not isinstance(part, (list, tuple)) and not hasattr(part, "select"):
+            kind = type(part).__name__
+            raise TypeError(f"data is a {kind}: pass a DataFrame, a Dataset of datasets, or a list of dict rows")
     # `datasets` calls rows "train" where it finds no split.
     if isinstance(rows, Mapping) and list(rows) == ["train"] and source.split is None:
         rows = rows["train"]
@@ -142,11 +143,12 @@ def _part_of(splits: Mapping[str, Any], source: DataSource) -> tuple[Any, str, s
     """The rows to train, validate or test on: the split with that purpose, else a random part of the first split."""
     first, matching = _choose_split(splits, source, SPLITS_TO_CUT), {}
     if source.split is None:
+        is_labelled = _has_labels(splits[first], source)  # pairs of texts have no labels in any split
         matching = {
             part: name
             for part, names in SPLITS_OF_PARTS.items()
             for name in splits
-            if name in names and name != first and _has_labels(splits[name], source)
+            if name in names and name != first and (not is_labelled or _has_labels(splits[name], source))
         }
     if source.part in matching:
         split = matching[source.part]
@@ -161,9 +163,10 @@ def _has_labels(rows: Any, source: DataSource) -> bool:
     """Test splits on the Hub may have no labels, or only -1."""
     try:
         words = find_words(rows, source)
-        values = rows[find_label_column(rows, source, words)]
+        column = find_label_column(rows, source, words)
     except ValueError:
         return False
+    values = rows[column] if hasattr(rows, "features") else [row.get(column) for row in rows]
     values = values if words is None else chain.from_iterable(tags or () for tags in values)
     return any(value not in (None, -1, NO_TAG) for value in values)
 

@@ -98,7 +98,11 @@ class Answerer:
             require(size + taken <= MOST_CHARACTERS, f"{name} has {size:,} characters, {many}")
         elif self.kind == "audio":
             value = read_audio(value, name, self.processor.sampling_rate, taken)
-            size = len(value)
+            size = frames = len(value)
+            kernels, strides = (getattr(self.config, f"conv_{kind}", ()) for kind in ("kernel", "stride"))
+            for kernel, stride in zip(kernels, strides, strict=True):
+                frames = (frames - kernel) // stride + 1
+            require(frames > 0, f"{name} has {size} samples, too few for this model: send longer audio")
         else:
             value = read_image(value, name, taken)
             size = value.width * value.height

@@ -3,7 +3,7 @@
 import io
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -209,7 +209,7 @@ def predict(
     processor: the tokenizer, image processor, feature extractor or several in one; by default those saved with the model
     parameters: of the pipeline: `top_k`, and for CLIP `candidate_labels`
     """
-    if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Iterable):
+    if isinstance(inputs, (str, bytes, Mapping)) or not isinstance(inputs, Iterable):
         raise TypeError(
             f"inputs is a {type(inputs).__name__}: pass a list of texts, images or audio, [{type(inputs).__name__}]"
         )

@@ -2,13 +2,13 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
 
-from ..data.loading import load_data, load_if_named
+from ..data.loading import PreparedData, load_data, load_if_named
 from ..models.decision import Decision, DecisionOutput
 from ..models.regression import aggregated, spread
 from .inputs import as_multi_hot, as_tensor, widened
@@ -17,6 +17,7 @@ from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Settings, Task, Vali
 
 
 NO_PAIRS = 'data has no pairs, by which a reward model is measured: pass {"chosen": data, "rejected": data}'
+NO_PAIRS += ", or texts in columns of these names"
 
 
 def preference_metrics(chosen: Any, rejected: Any, aggregate: str = "mean") -> dict[str, float]:
@@ -51,6 +52,14 @@ def preference_metrics(chosen: Any, rejected: Any, aggregate: str = "mean") -> d
     }
 
 
+def pairs_of(read: Callable[[str], PreparedData]) -> dict[str, PreparedData]:
+    """The pairs of a set with columns of these names. read: loads the texts of a column"""
+    pairs = {column: read(column) for column in ("chosen", "rejected")}
+    if any(rows.columns != (column,) for column, rows in pairs.items()):  # another one was found in place of it
+        raise ValueError(NO_PAIRS)
+    return pairs
+
+
 class RewardTask(Task):
     name = "reward"
     title = "rewards and reranking"
@@ -69,7 +78,7 @@ class RewardTask(Task):
         is_named = isinstance(data, (str, os.PathLike))
         has_texts = hasattr(data, "__getitem__") and not isinstance(data, Mapping) and len(data) > 0
         if is_named or (has_texts and isinstance(data[0], Mapping) and isinstance(data[0].get("chosen"), str)):
-            return {name: load_data(data, model, column=name, labelled=False) for name in ("chosen", "rejected")}
+            return pairs_of(lambda column: load_data(data, model, column=column, labelled=False))
         if not isinstance(data, Mapping):
             raise TypeError(NO_PAIRS)
         return load_if_named(data, model, labelled=False)

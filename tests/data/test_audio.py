@@ -17,6 +17,7 @@ from hydra_transformers.data.audio import waveform
 from hydra_transformers.data.batches import collate
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.hub.handler import Answerer, RequestError, read_audio
+from hydra_transformers.models.modeling_hydra_waveforms import frames_of
 from hydra_transformers.serving.predictor import HydraPredictor
 from tests.families import AST, HUBERT, WAV2VEC2, WHISPER, for_families
 
@@ -167,6 +168,14 @@ def test_it_is_published_with_a_card_and_a_handler_that_reads_wav_files(hydra):
 def test_a_request_without_audio_that_can_be_read_raises(audio, words):
     with pytest.raises(RequestError, match=re.escape(words)):
         read_audio(audio, "inputs[0]", RATE)
+
+
+def test_audio_too_short_for_a_frame_is_refused_before_it_shares_a_pass_with_longer_audio():
+    answerer = Answerer(WAV2VEC2.fused(), Wav2Vec2FeatureExtractor(), "audio")
+    least = next(samples for samples in range(1, 999) if frames_of(samples, answerer.config) == 1)
+    assert len(answerer.read({"inputs": in_base64(wav(np.zeros(least)))})[0][0]) == least
+    with pytest.raises(RequestError, match=rf"inputs\[0\] has {least - 1} samples, too few for this model"):
+        answerer.read({"inputs": in_base64(wav(np.zeros(least - 1)))})
 
 
 @pytest.mark.slow

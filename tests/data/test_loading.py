@@ -124,6 +124,16 @@ def test_parts_are_the_splits_that_exist_and_others_are_cut_out_of_the_first(vit
     assert [len(prepared(splits, vit, part=part)) for part in PARTS] == [54, 12, 6]
 
 
+@pytest.mark.parametrize("form", [datasets.Dataset.from_list, pd.DataFrame, list])
+def test_splits_are_tables_or_lists_and_pairs_of_texts_have_no_labels_in_any(form, tokenizer):
+    rows = [{"chosen": "good", "rejected": "bad"}] * 40
+    splits = {"train": form(rows), "test": form(rows[:7])}
+    sizes = [len(load_data(splits, tokenizer, part=part, column="chosen", labelled=False)) for part in PARTS]
+    assert sizes == [36, 4, 7]
+    splits = {name: form([{"text": "good", "label": 1}] * count) for name, count in (("train", 40), ("test", 7))}
+    assert [len(load_data(splits, tokenizer, part=part, labelled=True)) for part in PARTS] == [36, 4, 7]
+
+
 # Files and DataFrames
 
 

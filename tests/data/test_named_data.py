@@ -52,6 +52,8 @@ def test_predict_takes_the_column_of_a_dataframe_and_not_its_names(place):
     assert hydra.predict(frame) == hydra.predict(frame["text"]) == hydra.predict(frame[["text"]]) == expected
     with pytest.raises(TypeError, match="inputs has the columns first, second: pass one of them"):
         hydra.predict(pd.DataFrame({"first": ["a"], "second": ["b"]}))
+    with pytest.raises(TypeError, match="inputs is a dict: pass a list of texts"):
+        hydra.predict(frame.to_dict("list"))
 
 
 def test_predict_loads_the_processor_once_for_a_model_and_thread(place, monkeypatch):

@@ -4,6 +4,8 @@ import copy
 import math
 from functools import cache
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from hydra_transformers.baselines import DeepEnsemble, MCDropout
 from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.uncertainty import calibrate, preference_metrics
 from tests.families import bert_backbone
+from tests.tiny_data import save_bert
 
 
 TEXTS = torch.randint(5, 38, (60, 6), generator=torch.Generator().manual_seed(0))
@@ -88,6 +91,19 @@ def test_reports_judge_pairs():
     data["rejected"] = [{"input_ids": TEXTS[30:50]}]
     with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
         evaluate_uncertainty(model, data)
+
+
+def test_texts_of_a_table_are_pairs_only_if_it_has_both_columns(tmp_path):
+    model = reward_model("min").float()
+    model.config.name_or_path = str(save_bert(tmp_path))
+    pairs = pd.DataFrame({"chosen": ["a good film", "joy"], "rejected": ["bad", "bad film"]})
+    answers = {name: [answer["score"] for answer in model.predict(pairs[name])] for name in pairs}
+    margin = np.subtract(answers["chosen"], answers["rejected"]).mean()
+    for data in (pairs, pairs.to_dict("records")):
+        report = evaluate_uncertainty({"Hydra": model}, data)
+        assert report.models["Hydra"]["data"]["margin"] == pytest.approx(margin, abs=1e-6)
+    with pytest.raises(ValueError, match="has no pairs, by which a reward model is measured"):
+        evaluate_uncertainty(model, pairs[["chosen"]])
 
 
 def test_low_scores_are_not_answered_and_another_aggregate_undoes_that(tmp_path):
