@@ -66,7 +66,7 @@ def predict_data(
 
     Args:
         model (`str` or `os.PathLike`): a folder or Hub name, as in `HydraPredictor`.
-        data (`str`, `os.PathLike`, `Dataset` or `DataFrame`): what `load_data` accepts.
+        data (`str`, `os.PathLike`, `Dataset`, `DataFrame` or `list[dict]`): what `load_data` accepts.
         output (`str` or `os.PathLike`): a new file, .parquet, .jsonl or .csv.
         split (`str`, *optional*): of the data; by default the first of validation, test and train.
         column (`str` or pair of `str`, *optional*): the column that is read, by default found; two of pairs of texts.
@@ -141,6 +141,10 @@ class Job:
         kind = kind_of(load_config(model), model)
         with access_to(source.name, "data set"):
             rows, self.split, _ = load_rows(source)
+        if isinstance(rows, list):
+            from datasets import Dataset
+
+            rows = Dataset.from_list(rows)
         words = find_words(rows, source) if kind == "tokens" else None
         kind = {"zero-shot": "image", "tokens": "text"}.get(kind, kind)
         self.columns = find_columns(rows, kind, source) if words is None else (words,)

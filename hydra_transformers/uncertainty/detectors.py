@@ -72,7 +72,7 @@ class Detector:
     """
 
     def __init__(self, name: str, *, k: int | None = None):
-        if name not in DETECTORS:
+        if name not in list(DETECTORS):
             raise ValueError(f"unknown detector {name!r}: choose one of {', '.join(DETECTORS)}")
         self.name, self.method = name, DETECTORS[name]
         if k is not None and name != "knn":

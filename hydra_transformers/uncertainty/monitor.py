@@ -115,7 +115,8 @@ def _of_predictions(rows: Sequence[Mapping[str, Any]], random: torch.Generator) 
         if candidates:
             units.append(candidates[int(torch.randint(len(candidates), (), generator=random))])
     scores = [math.nan if unit["detector_score"] is None else unit["detector_score"] for unit in units]
-    return Outcomes(torch.tensor(scores, dtype=torch.float64), torch.tensor([not unit["abstain"] for unit in units]))
+    answered = torch.tensor([not unit["abstain"] for unit in units], dtype=torch.bool)
+    return Outcomes(torch.tensor(scores, dtype=torch.float64), answered)
 
 
 class Monitor:

@@ -103,11 +103,12 @@ def test_an_abstaining_model_has_a_prediction_and_no_answer(folders, tmp_path):
             assert rows[4]["why"] == "It cannot be read: it is not an image file, or a broken one."
 
 
-def test_rows_of_a_dataframe_are_answered(folders, tmp_path):
-    rows = pandas.DataFrame({"text": TEXTS[:5], "when": pandas.Timestamp("2024-05-06")}, index=range(5, 10))
-    predict_data(folders["texts"], rows, tmp_path / "a.jsonl", device="cpu")
-    found = read(tmp_path / "a.jsonl")
-    assert [row["row"] for row in found] == list(range(5)) and found[0]["when"].startswith("2024-05-06")
+def test_rows_of_a_dataframe_or_a_list_are_answered(folders, tmp_path):
+    table = pandas.DataFrame({"text": TEXTS[:5], "when": pandas.Timestamp("2024-05-06")}, index=range(5, 10))
+    for number, rows in enumerate((table, table.to_dict("records"))):
+        predict_data(folders["texts"], rows, tmp_path / f"{number}.jsonl", device="cpu")
+        found = read(tmp_path / f"{number}.jsonl")
+        assert [row["row"] for row in found] == list(range(5)) and found[0]["when"].startswith("2024-05-06")
 
 
 def test_blank_lines_are_bad_rows_and_shift_nothing(folders, tmp_path):

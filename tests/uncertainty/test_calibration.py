@@ -311,3 +311,8 @@ def test_a_detector_that_was_fitted_is_taken_as_it_is_and_another_is_left_unfitt
     unfitted = Detector("mahalanobis")
     hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}, detector=unfitted)
     assert unfitted.state is None and not torch.equal(hydra.decision.center, detector.state["center"])
+    backbone = backbone_of("vit")
+    for model, fitted_on in ((hydra, backbone), (backbone, hydra)):  # one member's fit would stand in for all
+        other = Detector("knn", k=3).fit(fitted_on, training)
+        with pytest.raises(ValueError, match="fit it on this model"):
+            calibrate(model, rows_for("vit"), target={"coverage": 0.5}, detector=other)

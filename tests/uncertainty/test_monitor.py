@@ -41,6 +41,8 @@ def test_every_task_is_watched_with_and_without_labels(name):
     if name == "token_classification":
         with pytest.raises(ValueError, match="which tokens are words"):
             monitor.update(output)
+        monitor.update([{"entities": []}])  # a text without any
+        assert monitor.state()["inputs"].rows == 0
     else:
         monitor.update(output)
         state = monitor.state()

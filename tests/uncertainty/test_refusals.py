@@ -108,6 +108,7 @@ NUMBERS = [
 ]
 DETECTORS = [
     (lambda: Detector("odin"), "unknown detector 'odin': choose one of msp"),
+    (lambda: Detector({"model": "knn"}), "unknown detector {'model': 'knn'}"),
     (lambda: Detector("msp", k=3), "msp has no k, which is of knn"),
     (lambda: Detector("knn")(*TEST[:2]), "knn is not fitted: call fit"),
     (lambda: Detector("mahalanobis").fit_answers(*TRAIN[:2]), "data has no labels, and mahalanobis learns"),
