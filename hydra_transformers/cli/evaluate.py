@@ -50,6 +50,8 @@ def evaluate(
     if getattr(config, "aggregate", None) is not None:  # reward models are judged by pairs
         from ..uncertainty.rewards import pairs_of
 
+        if near or far or corruptions:
+            raise ValueError("--near, --far and --corruptions are not for reward models: leave them out")
         rows = pairs_of(lambda column: replace(data, column=[column]).read(config, processor, labelled=False))
     else:
         rows = data.read(config, processor)

@@ -35,6 +35,9 @@ def workplace(tmp_path_factory) -> Path:
     BertForSequenceClassification.from_pretrained(folder / "bert").bert.save_pretrained(
         shutil.copytree(folder / "bert", folder / "bert-encoder", ignore=shutil.ignore_patterns("*.safetensors"))
     )
+    reward = AutoHydra.from_backbone(folder / "bert-encoder", num_members=2, num_labels=1, problem_type="regression")
+    reward.config.aggregate = "mean"
+    reward.save_pretrained(shutil.copytree(folder / "bert", folder / "reward"))
     save_clip(folder / "clip")
     members = [ViTForImageClassification.from_pretrained(folder / name) for name in ("vit", "two", "three")]
     AutoHydra.from_pruned_members(members).save_pretrained(shutil.copytree(folder / "vit", folder / "hydra"))
@@ -47,6 +50,7 @@ def workplace(tmp_path_factory) -> Path:
     datasets.DatasetDict(parts).save_to_disk(folder / "splits")
     grey_rows(16).save_to_disk(folder / "grey")
     review_rows(60).to_csv(folder / "reviews.csv", index=False)
+    review_rows(8).save_to_disk(folder / "reviews")
     pictures([0])[0].save(folder / "0.png")
     (folder / "broken.png").write_bytes((folder / "0.png").read_bytes()[:60])
     (folder / "file").write_text("")

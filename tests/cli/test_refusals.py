@@ -51,6 +51,8 @@ REFUSED = [
     (f"{EVALUATE} --output file/out", "file/out cannot be written into"),
     ("evaluate cats --data pictures --output OUT", "the class 'red', which the model does not know"),
     ("evaluate one-of-two --data pictures", "fuse them first"),
+    ("evaluate reward --data reviews --output OUT", "has no pairs, by which a reward model is measured"),
+    ("evaluate reward --data reviews --near a=grey --output OUT", "--near, --far and --corruptions are not for"),
     ("predict ./nowhere text", "there is no folder ./nowhere"),
     ("predict clip 0.png", "--labels is missing: clip chooses among classes that you name"),
     ("predict clip 0.png --labels red --labels red", "--labels names a class twice"),

@@ -1,6 +1,7 @@
 """HydraTrainer: a Hydra of a pre-trained model is fine-tuned as one, and is an ensemble afterwards."""
 
 import copy
+import itertools
 import shutil
 
 import numpy as np
@@ -228,6 +229,13 @@ def loss_of(trainer: HydraTrainer, batch: dict, **options) -> torch.Tensor:
     return trainer.compute_loss(trainer.model, dict(batch), **options)
 
 
+class Rows(list):
+    """Has no end when it is iterated over, as a Dataset of torch may."""
+
+    def __iter__(self):
+        return itertools.cycle(self[:])
+
+
 def test_label_smoothing_and_class_weights_are_of_each_members_loss(tmp_path):
     rows = tiny_dataset("vit", 9) + tiny_dataset("vit", 3)[:1] * 3
     trainer = trainer_for(
@@ -236,7 +244,8 @@ def test_label_smoothing_and_class_weights_are_of_each_members_loss(tmp_path):
     trainer.model.eval()
     batch = batch_of("vit")
     weights = torch.tensor([12 / (3 * 6), 12 / (3 * 3), 12 / (3 * 3)])
-    torch.testing.assert_close(balanced_weights(rows, 3), weights)
+    for data in (rows, Rows(rows), iter(rows)):
+        torch.testing.assert_close(balanced_weights(data, 3), weights)
     members = trainer.model(batch["pixel_values"]).member_logits.unbind(1)
     losses = [
         F.cross_entropy(logits, batch["labels"], weights, label_smoothing=0.1, reduction="sum") / 6
