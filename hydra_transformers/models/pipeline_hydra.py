@@ -121,7 +121,7 @@ class PredictionsMixin:
             "label": names[order[0]],
             "score": values[order[0]],
             **{name: part.sum().item() for name, part in parts.items()},
-            **self.decided(model_outputs, notes.get("empty"), ~logits.isnan()),
+            **self.decided(model_outputs, notes.get("empty"), torch.tensor(values).isfinite()),
             "prediction_set": None if chosen is None else [names[index] for index in order if chosen[0, index]],
             **labels,
             **truncated,
@@ -131,7 +131,7 @@ class PredictionsMixin:
     def decided(self, outputs: dict, empty: str | None, is_number: Tensor) -> dict[str, Any]:
         """Whether to abstain, by what, and why.
 
-        empty: what is wrong with an input that holds nothing; is_number: of each logit, whether it is one
+        empty: what is wrong with an input that holds nothing; is_number: of each answer, whether it is one
         """
         detector = detector_score = threshold = abstain = None
         settings, reason = decision_settings(self.model, outputs), empty

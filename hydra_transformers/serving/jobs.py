@@ -101,10 +101,11 @@ def predict_data(
     done = len(job.rows) - sum(len(job.places(number)) for number in missing)
     with progress_bar(len(job.rows), "predict", "row", initial=done) as bar:
         for number, content in contents:
-            if watched is not None:  # before the part is there: one that is predicted again counts once
+            # Before the part is there: one that is predicted again counts once, also into another file.
+            if watched is not None:
                 table = read_part(io.BytesIO(content))
                 readable = table.filter(table["prediction"].is_valid())
-                watched.update(readable.to_pylist(), batch=f"{folder.name} {number}")
+                watched.update(readable.to_pylist(), batch=f"{folder.suffixes[-2]} {number}")
                 watched.save(monitor)
             write_atomically(files[number], content)
             bar.update(len(job.places(number)))

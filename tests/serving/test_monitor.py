@@ -55,6 +55,7 @@ def test_a_job_counts_each_row_once_even_if_it_was_stopped(folders, data, tmp_pa
         predict_data(folders["images"], data, tmp_path / "out.jsonl", **settings)
     monkeypatch.setattr(jobs, "write_atomically", write)
     predict_data(folders["images"], data, tmp_path / "out.jsonl", **settings)
+    predict_data(folders["images"], data, tmp_path / "again.jsonl", **settings)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     state = Monitor.read(tmp_path / "monitor.json").state()
     assert state["inputs"].rows == len(PICTURES)  # not the broken file

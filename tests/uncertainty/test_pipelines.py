@@ -218,12 +218,13 @@ def test_answers_that_are_no_numbers_abstain(kind, folders):
         assert sorted(answer["prediction_set"]) == sorted(CLASSES)
 
 
-def test_a_number_beyond_all_numbers_abstains(folders):
-    hydra = load_trained(folders / "images")
-    hydra.config.problem_type = "regression"
+@pytest.mark.parametrize("kind, problem_type", [("images", "regression"), ("vit", None)])
+def test_a_number_beyond_all_numbers_abstains(kind, problem_type, folders):
+    model = load_trained(folders / kind)
+    model.config.problem_type = problem_type
     with torch.no_grad():
-        hydra.classifier.bias[0] = torch.inf  # as beyond 65,504 in float16
-    [answer] = hydra.predict(IMAGES[:1], processor_for(folders / "images"))
+        model.classifier.bias[0] = torch.inf  # as beyond 65,504 in float16
+    [answer] = predict_decisions(model, IMAGES[:1], processor_for(folders / kind))
     assert answer["abstain"] is True and answer["reason"] == "The answer is not a number."
 
 
