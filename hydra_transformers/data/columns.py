@@ -1,6 +1,7 @@
 """Finds the columns of a data set: those that a model reads, and the labels."""
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -143,6 +144,7 @@ def without_missing_columns(source: DataSource, rows: Any) -> DataSource:
             f"{source.name} has no columns {' and '.join(map(repr, columns))}, and is to be compared with pairs of texts: rename "
             f"two of its columns ({', '.join(kinds)})"
         )
+    warnings.warn(f"{source.name} has no column {columns[0]!r}: another one is read", stacklevel=3)
     return replace(source, column=None)
 
 

@@ -69,7 +69,8 @@ def test_a_folder_of_images_in_folders_of_classes_is_a_data_set_with_parts(vit, 
 
 def test_out_of_distribution_data_needs_no_labels_and_may_have_other_columns(vit, tmp_path):
     picture_rows(3).remove_columns("label").rename_column("image", "photo").save_to_disk(tmp_path)
-    data = prepared(tmp_path, vit, labelled=False, column="image")
+    with pytest.warns(UserWarning, match="has no column 'image': another one is read"):
+        data = prepared(tmp_path, vit, labelled=False, column="image")
     assert set(data[0]) == {"pixel_values"}
     with pytest.raises(ValueError, match="no label column among photo"):
         prepared(tmp_path, vit)
