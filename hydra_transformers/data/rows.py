@@ -112,6 +112,7 @@ def _load(source: DataSource) -> Any:
     except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         reason += f" ({SEPARATORS})" * ("tokenizing" in reason)
+        reason = "it has no rows" if "corresponds to no data" in reason else reason
         raise ValueError(f"{name} cannot be read: {reason}") from error
 
 

@@ -40,8 +40,10 @@ class BankFit:
 
     def state(self, classes: int) -> dict[str, Tensor]:
         bank = self.rows.transpose(0, 1).contiguous()
-        if bank.shape[1] < self.k:
-            raise ValueError(f"k is {self.k}, data has {bank.shape[1]} rows: pass more rows, or a smaller k")
+        if not 1 <= self.k <= bank.shape[1]:
+            raise ValueError(
+                f"k is {self.k}, data has {bank.shape[1]} rows: pass more rows, or a k from 1 to their number"
+            )
         return {"bank": bank}
 
 

@@ -210,7 +210,7 @@ def test_a_folder_named_like_a_builder_is_read_and_not_what_lies_around_it(build
         ("large.csv", "text,label\na film,7\nbad,0\n", {}, "the label 7, the classes are 0 to 1"),
         ("no_text.csv", "text,label\na,1\n,0\n", {}, "1 of 2 rows of .* have no text in the column 'text'"),
         ("zero.csv", "", {}, "zero.csv cannot be read: No columns to parse from file"),
-        ("header.csv", "text,label\n", {}, "header.csv cannot be read"),
+        ("header.csv", "text,label\n", {}, "header.csv cannot be read: it has no rows"),
         ("broken.json", '{"text": [', {}, "broken.json cannot be read: JSON parse error"),
         ("ragged.csv", "text,label\na,film,0\nbad,film,1\n", {}, "have more cells than its first line"),
         ("reviews.txt", "a", {}, "is not a .csv, .tsv, .json, .jsonl, .parquet file"),
