@@ -72,6 +72,7 @@ hf-tests: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/hydra-transformers demo
+	@echo; echo "The command is in $(VENV)/bin: first run  source $(VENV)/bin/activate"
 
 $(VENV)/.installed-docs: $(VENV)/.installed
 	$(VENV)/bin/python -m pip install --quiet --no-compile --constraint $(CONSTRAINTS) --editable ".[docs]"

@@ -35,6 +35,7 @@ def calibrate(
     """Fit when a model abstains ("I don't know") and its sets of possible classes; saved with the model."""
     if risk is not None and coverage is not None:
         raise ValueError("--risk and --coverage exclude each other: pass one of them")
+    check_is_new(output)
     target = {name: value for name, value in {"risk": risk, "coverage": coverage}.items() if value is not None}
     from .._io.files import written_whole
     from ..data.processors import class_prompts, load_processor
@@ -45,7 +46,6 @@ def calibrate(
     from ..uncertainty import calibrate as fit
 
     config = load_config(model)
-    check_is_new(output)
     processor = load_processor(model, config)
     rows = data.read(config, processor)
     note_training_rows(model, data.data, data.split)

@@ -14,6 +14,7 @@ FLAGS = {
     r"candidate_labels\b": "--labels",
     r"set HF_TOKEN, or pass token=": "or set HF_TOKEN",
     r"pass another token=": "set another HF_TOKEN",
+    r"call calibrate\(\) first": "run `hydra-transformers calibrate` first",
 }
 
 
@@ -24,7 +25,8 @@ def sentence_of(error: Exception, flags: Sequence[str] = ()) -> str:
     """
     if not isinstance(error, MISTAKES):
         return f"unexpected {type(error).__name__}: {first_line(error)} (--debug shows where)"
-    sentence = in_one_line(error)
+    missing = isinstance(error, FileNotFoundError) and error.filename
+    sentence = f"there is no file {missing}" if missing else in_one_line(error)
     for word, flag in FLAGS.items():
         sentence = re.sub(word, flag, sentence)
     for flag in flags:

@@ -13,7 +13,7 @@ def export(
     output: option(Path, "a new folder: gets the exported model, config.json and the processor", "DIR"),
     to: option(Literal["onnx", "torch"], "onnx (model.onnx), or torch (model.pt2, for torch.export.load)") = "onnx",
 ) -> None:
-    """Write the model as ONNX, or as PyTorch's archive of a graph, to run without this package."""
+    """Write a model as ONNX or for torch.export.load, to run it without this package."""
     from ..data.processors import load_processor
     from ..export import FILES
     from ..export import export as write

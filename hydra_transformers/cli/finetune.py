@@ -19,13 +19,13 @@ def finetune(
     output: option(Path, "gets the Hydra and its evaluation; run again to continue after a stop", "DIR"),
     column: Column = None,
     label: option(str | None, "the column of labels (default: the only one that fits)", "NAME") = None,
-    label_separator: option(str | None, 'of several labels in one cell, such as "|"', "TEXT") = None,
+    label_separator: option(str | None, 'between several labels in one cell, such as "|"', "TEXT") = None,
     regression: switch("--regression", "the labels are numbers to predict, also where all of them are whole") = False,
     members: option(int, "members of the ensemble", "M", min=1) = 3,
     trunk_layers: option(
-        float, "how many of the first layers all members share, or which share of them", "N", parser=layers_or_share
+        float, "how many first layers all members share: a number, or a share of all", "N", parser=layers_or_share
     ) = 0.75,
-    learning_rate: option(float | None, "of the shared layers (default: 2.5e-5)", "LR", parser=positive) = None,
+    learning_rate: option(float | None, "that of the shared layers (default: 2.5e-5)", "LR", parser=positive) = None,
     epochs: option(int | None, "passes over the data (default: 3 to 12, fewer for more rows)", "N", min=1) = None,
     max_length: option(
         int | None, "cut texts to N tokens; saved with the tokenizer (default: 128)", "N", min=1
@@ -33,7 +33,7 @@ def finetune(
     batch_size: BatchSize = 32,
     seed: Seed = 0,
 ) -> None:
-    """Fine-tune a Hydra of a pre-trained model in one run, and evaluate it."""
+    """Fine-tune a pre-trained model as an ensemble (a Hydra) in one run, and evaluate it."""
     names = models_named([model])
     columns = {"column": column or None, "label": label, "label_separator": label_separator}
     if len(names) > 1:

@@ -85,11 +85,9 @@ def argument(kind: Any, metavar: str, help: str, **settings: Any) -> Any:
 ANY_MODEL = "a Hydra, or any classifier, CLIP or SigLIP model, by folder or Hub name"
 ModelArgument = argument(str, "MODEL", ANY_MODEL, parser=model_name)
 BatchSize = option(int, "rows per batch", "N", min=1)
-MonitorFile = option(Path | None, "counts whether the promises are kept, for `watch`; made, or gone on with", "FILE")
-Seed = option(int, "of everything that is random", min=0, max=MAX_SEED)
-Column = option(
-    list[str] | None, "of the texts, images or audio (default: the only one); twice for pairs of texts", "NAME"
-)
+MonitorFile = option(Path | None, "counts whether promises are kept, for `watch`; continued if it exists", "FILE")
+Seed = option(int, "seed of everything that is random", min=0, max=MAX_SEED)
+Column = option(list[str] | None, "the column of inputs (default: the only one); twice for pairs of texts", "NAME")
 
 
 @dataclass(kw_only=True)
@@ -110,7 +108,7 @@ class DataOptions:
     limit: option(int | None, "read at most N rows of each set, drawn at random", "N", min=1) = None
     column: Column = None
     label: option(str | None, "the column of labels (default: the only one that fits)", "NAME") = None
-    label_separator: option(str | None, 'of several labels in one cell, such as "|"', "TEXT") = None
+    label_separator: option(str | None, 'between several labels in one cell, such as "|"', "TEXT") = None
 
     def read(self, config: Any, processor: Any, name: str | None = None, labelled: bool = True) -> "PreparedData":
         """The rows of --data and its --split, or of another data set, prepared for a model; prints what was found."""

@@ -26,7 +26,7 @@ def prune(
     ood_data: option(str | None, "out-of-distribution data, to choose heads by, too", "NAME_OR_FOLDER") = None,
     seed: Seed = 0,
 ) -> None:
-    """Cut different heads out of copies of one model, or out of several checkpoints, each by its own circuit."""
+    """Make members with different attention heads removed, from copies of one model or from several checkpoints."""
     from .._io.files import written_whole
     from .._io.processes import on_one_process
     from ..data.loading import check_has_variety

@@ -16,7 +16,7 @@ def push(
     private: switch("--private", "make a new repository private") = False,
     space: option(str | None, "me/my-page: publish the page of `app` as a Space, too", "NAME") = None,
 ) -> None:
-    """Publish model, code, processor and card."""
+    """Publish a model with its code, processor and card on the Hub."""
     import tempfile
 
     from huggingface_hub import ModelCard

@@ -6,7 +6,7 @@ from .options import argument
 
 
 def watch(
-    files: argument(list[Path], "FILE", "that --monitor wrote; those of several processes are put together"),
+    files: argument(list[Path], "FILE", "a file that --monitor wrote; those of several processes are combined"),
 ) -> None:
     """Say whether a calibrated model keeps its promises in use."""
     from ..uncertainty import Monitor

@@ -62,7 +62,7 @@ def run_demo(output: Path, fast: bool = False) -> None:
     tokenizer = AutoTokenizer.from_pretrained(encoder, model_max_length=64)
     hydra = AutoHydra.from_backbone(encoder, num_members=3, class_names=intents)
     for parameter in hydra.bert.embeddings.parameters():
-        parameter.requires_grad_(False)  # 800 sentences would change few of 30,000 tokens, and updating all takes long
+        parameter.requires_grad_(False)  # 400 sentences would change few of 30,000 tokens, and updating all takes long
     data = {name: load_data(part, hydra, processor=tokenizer) for name, part in splits.items() if name != OUT_OF_SCOPE}
     unlike = load_data(splits[OUT_OF_SCOPE], hydra, processor=tokenizer, labelled=False)
     arguments = HydraTrainingArguments(
@@ -102,10 +102,8 @@ def run_demo(output: Path, fast: bool = False) -> None:
         hydra.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     write_atomically(output / "sentences.txt", "\n".join(SENTENCES) + "\n")
-    print(
-        f"\nThe model is in {output / 'model'}, the report in {output / 'report.html'}, a picture of two decisions in"
-    )
-    print(f"{output / 'decision.png'}. Go on:\n")
+    print(f"\nThe model is in {output / 'model'}, the report is {output / 'report.html'},")
+    print(f"and {output / 'decision.png'} shows what the members say of two sentences. Next:\n")
     print(f"  hydra-transformers app {output / 'model'} --examples {output / 'sentences.txt'}     # type a sentence")
     print(f'  hydra-transformers predict {output / "model"} "a sentence of yours"')
 

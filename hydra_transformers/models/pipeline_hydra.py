@@ -144,10 +144,11 @@ class PredictionsMixin:
         if reason is None and abstain and detector == "low score":
             reason = f"The score is {-detector_score:.3g}, below the threshold {-float(threshold):.3g}."
         if reason is None and abstain:
-            reason = f"{detector} is {detector_score:.3g}, above the threshold {float(threshold):.3g}."
+            score_name = "msp (1 - the largest probability)" if detector == "msp" else detector
+            reason = f"{score_name} is {detector_score:.3g}, above the threshold {float(threshold):.3g}."
             if settings.get("sets") and outputs["prediction_set"][0].sum() == 1:
                 share = f"{100 * (1 - settings['alpha']):.3g} %"
-                reason += f" Sets hold the right class for {share} of all rows, but less often for rows as unsure as this one."
+                reason += f" Prediction sets are right for {share} of all rows, but less often for rows as unsure as this one."
         by_what = {"detector": detector, "detector_score": detector_score, "threshold": threshold, "reason": reason}
         return {"abstain": abstain if reason is None else True} | by_what
 

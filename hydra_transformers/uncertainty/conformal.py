@@ -44,8 +44,8 @@ def sets_sentence(alpha: float, rows: int, threshold: float) -> str:
     """What is promised for new rows, under which conditions, and whether there were too few rows for it."""
     note = f" {too_few_rows(alpha, rows)}" if threshold == math.inf else ""
     return (
-        f"For at least {100 * (1 - alpha):.6g} % of the rows the set holds the right class, on average over calibration "
-        f"sets, if new rows are exchangeable with the {rows} calibration rows. {SHIFT}{note}"
+        f"For at least {100 * (1 - alpha):.6g} % of the rows the prediction set holds the right class, on average over "
+        f"calibration sets, if new rows are exchangeable with the {rows} calibration rows. {SHIFT}{note}"
     )
 
 

@@ -41,7 +41,7 @@ WORDS = {  # a promise's title, and its losses
     "risk": ("Wrong answers", "of the checked answers are wrong"),
     "coverage": ("Sets or intervals", "of them miss the label"),
     "answered": ("Share answered", "of the rows are not answered"),
-    "inputs": ("Inputs", "of the rows are less sure than half of those before"),
+    "inputs": ("Inputs", "of the rows are less sure than the median validation row"),
 }
 
 

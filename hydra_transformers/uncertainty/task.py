@@ -68,8 +68,8 @@ class ValidationRows:
     @property
     def sentence(self) -> str:
         return (
-            f"Of {sum(self.counts)} rows, a random half ({self.counts[0]}) fitted these, and the other half ({self.counts[1]}) "
-            "what follows: promises need rows that nothing else was fitted on."
+            f"Of {sum(self.counts)} rows, a random half ({self.counts[0]}) was used for this, and the other half "
+            f"({self.counts[1]}) for what follows: promises need rows that nothing else was fitted on."
         )
 
     def ood_scores(self, decision: Decision) -> Tensor | None:

@@ -54,6 +54,8 @@ REFUSED = [
     ("evaluate reward --data reviews --output OUT", "has no pairs, by which a reward model is measured"),
     ("evaluate reward --data reviews --near a=grey --output OUT", "--near, --far and --corruptions are not for"),
     ("predict ./nowhere text", "there is no folder ./nowhere"),
+    ("watch nothing.json", "there is no file nothing.json"),
+    ("predict hydra pictures --output OUT.csv --monitor OUT.json", "run `hydra-transformers calibrate` first"),
     ("predict clip 0.png", "--labels is missing: clip chooses among classes that you name"),
     ("predict clip 0.png --labels red --labels red", "--labels names a class twice"),
     ("predict vit 0.png --labels red", "--labels is for CLIP and SigLIP, vit has its own: leave it out"),

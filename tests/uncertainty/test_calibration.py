@@ -83,7 +83,7 @@ def test_everything_is_fitted_on_rows_of_its_own():
     assert calibration.settings["sets"]["threshold"] == pytest.approx(threshold)
     assert calibration.abstention.rows == ROWS // 2 and calibration.abstention.coverage >= 0.75
     assert hydra.config.decision["threshold"] == calibration.abstention.threshold
-    assert "Of 48 rows, a random half (24) fitted these, and the other half (24) what follows" in str(calibration)
+    assert "a random half (24) was used for this, and the other half (24) for what follows" in str(calibration)
     assert (
         "The ensemble's prediction has the temperature" in str(calibration)
         and hydra.config.decision["sentences"] == calibration.sentences

@@ -104,7 +104,7 @@ def test_coverage_holds_over_many_splits():
 def test_the_guarantee_says_what_breaks_it_and_a_shift_does():
     threshold = fit_sets(*draw(2000, strength=3), 0.1)
     sentence = sets_sentence(0.1, 2000, threshold)
-    assert "For at least 90 % of the rows the set holds the right class" in sentence
+    assert "For at least 90 % of the rows the prediction set holds the right class" in sentence
     assert "exchangeable with the 2000 calibration rows. Nothing holds under distribution shift." in sentence
     new, of = draw(2000, strength=0, seed=1)
     assert covered(prediction_sets(mean_probabilities(new), threshold), of) < binom.ppf(1e-6, 2000, 0.9)

@@ -130,10 +130,10 @@ def test_they_answer_what_the_model_gives(case):
             threshold = load_trained(folder).config.decision["threshold"]
             assert answer["detector"] == "msp" and answer["threshold"] == threshold
             assert answer["detector_score"] == pytest.approx(outputs.detector_score[row].item(), abs=1e-5)
-            why = f"msp is {answer['detector_score']:.3g}, above the threshold {threshold:.3g}."
+            why = f"msp (1 - the largest probability) is {answer['detector_score']:.3g}, above the threshold {threshold:.3g}."
             if len(in_set) == 1:  # no answer beside a set of one class is explained
                 why += (
-                    " Sets hold the right class for 70 % of all rows, but less often for rows as unsure as this one."
+                    " Prediction sets are right for 70 % of all rows, but less often for rows as unsure as this one."
                 )
             assert answer["reason"] == (why if answer["abstain"] else None)
         else:
