@@ -101,8 +101,7 @@ def predict_data(
     done = len(job.rows) - sum(len(job.places(number)) for number in missing)
     with progress_bar(len(job.rows), "predict", "row", initial=done) as bar:
         for number, content in contents:
-            # Before the part is there: one that is predicted again counts once, also into another file.
-            if watched is not None:
+            if watched is not None:  # before the part is there: one that is predicted again, anywhere, counts once
                 table = read_part(io.BytesIO(content))
                 readable = table.filter(table["prediction"].is_valid())
                 watched.update(readable.to_pylist(), batch=f"{folder.suffixes[-2]} {number}")

@@ -41,9 +41,7 @@ class BankFit:
     def state(self, classes: int) -> dict[str, Tensor]:
         bank = self.rows.transpose(0, 1).contiguous()
         if not 1 <= self.k <= bank.shape[1]:
-            raise ValueError(
-                f"k is {self.k}, data has {bank.shape[1]} rows: pass more rows, or a k from 1 to their number"
-            )
+            raise ValueError(f"k is {self.k}, data has {bank.shape[1]} rows: pass a k from 1 on, or more rows")
         return {"bank": bank}
 
 

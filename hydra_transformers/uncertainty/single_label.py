@@ -103,9 +103,7 @@ class SingleLabelTask(Task):
         if detector.needs_fit and detector.state is None:
             detector.fit_answers(scaling(first.answers), first.features, first.labels)
         elif detector.needs_fit:
-            detector(
-                first.answers[:1], first.features[:1]
-            )  # raises its error for one that was fitted on another model
+            detector(first.answers[:1], first.features[:1])  # raises its error for the fit of another model
         settings = {
             "temperature": scaling.temperature,
             "detector": {"name": detector.name, "by": detector.method.by[0], "settings": detector.settings},

@@ -119,7 +119,7 @@ DETECTORS = [
         lambda: collect_answers(SavedLogits(), saved(4, 1, 0)),
         "logits of SavedLogits are not the outputs of a linear map",
     ),
-    (lambda: Detector("knn", k=0).fit_answers(*TRAIN[:2]), "k is 0, data has .* rows: pass .* from 1"),
+    (lambda: Detector("knn", k=0).fit_answers(*TRAIN[:2]), "k is 0, data has .* rows: pass a k from 1 on"),
     (lambda: fitted("knn")(TEST[0]), "knn reads features: pass member_features"),
     (lambda: fitted("knn")(TEST[0], TEST[1][:9]), "knn reads features: pass member_features"),
     (lambda: fitted("knn")(TEST[0], TEST[1] * math.nan), "finite numbers"),
