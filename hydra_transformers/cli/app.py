@@ -8,9 +8,7 @@ from .options import ModelArgument, option
 def app(
     model: ModelArgument,
     examples: option(
-        Path | None,
-        "to click on: a folder of images or WAV files, each subfolder a group, or for texts a file with one per line",
-        "PATH",
+        Path | None, "a folder of images or WAV files (or of such folders), or a file with one text per line", "PATH"
     ) = None,
     labels: option(list[str] | None, "for CLIP and SigLIP: a class to choose; repeat it for each", "LABEL") = None,
     host: option(str, "0.0.0.0 lets other machines in; 127.0.0.1 this one only") = "127.0.0.1",

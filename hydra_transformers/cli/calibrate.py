@@ -28,9 +28,7 @@ def calibrate(
         ABSTAIN,
         parser=number(lambda value: 0 <= value < 1, "not a share between 0 and 1: pass 0.9 for 90 %"),
     ) = None,
-    alpha: option(
-        float, "the share of sets that may miss the right class, or of intervals the right number", parser=share
-    ) = 0.1,
+    alpha: option(float, "the share of prediction sets or intervals that may miss the label", parser=share) = 0.1,
 ) -> None:
     """Fit when a model abstains ("I don't know") and its sets of possible classes; saved with the model."""
     if risk is not None and coverage is not None:

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .folders import FINETUNE_SETTINGS, check_settings, claim, models_named, record_settings
+from .folders import FINETUNE_SETTINGS, check_settings, claim, data_name, models_named, record_settings
 from .options import BatchSize, Column, Seed, argument, best_device, layers_or_share, option, positive, switch, typed
 
 
@@ -15,7 +15,7 @@ def finetune(
     model: argument(
         str, "MODEL", "a pre-trained model, by folder or Hub name; or the output of `prune`, whose members are tuned"
     ),
-    data: option(str, "a data set with labels, by Hub name, folder or file", "NAME_OR_FOLDER"),
+    data: option(str, "a data set with labels: Hub name, folder or file", "NAME_OR_FOLDER", parser=data_name),
     output: option(Path, "gets the Hydra and its evaluation; run again to continue after a stop", "DIR"),
     column: Column = None,
     label: option(str | None, "the column of labels (default: the only one that fits)", "NAME") = None,
@@ -27,9 +27,7 @@ def finetune(
     ) = 0.75,
     learning_rate: option(float | None, "that of the shared layers (default: 2.5e-5)", "LR", parser=positive) = None,
     epochs: option(int | None, "passes over the data (default: 3 to 12, fewer for more rows)", "N", min=1) = None,
-    max_length: option(
-        int | None, "cut texts to N tokens; saved with the tokenizer (default: 128)", "N", min=1
-    ) = None,
+    max_length: option(int | None, "cut texts to N tokens, also when it predicts (default: 128)", "N", min=1) = None,
     batch_size: BatchSize = 32,
     seed: Seed = 0,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Output folders of commands: what they hold, and what may be written into them."""
+"""Files and folders of commands: which exist, what they hold, and what may be written into them."""
 
 import json
 import sys
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 # What a command was asked to do, in its output folder.
 PRUNE_SETTINGS, FINETUNE_SETTINGS = "prune.json", "finetune.json"
+
+
+def data_name(text: str) -> str:
+    """A folder, file or Hub name; a file that is not there is refused before anything is loaded."""
+    if text.endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet")) and not Path(text).exists():
+        raise FileNotFoundError(f"there is no folder or file {text}")
+    return text
 
 
 def check_is_hydra(config: "PreTrainedConfig", name: str) -> None:

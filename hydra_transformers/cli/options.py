@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .folders import data_name
+
 
 if TYPE_CHECKING:
     from ..data.loading import PreparedData
@@ -99,6 +101,7 @@ class DataOptions:
         'a data set on the Hub ("cifar100", "glue:sst2"), a folder of images, of csv, json or parquet files or that '
         "save_to_disk wrote, or one such file",
         "NAME_OR_FOLDER",
+        parser=data_name,
     )
     split: option(
         str | None,

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from .folders import data_name
 from .options import BatchSize, Column, ModelArgument, MonitorFile, argument, best_device, option, switch
 from .serve import UNCALIBRATED, predictor_of
 
@@ -25,9 +26,7 @@ def predict(
     ),
     as_json: switch("--json", "one line of JSON per input instead of a table") = False,
     labels: option(
-        list[str] | None,
-        "for CLIP and SigLIP: the classes to choose from, each with its own --labels (default: those of its calibration)",
-        "LABEL",
+        list[str] | None, "for CLIP and SigLIP: a class; repeat it for each (default: as calibrated)", "LABEL"
     ) = None,
     output: option(
         Path | None,
@@ -37,14 +36,14 @@ def predict(
     ) = None,
     split: option(str | None, "default: the first of validation, test and train", panel=DATA) = None,
     column: Column = None,
-    engine: option(
-        Literal["local", "ray"], "ray spreads the rows over a Ray cluster, or over processes here", panel=DATA
-    ) = "local",
+    engine: option(Literal["local", "ray"], "ray: on a Ray cluster, or in processes here", panel=DATA) = "local",
     workers: option(int | None, "processes of Ray (default: one per GPU; several share it)", "N", DATA, min=1) = None,
     monitor: MonitorFile = None,
     batch_size: BatchSize = 8,
 ) -> None:
     """Predict for texts, images or audio, or all rows of a data set, with uncertainty and abstention."""
+    if output is not None:
+        data_name(inputs[0])
     from ..data.rows import FILE_FORMATS
     from ..hub.handler import as_json as finite
     from ..serving.predictor import kind_of

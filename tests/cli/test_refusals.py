@@ -55,6 +55,8 @@ REFUSED = [
     ("evaluate reward --data reviews --near a=grey --output OUT", "--near, --far and --corruptions are not for"),
     ("predict ./nowhere text", "there is no folder ./nowhere"),
     ("watch nothing.json", "there is no file nothing.json"),
+    (f"{FINETUNE} --data nothing.csv", "there is no folder or file nothing.csv"),
+    ("predict ./nowhere nothing.csv --output a.csv", "there is no folder or file nothing.csv"),
     ("predict hydra pictures --output OUT.csv --monitor OUT.json", "run `hydra-transformers calibrate` first"),
     ("predict clip 0.png", "--labels is missing: clip chooses among classes that you name"),
     ("predict clip 0.png --labels red --labels red", "--labels names a class twice"),
