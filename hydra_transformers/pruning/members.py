@@ -22,7 +22,6 @@ from ..fusion.structure import tower_configs
 from ..fusion.trunk import trunk_depth
 from .circuits import FOLDER, Circuit
 from .extraction import extract_circuit
-from .head_weights import by_layer
 from .heads import Prompts, as_heads_to_prune, check_count, heads_of, prune_heads, tower_and_place
 from .objectives import OBJECTIVES
 from .taylor import taylor_prune
@@ -199,30 +198,26 @@ def make_members(
     data: Any,
     ood_data: Any = None,
     *,
-    method: str = "circuits",
     num_members: int | None = None,
     budget: int | None = None,
-    heads_per_layer: int | None = None,
-    objectives: Sequence[str] | None = None,
     trunk_layers: int | float = 0,
     seed: int = 0,
     class_prompts: Prompts | None = None,
     batch_size: int = 32,
     folder: str | os.PathLike | None = None,
 ) -> list[PreTrainedModel]:
-    """Chooses heads by data and draws members from one model, or one member from each of several.
+    """Extracts circuits and draws members from one model, or one member from each of several.
+
+    With `ood_data`, three members of one model are those of the objectives "acc", "ood" and "avg"; other numbers are sampled from
+    the first heads of one circuit, and several models have one circuit each ("avg"). Without `ood_data` the objective is "acc".
 
     Args:
         models (`Sequence[PreTrainedModel]`): one model, whose members are differently pruned copies; or several fine-tuned
             models of one pre-trained model, each of which makes one member. They stay as they are.
         data: a Dataset or list of dict rows to choose heads by.
-        ood_data (*optional*): out-of-distribution rows, for the objectives "ood" and "avg".
-        method (`str`, defaults to `"circuits"`): "circuits" or "taylor".
-        num_members (`int`, *optional*): of one model, by default one per objective, or 3.
-        budget (`int`, *optional*): for circuits, how many heads each member loses; by default a sixth of those that compete.
-        heads_per_layer (`int`, *optional*): for Taylor scores, the heads that each layer keeps; by default two thirds.
-        objectives (`Sequence[str]`, *optional*): of circuits, one member each; with a single one, members are sampled from the
-            first heads of its ranking. By default all three with `ood_data` ("avg" for several models), otherwise "acc".
+        ood_data (*optional*): out-of-distribution rows.
+        num_members (`int`, *optional*): of one model, by default 3.
+        budget (`int`, *optional*): how many heads each member loses; by default a sixth of those that compete.
         trunk_layers (`int` or `float`, defaults to 0): how many first layers keep all heads, or which share of the layers.
         seed (`int`, defaults to 0): as for `draw_members`.
         class_prompts (*optional*): for CLIP and SigLIP, the tokenizer's output with one row per class.
@@ -239,29 +234,13 @@ def make_members(
         rows if rows is None else DataLoader(rows, batch_size, collate_fn=collate) for rows in (data, ood_data)
     )
     common = {"class_prompts": class_prompts, "trunk_layers": trunk_layers}
-    if method == "taylor":
-        if budget is not None or objectives is not None or ood_data is not None:
-            raise ValueError("budget, objectives and ood_data are for circuits: pass heads_per_layer with taylor")
-        most = max(map(len, by_layer(heads).values()))
-        kept = heads_per_layer or max(1, round(most * 2 / 3))
-        check_count(kept, "heads_per_layer", 1, most - 1, "as many as a layer has cut nothing")
-        count = len(models) if is_several else num_members
-        return draw_members(source, data=loader, heads_per_layer=kept, num_members=count, seed=seed, **common)
-    if method != "circuits" or heads_per_layer is not None:
-        raise ValueError(f"method is {method!r}: pass 'circuits' with a budget, or 'taylor' with heads_per_layer")
-    if objectives is None:
-        has_one_each = not is_several and num_members in (None, len(OBJECTIVES))
-        objectives = ["acc"] if ood_data is None else OBJECTIVES if has_one_each else ["avg"]
-    if ood_data is None and set(objectives) != {"acc"}:
-        raise ValueError(f"the objectives {', '.join(objectives)} need out-of-distribution data: pass ood_data")
+    has_one_each = not is_several and num_members in (None, len(OBJECTIVES))
+    objectives = ["acc"] if ood_data is None else OBJECTIVES if has_one_each else ["avg"]
     budget = max(1, len(heads) // 6) if budget is None else budget
     check_count(budget, "budget", 1, len(heads) - 1, f"{len(heads)} heads compete")
     expected = len(models) * len(objectives)
-    if (is_several and len(objectives) > 1) or (expected > 1 and num_members not in (None, expected)):
-        raise ValueError(
-            f"there are {len(models)} models, {len(objectives)} objectives and num_members={num_members}: name one objective for "
-            "several models, and leave num_members out where each circuit makes one member"
-        )
+    if expected > 1 and num_members not in (None, expected):
+        raise ValueError(f"there are {len(models)} models, each of which makes one member: leave num_members out")
     ranked = budget
     if expected == 1:
         num_members = num_members or 3

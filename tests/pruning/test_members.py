@@ -194,7 +194,6 @@ def called(monkeypatch) -> list[str]:
         (1, {"num_members": 2}, ["acc"], 2),
         (1, {"ood_data": OOD}, ["acc", "ood", "avg"], 3),
         (1, {"ood_data": OOD, "num_members": 5}, ["avg"], 5),
-        (1, {"ood_data": OOD, "objectives": ["acc", "avg"]}, ["acc", "avg"], 2),
         (2, {}, ["acc"] * 2, 2),
         (2, {"ood_data": OOD}, ["avg"] * 2, 2),
     ],
@@ -216,13 +215,3 @@ def test_several_models_are_pruned_by_their_circuits_which_stay_in_the_folder(tm
     assert [each.ranking for each in saved] == [each.ranking for each in circuits]
     again = make_members(several, ROWS, OOD, budget=2, folder=tmp_path)
     assert [each.config.kept_heads for each in again] == [each.config.kept_heads for each in members]
-
-
-@pytest.mark.slow
-def test_taylor_keeps_two_thirds_by_default():
-    [model] = models(1)
-    [member] = make_members([model], ROWS, method="taylor", num_members=1, batch_size=9)
-    batch = {name: torch.stack([torch.as_tensor(row[name]) for row in ROWS]) for name in ROWS[0]}
-    expected = taylor_prune(model, half_of_each([batch], 0), heads_per_layer=3).heads_to_prune
-    kept = [[head for head in range(4) if head not in expected.get(layer, [])] for layer in range(3)]
-    assert [layer[0] for layer in member.config.kept_heads] == kept

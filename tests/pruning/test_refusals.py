@@ -210,15 +210,8 @@ TABLE = {
     make: [
         ({"budget": 9}, "budget is 9: 9 heads compete, so pass 1 to 8"),
         ({"budget": 8}, "there are only 1 ways to lose 8 of 8 heads, for 3 members"),
-        ({"method": "taylor", "budget": 2}, "are for circuits: pass heads_per_layer with taylor"),
-        ({"method": "taylor", "heads_per_layer": 3}, "heads_per_layer is 3: as many as a layer has cut nothing"),
-        ({"heads_per_layer": 2}, "pass 'circuits' with a budget, or 'taylor' with heads_per_layer"),
-        ({"method": "magic"}, "method is 'magic'"),
-        ({"objectives": ["acc", "ood"]}, "need out-of-distribution data: pass ood_data"),
         ({"trunk_layers": 3}, "trunk_layers is 3"),
-        ({"ood_data": [0], "objectives": ["acc", "ood"], "num_members": 3}, "2 objectives and num_members=3"),
-        ({"models": 2, "num_members": 3}, "there are 2 models, 1 objectives and num_members=3"),
-        ({"models": 2, "ood_data": [0], "objectives": ["acc", "ood"]}, "name one objective for several models"),
+        ({"models": 2, "num_members": 3}, "there are 2 models, each of which makes one member"),
         ({"models": [vit(), bert()]}, r"models\[1\] is a BertForSequenceClassification"),
     ],
     to_transformers: [
