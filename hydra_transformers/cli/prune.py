@@ -31,7 +31,7 @@ def prune(
     from .._io.processes import on_one_process
     from ..data.loading import check_has_variety
     from ..data.processors import class_prompts, load_processor
-    from ..pruning import make_members
+    from ..pruning.members import make_members
     from ..serving.saved_models import load_model
 
     names = models_named(models)

@@ -6,7 +6,7 @@ from .extraction import extract_circuit
 from .gradient_scores import taylor_scores
 from .heads import prune_heads
 from .masking import ablated
-from .members import draw_members, make_members
+from .members import draw_members
 from .oba import oba_prune, oba_scores
 from .scores import HEAD_SCORES, head_scores, lowest_heads
 from .taylor import TaylorPruning, taylor_prune
@@ -21,7 +21,6 @@ __all__ = [
     "extract_circuit",
     "head_scores",
     "lowest_heads",
-    "make_members",
     "oba_prune",
     "oba_scores",
     "prune_heads",

@@ -27,6 +27,7 @@ from .objectives import OBJECTIVES
 from .taylor import taylor_prune
 
 
+ROWS_PER_BATCH = 32
 MOST_DRAWS = 1_000  # attempts to draw a new head set; there may be none
 
 # The options of each source of members; others would have no effect.
@@ -203,35 +204,23 @@ def make_members(
     trunk_layers: int | float = 0,
     seed: int = 0,
     class_prompts: Prompts | None = None,
-    batch_size: int = 32,
     folder: str | os.PathLike | None = None,
 ) -> list[PreTrainedModel]:
-    """Extracts circuits and draws members from one model, or one member from each of several.
+    """Extracts circuits and draws members from one model, or one member from each of several, as `prune` does.
 
     With `ood_data`, three members of one model are those of the objectives "acc", "ood" and "avg"; other numbers are sampled from
     the first heads of one circuit, and several models have one circuit each ("avg"). Without `ood_data` the objective is "acc".
 
-    Args:
-        models (`Sequence[PreTrainedModel]`): one model, whose members are differently pruned copies; or several fine-tuned
-            models of one pre-trained model, each of which makes one member. They stay as they are.
-        data: a Dataset or list of dict rows to choose heads by.
-        ood_data (*optional*): out-of-distribution rows.
-        num_members (`int`, *optional*): of one model, by default 3.
-        budget (`int`, *optional*): how many heads each member loses; by default a sixth of those that compete.
-        trunk_layers (`int` or `float`, defaults to 0): how many first layers keep all heads, or which share of the layers.
-        seed (`int`, defaults to 0): as for `draw_members`.
-        class_prompts (*optional*): for CLIP and SigLIP, the tokenizer's output with one row per class.
-        batch_size (`int`, defaults to 32): rows per batch.
-        folder (*optional*): gets the circuits, and a checkpoint of each, from which the same call resumes.
-
-    Returns:
-        `list[PreTrainedModel]`: the members as one-member Hydras.
+    data, ood_data: Datasets or lists of dict rows
+    num_members: of one model, by default 3
+    budget: how many heads each member loses; by default a sixth of those that compete
+    folder: gets the circuits, and a checkpoint of each, from which the same call resumes
     """
     is_several = len(models) > 1
     source = list(models) if is_several else models[0]
     heads = heads_of(prune_heads(models[0]), None, trunk_layers)
     loader, ood_loader = (
-        rows if rows is None else DataLoader(rows, batch_size, collate_fn=collate) for rows in (data, ood_data)
+        rows if rows is None else DataLoader(rows, ROWS_PER_BATCH, collate_fn=collate) for rows in (data, ood_data)
     )
     common = {"class_prompts": class_prompts, "trunk_layers": trunk_layers}
     has_one_each = not is_several and num_members in (None, len(OBJECTIVES))

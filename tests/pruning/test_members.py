@@ -10,11 +10,10 @@ from hydra_transformers.pruning import (
     Circuit,
     draw_members,
     extract_circuit,
-    make_members,
     prune_heads,
     taylor_prune,
 )
-from hydra_transformers.pruning.members import half_of_each
+from hydra_transformers.pruning.members import half_of_each, make_members
 from tests.families import VIT
 from tests.pruning.backbones import clip, family, images, vit
 

@@ -15,14 +15,13 @@ from hydra_transformers.pruning import (
     extract_circuit,
     head_scores,
     lowest_heads,
-    make_members,
     oba_prune,
     prune_heads,
     taylor_prune,
     taylor_scores,
     to_transformers,
 )
-from hydra_transformers.pruning.members import half_of_each
+from hydra_transformers.pruning.members import half_of_each, make_members
 from tests.families import BERT, CLIP, VIT, WAVLM, bert_backbone, padded_texts
 from tests.pruning.backbones import CLASSES, bert, class_prompts, family, images, vit
 
