@@ -17,6 +17,7 @@ from PIL import Image
 import hydra_transformers
 from hydra_transformers import __version__
 from scripts import check_package, draw_overview
+from tests import typed_use
 from tests.pages import ROOT
 
 
@@ -170,10 +171,7 @@ def test_the_description_on_pypi_links_to_the_files_of_its_tag(tmp_path):
     assert 'pip install "hydra-transformers[demo]"' in page and "Clone this repository" not in page
 
 
-@pytest.mark.slow
 def test_what_is_type_checked_uses_every_function_of_the_front_page():
-    from tests import typed_use  # imports Gradio, which takes seconds
-
     functions = [name for name in hydra_transformers.__all__ if name.islower() and not name.startswith("_")]
     assert len(functions) >= 9
     assert [name for name in functions if not callable(getattr(typed_use, name, None))] == []

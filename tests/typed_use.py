@@ -1,7 +1,5 @@
 """Uses the public names as README.md does. Never run: `make quality` type-checks it, as the code of a user would be."""
 
-from pathlib import Path
-
 import torch
 from PIL.Image import Image
 from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification, ViTImageProcessorPil
@@ -17,36 +15,10 @@ from hydra_transformers import (
     predict_uncertainty,
     prune_heads,
 )
-from hydra_transformers.baselines import soup
-from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.hub import create_model_card, push_hydra_to_hub, push_space_to_hub, write_space
-from hydra_transformers.pruning import (
-    ablated,
-    draw_members,
-    extract_circuit,
-    head_scores,
-    lowest_heads,
-    to_transformers,
-)
-from hydra_transformers.serving import HydraPredictor, create_app, launch_page, predict_data, run
-from hydra_transformers.shift import corrupted_sets
-from hydra_transformers.training import (
-    HydraTrainer,
-    HydraTrainingArguments,
-    finetune,
-    finetune_members,
-    lora_config,
-    recipe,
-)
-from hydra_transformers.uncertainty import (
-    Abstention,
-    Detector,
-    TemperatureScaling,
-    classification_metrics,
-    decompose,
-    ood_metrics,
-    ood_score,
-)
+from hydra_transformers.hub import create_model_card, push_hydra_to_hub
+from hydra_transformers.pruning import draw_members, extract_circuit, head_scores, lowest_heads, to_transformers
+from hydra_transformers.training import HydraTrainer, HydraTrainingArguments, finetune, finetune_members, recipe
+from hydra_transformers.uncertainty import Detector, classification_metrics, decompose
 
 
 Batches = list[dict[str, torch.Tensor]]
@@ -60,10 +32,6 @@ def fuse(backbone: ViTForImageClassification) -> float:
     one: PreTrainedModel = hydra.member(count - 1)
     print(one.config, hydra.config.hidden_size, outputs.logits.shape)
     return decompose(outputs.member_logits).epistemic.max().item()
-
-
-def fuse_folders(folders: list[str | Path]) -> PreTrainedModel:
-    return AutoHydra.from_pruned_members(["my-vit-seed-0", *folders])
 
 
 def say_i_do_not_know(images: list[Image], held_out: Batches, processor: ViTImageProcessorPil) -> list[str]:
@@ -97,9 +65,7 @@ def train(rows: Batches, images: list[Image]) -> HydraViTForImageClassification:
     fine_tunings = finetune_members([ViTForImageClassification(ViTConfig())], recipe("cifar100"), rows, rows, "tuned")
     again = AutoHydra.from_pruned_members(fine_tunings)
     finetune("facebook/dinov2-small", "cifar100", "hydra").model.calibrate(rows)
-    print(again)
-
-    print(hydra.predict(images), soup(fine_tunings), lora_config(hydra))
+    print(again, hydra.predict(images))
     return HydraViTForImageClassification.from_pretrained("my-hydra")
 
 
@@ -107,28 +73,12 @@ def prune(model: ViTForImageClassification, rows: Batches) -> PreTrainedModel:
     scores = head_scores(model, rows, "taylor")
     circuit = extract_circuit(model, rows, budget=4)
     print(circuit.ranking, draw_members(model, circuit=circuit, budget=2))
-    with ablated(model, {0: [1]}) as without:
-        print(without(pixel_values=rows[0]["pixel_values"]).logits)
-    pruned = prune_heads(model, lowest_heads(scores, budget=4))
-    print(pruned.num_members, count_multiply_adds(pruned), count_parameters(pruned))
-    return to_transformers(pruned)
+    return to_transformers(prune_heads(model, lowest_heads(scores, budget=4)))
 
 
 def detect(model: PreTrainedModel, rows: Batches, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     prepared = load_data("cifar100", model, part="test", limit=100)
-    print(len(prepared), predict_uncertainty(model, rows), TemperatureScaling.fit(logits, labels).temperature)
-    detector: Detector = Detector("mahalanobis").fit(model, rows)
-    print(detector.name, ood_metrics(ood_score(logits), ood_score(logits, "energy"))["auroc"])
-    print(Abstention.fit(ood_score(logits), coverage=0.9))
-    evaluate_uncertainty(model, rows, corruptions=corrupted_sets(rows, "all", severities=[1, 3]), score=detector)
+    print(len(prepared), predict_uncertainty(model, rows), export(model, "exported", to=["onnx", "torch"]))
+    evaluate_uncertainty(model, rows, score=Detector("mahalanobis").fit(model, rows))
     best: float = classification_metrics(logits, labels)["accuracy"]
     return decompose(logits).total * best
-
-
-def use_elsewhere(model: PreTrainedModel) -> Path:
-    predictor = HydraPredictor("my-hydra")
-    print(predictor({"text": ["one", "two"]}), predict_data("my-hydra", "rows.csv", "answers.parquet"))
-    run(create_app(predictor, max_batch=32), port=8000)
-    launch_page(predictor).close()
-    push_space_to_hub(write_space("page", "me/my-hydra"), "me/my-page")
-    return export(model, "exported", to=["onnx", "torch"])

@@ -68,6 +68,8 @@ def predict(
         # os.path: Path fails on texts that are longer than a file's name may be.
         if os.path.isdir(name) or (Path(name).suffix in FILE_FORMATS and os.path.isfile(name)):
             raise ValueError(f"{name} is a data set: name the file of its answers with --output")
+        if Path(name).suffix in FILE_FORMATS and " " not in name:
+            raise ValueError(f"there is no file {name}: pass a data set with --output, or a text")
         if kind in ("text", "tokens") and os.path.isfile(name):
             raise ValueError(
                 f"{name} is a file, and {model} reads texts: pass the text, or - to read lines from stdin"

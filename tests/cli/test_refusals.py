@@ -61,6 +61,7 @@ REFUSED = [
     ("predict clip 0.png", "--labels is missing: clip chooses among classes that you name"),
     ("predict clip 0.png --labels red --labels red", "--labels names a class twice"),
     ("predict vit 0.png --labels red", "--labels is for CLIP and SigLIP, vit has its own: leave it out"),
+    ("predict bert txets.csv", "there is no file txets.csv: pass a data set with --output, or a text"),
     ("predict vit pictures", "pictures is a data set: name the file of its answers with --output"),
     ("predict vit 0.png --column image", "--column is for a data set"),
     ("predict bert file", "file is a file, and bert reads texts"),
