@@ -35,7 +35,9 @@ FIGURES = (
     Figure("One run, images", *_one_run("images --only seeds composed", "one-run-images")),
     Figure("Learning rates and variants, images", *_one_run("images --only sweep variants", "one-run-images-sweep")),
     Figure("One run, texts", *_one_run("clinc150-small", "one-run-clinc150-small")),
-    Figure("Monitoring", "python -m experiments.monitoring --pool CLINC150=FILE", "experiments/results/monitoring.json"),
+    Figure(
+        "Monitoring", "python -m experiments.monitoring --pool CLINC150=FILE", "experiments/results/monitoring.json"
+    ),
     Figure(
         "Times of compiled models",
         *_measured(
