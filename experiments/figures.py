@@ -35,15 +35,13 @@ FIGURES = (
     Figure("One run, images", *_one_run("images --only seeds composed", "one-run-images")),
     Figure("Learning rates and variants, images", *_one_run("images --only sweep variants", "one-run-images-sweep")),
     Figure("One run, texts", *_one_run("clinc150-small", "one-run-clinc150-small")),
+    Figure("One run, SST-2, unfinished", *_one_run("sst2 --only sweep finalists", "one-run-sst2")),
     Figure(
         "Monitoring", "python -m experiments.monitoring --pool CLINC150=FILE", "experiments/results/monitoring.json"
     ),
     Figure(
-        "Times of compiled models",
-        *_measured(
-            "inference_cost.py --families vit bert --dtypes bfloat16 --no-masks --modes compiled --batches 256 1",
-            "inference_cost_compiled_h200",
-        ),
+        "Times, beside other work",
+        *_measured("inference_cost.py --families vit bert --dtypes bfloat16 --no-masks", "inference_cost_h200"),
     ),
     Figure("Circuits' times", *_measured("circuit_extraction.py --preset vit-b16", "circuit_extraction_h200")),
     Figure("Circuits' times on a CPU", *_measured("circuit_extraction.py --preset cpu", "circuit_extraction_cpu")),
