@@ -252,13 +252,13 @@ class Judge:
         return evaluate_uncertainty({"model": model.eval()}, rows).models["model"]["data"]
 
     def methods(self, single: Run, one_run: Run, seed: int) -> Iterator[tuple[str, PreTrainedModel]]:
-        own_seeds = range(seed * MEMBERS, (seed + 1) * MEMBERS)
-        # From the same new head, without which a soup is none.
-        members = [self.trained(replace(single, seed=own), own_seeds[0]) for own in own_seeds]
+        member_seeds = range(seed * MEMBERS, (seed + 1) * MEMBERS)
+        # A soup needs members that begin with the same new head.
+        members = [self.trained(replace(single, seed=member_seed), member_seeds[0]) for member_seed in member_seeds]
         yield "One model", as_hydra(members[0])
-        longer = replace(single, epochs=round(1.5 * single.epochs), seed=own_seeds[0])
+        longer = replace(single, epochs=round(1.5 * single.epochs), seed=member_seeds[0])
         yield "One model, trained 1.5 times as long", as_hydra(self.trained(longer))
-        yield "One run", self.trained(replace(one_run, seed=own_seeds[0]))
+        yield "One run", self.trained(replace(one_run, seed=member_seeds[0]))
         yield "Three checkpoints fused, nothing merged", AutoHydra.from_pruned_members(members)
         yield (
             "Three checkpoints fused, three quarters merged",

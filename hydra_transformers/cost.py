@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .data.prediction import ZeroShotClassifier, accepted_inputs
-from .data.zero_shot import first_token_kwargs
+from .data.prediction import accepted_inputs
+from .data.zero_shot import ZeroShotClassifier, first_token_kwargs
 from .fusion.probe import example_inputs
 from .fusion.structure import plain_config, without_weights
 from .models.pipeline_hydra_text import most_tokens

@@ -30,7 +30,7 @@ def info(model: argument(str, "MODEL", "a Hydra; its weights are not read", pars
     print("calibrated" if is_calibrated else "not calibrated: it never abstains and has no sets")
     print(f"{count_parameters(hydra):,} parameters\n")
     print(kept_heads_map(config), end="\n\n")
-    models = {"This model": hydra, "Unpruned backbone": unpruned_backbone(hydra)}
+    models = {"This model": hydra, "Its backbone": unpruned_backbone(hydra)}
     if config.num_members > 1:
         backbones = [unpruned_backbone(hydra) for _ in range(config.num_members)]
         models[f"Deep Ensemble of {config.num_members}"] = DeepEnsemble(backbones)

@@ -63,7 +63,7 @@ def _weights(name: str | os.PathLike) -> dict[str, Any]:
         from peft import load_peft_weights
     except ImportError as error:
         raise ImportError(f"{name} holds adapters of PEFT: pip install peft") from error
-    if not any((Path(name) / file).is_file() for file in ("adapter_model.safetensors", "adapter_model.bin")):
+    if not (Path(name) / "adapter_model.safetensors").is_file():  # others can run code when they are loaded
         raise FileNotFoundError(
             f"{name} has {SETTINGS} and no adapter_model.safetensors: save the adapters there again"
         )
