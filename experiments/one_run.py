@@ -1,268 +1,62 @@
-"""How to fine-tune a Hydra in one run, and what stands beside it: one model, Deep Ensembles, soups, fused checkpoints.
+"""How to fine-tune a Hydra in one run, and what stands beside it: one model, Deep Ensembles, soups, fused checkpoints, and the
+comparators of the paper.
 
     python -m experiments.one_run --setting images --data DIR --start FOLDER --output results/one-run-images.json
-    python -m experiments.one_run --setting clinc150-small --only seeds composed --data DIR --start FOLDER --output OUT.json
-    python -m experiments.one_run --rows 64 --workers 1 ...                           # does it run? few rows of each set
+    python -m experiments.one_run --setting clinc150-small --only sweep finalists --data DIR --start FOLDER --output OUT.json
+    python -m experiments.one_run --setting smallest --output OUT.json                # does it run? made-up data
 
 Every training is plain torch on the package's models, with AdamW, a cosine schedule with warm-up and the same batches for all
-methods. Every method has its own learning rates: `sweep` tries them with one seed, `finalists` the three best with two seeds more, and
-the best mean Brier score on validation rows decides (of soups, `composed`). "validation" is what choices are made on; "test", with near
-and far out-of-distribution sets, is for the table of what was chosen. What the results file already has is not run again.
+methods; `runs.py` says which, and how learning rates are chosen. "validation" is what choices are made on; "test", with near and far
+out-of-distribution sets, is for the table of what was chosen. Beside OUT.json, OUT.npz holds what every row of a table got for each
+test row, for paired intervals. What the results file already has is not run again.
 """
 
 import argparse
+import copy
+import io
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
 import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from benchmarks.provenance import where_it_ran
 from hydra_transformers import AutoHydra
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import soup
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.uncertainty import classification_metrics, ood_metrics, ood_score
+from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics, ood_metrics, ood_score
 from hydra_transformers.uncertainty.metrics import diversity_metrics, error_coverage_curve, sample_values
 
-from .local_files import read_strings, tokenized
-from .pretrained import new_dinov2, read_sst2, read_tiny_imagenet
-from .rows import TensorRows
+from . import comparators
+from .rows import Batch, TensorRows, as_it_is
+from .runs import GROUPS, SEEDS, SETTINGS, Row, Run, Setting, best_runs, chosen
 from .splits import Splits
 
 
-Row = dict[str, Any]  # of a results file
-SEEDS = (0, 100, 200)
 EVALUATION_BATCH = 500
 WEIGHT_DECAY, WARM_UP = 0.05, 0.1
-OWN, SHARED = ("embeddings",), ("embeddings", "layernorm", "mlp")  # what members share behind the trunk
-
-
-@dataclass(frozen=True)
-class Run:
-    """One training.
-
-    members: 1 for a plain model; learning_rate: of the first `trunk` layers, which the members of a Hydra share
-    branch_rate: multiplies the learning rate of the layers behind
-    start: "pretrained", or "soup" to tune the average of the checkpoints of this seed
-    """
-
-    group: str
-    members: int = 3
-    learning_rate: float = 2.5e-5
-    branch_rate: float = 6.0
-    trunk: int = 9
-    shared: tuple[str, ...] = OWN
-    epochs: int = 9
-    loss: str = "members"
-    seed: int = 0
-    start: str = "pretrained"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """
-    read: (folder, start) -> Splits; new_model: (start, seed) -> a pre-trained model with a new classifier
-    single, one_run: the usual training of one model and of a Hydra; epochs of others are multiples of these
-    members: how many, of Deep Ensembles and of Hydras
-    branch_rates: that `sweep` tries
-    """
-
-    read: Callable[[Path, Path], Splits]
-    new_model: Callable[[Path, int], PreTrainedModel]
-    batch: int
-    classifier_rate: float
-    single: Run
-    one_run: Run
-    members: tuple[int, ...] = (3, 5)
-    branch_rates: tuple[float, ...] = (1.0, 3.0, 6.0)
-
-
-def new_image_model(start: Path, seed: int) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    return new_dinov2(str(start))
-
-
-def new_text_model(classes: int) -> Callable[[Path, int], PreTrainedModel]:
-    """The pooler, which the checkpoint does not have, starts from the same weights for all seeds."""
-
-    def new_model(start: Path, seed: int) -> PreTrainedModel:
-        torch.manual_seed(0)
-        model = AutoModelForSequenceClassification.from_pretrained(start, num_labels=classes, dtype=torch.float32)
-        torch.manual_seed(seed)
-        nn.init.normal_(model.classifier.weight, std=model.config.initializer_range)
-        return model
-
-    return new_model
-
-
-def read_clinc(training: str) -> Callable[[Path, Path], Splits]:
-    """150 intents; out of scope as near, questions and news sentences as far out-of-distribution sets."""
-
-    def read(folder: Path, start: Path) -> Splits:
-        tokenizer = AutoTokenizer.from_pretrained(start)
-        names = sorted(set(read_strings(folder, "clinc150_train")[1]))
-
-        def rows(name: str, labelled: bool = True) -> TensorRows:
-            texts, labels = read_strings(folder, name)
-            indices = [names.index(label) for label in labels] if labelled else [None] * len(texts)
-            found = tokenized(texts, indices, tokenizer, max_length=32)
-            return found if name.startswith("clinc150_train") else found.sorted_by_length()
-
-        validation = rows("clinc150_val")
-        return Splits(
-            train=rows(training),
-            validation=validation,
-            circuit_id=validation,
-            circuit_ood=rows("clinc150_oos_val", False),
-            validation_ood=rows("clinc150_oos_val", False),
-            test=rows("clinc150_test"),
-            ood={
-                "near": {"out of scope": rows("clinc150_oos_test", False)},
-                "far": {"trec": rows("trec", False), "rte": rows("rte", False)},
-            },
-        )
-
-    return read
-
-
-TEXT = Run("one model", 1, 5e-5, 1.0, epochs=12)
-SETTINGS = {
-    "images": Setting(
-        read_tiny_imagenet,
-        new_image_model,
-        256,
-        1e-3,
-        Run("one model", 1, 2.5e-5, 3.0, epochs=8),
-        Run("one run"),
-    ),
-    "clinc150": Setting(
-        read_clinc("clinc150_train"),
-        new_text_model(150),
-        128,
-        5e-4,
-        TEXT,
-        replace(TEXT, group="one run", members=3, branch_rate=3.0),
-    ),
-    "clinc150-small": Setting(
-        read_clinc("clinc150_train_small"),
-        new_text_model(150),
-        128,
-        5e-4,
-        TEXT,
-        replace(TEXT, group="one run", members=3, branch_rate=3.0),
-    ),
-    "sst2": Setting(
-        read_sst2,
-        new_text_model(2),
-        128,
-        5e-4,
-        replace(TEXT, epochs=2),
-        replace(TEXT, group="one run", members=3, branch_rate=3.0, epochs=2),
-        members=(3,),
-        branch_rates=(1.0, 3.0),
-    ),
-}
-
-
-# What is trained
-
-
-def sweep(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
-    """Learning rates of one model and of one run, and of how much faster the last layers learn."""
-    for usual in (setting.single, setting.one_run):
-        for factor in (0.5, 1.0, 2.0):
-            for branch_rate in setting.branch_rates:
-                yield replace(usual, learning_rate=factor * usual.learning_rate, branch_rate=branch_rate)
-
-
-def finalists(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
-    """The three best of each sweep, with two seeds more."""
-    for usual in (setting.single, setting.one_run):
-        first_seed = [row for row in rows if row.get("run", {}).get("seed") == usual.seed]
-        for run in best_runs(usual, first_seed)[:3]:
-            yield from (replace(run, seed=seed) for seed in SEEDS)
-
-
-def best_runs(usual: Run, rows: Sequence[Row]) -> list[Run]:
-    """Those that differ from `usual` by learning rates alone, best first; those with all seeds before those with one."""
-    scores: dict[Run, dict[int, float]] = {}
-    for row in rows:
-        if row["name"] == usual.group and "run" in row:
-            run = Run(**row["run"] | {"shared": tuple(row["run"]["shared"])})
-            rates = {"learning_rate": usual.learning_rate, "branch_rate": usual.branch_rate}
-            if run.seed in SEEDS and replace(run, seed=usual.seed, **rates) == usual:
-                scores.setdefault(replace(run, seed=usual.seed), {})[run.seed] = row["validation"]["brier"]
-    return sorted(scores, key=lambda run: (-len(scores[run]), mean(scores[run].values())))
-
-
-def variants(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
-    """Other trunks, shares, losses, lengths and numbers of members."""
-    usual = setting.one_run
-    for trunk, epochs in ((11, 12), (10, 10), (8, 8), (6, 7)):
-        yield replace(usual, trunk=trunk, epochs=round(usual.epochs * epochs / 9))
-    for epochs in (6, 12):
-        yield replace(usual, epochs=round(usual.epochs * epochs / 9))
-    yield replace(usual, branch_rate=10.0)
-    yield replace(usual, shared=SHARED)
-    yield replace(usual, members=5)
-    yield replace(usual, loss="ensemble")
-
-
-def chosen(setting: Setting, rows: Sequence[Row]) -> Setting:
-    """The setting with the learning rates that were best on validation rows, of those that were tried."""
-    best = {kind: best_runs(getattr(setting, kind), rows) for kind in ("single", "one_run")}
-    return replace(setting, **{kind: runs[0] for kind, runs in best.items() if runs})
-
-
-def seeds(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
-    """What is published: three seeds of each, with enough checkpoints for the Deep Ensembles of each seed."""
-    for seed in SEEDS:
-        for member in range(max(setting.members)):
-            yield replace(setting.single, seed=seed + member)
-        yield replace(setting.single, epochs=round(1.5 * setting.single.epochs), seed=seed)
-        usual = replace(setting.one_run, seed=seed)
-        yield replace(usual, trunk=11, epochs=round(4 * usual.epochs / 3))
-        yield from (replace(usual, members=members) for members in setting.members)
-
-
-GROUPS: dict[str, Callable[[Setting, Sequence[Row]], Iterator[Run]]] = {
-    "sweep": sweep,
-    "finalists": finalists,
-    "variants": variants,
-    "seeds": seeds,
-}
-COMPOSED = "composed"  # Deep Ensembles, soups and fused checkpoints of the models that `seeds` kept
+TUNED = (0.25, 0.5, 1.0)  # learning rates for short training of what was made of checkpoints, of one model's
+COMPOSED = "composed"  # what is made of the checkpoints that `seeds` kept, a task for each kind and seed
+KINDS = ("ensembles", "soup", "Laplace", *comparators.PRUNERS)
 
 
 # Training
 
 
-def build(run: Run, setting: Setting, args: argparse.Namespace) -> PreTrainedModel:
-    if run.start == "soup":
-        return soup([load_single(args, setting, run.seed + member) for member in range(3)])
-    model = setting.new_model(args.start, run.seed)
-    if run.members == 1:
-        return model
-    options = {"trunk_layers": run.trunk, "shared": run.shared, "seed": run.seed}
-    hydra = AutoHydra.from_backbone(model, num_members=run.members, num_labels=model.config.num_labels, **options)
-    hydra.config.ensemble_loss = run.loss
-    return hydra
-
-
 def parameter_groups(model: nn.Module, run: Run, classifier_rate: float) -> list[dict[str, Any]]:
     """Trunk and embeddings, branches, and what follows the layers, each with its learning rate."""
     groups: dict[float, list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    for name, parameter in trained:
         parts = name.split(".")
         layer = next((int(part) for before, part in pairwise(parts) if before in ("layer", "layers")), None)
         if layer is not None:
@@ -275,7 +69,14 @@ def parameter_groups(model: nn.Module, run: Run, classifier_rate: float) -> list
     return [{"params": parameters, "lr": rate} for rate, parameters in groups.items()]
 
 
-def train(model: PreTrainedModel, run: Run, setting: Setting, rows: TensorRows, device: str) -> None:
+def train(
+    model: nn.Module,
+    run: Run,
+    setting: Setting,
+    rows: TensorRows,
+    device: str,
+    collate: Callable[[Batch], Batch] = as_it_is,
+) -> None:
     """The loss is the sum of the members' losses."""
     torch.manual_seed(run.seed)
     batch_size = min(setting.batch, len(rows))
@@ -293,7 +94,7 @@ def train(model: PreTrainedModel, run: Run, setting: Setting, rows: TensorRows, 
         for indices in torch.randperm(len(rows)).split(batch_size):
             if len(indices) < batch_size:
                 continue
-            batch = rows.__getitems__(indices.tolist())
+            batch = collate(rows.__getitems__(indices.tolist()))
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
                 loss = model(**batch).loss * (run.members if run.loss == "members" else 1)
             loss.backward()
@@ -317,16 +118,6 @@ def predictions(model: nn.Module, rows: TensorRows, device: str) -> Tensor:
     return torch.cat(found)
 
 
-def kept_file(args: argparse.Namespace, run: Run) -> Path:
-    return args.runs / f"{run.learning_rate:g}-{run.branch_rate:g}-{run.epochs}-{run.seed}.pt"
-
-
-def load_single(args: argparse.Namespace, setting: Setting, seed: int) -> PreTrainedModel:
-    model = setting.new_model(args.start, 0)
-    model.load_state_dict(torch.load(kept_file(args, replace(setting.single, seed=seed)))["weights"])
-    return model
-
-
 # Judging
 
 
@@ -344,12 +135,15 @@ def answered_at(errors: float, confidence: Tensor, correct: Tensor) -> float:
 
 def metrics(logits: dict[str, Tensor], labels: dict[str, Tensor]) -> dict[str, dict[str, float]]:
     """Of validation and test rows, each with the detection of its out-of-distribution sets."""
-    found = {}
+    found: dict[str, dict[str, float]] = {}
+    scaling = TemperatureScaling.fit(logits["validation"], labels["validation"])
     for place in ("validation", "test"):
         known = logits[place]
         values = sample_values(known, labels[place])
         row = classification_metrics(known, labels[place]) | diversity_metrics(known)
         row["answered_at_5"] = answered_at(0.05, values["confidence"], values["correct"])
+        tempered = classification_metrics(scaling(known), labels[place])
+        row |= {f"{name}_with_temperature": tempered[name] for name in ("ece", "nll")}
         groups: dict[str, list[str]] = {}
         for name in logits:
             if name not in ("validation", "test") and (name == "validation_ood") == (place == "validation"):
@@ -367,134 +161,220 @@ def metrics(logits: dict[str, Tensor], labels: dict[str, Tensor]) -> dict[str, d
     return found
 
 
+def per_row(logits: dict[str, Tensor], labels: Tensor) -> dict[str, np.ndarray]:
+    """Of each test row how sure the model is and whether it is right; of each near row how sure it is. As log odds."""
+
+    def log_odds(confidence: Tensor) -> np.ndarray:
+        return torch.special.logit(confidence.double(), eps=1e-9).half().cpu().numpy()
+
+    values = sample_values(logits["test"], labels)
+    near = torch.cat([rows for name, rows in logits.items() if name.startswith("near/")])
+    return {
+        "sure": log_odds(values["confidence"]),
+        "right": np.packbits(values["correct"].bool().cpu().numpy()),
+        "near": log_odds(sample_values(near)["confidence"]),
+    }
+
+
 class Judge:
     """A setting's data on a device, and what is trained and measured with it."""
 
     def __init__(self, args: argparse.Namespace, setting: Setting):
         self.args, self.setting = args, setting
-        splits = self.setting.read(args.data, args.start).to(args.device)
-        self.train_rows, self.sets = splits.train, data_sets(splits)
-        if args.rows:
-            some = slice(args.rows)
-            self.train_rows = self.train_rows.part(some)
-            self.sets = {name: rows.part(some) for name, rows in self.sets.items()}
+        self.splits: Splits = self.setting.read(args.data, args.start).to(args.device)
+        self.train_rows, self.sets = self.splits.train, data_sets(self.splits)
         self.labels = {name: self.sets[name].tensors["labels"] for name in ("validation", "test")}
 
-    def trained(self, run: Run) -> dict[str, Any]:
+    # Training
+
+    def new_model(self, seed: int) -> PreTrainedModel:
+        return self.setting.new_model(self.args.start, seed)
+
+    def train(self, model: nn.Module, run: Run, collate: Callable[[Batch], Batch] = as_it_is) -> nn.Module:
+        train(model.to(self.args.device), run, self.setting, self.train_rows, self.args.device, collate)
+        return model
+
+    def built(self, run: Run) -> nn.Module:
+        """A model that was trained."""
+        if run.group in comparators.TRAINED:
+            return comparators.TRAINED[run.group](self, run)
+        model = self.new_model(run.seed)
+        if run.members > 1:
+            options = {"trunk_layers": run.trunk, "shared": run.shared, "seed": run.seed}
+            classes = model.config.num_labels
+            model = AutoHydra.from_backbone(model, num_members=run.members, num_labels=classes, **options)
+            model.config.ensemble_loss = run.loss
+        return self.train(model, run)
+
+    def trained(self, run: Run) -> tuple[Row, dict[str, np.ndarray]]:
         began = time.perf_counter()
-        model = build(run, self.setting, self.args).to(self.args.device)
-        train(model, run, self.setting, self.train_rows, self.args.device)
+        model = self.built(run).eval()
         seconds = time.perf_counter() - began
         logits = self.logits(model)
-        if self.args.runs and run.members == 1 and run.start == "pretrained":
+        if self.args.runs and run.group == self.setting.single.group:
             self.args.runs.mkdir(parents=True, exist_ok=True)
-            torch.save({"logits": logits, "weights": model.state_dict()}, kept_file(self.args, run))
-        if self.args.pool and run == self.setting.one_run:
-            self.write_pool(logits)
-        return self.row(run.group, run, logits, model) | {"seconds": round(seconds, 1)}
+            torch.save({"logits": logits, "weights": model.state_dict()}, self.kept_file(run))
+        row, values = self.row(run.group, run, logits, model)
+        return row | {"seconds": round(seconds, 1)}, values
+
+    # Judging
+
+    def batches(self, rows: TensorRows) -> list[Batch]:
+        return rows.batches(EVALUATION_BATCH)
 
     def logits(self, model: nn.Module) -> dict[str, Tensor]:
         return {name: predictions(model, rows, self.args.device) for name, rows in self.sets.items()}
 
-    def write_pool(self, logits: dict[str, Tensor]) -> None:
-        """Scores of test rows, whether they are wrong, and scores of near rows: what `monitoring` draws from."""
-        near = torch.cat([rows for name, rows in logits.items() if name.startswith("near/")])
-        correct = sample_values(logits["test"], self.labels["test"])["correct"]
-        arrays = {"test_scores": ood_score(logits["test"], "msp"), "test_wrong": ~correct.bool()}
-        arrays["ood_scores"] = ood_score(near, "msp")
-        np.savez_compressed(self.args.pool, **{name: values.cpu().numpy() for name, values in arrays.items()})
-
-    def row(self, name: str, run: Run, logits: dict[str, Tensor], model: nn.Module | None) -> dict[str, Any]:
+    def row(
+        self, name: str, run: Run, logits: dict[str, Tensor], model: nn.Module | None
+    ) -> tuple[Row, dict[str, np.ndarray]]:
         size = {} if model is None else {"parameters": count_parameters(model), "work": count_multiply_adds(model)}
-        return {"name": name, "run": asdict(run), **size, **metrics(logits, self.labels)}
+        row = {"name": name, "run": asdict(run), **size, **metrics(logits, self.labels)}
+        return row, per_row(logits, self.labels["test"])
 
-    def composed(self, seed: int) -> Iterator[dict[str, Any]]:
+    # What checkpoints make
+
+    def kept_file(self, run: Run) -> Path:
+        return self.args.runs / f"{run.learning_rate:g}-{run.branch_rate:g}-{run.epochs}-{run.seed}.pt"
+
+    def kept(self, seed: int) -> dict[str, Any]:
+        return torch.load(self.kept_file(replace(self.setting.single, seed=seed)))
+
+    def checkpoint(self, seed: int) -> PreTrainedModel:
+        model = self.new_model(0)
+        model.load_state_dict(self.kept(seed)["weights"])
+        return model.to(self.args.device).eval()
+
+    def composed(self, kind: str, seed: int) -> Iterator[tuple[Row, dict[str, np.ndarray]]]:
         """What the kept checkpoints of a seed make without, or with little, training."""
         single = replace(self.setting.single, seed=seed)
-        kept = [
-            torch.load(kept_file(self.args, replace(single, seed=seed + member)))
-            for member in range(max(self.setting.members))
-        ]
-        for count in self.setting.members:
-            logits = {name: torch.cat([one["logits"][name] for one in kept[:count]], dim=1) for name in self.sets}
-            yield self.row(f"Deep Ensemble of {count}", single, logits, None)
-        models = [load_single(self.args, self.setting, seed + member) for member in range(3)]
-        averaged = soup(models).to(self.args.device).eval()
-        yield self.row("soup", single, self.logits(averaged), averaged)
-        for trunk in (0, 9, 11):
-            hydra = AutoHydra.from_pruned_members(models, trunk_layers=trunk).to(self.args.device).eval()
-            yield self.row(f"fused, {trunk} layers merged", replace(single, trunk=trunk), self.logits(hydra), hydra)
-        tuned = replace(single, group="soup, tuned", start="soup", epochs=max(1, round(3 * single.epochs / 8)))
-        for factor in (0.25, 0.5, 1.0):
-            yield self.trained(replace(tuned, learning_rate=factor * single.learning_rate))
+        if kind == "ensembles":
+            for count in self.setting.members:
+                kept = [self.kept(seed + member)["logits"] for member in range(count)]
+                logits = {name: torch.cat([one[name] for one in kept], dim=1) for name in self.sets}
+                yield self.row(f"Deep Ensemble of {count}", single, logits, None)
+            checkpoints = [self.checkpoint(seed + member) for member in range(3)]
+            for trunk in (0, 9, 11):
+                hydra = AutoHydra.from_pruned_members(checkpoints, trunk_layers=trunk).to(self.args.device).eval()
+                run = replace(single, trunk=trunk)
+                yield self.row(f"fused, {trunk} layers merged", run, self.logits(hydra), hydra)
+        elif kind == "soup":
+            start = soup([self.checkpoint(seed + member) for member in range(3)]).to(self.args.device).eval()
+            yield self.row("soup", single, self.logits(start), start)
+            yield from self.tuned("soup, tuned", [start], single)
+        elif kind == "Laplace":
+            model = comparators.laplace(self, self.checkpoint(seed))
+            yield self.row("Laplace", single, self.logits(model), model)
+        else:
+            members = comparators.PRUNERS[kind](self, self.checkpoint(seed), seed)
+            yield from self.tuned(f"Hydra, {kind}", members, single)
+
+    def tuned(
+        self, name: str, start: list[PreTrainedModel], single: Run
+    ) -> Iterator[tuple[Row, dict[str, np.ndarray]]]:
+        """Trained on, each for three eighths of one model's epochs, and fused if they are several."""
+        short = replace(single, group=name, members=len(start), epochs=max(1, round(3 * single.epochs / 8)))
+        for factor in TUNED:
+            run = replace(short, learning_rate=factor * single.learning_rate, start=name)
+            models = [
+                self.train(copy.deepcopy(model), replace(run, members=1, seed=run.seed + place))
+                for place, model in enumerate(start)
+            ]
+            fused = models[0] if len(models) == 1 else AutoHydra.from_pruned_members(models, allow_equal=True)
+            fused = fused.to(self.args.device).eval()
+            yield self.row(name, run, self.logits(fused), fused)
 
 
-def work(queue: Any, results: Any, args: argparse.Namespace, rates: dict[str, Any]) -> None:
-    setting = SETTINGS[args.setting]
-    for kind, run in rates.items():
-        setting = replace(setting, **{kind: run})
-    judge = Judge(args, setting)
-    while (task := queue.get()) is not None:
+# All tasks, a few at a time
+
+
+def work(queue: Any, results: Any, args: argparse.Namespace) -> None:
+    judge = Judge(args, SETTINGS[args.setting])
+    while (item := queue.get()) is not None:
+        task, single, one_run = item
+        judge.setting = replace(judge.setting, single=single, one_run=one_run)
         try:
-            for row in judge.composed(task) if isinstance(task, int) else [judge.trained(task)]:
-                results.put(row)
+            if isinstance(task, Run):
+                results.put([judge.trained(task)])
+            else:  # written whole or not at all
+                name = "-".join(map(str, task))
+                results.put([(row | {"task": name}, values) for row, values in judge.composed(*task)])
         except Exception as error:  # one that fails loses no other
-            results.put({"name": str(task), "error": repr(error)})
-    results.put(None)
+            results.put([({"name": str(task), "error": repr(error)}, {})])
+        torch.cuda.empty_cache()
 
 
-def run_all(tasks: Sequence[Run | int], args: argparse.Namespace, rows: list[Row], setting: Setting) -> None:
-    """Works on all tasks, a few at a time, and writes the results after each."""
-    if not tasks:
-        return
-    rates = {"single": setting.single, "one_run": setting.one_run}
-    context = multiprocessing.get_context("spawn")
-    queue, results = context.Queue(), context.Queue()
-    for task in [*tasks, *[None] * args.workers]:
-        queue.put(task)
-    workers = [context.Process(target=work, args=(queue, results, args, rates)) for _ in range(args.workers)]
-    for worker in workers:
-        worker.start()
-    ended, machine = 0, where_it_ran(args.device)
-    while ended < len(workers):
-        row = results.get()
-        if row is None:
-            ended += 1
-            continue
-        rows.append(row)
-        if args.output:
-            content = {"machine": machine, "setting": args.setting, "rows": rows}
-            write_atomically(args.output, json.dumps(content, indent=1) + "\n")
-        kept = row.get("validation", row)
-        shown = {name: round(kept[name], 4) for name in ("accuracy", "aurc", "nll") if name in kept}
-        print(len(rows), row["name"], shown or row, row.get("run"), row.get("seconds"), flush=True)
+def tasks_of(group: str, setting: Setting, rows: list[Row]) -> list[Run | tuple[str, int]]:
+    """What of a group the results file has not yet."""
+    done = {json.dumps(row.get("run"), sort_keys=True) for row in rows if "task" not in row}
+    composed = {row.get("task") for row in rows}
+    if group != COMPOSED:
+        runs = dict.fromkeys(GROUPS[group](setting, rows))
+        return [run for run in runs if json.dumps(asdict(run), sort_keys=True) not in done]
+    kinds = KINDS if setting.comparators else KINDS[:2]
+    return [(kind, seed) for kind in reversed(kinds) for seed in SEEDS if f"{kind}-{seed}" not in composed]
+
+
+def write(path: Path, content: dict[str, Any], values: dict[str, np.ndarray]) -> None:
+    arrays = io.BytesIO()
+    np.savez_compressed(arrays, **values)
+    write_atomically(path.with_suffix(".npz"), arrays.getvalue())
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    groups = ("sweep", "finalists", "seeds", COMPOSED, "variants")
     parser.add_argument("--setting", choices=SETTINGS, default="images")
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--start", type=Path, required=True, help="the pre-trained model's folder")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--only", nargs="+", choices=[*GROUPS, COMPOSED], default=[*GROUPS, COMPOSED])
-    parser.add_argument("--runs", type=Path, help="keeps logits and weights of single models, for `composed`")
-    parser.add_argument("--pool", type=Path, help="keeps scores of the chosen one run, for `monitoring`")
+    parser.add_argument("--data", type=Path, help="the folder with vision64/, vision/ or text/")
+    parser.add_argument("--start", type=Path, help="the pre-trained model's folder")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", choices=groups, default=groups)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="keeps single models, for `composed`")
+    parser.add_argument("--pool", type=Path, help="gets the scores of the chosen one run, for `monitoring`")
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--rows", type=int, help="of each set, to try it out")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(words)
-    is_begun = args.output is not None and args.output.exists()
+    args.runs = args.runs / args.setting
+    is_begun = args.output.exists()
     rows: list[Row] = json.loads(args.output.read_text())["rows"] if is_begun else []
-    for name in args.only:
+    values = dict(np.load(args.output.with_suffix(".npz"))) if is_begun else {}
+    content = {"machine": where_it_ran(args.device), "setting": args.setting, "rows": rows}
+    context = multiprocessing.get_context("spawn")
+    queue, results = context.Queue(), context.Queue()
+    workers = [context.Process(target=work, args=(queue, results, args), daemon=True) for _ in range(args.workers)]
+    for worker in workers:
+        worker.start()
+    for group in args.only:
         usual = SETTINGS[args.setting]
-        setting = usual if name in ("sweep", "finalists") else chosen(usual, rows)
-        done = {json.dumps([row["name"], row.get("run")], sort_keys=True) for row in rows}
-        if name == COMPOSED:
-            keys = {seed: ["soup", asdict(replace(setting.single, seed=seed))] for seed in SEEDS}
-        else:
-            keys = {run: [run.group, asdict(run)] for run in GROUPS[name](setting, rows)}
-        tasks = [task for task, key in keys.items() if json.dumps(key, sort_keys=True) not in done]
-        run_all(tasks, args, rows, setting)
+        setting = usual if group in ("sweep", "finalists") else chosen(usual, rows)
+        tasks = tasks_of(group, setting, rows)
+        for task in tasks:
+            queue.put((task, setting.single, setting.one_run))
+        for _ in tasks:
+            for row, arrays in results.get():
+                if row.get("run", {}).get("seed") in SEEDS:
+                    values |= {f"{len(rows)}/{name}": array for name, array in arrays.items()}
+                rows.append(row)
+                judged = row.get("validation", {})
+                shown = {name: round(judged[name], 4) for name in ("accuracy", "aurc", "brier") if name in judged}
+                print(len(rows), row["name"], shown or row, row.get("run"), row.get("seconds"), flush=True)
+            write(args.output, content, values)
+    if args.pool:
+        write_pool(args.pool, SETTINGS[args.setting], rows, values)
+
+
+def write_pool(path: Path, setting: Setting, rows: list[Row], values: dict[str, np.ndarray]) -> None:
+    """Scores of test rows, whether they are wrong, and scores of near rows: what `monitoring` draws from."""
+    run = asdict(best_runs(setting.one_run, rows)[0])
+    place = next(n for n, row in enumerate(rows) if json.dumps(row.get("run")) == json.dumps(run))
+    known, near, right = (values[f"{place}/{name}"] for name in ("sure", "near", "right"))
+
+    def scores(log_odds: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(log_odds.astype(np.float64)))
+
+    wrong = np.unpackbits(right, count=len(known)) == 0
+    np.savez_compressed(path, test_scores=scores(known), test_wrong=wrong, ood_scores=scores(near))
 
 
 if __name__ == "__main__":

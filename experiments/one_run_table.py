@@ -1,48 +1,82 @@
-"""The results of `one_run.py` as a markdown table."""
+"""The results of `one_run.py` as markdown tables, and the intervals of differences between methods.
 
-from collections.abc import Mapping
+python -m experiments.one_run_table experiments/results/one-run-images.json      # adds the intervals to the file
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from .one_run import SEEDS, Row
+import numpy as np
+
+from hydra_transformers._io.files import write_atomically
+
+from .comparators import MEMBERS, MIMO_ROWS, SAMPLES
+from .runs import SEEDS, Row
 from .table import cell, markdown
 
 
 HEADINGS = (
     *("work", "trainings", "accuracy", "AURC x 1000", "answered at 5 % errors", "… with near rows"),
-    *("near AUROC, msp / energy", "far AUROC, msp / energy"),
+    *("near AUROC, msp / energy", "far AUROC, msp / energy", "NLL", "ECE, temperature"),
 )
+TITLES = {
+    "LoRA ensemble": f"LoRA ensemble of {MEMBERS}",
+    "BatchEnsemble": f"BatchEnsemble of {MEMBERS}",
+    "MIMO": f"MIMO of {MEMBERS}",
+    "MC Dropout": f"MC Dropout, {SAMPLES} passes",
+    "Laplace": "Laplace on the last layer",
+    "Hydra, Taylor": "The paper's Hydra of one model, Taylor",
+    "Hydra, circuits": "The paper's Hydra of one model, circuits",
+}
 # In the order of the table; a method that has no place here comes last.
-ORDER = ("One model", "One run", "Three checkpoints", "Soup", "Deep Ensemble")
+ORDER = ("One model", "One run", "Three checkpoints", "Soup", "Deep Ensemble", "The paper", *TITLES.values())
+COMPARED = ("One model", "Deep Ensemble of 3")
+DRAWS = 1_000  # of the bootstrap
 
 
-def render(content: Mapping[str, Any]) -> str:
-    """A row per method with all seeds; of several learning rates, that with the best mean Brier score on validation rows."""
+def render(content: Mapping[str, Any]) -> dict[str, str]:
+    """ "": a row per method with all seeds; "/differences": to one model and to the Deep Ensemble"""
+    published = chosen_rows(content["rows"])
+    epochs, one_model = epochs_of(content["rows"]), published["One model"][0]["work"]
+    tables = {"": markdown(HEADINGS, {title: cells(rows, one_model, epochs) for title, rows in published.items()})}
+    if "differences" in content:
+        headings = [f"{what}, to {other}" for other in COMPARED for what in ("accuracy", "AURC x 1000")]
+        rows = {
+            title: [interval(to[other], what) for other in COMPARED for what in ("accuracy", "aurc")]
+            for title, to in content["differences"].items()
+        }
+        tables["/differences"] = markdown(headings, rows)
+    return tables
+
+
+def chosen_rows(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """By title, in the order of the table, the row of each seed; of several learning rates those with the best mean Brier score on
+    validation rows. A method without all seeds is left out."""
     variants: dict[str, dict[tuple, list[Row]]] = {}
-    rows = [row for row in content["rows"] if "error" not in row]
-    epochs = min(row["run"]["epochs"] for row in rows if row["name"] == "one model")
+    epochs = epochs_of(rows)
     for row in rows:
-        rates = tuple(str(row["run"].get(name)) for name in ("learning_rate", "branch_rate", "loss", "shared"))
-        variants.setdefault(title_of(row, epochs), {}).setdefault(rates, []).append(row)
+        if "error" not in row and row["run"]["seed"] in SEEDS:
+            rates = tuple(str(row["run"].get(name)) for name in ("learning_rate", "branch_rate", "loss", "shared"))
+            variants.setdefault(title_of(row, epochs), {}).setdefault(rates, []).append(row)
     finished = {
-        title: [runs for runs in by_rate.values() if len(judged(runs)) == len(SEEDS)]
-        for title, by_rate in variants.items()
+        title: [runs for runs in by_rate.values() if len(runs) == len(SEEDS)] for title, by_rate in variants.items()
     }
     chosen = {title: min(by_rate, key=validation_brier) for title, by_rate in finished.items() if by_rate}
-    one_model = chosen["One model"][0]["work"]
-    order = sorted(
-        chosen, key=lambda title: next(n for n, start in enumerate((*ORDER, "")) if title.startswith(start))
-    )
-    return markdown(HEADINGS, {title: cells(chosen[title], one_model, epochs) for title in order})
+    places = {title: next(n for n, start in enumerate((*ORDER, "")) if title.startswith(start)) for title in chosen}
+    return {title: chosen[title] for title in sorted(chosen, key=places.__getitem__)}
 
 
-def judged(rows: list[Row]) -> list[Row]:
-    """Those that learning rates are chosen by; of one model there are more, for Deep Ensembles."""
-    return [row for row in rows if row["run"]["seed"] in SEEDS]
+def epochs_of(rows: Sequence[Row]) -> int:
+    """Of the usual training of one model."""
+    return min(row["run"]["epochs"] for row in rows if row["name"] == "one model")
 
 
 def validation_brier(rows: list[Row]) -> float:
-    return mean(row["validation"]["brier"] for row in judged(rows))
+    return mean(row["validation"]["brier"] for row in rows)
 
 
 def title_of(row: Row, epochs: int) -> str:
@@ -57,7 +91,7 @@ def title_of(row: Row, epochs: int) -> str:
         return f"Three checkpoints fused, {run['trunk'] or 'no'} layers merged"
     if name.startswith("soup"):
         return f"Soup of three, tuned {run['epochs']} epochs" if "tuned" in name else "Soup of three"
-    return name
+    return TITLES.get(name, name)
 
 
 def cells(rows: list[Row], one_model: int, epochs: int) -> list[str]:
@@ -65,6 +99,10 @@ def cells(rows: list[Row], one_model: int, epochs: int) -> list[str]:
 
     def percent(metric: str) -> str:
         return cell([100 * row["test"][metric] for row in rows], ".1f").partition(" ")[0]
+
+    def average(metric: str) -> str:
+        judged = [row["test"][metric] for row in rows if metric in row["test"]]
+        return f"{mean(judged):.3f}" if judged else "-"
 
     return [
         f"{work:.2f}",
@@ -74,6 +112,8 @@ def cells(rows: list[Row], one_model: int, epochs: int) -> list[str]:
         f"{percent('answered_at_5')} %",
         f"{percent('answered_at_5_with_near')} %",
         *(f"{percent(f'{group}_msp')} / {percent(f'{group}_energy')}" for group in ("near", "far")),
+        average("nll"),
+        average("ece_with_temperature"),
     ]
 
 
@@ -86,4 +126,69 @@ def cost_of(row: Row, one_model: int, epochs: int) -> tuple[float, float]:
     work, passes = row["work"] / one_model, run["epochs"] / epochs
     if name.startswith(("fused", "soup")):
         return work, 3 + (passes if "tuned" in name else 0)
-    return work, work * passes
+    if name.startswith("Hydra"):
+        return work, 1 + work * passes
+    by_name = {"LoRA ensemble": MEMBERS, "BatchEnsemble": MEMBERS, "MIMO": MIMO_ROWS["repetitions"]}
+    return work, passes * (by_name.get(name, 1) if name in TITLES else work)
+
+
+# Differences
+
+
+def interval(values: Mapping[str, Sequence[float]], what: str) -> str:
+    """A difference with its interval; accuracy in points."""
+    times, form = (100, "+.2f") if what == "accuracy" else (1000, "+.1f")
+    middle, low, high = (f"{times * value:{form}}" for value in values[what])
+    return f"{middle} ({low} to {high})"
+
+
+def differences(rows: Sequence[Row], values: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """{title: {other title: {metric: [difference, low, high]}}}: 95 % intervals of paired bootstraps over rows and seeds."""
+    places = {id(row): place for place, row in enumerate(rows)}
+    published = {
+        title: {row["run"]["seed"]: places[id(row)] for row in of_title}
+        for title, of_title in chosen_rows(rows).items()
+    }
+    random = np.random.default_rng(0)
+    count = len(values[f"{published['One model'][SEEDS[0]]}/sure"])
+    # the first draw is the data as they are
+    weights = np.vstack([np.ones(count), random.multinomial(count, np.full(count, 1 / count), DRAWS)]).astype(
+        "float32"
+    )
+    drawn = np.vstack([np.arange(len(SEEDS)), random.integers(len(SEEDS), size=(DRAWS, len(SEEDS)))])
+    measured = {}
+    for title, of_seeds in published.items():
+        by_seed = [drawn_metrics(values, of_seeds[seed], weights) for seed in SEEDS]  # (draws,) each
+        measured[title] = {name: np.stack([metrics[name] for metrics in by_seed]) for name in by_seed[0]}
+    found: dict[str, Any] = {}
+    for title in published:
+        for other in COMPARED:
+            for name, ours in measured[title].items():
+                gains = np.take_along_axis(ours - measured[other][name], drawn.T, axis=0).mean(axis=0)
+                three = [gains[0], *np.quantile(gains[1:], (0.025, 0.975))]
+                found.setdefault(title, {}).setdefault(other, {})[name] = [float(f"{value:.4g}") for value in three]
+    return found
+
+
+def drawn_metrics(values: Mapping[str, np.ndarray], place: int, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Accuracy and AURC of each draw, (draws,) each; weights: (draws, rows) how often each row was drawn"""
+    sure, right = values[f"{place}/sure"], values[f"{place}/right"]
+    wrong = 1.0 - np.unpackbits(right, count=len(sure))
+    order = np.argsort(-sure.astype("float32"), kind="stable")
+    weights, wrong = weights[:, order], wrong[order].astype("float32")
+    covered, errors = weights.cumsum(axis=1), (weights * wrong).cumsum(axis=1)
+    risks = (weights * errors / np.maximum(covered, 1)).sum(axis=1) / len(sure)
+    return {"accuracy": 1 - errors[:, -1] / len(sure), "aurc": risks}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="the results file; its .npz lies beside it")
+    path = parser.parse_args(words).file
+    content = json.loads(path.read_text())
+    content["differences"] = differences(content["rows"], dict(np.load(path.with_suffix(".npz"))))
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

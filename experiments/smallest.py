@@ -36,9 +36,9 @@ def splits() -> Splits:
     )
 
 
-def new_backbone(start: str | None = None) -> ViTForImageClassification:
+def new_backbone(start: str | None = None, layers: int = 2) -> ViTForImageClassification:
     """Always the same encoder, as if it were pre-trained, with a new classifier."""
-    sizes = {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6}
+    sizes = {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": layers, "num_attention_heads": 6}
     config = ViTConfig(
         image_size=8, patch_size=4, num_labels=3, hidden_dropout_prob=0.1, initializer_range=0.3, **sizes
     )

@@ -81,7 +81,7 @@ def render(results: dict[str, Any]) -> dict[str, str]:
             continue
         if "rows" in content:
             if "setting" in content:
-                tables[name] = one_run_table.render(content)
+                tables |= {f"{name}{part}": text for part, text in one_run_table.render(content).items()}
             continue
         about = ", ".join(content[part] for part in ("machine", "versions", "date"))
         tables[f"{name}/machine"] = f"{about}, {len(content['seeds'])} seeds."

@@ -33,8 +33,9 @@ from hydra_transformers.cost import count_multiply_adds
 from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.uncertainty import calibrate
 
-from .one_run import Run, train
+from .one_run import train
 from .results import rounded
+from .runs import Run
 from .table import cell, markdown
 
 
