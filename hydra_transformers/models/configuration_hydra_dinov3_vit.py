@@ -20,8 +20,6 @@ class HydraDINOv3ViTConfig(HydraConfigMixin, DINOv3ViTConfig):
     """
 
     model_type = "hydra_dinov3_vit"
-    attention_window = None
-
     auto_classes = class_paths("dinov3_vit", "HydraDINOv3ViT")
 
     def __post_init__(self, **kwargs):
