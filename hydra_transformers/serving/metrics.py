@@ -44,20 +44,19 @@ class WatchedPromises:
     """A monitor for several threads, whose file is written at most once a second."""
 
     def __init__(self, model: nn.Module, file: str | os.PathLike):
-        self.monitor, self.file = Monitor.of(model, file=file), file
-        self.lock, self.written = threading.Lock(), time.monotonic()
-        self.monitor.save(file)  # raises its error before the server starts
+        self.monitor, self.file, self.lock = Monitor.of(model, file=file), file, threading.Lock()
+        self.save()  # raises its error before the server starts
 
     def count(self, answers: list[dict[str, Any]]) -> None:
         with self.lock:
             self.monitor.update(answers)
-            if time.monotonic() > self.written + 1.0:
-                self.monitor.save(self.file)
-                self.written = time.monotonic()
+        if time.monotonic() > self.written + 1.0:
+            self.save()
 
     def save(self) -> None:
         with self.lock:
             self.monitor.save(self.file)
+            self.written = time.monotonic()
 
     def states(self) -> dict[str, str]:
         """{"risk": "kept so far", ...}"""

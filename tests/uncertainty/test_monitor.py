@@ -9,7 +9,7 @@ import torch
 
 from experiments.monitoring import Case, Pool, repetition
 from hydra_transformers.uncertainty import Monitor, calibrate, predict_decisions
-from hydra_transformers.uncertainty.monitor import BLOCK, MOST_BLOCKS, ODDS
+from hydra_transformers.uncertainty.monitor import BLOCK, MOST_BLOCKS, ODDS, validation_summary
 from hydra_transformers.uncertainty.task import Outcomes
 from tests import tiny_tags
 from tests.uncertainty.test_tasks import NAMES, all_tasks, batch_of, calibrated, data_of, hydra_of
@@ -134,6 +134,7 @@ def test_other_inputs_are_noticed_without_labels():
     without = Monitor(SETTINGS)
     without.count(outcomes([math.nan] * 200))  # a score that is not a number is less sure than any
     assert without.state()["inputs"].status == "broken"
+    assert validation_summary(outcomes([0.1, 0.2]), torch.zeros(0), None)["scores"] == [0, 2]  # no other rows to compare
 
 
 def test_a_state_is_saved_resumed_and_put_together(tmp_path):
