@@ -1,19 +1,21 @@
 """How often a monitor raises a false alarm, and how soon it notices a change, beside two simple tests.
 
-Each repetition calibrates on new rows and then watches 5,000 others, in batches of 250 rows, or of 50 where something changes. Cases
-that the results file has are not run again. Rows are made up, or drawn from the scores of a real model (`--pool NAME=FILE.npz`, with
-the arrays test_scores, test_wrong and ood_scores; `one_run --pool` writes it).
+Each repetition calibrates on new rows and then watches 5,000 others, in batches of 250 rows, or of 50 where something changes. Many
+repetitions bet at once, row by row; a test compares them with a `Monitor`. Cases that the results file has are not run again. Rows are
+made up, or drawn from the scores of a real model (`--pool NAME=FILE.npz`, with the arrays test_scores, test_wrong and ood_scores;
+`one_run --pool` writes it).
 
     python -m experiments.monitoring --output experiments/results/monitoring.json
 """
 
 import argparse
 import json
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,10 +24,13 @@ from scipy.stats import ks_2samp
 from benchmarks.provenance import where_it_ran
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.uncertainty.abstention import Abstention
-from hydra_transformers.uncertainty.monitor import Monitor, Outcomes, validation_summary
+from hydra_transformers.uncertainty.monitor import BLOCK, CUTS, ODDS, SCORE_BINS, Monitor, Promise, validation_summary
+from hydra_transformers.uncertainty.task import Outcomes
 
 
 ALPHA, LEVEL, WINDOW = 0.1, 0.05, 500  # WINDOW: rows between two looks of the simple tests
+KS = "Kolmogorov-Smirnov on windows"
+CHUNK = 200  # repetitions that are simulated at once
 
 
 @dataclass(frozen=True)
@@ -88,15 +93,36 @@ class Pool:
         if self.file is None:
             scores = np.where(unfamiliar, random.beta(2.0, 1.5, count), random.beta(0.6, 2.0, count))
             return scores, unfamiliar | (random.random(count) < 0.5 * scores)
-        rows = np.load(self.file)
+        rows = _read_pool(self.file)
         places = random.integers(len(rows["test_scores"]), size=count)
         others = rows["ood_scores"][random.integers(len(rows["ood_scores"]), size=count)]
         scores = np.where(unfamiliar, others, rows["test_scores"][places])
         return scores, unfamiliar | rows["test_wrong"][places].astype(bool)
 
 
-def repetition(case: Case, pool: Pool, length: int, number: int) -> dict[str, int | None] | None:
-    """The row after which each test raises its alarm; None where no threshold can be promised."""
+@cache
+def _read_pool(file: str) -> dict[str, np.ndarray]:
+    with np.load(file) as rows:
+        return dict(rows)
+
+
+class Run(NamedTuple):
+    """A calibration and the rows that are watched after it.
+
+    settings: of the calibration, for a `Monitor`
+    scores: (rows,)
+    bins: by promise (rows,), the bin of each row, -1 where it does not count
+    alarms: the row after which each test raises its alarm
+    """
+
+    settings: dict[str, Any]
+    scores: np.ndarray
+    bins: dict[str, np.ndarray]
+    alarms: dict[str, int]
+
+
+def draw_run(case: Case, pool: Pool, length: int, number: int) -> Run | None:
+    """None where no threshold can be promised."""
     random = np.random.default_rng([number, case.rows])
     round_off = (lambda scores: scores.round(1)) if case.ties else (lambda scores: scores)
     scores, wrong = pool.draw(random, case.rows)
@@ -108,18 +134,10 @@ def repetition(case: Case, pool: Pool, length: int, number: int) -> dict[str, in
         return None
     place = int(np.ceil((case.rows + 1) * (1 - ALPHA)))
     quantile = np.sort(margins)[place - 1] if place <= case.rows else np.inf
-
-    def outcomes(scores: np.ndarray, wrong: np.ndarray | None, margins: np.ndarray) -> Outcomes:
-        answered = torch.tensor(scores <= fitted.threshold)
-        if wrong is None:
-            return Outcomes(torch.tensor(scores), answered)
-        missed = torch.tensor(margins > quantile)
-        return Outcomes(torch.tensor(scores), answered, torch.tensor(wrong)[answered], missed)
-
-    summary = validation_summary(outcomes(scores, wrong, margins), torch.tensor(others), case.risk)
-    monitor = Monitor(
-        {"task": "", "alpha": ALPHA, "threshold": 0.0, "validation": summary, "digests": {"weights": []}}
-    )
+    answered, missed = torch.tensor(scores <= fitted.threshold), torch.tensor(margins > quantile)
+    outcomes = Outcomes(torch.tensor(scores), answered, torch.tensor(wrong)[answered], missed)
+    summary = validation_summary(outcomes, torch.tensor(others), case.risk)
+    settings = {"task": "", "alpha": ALPHA, "threshold": 0.0, "validation": summary, "digests": {"weights": []}}
     change = length // 2 if case.has_change else length
     before, after = pool.draw(random, change), pool.draw(random, length - change, case.ood)
     new_scores, new_wrong = (np.concatenate(parts) for parts in zip(before, after, strict=True))
@@ -127,27 +145,75 @@ def repetition(case: Case, pool: Pool, length: int, number: int) -> dict[str, in
     if case.error is not None:
         rates = np.where(np.arange(length) < change, case.risk, case.error)
         new_wrong = random.random(length) < rates
-    labelled, alarms = random.random(length) < case.labelled, {}
-    for start in range(0, length, case.batch):
-        rows = slice(start, start + case.batch)
-        checked = labelled[rows]
-        monitor.count(outcomes(new_scores[rows], None, new_margins[rows]))
-        if checked.any():
-            parts = (values[rows][checked] for values in (new_scores, new_wrong, new_margins))
-            monitor.count(outcomes(*parts))
-        for name in monitor.promises:
-            counts = monitor.streams[monitor.stream].get(name)
-            if counts is not None and counts["peak"] >= monitor.alarm:
-                alarms.setdefault(name, start + case.batch)
+    labelled, is_answered = random.random(length) < case.labelled, new_scores <= fitted.threshold
+    bins = {
+        "risk": np.where(labelled & is_answered, new_wrong, -1),
+        "coverage": np.where(labelled, new_margins > quantile, -1),
+        "answered": (~is_answered).astype(int),
+    }
+    alarms = {}
     for end in range(WINDOW, length + 1, WINDOW):
-        counted = labelled[:end] & (new_scores[:end] <= fitted.threshold)
-        count, errors = max(1, counted.sum()), new_wrong[:end][counted].sum()
+        count, errors = max(1, (bins["risk"][:end] >= 0).sum()), (bins["risk"][:end] == 1).sum()
         z_value = (errors / count - case.risk) / np.sqrt(case.risk * (1 - case.risk) / count)
         if z_value > 1.645:
             alarms.setdefault("z-test every 500 rows", end)
-        if ks_2samp(new_scores[end - WINDOW : end], scores).pvalue < LEVEL:
-            alarms.setdefault("Kolmogorov-Smirnov on windows", end)
-    return alarms
+        if KS not in alarms and ks_2samp(new_scores[end - WINDOW : end], scores).pvalue < LEVEL:
+            alarms[KS] = end
+    return Run(settings, new_scores, bins, alarms)
+
+
+def repetitions(case: Case, pool: Pool, length: int, numbers: Iterable[int]) -> list[dict[str, int] | None]:
+    """The row after which each test raises its alarm; None where no threshold can be promised.
+
+    What a `Monitor` computes for one run is computed for all of them at once.
+    """
+    drawn = [draw_run(case, pool, length, number) for number in numbers]
+    runs = [run for run in drawn if run is not None]
+    monitors = [Monitor(run.settings, LEVEL) for run in runs]
+    for name in monitors[0].promises if runs else ():
+        bins = rank_bins(runs, case.batch) if name == "inputs" else np.stack([run.bins[name] for run in runs])
+        promises = [monitor.promises[name] for monitor in monitors]
+        for run, row in zip(runs, first_alarms(promises, bins, monitors[0].alarm, case.batch), strict=True):
+            run.alarms.update({name: int(row)} if row else {})
+    return [None if run is None else run.alarms for run in drawn]
+
+
+def rank_bins(runs: list[Run], batch: int) -> np.ndarray:
+    """(runs, rows), by the rank of each row's score among the validation rows and the rows before it; ties are broken as by `Monitor`."""
+    summaries, streams = [run.settings["validation"] for run in runs], np.arange(len(runs))
+    bins = np.stack([np.searchsorted(one["cuts"], run.scores) for one, run in zip(summaries, runs, strict=True)])
+    pool = np.stack([np.pad(one["scores"], (0, SCORE_BINS - len(one["scores"]))) for one in summaries])
+    total, ranks = int(pool[0].sum()), np.empty(bins.shape)
+    looks = range(total, total + bins.shape[1], batch)
+    random = np.concatenate([np.random.default_rng(rows).random(batch) for rows in looks])
+    for row in range(bins.shape[1]):
+        taken = bins[:, row]
+        below = (pool * (np.arange(SCORE_BINS) < taken[:, None])).sum(axis=1)
+        ranks[:, row] = (below + random[row] * (pool[streams, taken] + 1)) / (total + row + 1)
+        pool[streams, taken] += 1
+    return np.searchsorted(np.sort(CUTS), ranks)
+
+
+def first_alarms(promises: list[Promise], bins: np.ndarray, alarm: float, batch: int) -> np.ndarray:
+    """(runs,), the row after which the evidence against each run's promise reaches `alarm`, 0 where it never does.
+
+    bins: (runs, rows), -1 for a row that does not count
+    """
+    limits = np.stack([promise.limits for promise in promises])[:, None, :, None]  # (runs, bins, rates, bets)
+    bets = ODDS * limits / (1 - limits + ODDS * limits)
+    is_loss = promises[0].bins.T[..., None]
+    factors = np.where(is_loss, bets / limits, (1 - bets) / (1 - limits))
+    factors = np.concatenate([factors, np.ones_like(factors[:, :1])], axis=1)  # the last is of rows that do not count
+    counted = bins >= 0
+    blocks, places = np.divmod(counted.cumsum(axis=1) - counted, BLOCK)
+    starts = np.where(counted & (places == 0), 1 / ((blocks + 1.0) * (blocks + 2.0)), 0.0)
+    capital, first, runs = np.zeros_like(factors[:, 0]), np.zeros(len(bins), dtype=int), np.arange(len(bins))
+    with np.errstate(over="ignore"):  # infinite evidence is an alarm
+        for row in range(bins.shape[1]):
+            capital = (capital + starts[:, row, None, None]) * factors[runs, bins[:, row]]
+            if (row + 1) % batch == 0:
+                first[(first == 0) & (capital.mean(axis=(1, 2)) >= alarm)] = row + 1
+    return first
 
 
 def summarize(case: Case, found: list[dict[str, int] | None], length: int) -> dict[str, Any]:
@@ -175,7 +241,7 @@ def summarize(case: Case, found: list[dict[str, int] | None], length: int) -> di
 
 def render(content: dict[str, Any]) -> str:
     """A row per case: of each test the share of runs with an alarm, and where something changes the median delay."""
-    tests = ("monitor", "z-test every 500 rows", "Kolmogorov-Smirnov on windows")
+    tests = ("monitor", "z-test every 500 rows", KS)
     lines = [["", "what changes", "the monitor", "z-test", "Kolmogorov-Smirnov"], ["---"] * 5]
     for case in content["cases"]:
         has_change = any(test["median_delay"] is not None or test["early"] for test in case["tests"].values())
@@ -209,13 +275,15 @@ def main(arguments: list[str] | None = None) -> None:
             for case in (*FALSE_ALARMS, *DELAYS) if pool.file is None else (FALSE_ALARMS[0], *DELAYS[-2:]):
                 if (pool_name, case.name) in done:
                     continue
-                # Looks cost time, and a median needs fewer runs than a small share.
-                count = max(1, options.repetitions // (10 if case.batch == 10 else 4 if case.has_change else 1))
-                one = partial(repetition, case, pool, options.length)
-                found = list(workers.map(one, range(count), chunksize=10))
-                rows.append({"pool": pool_name} | summarize(case, found, options.length))
+                numbers = range(options.repetitions)
+                chunks = [numbers[start : start + CHUNK] for start in range(0, len(numbers), CHUNK)]
+                simulated = workers.map(partial(repetitions, case, pool, options.length), chunks)
+                found = [alarms for chunk in simulated for alarms in chunk]
+                machine = where_it_ran("cpu")
+                about = {"pool": pool_name, "commit": machine["commit"], "package": machine["package"]}
+                rows.append(about | summarize(case, found, options.length))
                 print(json.dumps(rows[-1]), flush=True)
-                content = {"machine": where_it_ran("cpu"), "cases": rows}
+                content = {"machine": machine, "cases": rows}
                 write_atomically(options.output, json.dumps(content, indent=1) + "\n")
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.monitoring import Case, Pool, repetition
+from experiments.monitoring import Case, Pool, draw_run, repetitions
 from hydra_transformers.uncertainty import Monitor, calibrate, predict_decisions
-from hydra_transformers.uncertainty.monitor import BLOCK, MOST_BLOCKS, ODDS, validation_summary
+from hydra_transformers.uncertainty.monitor import MOST_BLOCKS, validation_summary
 from hydra_transformers.uncertainty.task import Outcomes
 from tests import tiny_tags
 from tests.uncertainty.test_tasks import NAMES, all_tasks, batch_of, calibrated, data_of, hydra_of
@@ -95,22 +95,21 @@ def test_rows_of_predict_count_like_outputs(name):
 
 
 def test_evidence_is_the_average_capital_of_bets_that_start_with_each_block():
-    random, monitor = np.random.default_rng(0), Monitor(SETTINGS)
-    wrong = random.random(3 * BLOCK) < 0.1
-    for part in np.split(wrong, 6):
-        monitor.count(outcomes(np.zeros(len(part)), part, np.zeros(len(part))))
-    [limit] = monitor.promises["risk"].limits
-    assert limit > 0.05  # 9 of 300 may be more than 5 %
-    bets = ODDS * limit / (1 - limit + ODDS * limit)
-    capital = 0.0
-    for start in range(3):
-        rows = wrong[start * BLOCK :, None]
-        capital += np.where(rows, bets / limit, (1 - bets) / (1 - limit)).prod(axis=0).mean() / (
-            (start + 1) * (start + 2)
-        )
-    counted = monitor.streams[monitor.stream]["risk"]
-    assert [sum(block) for block in counted["blocks"]] == [BLOCK] * 3
-    assert math.isclose(capital, monitor.state()["risk"].e_value) or capital < counted["peak"]
+    case = Case("", rows=60, risk=0.2, error=0.6, labelled=0.5, ties=True, batch=50)
+    simulated = [draw_run(case, Pool(), 1000, number) for number in range(12)]  # which bets row by row
+    for run, alarms in zip(simulated, repetitions(case, Pool(), 1000, range(12)), strict=True):
+        if run is None:
+            continue
+        monitor, noticed = Monitor(run.settings), run.alarms
+        for end in range(50, 1001, 50):
+            parts = (run.scores, run.bins["risk"], run.bins["coverage"], run.bins["answered"] == 0)
+            scores, wrong, missed, answered = (torch.tensor(part[end - 50 : end]) for part in parts)
+            monitor.count(Outcomes(scores, answered))
+            monitor.count(Outcomes(scores, answered, wrong[wrong >= 0] == 1, missed[missed >= 0] == 1))
+            for name, state in monitor.state().items():
+                if state.status == "broken":
+                    noticed.setdefault(name, end)
+        assert noticed == alarms and "risk" in alarms
 
 
 def test_a_broken_promise_is_noticed_after_a_long_good_time_and_stays_broken():
@@ -121,6 +120,7 @@ def test_a_broken_promise_is_noticed_after_a_long_good_time_and_stays_broken():
         status = monitor.state()["risk"].status
         assert status == ("kept so far" if rows == 20_000 else "broken")
     assert monitor.state()["coverage"].status == "kept so far"
+    assert monitor.promises["risk"].limits > 0.05  # 9 of 300 may be more than 5 %
     assert len(monitor.streams[monitor.stream]["risk"]["blocks"]) <= MOST_BLOCKS
     assert "Wrong answers: broken." in str(monitor) and "at most 5 % promised" in str(monitor)
 
@@ -134,7 +134,10 @@ def test_other_inputs_are_noticed_without_labels():
     without = Monitor(SETTINGS)
     without.count(outcomes([math.nan] * 200))  # a score that is not a number is less sure than any
     assert without.state()["inputs"].status == "broken"
-    assert validation_summary(outcomes([0.1, 0.2]), torch.zeros(0), None)["scores"] == [0, 2]  # no other rows to compare
+    assert validation_summary(outcomes([0.1, 0.2]), torch.zeros(0), None)["scores"] == [
+        0,
+        2,
+    ]  # no other rows to compare
 
 
 def test_a_state_is_saved_resumed_and_put_together(tmp_path):
@@ -205,7 +208,7 @@ def test_what_is_not_calibrated_is_refused():
     ids=lambda case: case.name,
 )
 def test_rows_like_the_validation_rows_raise_no_alarm(case):
-    runs = [repetition(case, Pool(), 1000, number) for number in range(40)]
+    runs = repetitions(case, Pool(), 1000, range(40))
     ours = [set(run) & {"risk", "coverage", "answered", "inputs"} for run in runs if run is not None]
     assert len(ours) >= 15 and sum(map(bool, ours)) <= 2  # of 40 at a level of 5 %
 
