@@ -3,7 +3,6 @@
 `make docs` builds the site and checks the same links; this needs no MkDocs.
 """
 
-import ast
 import inspect
 import re
 from importlib import import_module
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 import hydra_transformers
+from hydra_transformers.models.families import MODEL_TYPES
 from scripts.docs_site import links, pages, site_files
 from tests.pages import ROOT
 
@@ -77,12 +77,23 @@ def test_every_public_name_is_in_the_reference_with_a_docstring(name):
     for public in package.__all__:
         if (PACKAGE / name / f"{public}.py").exists():  # which hides the name from what reads the source
             assert f"::: hydra_transformers.{name}.{public}.{public}\n" in reference
-        value = getattr(package, public)
-        if inspect.isclass(value) or inspect.isfunction(value):
-            told = value.__doc__ or ""
-            assert told.strip() and not told.startswith(f"{public}("), f"{public} has no docstring of its own"
-        else:
-            assert has_docstring_below(name, public), f"{public} has no docstring below it"
+        told = getattr(package, public).__doc__ or ""
+        assert told.strip() and not told.startswith(f"{public}("), f"{public} has no docstring of its own"
+
+
+def test_the_page_of_public_names_has_all_of_them_and_each_has_an_example_that_runs():
+    rows = re.findall(r"^\| .+ \| (`.+`) \|$", (ROOT / "docs/reference/names.md").read_text(), flags=re.M)
+    listed = re.findall(r"`(\w+)`", " ".join(rows))
+    packages = [import_module(f"hydra_transformers.{name}") for name in PUBLIC if name != "models"]
+    public = {name: getattr(package, name) for package in (*packages, hydra_transformers) for name in package.__all__}
+    public = {name: value for name, value in public.items() if name not in MODEL_TYPES}
+    assert set(public) <= set(listed) and len(listed) == len(set(listed)) <= 80
+    blocks = re.findall(r"^```python\n(.*?)^```", "".join(page.read_text() for page in pages()), flags=re.S | re.M)
+    shown = set(re.findall(r"\w+", "".join(blocks)))
+    missing = {
+        name for name in set(public) - shown if name == "__version__" or ">>>" not in inspect.getsource(public[name])
+    }
+    assert missing == {"DivergedError", "__version__"}
 
 
 def test_names_at_the_top_are_in_the_reference():
@@ -90,14 +101,3 @@ def test_names_at_the_top_are_in_the_reference():
     for name in set(hydra_transformers.__all__) - set(hydra_transformers.models.__all__) - {"__version__"}:
         package = getattr(hydra_transformers, name).__module__.split(".")[1]
         assert package in PUBLIC or f".{name}\n" in pages_of_reference, name
-
-
-def has_docstring_below(package: str, name: str) -> bool:
-    """Whether a string follows the assignment of a constant somewhere in a package."""
-    for path in (PACKAGE / package).glob("*.py"):
-        body = ast.parse(path.read_text()).body
-        for statement, below in pairwise(body):
-            targets = getattr(statement, "targets", [getattr(statement, "target", None)])
-            if any(getattr(target, "id", None) == name for target in targets) and isinstance(below, ast.Expr):
-                return isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
-    return False

@@ -122,4 +122,4 @@ def _compared(cls: type, member: Member, model: PreTrainedModel, index: int = 0)
     return whole
 
 
-__all__ = ["check_can_be_fused", "from_backbone", "from_pruned_members", "member", "to_transformers"]
+__all__ = ["to_transformers"]

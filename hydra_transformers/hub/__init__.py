@@ -2,8 +2,8 @@
 
 from .card import create_model_card
 from .member_heads import kept_heads_map
-from .publishing import HubError, push_hydra_to_hub, push_space_to_hub
+from .publishing import push_hydra_to_hub, push_space_to_hub
 from .space import write_space
 
 
-__all__ = ["HubError", "create_model_card", "kept_heads_map", "push_hydra_to_hub", "push_space_to_hub", "write_space"]
+__all__ = ["create_model_card", "kept_heads_map", "push_hydra_to_hub", "push_space_to_hub", "write_space"]

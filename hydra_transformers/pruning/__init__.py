@@ -8,14 +8,12 @@ from .heads import prune_heads
 from .masking import ablated
 from .members import draw_members
 from .oba import oba_prune, oba_scores
-from .scores import HEAD_SCORES, head_scores, lowest_heads
-from .taylor import TaylorPruning, taylor_prune
+from .scores import head_scores, lowest_heads
+from .taylor import taylor_prune
 
 
 __all__ = [
-    "HEAD_SCORES",
     "Circuit",
-    "TaylorPruning",
     "ablated",
     "draw_members",
     "extract_circuit",

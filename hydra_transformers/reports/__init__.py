@@ -1,10 +1,9 @@
 """Reports: one `Report` for all tasks, and the comparison of ways to fuse members."""
 
 from .evaluation import evaluate_uncertainty
-from .fusions import FusionComparison, compare_fusions
-from .gains import Gain
+from .fusions import compare_fusions
 from .report import Report
 from .table import cost_table
 
 
-__all__ = ["FusionComparison", "Gain", "Report", "compare_fusions", "cost_table", "evaluate_uncertainty"]
+__all__ = ["Report", "compare_fusions", "cost_table", "evaluate_uncertainty"]

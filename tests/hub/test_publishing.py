@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from transformers import ViTImageProcessorPil
 
-from hydra_transformers.hub import HubError, publishing, push_hydra_to_hub
+from hydra_transformers.hub import publishing, push_hydra_to_hub
 from tests.hub.fake_hub import FakeResponse, commits
 from tests.pages import run_python_blocks
 
@@ -100,7 +100,7 @@ REFUSALS = [
 
 def test_what_the_hub_refuses_is_said_in_one_sentence(hydra, hub, monkeypatch):
     for hub.fails_with, sentence in REFUSALS:
-        with pytest.raises(HubError, match=sentence) as raised:
+        with pytest.raises(publishing.HubError, match=sentence) as raised:
             push_hydra_to_hub(hydra, "me/tiny", card=CARD)
         assert "\n" not in str(raised.value)
     hub.fails_with = ZeroDivisionError("a bug")  # which is not hidden
@@ -108,7 +108,9 @@ def test_what_the_hub_refuses_is_said_in_one_sentence(hydra, hub, monkeypatch):
         push_hydra_to_hub(hydra, "me/tiny", card=CARD)
     hub.fails_with = None
     monkeypatch.setattr(publishing, "get_token", lambda: None)
-    with pytest.raises(HubError, match=r"no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token="):
+    with pytest.raises(
+        publishing.HubError, match=r"no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token="
+    ):
         push_hydra_to_hub(hydra, "me/tiny")
     assert not hub.calls
     push_hydra_to_hub(hydra, "me/tiny", card=CARD, token="mine")

@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import RepoCard
 
 from hydra_transformers.cli import main
-from hydra_transformers.hub import HubError, publishing, push_space_to_hub, write_space
+from hydra_transformers.hub import publishing, push_space_to_hub, write_space
 from tests.command_line import parsed
 from tests.hub.fake_hub import commits
 from tests.pages import ROOT
@@ -58,10 +58,10 @@ def test_a_space_goes_in_one_commit_and_old_code_goes(tmp_path, hub, monkeypatch
     push_space_to_hub(folder, "me/page")
     assert [commit["changed"] == [] for commit in commits(hub)] == [False, True]
     hub.fails_with = ConnectionError("no route")
-    with pytest.raises(HubError, match="me/page was not published"):
+    with pytest.raises(publishing.HubError, match="me/page was not published"):
         push_space_to_hub(folder, "me/page")
     monkeypatch.setattr(publishing, "get_token", lambda: None)
-    with pytest.raises(HubError, match="there is no token for the Hub"):
+    with pytest.raises(publishing.HubError, match="there is no token for the Hub"):
         push_space_to_hub(folder, "me/page")
 
 

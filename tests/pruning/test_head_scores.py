@@ -7,15 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from hydra_transformers.pruning import (
-    HEAD_SCORES,
-    ablated,
-    extract_circuit,
-    head_scores,
-    lowest_heads,
-    prune_heads,
-    taylor_scores,
-)
+from hydra_transformers.pruning import ablated, extract_circuit, head_scores, lowest_heads, prune_heads, taylor_scores
+from hydra_transformers.pruning.scores import HEAD_SCORES
 from tests.families import bert_backbone, padded_texts
 from tests.pruning.backbones import family, rows_in_batches
 from tests.pruning.reference import logits_of, output_projections, restore_slice, zero_slice

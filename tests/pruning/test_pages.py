@@ -6,7 +6,8 @@ import warnings
 import pytest
 
 from hydra_transformers import pruning
-from hydra_transformers.pruning import HEAD_SCORES, head_scores
+from hydra_transformers.pruning import head_scores
+from hydra_transformers.pruning.scores import HEAD_SCORES
 from tests.families import VIT
 from tests.pages import ROOT, run_python_blocks
 

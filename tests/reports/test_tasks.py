@@ -7,7 +7,8 @@ import pytest
 from hydra_transformers import compare_fusions, evaluate_uncertainty
 from hydra_transformers.reports import Report
 from hydra_transformers.reports.report_plots import report_figures
-from hydra_transformers.uncertainty import ood_metrics, task_of
+from hydra_transformers.uncertainty import ood_metrics
+from hydra_transformers.uncertainty.tasks import task_of
 from tests.reports.tasks import CASES
 
 

@@ -9,7 +9,8 @@ from transformers import AutoImageProcessor, AutoTokenizer, ViTForImageClassific
 from hydra_transformers import load_data
 from hydra_transformers.data.batches import batches
 from hydra_transformers.reports import Report, evaluate_uncertainty
-from hydra_transformers.shift import CORRUPTIONS, corrupt, corrupted, corrupted_sets
+from hydra_transformers.shift import corrupt, corrupted, corrupted_sets
+from hydra_transformers.shift.corruptions import CORRUPTIONS
 from hydra_transformers.uncertainty import classification_metrics, ood_metrics, ood_score
 from tests.tiny_data import picture_rows, review_rows, save_bert, save_vit
 

@@ -13,8 +13,8 @@ from PIL import Image
 from torch.nn.functional import interpolate
 from transformers import CLIPImageProcessorPil, ViTImageProcessorPil
 
-from hydra_transformers.shift import CORRUPTIONS, SEVERITIES, corrupt
-from hydra_transformers.shift.corruptions import names_of, pixel_scale
+from hydra_transformers.shift import corrupt
+from hydra_transformers.shift.corruptions import CORRUPTIONS, SEVERITIES, names_of, pixel_scale
 from hydra_transformers.shift.image_corruptions import normal, row_keys, uniform
 from hydra_transformers.shift.text_corruptions import NEIGHBOURS
 from tests.pages import ROOT

@@ -8,13 +8,13 @@ import pytest
 import torch
 from sklearn import metrics as sklearn_metrics
 
-from hydra_transformers.uncertainty import multi_label_metrics
 from hydra_transformers.uncertainty.multi_label import (
     best_thresholds,
     label_sets,
     log_odds,
     lowered_cuts,
     missed_shares,
+    multi_label_metrics,
     sets_sentence,
     summarize_labels,
 )

@@ -17,15 +17,15 @@ from hydra_transformers.uncertainty import (
     calibrate,
     classification_metrics,
     decompose,
-    multi_label_metrics,
     ood_metrics,
     predict_decisions,
     predict_uncertainty,
-    preference_metrics,
-    regression_metrics,
 )
 from hydra_transformers.uncertainty.conformal import fit_sets
 from hydra_transformers.uncertainty.features import collect_answers
+from hydra_transformers.uncertainty.multi_label import multi_label_metrics
+from hydra_transformers.uncertainty.regression import regression_metrics
+from hydra_transformers.uncertainty.rewards import preference_metrics
 from hydra_transformers.uncertainty.temperature import best_temperature
 from tests import tiny_tags
 from tests.families import CLIP, padded_texts

@@ -9,7 +9,8 @@ from transformers import PreTrainedConfig
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
-from hydra_transformers.uncertainty import calibrate, regression_metrics
+from hydra_transformers.uncertainty import calibrate
+from hydra_transformers.uncertainty.regression import regression_metrics
 from tests.families import bert_backbone
 
 

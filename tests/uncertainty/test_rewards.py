@@ -12,7 +12,8 @@ import torch
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble, MCDropout
 from hydra_transformers.reports import evaluate_uncertainty
-from hydra_transformers.uncertainty import calibrate, preference_metrics
+from hydra_transformers.uncertainty import calibrate
+from hydra_transformers.uncertainty.rewards import preference_metrics
 from tests.families import bert_backbone
 from tests.tiny_data import save_bert
 
