@@ -33,7 +33,7 @@ def compare_costs(models: Mapping[str, nn.Module]) -> dict[str, Cost]:
     """The cost of each model, which is not run.
 
     Args:
-        models: name -> a Transformers model, a Hydra or a baseline made of these.
+        models (`dict[str, nn.Module]`): name -> a Transformers model, a Hydra or a baseline made of these.
     """
     return {name: Cost(count_parameters(model), count_multiply_adds(model)) for name, model in models.items()}
 

@@ -20,7 +20,7 @@ def temperature_scaled(model: nn.Module, data: Any, batch_size: int = 32) -> Tem
 
     Args:
         model (`nn.Module`): a Hugging Face classifier, a Hydra or another baseline.
-        data: labelled, as `evaluate_uncertainty` takes it: a DataLoader, a list of dict batches or a Dataset of rows.
+        data (`DataLoader`, `Dataset` or `list`): labelled, as `evaluate_uncertainty` takes it.
         batch_size (`int`, defaults to 32): rows per batch, for a Dataset of rows.
     """
     return TemperatureScaling.fit(*_collected(model, data, batch_size)).wrap(model)
@@ -38,10 +38,12 @@ def temperature_scaled_clip(
 ) -> PreTrainedModel:
     """A copy of a CLIP with the temperature that fits one label set best, for use with any other.
 
-    model: a `CLIPModel` or another model of two towers, or a Hydra of one, which gets one temperature for all members
-    class_prompts: the tokenizer's output, one row per class of the data
-    data: labelled images, as `evaluate_uncertainty` takes it
-    batch_size: rows per batch, for a Dataset of rows
+    Args:
+        model (`PreTrainedModel`): a `CLIPModel` or another model of two towers, or a Hydra of one, which gets one temperature
+            for all members.
+        class_prompts (`dict`): the tokenizer's output, one row per class of the data.
+        data (`DataLoader`, `Dataset` or `list`): labelled images, as `evaluate_uncertainty` takes it.
+        batch_size (`int`, defaults to 32): rows per batch, for a Dataset of rows.
 
     The temperature T becomes part of the weights: `logit_scale` loses log T, and SigLIP's `logit_bias` is divided by T (which
     is fitted to a softmax over the classes, see `ZeroShotClassifier`). So the copy is saved and published as a plain CLIP.

@@ -216,6 +216,10 @@ def collect_confidences(model: nn.Module, data: Any, batch_size: int = 32) -> tu
     """The confidence that each prediction is right, and with labels whether it is: (samples,) each, on the CPU.
 
     A `ViLU` has its predictor's confidence; other models have the mean probability of the predicted class.
+
+    Args:
+        model (`nn.Module`): a ViLU, a classifier or a `ZeroShotClassifier`.
+        data (`DataLoader`, `Dataset` or `list`), batch_size (`int`, defaults to 32): as for `evaluate_uncertainty`.
     """
     confidences, rights = [], []
     with evaluation_mode(model):
@@ -241,7 +245,8 @@ def failure_metrics(confidence: Any, is_right: Any) -> dict[str, float]:
                             the predicted class. Do not rank a ViLU against class probabilities by it: its task is easier
         base_rate           the share of right answers; always predicting it gives an ECE of 0
 
-    confidence: (samples,), between 0 and 1;  is_right: (samples,)
+    Args:
+        confidence (`torch.Tensor`), is_right (`torch.Tensor`): (samples,), confidences lie between 0 and 1.
 
     Example:
         >>> failure_metrics([0.9, 0.8, 0.3, 0.6], [True, True, False, False])["auroc"]

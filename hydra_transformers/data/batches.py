@@ -47,11 +47,11 @@ def batches(
     """Iterate over `data` as dict batches of tensors, each tensor with the rows in its first dimension.
 
     Args:
-        data: a torch `DataLoader`, a list (or any iterable) of dict batches, or a `torch` / `datasets` Dataset, pandas
-            DataFrame or list of dict rows.
-        batch_size: rows per batch; used for rows only.
-        device: where the tensors go; `None` leaves them where they are.
-        rank, world_size: yield every `world_size`-th batch, starting with batch `rank`, so that processes share the work.
+        data (`DataLoader`, `Dataset` or `list`): a torch `DataLoader`, a list (or any iterable) of dict batches, or a
+            `torch` / `datasets` Dataset, pandas DataFrame or list of dict rows.
+        batch_size (`int`, defaults to 32): rows per batch; used for rows only.
+        device (`torch.device` or `str`, *optional*): where the tensors go; `None` leaves them where they are.
+        rank (`int`, defaults to 0), world_size (`int`, defaults to 1): yield every `world_size`-th batch, from `rank` on.
 
     Arrays and lists of numbers become tensors; other entries (texts, file names) are dropped. Labels are called `labels` or
     `label`. Rows of tokens, as `dataset.map(tokenize)` makes them, are padded to the longest of their batch. For rows of raw

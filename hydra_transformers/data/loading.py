@@ -108,11 +108,12 @@ def load_data(
     """Reads a data set of images, texts or audio for a model: for fine-tuning, circuits, calibration and reports.
 
     Args:
-        data: the name of a data set on the Hub ("cifar100", with a config "glue:sst2"); a folder of images or audio, of csv,
-            json or parquet files, or written by `save_to_disk`; one such file; a pandas DataFrame; a Dataset or
-            DatasetDict of `datasets`; or a list of dict rows.
-        model: the model that reads the data, or its folder, Hub name or config; its class names are matched with those of
-            the data. Or only its tokenizer, image processor or feature extractor: labels are then taken as they are.
+        data (`str`, `os.PathLike`, `DataFrame`, `Dataset` or `list[dict]`): the name of a data set on the Hub ("cifar100",
+            with a config "glue:sst2"); a folder of images or audio, of csv, json or parquet files, or written by
+            `save_to_disk`; one such file; a DataFrame; a Dataset or DatasetDict of `datasets`; or a list of dict rows.
+        model (`PreTrainedModel`, `str`, `os.PathLike` or tokenizer): the model that reads the data, or its folder, Hub name
+            or config; its class names are matched with those of the data. Or only its tokenizer, image processor or feature
+            extractor: labels are then taken as they are.
         split (`str`, *optional*): such as "train", "train[:1000]", "train[:10%]"; by default the first of validation, test and
             train.
         part (`str`, *optional*): "training", "validation" or "test": the split with that purpose if it has labels, else a

@@ -33,11 +33,11 @@ class ZeroShotClassifier(nn.Module):
     """A model of two towers as an image classifier over fixed class prompts; its batches hold `pixel_values`.
 
     Args:
-        clip_model: a Hydra of two towers, or a `CLIPModel` or other two-tower model of Transformers.
-        class_prompts: the tokenizer's output for one prompt per class, for example
+        clip_model (`nn.Module`): a Hydra of two towers, or a `CLIPModel` or other two-tower model of Transformers.
+        class_prompts (`dict`): the tokenizer's output for one prompt per class, for example
             `tokenizer([f"A photo of a {label}." for label in labels], padding=True, return_tensors="pt")`; for SigLIP with
             `padding="max_length"`, since it reads the last token even if it is padding.
-        class_names: the names of the classes in predictions for raw images, one per prompt.
+        class_names (`Sequence[str]`, *optional*): the names of the classes in predictions for raw images, one per prompt.
 
     Probabilities are a softmax over the classes. SigLIP itself says yes or no to each prompt, by a sigmoid; the softmax of its
     logits is the probability of each class given that exactly one is right.

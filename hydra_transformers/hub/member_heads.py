@@ -20,6 +20,9 @@ KEPT, PRUNED = "■", "·"
 def kept_heads_map(config: PreTrainedConfig) -> str:
     """One line per layer, one column per member, one sign per head of the backbone (■ kept, · pruned), and how many.
 
+    Args:
+        config (`PreTrainedConfig`): of a Hydra.
+
     Example:
         >>> from hydra_transformers import HydraViTConfig
         >>> sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}

@@ -23,15 +23,15 @@ AXIS_LABELS = {"acc": "accuracy", "ood": "AUROC of out-of-distribution data", "a
 class Circuit:
     """Heads in the order of their removal, and the model's score without them.
 
-    ranking: the heads, least useful first
-    scores: the score after each removal
-    dense_score: the score before the first
-    objective: "acc", "ood" or "avg", or "metric" for the user's own (`made_from["metric"]` is its name)
-    mode: "exact", or "shortlist" where most choices were made among a short list of candidates
-    made_from: the model, the data and the settings, with fingerprints
-    checks: for "shortlist", (removal, whether the short list held the exact choice), where that was checked
-    chance_from: the first removal (counted from 1) at which no candidate scored better than chance, or None
-    tied: how many candidates shared the score of each removal, where a margin chose; None if unknown
+    Attributes:
+        ranking (`list`): the heads, least useful first.
+        scores (`list[float]`), dense_score (`float`): the score after each removal, and before the first.
+        objective (`str`): "acc", "ood" or "avg", or "metric" for the user's own (`made_from["metric"]` is its name).
+        mode (`str`): "exact", or "shortlist" where most choices were made among a short list of candidates.
+        made_from (`dict`): the model, the data and the settings, with fingerprints.
+        checks (`list`): for "shortlist", (removal, whether the short list held the exact choice), where that was checked.
+        chance_from (`int` or `None`): the first removal (counted from 1) at which no candidate scored better than chance.
+        tied (`list[int]` or `None`): how many candidates shared the score of each removal, where a margin chose.
     """
 
     ranking: list[Head]

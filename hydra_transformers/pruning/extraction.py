@@ -70,8 +70,7 @@ def extract_circuit(
 
     Args:
         model (`PreTrainedModel`): a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
-        data: in-distribution data with labels (which "ood" does not need): a DataLoader, a list of dict batches, or a
-            Dataset or list of dict rows.
+        data (`DataLoader`, `Dataset` or `list`): in-distribution batches or rows with labels; "ood" needs no labels.
         ood_data (*optional*): out-of-distribution data for "ood" and "avg"; "acc" ignores it.
         objective (`str` or a function, defaults to `"acc"`): "acc" (accuracy), "ood" (AUROC of the maximum softmax
             probability) or "avg" (the mean of both); or a metric of your own, a function of all logits (samples, classes) and

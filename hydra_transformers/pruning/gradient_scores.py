@@ -28,11 +28,11 @@ def taylor_scores(
     cross-entropy of zero-shot classification. `model` stays as it is.
 
     Args:
-        model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
-        data: calibration data with labels: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
-        class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
-        towers: for CLIP, the towers to score; by default the vision tower only, because scores of the two towers are not
-            on one scale.
+        model (`PreTrainedModel`): a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
+        data (`DataLoader`, `Dataset` or `list`): calibration data with labels, in dict batches or rows.
+        class_prompts (`dict`, *optional*): for CLIP and SigLIP, the tokenizer's output with one row per class.
+        towers (`Sequence[str]`, *optional*): for CLIP, the towers to score; by default the vision tower only, because scores
+            of the two towers are not on one scale.
 
     Returns `{(layer, head): score}`, for CLIP `{(tower, layer, head): score}`.
     """

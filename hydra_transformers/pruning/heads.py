@@ -28,8 +28,9 @@ Prompts = Mapping[str, Tensor]  # the tokenizer's output with one row per class,
 def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> "HydraModel":
     """A one-member Hydra of `model` without `heads_to_prune`; `model` stays as it is.
 
-    model: a model of Transformers (`AutoHydra.supported()` lists them), or a one-member Hydra to prune further
-    heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
+    Args:
+        model (`PreTrainedModel`): of Transformers (`AutoHydra.supported()` lists them), or a one-member Hydra to prune further.
+        heads_to_prune (`dict`, *optional*): `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`.
     """
     return AutoHydra.from_backbone(model, heads_to_prune)
 

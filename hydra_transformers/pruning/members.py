@@ -57,26 +57,29 @@ def draw_members(
 ) -> list[PreTrainedModel]:
     """Different one-member Hydras, ready for `from_pruned_members` or for fine-tuning one by one.
 
-    `model` is one backbone, or a list of several fine-tuned models of one pre-trained model, each of which makes one member. The
-    other arguments say where the members come from:
-
-    - `circuits`, `budget`: one member per circuit, without its first `budget` heads. With `budget="best"` each circuit removes
-      as many heads as it scores best without, and with `tolerance=0.01` as many as cost at most that much of the score. Of
-      several backbones, circuit i is that of backbone i. Of one backbone, Hydra (Circ) takes three circuits, for the
-      objectives "acc", "ood" and "avg".
-    - `circuit`, `budget`, `out_of`, `num_members`, `seed`: samples from one circuit of one backbone (B.5). Each member loses
-      `budget` heads, drawn from the first `out_of` of the ranking (the paper: 48 out of 100).
-    - `data`, `heads_per_layer`, `num_members`, `seed`: Hydra (Taylor). Each member is pruned by `taylor_prune` on its own
-      random half of every calibration batch. CLIP also needs `class_prompts`; its vision tower is pruned.
-    - several backbones and nothing else: each as it is, nothing pruned.
-
-    The first `trunk_layers` layers (a count, or a share such as 0.75) keep all their heads, so that fused members can run them
-    once; extract circuits with the same `trunk_layers`.
-
-    Of one backbone, three members are drawn unless `num_members` says otherwise, member m with the seed `seed + m`. The
-    backbones stay as they are. Members with equal heads and weights are refused, as an ensemble of them is one model: try
-    another budget, other data, or samples from more heads; `allow_equal=True` takes them, for training to make them different.
-    A circuit of other weights causes a warning.
+    Args:
+        model (`PreTrainedModel` or `Sequence[PreTrainedModel]`): one backbone, or several fine-tuned models of one
+            pre-trained model, each of which makes one member; nothing is pruned if nothing else is passed. They stay as they
+            are.
+        circuits (`Sequence[Circuit]`, *optional*): one member per circuit, without its first `budget` heads. Of several
+            backbones, circuit i is that of backbone i. Of one backbone, Hydra (Circ) takes three circuits, for the
+            objectives "acc", "ood" and "avg". A circuit of other weights causes a warning.
+        circuit (`Circuit`, *optional*): samples from one circuit of one backbone (B.5). Each member loses `budget` heads,
+            drawn from the first `out_of` of the ranking (the paper: 48 out of 100).
+        data (`DataLoader`, `Dataset` or `list`, *optional*): Hydra (Taylor). Each member is pruned by `taylor_prune` to
+            `heads_per_layer` heads, on its own random half of every calibration batch. CLIP also needs `class_prompts`; its
+            vision tower is pruned.
+        budget (`int` or `"best"`, *optional*), tolerance (`float`, *optional*): how many heads each member loses. With
+            "best" each circuit removes as many heads as it scores best without, and with `tolerance=0.01` as many as cost at
+            most that much of the score.
+        out_of, heads_per_layer (`int`, *optional*), class_prompts (`dict`, *optional*): see `circuit` and `data`.
+        num_members (`int`, *optional*), seed (`int`, defaults to 0): of one backbone, by default three members, member m
+            with the seed `seed + m`.
+        trunk_layers (`int` or `float`, defaults to 0): the first layers, a count or a share such as 0.75, keep all their
+            heads, so that fused members can run them once; extract circuits with the same `trunk_layers`.
+        allow_equal (`bool`, defaults to `False`): accept members with equal heads and weights, for training to make them
+            different. By default they are refused, as an ensemble of them is one model: try another budget, other data, or
+            samples from more heads.
     """
     is_several = not isinstance(model, nn.Module)
     models = list(model) if is_several else [model]

@@ -27,7 +27,10 @@ def oba_scores(
     """The OBA score of every head: |Σ θ · (Hθ)| over its rows of q, k and v with their biases and its part of the output
     projection, where θ is all of these of all heads.
 
-    Arguments and result are those of `taylor_scores`. Each batch takes a backward pass through a backward pass, and about three
+    Args:
+        model, data, class_prompts, towers: as for `taylor_scores`, like the result.
+
+    Each batch takes a backward pass through a backward pass, and about three
     times the memory. The OBA paper scores single weights, not heads: see `oba_prune`.
     """
     hydra, heads, attentions = heads_to_score(model, towers)
@@ -63,15 +66,15 @@ def oba_prune(
     costs as much as the model.
 
     Args:
-        model: a classifier or a CLIP model of Transformers, of any family.
-        data: calibration data with labels, as `taylor_scores` takes it.
-        sparsity: the share of weights that become zero, among the weights of all linear and convolutional layers of the
-            encoder. Biases, LayerNorms, embeddings and the classification head stay.
-        score: "plain" ranks by |θ · Hθ|. "reference" ranks as the authors' code does: |θ · Hθ| over its maximum in the layer,
-            plus |θ|; that is close to a ranking by magnitude.
-        steps: how many times scores are computed; each step keeps the same share of the weights that are left. The authors
-            take about 50.
-        class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
+        model (`PreTrainedModel`): a classifier or a CLIP model of Transformers, of any family.
+        data (`DataLoader`, `Dataset` or `list`): calibration data with labels, as `taylor_scores` takes it.
+        sparsity (`float`): the share of weights that become zero, among the weights of all linear and convolutional layers
+            of the encoder. Biases, LayerNorms, embeddings and the classification head stay.
+        score (`str`, defaults to `"plain"`): "plain" ranks by |θ · Hθ|. "reference" ranks as the authors' code does: |θ ·
+            Hθ| over its maximum in the layer, plus |θ|; that is close to a ranking by magnitude.
+        steps (`int`, defaults to 1): how many times scores are computed; each step keeps the same share of the weights that
+            are left. The authors take about 50.
+        class_prompts (`dict`, *optional*): for CLIP and SigLIP, the tokenizer's output with one row per class.
 
     In training, zeros stay zero with the recipe's `keep_zeros=True`, or with `KeepZerosCallback`.
     """

@@ -89,17 +89,17 @@ def head_scores(
     """How important each head is, the higher the more. `model` stays as it is.
 
     Args:
-        model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
-        data: data with labels, which "random" does not need: a DataLoader, a list of dict batches, or a Dataset or list of
-            dict rows.
-        method: "michel" (the loss's gradient in a gate on the head), "taylor" (|weight · gradient|), "oba" (the loss's second
-            order), "leave_one_out" (what is lost without it), "circuit" (when greedy removal takes it) or "random".
-        class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
-        towers: for CLIP, the towers to score: by default the vision tower, as scores of the two are not on one scale, and both
-            for "leave_one_out" and "circuit", where they are.
-        normalize: divide the scores of a layer by their Euclidean norm, as Michel et al. do before they compare layers.
-        options: those of the method: `metric` of "leave_one_out" and "circuit" (a function of logits and labels, higher is
-            better), `budget` and `mode` of "circuit", `seed` of "random".
+        model (`PreTrainedModel`): a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
+        data (`DataLoader`, `Dataset` or `list`, *optional*): in batches or rows with labels; "random" needs none.
+        method (`str`, defaults to `"michel"`): "michel" (the loss's gradient in a gate on the head), "taylor" (|weight ·
+            gradient|), "oba" (the loss's second order), "leave_one_out" (what is lost without it), "circuit" (when greedy
+            removal takes it) or "random".
+        class_prompts (`dict`, *optional*): for CLIP and SigLIP, the tokenizer's output with one row per class.
+        towers (`Sequence[str]`, *optional*): for CLIP, the towers to score: by default the vision tower, as scores of the
+            two are not on one scale, and both for "leave_one_out" and "circuit", where they are.
+        normalize (`bool`, defaults to `False`): divide the scores of a layer by their Euclidean norm, as Michel et al. do.
+        options (*optional*): those of the method: `metric` of "leave_one_out" and "circuit" (a function of logits and
+            labels, higher is better), `budget` and `mode` of "circuit", `seed` of "random".
 
     Returns:
         `{(layer, head): score}`, for CLIP `{(tower, layer, head): score}`; `lowest_heads` turns them into heads to prune.
@@ -129,9 +129,9 @@ def lowest_heads(
     """The heads with the lowest scores, as `prune_heads` and `ablated` take them; of equal ones the first in order.
 
     Args:
-        scores: what `head_scores` returns.
-        budget: how many heads go in all.
-        heads_per_layer: instead, how many each layer keeps; `to_transformers` may need layers of equal size.
+        scores (`dict`): what `head_scores` returns.
+        budget (`int`, *optional*): how many heads go in all.
+        heads_per_layer (`int`, *optional*): instead, how many each layer keeps; `to_transformers` may need equal layers.
 
     Returns:
         `{layer: [heads]}`, for CLIP by tower.

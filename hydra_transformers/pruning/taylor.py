@@ -40,11 +40,11 @@ def taylor_prune(
 
     Args:
         model, data, class_prompts, towers: as for `taylor_scores`.
-        heads_per_layer: how many heads each layer KEEPS (the paper's 8 of 12).
-        scope: "layer" prunes one layer after the other, with new scores for each. "global" ranks the heads of all layers
-            together, once, and prunes as many as "layer" would; layers then keep `heads_per_layer` heads on average, and one
-            may lose all of its heads.
-        trunk_layers: how many first layers keep all their heads, for members that have them in common; or which share.
+        heads_per_layer (`int`): how many heads each layer KEEPS (the paper's 8 of 12).
+        scope (`str`, defaults to `"layer"`): "layer" prunes one layer after the other, with new scores for each. "global"
+            ranks the heads of all layers together, once, and prunes as many as "layer" would; layers then keep
+            `heads_per_layer` heads on average, and one may lose all of its heads.
+        trunk_layers (`int` or `float`, defaults to 0): how many first layers keep all their heads, or which share.
 
     Ties go to the lower layer and head. A layer with `heads_per_layer` heads or fewer loses none.
     """

@@ -48,9 +48,9 @@ def evaluate_uncertainty(
     Args:
         models (`nn.Module` or `Mapping[str, nn.Module]`): a Hydra, a Hugging Face classifier or a baseline; or several of one
             task, `{name: model}`.
-        data: labelled data: a DataLoader, a list of dict batches, a Dataset or list of dict rows; or the name, folder or file
-            of a data set, which `load_data` reads for the first model, as with `ood_data`. For reward models
-            `{"chosen": data, "rejected": data}`, or texts in columns of these names.
+        data (`DataLoader`, `Dataset` or `list`): labelled data: a DataLoader, a list of dict batches, a Dataset or list of
+            dict rows; or the name, folder or file of a data set, which `load_data` reads for the first model, as with
+            `ood_data`. For reward models `{"chosen": data, "rejected": data}`, or texts in columns of these names.
         ood_data (*optional*): `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set.
         score (`str` or `Detector`, defaults to `"msp"`): the OOD score of single-label models: a name, see `ood_score`, or a
             `Detector`. A fitted detector belongs to one model: evaluate each by itself, and join the reports (`joined`).

@@ -95,10 +95,11 @@ def compare_fusions(
     one of the layers merged.
 
     Args:
-        members: two or more models of one task and architecture, fine-tuned from one pre-trained model: supported models of
-            Transformers or Hydras, left unchanged; or their folders or names on the Hub.
-        data: labelled validation data that no member was trained on, as `evaluate_uncertainty` takes it, in the same order
-            each time it is read.
+        members (`Sequence`): two or more models of one task and architecture,
+            fine-tuned from one pre-trained model: supported models of Transformers or Hydras, left unchanged; or their
+            folders or names on the Hub.
+        data (`DataLoader`, `Dataset` or `list`): labelled validation data that no member was trained on, as
+            `evaluate_uncertainty` takes it, in the same order each time it is read.
         ood_data (*optional*): as for `evaluate_uncertainty`; then detection counts for `best` as well.
         batch_size (`int`, defaults to 32): rows per batch, where data comes in rows.
 

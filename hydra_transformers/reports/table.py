@@ -57,7 +57,11 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def cost_table(costs: Mapping[str, Cost]) -> str:
-    """The costs that `compare_costs` counted, in markdown."""
+    """The costs of models, in markdown.
+
+    Args:
+        costs (`dict`): what `compare_costs` returns.
+    """
     rows = [[name, f"{cost.parameters:,}", readable_count(cost.multiply_adds)] for name, cost in costs.items()]
     return markdown_table(["Model", "Parameters", "Multiply-adds"], rows)
 

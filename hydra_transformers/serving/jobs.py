@@ -74,7 +74,7 @@ def predict_data(
             model and data under the same names.
         workers (`int`, *optional*): of Ray; by default one per GPU, or without GPUs one. Several share a GPU.
         monitor (`str` or `os.PathLike`, *optional*): the file of a `Monitor`, which counts the rows that are predicted.
-        settings: of `HydraPredictor`: processor, device, candidate_labels, top_k, batch_size.
+        settings (*optional*): of `HydraPredictor`: processor, device, candidate_labels, top_k, batch_size.
 
     Returns:
         `Finished`: how many rows there are, and which could not be read.

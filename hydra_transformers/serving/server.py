@@ -37,13 +37,14 @@ def create_app(
     """The app with POST /predict, GET /health and GET /metrics.
 
     Args:
-        answerer: a `HydraPredictor`.
-        max_batch: inputs per pass of the model, and per request.
-        max_wait_ms: how long a request waits for others to share its pass.
-        max_queue: requests at a time that wait or are being answered; another one gets 503 and a time to retry.
-        max_body: bytes of a request; a larger one gets 413. Requests that are still arriving may hold `max_queue` times as many.
-        monitor: the file of a `Monitor`, which counts all predictions; it is written every second. /health and /metrics then say
-            whether the promises are kept.
+        answerer (`HydraPredictor`): the model.
+        max_batch (`int`, defaults to 16): inputs per pass of the model, and per request.
+        max_wait_ms (`float`, defaults to 5.0): how long a request waits for others to share its pass.
+        max_queue (`int`, defaults to 64): requests that wait or are being answered; another gets 503 and a time to retry.
+        max_body (`int`, defaults to 10,000,000): bytes of a request; a larger one gets 413. Requests that are still arriving
+            may hold `max_queue` times as many.
+        monitor (`str` or `os.PathLike`, *optional*): the file of a `Monitor`, which counts all predictions; it is written
+            every second. /health and /metrics then say whether the promises are kept.
     """
     answerer.most_inputs = max_batch
     watched = None if monitor is None else WatchedPromises(answerer.model, monitor)
@@ -166,7 +167,12 @@ def _read(body: bytes, answerer: Answerer) -> tuple[bool, list[Any], dict[str, A
 
 
 def run(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Serves until SIGINT or SIGTERM, then answers the requests in flight; the log says where it listens."""
+    """Serves until SIGINT or SIGTERM, then answers the requests in flight; the log says where it listens.
+
+    Args:
+        app (`FastAPI`): of `create_app`.
+        host (`str`, defaults to `"127.0.0.1"`), port (`int`, defaults to 8000): where it listens.
+    """
     quiet = {"access_log": False, "server_header": False}
     settings = uvicorn.Config(app, host=host, port=port, timeout_graceful_shutdown=SECONDS_TO_CLOSE, **quiet)
     with suppress(KeyboardInterrupt):

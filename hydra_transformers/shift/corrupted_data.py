@@ -15,10 +15,10 @@ def corrupted(data: Any, name: str, severity: int, seed: int = 0, *, processor: 
     """A data set that `corrupt` changes when it is read; it can be used wherever `data` can.
 
     Args:
-        data: images in any form that `batches` takes, with `pixel_values`; or texts (or images) from `load_data`.
-        name, severity, seed: as in `corrupt`.
-        processor: the image processor that scaled `pixel_values`. By default that of the data set, also in a DataLoader or
-            Subset (`load_data` keeps it there); without one, images are taken to lie in [0, 1].
+        data (`DataLoader`, `Dataset` or `list`): `pixel_values` as `batches` takes them, or texts or images of `load_data`.
+        name (`str`), severity (`int`), seed (`int`, defaults to 0): as in `corrupt`.
+        processor (image processor, *optional*): what scaled `pixel_values`. By default that of the data set, also in a
+            DataLoader or Subset (`load_data` keeps it there); without one, images are taken to lie in [0, 1].
 
     Images are corrupted in batches, on the device they are read to, at the size the model reads, as in ImageNet-C. Texts are
     corrupted before they are tokenized.
@@ -43,9 +43,9 @@ def corrupted_sets(
 
     Args:
         data, seed, processor: as in `corrupted`.
-        corruptions: one or several names of `CORRUPTIONS` or of groups ("noise", "blur", "colour", "digital", "characters",
-            "words"), or "all" for this kind of data.
-        severities: some of 1 to 5.
+        corruptions (`str` or `Sequence[str]`, defaults to `"all"`): one or several names of corruptions or of groups
+            ("noise", "blur", "colour", "digital", "characters", "words"), or "all" for this kind of data.
+        severities (`Sequence[int]`, *optional*): some of 1 to 5; by default all.
     """
     return {
         name: {severity: corrupted(data, name, severity, seed, processor=processor) for severity in severities}

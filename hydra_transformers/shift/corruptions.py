@@ -65,14 +65,15 @@ def corrupt(data: Any, name: str, severity: int, seed: int = 0, *, processor: An
     """Corrupted images or texts; `data` stays as it is.
 
     Args:
-        data: a tensor of images, (rows, channels, height, width) or (channels, height, width), with 1 or 3 channels: uint8,
-            floats in [0, 1], or such images scaled by `processor`; a PIL image; a text; or a list of texts or PIL images.
-        name: one of `CORRUPTIONS`.
-        severity: 1 to 5.
-        seed: the result depends on it and on the image or text alone, not on its batch or place; all severities use the same
-            random numbers.
-        processor: the image processor that scaled the images. They are scaled back, corrupted, clamped to [0, 1] and scaled
-            again.
+        data (`torch.Tensor`, `PIL.Image.Image`, `str` or `list`): a tensor of images, (rows, channels, height, width) or
+            (channels, height, width), with 1 or 3 channels: uint8, floats in [0, 1], or such images scaled by `processor`; a
+            PIL image; a text; or a list of texts or PIL images.
+        name (`str`): of a corruption, such as "gaussian_noise"; an unknown one raises an error that lists all.
+        severity (`int`): 1 to 5.
+        seed (`int`, defaults to 0): the result depends on it and on the image or text alone, not on its batch or place; all
+            severities use the same random numbers.
+        processor (image processor, *optional*): what scaled the images. They are scaled back, corrupted, clamped to [0, 1]
+            and scaled again.
 
     Returns the same type, device and dtype as `data`.
     """

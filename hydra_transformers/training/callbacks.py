@@ -33,16 +33,16 @@ class PostPruningCallback(TrainerCallback):
     train.
 
     Args:
-        trainable: the parts that train: "embeddings", "attention", "mlp", "layernorm" and "classifier", which is all
-            that follows the encoder (the classifier, BERT's pooler, CLIP's projections and logit scale).
-        last_n_layers: of attention, MLPs and LayerNorms, train those of the last n layers only (of each tower); LayerNorms
-            behind the last layer count as part of it.
-        trunk_layers: do not train the first n layers (of each tower), or this share of them, nor anything before them.
-            Members of one model then share them, and run them once when they are fused.
-        reset_classifier: set the weight and bias of the classifier's last layer to zero before training; layers before it, and
-            the pooler, stay.
-        dropout: the probability of the dropouts inside each layer, on the outputs of attention and MLP, in this
-            training; the config, and with it a saved model, keeps its own.
+        trainable (`Sequence[str]`, defaults to all but "embeddings"): of "embeddings", "attention", "mlp", "layernorm" and
+            "classifier", which is all that follows the encoder (the classifier, BERT's pooler, CLIP's projections and scale).
+        last_n_layers (`int`, *optional*): of attention, MLPs and LayerNorms, train those of the last n layers only (of each
+            tower); LayerNorms behind the last layer count as part of it.
+        trunk_layers (`int` or `float`, defaults to 0): do not train the first n layers (of each tower), or this share of
+            them, nor anything before them. Members of one model then share them, and run them once when they are fused.
+        reset_classifier (`bool`, defaults to `False`): set the weight and bias of the classifier's last layer to zero before
+            training; layers before it, and the pooler, stay.
+        dropout (`float`, *optional*): the probability of the dropouts inside each layer, on the outputs of attention and
+            MLP, in this training; the config, and with it a saved model, keeps its own.
 
     On a model with adapters PEFT chooses what trains: `trainable` and `last_n_layers` do not count, `trunk_layers` is refused,
     and `reset_classifier` resets the classifier that is saved with the adapter (`modules_to_save`).

@@ -82,7 +82,7 @@ def finetune(
     Args:
         model (`PreTrainedModel`, `str` or `os.PathLike`):
             A pre-trained model of Transformers, its folder or its Hub name. It is left as it is.
-        data:
+        data (`str`, `os.PathLike`, `DataFrame`, `Dataset` or `list[dict]`):
             A data set as `load_data` takes it: a Hub name, a folder, a file, a DataFrame, a `Dataset` or a list of rows.
         output_dir (`str` or `os.PathLike`):
             A new or empty folder. Gets the model with its processor.
@@ -104,7 +104,7 @@ def finetune(
             Of the new classifiers, the order of the data and dropout.
         progress (`bool`, defaults to `True`):
             Show Trainer's progress bar.
-        callbacks, arguments:
+        callbacks, arguments (*optional*):
             Further callbacks of Trainer, and arguments of `HydraTrainingArguments` (`class_weights`, `branch_rate`, ...).
 
     Returns:

@@ -23,12 +23,13 @@ def lora_config(
 ) -> "LoraConfig":
     """A `LoraConfig` for the attention of `model`: `peft.get_peft_model(model, lora_config(model))`.
 
-    model: a member, a fused Hydra, a supported model of Transformers, or another one whose modules `targets` names
-    r: the rank; the paper's LoRA ensembles have r=4 and lora_alpha=8
-    targets: the projections that get an adapter, of "q", "k", "v" and "o"; for another model the names of its modules. By
-        default "q" and "v", or all three of q, k and v where they are one weight, as in Hydras and in ModernBERT
-    lora_alpha: the scale of the adapters times r, 2 * r by default
-    options: further arguments of `LoraConfig`
+    Args:
+        model (`nn.Module`): a member, a fused Hydra, a model of Transformers, or another one whose modules `targets` names.
+        r (`int`, defaults to 8): the rank; the paper's LoRA ensembles have r=4 and lora_alpha=8.
+        targets (`Sequence[str]`, *optional*): the projections that get an adapter, of "q", "k", "v" and "o"; for another model
+            the names of its modules. By default "q" and "v", or all of q, k and v where they are one weight, as in Hydras.
+        lora_alpha (`float`, *optional*): the scale of the adapters times r, 2 * r by default.
+        options (*optional*): further arguments of `LoraConfig`.
 
     A classifier is trained whole and saved with the adapters (`modules_to_save`), as each member has its own already.
 

@@ -45,7 +45,7 @@ def finetune_members(
             trained and saved; or baselines around a model, such as a `BatchEnsemble`.
         recipe (`Recipe` or `str`):
             The recipe, or the name of one; `None` for three epochs with the defaults of `HydraTrainingArguments`.
-        train_data, validation_data:
+        train_data (`DataLoader`, `Dataset` or `list`), validation_data (`DataLoader`, `Dataset` or `list`):
             The rows to train on and to validate with, as `HydraTrainer` takes them.
         output_dir (`str` or `os.PathLike`):
             Gets one folder per member, `member-0`, `member-1`, ..., which `from_pretrained` loads.
@@ -53,11 +53,11 @@ def finetune_members(
             Member i trains with `seed + i`: its own order of the data and its own dropout.
         compute_metrics (`Callable`, *optional*):
             As in `Trainer`; by default `compute_accuracy` for models that choose one class. Others are judged by their loss.
-        data_collator, processing_class, callbacks:
+        data_collator, processing_class, callbacks (*optional*):
             As in `HydraTrainer`; the recipe's callbacks come first.
         progress (`bool`, defaults to `True`):
             Show Trainer's progress bar.
-        training_arguments:
+        training_arguments (*optional*):
             Arguments of `HydraTrainingArguments` that override the recipe's.
 
     Returns:
@@ -124,7 +124,11 @@ def train_and_save(trainer: HydraTrainer, folder: Path) -> None:
 
 
 def compute_accuracy(prediction: Any) -> dict[str, float]:
-    """`Trainer(compute_metrics=compute_accuracy)`: the accuracy of the logits (samples, classes); NaN where one is NaN."""
+    """`Trainer(compute_metrics=compute_accuracy)`: the accuracy of the logits (samples, classes); NaN where one is NaN.
+
+    Args:
+        prediction (`EvalPrediction`): what `Trainer` passes.
+    """
     logits = prediction.predictions
     logits = logits[0] if isinstance(logits, tuple) else logits
     if np.isnan(logits).any():

@@ -27,7 +27,7 @@ class Recipe:
             checkpoints come once per epoch.
         early_stopping_patience (`int`, *optional*), early_stopping_threshold (`float`, defaults to 0.0):
             Evaluations without an improvement of at least the threshold before training stops.
-        trainable, last_n_layers, reset_classifier, dropout, trunk_layers:
+        trainable, last_n_layers, reset_classifier, dropout, trunk_layers (*optional*):
             As in `PostPruningCallback`.
         keep_zeros (`bool`, defaults to `False`):
             Keep weights at zero that are zero at the start, as after `oba_prune`.
@@ -147,7 +147,10 @@ RECIPES = {each.name: each for each in (IMAGENET1K, CIFAR100, SST2)}
 
 
 def recipe(name: str) -> Recipe:
-    """The paper's recipe for fine-tuning after pruning on "imagenet1k", "cifar100" or "sst2".
+    """The paper's recipe for fine-tuning after pruning.
+
+    Args:
+        name (`str`): "imagenet1k", "cifar100" or "sst2".
 
     They are from appendix D.2, with these points settled:
 

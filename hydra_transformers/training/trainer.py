@@ -89,7 +89,7 @@ class HydraTrainer(Trainer):
             The tokenizer, image processor or feature extractor; saved with the model.
         data_collator (`Callable`, *optional*):
             By default rows are stacked, and tokens padded to the longest row of their batch.
-        kwargs:
+        kwargs (*optional*):
             All else that `Trainer` takes: `compute_metrics`, `callbacks`, ...
 
     Example:

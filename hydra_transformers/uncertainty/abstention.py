@@ -26,15 +26,16 @@ class Abstention:
     """Answer if the score is at most `threshold`, abstain if it is higher. Made by `fit`; shares are fractions.
 
     Attributes:
-        threshold: rows that score higher are not answered; rows of equal score are all answered, or none. It lies midway
-            between two scores of the fitting rows, so that scores that are rounded otherwise do not cross it.
-        target, value: "risk", "coverage" or "tpr", and its value.
-        confidence: of the guarantee; `None` without one.
-        rows, ood_rows: how many rows it was fitted on.
-        coverage, fpr: share of the (in-distribution) fitting rows that are answered, and that are not.
-        risk, risk_without: share of wrong answers, or mean error, of the answered rows and of all; `None` without either.
-        tpr: share of the out-of-distribution rows that are not answered; `None` without any.
-        unit: what is counted, for sentences.
+        threshold (`float`): rows that score higher are not answered; rows of equal score are all answered, or none. It lies
+            midway between two scores of the fitting rows, so that scores that are rounded otherwise do not cross it.
+        target (`str`), value (`float`): "risk", "coverage" or "tpr", and its value.
+        confidence (`float` or `None`): of the guarantee; `None` without one.
+        rows (`int`), ood_rows (`int`): how many rows it was fitted on.
+        coverage (`float`), fpr (`float`): share of the (in-distribution) fitting rows that are answered, and that are not.
+        risk, risk_without (`float` or `None`): share of wrong answers, or mean error, of the answered rows and of all;
+            `None` without either.
+        tpr (`float` or `None`): share of the out-of-distribution rows that are not answered; `None` without any.
+        unit (`str`): what is counted, for sentences.
     """
 
     threshold: float

@@ -37,7 +37,8 @@ class CalibratedClassifier(nn.Module):
     """Any classifier or baseline with a decision: its outputs have `logits` and `member_logits` with the temperature,
     `detector_score`, `abstain` and `prediction_set`. Made by `calibrate`.
 
-    The model inside gets a forward hook, which notices that it was trained.
+    Args:
+        model (`nn.Module`), decision (`Decision`): the model, which gets a forward hook that notices training, and its decision.
     """
 
     def __init__(self, model: nn.Module, decision: Decision):

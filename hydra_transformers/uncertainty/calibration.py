@@ -68,7 +68,7 @@ def calibrate(
         model (`nn.Module`):
             A Hydra, which is changed: its config and weights then carry the decision, which applies wherever the model is
             loaded. Or any classifier or baseline, which is left as it is and wrapped.
-        data:
+        data (`DataLoader`, `Dataset`, `DataFrame`, `list` or `str`):
             Labelled validation rows that the model was not trained on, or the name, folder or file of a data set. A random
             half fits the temperature, and the detector if it needs a fit; the other half fits the threshold and the sets,
             whose promises need rows that nothing else was fitted on.

@@ -65,9 +65,9 @@ def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposit
     models p_m is (1 - sigmoid(z_m), sigmoid(z_m)), label by label; entropies of labels may be added up.
 
     Args:
-        member_logits: (batch, members, classes), a tensor or array of any float type; of a classifier of tokens (batch,
-            members, tokens, classes), and every attribute is then (batch, tokens).
-        problem_type: as in the model's config: "multi_label_classification", or one class of several where left out.
+        member_logits (`torch.Tensor`): (batch, members, classes), a tensor or array of any float type; of a classifier of
+            tokens (batch, members, tokens, classes), and every attribute is then (batch, tokens).
+        problem_type (`str`, *optional*): as in the model's config; by default one class of several.
 
     Example:
         >>> sure = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
@@ -135,11 +135,12 @@ def predict_uncertainty(model: nn.Module, data: Any, batch_size: int = 32) -> De
     """Predict `data` in batches on the model's device and decompose the uncertainty; the result is on the CPU.
 
     Args:
-        model: a Hydra, a Hugging Face classifier (one member) or a `ZeroShotClassifier`. `problem_type` in its config says
-            whether it chooses one class or decides on each label; a single output is one label. CLIP by itself chooses among
-            the texts of each batch, SigLIP says yes or no to each; a `ZeroShotClassifier` chooses one of fixed classes.
-        data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
-        batch_size: rows per batch, if data comes in rows.
+        model (`nn.Module`): a Hydra, a Hugging Face classifier (one member) or a `ZeroShotClassifier`. `problem_type` in its
+            config says whether it chooses one class or decides on each label; a single output is one label. CLIP by itself
+            chooses among the texts of each batch, SigLIP says yes or no to each; a `ZeroShotClassifier` chooses one of fixed
+            classes.
+        data (`DataLoader`, `Dataset` or `list`): dict batches or rows.
+        batch_size (`int`, defaults to 32): rows per batch, if data comes in rows.
 
     Returns:
         Of a regression model the mean and the variance, a `NumberPrediction`; of a classifier a `Decomposition`, whose parts are

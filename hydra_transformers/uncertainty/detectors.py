@@ -24,8 +24,8 @@ def ood_score(member_logits: Any, method: str = "msp") -> Tensor:
     For models that choose one of several classes, not for multi-label ones.
 
     Args:
-        member_logits: (batch, members, classes).
-        method: how the members' logits `z_m` and mean probability `p̄` become one score:
+        member_logits (`torch.Tensor`): (batch, members, classes).
+        method (`str`, defaults to `"msp"`): how the members' logits `z_m` and mean probability `p̄` become one score:
 
             - `"msp"`: `1 - max_c p̄_c`, the maximum softmax probability of the ensemble (the paper's score)
             - `"entropy"`: `H(p̄)`, the entropy of the mean probability

@@ -40,8 +40,8 @@ def classification_metrics(member_logits: Any, labels: Any) -> dict[str, float]:
     torchmetrics bins the ECE in the same way, but gives a confidence of exactly 1 a bin of its own.
 
     Args:
-        member_logits: (samples, members, classes).
-        labels: (samples,), class indices.
+        member_logits (`torch.Tensor`): (samples, members, classes).
+        labels (`torch.Tensor`): (samples,), class indices.
 
     Example:
         >>> metrics = classification_metrics([[[2.0, 0.0]], [[0.0, 1.0]], [[3.0, 0.0]]], [0, 1, 1])
@@ -69,8 +69,8 @@ def ood_metrics(id_scores: Any, ood_scores: Any) -> dict[str, float]:
                (the first recall >= 0.95; some libraries take the recall nearest to 0.95)
 
     Args:
-        id_scores: (samples,), in distribution.
-        ood_scores: (samples,), out of distribution.
+        id_scores (`torch.Tensor`): (samples,), in distribution.
+        ood_scores (`torch.Tensor`): (samples,), out of distribution.
 
     Example:
         >>> ood_metrics(id_scores=[0.1, 0.2, 0.6], ood_scores=[0.5, 0.8])["auroc"]
@@ -214,6 +214,9 @@ def _mean_of_ties(sorted_keys: Tensor, values: Tensor) -> Tensor:
 
 def compute_metrics(prediction: Any) -> dict[str, float]:
     """The classification and diversity metrics of an evaluation: `Trainer(..., compute_metrics=compute_metrics)`.
+
+    Args:
+        prediction (`EvalPrediction`): what `Trainer` passes.
 
     Trainer passes on the logits alone by default; the members come with `trainer.evaluate(ignore_keys=[])` and
     `trainer.train(ignore_keys_for_eval=[])`. From logits alone the diversity metrics are left out, with a warning.

@@ -51,8 +51,7 @@ class PromiseState(NamedTuple):
         status (`str`): "broken", "kept so far" or "not known yet".
         e_value (`float`): the evidence against the promise; it is broken from `Monitor.alarm` on.
         rows (`int`): that were counted.
-        rate (`float` or `None`): the share of losses: wrong answers, misses, rows not answered, rows less sure than the median of the
-            validation rows.
+        rate (`float` or `None`): the share of losses, such as wrong answers; None without rows.
         interval (`tuple[float, float]`): where the rate lies, valid at any time if it does not change.
         sentence (`str`): all of it in words.
     """

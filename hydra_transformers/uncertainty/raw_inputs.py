@@ -19,12 +19,12 @@ def predict_decisions(
     """A dict for each input, as from `hydra.predict` and the Hydra pipelines: see `AnswersMixin` of `models.pipeline_hydra`.
 
     Args:
-        model: a Hydra, a classifier or CLIP model of Transformers, a `ZeroShotClassifier` with `class_names`, a baseline, or
-            the result of `calibrate`.
-        inputs: texts, PIL images, or paths or URLs of images.
-        processor: the tokenizer, image processor or a pair; by default those saved with the model.
-        batch_size: inputs per forward.
-        parameters: `top_k`, the number of scores (5; None for all), and for CLIP `candidate_labels`.
+        model (`nn.Module`): a Hydra, a classifier or CLIP model of Transformers, a `ZeroShotClassifier` with `class_names`,
+            a baseline, or the result of `calibrate`.
+        inputs (`Iterable`): texts, PIL images, or paths or URLs of images.
+        processor (tokenizer, image processor or a pair, *optional*): by default those saved with the model.
+        batch_size (`int`, defaults to 1): inputs per forward.
+        parameters (*optional*): `top_k`, the number of scores (5; None for all), and for CLIP `candidate_labels`.
     """
     model = model if isinstance(model, PreTrainedModel) else _PipelineModel(model)
     if hasattr(model, "get_image_features"):

@@ -25,6 +25,9 @@ class TemperatureScaling:
     With p the members' mean probability, the prediction is softmax(log p / T), and members change together so that their mean
     is that prediction. For a single model, logits are divided by T.
 
+    Args:
+        temperature (`float`, defaults to 1.0): T.
+
     Example:
         >>> TemperatureScaling(2.0)(torch.tensor([[[4.0, 0.0]]]))
         tensor([[[2., 0.]]])
