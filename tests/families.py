@@ -83,11 +83,7 @@ def of_vision_tower(config_class: type) -> Callable:
 
 clip_backbone = backbone(
     transformers.CLIPModel,
-    {
-        "text_config": TINY_TEXT,
-        "vision_config": {**SIZES, "image_size": 8, "patch_size": 4},
-        "projection_dim": 12,
-    },
+    {"text_config": TINY_TEXT, "vision_config": {**SIZES, "image_size": 8, "patch_size": 4}, "projection_dim": 12},
 )
 siglip_backbone = backbone(
     transformers.SiglipModel,
@@ -462,13 +458,7 @@ CLIP_CLASSIFIER, SIGLIP_CLASSIFIER = (
     )
 )
 SIGLIP = Family(
-    "siglip",
-    siglip_backbone,
-    CLIP.inputs,
-    CLIP.outputs,
-    4,
-    dropout=ATTENTION_DROPOUT,
-    probabilities=torch.sigmoid,
+    "siglip", siglip_backbone, CLIP.inputs, CLIP.outputs, 4, dropout=ATTENTION_DROPOUT, probabilities=torch.sigmoid
 )
 # One layer sees all of a text, two see no further than three tokens to each side, and so at least a token that is not padding:
 # Transformers' own eager attention gives no numbers in float64 where there is none.

@@ -17,7 +17,7 @@ from ..data.prediction import answer_of, device_of
 from ..fusion.structure import without_weights
 from ..models.auto import check_has_no_adapters
 from ..models.configuration_hydra import set_problem_type
-from ..models.modeling_hydra import HydraClassifierOutput, check_labels, mean_loss, warn_if_loss_uses_ensemble_logits
+from ..models.modeling_hydra import HydraClassifierOutput, mean_loss, warn_if_loss_uses_ensemble_logits
 
 
 class Baseline(nn.Module):
@@ -94,7 +94,7 @@ class Baseline(nn.Module):
             output.loss = self.loss(output.member_logits, labels, **count)
         elif self.training and self.num_members > 1:
             reason = f"each member of a {type(self).__name__} has a loss of its own"
-            warn_if_loss_uses_ensemble_logits(output.logits, num_items_in_batch is not None, reason, otherwise="")
+            warn_if_loss_uses_ensemble_logits(output.logits, num_items_in_batch is not None, reason)
         return output
 
     def member_logits(self, **inputs: Tensor) -> Tensor:
@@ -104,7 +104,6 @@ class Baseline(nn.Module):
     def loss(self, member_logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
         """The mean over members of the model's own loss."""
         set_problem_type(self.config)
-        check_labels(labels, member_logits, self.config.problem_type)
         return mean_loss(self.model.loss_function, labels, member_logits.unbind(dim=1), self.config, **kwargs)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.modeling_hydra import HydraClassifierOutput, ensemble_logits, log_mean_probability
+from ..models.modeling_hydra import HydraClassifierOutput, load_problem, log_mean_probability
 from ..models.pipeline_hydra import evaluation_mode
 from .batches import split_labels
 from .labels import model_classes
@@ -59,7 +59,9 @@ def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
     problem_type = problem_type_of_answers(model)
     if problem_type is None and getattr(config_of(model), "num_labels", None) == 1:
         problem_type = "regression"  # as in Transformers' loss
-    logits = ensemble_logits(member_logits, problem_type, getattr(config_of(model), "aggregate", None))
+    elif problem_type is None and member_logits.shape[-1] == 1:
+        problem_type = "multi_label_classification"  # a probability, as the pipelines read it
+    logits = load_problem(problem_type).ensemble_logits(member_logits, getattr(config_of(model), "aggregate", None))
     return HydraClassifierOutput(logits=logits, member_logits=member_logits)
 
 

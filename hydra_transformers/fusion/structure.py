@@ -12,7 +12,7 @@ from transformers.initialization import no_init_weights
 
 from ..models.auto import hydra_classes
 from ..models.configuration_hydra import SHARED_PARTS, HydraConfigMixin
-from ..models.modeling_hydra import Grouped, HydraAttention, PerMember
+from ..models.modeling_hydra import Grouped, GroupedOutput, HydraAttention, PerMember
 
 
 # Config fields of a Hydra that its backbone does not have, or says otherwise by itself.
@@ -172,7 +172,8 @@ def slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
             index, _, rest = name.removeprefix(f"{part}.").partition(".")
             yield name, Slot(f"{part}.{rest}", member=int(index))
         elif isinstance_by_name(modules[owner], Grouped):
-            rows = modules[owner].member_rows(parameter)
+            is_row_per_member = isinstance_by_name(modules[owner], GroupedOutput) and parameter == "bias"
+            rows = [1] * len(modules[owner].widths) if is_row_per_member else modules[owner].widths
             yield name, Slot(name, rows=rows if len(rows) == model.num_members else None)
         elif name in model.per_member_parameters:
             yield name, Slot(name, rows=[1] * model.num_members)

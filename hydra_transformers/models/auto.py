@@ -110,18 +110,9 @@ class AutoHydra:
             model = load_trained(model) if is_name else model
             return hydra_class(model).from_backbone(model, heads_to_prune, check)
         config = config_of(model) if is_name else config_with_architecture(model)
-        return class_with_new_classifier(config, problem_type).from_backbone(
-            model,
-            heads_to_prune,
-            check,
-            num_members=num_members,
-            trunk_layers=trunk_layers,
-            num_labels=num_labels,
-            class_names=class_names,
-            problem_type=problem_type,
-            seed=seed,
-            shared=shared,
-        )
+        classifier = {"num_labels": num_labels, "class_names": class_names, "problem_type": problem_type, "seed": seed}
+        options = classifier | {"num_members": num_members, "trunk_layers": trunk_layers, "shared": shared}
+        return class_with_new_classifier(config, problem_type).from_backbone(model, heads_to_prune, check, **options)
 
     @staticmethod
     def from_pruned_members(

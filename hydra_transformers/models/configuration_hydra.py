@@ -1,6 +1,5 @@
 """The config fields of every Hydra: kept heads, shared parts, the trunk, and how its layers are built."""
 
-import re
 from dataclasses import dataclass
 
 
@@ -155,7 +154,6 @@ class HydraConfigMixin(ShippedPipelines):
         check_trunk(self)
         set_problem_type(self)
         check_ensemble_loss(self.ensemble_loss)
-        check_aggregate(self)
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
@@ -248,27 +246,6 @@ def default_problem_type(num_labels: int) -> str:
 def check_ensemble_loss(ensemble_loss: str) -> None:
     if ensemble_loss not in ("members", "ensemble"):
         raise ValueError(f"ensemble_loss is {ensemble_loss!r}: use 'members' (the mean of their losses) or 'ensemble'")
-
-
-def check_aggregate(config) -> None:
-    if config.aggregate is None:
-        return
-    times_of_spread(config.aggregate)
-    if config.problem_type != "regression" or config.num_labels != 1:
-        raise ValueError(
-            f"aggregate is {config.aggregate!r}, which is for a single score, and the model has {config.num_labels} outputs of "
-            f"problem_type {config.problem_type!r}: leave it out, or use num_labels=1 and problem_type='regression'"
-        )
-
-
-def times_of_spread(aggregate: str) -> float | None:
-    """How many times the spread is taken off the mean; None for "min"."""
-    found = re.fullmatch(r"min|mean(?:-(\d+(?:\.\d+)?)std)?", aggregate) if isinstance(aggregate, str) else None
-    if found is None:
-        raise ValueError(
-            f"aggregate is {aggregate!r}: use 'mean', 'min', or 'mean-2std' with any number in place of 2"
-        )
-    return None if aggregate == "min" else float(found[1] or 0)
 
 
 def check_model_type(config_dict: dict, config_class: type) -> None:

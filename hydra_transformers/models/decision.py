@@ -225,6 +225,28 @@ def decision_of(settings: Any, num_parameters: int) -> Decision | None:
     return module.TaskDecision(settings, num_parameters)
 
 
+def prediction_fields(settings: Mapping[str, Any], outputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The fields of a pipeline's prediction for one row that say whether to abstain, by what, and why.
+
+    settings: of the decision that made these outputs
+    """
+    detector, threshold = settings["detector"]["name"], settings["threshold"]
+    detector_score, reason = outputs["detector_score"][0].item(), None
+    abstain = None if threshold is None else outputs["abstain"][0].item()
+    if abstain and detector == "low score":
+        reason = f"The score is {-detector_score:.3g}, below the threshold {-float(threshold):.3g}."
+    elif abstain:
+        score_name = "msp (1 - the largest probability)" if detector == "msp" else detector
+        reason = f"{score_name} is {detector_score:.3g}, above the threshold {float(threshold):.3g}."
+        if settings.get("sets") and outputs["prediction_set"][0].sum() == 1:
+            share = f"{100 * (1 - settings['alpha']):.3g} %"
+            reason += (
+                f" Prediction sets are right for {share} of all rows, but less often for rows as unsure as this one."
+            )
+    by_what = {"detector": detector, "detector_score": detector_score, "threshold": threshold, "reason": reason}
+    return {"abstain": abstain} | by_what
+
+
 def task_name(model: nn.Module) -> str:
     """The task of a model, or of the model inside it: one of `TASKS`."""
     if any("ForTokenClassification" in type(module).__name__ for module in model.modules()):

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from .decision import Decision, DecisionOutput
-from .modeling_hydra import at_least_float32, entropy_split, label_log_probabilities, logit_of_mean_probability
+from .modeling_hydra import at_least_float32, entropy_split
+from .multi_label_classification import label_log_probabilities, logit_of_mean_probability
 
 
 ROUNDING = 1e-6  # of log-odds

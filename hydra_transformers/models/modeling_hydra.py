@@ -5,8 +5,9 @@ Hidden states are (members, batch, tokens, hidden) throughout. Each member's par
 attention over (members * batch) and shared layers over all rows copy nothing. A leading 1 means equal for all members.
 """
 
+import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -20,13 +21,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import ModelOutput, logging
 
-from .configuration_hydra import LayerSpec, check_aggregate, set_problem_type
+from .configuration_hydra import PROBLEM_TYPES, LayerSpec, set_problem_type
 
-
-try:
-    from . import regression
-except ImportError:  # a model that was saved for classification ships without it
-    regression = None
 
 logger = logging.get_logger(f"transformers.{__name__}")
 
@@ -50,10 +46,6 @@ class Grouped(nn.Module):
 
     def set_widths(self, widths: Sequence[int]) -> None:
         self.widths, self.is_uniform = list(widths), len(set(widths)) == 1
-
-    def member_rows(self, parameter: str) -> list[int]:
-        """How many rows of `parameter` ("weight" or "bias") each member owns."""
-        return self.widths
 
     def with_rows(self) -> tuple[list[int], list[int]]:
         """The members that own any rows, and their widths."""
@@ -95,9 +87,6 @@ class GroupedOutput(Grouped):
 
     def __init__(self, widths: Sequence[int], out_features: int, bias: bool = True):
         super().__init__(widths, out_features, (len(widths), out_features) if bias else None)
-
-    def member_rows(self, parameter: str) -> list[int]:
-        return self.widths if parameter == "weight" else [1] * len(self.widths)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(members, ..., width), or where widths differ (..., sum of widths) -> (members, ..., out_features)"""
@@ -359,16 +348,10 @@ def members_mask(attention_mask, batch: int, num_members: int):
             f"attention_mask has {attention_mask.shape[1]} heads: members have other heads each, pass a mask of shape "
             "(batch, tokens) or (batch, 1, tokens, tokens)"
         )
-    return repeated_mask(attention_mask.expand(batch, *attention_mask.shape[1:]), num_members)
-
-
-def repeated_mask(attention_mask, times: int):
-    """Tiles a mask along the batch; of several, by type of layers, each of them."""
-    if isinstance(attention_mask, Mapping):
-        return {layer_type: repeated_mask(mask, times) for layer_type, mask in attention_mask.items()}
-    if attention_mask is None or times == 1:
-        return attention_mask
-    return attention_mask.repeat(times, *[1] * (attention_mask.dim() - 1))
+    attention_mask = attention_mask.expand(batch, *attention_mask.shape[1:])
+    return (
+        attention_mask if num_members == 1 else attention_mask.repeat(num_members, *[1] * (attention_mask.dim() - 1))
+    )
 
 
 # Output projection and MLP, equations 6 and 7: the layer
@@ -549,18 +532,16 @@ class HydraEncoderMixin:
             output_hidden_states = self.config.output_hidden_states
         returns_attentions = kwargs.get("output_attentions", getattr(self.config, "output_attentions", False))
         first_token_only = first_token_only and not output_hidden_states and not returns_attentions
-        if output_hidden_states:
-            kept.append(batch_first(hidden_states, members))
-            hidden_states = kept[0].transpose(0, 1)
         layers = self.layers_in_order() if self.runs_layers_again else list(enumerate(self.layers))
         for index, (number, layer) in enumerate(layers):
-            if not output_hidden_states:
-                only_first = first_token_only and index == len(layers) - 1
-                hidden_states = layer(hidden_states, mask, only_first, *positions, **kwargs)
-                continue
-            # A layer reads the returned tensor (a trunk's the first member's part), so that gradients can be asked of it.
-            states = layer(hidden_states[: self.config.members_in(number)], mask, False, *positions, **kwargs)
-            kept.append(batch_first(states, members))
+            if output_hidden_states:
+                # A layer reads the returned tensor (a trunk's the first member's part), so that gradients can be asked of it.
+                kept.append(batch_first(hidden_states, members))
+                hidden_states = kept[-1].transpose(0, 1)[: self.config.members_in(number)]
+            only_first = first_token_only and index == len(layers) - 1
+            hidden_states = layer(hidden_states, mask, only_first, *positions, **kwargs)
+        if output_hidden_states:
+            kept.append(batch_first(hidden_states, members))
             hidden_states = kept[-1].transpose(0, 1)
         if self.last_norm is not None:
             hidden_states = getattr(self, self.last_norm)(hidden_states)
@@ -655,11 +636,9 @@ class HydraClassifierMixin:
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
-        if config.problem_type == "regression" and regression is None:
-            raise ImportError(
-                "this model was saved for classification, without the code of regression: pip install hydra_transformers, and "
-                "import it before loading the model"
-            )
+        load_problem(config.problem_type)  # raises where its code is not here
+        if config.aggregate is not None:
+            load_problem("regression").check_aggregate(config)
         self.num_labels = config.num_labels
         setattr(self, self.base_model_prefix, self.encoder_class(config, **self.encoder_options))
         self.dropout = None
@@ -683,8 +662,12 @@ class HydraClassifierMixin:
         return features if self.dropout is None else self.dropout(features)
 
     def compute_loss(self, labels: torch.Tensor, member_logits: torch.Tensor, **kwargs) -> torch.Tensor:
-        """The loss for labels (batch, ...) and logits (batch, members, ...), a scalar."""
-        return ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
+        """The mean of the members' losses, or with `config.ensemble_loss == "ensemble"` the loss of the ensemble's prediction:
+        labels (batch, ...) and logits (batch, members, ...) -> a scalar"""
+        config, predictions = self.config, member_logits.unbind(dim=1)
+        if config.ensemble_loss == "ensemble":
+            predictions = [load_problem(config.problem_type).ensemble_logits(member_logits, config.aggregate)]
+        return mean_loss(self.loss_function, labels, predictions, config, **kwargs)
 
     def encode_and_classify(self, inputs: dict, labels: torch.Tensor | None, **kwargs) -> HydraClassifierOutput:
         """The forward of every classifier: the encoder, the members' heads, the loss, and the ensemble's prediction."""
@@ -696,10 +679,11 @@ class HydraClassifierMixin:
         prepared, config = self.prepare(hidden_states, pooled), self.config
         member_logits = self.get_submodule(self.last_map)(prepared).transpose(0, 1)
         loss, decided = None, {}
-        if config.aggregate is not None:
-            check_aggregate(config)  # it may be set on a loaded model
-        if labels is not None or config.problem_type is None:
+        if labels is not None or config.problem_type is None or config.num_labels == 1:
             set_problem_type(config)  # before Transformers' loss does, by the labels of a batch
+        problem = PROBLEMS.get(config.problem_type) or load_problem(config.problem_type)
+        if config.aggregate is not None:
+            load_problem("regression").check_aggregate(config)  # it may be set on a loaded model
         if labels is not None:
             loss = self.compute_loss(labels, member_logits, **kwargs)
         if self.decision is not None:
@@ -707,17 +691,13 @@ class HydraClassifierMixin:
         if self.decision is not None and self.is_calibrated:
             decision = self.decision(member_logits, prepared.transpose(0, 1) if self.decision.reads_features else None)
             member_logits, decided = decision.member_logits, decision.outputs()
-        logits = ensemble_logits(member_logits, config.problem_type, config.aggregate)
+        logits = problem.ensemble_logits(member_logits, config.aggregate)
         if loss is None and self.training and self.num_members > 1 and config.ensemble_loss == "members":
-            warn_if_loss_uses_ensemble_logits(logits, from_trainer="num_items_in_batch" in kwargs)
+            reason = "config.ensemble_loss is 'members', a loss for each member"
+            other_way = ", or set config.ensemble_loss to 'ensemble'"
+            warn_if_loss_uses_ensemble_logits(logits, "num_items_in_batch" in kwargs, reason, other_way)
         states = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
         return HydraClassifierOutput(loss, logits, member_logits, **states, **decided)
-
-
-def log_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
-    """Log of the mean over members of softmax: (batch, members, classes) -> (batch, classes), at least float32."""
-    dtype = torch.promote_types(member_logits.dtype, torch.float32)
-    return log_mean_of_exponentials(nn.functional.log_softmax(member_logits, dim=-1, dtype=dtype))
 
 
 def log_mean_of_exponentials(logarithms: torch.Tensor) -> torch.Tensor:
@@ -736,11 +716,6 @@ def log_mean(log_probabilities: torch.Tensor) -> torch.Tensor:
     return log_mean_of_exponentials(log_probabilities).clamp(max=0)
 
 
-def label_log_probabilities(member_logits: torch.Tensor) -> torch.Tensor:
-    """Log of the probabilities of no and yes, label by label: (batch, members, labels) -> (batch, members, labels, 2)"""
-    return nn.functional.logsigmoid(torch.stack([-member_logits, member_logits], dim=-1))
-
-
 def entropy_split(log_probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Entropy of the mean probability, mean of the members' entropies, and their difference:
     (batch, members, ..., classes) -> (batch, ...) each"""
@@ -751,93 +726,80 @@ def entropy_split(log_probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.
     return total, aleatoric, epistemic
 
 
-def logit_of_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
-    """Logit of the mean over members of sigmoid: (batch, members, classes) -> (batch, classes), at least float32."""
-    member_logits = at_least_float32(member_logits)
-    yes = torch.logsumexp(nn.functional.logsigmoid(member_logits), dim=1)
-    no = torch.logsumexp(nn.functional.logsigmoid(-member_logits), dim=1)
-    return yes - no
+class SingleLabel:
+    """What logits mean where one class of several is right. Other problem types have a file of their name with a `Problem`, which
+    ships with the models that need it."""
+
+    expected_labels = "one class index per row"
+    divides_by_items = True  # whether Transformers' loss is a sum that is divided by `num_items_in_batch`
+
+    @staticmethod
+    def accepts(labels: torch.Tensor, batch: int, classes: int) -> bool:
+        return labels.numel() == batch and not labels.is_floating_point()
+
+    @staticmethod
+    def ensemble_logits(member_logits: torch.Tensor, aggregate: None = None) -> torch.Tensor:
+        """Log of the mean over members of softmax: (batch, members, classes) -> (batch, classes), at least float32."""
+        dtype = torch.promote_types(member_logits.dtype, torch.float32)
+        return log_mean_of_exponentials(nn.functional.log_softmax(member_logits, dim=-1, dtype=dtype))
 
 
-def ensemble_logits(
-    member_logits: torch.Tensor, problem_type: str | None, aggregate: str | None = None
-) -> torch.Tensor:
-    """The ensemble's answer as every consumer of logits reads it: (batch, members, classes) -> (batch, classes).
-
-    Softmax over several classes, sigmoid for multi-label problems and for a single output of unknown problem type (as
-    the pipelines do), and for regression the mean, or what the config's `aggregate` says.
-    """
-    if problem_type == "regression":
-        return regression.aggregated(member_logits, aggregate)
-    if problem_type == "multi_label_classification" or member_logits.shape[-1] == 1:
-        return logit_of_mean_probability(member_logits)
-    dtype = torch.promote_types(member_logits.dtype, torch.float32)
-    return log_mean_of_exponentials(nn.functional.log_softmax(member_logits, dim=-1, dtype=dtype))
+log_mean_probability = SingleLabel.ensemble_logits
+PROBLEMS: dict[str | None, type[SingleLabel]] = {None: SingleLabel, "single_label_classification": SingleLabel}
 
 
-def ensemble_loss(loss_function: Callable, labels: torch.Tensor, member_logits: torch.Tensor, config, **kwargs):
-    """The mean of the members' losses, or with `config.ensemble_loss == "ensemble"` the loss of the ensemble's prediction.
-
-    loss_function: `loss_function(labels, logits, config, **kwargs)`, as Transformers' models have it
-    """
-    check_labels(labels, member_logits, config.problem_type)
-    predictions = member_logits.unbind(dim=1)
-    if config.ensemble_loss == "ensemble":
-        predictions = [ensemble_logits(member_logits, config.problem_type, getattr(config, "aggregate", None))]
-    return mean_loss(loss_function, labels, predictions, config, **kwargs)
+def load_problem(problem_type: str | None) -> type[SingleLabel]:
+    """The class of a config's problem type; None is that of most classifiers, as in Transformers."""
+    if problem_type not in PROBLEMS and problem_type in PROBLEM_TYPES:
+        try:
+            PROBLEMS[problem_type] = importlib.import_module(f".{problem_type}", __package__).Problem
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"this model was saved for another problem, without the code of {problem_type}: pip install "
+                "hydra_transformers, and import it before loading the model"
+            ) from error
+    return PROBLEMS.get(problem_type, SingleLabel)
 
 
 def mean_loss(loss_function: Callable, labels: torch.Tensor, predictions: Sequence[torch.Tensor], config, **kwargs):
-    """The mean of the losses of several logits (batch, classes). With `num_items_in_batch`, losses are sums divided by it:
-    Transformers' function does that for one label of several only, and gives the mean of the batch otherwise."""
+    """The mean of the losses of several logits (batch, classes). With `num_items_in_batch`, losses are sums divided by it.
+
+    loss_function: `loss_function(labels, logits, config, **kwargs)`, as Transformers' models have it
+    """
+    problem = load_problem(config.problem_type)
+    if not problem.accepts(labels, *predictions[0].shape):
+        raise ValueError(
+            f"labels are {labels.dtype} of shape {tuple(labels.shape)}, config.problem_type is {config.problem_type!r}, which "
+            f"takes {problem.expected_labels}: pass these, or set another config.problem_type"
+        )
     loss = torch.stack([loss_function(labels, logits, config, **kwargs) for logits in predictions]).mean()
     items = kwargs.get("num_items_in_batch")
-    if items is None or config.problem_type == "single_label_classification":
+    if items is None or problem.divides_by_items:
         return loss
     # Trainer leaves -100 out of the number, though labels that are not class indices have no ignore index.
     counted, items = labels.ne(-100).sum(), torch.as_tensor(items, device=labels.device)
     return torch.where(items > 0, loss * counted / items.clamp(min=1), loss)
 
 
-def check_labels(labels: torch.Tensor, member_logits: torch.Tensor, problem_type: str) -> None:
-    """Raises for labels of another kind than the config's problem type, for logits (batch, members, classes)."""
-    batch, _, classes = member_logits.shape
-    if problem_type == "single_label_classification":
-        fits, wanted = labels.numel() == batch and not labels.is_floating_point(), "one class index per row"
-    elif problem_type == "multi_label_classification":
-        fits, wanted = labels.shape == (batch, classes) and labels.is_floating_point(), "a float per row and class"
-    else:
-        fits, wanted = labels.numel() == batch * classes, "a number per row and output"
-    if not fits:
-        raise ValueError(
-            f"labels are {labels.dtype} of shape {tuple(labels.shape)}, config.problem_type is {problem_type!r}, which "
-            f"takes {wanted}: pass these, or set another config.problem_type"
-        )
-
-
 def warn_if_loss_uses_ensemble_logits(
-    logits: torch.Tensor,
-    from_trainer: bool,
-    wanted: str = "config.ensemble_loss is 'members', a loss for each member",
-    otherwise: str = ", or set config.ensemble_loss to 'ensemble'",
+    logits: torch.Tensor, from_trainer: bool, reason: str, other_way: str = ""
 ) -> None:
-    """Notices in the backward pass a loss of the ensemble's logits although the members' losses are configured. Trainer's label
-    smoothing computes one, and is stopped; other callers are warned."""
-    if not logits.requires_grad or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return
+    """Notices in the backward pass a loss of the ensemble's logits where each member is to have its own. Trainer's label smoothing
+    computes one, and is stopped; other callers are warned."""
 
     def check(gradient: torch.Tensor) -> None:
         if gradient is None or not gradient.any():
             return  # DDP passes nothing, or zeros, to outputs that no loss was computed from
         message = (
-            f"the loss is computed from the ensemble's logits, but {wanted}: compute it from member_logits (for "
-            f"label_smoothing_factor use HydraTrainer of hydra_transformers.training in place of Trainer){otherwise}"
+            f"the loss is computed from the ensemble's logits, but {reason}: compute it from member_logits (for "
+            f"label_smoothing_factor use HydraTrainer of hydra_transformers.training in place of Trainer){other_way}"
         )
         if from_trainer:
             raise RuntimeError(message)
         logger.warning_once(message)
 
-    logits.register_hook(check)
+    if logits.requires_grad and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
+        logits.register_hook(check)
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:

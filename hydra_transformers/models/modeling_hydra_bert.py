@@ -30,7 +30,7 @@ from .texts import (
     HydraTypedTextClassifierMixin,
     HydraTypedTextEncoderMixin,
 )
-from .tokens import HydraTokenClassifierMixin
+from .tokens import HydraTokenClassifierMixin, HydraTypedTokenClassifierMixin
 
 
 class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
@@ -50,9 +50,7 @@ class HydraBertForSequenceClassification(HydraTypedTextClassifierMixin, HydraBer
     head_dropout = ("classifier_dropout", "hidden_dropout_prob")
 
 
-class HydraBertForTokenClassification(
-    HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraBertPreTrainedModel
-):
+class HydraBertForTokenClassification(HydraTypedTokenClassifierMixin, HydraBertPreTrainedModel):
     encoder_class = HydraBertModel
 
 
@@ -78,9 +76,7 @@ class HydraRobertaForSequenceClassification(HydraTwoMapTextClassifierMixin, Hydr
     encoder_options = {"add_pooling_layer": False}
 
 
-class HydraRobertaForTokenClassification(
-    HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraRobertaPreTrainedModel
-):
+class HydraRobertaForTokenClassification(HydraTypedTokenClassifierMixin, HydraRobertaPreTrainedModel):
     backbone_classes = (
         transformers.RobertaForTokenClassification,
         transformers.XLMRobertaForTokenClassification,
@@ -121,9 +117,7 @@ class HydraElectraForSequenceClassification(HydraTwoMapTextClassifierMixin, Hydr
     head_activation = nn.GELU
 
 
-class HydraElectraForTokenClassification(
-    HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraElectraPreTrainedModel
-):
+class HydraElectraForTokenClassification(HydraTypedTokenClassifierMixin, HydraElectraPreTrainedModel):
     encoder_class = HydraElectraModel
 
 
@@ -150,9 +144,7 @@ class HydraAlbertForSequenceClassification(HydraTypedTextClassifierMixin, HydraA
     head_dropout = ("classifier_dropout_prob",)
 
 
-class HydraAlbertForTokenClassification(
-    HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraAlbertPreTrainedModel
-):
+class HydraAlbertForTokenClassification(HydraTypedTokenClassifierMixin, HydraAlbertPreTrainedModel):
     encoder_class = HydraAlbertModel
 
 
@@ -179,7 +171,5 @@ class HydraDistilBertForSequenceClassification(HydraTextClassifierMixin, HydraDi
         return self.dropout(torch.relu(self.pre_classifier(hidden_states[:, :, 0])))
 
 
-class HydraDistilBertForTokenClassification(
-    HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraDistilBertPreTrainedModel
-):
+class HydraDistilBertForTokenClassification(HydraTokenClassifierMixin, HydraDistilBertPreTrainedModel):
     encoder_class = HydraDistilBertModel

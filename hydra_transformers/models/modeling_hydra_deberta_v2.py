@@ -18,7 +18,7 @@ from .modeling_hydra import GroupedLinear, GroupedPooler, Norm, is_exporting, me
 from .pretrained import HydraModelMixin
 from .relative_attention import HydraBiasAttention
 from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
-from .tokens import HydraTokenClassifierMixin
+from .tokens import HydraTypedTokenClassifierMixin
 
 
 # By term, the map from embeddings of distances to what it compares tokens with.
@@ -193,7 +193,5 @@ class HydraDebertaV2ForSequenceClassification(HydraTypedTextClassifierMixin, Hyd
         return self.dropout(self.pooler(self.pooler_dropout(hidden_states[:, :, :1])))
 
 
-class HydraDebertaV2ForTokenClassification(
-    HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraDebertaV2PreTrainedModel
-):
+class HydraDebertaV2ForTokenClassification(HydraTypedTokenClassifierMixin, HydraDebertaV2PreTrainedModel):
     encoder_class = HydraDebertaV2Model

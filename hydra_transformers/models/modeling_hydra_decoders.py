@@ -213,10 +213,6 @@ class HydraDecoderClassifierMixin(HydraTextClassifierMixin):
         return pooled
 
 
-class HydraDecoderTokenClassifierMixin(HydraTokenClassifierMixin, HydraTextClassifierMixin):
-    pass
-
-
 class HydraDecoderBase:
     """What all decoders have in common, with a head and without."""
 
@@ -237,7 +233,7 @@ class HydraLlamaForSequenceClassification(HydraDecoderClassifierMixin, HydraLlam
     encoder_class = HydraLlamaModel
 
 
-class HydraLlamaForTokenClassification(HydraDecoderTokenClassifierMixin, HydraLlamaPreTrainedModel):
+class HydraLlamaForTokenClassification(HydraTokenClassifierMixin, HydraLlamaPreTrainedModel):
     encoder_class = HydraLlamaModel
 
 
@@ -254,7 +250,7 @@ class HydraQwen2ForSequenceClassification(HydraDecoderClassifierMixin, HydraQwen
     encoder_class = HydraQwen2Model
 
 
-class HydraQwen2ForTokenClassification(HydraDecoderTokenClassifierMixin, HydraQwen2PreTrainedModel):
+class HydraQwen2ForTokenClassification(HydraTokenClassifierMixin, HydraQwen2PreTrainedModel):
     encoder_class = HydraQwen2Model
 
 
@@ -271,7 +267,7 @@ class HydraQwen3ForSequenceClassification(HydraDecoderClassifierMixin, HydraQwen
     encoder_class = HydraQwen3Model
 
 
-class HydraQwen3ForTokenClassification(HydraDecoderTokenClassifierMixin, HydraQwen3PreTrainedModel):
+class HydraQwen3ForTokenClassification(HydraTokenClassifierMixin, HydraQwen3PreTrainedModel):
     encoder_class = HydraQwen3Model
 
 
@@ -289,7 +285,7 @@ class HydraGemmaForSequenceClassification(HydraDecoderClassifierMixin, HydraGemm
     encoder_class = HydraGemmaModel
 
 
-class HydraGemmaForTokenClassification(HydraDecoderTokenClassifierMixin, HydraGemmaPreTrainedModel):
+class HydraGemmaForTokenClassification(HydraTokenClassifierMixin, HydraGemmaPreTrainedModel):
     encoder_class = HydraGemmaModel
 
 

@@ -69,10 +69,7 @@ class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel
         self.rotary_emb = HydraModernBertRotaryEmbedding(config)
 
     def embed_inputs(
-        self,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        **inputs,
+        self, attention_mask: torch.Tensor | None = None, position_ids: torch.Tensor | None = None, **inputs
     ):
         hidden_states, _, _ = super().embed_inputs(**inputs)
         if position_ids is None:
@@ -160,6 +157,6 @@ class HydraModernBertForSequenceClassification(
 
 
 class HydraModernBertForTokenClassification(
-    ModernBertClassifierMixin, HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraModernBertPreTrainedModel
+    ModernBertClassifierMixin, HydraTokenClassifierMixin, HydraModernBertPreTrainedModel
 ):
     encoder_class = HydraModernBertModel

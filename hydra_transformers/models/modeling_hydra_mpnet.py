@@ -16,13 +16,8 @@ from .configuration_hydra_mpnet import HydraMPNetConfig
 from .modeling_hydra import shared_or_per_member
 from .pretrained import HydraModelMixin
 from .relative_attention import HydraTableBiasAttention, PositionBias
-from .texts import (
-    GroupedClassificationHead,
-    HydraTwoMapTextClassifierMixin,
-    HydraTypedTextClassifierMixin,
-    HydraTypedTextEncoderMixin,
-)
-from .tokens import HydraTokenClassifierMixin
+from .texts import GroupedClassificationHead, HydraTwoMapTextClassifierMixin, HydraTypedTextEncoderMixin
+from .tokens import HydraTypedTokenClassifierMixin
 
 
 class HydraMPNetPreTrainedModel(HydraModelMixin, MPNetPreTrainedModel):
@@ -59,7 +54,5 @@ class HydraMPNetForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraM
         self.classifier = GroupedClassificationHead(config, nn.Tanh(), config.hidden_dropout_prob)
 
 
-class HydraMPNetForTokenClassification(
-    HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraMPNetPreTrainedModel
-):
+class HydraMPNetForTokenClassification(HydraTypedTokenClassifierMixin, HydraMPNetPreTrainedModel):
     encoder_class = HydraMPNetModel

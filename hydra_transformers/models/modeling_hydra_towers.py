@@ -40,10 +40,10 @@ from .modeling_hydra import (
     at_least_float32,
     encoder_mask,
     log_mean_probability,
-    logit_of_mean_probability,
     mean_of_members,
     shared_or_per_member,
 )
+from .multi_label_classification import logit_of_mean_probability
 from .pretrained import HydraModelMixin
 from .texts import HydraTextEncoderMixin
 
@@ -161,10 +161,7 @@ class HydraTwoTowersMixin:
         """`member_pooler_output` is (images, members of the vision tower, projection), not normalised; `pooler_output` is
         its mean over the members."""
         outputs = self.vision_model(
-            pixel_values=pixel_values,
-            interpolate_pos_encoding=interpolate_pos_encoding,
-            return_dict=True,
-            **kwargs,
+            pixel_values=pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, return_dict=True, **kwargs
         )
         return self._projected(self.visual_projection, outputs)
 

@@ -390,10 +390,7 @@ class HydraWhisperModel(HydraEncoderMixin, HydraWhisperPreTrainedModel):
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
-        self,
-        input_features: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        **kwargs,
+        self, input_features: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **kwargs
     ) -> HydraModelOutput:
         """
         input_features: (batch, mel bins, frames)

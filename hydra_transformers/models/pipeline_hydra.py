@@ -1,5 +1,6 @@
 """Pipelines with uncertainty: per input one dict, with what a calibrated model decides."""
 
+import importlib
 import io
 import os
 import threading
@@ -14,7 +15,7 @@ from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 from transformers.pipelines import ImageClassificationPipeline, Pipeline
 
 from .configuration_hydra import OUTPUTS_OF_HYDRAS
-from .modeling_hydra import entropy_split, label_log_probabilities, regression
+from .modeling_hydra import entropy_split, load_problem
 
 
 def read_image(image: Any, name: str = "the image", mode: str = "RGB", timeout: float | None = None) -> Any:
@@ -61,15 +62,7 @@ class PredictionsMixin:
     truncated: of texts, whether the model read only the beginning
     scores: the `top_k` likeliest labels with their scores (5; None for all)
 
-    Of a multi-label model
-    labels: those that are predicted, the likeliest first: from its own threshold on where it was calibrated, else 0.5
-    prediction_set: the labels that it may have
-    scores: of each label also its uncertainty, aleatoric, epistemic, and abstain where it was calibrated for single labels
-
-    Of a regression model
-    label, score: the first output's name and number; `scores` has all outputs, in their order
-    uncertainty, epistemic: the variance between members, of several outputs the mean of theirs; aleatoric is None
-    interval: [lowest, highest] of each output; None where it was not calibrated for that
+    Multi-label models have `labels` and more in `scores`, see their `predicted_labels`; for regression see `prediction_fields`.
     """
 
     def check_model_type(self, supported_models: Any) -> None:
@@ -99,24 +92,23 @@ class PredictionsMixin:
         # A single output of a plain model may have no problem type, and be calibrated for regression.
         if model_outputs.get("interval") is not None or problem_type == "regression":
             decided = self.decided(model_outputs, notes.get("empty"), logits.isfinite())
-            return regression.prediction_fields(model_outputs, names) | decided | truncated
+            return load_problem("regression").prediction_fields(model_outputs, names) | decided | truncated
         members, chosen = (model_outputs.get(name) for name in ("member_logits", "prediction_set"))
         members = (logits.unsqueeze(0) if members is None else members[0]).unsqueeze(0).double()
         has_labels = problem_type == "multi_label_classification"
         # Two towers with a bias say yes or no to each text.
         is_multi_label = has_labels or hasattr(self.model, "logit_bias") or (not candidates and len(logits) == 1)
-        parts = entropy_split(label_log_probabilities(members) if is_multi_label else members.log_softmax(dim=-1))
-        parts = dict(zip(PARTS_OF_UNCERTAINTY, parts, strict=True))
+        multi_label = load_problem("multi_label_classification") if is_multi_label else None
+        parts = multi_label.log_probabilities(members) if is_multi_label else members.log_softmax(dim=-1)
+        parts = dict(zip(PARTS_OF_UNCERTAINTY, entropy_split(parts), strict=True))
         # Ranked here: Transformers' own pipelines read the config for every class, which takes a third of the time of an image.
         order = logits.argsort(descending=True, stable=True).tolist()
         values = (logits.double().sigmoid() if is_multi_label else logits.double().softmax(dim=-1)).tolist()
         scores, labels = [{"label": names[place], "score": values[place]} for place in order[:top_k]], {}
         if has_labels:
-            settings, odds = decision_settings(self.model, model_outputs), logits.tolist()
-            lowest = [0.0] * len(odds) if settings is None else list(map(float, settings["log_odds"]))
-            labels = {"labels": [names[place] for place in order if odds[place] >= lowest[place]]}
-            for score, place in zip(scores, order, strict=False):
-                score |= {name: part[0, place].item() for name, part in parts.items()}
+            settings = decision_settings(self.model, model_outputs)
+            places = multi_label.predicted_labels(scores, order, logits.tolist(), parts, settings)
+            labels = {"labels": [names[place] for place in places]}
         return {
             "label": names[order[0]],
             "score": values[order[0]],
@@ -133,24 +125,14 @@ class PredictionsMixin:
 
         empty: what is wrong with an input that holds nothing; is_number: of each answer, whether it is one
         """
-        detector = detector_score = threshold = abstain = None
-        settings, reason = decision_settings(self.model, outputs), empty
+        settings = decision_settings(self.model, outputs)
+        fields = dict.fromkeys(("abstain", "detector", "detector_score", "threshold", "reason"))
         if settings is not None:
-            detector, threshold = settings["detector"]["name"], settings["threshold"]
-            detector_score = outputs["detector_score"][0].item()
-            abstain = None if threshold is None else outputs["abstain"][0].item()
-        if reason is None and not is_number.all():
-            reason = "The answer is not a number."
-        if reason is None and abstain and detector == "low score":
-            reason = f"The score is {-detector_score:.3g}, below the threshold {-float(threshold):.3g}."
-        if reason is None and abstain:
-            score_name = "msp (1 - the largest probability)" if detector == "msp" else detector
-            reason = f"{score_name} is {detector_score:.3g}, above the threshold {float(threshold):.3g}."
-            if settings.get("sets") and outputs["prediction_set"][0].sum() == 1:
-                share = f"{100 * (1 - settings['alpha']):.3g} %"
-                reason += f" Prediction sets are right for {share} of all rows, but less often for rows as unsure as this one."
-        by_what = {"detector": detector, "detector_score": detector_score, "threshold": threshold, "reason": reason}
-        return {"abstain": abstain if reason is None else True} | by_what
+            # By name: models that are not calibrated ship without it.
+            fields = importlib.import_module(".decision", __package__).prediction_fields(settings, outputs)
+        if empty is not None or not is_number.all():
+            fields |= {"abstain": True, "reason": empty or "The answer is not a number."}
+        return fields
 
 
 KEPT_OUTPUTS = ("logits", *OUTPUTS_OF_HYDRAS, "candidate_labels")
@@ -232,21 +214,16 @@ def predict(
         return answer(inputs, batch_size=batch_size, **parameters) if inputs else []
 
 
-class _LoadedProcessors(threading.local):
-    """Model -> its processors; each thread loads its own, because tokenizers are not thread-safe."""
-
-    def __init__(self) -> None:
-        self.by_model: WeakKeyDictionary[nn.Module, dict[tuple[str, str], Any]] = WeakKeyDictionary()
-
-
-LOADED_PROCESSORS = _LoadedProcessors()
+# Model -> its processors; each thread loads its own, because tokenizers are not thread-safe.
+LOADED_PROCESSORS = threading.local()
 
 
 def processor_of(model: nn.Module, auto_class: type) -> Any:
     """The processor that was saved with the model, loaded once for each model."""
     name, config = model.config.name_or_path, model.config
     inside = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)
-    loaded, key = LOADED_PROCESSORS.by_model.setdefault(inside, {}), (auto_class.__name__, name)
+    by_model = vars(LOADED_PROCESSORS).setdefault("by_model", WeakKeyDictionary())
+    loaded, key = by_model.setdefault(inside, {}), (auto_class.__name__, name)
     if key in loaded:
         return loaded[key]
     try:

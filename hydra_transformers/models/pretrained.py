@@ -19,12 +19,14 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from .configuration_hydra import SHARED_PARTS, TrunkLayers, check_aggregate, set_problem_type
+from .configuration_hydra import SHARED_PARTS, TrunkLayers, set_problem_type
 from .modeling_hydra import Grouped, HydraAttention, mask_of
 
 
 # A checkpoint is one of the first two; where both lie in a folder, Transformers loads the first.
 WHOLE, INDEX_OF_SHARDS, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
+# Problem types whose code ships with the models that need it.
+OWN_FILE = ("multi_label_classification", "regression")
 Model = TypeVar("Model", bound="HydraModelMixin")
 
 
@@ -161,7 +163,6 @@ class HydraModelMixin:
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         if model.config.problem_type is not None:
             set_problem_type(model.config)  # again: arguments of this call change the config after it was checked
-            check_aggregate(model.config)
         for module in model.modules():
             if hasattr(module, "kept_heads_mask"):
                 module.check_same_heads(module.kept_heads_mask)
@@ -176,8 +177,9 @@ class HydraModelMixin:
         if self.decision is not None:
             self.decision.compare(self)  # says so where the decision is about other weights
         saved = super().save_pretrained(save_directory, *args, **kwargs)
-        if self.is_base_model or getattr(self.config, "problem_type", None) == "regression":
-            add_code(Path(__file__).with_name("regression.py"), "aggregated", Path(save_directory))
+        for problem_type in OWN_FILE:
+            if self.is_base_model or getattr(self.config, "problem_type", None) == problem_type:
+                add_code(Path(__file__).with_name(f"{problem_type}.py"), "Problem", Path(save_directory))
         if self.decision is not None:
             add_code(Path(inspect.getfile(type(self.decision))), "TaskDecision", Path(save_directory))
         whole, index = Path(save_directory, WHOLE), Path(save_directory, INDEX_OF_SHARDS)
@@ -213,7 +215,8 @@ def package(part: str) -> ModuleType:
 
 
 def add_code(source: Path, name: str, folder: Path) -> None:
-    """Adds a file that not every model needs to the code in a folder, where Transformers finds it by an import in this file.
+    """Adds a file that not every model needs to the code in a folder, where Transformers finds it by an import at the end of
+    `modeling_hydra.py`, which models and pipelines read.
 
     name: of something in it
     """
@@ -221,9 +224,9 @@ def add_code(source: Path, name: str, folder: Path) -> None:
         return  # this model came without it
     for path in (source, *map(Path, get_relative_import_files(source))):
         # Others, such as modeling_hydra.py, are there already, and may be of another version than this package's.
-        if path.name.startswith(("decision", "detection", "regression")) or not (folder / path.name).exists():
+        if path.name.startswith(("decision", "detection", *OWN_FILE)) or not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
-    code = folder / Path(__file__).name
+    code = folder / "modeling_hydra.py"
     line = f"from .{source.stem} import {name}  # noqa: E402, F401\n"
     if code.exists() and line not in code.read_text(encoding="utf-8"):
         with open(code, "a", encoding="utf-8") as file:

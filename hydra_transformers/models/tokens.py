@@ -5,11 +5,12 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from .configuration_hydra import set_problem_type
-from .modeling_hydra import HydraClassifierMixin, at_least_float32, log_mean_probability
+from .modeling_hydra import at_least_float32, log_mean_probability
+from .texts import HydraTextClassifierMixin, HydraTypedTextClassifierMixin
 
 
-class HydraTokenClassifierMixin(HydraClassifierMixin):
-    """A head per member on every token, for tags of words (NER, POS). It stands before a mixin with the family's forward.
+class HydraTokenClassifierMixin(HydraTextClassifierMixin):
+    """A head per member on every token, for tags of words (NER, POS).
 
     `member_logits` are (batch, members, tokens, classes): members stay the second axis, as in every Hydra, so that the ensemble's
     answer `logits` (batch, tokens, classes) is computed by the same code. `rows_of_tokens` makes rows (tokens, members, classes) of
@@ -63,6 +64,10 @@ class HydraTokenClassifierMixin(HydraClassifierMixin):
         from .pipeline_hydra_token import HydraTokenClassificationPipeline  # not above, as in `predict`
 
         return HydraTokenClassificationPipeline
+
+
+class HydraTypedTokenClassifierMixin(HydraTokenClassifierMixin, HydraTypedTextClassifierMixin):
+    """Of families with `token_type_ids`."""
 
 
 def token_loss(

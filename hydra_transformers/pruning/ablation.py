@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from ..data.zero_shot import check_class_prompts, logits_of_cosines
 from ..fusion.packed_heads import heads_at, qkv_rows
 from ..fusion.structure import tower_configs
-from ..models.modeling_hydra import HydraAttention, repeated_mask
+from ..models.modeling_hydra import HydraAttention
 from .heads import Head, Prompts, Towers, chosen_towers, has_two_towers, heads_of, tower_and_place
 
 
@@ -151,6 +151,13 @@ class Tower:
             distances = sum(each.shape[1] for each in positions if isinstance(each, Tensor) and each.dim() == 3)
             numbers += 3 * config.num_attention_heads * (states.shape[2] + distances)
         return max(1, memory // (numbers * states.element_size() * states.shape[1] * states.shape[2]))
+
+
+def repeated_mask(mask: Any, times: int) -> Any:
+    """Tiles a mask along the batch; of several, by type of layers, each of them."""
+    if isinstance(mask, Mapping):
+        return {layer_type: repeated_mask(each, times) for layer_type, each in mask.items()}
+    return mask if mask is None or times == 1 else mask.repeat(times, *[1] * (mask.dim() - 1))
 
 
 def keep_heads(attention: HydraAttention, before: list[int], after: list[int]) -> None:

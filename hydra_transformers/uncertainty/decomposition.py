@@ -15,7 +15,8 @@ from ..data.prediction import (
 )
 from ..data.tags import NO_TAG, collect_words
 from ..models.detection import differing_pairs
-from ..models.modeling_hydra import entropy_split, label_log_probabilities, log_mean
+from ..models.modeling_hydra import entropy_split, log_mean
+from ..models.multi_label_classification import label_log_probabilities
 from ..models.regression import spread
 from ..models.tokens import rows_of_tokens
 from .features import collect_answers

@@ -23,15 +23,7 @@ from hydra_transformers import (
 )
 from hydra_transformers.models.configuration_hydra import HydraConfigMixin
 from hydra_transformers.models.families import FAMILIES, config_class
-from tests.families import (
-    BERT,
-    CLIP,
-    DISTILBERT,
-    OWN_LAYERS,
-    SIGLIP_CLASSIFIER,
-    VIT,
-    for_families,
-)
+from tests.families import BERT, CLIP, DISTILBERT, OWN_LAYERS, SIGLIP_CLASSIFIER, VIT, for_families
 
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}

@@ -9,18 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydra_transformers import export
 from hydra_transformers.export import FILES, RUNNERS
-from tests.families import (
-    BEIT,
-    CLIP,
-    DEBERTA,
-    LLAMA,
-    MODERNBERT,
-    SIGLIP,
-    VIT,
-    Family,
-    for_families,
-    keep_first_layers,
-)
+from tests.families import BEIT, CLIP, DEBERTA, LLAMA, MODERNBERT, SIGLIP, VIT, Family, for_families, keep_first_layers
 
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)

@@ -13,7 +13,8 @@ from torch.nn.functional import (
 )
 from transformers import AutoModel, pipeline
 
-from hydra_transformers.models.modeling_hydra import log_mean_probability, logit_of_mean_probability
+from hydra_transformers.models.modeling_hydra import log_mean_probability
+from hydra_transformers.models.multi_label_classification import logit_of_mean_probability
 from tests.families import (
     ALBERT,
     BERT,

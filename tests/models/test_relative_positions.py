@@ -20,12 +20,7 @@ TABLES = [
     (MPNET, {}, "mpnet.relative_attention_bias.weight", "mpnet.encoder.relative_attention_bias.weight"),
     (DEBERTA, {}, "deberta.distance_embeddings.weight", "deberta.encoder.rel_embeddings.weight"),
     (DEBERTA, {}, "deberta.distance_embeddings.LayerNorm.bias", "deberta.encoder.LayerNorm.bias"),
-    (
-        BEIT,
-        ONE_TABLE,
-        "beit.relative_attention_bias.weight",
-        "beit.shared_position_bias.relative_position_bias_table",
-    ),
+    (BEIT, ONE_TABLE, "beit.relative_attention_bias.weight", "beit.shared_position_bias.relative_position_bias_table"),
 ]
 tables = pytest.mark.parametrize(("family", "fields", "ours", "theirs"), TABLES, ids=[row[2] for row in TABLES])
 

@@ -14,18 +14,7 @@ from hydra_transformers.fusion.reading import read_members
 from hydra_transformers.fusion.structure import attention_names, slots, tower_configs, without_weights
 from hydra_transformers.fusion.trunk import equal_layers, trunk_depth
 from hydra_transformers.training.parameter_groups import places
-from tests.families import (
-    CLIP,
-    DISTINCT,
-    LLAMA,
-    MODERNBERT,
-    OWN_LAYERS,
-    SIGLIP,
-    SIZES,
-    VIT,
-    Family,
-    for_families,
-)
+from tests.families import CLIP, DISTINCT, LLAMA, MODERNBERT, OWN_LAYERS, SIGLIP, SIZES, VIT, Family, for_families
 
 
 LAYERS, TRUNK = 3, 2

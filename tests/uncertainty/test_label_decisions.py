@@ -7,10 +7,7 @@ import pytest
 import torch
 
 from hydra_transformers import AutoHydra
-from hydra_transformers.uncertainty import (
-    calibrate,
-    decompose,
-)
+from hydra_transformers.uncertainty import calibrate, decompose
 from hydra_transformers.uncertainty.multi_label import label_sets, log_odds, lowered_cuts, missed_shares
 from tests.families import BERT, VIT, padded_texts
 

@@ -55,6 +55,10 @@ def sets(logits=ZEROS, labels=(0, 1, 2)):
     return fit_sets(logits, labels, 0.1)
 
 
+def new_reward_model(**fields):
+    return type(hydra_of("reward"))(type(hydra_of("reward").config)(**fields))
+
+
 def changed(name, change, **options):
     """`calibrate` on rows whose labels are changed."""
     rows = [row | {"labels": change(row["labels"])} for row in data_of(name)]
@@ -173,8 +177,8 @@ TASKS = [
     (lambda: changed("token_classification", lambda tags: tags[0]), "this model classifies tokens"),
     (lambda: changed("token_classification", lambda tags: tags + 9), "the model's tags are 0 to 4, or -100"),
     (lambda: calibrated("token_classification", alpha=0.2), "alpha is for sets and intervals"),
-    (lambda: type(hydra_of("reward").config)(num_labels=1, aggregate="median"), "aggregate is 'median': use 'mean'"),
-    (lambda: type(hydra_of("reward").config)(num_labels=3, aggregate="min"), "which is for a single score"),
+    (lambda: new_reward_model(num_labels=1, aggregate="median"), "aggregate is 'median': use 'mean'"),
+    (lambda: new_reward_model(num_labels=3, aggregate="min"), "which is for a single score"),
 ]
 PIPELINES = [
     (lambda: hydra_of("regression").predict("a film"), "inputs is a str: pass a list of texts, images or audio"),
