@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .configuration_hydra_bert import *
     from .configuration_hydra_deberta_v2 import *
     from .configuration_hydra_decoders import *
+    from .configuration_hydra_deit import *
     from .configuration_hydra_dinov2 import *
     from .configuration_hydra_dinov3_vit import *
     from .configuration_hydra_modernbert import *
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .modeling_hydra_bert import *
     from .modeling_hydra_deberta_v2 import *
     from .modeling_hydra_decoders import *
+    from .modeling_hydra_deit import *
     from .modeling_hydra_dinov2 import *
     from .modeling_hydra_dinov3_vit import *
     from .modeling_hydra_modernbert import *

@@ -92,6 +92,7 @@ ALBERT_LAYER = "encoder.albert_layer_groups.*.albert_layers.0."
 # By `model_type`, or for all families in a file by its name; parameters without a rule have the same name in both.
 RULES: dict[str, tuple[Rule, ...]] = {
     "vit": VIT,
+    "deit": VIT,
     "ast": VIT,
     "beit": (
         *attention_rules("layers.*.", names("attention.{}_proj", *"qkvo"), "lambda_1"),

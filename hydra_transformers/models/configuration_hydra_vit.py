@@ -1,7 +1,7 @@
-"""Configurations of HydraViT and HydraDeiT."""
+"""HydraViT configuration."""
 
 from huggingface_hub.dataclasses import strict
-from transformers import DeiTConfig, ViTConfig
+from transformers import ViTConfig
 
 from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
@@ -23,14 +23,4 @@ class HydraViTConfig(HydraConfigMixin, ViTConfig):
     model_type = "hydra_vit"
     add_pooling_layer: bool = True
     auto_classes = class_paths("vit", "HydraViT", "ForImageClassification")
-    layer_spec = property(vit_layer_spec)
-
-
-@strict
-class HydraDeiTConfig(HydraConfigMixin, DeiTConfig):
-    r"""A [`DeiTConfig`] with the fields of [`HydraConfigMixin`], and `add_pooling_layer`."""
-
-    model_type = "hydra_deit"
-    add_pooling_layer: bool = True
-    auto_classes = class_paths("vit", "HydraDeiT", "ForImageClassification")
     layer_spec = property(vit_layer_spec)

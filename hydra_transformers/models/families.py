@@ -43,7 +43,7 @@ def _images(prefix: str) -> str:
 
 FAMILIES: dict[str, Family] = {
     "hydra_vit": _family("vit", _images("ViT"), "vit"),
-    "hydra_deit": _family("vit", _images("DeiT"), "deit"),
+    "hydra_deit": _family("deit", _images("DeiT"), "deit"),
     "hydra_beit": _family("beit", _images("Beit"), "beit"),
     "hydra_dinov2": _family("dinov2", _images("Dinov2"), "dinov2"),
     "hydra_dinov2_with_registers": _family("dinov2", _images("Dinov2WithRegisters"), "dinov2_with_registers"),

@@ -271,7 +271,7 @@ class HydraAttention(nn.Module):
         members, query tokens, tokens).
 
         hidden_states: (members or 1, batch, tokens, hidden)
-        attention_mask: what `members_mask` returns
+        attention_mask: what `encoder_mask` returns
         first_token_only: compute queries of the first token alone
         positions: for `place` and `add_bias`
         """
@@ -324,34 +324,27 @@ class HydraAttention(nn.Module):
 
 def mask_of(kept_heads: list[list[int]], num_heads: int) -> torch.Tensor:
     """A layer's kept heads as ones and zeros, (members, heads of the backbone)."""
-    rows = [[int(head in heads) for head in range(num_heads)] for heads in kept_heads]
-    return torch.tensor(rows, dtype=torch.uint8)
+    return torch.tensor([[head in heads for head in range(num_heads)] for heads in kept_heads], dtype=torch.uint8)
 
 
 def encoder_mask(
     config: PreTrainedConfig, hidden_states: torch.Tensor, attention_mask, create=create_bidirectional_mask, **options
 ):
-    """The mask that an encoder's layers read, for the first layer's states (1 or members, batch, tokens, hidden).
+    """The mask that an encoder's layers read, repeated over the members: (members * batch, ...)
 
-    Callers without an `attention_mask` pass none on: one that masks nothing would rule out the fastest kernels.
+    hidden_states: the first layer's, (1 or members, batch, tokens, hidden)
+    attention_mask: without one pass none on: one that masks nothing would rule out the fastest kernels
     """
     mask = create(config=config, inputs_embeds=hidden_states[0], attention_mask=attention_mask, **options)
-    return members_mask(mask, hidden_states.shape[1], config.num_members)
-
-
-def members_mask(attention_mask, batch: int, num_members: int):
-    """Repeats a mask of the batch over the members: (batch or 1, ...) -> (members * batch, ...)"""
-    if attention_mask is None:
+    if mask is None:
         return None
-    if attention_mask.dim() == 4 and attention_mask.shape[1] != 1:
+    if mask.dim() == 4 and mask.shape[1] != 1:
         raise ValueError(
-            f"attention_mask has {attention_mask.shape[1]} heads: members have other heads each, pass a mask of shape "
-            "(batch, tokens) or (batch, 1, tokens, tokens)"
+            f"attention_mask has {mask.shape[1]} heads: members have other heads each, pass a mask of shape (batch, tokens) or "
+            "(batch, 1, tokens, tokens)"
         )
-    attention_mask = attention_mask.expand(batch, *attention_mask.shape[1:])
-    return (
-        attention_mask if num_members == 1 else attention_mask.repeat(num_members, *[1] * (attention_mask.dim() - 1))
-    )
+    mask = mask.expand(hidden_states.shape[1], *mask.shape[1:])
+    return mask if config.num_members == 1 else mask.repeat(config.num_members, *[1] * (mask.dim() - 1))
 
 
 # Output projection and MLP, equations 6 and 7: the layer
@@ -475,8 +468,7 @@ class HydraEncoderMixin:
     last_norm: str | None = None
     # Whether the last of `hidden_states` has passed that norm, as in language models.
     last_hidden_state_is_normed = False
-    pools_last_token = False  # of each text, in place of the first
-    runs_layers_again = False  # see `layer_runs` in the config
+    layer_order: Sequence[int] = ()  # the numbers of the layers as they run, where some run several times
 
     def __init__(self, config: PreTrainedConfig, add_pooling_layer: bool | None = None):
         super().__init__(config)
@@ -532,14 +524,14 @@ class HydraEncoderMixin:
             output_hidden_states = self.config.output_hidden_states
         returns_attentions = kwargs.get("output_attentions", getattr(self.config, "output_attentions", False))
         first_token_only = first_token_only and not output_hidden_states and not returns_attentions
-        layers = self.layers_in_order() if self.runs_layers_again else list(enumerate(self.layers))
-        for index, (number, layer) in enumerate(layers):
+        order = self.layer_order or range(len(self.layers))
+        for place, number in enumerate(order):
             if output_hidden_states:
                 # A layer reads the returned tensor (a trunk's the first member's part), so that gradients can be asked of it.
                 kept.append(batch_first(hidden_states, members))
                 hidden_states = kept[-1].transpose(0, 1)[: self.config.members_in(number)]
-            only_first = first_token_only and index == len(layers) - 1
-            hidden_states = layer(hidden_states, mask, only_first, *positions, **kwargs)
+            only_first = first_token_only and place == len(order) - 1
+            hidden_states = self.layers[number](hidden_states, mask, only_first, *positions, **kwargs)
         if output_hidden_states:
             kept.append(batch_first(hidden_states, members))
             hidden_states = kept[-1].transpose(0, 1)
@@ -556,11 +548,6 @@ class HydraEncoderMixin:
             member_pooler_output=None if pooled is None else batch_first(pooled, members),
             hidden_states=tuple(kept) if output_hidden_states else None,
         )
-
-    def layers_in_order(self) -> list[tuple[int, HydraLayer]]:
-        """Number and layer in the order in which they run: those that run several times do so in a row."""
-        runs = [*self.config.layer_runs, *[1] * len(self.layers)]  # layers may have been taken away or added
-        return [(number, layer) for number, layer in enumerate(self.layers) for _ in range(runs[number])]
 
     def first_embeddings(self) -> nn.Module:
         """The embeddings; those of the first member where members do not share them."""
@@ -632,10 +619,12 @@ class HydraClassifierMixin:
     hidden_states_read = 1  # how many states side by side the head reads
     # Config fields; the first that is set says how much is dropped before the last map.
     head_dropout: tuple[str, ...] = ()
+    has_head_bias = True
     last_map = "classifier"  # the module that gives the logits
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
+        set_problem_type(config)  # again: `from_pretrained` changes configs that were checked
         load_problem(config.problem_type)  # raises where its code is not here
         if config.aggregate is not None:
             load_problem("regression").check_aggregate(config)
@@ -650,10 +639,7 @@ class HydraClassifierMixin:
             values = (getattr(config, name, None) for name in self.head_dropout)
             self.dropout = nn.Dropout(next((value for value in values if value is not None), 0.1))
         size, widths = self.hidden_states_read * config.hidden_size, [config.num_labels] * config.num_members
-        self.classifier = GroupedLinear(size, widths, self.has_head_bias(config))
-
-    def has_head_bias(self, config: PreTrainedConfig) -> bool:
-        return True
+        self.classifier = GroupedLinear(size, widths, self.has_head_bias)
 
     def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         """What the last map reads: (members, batch, tokens or 1, hidden) and (members, batch, pooled) -> (members, batch,
@@ -696,8 +682,7 @@ class HydraClassifierMixin:
             reason = "config.ensemble_loss is 'members', a loss for each member"
             other_way = ", or set config.ensemble_loss to 'ensemble'"
             warn_if_loss_uses_ensemble_logits(logits, "num_items_in_batch" in kwargs, reason, other_way)
-        states = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
-        return HydraClassifierOutput(loss, logits, member_logits, **states, **decided)
+        return HydraClassifierOutput(loss, logits, member_logits, outputs.hidden_states, outputs.attentions, **decided)
 
 
 def log_mean_of_exponentials(logarithms: torch.Tensor) -> torch.Tensor:

@@ -135,7 +135,11 @@ class HydraAlbertEmbeddings(ProjectedEmbeddingsMixin, AlbertEmbeddings):
 
 class HydraAlbertModel(HydraTypedTextEncoderMixin, HydraAlbertPreTrainedModel):
     embeddings_class = HydraAlbertEmbeddings
-    runs_layers_again = True
+
+    @property
+    def layer_order(self) -> list[int]:
+        runs = [*self.config.layer_runs, *[1] * len(self.layers)]  # layers may have been taken away or added
+        return [number for number in range(len(self.layers)) for _ in range(runs[number])]
 
 
 class HydraAlbertForSequenceClassification(HydraTypedTextClassifierMixin, HydraAlbertPreTrainedModel):

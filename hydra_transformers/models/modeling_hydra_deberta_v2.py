@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Embeddings, DebertaV2PreTrainedModel
 
 from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
-from .modeling_hydra import GroupedLinear, GroupedPooler, Norm, is_exporting, members_mask, shared_or_per_member
+from .modeling_hydra import GroupedLinear, GroupedPooler, Norm, encoder_mask, is_exporting, shared_or_per_member
 from .pretrained import HydraModelMixin
 from .relative_attention import HydraBiasAttention
 from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
@@ -166,7 +166,7 @@ class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedMo
         is_text = None if attention_mask is None else attention_mask.bool()
         if is_text is not None:  # padding itself sees everything, as in DeBERTa
             mask = (is_text[:, None, :] | ~is_text[:, :, None]).unsqueeze(1)
-            mask = members_mask(mask, hidden_states.shape[1], self.config.num_members)
+            mask = encoder_mask(self.config, hidden_states, mask)
         positions = (is_text,)
         if self.config.relative_attention and self.config.terms:
             tokens, embeddings = hidden_states.shape[2], self.distance_embeddings()

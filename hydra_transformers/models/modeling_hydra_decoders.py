@@ -136,7 +136,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
     attention_class: type[HydraAttention] = HydraDecoderAttention
     last_norm = "norm"
     last_hidden_state_is_normed = True
-    pools_last_token = True
+    pools_last_token = True  # of each text, in place of the first
 
     def embeddings_class(self, config: PreTrainedConfig) -> HydraDecoderEmbeddings:
         return HydraDecoderEmbeddings(config, self.embedding_class)
@@ -200,9 +200,7 @@ class HydraDecoderClassifierMixin(HydraTextClassifierMixin):
     """A head per member on the last token of each text, as `GenericForSequenceClassification` of Transformers reads it."""
 
     reads_first_token = False
-
-    def has_head_bias(self, config: PreTrainedConfig) -> bool:
-        return False
+    has_head_bias = False
 
     def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         if pooled is None:

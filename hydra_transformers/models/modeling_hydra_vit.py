@@ -1,13 +1,9 @@
-"""HydraViT and HydraDeiT: M head-pruned vision transformers as one network.
-
-A DeiT is a ViT with one more token, which its classifier does not read.
-"""
+"""HydraViT: M head-pruned vision transformers as one network."""
 
 from transformers.activations import ACT2FN
-from transformers.models.deit.modeling_deit import DeiTEmbeddings, DeiTPreTrainedModel
 from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTPreTrainedModel
 
-from .configuration_hydra_vit import HydraDeiTConfig, HydraViTConfig
+from .configuration_hydra_vit import HydraViTConfig
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, PatchProductMixin
 from .modeling_hydra import GroupedPooler
 from .pretrained import HydraModelMixin
@@ -28,33 +24,11 @@ class HydraViTModel(HydraImageEncoderMixin, HydraViTPreTrainedModel):
     embeddings_class = HydraViTEmbeddings
     last_norm = "layernorm"
 
-    def add_pooling(self, config: HydraViTConfig | HydraDeiTConfig) -> None:
+    def add_pooling(self, config: HydraViTConfig) -> None:
         activation = ACT2FN[config.pooler_act]
         self.pooler = GroupedPooler(config.hidden_size, config.pooler_output_size, config.num_members, activation)
 
 
 class HydraViTForImageClassification(HydraImageClassifierMixin, HydraViTPreTrainedModel):
     encoder_class = HydraViTModel
-    encoder_options = {"add_pooling_layer": False}
-
-
-class HydraDeiTEmbeddings(PatchProductMixin, DeiTEmbeddings):
-    pass
-
-
-class HydraDeiTPreTrainedModel(HydraModelMixin, DeiTPreTrainedModel):
-    config_class = HydraDeiTConfig
-    base_model_prefix = "deit"
-    architecture = "DeiT"
-    _no_split_modules = ["HydraDeiTEmbeddings", "HydraLayer"]
-
-
-class HydraDeiTModel(HydraImageEncoderMixin, HydraDeiTPreTrainedModel):
-    embeddings_class = HydraDeiTEmbeddings
-    last_norm = "layernorm"
-    add_pooling = HydraViTModel.add_pooling
-
-
-class HydraDeiTForImageClassification(HydraImageClassifierMixin, HydraDeiTPreTrainedModel):
-    encoder_class = HydraDeiTModel
     encoder_options = {"add_pooling_layer": False}

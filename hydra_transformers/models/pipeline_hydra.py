@@ -121,10 +121,7 @@ class PredictionsMixin:
         }
 
     def decided(self, outputs: dict, empty: str | None, is_number: Tensor) -> dict[str, Any]:
-        """Whether to abstain, by what, and why.
-
-        empty: what is wrong with an input that holds nothing; is_number: of each answer, whether it is one
-        """
+        """Whether to abstain, by what, and why; empty: what is wrong with an input that holds nothing; is_number: of each score"""
         settings = decision_settings(self.model, outputs)
         fields = dict.fromkeys(("abstain", "detector", "detector_score", "threshold", "reason"))
         if settings is not None:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from .configuration_hydra import SHARED_PARTS, TrunkLayers, set_problem_type
+from .configuration_hydra import SHARED_PARTS, TrunkLayers
 from .modeling_hydra import Grouped, HydraAttention, mask_of
 
 
@@ -161,8 +161,6 @@ class HydraModelMixin:
     def from_pretrained(cls: type[Model], *args: Any, **kwargs: Any) -> Model:
         loaded = super().from_pretrained(*args, **{"use_safetensors": True} | kwargs)  # nothing else is ever saved
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        if model.config.problem_type is not None:
-            set_problem_type(model.config)  # again: arguments of this call change the config after it was checked
         for module in model.modules():
             if hasattr(module, "kept_heads_mask"):
                 module.check_same_heads(module.kept_heads_mask)

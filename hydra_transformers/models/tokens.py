@@ -40,8 +40,9 @@ class HydraTokenClassifierMixin(HydraTextClassifierMixin):
     def encoder_options(self) -> dict[str, bool]:
         return {"add_pooling_layer": False} if hasattr(self.config, "add_pooling_layer") else {}
 
-    def has_head_bias(self, config: PreTrainedConfig) -> bool:
-        return getattr(config, "token_classification_bias", True)
+    @property
+    def has_head_bias(self) -> bool:
+        return getattr(self.config, "token_classification_bias", True)
 
     def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         """(members, batch, tokens, hidden), all of them"""

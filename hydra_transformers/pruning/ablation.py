@@ -71,7 +71,8 @@ class Tower:
         others = dict(layer_kwargs)
         positions = others.pop("positions", ())
         together = self._candidates_together(states, positions, memory)
-        numbers, layers = zip(*self.encoder.layers_in_order(), strict=True)
+        numbers = list(self.encoder.layer_order or range(len(self.encoder.layers)))
+        layers = [self.encoder.layers[number] for number in numbers]
         before = []
         for place, (number, layer) in enumerate(zip(numbers, layers, strict=True)):
             runs_first = number not in numbers[:place]
@@ -144,7 +145,7 @@ class Tower:
         """How many candidates fit in `memory`: a token takes its state a few times over and the MLP's inner layer twice, and
         where positions have a bias a number for each head and token, or distance, a few times."""
         config = self.encoder.config
-        if self.encoder.pools_last_token and config.pad_token_id is None:
+        if getattr(self.encoder, "pools_last_token", False) and config.pad_token_id is None:
             return 1  # without a padding token it reads texts one by one
         numbers = 6 * config.hidden_size + 2 * config.layer_spec.inner_size
         if self.encoder.layers[0].attention.adds_bias:

@@ -134,7 +134,7 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     VIT.hydra.from_backbone(VIT.backbone()).save_pretrained(tmp_path)
     lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")}
     assert len(lines) <= 7, lines
-    assert sum(lines.values()) <= 1_755, lines
+    assert sum(lines.values()) <= 1_700, lines
 
 
 @torch.no_grad()
