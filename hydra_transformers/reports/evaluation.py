@@ -18,7 +18,6 @@ from ..uncertainty.detectors import Detector, as_detector, ood_score
 from ..uncertainty.features import AnswerReader, without_decision
 from ..uncertainty.metrics import exact_mean, ood_metrics
 from ..uncertainty.rewards import RewardTask
-from ..uncertainty.single_label import SingleLabelTask
 from ..uncertainty.task import Rows, Task
 from ..uncertainty.tasks import task_of
 from .curves import reliability_curve, risk_curve, roc_curve, score_histograms
@@ -28,7 +27,6 @@ from .table import DATA
 
 
 ENERGY = "energy"  # shown beside any other score: it needs no fit, and is often better than the maximum probability
-SINGLE_LABEL, REGRESSION, REWARD = "single_label_classification", "regression", "reward"
 
 
 def evaluate_uncertainty(
@@ -74,16 +72,16 @@ def evaluate_uncertainty(
         raise ValueError("models is empty: pass at least one model")
     tasks = _tasks(models, data)
     task, first = next(iter(tasks.values())), next(iter(models.values()))
-    if task.name != SINGLE_LABEL and (score != "msp" or class_prompts is not None):
+    if not task.has_detector and (score != "msp" or class_prompts is not None):
         raise ValueError(f"score and class_prompts are for single-label models, not for {task.title}: leave them out")
     data = task.load(data, first)
-    ood_data = load_if_named(ood_data, first, **({"labelled": False} if task.name == SINGLE_LABEL else {}))
+    ood_data = load_if_named(ood_data, first, **({"labelled": False} if task.has_detector else {}))
     data_sets, groups = _data_sets(data, ood_data, corruptions or {})
     for place, each in data_sets.items():
         each = each.data if isinstance(each, ChangedBatches) else each
         if (len(models) > 1 or corruptions) and hasattr(each, "__next__"):
             raise TypeError(f"{place} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
-        if task.name == SINGLE_LABEL:
+        if task.has_detector:
             check_can_be_shared(each, place)
     detector = as_detector(score)
     if detector.needs_fit and len(models) > 1:
@@ -100,7 +98,7 @@ def evaluate_uncertainty(
             for place, each in data_sets.items()
         }
         _warn_of_useless_results(name, task, found[name], groups)
-    described = detector.description if task.name == SINGLE_LABEL else "uncertainty of the prediction"
+    described = detector.description if task.has_detector else "uncertainty of the prediction"
     num_members = {name: measured[DATA].num_members for name, measured in found.items()}
     results = {name: _results(measured, groups) for name, measured in found.items()}
     metrics, curves, rows = ({name: parts[place] for name, parts in results.items()} for place in range(3))
@@ -112,7 +110,8 @@ def _tasks(models: Mapping[str, nn.Module], data: Any) -> dict[str, Task]:
     tasks = {name: task_of(model) for name, model in models.items()}
     names = {task.name for task in tasks.values()}
     are_pairs = isinstance(data, Mapping) and set(data) == {"chosen", "rejected"}
-    if names <= {REGRESSION, REWARD} and (are_pairs or len(names) > 1):  # a plain model of one output has no aggregate
+    # A plain model of one output has no aggregate.
+    if all(task.predicts_numbers for task in tasks.values()) and (are_pairs or len(names) > 1):
         tasks = {name: RewardTask(model) for name, model in models.items()}
     first = next(iter(tasks.values()))
     for name, task in tasks.items():
@@ -178,7 +177,7 @@ class _Reader:
     batch_size: int
 
     def measure(self, place: str, data: Any, labelled: bool) -> _Measured:
-        if isinstance(self.task, SingleLabelTask):
+        if self.task.has_detector:
             return self._measure_by_batch(place, data, labelled)
         answers, labels = self.task.collect(self.model, data, self.batch_size)
         if labelled and labels is None:
@@ -192,16 +191,8 @@ class _Reader:
         if labelled and place == DATA:
             first = next(iter(self.task.metrics))
             values["first_metric"] = jackknife_values(lambda rows: metrics_of(rows).get(first, math.nan), len(answers))
-        constant = self._constant(labels) if labelled else None
+        constant = self.task.constant_metric(labels) if labelled else None
         return _Measured(metrics, self.task.scores(answers), answers[:1].shape[1], constant, values)
-
-    def _constant(self, labels: Tensor) -> float | None:
-        """The first metric of predicting the same for every row; None where it is not known."""
-        if self.task.name == REWARD:
-            return 0.5
-        if self.task.name == REGRESSION:
-            return float((labels.double() - labels.double().mean(dim=0)).square().mean(dim=0).sqrt().mean())
-        return float(labels.double().mean()) if self.task.name == "multi_label_classification" else 0.0
 
     def _measure_by_batch(self, place: str, data: Any, labelled: bool) -> _Measured:
         """Of single-label models: no logits are kept, and processes share the batches."""

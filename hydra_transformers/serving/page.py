@@ -121,7 +121,7 @@ def _inputs(model: HydraPredictor) -> list[Any]:
         inputs = [gradio.Image(label="Image", sources=["upload", "clipboard"], height=300, **file)]
     else:
         inputs = [text(label="Text", lines=5, placeholder="Type a text", elem_id="input")]
-    if model.kind == "text" and model.task.name in ("regression", "reward"):
+    if model.kind == "text" and model.task.predicts_numbers:
         inputs.append(text(label="Second text, where the model reads pairs", lines=2, elem_id="pair"))
     return inputs
 

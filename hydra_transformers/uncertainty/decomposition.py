@@ -7,12 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batches import batches
-from ..data.prediction import (
-    classifies_tokens,
-    device_of,
-    predict,
-    problem_type_of_answers,
-)
+from ..data.prediction import classifies_tokens, device_of, predict, problem_type_of_answers
 from ..data.tags import NO_TAG, collect_words
 from ..models.detection import differing_pairs
 from ..models.modeling_hydra import entropy_split, log_mean

@@ -157,10 +157,7 @@ def summarize_classification(values: Mapping[str, Tensor]) -> dict[str, float]:
 
 def summarize_diversity(values: Mapping[str, Tensor]) -> dict[str, float]:
     """`diversity_metrics` from the values of each sample."""
-    return {
-        "mutual_information": exact_mean(values["epistemic"]),
-        "disagreement": exact_mean(values["disagreement"]),
-    }
+    return {"mutual_information": exact_mean(values["epistemic"]), "disagreement": exact_mean(values["disagreement"])}
 
 
 def exact_mean(values: Tensor) -> float:

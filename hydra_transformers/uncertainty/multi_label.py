@@ -201,6 +201,9 @@ class MultiLabelTask(Task):
     }
     columns = CLASS_COLUMNS | {"labels": "strings", "scores": "label scores"}
 
+    def constant_metric(self, labels: Tensor) -> float:
+        return float(labels.double().mean())
+
     def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
         """`multi_label_metrics` (with the thresholds of a calibrated model), how much members differ, summed over the labels,
         and what a calibrated model's sets and threshold bring."""

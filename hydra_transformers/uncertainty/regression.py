@@ -114,6 +114,10 @@ class RegressionTask(Task):
     }
     columns = CLASS_COLUMNS | {"interval": "intervals"}
     guarantees_risk = False
+    predicts_numbers = True
+
+    def constant_metric(self, labels: Tensor) -> float:
+        return float((labels.double() - labels.double().mean(dim=0)).square().mean(dim=0).sqrt().mean())
 
     def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
         """`regression_metrics`, and what a calibrated model's intervals and threshold bring."""

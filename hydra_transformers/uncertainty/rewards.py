@@ -71,6 +71,10 @@ class RewardTask(Task):
         "answered": ("Chosen answered", ""),
     }
     columns = CLASS_COLUMNS | {"interval": "intervals"}
+    predicts_numbers = True
+
+    def constant_metric(self, labels: Tensor) -> float:
+        return 0.5
 
     def load(self, data: Any, model: nn.Module) -> Any:
         """{"chosen": data, "rejected": data}, also of a set with two columns of texts of these names."""

@@ -22,6 +22,7 @@ from .temperature import TemperatureScaling, fit_temperature
 class SingleLabelTask(Task):
     name = "single_label_classification"
     title = "single-label classification"
+    has_detector = True
     metrics: ClassVar = {
         "accuracy": ("Accuracy", "high"),
         "brier": ("Brier", "low"),

@@ -139,6 +139,8 @@ class Task:
         model (`nn.Module`), classes (`list[str]` or `None`): whose task it is, and the names of its classes.
         aggregate (`str` or `None`): of a reward model, how members' scores become one.
         guarantees_risk (`bool`): whether a risk is a share, and can have a confidence.
+        has_detector (`bool`): whether the score of out-of-distribution rows can be chosen.
+        predicts_numbers (`bool`): whether it predicts numbers, not classes or labels.
     """
 
     name: str
@@ -146,6 +148,8 @@ class Task:
     metrics: Mapping[str, tuple[str, str]]
     columns: Mapping[str, str] = CLASS_COLUMNS
     guarantees_risk = True
+    has_detector = False
+    predicts_numbers = False
 
     def __init__(self, model: nn.Module):
         self.model, self.classes = model, classes_of(model)
@@ -167,6 +171,10 @@ class Task:
     def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
         """The metrics of `answers`; without labels those that need none, without `decided` those of the model alone."""
         raise NotImplementedError
+
+    def constant_metric(self, labels: Tensor) -> float:
+        """The first metric of predicting the same for every row."""
+        return 0.0
 
     def scores(self, answers: Tensor) -> Tensor:
         """How uncertain each row is, (rows,); higher is less sure. Tells out-of-distribution rows apart."""
