@@ -10,10 +10,10 @@ made up, or drawn from the scores of a real model (`--pool NAME=FILE.npz`, with 
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,27 +83,19 @@ DELAYS = tuple(
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows to draw from: made up where there are no files, and otherwise with replacement."""
+    """Rows to draw from with replacement: the arrays of a file, or made up where there are none."""
 
-    file: str | None = None
+    rows: Mapping[str, np.ndarray] | None = None
 
     def draw(self, random: np.random.Generator, count: int, ood: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
         """(scores, wrong)"""
         unfamiliar = random.random(count) < ood
-        if self.file is None:
+        if self.rows is None:
             scores = np.where(unfamiliar, random.beta(2.0, 1.5, count), random.beta(0.6, 2.0, count))
             return scores, unfamiliar | (random.random(count) < 0.5 * scores)
-        rows = _read_pool(self.file)
-        places = random.integers(len(rows["test_scores"]), size=count)
-        others = rows["ood_scores"][random.integers(len(rows["ood_scores"]), size=count)]
-        scores = np.where(unfamiliar, others, rows["test_scores"][places])
-        return scores, unfamiliar | rows["test_wrong"][places].astype(bool)
-
-
-@cache
-def _read_pool(file: str) -> dict[str, np.ndarray]:
-    with np.load(file) as rows:
-        return dict(rows)
+        scores, wrong, others = (self.rows[name] for name in ("test_scores", "test_wrong", "ood_scores"))
+        places, other_places = (random.integers(len(part), size=count) for part in (scores, others))
+        return np.where(unfamiliar, others[other_places], scores[places]), unfamiliar | wrong[places].astype(bool)
 
 
 class Run(NamedTuple):
@@ -223,16 +215,12 @@ def summarize(case: Case, runs: list[dict[str, int]], length: int) -> dict[str, 
     tests = {name: (name,) for name in tests} | {"monitor": tuple(ours)}
     summary: dict[str, Any] = {"name": case.name, "repetitions": len(runs), "tests": {}}
     for title, names in tests.items():
-        first = [min((alarms[name] for name in names if name in alarms), default=None) for alarms in runs]
-        early = sum(place is not None and place <= change for place in first)
-        delays = sorted(
-            np.inf if place is None else place - change for place in first if place is None or place > change
-        )
-        middle = delays[len(delays) // 2] if delays else np.inf
-        share = sum(place is not None for place in first) / len(first)
+        first = np.array([min((alarms[name] for name in names if name in alarms), default=np.inf) for alarms in runs])
+        delays = np.sort(first[first > change]) - change
+        middle = delays[len(delays) // 2] if len(delays) else np.inf
         summary["tests"][title] = {
-            "alarms": share,
-            "early": early / len(first),
+            "alarms": float(np.isfinite(first).mean()),
+            "early": float((first <= change).mean()),
             "median_delay": int(middle) if case.has_change and np.isfinite(middle) else None,
         }
     return summary
@@ -264,14 +252,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--pool", action="append", default=[], metavar="NAME=FILE", help="scores of a real model")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(arguments)
-    pools = {"made up": Pool()} | {
-        name: Pool(file) for name, _, file in (text.partition("=") for text in options.pool)
-    }
+    files = dict(text.split("=", 1) for text in options.pool)
+    pools = {"made up": Pool()} | {name: Pool(dict(np.load(file))) for name, file in files.items()}
     rows = json.loads(options.output.read_text())["cases"] if options.output.exists() else []
     done = {(row["pool"], row["name"]) for row in rows}
     with ProcessPoolExecutor(options.workers) as workers:
         for pool_name, pool in pools.items():
-            for case in (*FALSE_ALARMS, *DELAYS) if pool.file is None else (FALSE_ALARMS[0], *DELAYS[-2:]):
+            for case in (*FALSE_ALARMS, *DELAYS) if pool.rows is None else (FALSE_ALARMS[0], *DELAYS[-2:]):
                 if (pool_name, case.name) in done:
                     continue
                 runs, drawn = [], 0
