@@ -268,6 +268,8 @@ def main(arguments: list[str] | None = None) -> None:
                     simulated = workers.map(partial(repetitions, case, pool, options.length), chunks)
                     runs += [alarms for chunk in simulated for alarms in chunk if alarms is not None]
                     drawn += missing
+                    if not runs:
+                        raise ValueError(f"{pool_name}: a risk of {case.risk} can never be promised")
                 machine = where_it_ran("cpu")
                 about = {"pool": pool_name, "commit": machine["commit"], "package": machine["package"]}
                 rows.append(about | summarize(case, runs, options.length))
