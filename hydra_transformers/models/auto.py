@@ -53,7 +53,7 @@ class AutoHydra:
             )
         classes, saved = list(classes_of([config.model_type])), getattr(config, "architectures", None) or ()
         usual = next(iter(heads_of_type(config.model_type)), classes[-1])
-        return next((each for each in classes if each.__name__ in saved), usual).from_pretrained(name, **kwargs)
+        return next((hydra for hydra in classes if hydra.__name__ in saved), usual).from_pretrained(name, **kwargs)
 
     @staticmethod
     def from_backbone(
@@ -139,7 +139,7 @@ class AutoHydra:
             raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
         if not members:
             raise ValueError("members is empty: pass at least one model")
-        loaded = [load_trained(each) if isinstance(each, (str, os.PathLike)) else each for each in members]
+        loaded = [load_trained(member) if isinstance(member, (str, os.PathLike)) else member for member in members]
         hydra = hydra_class(loaded[0], "members[0]")
         return hydra.from_pruned_members(loaded, shared, trunk_layers, allow_equal, check)
 
@@ -213,7 +213,7 @@ def check_model_exists(name: str | os.PathLike) -> None:
 def check_type_is_supported(config: PreTrainedConfig, name: str | os.PathLike) -> None:
     """Refuses a model of which there is no classifier, nor a zero-shot model, that becomes a Hydra."""
     if not heads_of_type(config.model_type):
-        types = {each.config_class.model_type for each in heads_of(FAMILIES)}
+        types = {head.config_class.model_type for head in heads_of(FAMILIES)}
         raise ValueError(
             f"{name} is a {config.model_type}, which is not supported; {closest(config.model_type, types)} are"
         )
@@ -264,10 +264,10 @@ def backbones_of(kinds: Iterable[str]) -> dict[type[PreTrainedModel], type[PreTr
 def heads_of(kinds: Iterable[str]) -> dict[type[PreTrainedModel], str]:
     """Hydras with a head and their backbones, and the name of the Auto class that loads them."""
     return {
-        each: auto_class
+        head: auto_class
         for hydra, auto_class in classes_of(kinds).items()
         if auto_class != "AutoModel"
-        for each in (hydra, *hydra.backbone_classes)
+        for head in (hydra, *hydra.backbone_classes)
     }
 
 
@@ -280,13 +280,13 @@ def hydra_classes() -> dict[type[PreTrainedModel], type[PreTrainedModel]]:
 def heads_of_type(model_type: str) -> dict[type[PreTrainedModel], str]:
     """`heads_of` a backbone's or Hydra's `model_type`, the one first that a user would have the model for."""
     heads = heads_of(families_of(model_type))
-    return {each: auto_class for each, auto_class in heads.items() if each.config_class.model_type == model_type}
+    return {head: auto_class for head, auto_class in heads.items() if head.config_class.model_type == model_type}
 
 
 def head_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class with a head that a backbone's or Hydra's config was saved with, or the usual one where it was none."""
     heads, saved = list(heads_of_type(config.model_type)), getattr(config, "architectures", None) or ()
-    return next((each for each in heads if each.__name__ in saved), heads[0])
+    return next((head for head in heads if head.__name__ in saved), heads[0])
 
 
 def class_with_new_classifier(config: PreTrainedConfig, problem_type: str | None) -> type[PreTrainedModel]:
@@ -294,10 +294,10 @@ def class_with_new_classifier(config: PreTrainedConfig, problem_type: str | None
     is_of_tokens = problem_type == "token_classification"
     if problem_type is None:
         is_of_tokens = "Token" in auto_class_of(config)
-    for each, auto_class in heads_of_type(config.model_type).items():
-        is_hydra, is_zero_shot = hasattr(each, "from_pruned_members"), "ZeroShot" in auto_class
+    for head, auto_class in heads_of_type(config.model_type).items():
+        is_hydra, is_zero_shot = hasattr(head, "from_pruned_members"), "ZeroShot" in auto_class
         if not is_hydra and not is_zero_shot and ("Token" in auto_class) == is_of_tokens:
-            return hydra_classes()[each]
+            return hydra_classes()[head]
     raise ValueError(
         f"model is a {config.model_type}, which gets no classifier of {'tokens' if is_of_tokens else 'whole inputs'} here: "
         "pass a pre-trained model of Transformers, one of AutoHydra.supported()"

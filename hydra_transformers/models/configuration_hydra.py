@@ -81,26 +81,26 @@ class ShippedPipelines:
     _auto_class = "AutoConfig"  # so that Transformers saves the code with it
 
     def shipped_pipelines(self) -> dict[str, dict]:
-        found = [each for each in PIPELINES if each in self.auto_classes]
+        names = [name for name in PIPELINES if name in self.auto_classes]
         # A family may have several heads. With the pipelines of all of them, Transformers could not choose one by itself.
-        of_head = [each for each in found if str(self.architectures).endswith(f"{each.removeprefix('AutoModel')}']")]
-        return {task_of(PIPELINES[each]): {"impl": PIPELINES[each], "pt": [each]} for each in of_head or found}
+        of_head = [name for name in names if str(self.architectures).endswith(f"{name.removeprefix('AutoModel')}']")]
+        return {task_of(PIPELINES[name]): {"impl": PIPELINES[name], "pt": [name]} for name in of_head or names}
 
     @property
     def custom_pipelines(self) -> dict[str, dict]:
         """What `pipeline` asks leave to run; not those that the installed package has registered."""
         from transformers.pipelines import PIPELINE_REGISTRY
 
-        known = PIPELINE_REGISTRY.supported_tasks
-        return {task: found for task, found in self.shipped_pipelines().items() if task not in known}
+        registered = PIPELINE_REGISTRY.supported_tasks
+        return {task: pipeline for task, pipeline in self.shipped_pipelines().items() if task not in registered}
 
     @custom_pipelines.setter
     def custom_pipelines(self, saved: dict) -> None:
         pass  # they are those of this code
 
     def to_dict(self) -> dict:
-        found = self.shipped_pipelines()
-        return super().to_dict() | ({"custom_pipelines": found} if found else {})
+        pipelines = self.shipped_pipelines()
+        return super().to_dict() | ({"custom_pipelines": pipelines} if pipelines else {})
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
@@ -217,7 +217,7 @@ def check_shared(shared: list[str]) -> None:
 def check_trunk(config) -> None:
     """Refuses a trunk that members cannot have in common; a single member has none."""
     trunk, kept_heads = config.trunk_layers, config.kept_heads
-    same = next((at for at, kept in enumerate(kept_heads) if any(kept[0] != each for each in kept)), len(kept_heads))
+    same = next((at for at, kept in enumerate(kept_heads) if any(kept[0] != heads for heads in kept)), len(kept_heads))
     if not 0 <= trunk <= same:
         raise ValueError(f"trunk_layers is {trunk}: pass 0 to {same}, so many first layers have the same heads")
     config.trunk_layers = trunk if config.num_members > 1 else 0
@@ -250,9 +250,9 @@ def check_ensemble_loss(ensemble_loss: str) -> None:
 
 def check_model_type(config_dict: dict, config_class: type) -> None:
     """Refuses a backbone's config: its weights have another layout and would load as nonsense."""
-    found = config_dict.get("model_type", config_class.model_type)
-    if found != config_class.model_type:
+    model_type = config_dict.get("model_type", config_class.model_type)
+    if model_type != config_class.model_type:
         raise ValueError(
-            f"this checkpoint is of type {found!r}, {config_class.__name__} reads {config_class.model_type!r}: load a "
+            f"this checkpoint is of type {model_type!r}, {config_class.__name__} reads {config_class.model_type!r}: load a "
             "backbone with its own Transformers class and pass it to from_backbone()"
         )

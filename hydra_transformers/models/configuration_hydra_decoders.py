@@ -25,8 +25,8 @@ class HydraDecoderConfigMixin(HydraConfigMixin):
                 "multiple of these"
             )
         if self.has_windows:
-            known = ("full_attention", "sliding_attention")[: 1 if self.sliding_window is None else 2]
-            other = next((layer_type for layer_type in self.layer_types if layer_type not in known), None)
+            layer_types = ("full_attention", "sliding_attention")[: 1 if self.sliding_window is None else 2]
+            other = next((layer_type for layer_type in self.layer_types if layer_type not in layer_types), None)
             if other is not None:
                 raise ValueError(
                     f"layer_types names {other!r}, and sliding_window is {self.sliding_window}: layers are of type "

@@ -85,7 +85,7 @@ class HydraTowersConfigMixin(ShippedPipelines):
 def tower_specs(backbone: type, towers: dict[str, type]) -> dict[str, object]:
     """The towers' config classes as the backbone's class has its own: from transformers 5.19 on each is in a spec."""
     spec = next(iter(getattr(backbone, "sub_configs_defaults", {}).values()), None)
-    return towers.copy() if spec is None else {name: type(spec)(config_class=each) for name, each in towers.items()}
+    return towers.copy() if spec is None else {name: type(spec)(config_class=tower) for name, tower in towers.items()}
 
 
 def _tower_config(config, config_class: type):

@@ -263,8 +263,8 @@ def task_name(model: nn.Module) -> str:
 def config_settings(model: nn.Module) -> dict[str, Any]:
     """Those of `CONFIG_FIELDS` that a model's config has, None left out."""
     config = _config_of(model)
-    found = {name: getattr(config, name, None) for name in CONFIG_FIELDS}
-    return {name: value for name, value in found.items() if isinstance(value, str)}
+    values = {name: getattr(config, name, None) for name in CONFIG_FIELDS}
+    return {name: value for name, value in values.items() if isinstance(value, str)}
 
 
 def _config_of(model: nn.Module) -> Any:
@@ -284,8 +284,8 @@ def dtype_of(weights: list[Tensor]) -> str | None:
 
 def weights_of_replica(model: nn.Module) -> list[Tensor]:
     """Those of a copy by `nn.DataParallel`, whose weights are plain tensors, in the order of `model.parameters()`."""
-    found = (each for module in model.modules() for each in vars(module).get("_former_parameters", {}).values())
-    return list({id(weight): weight for weight in found if weight is not None}.values())
+    weights = (weight for module in model.modules() for weight in vars(module).get("_former_parameters", {}).values())
+    return list({id(weight): weight for weight in weights if weight is not None}.values())
 
 
 # Digests

@@ -34,7 +34,7 @@ def entities_in(tags: Sequence[str | None], by_prefix: bool) -> list[Entity]:
         >>> entities_in(["NOUN", "NOUN"], by_prefix=False)
         [Entity(kind='NOUN', first=0, last=0), Entity(kind='NOUN', first=1, last=1)]
     """
-    found: list[Entity] = []
+    entities: list[Entity] = []
     is_open = False  # whether the word before belongs to an entity that may go on
     for place, tag in enumerate(tags):
         if tag is None or tag == OUTSIDE:
@@ -44,16 +44,16 @@ def entities_in(tags: Sequence[str | None], by_prefix: bool) -> list[Entity]:
         if not dash:
             prefix, kind = "S", tag  # a tag of one word among tags with prefixes
         prefix = SAME_PREFIXES.get(prefix, prefix)
-        if is_open and prefix in ("I", "E") and found[-1].kind == kind:
-            found[-1] = found[-1]._replace(last=place)
+        if is_open and prefix in ("I", "E") and entities[-1].kind == kind:
+            entities[-1] = entities[-1]._replace(last=place)
         else:
-            found.append(Entity(kind, place, place))
+            entities.append(Entity(kind, place, place))
         is_open = prefix in ("B", "I")
-    return found
+    return entities
 
 
 def worst_and_mean(entity: Entity, scores: Sequence[float]) -> tuple[float, float]:
     """Of the words of an entity, the highest score and the mean. NaN counts as the highest."""
-    own = scores[entity.first : entity.last + 1]
-    worst = max(own, key=lambda score: (score != score, score))
-    return worst, sum(own) / len(own)
+    of_entity = scores[entity.first : entity.last + 1]
+    worst = max(of_entity, key=lambda score: (score != score, score))
+    return worst, sum(of_entity) / len(of_entity)

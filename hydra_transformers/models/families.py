@@ -90,14 +90,15 @@ def config_class(model_type: str) -> type:
     """The config class of a family, which is imported and registered with the Auto classes of Transformers."""
     if model_type not in _loaded:
         family = FAMILIES[model_type]
-        found = getattr(importlib.import_module(f".configuration_hydra_{family.module}", __package__), family.names[0])
+        module = importlib.import_module(f".configuration_hydra_{family.module}", __package__)
+        config = getattr(module, family.names[0])
         import transformers
 
-        transformers.AutoConfig.register(model_type, found, exist_ok=True)
-        for auto_class in found.auto_classes:
+        transformers.AutoConfig.register(model_type, config, exist_ok=True)
+        for auto_class in config.auto_classes:
             if auto_class != "AutoConfig":
-                getattr(transformers, auto_class).register(found, model_class(found, auto_class), exist_ok=True)
-        _loaded[model_type] = found
+                getattr(transformers, auto_class).register(config, model_class(config, auto_class), exist_ok=True)
+        _loaded[model_type] = config
     return _loaded[model_type]
 
 
@@ -119,11 +120,11 @@ def pipeline_class(auto_class: str) -> type:
     from transformers.pipelines import PIPELINE_REGISTRY
 
     module, _, name = PIPELINES[auto_class].partition(".")
-    found = getattr(importlib.import_module(f".{module}", __package__), name)
+    pipeline = getattr(importlib.import_module(f".{module}", __package__), name)
     task = task_of(PIPELINES[auto_class])
-    PIPELINE_REGISTRY.supported_tasks[task]["impl"] = found
-    found._registered_impl = {task: PIPELINE_REGISTRY.supported_tasks[task]}
-    return found
+    PIPELINE_REGISTRY.supported_tasks[task]["impl"] = pipeline
+    pipeline._registered_impl = {task: PIPELINE_REGISTRY.supported_tasks[task]}
+    return pipeline
 
 
 class Placeholder(type):

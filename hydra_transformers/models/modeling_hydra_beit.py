@@ -64,8 +64,8 @@ class HydraBeitAttention(HydraTableBiasAttention):
         shared = None if shared_bias is None else super().bias(hidden_states, query, key, shared_bias)
         if not self.config.use_relative_position_bias:
             return shared
-        own = self.distance_bias(distances[: query.shape[2]])
-        return own if shared is None else shared + own
+        of_layer = self.distance_bias(distances[: query.shape[2]])
+        return of_layer if shared is None else shared + of_layer
 
 
 def numbers_of_distances(side: int, device: torch.device) -> torch.Tensor:

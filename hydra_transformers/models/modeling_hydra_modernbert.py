@@ -112,7 +112,7 @@ class GroupedLayerNorm(nn.Module):
         biases = [None] * len(weights) if self.bias is None else self.bias.unbind()
         parts = zip(hidden_states.unbind(), weights, biases, strict=True)
         # One by one: the fused kernel rounds once.
-        return torch.stack([nn.functional.layer_norm(states, size, *own, self.eps) for states, *own in parts])
+        return torch.stack([nn.functional.layer_norm(states, size, *affine, self.eps) for states, *affine in parts])
 
 
 class HydraModernBertHead(nn.Module):

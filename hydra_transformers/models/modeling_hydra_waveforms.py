@@ -206,13 +206,13 @@ class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
 
     def encode_all_layers(self, **kwargs) -> HydraModelOutput:
         """The encoder's outputs with the weighted sum of all states in place of the last ones."""
-        asked = kwargs.get("output_hidden_states")
+        output_hidden_states = kwargs.get("output_hidden_states")
         outputs = self.base_model(**kwargs | {"output_hidden_states": True})
         hidden_states = self.weighted_sum([states.transpose(0, 1) for states in outputs.hidden_states])
         pooled = self.base_model.pool(hidden_states, attention_mask=kwargs.get("attention_mask"))
         outputs.member_last_hidden_state = hidden_states.transpose(0, 1)
         outputs.member_pooler_output = pooled.transpose(0, 1)
-        if not (self.config.output_hidden_states if asked is None else asked):
+        if not (self.config.output_hidden_states if output_hidden_states is None else output_hidden_states):
             outputs.hidden_states = None
         return outputs
 

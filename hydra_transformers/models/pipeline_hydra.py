@@ -38,9 +38,9 @@ def read_image(image: Any, name: str = "the image", mode: str = "RGB", timeout: 
         raise ValueError(
             f"{name} has the mode {image.mode}, of more than 256 levels: scale it to 8 bits a channel first"
         )
-    found = PIL.ImageOps.exif_transpose(image).convert(mode)
-    found.info.clear()  # a broken EXIF tag would make Transformers' pipeline fail, which turns images once more
-    return found
+    converted = PIL.ImageOps.exif_transpose(image).convert(mode)
+    converted.info.clear()  # a broken EXIF tag would make Transformers' pipeline fail, which turns images once more
+    return converted
 
 
 def image_mode(config: Any) -> str:
@@ -157,9 +157,9 @@ class ImagesMixin:
             if mode == "L":  # as a tensor: Transformers' pipeline makes images RGB
                 pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
                 image = pixels.view(1, image.height, image.width)
-        found = super().preprocess(image, **parameters)
-        found["notes"] = {"empty": empty}
-        return found
+        inputs = super().preprocess(image, **parameters)
+        inputs["notes"] = {"empty": empty}
+        return inputs
 
 
 class HydraImageClassificationPipeline(ImagesMixin, PredictionsMixin, ImageClassificationPipeline):
@@ -198,7 +198,7 @@ def predict(
         if len(columns) != 1:
             raise TypeError(f"inputs has the columns {', '.join(map(str, columns))}: pass one of them, inputs[column]")
         inputs = inputs[columns[0]]
-    inputs = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in inputs]
+    inputs = [os.fspath(source) if isinstance(source, os.PathLike) else source for source in inputs]
     if "ZeroShot" in pipeline_class.__name__ and not parameters.get("candidate_labels"):
         raise ValueError("candidate_labels is missing: the model chooses among labels that you name")
     readers = {
@@ -218,7 +218,7 @@ LOADED_PROCESSORS = threading.local()
 def processor_of(model: nn.Module, auto_class: type) -> Any:
     """The processor that was saved with the model, loaded once for each model."""
     name, config = model.config.name_or_path, model.config
-    inside = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)
+    inside = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), model)
     by_model = vars(LOADED_PROCESSORS).setdefault("by_model", WeakKeyDictionary())
     loaded, key = by_model.setdefault(inside, {}), (auto_class.__name__, name)
     if key in loaded:
@@ -226,8 +226,8 @@ def processor_of(model: nn.Module, auto_class: type) -> Any:
     try:
         # Who trusted the code of the model's repository need not be asked again; its config says which processor it has.
         is_trusted = type(inside).__module__.startswith("transformers_modules.")
-        known = {"config": config} if config.model_type else {}
-        loaded[key] = auto_class.from_pretrained(name, trust_remote_code=is_trusted or None, **known)
+        options = {"config": config} if config.model_type else {}
+        loaded[key] = auto_class.from_pretrained(name, trust_remote_code=is_trusted or None, **options)
         return loaded[key]
     except (OSError, ValueError, ImportError) as error:
         where = f"none could be loaded from {name}" if name else "the model was not loaded from anywhere"

@@ -17,18 +17,18 @@ class HydraTextClassificationPipeline(PredictionsMixin, TextClassificationPipeli
 
     def preprocess(self, inputs: Any, **parameters) -> Any:
         parameters = {"truncation": True, "max_length": self.most_tokens, **parameters}
-        found = super().preprocess(inputs, **parameters)
-        length, is_cut = found["input_ids"].shape[-1], False
+        tokens = super().preprocess(inputs, **parameters)
+        length, is_cut = tokens["input_ids"].shape[-1], False
         if length >= (parameters["max_length"] or self.most_tokens):
             whole = {**parameters, "truncation": False, "max_length": None, "padding": False, "verbose": False}
             is_cut = super().preprocess(inputs, **whole)["input_ids"].shape[-1] > length
         is_empty = not any(map(has_content, texts_in(inputs)))
         if length == 0:  # the model fails on it, or reads the padding of its batch
             is_empty, token = True, self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0
-            for name in found:
-                found[name] = torch.full((1, 1), {"input_ids": token, "attention_mask": 1}.get(name, 0))
-        found["notes"] = {"empty": "The text is empty." if is_empty else None, "truncated": is_cut}
-        return found
+            for name in tokens:
+                tokens[name] = torch.full((1, 1), {"input_ids": token, "attention_mask": 1}.get(name, 0))
+        tokens["notes"] = {"empty": "The text is empty." if is_empty else None, "truncated": is_cut}
+        return tokens
 
     def __call__(self, inputs: Any, **parameters):
         return Pipeline.__call__(self, inputs, **parameters)  # one dict for one text, no list of one
@@ -38,8 +38,8 @@ def texts_in(inputs: Any) -> list[str]:
     """The texts of one input: a text, or a pair as a dict or in lists."""
     if isinstance(inputs, str):
         return [inputs]
-    each = inputs.values() if isinstance(inputs, dict) else inputs or ()
-    return [text for part in each for text in texts_in(part)]
+    parts = inputs.values() if isinstance(inputs, dict) else inputs or ()
+    return [text for part in parts for text in texts_in(part)]
 
 
 def has_content(text: str) -> bool:

@@ -37,7 +37,7 @@ class HydraTokenClassificationPipeline(TokenClassificationPipeline):
 
     def check_model_type(self, supported_models: Any) -> None:
         # Also one that came with its repository, or that a wrapper holds.
-        if not any("ForTokenClassification" in type(each).__name__ for each in self.model.modules()):
+        if not any("ForTokenClassification" in type(module).__name__ for module in self.model.modules()):
             raise ValueError(f"model is a {type(self.model).__name__}: this pipeline takes token classifiers")
 
     def _sanitize_parameters(self, top_k: int | None = None, **parameters):
@@ -64,13 +64,13 @@ class HydraTokenClassificationPipeline(TokenClassificationPipeline):
         is_empty = not has_content(whole)
         longest = min(self.tokenizer.model_max_length, most_tokens(self.model))
         options = {"is_split_into_words": is_split, "return_offsets_mapping": True, "verbose": False}
-        found = self.tokenizer(list(text) if is_split else text, **options)
-        is_cut = len(found["input_ids"]) > longest
+        tokens = self.tokenizer(list(text) if is_split else text, **options)
+        is_cut = len(tokens["input_ids"]) > longest
         if is_cut:
-            found = self.tokenizer(list(text) if is_split else text, truncation=True, max_length=longest, **options)
-        places = words_of(found.word_ids(), found["offset_mapping"], text if is_split else None)
-        inputs = {name: torch.tensor([found[name]]) for name in self.tokenizer.model_input_names if name in found}
-        if not found["input_ids"]:  # of a tokenizer without special tokens: the model fails on it
+            tokens = self.tokenizer(list(text) if is_split else text, truncation=True, max_length=longest, **options)
+        places = words_of(tokens.word_ids(), tokens["offset_mapping"], text if is_split else None)
+        inputs = {name: torch.tensor([tokens[name]]) for name in self.tokenizer.model_input_names if name in tokens}
+        if not tokens["input_ids"]:  # of a tokenizer without special tokens: the model fails on it
             token = self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0
             inputs = {name: torch.full((1, 1), {"input_ids": token}.get(name, 1)) for name in inputs}
         notes = {"text": whole, "places": [] if is_empty else places, "empty": is_empty, "truncated": is_cut}
@@ -133,16 +133,16 @@ def words_of(
     for word in words or ():
         starts.append(total)
         total += len(word) + 1
-    found: dict[int, list[int]] = {}
+    places: dict[int, list[int]] = {}
     for token, word in enumerate(word_ids):
         if word is None:
             continue
         shift = starts[word] if words else 0
         start, end = (shift + place for place in offsets[token])
-        if word not in found:
-            found[word] = [token, start, end]
-        found[word][2] = max(found[word][2], end)
-    return [tuple(place) for place in found.values()]
+        if word not in places:
+            places[word] = [token, start, end]
+        places[word][2] = max(places[word][2], end)
+    return [tuple(place) for place in places.values()]
 
 
 def _of_words(name: str, values: Tensor, tokens: Tensor, firsts: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class HydraModelMixin:
         return package("uncertainty.calibration").calibrate(self, data, ood_data, **options)
 
     def predict(self, inputs: Any, processor: Any = None, batch_size: int = 1, **parameters: Any) -> list[dict]:
-        """A dict for each of several texts, images (of PIL, or their paths) or sounds: label, score, how uncertain and why,
+        """A dict for each of several texts, images (of PIL, or their paths) or audio: label, score, how uncertain and why,
         whether to abstain, and which classes it may be. See `pipeline_hydra.predict`."""
         from .pipeline_hydra import predict  # not above: that would import all pipelines with every model
 

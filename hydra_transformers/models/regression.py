@@ -22,12 +22,12 @@ def spread(member_logits: torch.Tensor) -> torch.Tensor:
 
 def times_of_spread(aggregate: str) -> float | None:
     """How many times the spread is taken off the mean; None for "min"."""
-    found = re.fullmatch(r"min|mean(?:-(\d+(?:\.\d+)?)std)?", aggregate) if isinstance(aggregate, str) else None
-    if found is None:
+    match = re.fullmatch(r"min|mean(?:-(\d+(?:\.\d+)?)std)?", aggregate) if isinstance(aggregate, str) else None
+    if match is None:
         raise ValueError(
             f"aggregate is {aggregate!r}: use 'mean', 'min', or 'mean-2std' with any number in place of 2"
         )
-    return None if aggregate == "min" else float(found[1] or 0)
+    return None if aggregate == "min" else float(match[1] or 0)
 
 
 def aggregated(member_logits: torch.Tensor, aggregate: str | None) -> torch.Tensor:
