@@ -38,11 +38,7 @@ class ChangedBatches:
 
 
 def batches(
-    data: Any,
-    batch_size: int = 32,
-    device: torch.device | str | None = None,
-    rank: int = 0,
-    world_size: int = 1,
+    data: Any, batch_size: int = 32, device: torch.device | str | None = None, rank: int = 0, world_size: int = 1
 ) -> Iterator[dict[str, Tensor]]:
     """Iterate over `data` as dict batches of tensors, each tensor with the rows in its first dimension.
 

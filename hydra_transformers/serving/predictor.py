@@ -238,23 +238,10 @@ class HydraPredictor(Answerer):
                 [answer] = predict_decisions(self.model, [value], self.processor, top_k=None)
             finally:
                 hook.remove()
-        task, names = self.task.name, self.class_names
-        if task == "token_classification":
-            return answer | {"text": value, "num_classes": len(names)}
-        [output] = outputs
-        if task in ("regression", "reward"):
-            return answer | {"members": member_logits_of(output)[0].double().tolist()}
-        members = member_logits_of(output)[0].double()  # (members, classes)
-        if task == "multi_label_classification":
-            order = [names.index(score["label"]) for score in answer["scores"]]
-            log_odds = [0.0] * len(names) if self.calibration is None else self.calibration["log_odds"]
-            thresholds = torch.tensor(list(map(float, log_odds)), dtype=torch.float64).sigmoid()
-            return answer | {"thresholds": thresholds[order].tolist(), "members": members.sigmoid()[:, order].tolist()}
-        members = members.softmax(dim=-1)
-        mean = members.mean(dim=0)
-        order = mean.argsort(descending=True, stable=True)
-        scores = [{"label": names[index], "score": mean[index].item()} for index in order.tolist()]
-        return answer | {"scores": scores, "members": members[:, order].tolist()}
+        if "entities" in answer:  # of a token classifier
+            return answer | {"text": value, "num_classes": len(self.class_names)}
+        member_logits = member_logits_of(*outputs)[0].double()
+        return answer | self.task.of_members(member_logits, answer["scores"], self.calibration)
 
 
 def _image_of(value: Any, mode: str) -> Any:

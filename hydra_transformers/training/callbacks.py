@@ -13,15 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ..fusion.structure import encoder_config, isinstance_by_name, number_of_layers, tower_configs
 from ..fusion.trunk import check_trunk_layers, trunk_depth
 from ..models.modeling_hydra import GroupedLinear, GroupedOutput
-from .parameter_groups import (
-    PARTS,
-    Place,
-    is_baseline,
-    kept_by_class,
-    layer_dropouts,
-    places,
-    unused_parameters,
-)
+from .parameter_groups import PARTS, Place, is_baseline, kept_by_class, layer_dropouts, places, unused_parameters
 
 
 class PostPruningCallback(TrainerCallback):

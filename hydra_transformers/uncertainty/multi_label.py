@@ -232,6 +232,13 @@ class MultiLabelTask(Task):
         """The sum of the labels' entropies."""
         return decompose(answers, "multi_label_classification").total.sum(dim=1)
 
+    def of_members(self, member_logits: Tensor, scores: list[dict], settings: Settings | None) -> dict[str, Any]:
+        """With the `thresholds` of the labels."""
+        order = [self.classes.index(score["label"]) for score in scores]
+        log_odds = [0.0] * len(self.classes) if settings is None else settings["log_odds"]
+        thresholds = torch.tensor(list(map(float, log_odds)), dtype=torch.float64).sigmoid()
+        return {"thresholds": thresholds[order].tolist(), "members": member_logits.sigmoid()[:, order].tolist()}
+
     def outcomes(self, output: Any, labels: Tensor | None, settings: Settings, random: Generator) -> Outcomes:
         outcomes, sets, missed = super().outcomes(output, labels, settings, random), output.prediction_set, None
         if labels is None:

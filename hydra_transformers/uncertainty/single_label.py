@@ -81,6 +81,13 @@ class SingleLabelTask(Task):
         wrong = decompose(output.member_logits).prediction != labels
         return outcomes._replace(wrong=wrong[outcomes.answered], missed=missed)
 
+    def of_members(self, member_logits: Tensor, scores: list[dict], settings: Settings | None) -> dict[str, Any]:
+        members = member_logits.softmax(dim=-1)
+        mean = members.mean(dim=0)
+        order = mean.argsort(descending=True, stable=True)
+        scores = [{"label": self.classes[index], "score": mean[index].item()} for index in order.tolist()]
+        return {"scores": scores, "members": members[:, order].tolist()}
+
     # Calibration
 
     def set_detector(self, detector: str | Detector) -> None:

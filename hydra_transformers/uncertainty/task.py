@@ -184,6 +184,10 @@ class Task:
         """What a monitor counts of a calibrated model's output on the CPU; settings: of its decision."""
         return Outcomes(output.detector_score, ~output.abstain)
 
+    def of_members(self, member_logits: Tensor, scores: list[dict], settings: Settings | None) -> dict[str, Any]:
+        """What is shown of the members beside a prediction, in the order of its `scores`; member_logits: (members, outputs)"""
+        return {"members": member_logits.tolist()}
+
     # Calibration
 
     def set_detector(self, detector: Any) -> None:
