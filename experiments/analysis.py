@@ -1,10 +1,10 @@
 """Which heads see what, and how many can go, on fine-tuned pre-trained models: the paper's sections 3 and B.1 to B.3.
 
-    python -m experiments.analysis --setting tinyimagenet-dinov2 --data DIR --start FOLDER --results OUT
-    python -m experiments.analysis --setting sst2-gte --data DIR --start FOLDER --results OUT
-    python -m experiments.analysis --smallest                                        # does it run? made-up data
+    python -m experiments.analysis --setting images --data DIR --start FOLDER --results OUT
+    python -m experiments.analysis --setting sst2 --data DIR --start FOLDER --results OUT
+    python -m experiments.analysis --setting smallest --results OUT                  # does it run? made-up data
 
-Fine-tunes the setting's model (its folder in `--runs` is taken up again), extracts circuits, and writes for each setting
+Fine-tunes the setting's model, extracts circuits, and writes for each setting
 `OUT/SETTING/` with `report.md`, `results.json` and a picture. Heads are chosen on the rows that the setting has for
 circuits, and judged on test rows.
 """
@@ -12,8 +12,7 @@ circuits, and judged on test rows.
 import argparse
 import random
 import sys
-import tempfile
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,10 @@ from .heads.overlap import compare_head_sets
 from .heads.proposition import pruning_under_noise, with_noise
 from .heads.separation import head_separation
 from .heads.sweep import PICTURE, sweep_budgets
-from .methods import Comparison
-from .pretrained import SETTINGS
+from .one_run import train
 from .results import in_lines
 from .rows import TensorRows
-from .setting import Setting
-from .smallest import SMALLEST
+from .runs import SETTINGS
 
 
 JUDGED_ROWS, OOD_ROWS = 2_000, 500  # of the test rows, and of each OOD set
@@ -67,19 +64,20 @@ def drawn(rows: TensorRows, count: int | None = None) -> Batches:
 class Study:
     """A setting's data on a device, and what is measured with it."""
 
-    def __init__(self, setting: Setting, args: argparse.Namespace):
-        self.setting, self.args = setting, args
-        self.splits = setting.read(args.data, setting.start).to(args.device)
+    def __init__(self, args: argparse.Namespace):
+        self.args, setting = args, SETTINGS[args.setting]
+        self.splits = setting.read(args.data, args.start).to(args.device)
         self.known, self.unknown = drawn(self.splits.circuit_id), drawn(self.splits.circuit_ood)
-        self.model = Comparison(setting, self.splits, args.runs / setting.name, args.device).backbone(0)
+        self.model = setting.new_model(args.start, 0).to(args.device)
+        train(self.model, setting.single, setting, self.splits.train, args.device)
         self.heads = heads_of(prune_heads(self.model))
         self.budget = len(self.heads) // 3
         steps = (max(1, len(self.heads) * step // (2 * STEPS)) for step in range(1, STEPS + 1))
         self.budgets = sorted({self.budget, *steps})
 
     def circuit(self, objective: str) -> Circuit:
-        on_gpu, options = self.args.device == "cuda", {"budget": max(self.budgets), "mode": self.setting.circuit_mode}
-        model = prune_heads(self.model).to(self.setting.circuit_dtype) if on_gpu else self.model
+        on_gpu, options = self.args.device == "cuda", {"budget": max(self.budgets), "mode": "shortlist"}
+        model = prune_heads(self.model).to(torch.bfloat16) if on_gpu else self.model
         return extract_circuit(model, self.known, self.unknown, objective, **options)
 
     def run(self) -> dict[str, Any]:
@@ -105,7 +103,7 @@ def write(study: Study, folder: Path) -> str:
     """Runs a study, writes its folder and returns the report."""
     results = study.run()
     results["sweep"].plot(folder)
-    about = f"{study.setting.title}. At most {JUDGED_ROWS:,} test rows and {OOD_ROWS} of each OOD set."
+    about = f"Setting: {study.args.setting}. At most {JUDGED_ROWS:,} test rows and {OOD_ROWS} of each OOD set."
     parts = ["# Heads", about, f"![]({PICTURE})"]
     for result in results.values():
         for label, text in result.tables().items():
@@ -120,25 +118,16 @@ def write(study: Study, folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setting", choices=list(SETTINGS), help="which model and data")
-    parser.add_argument("--data", type=Path, help="a folder of plain files; by default data come from the Hub")
-    parser.add_argument("--start", help="the pre-trained model: a folder, or by default its Hub name")
-    parser.add_argument("--results", type=Path, help="gets a folder for each setting")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where fine-tunings lie")
+    parser.add_argument("--setting", choices=list(SETTINGS), required=True, help="which model and data")
+    parser.add_argument("--data", type=Path, help="a folder of plain files")
+    parser.add_argument("--start", type=Path, help="the folder of the pre-trained model")
+    parser.add_argument("--results", type=Path, required=True, help="gets a folder for each setting")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--smallest", action="store_true", help="a tiny model on made-up data: the report is printed")
     args = parser.parse_args()
-    if args.smallest:
-        with tempfile.TemporaryDirectory() as folder:
-            args.runs = Path(folder)
-            print(write(Study(SMALLEST, args), args.runs / "report"))
-        return
-    if args.results is None or args.setting is None:
-        parser.error("--setting or --results is missing: pass what to study, and where results go")
-    folder, setting = args.results / args.setting, SETTINGS[args.setting]
+    folder = args.results / args.setting
     if (folder / RESULTS).exists():
         sys.exit(f"{folder} holds results: remove it, or pass another --results")
-    write(Study(setting if args.start is None else replace(setting, start=args.start), args), folder)
+    print(write(Study(args), folder))
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def laplace(judge: "Judge", checkpoint: PreTrainedModel) -> nn.Module:
 def taylor_members(judge: "Judge", checkpoint: PreTrainedModel, seed: int) -> list[PreTrainedModel]:
     """Of each layer, a share of the heads goes, drawn by their Taylor scores."""
     heads = checkpoint.config.num_attention_heads
-    options = {"heads_per_layer": heads - heads // PRUNED, "num_members": MEMBERS, "seed": seed}
+    options = {"heads_per_layer": heads - heads // PRUNED, "num_members": MEMBERS, "seed": seed, "allow_equal": True}
     return draw_members(checkpoint, data=judge.batches(judge.splits.circuit_id), **options)
 
 

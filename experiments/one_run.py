@@ -211,9 +211,10 @@ class Judge:
         model = self.built(run).eval()
         seconds = time.perf_counter() - began
         logits = self.logits(model)
-        if self.args.runs and run.group == self.setting.single.group:
-            self.args.runs.mkdir(parents=True, exist_ok=True)
-            torch.save({"logits": logits, "weights": model.state_dict()}, self.kept_file(run))
+        if run.group == self.setting.single.group:
+            content = io.BytesIO()
+            torch.save({"logits": logits, "weights": model.state_dict()}, content)
+            write_atomically(self.kept_file(run), content.getvalue())
         row, values = self.row(run.group, run, logits, model)
         return row | {"seconds": round(seconds, 1)}, values
 
@@ -238,7 +239,11 @@ class Judge:
         return self.args.runs / f"{run.learning_rate:g}-{run.branch_rate:g}-{run.epochs}-{run.seed}.pt"
 
     def kept(self, seed: int) -> dict[str, Any]:
-        return torch.load(self.kept_file(replace(self.setting.single, seed=seed)))
+        """Logits and weights of one model, which is trained if its file is gone."""
+        run = replace(self.setting.single, seed=seed)
+        if not self.kept_file(run).exists():
+            self.trained(run)
+        return torch.load(self.kept_file(run))
 
     def checkpoint(self, seed: int) -> PreTrainedModel:
         model = self.new_model(0)
@@ -254,7 +259,7 @@ class Judge:
                 logits = {name: torch.cat([one[name] for one in kept], dim=1) for name in self.sets}
                 yield self.row(f"Deep Ensemble of {count}", single, logits, None)
             checkpoints = [self.checkpoint(seed + member) for member in range(3)]
-            for trunk in (0, 9, 11):
+            for trunk in (0, single.trunk, self.setting.layers - 1):
                 hydra = AutoHydra.from_pruned_members(checkpoints, trunk_layers=trunk).to(self.args.device).eval()
                 run = replace(single, trunk=trunk)
                 yield self.row(f"fused, {trunk} layers merged", run, self.logits(hydra), hydra)

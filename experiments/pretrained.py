@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from transformers import (
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     Dinov2Model,
     PreTrainedModel,
@@ -25,14 +24,9 @@ from hydra_transformers.data.rows import DataSource, load_rows
 from .augmentation import resized_crop_and_flip
 from .local_files import read_images, read_strings, tokenized
 from .made_up_sets import drawings, mixed_words, noise, spliced
-from .recipes import FINETUNE_IMAGES, FINETUNE_TEXTS, TUNE_IMAGES, TUNE_TEXTS
 from .rows import PrepareImages, TensorRows, as_it_is
-from .setting import Setting
-from .shifted_sets import shifted_images, shifted_texts
 from .splits import CIRCUIT_ROWS, Splits
 
-
-QUICK = {"eval_strategy": "no", "save_strategy": "no"}  # a training takes seconds
 
 # Tiny ImageNet: 100 of its classes to learn, 50 for circuits and the choice between recipes, 50 as near OOD.
 
@@ -169,28 +163,7 @@ def read_tiny_imagenet(folder: Path | None, start: str | None) -> Splits:
             },
         },
         data_collator=as_it_is,
-        shift=shifted_images,
     )
-
-
-TINYIMAGENET_DINOV2 = Setting(
-    name="tinyimagenet-dinov2",
-    title="100 classes of Tiny ImageNet, DINOv2-S (12 layers of 6 heads)",
-    new_backbone=new_dinov2,
-    backbone_recipe=FINETUNE_IMAGES,
-    read=read_tiny_imagenet,
-    member_recipe=TUNE_IMAGES,
-    heads_to_prune=12,
-    heads_per_layer=5,
-    batch_size=256,
-    lora_learning_rate=1e-3,
-    start="facebook/dinov2-small",
-    sampled_dropout=0.1,
-    circuit_dtype=torch.bfloat16,
-    judged_dtype=torch.bfloat16,
-    circuit_mode="shortlist",
-    training_arguments=QUICK,
-)
 
 
 # SST-2
@@ -214,10 +187,6 @@ def read_strings_of(folder: Path | None, name: str) -> tuple[list[str], list[int
     rows, *_ = load_rows(source)
     labels = rows["label"] if name.startswith("sst2") else [None] * len(rows)
     return list(rows[source.column]), list(labels)
-
-
-def new_text_classifier(start: str | None) -> PreTrainedModel:
-    return AutoModelForSequenceClassification.from_pretrained(start, num_labels=2, dtype=torch.float32)
 
 
 def read_sst2(folder: Path | None, start: str | None) -> Splits:
@@ -252,27 +221,4 @@ def read_sst2(folder: Path | None, start: str | None) -> Splits:
             },
         },
         data_collator=as_it_is,
-        shift=shifted_texts(test, lambda texts: rows(texts, test_labels).sorted_by_length()),
     )
-
-
-SST2_GTE = Setting(
-    name="sst2-gte",
-    title="SST-2, gte-small (BERT, 12 layers of 12 heads)",
-    new_backbone=new_text_classifier,
-    backbone_recipe=FINETUNE_TEXTS,
-    read=read_sst2,
-    member_recipe=TUNE_TEXTS,
-    heads_to_prune=24,
-    heads_per_layer=10,
-    batch_size=128,
-    lora_learning_rate=5e-4,
-    start="thenlper/gte-small",
-    groups_by_length=True,
-    circuit_dtype=torch.bfloat16,
-    judged_dtype=torch.bfloat16,
-    circuit_mode="shortlist",
-    training_arguments=QUICK,
-)
-
-SETTINGS = {setting.name: setting for setting in (TINYIMAGENET_DINOV2, SST2_GTE)}

@@ -51,35 +51,8 @@ class TensorRows(Dataset):
         return [self.prepare(self.part(slice(start, start + batch_size)).tensors) for start in starts]
 
 
-class LengthBatches(Dataset):
-    """Texts in ready batches of about the same length, so that little of them is padding; a "row" is a batch here.
-
-    Of texts in random order, every `WINDOW` batches are sorted by length. Which texts come together depends on the seed
-    and stays; the order of the batches is the sampler's.
-    """
-
-    WINDOW = 50
-
-    def __init__(self, rows: TensorRows, batch_size: int, seed: int):
-        lengths = rows.tensors["attention_mask"].sum(dim=1).cpu()
-        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-        windows = [window[lengths[window].argsort(stable=True)] for window in order.split(self.WINDOW * batch_size)]
-        self.rows = rows
-        self.indices = [batch.tolist() for window in windows for batch in window.split(batch_size)]
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        [index] = indices
-        return self.rows.__getitems__(self.indices[index])
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.__getitems__([index])
-
-
 def as_it_is(batch: Batch) -> Batch:
-    """The `data_collator` for `TensorRows` and `LengthBatches`, whose batches are whole already."""
+    """The `data_collator` for `TensorRows`, whose batches are whole already."""
     return batch
 
 

@@ -23,6 +23,7 @@ from .splits import Splits
 
 Row = dict[str, Any]  # of a results file
 SEEDS = (0, 100, 200)
+SMALLEST_LAYERS = 6
 FACTORS = (0.5, 1.0, 2.0)  # of a method's usual learning rate
 OWN, SHARED = ("embeddings",), ("embeddings", "layernorm", "mlp")  # what members share behind the trunk
 
@@ -55,7 +56,7 @@ class Setting:
     read: (folder, start) -> Splits; new_model: (start, seed) -> a pre-trained model with a new classifier
     single, one_run: the usual training of one model and of a Hydra; epochs of others are multiples of these
     comparators: the usual training of each
-    members: how many, of Deep Ensembles and of Hydras
+    layers: of the model; members: how many, of Deep Ensembles and of Hydras
     branch_rates: that `sweep` tries, of one model and of one run
     """
 
@@ -66,6 +67,7 @@ class Setting:
     single: Run
     one_run: Run
     comparators: tuple[Run, ...] = ()
+    layers: int = 12
     members: tuple[int, ...] = (3, 5)
     branch_rates: tuple[tuple[float, ...], tuple[float, ...]] = ((1.0, 3.0, 6.0), (1.0, 3.0, 6.0))
 
@@ -77,7 +79,7 @@ def new_image_model(start: Path, seed: int) -> PreTrainedModel:
 
 def new_smallest_model(start: Path, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
-    return smallest.new_backbone(layers=12)
+    return smallest.new_backbone(layers=SMALLEST_LAYERS)
 
 
 def new_text_model(classes: int) -> Callable[[Path, int], PreTrainedModel]:
@@ -134,21 +136,25 @@ def text_setting(read: Callable[[Path, Path], Splits], classes: int, epochs: int
 
 
 def image_setting(
-    read: Callable[[Path, Path], Splits], new_model: Callable[[Path, int], PreTrainedModel], batch: int
+    read: Callable[[Path, Path], Splits],
+    new_model: Callable[[Path, int], PreTrainedModel],
+    batch: int,
+    layers: int = 12,
 ) -> Setting:
     return Setting(
         read,
         new_model,
         batch,
         1e-3,
-        IMAGE,
-        Run("one run"),
+        replace(IMAGE, trunk=3 * layers // 4),
+        Run("one run", trunk=3 * layers // 4),
         (
-            replace(IMAGE, group="LoRA ensemble", learning_rate=1e-3, branch_rate=1.0, loss="mean"),
-            replace(IMAGE, group="BatchEnsemble", members=3, learning_rate=5e-5, loss="mean"),
-            replace(IMAGE, group="MIMO", members=3, learning_rate=5e-5, loss="mean"),
-            replace(IMAGE, group="MC Dropout", loss="mean"),
+            replace(IMAGE, group="LoRA ensemble", learning_rate=2e-3, branch_rate=1.0, loss="mean"),
+            replace(IMAGE, group="BatchEnsemble", members=3, loss="mean"),
+            replace(IMAGE, group="MIMO", members=3, loss="mean"),
+            replace(IMAGE, group="MC Dropout", learning_rate=1e-4, loss="mean"),
         ),
+        layers=layers,
         branch_rates=((1.0, 3.0, 6.0), (3.0, 6.0, 12.0)),
     )
 
@@ -157,7 +163,7 @@ SETTINGS = {
     "images": image_setting(read_tiny_imagenet, new_image_model, 256),
     "clinc150": text_setting(read_clinc("clinc150_train"), 150, epochs=6),
     "clinc150-small": text_setting(read_clinc("clinc150_train_small"), 150, epochs=12),
-    "smallest": image_setting(lambda folder, start: smallest.splits(), new_smallest_model, 32),
+    "smallest": image_setting(lambda folder, start: smallest.splits(), new_smallest_model, 32, SMALLEST_LAYERS),
     "sst2": text_setting(read_sst2, 2, epochs=2, members=(3,), branch_rates=((1.0, 3.0), (1.0, 3.0))),
 }
 
@@ -197,8 +203,8 @@ def best_runs(usual: Run, rows: Sequence[Row]) -> list[Run]:
 def variants(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
     """Other trunks, shares, losses and lengths."""
     usual = setting.one_run
-    for trunk, epochs in ((10, 10), (8, 8), (6, 7)):
-        yield replace(usual, trunk=trunk, epochs=round(usual.epochs * epochs / 9))
+    for branches, epochs in ((2, 10), (4, 8), (6, 7)):
+        yield replace(usual, trunk=setting.layers - branches, epochs=round(usual.epochs * epochs / 9))
     for epochs in (6, 12):
         yield replace(usual, epochs=round(usual.epochs * epochs / 9))
     yield replace(usual, shared=SHARED)
@@ -218,7 +224,7 @@ def seeds(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
             yield replace(setting.single, seed=seed + member)
         yield replace(setting.single, epochs=round(1.5 * setting.single.epochs), seed=seed)
         usual = replace(setting.one_run, seed=seed)
-        yield replace(usual, trunk=11, epochs=round(4 * usual.epochs / 3))
+        yield replace(usual, trunk=setting.layers - 1, epochs=round(4 * usual.epochs / 3))
         yield from (replace(usual, members=members) for members in setting.members)
 
 

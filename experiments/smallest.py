@@ -1,15 +1,9 @@
 """The smallest setting: made-up images, a ViT of two layers. It shows that a benchmark runs, in seconds, and nothing else."""
 
-from functools import partial
-
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from .pretrained import QUICK
-from .recipes import FINETUNE_IMAGES, TUNE_IMAGES
 from .rows import PrepareImages, TensorRows, as_it_is
-from .setting import Setting
-from .shifted_sets import shifted_images
 from .splits import Splits
 
 
@@ -32,7 +26,6 @@ def splits() -> Splits:
         ood={"near": {"more": images(32, 6, labelled=False)}, "far": {"noise": images(32, 5, labelled=False)}},
         data_collator=as_it_is,
         validation_ood=images(32, 7, labelled=False),
-        shift=partial(shifted_images, corruptions=("contrast",), severities=(5,)),
     )
 
 
@@ -47,18 +40,3 @@ def new_backbone(start: str | None = None, layers: int = 2) -> ViTForImageClassi
         model = ViTForImageClassification(config)
     model.classifier.reset_parameters()
     return model
-
-
-SMALLEST = Setting(
-    name="smallest",
-    title="made-up images",
-    new_backbone=new_backbone,
-    backbone_recipe=FINETUNE_IMAGES.with_arguments(num_train_epochs=1),
-    read=lambda folder, start: splits(),
-    member_recipe=TUNE_IMAGES.with_arguments(num_train_epochs=1),
-    heads_to_prune=2,
-    heads_per_layer=5,
-    batch_size=16,
-    lora_learning_rate=1e-3,
-    training_arguments=QUICK,
-)

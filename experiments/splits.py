@@ -20,7 +20,6 @@ class Splits:
     circuit_id, circuit_ood: for circuits and Taylor scores; never judged on
     validation_ood: out of distribution, for choices between methods; none of it is judged on
     test, ood: what methods are judged on, `ood` as {"near": {name: rows}, "far": {name: rows}}
-    shift: makes {corruption: {severity: rows}} of the test rows, on their device; judged on as well
     data_collator: what makes batches of the rows of `train` and `validation`
     """
 
@@ -32,7 +31,6 @@ class Splits:
     ood: Mapping[str, Mapping[str, Any]]
     data_collator: Callable | None = None
     validation_ood: Any = None
-    shift: Callable[[Any], Mapping[str, Mapping[int, Any]]] | None = None
 
     def to(self, device: torch.device | str) -> "Splits":
         """The same with all rows of tensors on a device."""

@@ -8,6 +8,8 @@ DIR holds plain files (see local_files.py). A seed's work is done by one process
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,9 +27,8 @@ from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads, taylor_prune
 from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics, ood_metrics
 
-from .comparison import add_options, run_workers
 from .methods import EVALUATION_BATCH, OBJECTIVES, Comparison, fused
-from .results import gather, results_file, rounded, write_results
+from .results import RESULTS, gather, results_file, rounded, write_results
 from .rows import TensorRows
 from .tables import print_tables
 from .zero_shot_settings import CLIP_TINYIMAGENET, SMALLEST, LabelSet, ZeroShotSetting
@@ -216,10 +217,37 @@ def run_seeds(setting: ZeroShotSetting, args: argparse.Namespace, seeds: list[in
         print(f"seed {seed}: {time.time() - began:.0f} s", flush=True)
 
 
+def run_workers(args: argparse.Namespace) -> None:
+    """A process per seed, `--workers` at a time; ends with an error if one did."""
+    waiting, running, failed = list(range(args.seeds)), {}, []
+    while waiting or running:
+        while waiting and len(running) < args.workers:
+            seed = waiting.pop(0)
+            command = [sys.executable, "-m", "experiments.zero_shot", *sys.argv[1:], "--seed", str(seed)]
+            running[seed] = subprocess.Popen(command)
+        time.sleep(0.5)
+        for seed, process in list(running.items()):
+            if process.poll() is not None:
+                failed += [seed] if process.returncode else []
+                del running[seed]
+    if failed:
+        sys.exit(f"seeds {', '.join(map(str, failed))} did not finish: see above; started again, what is done stays")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--start", help="what the CLIP's vision tower starts from")
-    add_options(parser)
+    parser.add_argument("--data", type=Path, help="a folder of plain files")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seed", type=int, help="do the work of this seed only, and write no results")
+    parser.add_argument("--workers", type=int, default=1, help="seeds at a time")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of each")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where work in progress lies")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results files")
+    parser.add_argument(
+        "--smallest", action="store_true", help="a tiny model on made-up data, and tables printed: shows that it runs"
+    )
     args = parser.parse_args()
     setting = SMALLEST if args.smallest else CLIP_TINYIMAGENET
     if not args.smallest and args.data is None:
@@ -232,7 +260,7 @@ def main() -> None:
             return print_tables(args.results)
     if args.seed is not None:
         return run_seeds(setting, args, [args.seed])
-    run_workers("experiments.zero_shot", args)
+    run_workers(args)
     write_results(collected(args.runs / setting.name, args.device), results_file(args.results, setting.name))
     return print_tables(args.results)
 

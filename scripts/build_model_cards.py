@@ -16,6 +16,7 @@ from typing import Any
 from huggingface_hub import ModelCard
 from transformers import PreTrainedModel
 
+from experiments.one_run_table import chosen_rows
 from hydra_transformers import HydraViTConfig, HydraViTForImageClassification
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.fusion.structure import without_weights
@@ -27,9 +28,8 @@ from hydra_transformers.reports import Report
 ROOT = Path(__file__).parents[1]
 FOLDER, RESULTS = ROOT / "model_cards", ROOT / "experiments" / "results" / "one-run-images.json"
 NAME, HYDRA = "hydra-dinov2-small-tinyimagenet", "This Hydra"
-MEMBERS, LAYERS, HEADS, TRUNK, BRANCH_RATE = 3, 12, 6, 9, 6.0
-# What the report has beside the Hydra: the names of the results file
-COMPARED = {"One model": "one model", f"Deep Ensemble of {MEMBERS}": f"Deep Ensemble of {MEMBERS}"}
+MEMBERS, LAYERS, HEADS, TRUNK, EPOCHS = 3, 12, 6, 9, 9
+COMPARED = ("One model", f"Deep Ensemble of {MEMBERS}")  # what the report has beside the Hydra
 
 
 def hydra() -> PreTrainedModel:
@@ -50,15 +50,10 @@ def hydra() -> PreTrainedModel:
 
 
 def measured() -> dict[str, dict[str, Any]]:
-    """Title -> what was measured, of seed 0: the first row of that name."""
-    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
-
-    def first(name: str, **run: Any) -> dict[str, Any]:
-        wanted = {"seed": 0} | run
-        return next(row for row in rows if row["name"] == name and wanted.items() <= row["run"].items())
-
-    chosen = {"members": MEMBERS, "trunk": TRUNK, "branch_rate": BRANCH_RATE}
-    return {title: first(name) for title, name in COMPARED.items()} | {HYDRA: first("one run", **chosen)}
+    """Title -> what was measured, of seed 0, at the learning rates that validation rows chose."""
+    published = chosen_rows(json.loads(RESULTS.read_text(encoding="utf-8"))["rows"])
+    titles = {title: title for title in COMPARED} | {HYDRA: f"One run, {TRUNK} layers shared, {EPOCHS} epochs"}
+    return {title: next(row for row in published[name] if row["run"]["seed"] == 0) for title, name in titles.items()}
 
 
 def card() -> ModelCard:

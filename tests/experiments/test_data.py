@@ -1,4 +1,4 @@
-"""What experiments read: rows, files, corrupted sets, and that no set has rows of another."""
+"""What experiments read: rows, files, and that no set has rows of another."""
 
 import gzip
 import json
@@ -13,16 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 from experiments import pretrained
 from experiments.local_files import read_images, read_strings
 from experiments.rows import TensorRows, as_it_is, without_common_padding
-from experiments.shifted_sets import (
-    IMAGE_CORRUPTIONS,
-    SEVERITIES,
-    TEXT_CORRUPTIONS,
-    shifted_images,
-    shifted_texts,
-)
-from experiments.smallest import images
 from hydra_transformers.data.rows import DataSource
-from hydra_transformers.shift import corrupt
 
 
 # Rows
@@ -133,25 +124,3 @@ def test_dinov2_as_a_vit_computes_the_same(tmp_path, monkeypatch):
         states = dinov2(pictures).last_hidden_state
         torch.testing.assert_close(vit.vit(pictures).last_hidden_state, states, atol=1e-5, rtol=1e-5)
     assert vit.classifier.out_features == pretrained.CLASSES and vit.config.image_size == 8
-
-
-# Corrupted sets
-
-
-def test_corrupted_rows_are_test_rows_as_stored(monkeypatch):
-    monkeypatch.setattr("experiments.shifted_sets.ROWS", 5)
-    test = images(12, seed=0)
-    found = shifted_images(test, severities=(1, 5))
-    assert list(found) == list(IMAGE_CORRUPTIONS)
-    rows = found["pixelate"][5].tensors
-    assert torch.equal(rows["labels"], test.tensors["labels"][::2])
-    assert torch.equal(rows["pixel_values"], corrupt(test.tensors["pixel_values"][::2], "pixelate", 5))
-
-    def rows_of(strings: list[str]) -> TensorRows:
-        return TensorRows({"input_ids": torch.tensor([[len(text)] for text in strings])}, as_it_is)
-
-    strings = ["a film of joy and of sorrow", "bad, bad, bad"]
-    found = shifted_texts(strings, rows_of)(rows_of(strings))
-    assert list(found) == list(TEXT_CORRUPTIONS) and list(found["word_drops"]) == list(SEVERITIES)
-    lengths = [[len(corrupt(text, "word_drops", 5))] for text in strings]
-    assert found["word_drops"][5].tensors["input_ids"].tolist() == lengths

@@ -217,11 +217,14 @@ def test_a_point_is_what_the_pruned_network_reaches():
 
 
 @pytest.mark.slow
-def test_the_whole_study_runs_without_data_and_leaves_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["analysis", "--smallest", "--device", "cpu"])
+def test_the_whole_study_runs_without_data(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "sys.argv", [*["analysis", "--setting", "smallest", "--device", "cpu", "--results"], str(tmp_path)]
+    )
     analysis.main()
     output = capsys.readouterr().out
     for title in ("Accuracy (%)", "In common (by chance)", "Known data and noise", "Proposition 1"):
         assert f"## {title}\n" in output
-    assert not list(tmp_path.iterdir())
+    assert {path.name for path in (tmp_path / "smallest").iterdir()} >= {"report.md", "results.json"}
+    with pytest.raises(SystemExit, match="holds results: remove it"):
+        analysis.main()

@@ -1,0 +1,190 @@
+"""The comparison of one run in its smallest form, and tables that show what was measured."""
+
+import json
+from argparse import Namespace
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import figures, one_run, one_run_table, runs, tables
+from experiments.results import RESULTS, read_results, write_results
+from experiments.table import table
+from hydra_transformers.uncertainty import classification_metrics
+from tests.pages import ROOT
+
+
+@pytest.fixture
+def judge(tmp_path):
+    args = Namespace(data=None, start=None, device="cpu", runs=tmp_path)
+    found = one_run.Judge(args, runs.SETTINGS["smallest"])
+    found.setting = replace(found.setting, single=replace(found.setting.single, epochs=1), members=(3,))
+    return found
+
+
+@pytest.mark.slow
+def test_every_comparator_is_trained_and_judged_with_its_members(judge):
+    members = {"LoRA ensemble": 3, "BatchEnsemble": 3, "MIMO": 3, "MC Dropout": 10}
+    assert {run.group for run in judge.setting.comparators} == set(members)
+    for usual in judge.setting.comparators:
+        run = replace(usual, epochs=1)
+        model = judge.built(run).eval()
+        logits = judge.logits(model)["test"]
+        assert logits.shape == (48, members[run.group], 3) and len(logits[0].unique(dim=0)) == members[run.group]
+        row, values = judge.trained(run)
+        assert row["run"] == asdict(run) and row["work"] > 0 and len(values["sure"]) == 48
+
+
+@pytest.mark.slow
+def test_checkpoints_make_ensembles_soups_and_pruned_hydras(judge):
+    """They are trained where their files are gone, and then kept."""
+    made = {kind: [row for row, _ in judge.composed(kind, 0)] for kind in one_run.KINDS}
+    assert {path.name for path in judge.args.runs.iterdir()} == {f"2.5e-05-3-1-{seed}.pt" for seed in (0, 1, 2)}
+    fused = [f"fused, {trunk} layers merged" for trunk in (0, 4, 5)]
+    assert [row["name"] for row in made["ensembles"]] == ["Deep Ensemble of 3", *fused]
+    assert [row["name"] for row in made["soup"]] == ["soup", *["soup, tuned"] * 3]
+    rates = [rate * 2.5e-5 for rate in one_run.TUNED]
+    for kind in ("Taylor", "circuits"):
+        assert [row["run"]["learning_rate"] for row in made[kind]] == rates
+        assert all(row["work"] < made["ensembles"][1]["work"] for row in made[kind])  # of pruned members
+    kept = judge.kept(0)
+    single = judge.checkpoint(0)
+    torch.testing.assert_close(judge.logits(single)["test"], kept["logits"]["test"])
+    assert (
+        made["Laplace"][0]["test"]["accuracy"]
+        == judge.row("", judge.setting.single, kept["logits"], single)[0]["test"]["accuracy"]
+    )
+
+
+def test_what_the_results_file_has_is_not_run_again():
+    setting = runs.SETTINGS["smallest"]
+    first, *others = runs.sweep(setting, [])
+    rows = [{"name": first.group, "run": json.loads(json.dumps(asdict(first)))}, {"name": "x", "error": "memory"}]
+    assert one_run.tasks_of("sweep", setting, rows) == others
+    tasks = one_run.tasks_of(one_run.COMPOSED, setting, [{"name": "soup", "task": "soup-0"}])
+    assert len(tasks) == 3 * len(one_run.KINDS) - 1 and ("soup", 0) not in tasks
+    assert {kind for kind, _ in one_run.tasks_of(one_run.COMPOSED, runs.SETTINGS["sst2"], [])} == {"ensembles", "soup"}
+
+
+def test_intervals_of_differences_are_paired():
+    rows = [
+        *one_run_rows("one model", 0.5, 0.70),
+        *one_run_rows("one run", 0.4, 0.80, members=3, branch_rate=6.0, epochs=9),
+        *(row | {"work": None} for row in one_run_rows("Deep Ensemble of 3", 0.4, 0.85)),
+    ]
+    random = np.random.default_rng(0)
+    sure, right = random.normal(size=400), random.random(400) < 0.7
+    better = right | (random.random(400) < 0.4)  # right wherever the other is, so that every draw gains
+    values = {}
+    for place in range(9):
+        values |= {
+            f"{place}/sure": sure.astype("float16"),
+            f"{place}/right": np.packbits(better if place > 2 else right),
+        }
+    found = one_run_table.differences(rows, values)["One run, 9 layers shared, 9 epochs"]
+    middle, low, high = found["One model"]["accuracy"]
+    assert middle == pytest.approx(better.mean() - right.mean(), abs=1e-4) and 0.05 < low < middle < high < 0.2
+    assert found["One model"]["aurc"][2] < 0 and found["Deep Ensemble of 3"]["accuracy"] == [0, 0, 0]
+    exact = one_run_table.drawn_metrics(values, 0, np.ones((1, 400), dtype="float32"))
+    labels = torch.tensor(np.where(right, 0, 1))
+    judged = classification_metrics(torch.tensor(sure - sure.min())[:, None, None] * torch.tensor([1.0, 0.0]), labels)
+    assert exact["accuracy"][0] == pytest.approx(right.mean()) and exact["aurc"][0] == pytest.approx(
+        judged["aurc"], abs=2e-3
+    )
+
+
+def test_results_stay_where_nothing_was_judged(tmp_path):
+    path = tmp_path / "setting.json"
+    write_results({"seeds": {}}, path)
+    assert not path.exists()
+    write_results({"seeds": {"0": {"single": {"a": 1.5}}}}, path)
+    write_results({"seeds": {}}, path)
+    assert read_results(tmp_path) == {"setting": {"seeds": {"0": {"single": {"a": 1.5}}}}}
+
+
+# Tables
+
+
+def test_cells_are_means_with_standard_deviations_and_say_of_how_few_seeds_they_are():
+    seeds = {str(seed): {"single": {"value": float(seed)}} for seed in (1, 2, 3)}
+    seeds["1"]["other"] = {"value": None}
+    shown = table(seeds, {"single": "A", "other": "B"}, [("Value", lambda run: run["value"], ".1f")])
+    assert shown.splitlines()[2:] == ["| A | 2.0 ± 1.0 |", "| B (1 of 3 seeds) | - |"]
+
+
+def one_run_rows(name: str, brier: float, test: float, count: int = 3, **run) -> list[dict]:
+    found = {"accuracy": test, "aurc": 0.05, "nll": 0.7, "answered_at_5": 0.6, "answered_at_5_with_near": 0.4}
+    found |= {f"{group}_{score}": 0.75 for group in ("near", "far") for score in ("msp", "energy")}
+    usual = runs.Run(name, **{"members": 1, "branch_rate": 1.0, "epochs": 8} | run)
+    row = {"name": name, "work": 150 if name == "one run" else 100, "validation": {"brier": brier}, "test": found}
+    return [row | {"run": asdict(replace(usual, seed=seed))} for seed in runs.SEEDS[:count]]
+
+
+def test_of_several_learning_rates_validation_rows_choose_never_test_rows():
+    rows = [
+        *one_run_rows("one model", 0.5, 0.70),
+        *one_run_rows("one run", 0.4, 0.80, members=3, branch_rate=6.0, epochs=9),
+        *one_run_rows("one run", 0.5, 0.90, members=3, branch_rate=10.0, epochs=9),
+        *one_run_rows("one run", 0.3, 0.95, count=1, members=3, branch_rate=3.0, epochs=9),
+        *one_run_rows("soup, tuned", 0.4, 0.75, epochs=4),
+        *(row | {"work": None} for row in one_run_rows("Deep Ensemble of 3", 0.4, 0.85)),
+        {"name": "one run", "error": "out of memory"},
+    ]
+    shown = one_run_table.render({"rows": rows})[""].splitlines()[2:]
+    columns = [[cell.strip() for cell in line.strip("|").split("|")][:4] for line in shown]
+    assert columns == [
+        ["One model", "1.00", "1.00", "70.00 %"],
+        ["One run, 9 layers shared, 9 epochs", "1.50", "1.69", "80.00 %"],
+        ["Soup of three, tuned 4 epochs", "1.00", "3.50", "75.00 %"],
+        ["Deep Ensemble of 3", "3.00", "3.00", "85.00 %"],
+    ]
+
+
+def test_the_three_best_of_a_sweep_get_more_seeds_and_their_mean_decides():
+    setting = runs.SETTINGS["clinc150-small"]
+    rows = []
+    for kind in (setting.single, setting.one_run):
+        for run in runs.sweep(setting, []):
+            if run.group == kind.group:
+                brier = 0.3 + abs(run.learning_rate - 5e-5) * 1e3 + abs(run.branch_rate - 3) / 100
+                rows.append({"name": run.group, "run": asdict(run), "validation": {"brier": brier}})
+    for run in dict.fromkeys(runs.finalists(setting, rows)):
+        if run.seed:  # the second best of the first seed is best with all three
+            brier = 0.1 if run.branch_rate == 1 else 0.5
+            rows.append({"name": run.group, "run": asdict(run), "validation": {"brier": brier}})
+    assert len(rows) == 18 + 12
+    best = runs.chosen(setting, rows)
+    for run in (best.single, best.one_run):
+        assert (run.learning_rate, run.branch_rate, run.seed) == (5e-5, 1.0, 0)
+    assert best.single.epochs == 12 and best.one_run.members == 3
+
+
+def test_a_page_gets_its_tables_and_keeps_its_words():
+    page = "Words.\n<!-- table: a/b -->\nold\n<!-- end -->\nMore words.\n"
+    renewed = tables.with_tables(page, {"a/b": "| new |"})
+    assert renewed == "Words.\n<!-- table: a/b -->\n| new |\n<!-- end -->\nMore words.\n"
+    assert tables.with_tables(renewed, {"a/b": "| new |"}) == renewed
+    with pytest.raises(ValueError, match="asks for the table 'a/b': there are c"):
+        tables.with_tables(page, {"c": ""})
+
+
+def test_the_pages_show_the_results_files():
+    rendered = tables.all_tables()
+    for page in tables.pages():
+        assert tables.with_tables(page.read_text(), rendered) == page.read_text(), page.name
+
+
+def test_every_results_file_is_named_with_its_command_and_commit(monkeypatch):
+    there = {path for folder in ("benchmarks", "experiments") for path in (ROOT / folder / "results").rglob("*.json")}
+    assert there == {ROOT / figure.file for figure in figures.FIGURES}, (
+        "experiments/figures.py names every results file"
+    )
+    assert all((RESULTS / f"{name}.json").exists() for name in ("one-run-images", "one-run-images-sweep"))
+    assert figures.recorded("commit", {"machine": {"commit": "1 with changes"}}) == "1 with changes"
+    assert figures.recorded("commit", {"commit": "1234567890"}) == "12345678" and figures.recorded("commit", {}) == ""
+    made = json.loads((ROOT / figures.FIGURES[0].file).read_text())["machine"]["package"]
+    monkeypatch.setattr(figures, "package", lambda: made)
+    assert figures.FIGURES[0].command not in figures.of_other_states()
+    monkeypatch.setattr(figures, "package", lambda: "another")
+    assert len(figures.of_other_states()) == len(figures.FIGURES)
