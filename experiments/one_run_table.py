@@ -48,6 +48,7 @@ def render(content: Mapping[str, Any]) -> dict[str, str]:
         rows = {
             title: [interval(to[other], what) for other in COMPARED for what in ("accuracy", "aurc")]
             for title, to in content["differences"].items()
+            if title != "One model" and title not in TITLES.values()
         }
         tables["/differences"] = markdown(headings, rows)
     return tables
