@@ -2,7 +2,7 @@
 
     python -m experiments.analysis --setting images --data DIR --start FOLDER --results OUT
     python -m experiments.analysis --setting sst2 --data DIR --start FOLDER --results OUT
-    python -m experiments.analysis --setting smallest --results OUT                  # does it run? made-up data
+    python -m experiments.analysis --smallest                                        # does it run? made-up data
 
 Fine-tunes the setting's model, extracts circuits, and writes for each setting
 `OUT/SETTING/` with `report.md`, `results.json` and a picture. Heads are chosen on the rows that the setting has for
@@ -12,6 +12,7 @@ circuits, and judged on test rows.
 import argparse
 import random
 import sys
+import tempfile
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -118,16 +119,24 @@ def write(study: Study, folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setting", choices=list(SETTINGS), required=True, help="which model and data")
+    parser.add_argument("--setting", choices=list(SETTINGS), help="which model and data")
     parser.add_argument("--data", type=Path, help="a folder of plain files")
     parser.add_argument("--start", type=Path, help="the folder of the pre-trained model")
-    parser.add_argument("--results", type=Path, required=True, help="gets a folder for each setting")
+    parser.add_argument("--results", type=Path, help="gets a folder for each setting")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--smallest", action="store_true", help="a tiny model on made-up data: the report is printed")
     args = parser.parse_args()
+    if args.smallest:
+        args.setting = "smallest"
+        with tempfile.TemporaryDirectory() as folder:
+            print(write(Study(args), Path(folder)))
+        return
+    if args.results is None or args.setting is None:
+        parser.error("--setting or --results is missing: pass what to study, and where results go")
     folder = args.results / args.setting
     if (folder / RESULTS).exists():
         sys.exit(f"{folder} holds results: remove it, or pass another --results")
-    print(write(Study(args), folder))
+    write(Study(args), folder)
 
 
 if __name__ == "__main__":

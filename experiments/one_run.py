@@ -3,7 +3,7 @@ comparators of the paper.
 
     python -m experiments.one_run --setting images --data DIR --start FOLDER --output results/one-run-images.json
     python -m experiments.one_run --setting clinc150-small --only sweep finalists --data DIR --start FOLDER --output OUT.json
-    python -m experiments.one_run --setting smallest --output OUT.json                # does it run? made-up data
+    python -m experiments.one_run --smallest                                          # does it run? made-up data
 
 Every training is plain torch on the package's models, with AdamW, a cosine schedule with warm-up and the same batches for all
 methods; `runs.py` says which, and how learning rates are chosen. "validation" is what choices are made on; "test", with near and far
@@ -15,6 +15,7 @@ import argparse
 import copy
 import io
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -333,17 +334,25 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--setting", choices=SETTINGS, default="images")
     parser.add_argument("--data", type=Path, help="the folder with vision64/, vision/ or text/")
     parser.add_argument("--start", type=Path, help="the pre-trained model's folder")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=Path)
     parser.add_argument("--only", nargs="+", choices=groups, default=groups)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="keeps single models, for `composed`")
     parser.add_argument("--pool", type=Path, help="gets the scores of the chosen one run, for `monitoring`")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--smallest", action="store_true", help="the sweep of a tiny model on made-up data")
     args = parser.parse_args(words)
+    if args.smallest:
+        with tempfile.TemporaryDirectory() as folder:
+            options = ["--output", f"{folder}/results.json", "--runs", folder, "--device", args.device]
+            return main([*["--setting", "smallest", "--only", "sweep", "--workers", "1"], *options])
+    if args.output is None:
+        parser.error("--output is missing: pass the results file")
     args.runs = args.runs / args.setting
     is_begun = args.output.exists()
     rows: list[Row] = json.loads(args.output.read_text())["rows"] if is_begun else []
-    values = dict(np.load(args.output.with_suffix(".npz"))) if is_begun else {}
+    arrays = args.output.with_suffix(".npz")
+    values = dict(np.load(arrays)) if arrays.exists() else {}
     content = {"machine": where_it_ran(args.device), "setting": args.setting, "rows": rows}
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(), context.Queue()
@@ -357,16 +366,21 @@ def main(words: Sequence[str] | None = None) -> None:
         for task in tasks:
             queue.put((task, setting.single, setting.one_run))
         for _ in tasks:
-            for row, arrays in results.get():
+            for row, per_test_row in results.get():
                 if row.get("run", {}).get("seed") in SEEDS:
-                    values |= {f"{len(rows)}/{name}": array for name, array in arrays.items()}
+                    values |= {f"{len(rows)}/{name}": array for name, array in per_test_row.items()}
                 rows.append(row)
                 judged = row.get("validation", {})
                 shown = {name: round(judged[name], 4) for name in ("accuracy", "aurc", "brier") if name in judged}
                 print(len(rows), row["name"], shown or row, row.get("run"), row.get("seconds"), flush=True)
             write(args.output, content, values)
+    for _ in workers:
+        queue.put(None)
+    for worker in workers:
+        worker.join()
     if args.pool:
         write_pool(args.pool, SETTINGS[args.setting], rows, values)
+    return None
 
 
 def write_pool(path: Path, setting: Setting, rows: list[Row], values: dict[str, np.ndarray]) -> None:

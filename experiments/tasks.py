@@ -13,8 +13,10 @@ file already has is not run again.
 import argparse
 import gzip
 import json
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -99,8 +101,9 @@ def similarity_rows(folder: Path) -> dict[str, Any]:
 
 
 def emotion_rows(folder: Path) -> dict[str, Any]:
+    """The first 20,000 rows to learn."""
     parts = {"train": "train", "validation": "dev", "test": "test"}
-    found = {part: read(folder, f"goemotions_{name}") for part, name in parts.items()}
+    found = {part: read(folder, f"goemotions_{name}")[:20_000] for part, name in parts.items()}
     others = {name: [{"text": row["text"]} for row in read(folder, name)] for name in ("amazon_snippets", "trec")}
     return found | {"ood": others}
 
@@ -238,16 +241,9 @@ class Judge:
         train(model, run, self.task, self.train_rows, self.device)
         return model
 
-    def chosen(self, run: Run) -> tuple[Run, dict[str, float]]:
-        """The run with the learning rate that is best on validation rows, and what each rate reached."""
-        reached = {}
-        for factor in FACTORS:
-            rate = factor * run.learning_rate
-            model = as_hydra(self.trained(replace(run, learning_rate=rate)))
-            reached[rate] = self.metrics(model, self.validation)[self.task.best.lstrip("-")]
-        sign = -1 if self.task.best.startswith("-") else 1
-        rate = max(reached, key=lambda rate: sign * reached[rate])
-        return replace(run, learning_rate=rate), {f"{rate:g}": value for rate, value in reached.items()}
+    def reached(self, run: Run) -> float:
+        """What a training reaches on validation rows, by the task's metric."""
+        return self.metrics(as_hydra(self.trained(run)), self.validation)[self.task.best.lstrip("-")]
 
     def metrics(self, model: PreTrainedModel, rows: list[Batch]) -> dict[str, float]:
         return evaluate_uncertainty({"model": model.eval()}, rows).models["model"]["data"]
@@ -279,6 +275,28 @@ class Judge:
         sets = report.models["model"]
         ood = {name: sets[name] for name in report.data_sets()}
         return {"work": count_multiply_adds(model), "metrics": sets["data"], "ood": ood, "promises": sentences}
+
+
+JUDGES: dict[str, Judge] = {}  # of this process, by task
+
+
+def judge_of(name: str, options: argparse.Namespace) -> Judge:
+    if name not in JUDGES:
+        logging.set_verbosity_error()
+        task = tasks(options.data)[name]
+        JUDGES[name] = Judge(task, options.data, options.start, options.device, options.rows)
+    return JUDGES[name]
+
+
+def try_rate(name: str, run: Run, options: argparse.Namespace) -> float:
+    return judge_of(name, options).reached(run)
+
+
+def judge_seed(name: str, runs: dict[str, Run], seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    judge = judge_of(name, options)
+    return {
+        title: rounded(judge.judged(model)) for title, model in judge.methods(runs["single"], runs["one_run"], seed)
+    }
 
 
 def as_hydra(model: PreTrainedModel) -> PreTrainedModel:
@@ -328,28 +346,55 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="+", default=["regression", "multi-label", "tokens"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rows", type=int, help="at most so many rows of each set, to see whether it runs")
+    parser.add_argument("--workers", type=int, default=1, help="processes; each trains one model at a time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(words)
-    logging.set_verbosity_error()
     began, known = time.monotonic(), tasks(options.data)
     content: dict[str, Any] = {"machine": where_it_ran(options.device), "tasks": {}}
     if options.output.exists():
         content["tasks"] = json.loads(options.output.read_text())["tasks"]
-    for name in options.tasks:
-        judge = Judge(known[name], options.data, options.start, options.device, options.rows)
-        found = content["tasks"].setdefault(name, {"seeds": {}})
-        runs = {"single": judge.task.single, "one_run": judge.task.one_run}
-        for kind in runs:
-            if kind not in found:
-                run, reached = judge.chosen(runs[kind])
-                found[kind] = {"learning_rate": run.learning_rate, "reached": reached}
-            runs[kind] = replace(runs[kind], learning_rate=found[kind]["learning_rate"])
-        for seed in options.seeds:
-            if str(seed) in found["seeds"]:
-                continue
-            methods = judge.methods(runs["single"], runs["one_run"], seed)
-            found["seeds"][str(seed)] = {title: rounded(judge.judged(model)) for title, model in methods}
-            write_atomically(options.output, json.dumps(content, indent=1) + "\n")
+    found = {name: content["tasks"].setdefault(name, {"seeds": {}}) for name in options.tasks}
+    runs = {name: {"single": known[name].single, "one_run": known[name].one_run} for name in options.tasks}
+
+    def write() -> None:
+        write_atomically(options.output, json.dumps(content, indent=1) + "\n")
+
+    context = multiprocessing.get_context("spawn")
+    several = partial(ProcessPoolExecutor, options.workers, mp_context=context)
+    with several() if options.workers > 1 else ThreadPoolExecutor(1) as workers:
+        rates = {
+            workers.submit(try_rate, name, replace(run, learning_rate=factor * run.learning_rate), options): (
+                *(name, kind, factor * run.learning_rate),
+            )
+            for name in options.tasks
+            for kind, run in runs[name].items()
+            if kind not in found[name]
+            for factor in FACTORS
+        }
+        reached: dict[tuple[str, str], dict[float, float]] = {}
+        for done in as_completed(rates):
+            name, kind, rate = rates[done]
+            reached.setdefault((name, kind), {})[rate] = done.result()
+        for (name, kind), values in reached.items():
+            best = (min if known[name].best.startswith("-") else max)(values, key=values.__getitem__)
+            found[name][kind] = {
+                "learning_rate": best,
+                "reached": {f"{rate:g}": values[rate] for rate in sorted(values)},
+            }
+        write()
+        for name in options.tasks:
+            for kind, run in runs[name].items():
+                runs[name][kind] = replace(run, learning_rate=found[name][kind]["learning_rate"])
+        judged = {
+            workers.submit(judge_seed, name, runs[name], seed, options): (name, seed)
+            for seed in options.seeds
+            for name in options.tasks
+            if str(seed) not in found[name]["seeds"]
+        }
+        for done in as_completed(judged):
+            name, seed = judged[done]
+            found[name]["seeds"][str(seed)] = done.result()
+            write()
             print(f"{name}, seed {seed}: done after {time.monotonic() - began:.0f} s", flush=True)
     print("\n\n".join(f"{name}\n{text}" for name, text in render(content).items()))
 

@@ -77,8 +77,11 @@ def parts(device: str, compiled: bool) -> Iterator[tuple[str, list[str]]]:
         yield f"{family.name}, {mode}", ["scripts/device_checks.py", family.name, mode, device]
     scripts = sorted(script for script in (ROOT / "benchmarks").glob("*.py") if is_run(script))
     modules = sorted(script.stem for script in (ROOT / "experiments").glob("*.py") if is_run(script))
-    commands = [["-m", "experiments"], *([f"benchmarks/{script.name}"] for script in scripts)]
-    for command in [*commands, *(["-m", f"experiments.{module}"] for module in modules)]:
+    commands = [
+        *([f"benchmarks/{script.name}"] for script in scripts),
+        *(["-m", f"experiments.{one}"] for one in modules),
+    ]
+    for command in commands:
         yield " ".join(command), [*command, "--smallest", "--device", device]
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         if file.name != "test_gpu_check.py" and NEEDS_CUDA in file.read_text():

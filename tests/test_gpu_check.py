@@ -16,7 +16,7 @@ def test_all_families_all_benchmarks_and_all_tests_that_need_cuda_take_part():
     names = [name for name, _ in gpu_check.parts("cuda", compiled=True)]
     assert sum(name.endswith(", eager") for name in names) == len(FAMILIES)
     assert sum(name.endswith(", compiled") for name in names) == len(FAMILIES) - len(VARIANTS)
-    expected = {"benchmarks/inference_cost.py", "-m experiments", "-m experiments.zero_shot"}
+    expected = {"benchmarks/inference_cost.py", "-m experiments.one_run", "-m experiments.zero_shot"}
     assert expected <= set(names) and "benchmarks/provenance.py" not in names
     assert "tests/shift/test_corruptions.py" in names and "tests/test_gpu_check.py" not in names
 
