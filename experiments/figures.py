@@ -37,7 +37,9 @@ FIGURES = (
     Figure("One run, texts", *_one_run("clinc150-small", "one-run-clinc150-small")),
     Figure("One run, SST-2, unfinished", *_one_run("sst2 --only sweep finalists", "one-run-sst2")),
     Figure(
-        "Monitoring", "python -m experiments.monitoring --pool CLINC150=FILE", "experiments/results/monitoring.json"
+        "Monitoring",
+        "python -m experiments.monitoring --pool CLINC150=FILE 'Tiny ImageNet=FILE'",
+        "experiments/results/monitoring.json",
     ),
     Figure(
         "Times, beside other work",
