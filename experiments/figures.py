@@ -38,7 +38,7 @@ FIGURES = (
     Figure("One run, SST-2, unfinished", *_one_run("sst2 --only sweep finalists", "one-run-sst2")),
     Figure(
         "Monitoring",
-        "python -m experiments.monitoring --pool CLINC150=FILE 'Tiny ImageNet=FILE'",
+        "python -m experiments.monitoring --pool CLINC150=FILE --pool 'Tiny ImageNet=FILE'",
         "experiments/results/monitoring.json",
     ),
     Figure(
