@@ -117,7 +117,7 @@ class HydraConfigMixin(ShippedPipelines):
         trunk_layers (`int`, *optional*, defaults to 0):
             How many leading layers are one for all members, which keep the same heads there, and run once.
         ensemble_loss (`str`, *optional*, defaults to `"members"`):
-            `"members"` for the mean of the members' losses, `"ensemble"` for the loss of the ensemble's answer.
+            `"members"` for the mean of the members' losses, `"ensemble"` for the loss of the ensemble's prediction.
         problem_type (`str`, *optional*):
             What `logits` mean and which loss they get; labels of another kind are refused. By default one label of several,
             or regression with a single output. A single output that is a probability is `"multi_label_classification"`.
@@ -253,6 +253,6 @@ def check_model_type(config_dict: dict, config_class: type) -> None:
     model_type = config_dict.get("model_type", config_class.model_type)
     if model_type != config_class.model_type:
         raise ValueError(
-            f"this checkpoint is of type {model_type!r}, {config_class.__name__} reads {config_class.model_type!r}: load a "
-            "backbone with its own Transformers class and pass it to from_backbone()"
+            f"this checkpoint is of type {model_type!r}, {config_class.__name__} reads {config_class.model_type!r}: "
+            "load a backbone with its own Transformers class and pass it to from_backbone()"
         )

@@ -42,7 +42,7 @@ class HydraImageEncoderMixin(HydraEncoderMixin):
 
 
 class HydraImageClassifierMixin(HydraClassifierMixin):
-    """A fused image classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+    """A fused image classifier: `logits` is the ensemble's prediction, `member_logits` each member's."""
 
     def pipeline_class(self) -> type:
         from .pipeline_hydra import HydraImageClassificationPipeline  # not above, as in `predict`

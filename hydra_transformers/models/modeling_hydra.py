@@ -1,5 +1,5 @@
 """A fused transformer from top to bottom, in the order of the paper: packed linear maps, attention (equations 4 and 5), output
-projection and MLP (6 and 7), the encoder, and the classifier with the ensemble's answer (2).
+projection and MLP (6 and 7), the encoder, and the classifier with the ensemble's prediction (2).
 
 Hidden states are (members, batch, tokens, hidden) throughout. Each member's part is one contiguous block, so grouped products,
 attention over (members * batch) and shared layers over all rows copy nothing. A leading 1 means equal for all members.
@@ -340,8 +340,8 @@ def encoder_mask(
         return None
     if mask.dim() == 4 and mask.shape[1] != 1:
         raise ValueError(
-            f"attention_mask has {mask.shape[1]} heads: members have other heads each, pass a mask of shape (batch, tokens) or "
-            "(batch, 1, tokens, tokens)"
+            f"attention_mask has {mask.shape[1]} heads: members have other heads each, pass a mask of shape "
+            "(batch, tokens) or (batch, 1, tokens, tokens)"
         )
     mask = mask.expand(hidden_states.shape[1], *mask.shape[1:])
     return mask if config.num_members == 1 else mask.repeat(config.num_members, *[1] * (mask.dim() - 1))
@@ -527,7 +527,7 @@ class HydraEncoderMixin:
         order = self.layer_order or range(len(self.layers))
         for place, number in enumerate(order):
             if output_hidden_states:
-                # A layer reads the returned tensor (a trunk's the first member's part), so that gradients can be asked of it.
+                # A layer reads the returned tensor (in the trunk its first member), which then gets gradients.
                 kept.append(batch_first(hidden_states, members))
                 hidden_states = kept[-1].transpose(0, 1)[: self.config.members_in(number)]
             only_first = first_token_only and place == len(order) - 1
@@ -576,7 +576,7 @@ def batch_first(hidden_states: torch.Tensor, num_members: int) -> torch.Tensor:
     return hidden_states.expand(num_members, *hidden_states.shape[1:]).transpose(0, 1)
 
 
-# The classifier and the ensemble's answer, equation 2
+# The classifier and the ensemble's prediction, equation 2
 
 
 @dataclass
@@ -648,7 +648,7 @@ class HydraClassifierMixin:
         return features if self.dropout is None else self.dropout(features)
 
     def compute_loss(self, labels: torch.Tensor, member_logits: torch.Tensor, **kwargs) -> torch.Tensor:
-        """The mean of the members' losses, or with `config.ensemble_loss == "ensemble"` the loss of the ensemble's prediction:
+        """The mean of the members' losses, or the loss of the ensemble's prediction, as `config.ensemble_loss` says:
         labels (batch, ...) and logits (batch, members, ...) -> a scalar"""
         config, predictions = self.config, member_logits.unbind(dim=1)
         if config.ensemble_loss == "ensemble":
@@ -712,8 +712,8 @@ def entropy_split(log_probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 class SingleLabel:
-    """What logits mean where one class of several is right. Other problem types have a file of their name with a `Problem`, which
-    ships with the models that need it."""
+    """What logits mean where one class of several is right. Other problem types have a file of their name with a
+    `Problem`, which ships with the models that need it."""
 
     expected_labels = "one class index per row"
     divides_by_items = True  # whether Transformers' loss is a sum that is divided by `num_items_in_batch`
@@ -747,15 +747,15 @@ def load_problem(problem_type: str | None) -> type[SingleLabel]:
 
 
 def mean_loss(loss_function: Callable, labels: torch.Tensor, predictions: Sequence[torch.Tensor], config, **kwargs):
-    """The mean of the losses of several logits (batch, classes). With `num_items_in_batch`, losses are sums divided by it.
+    """The mean of the losses of several logits (batch, classes); with `num_items_in_batch`, of sums divided by it.
 
     loss_function: `loss_function(labels, logits, config, **kwargs)`, as Transformers' models have it
     """
     problem = load_problem(config.problem_type)
     if not problem.accepts(labels, *predictions[0].shape):
         raise ValueError(
-            f"labels are {labels.dtype} of shape {tuple(labels.shape)}, config.problem_type is {config.problem_type!r}, which "
-            f"takes {problem.expected_labels}: pass these, or set another config.problem_type"
+            f"labels are {labels.dtype} of shape {tuple(labels.shape)}, config.problem_type is {config.problem_type!r},"
+            f" which takes {problem.expected_labels}: pass these, or set another config.problem_type"
         )
     loss = torch.stack([loss_function(labels, logits, config, **kwargs) for logits in predictions]).mean()
     items = kwargs.get("num_items_in_batch")
@@ -769,8 +769,8 @@ def mean_loss(loss_function: Callable, labels: torch.Tensor, predictions: Sequen
 def warn_if_loss_uses_ensemble_logits(
     logits: torch.Tensor, from_trainer: bool, reason: str, other_way: str = ""
 ) -> None:
-    """Notices in the backward pass a loss of the ensemble's logits where each member is to have its own. Trainer's label smoothing
-    computes one, and is stopped; other callers are warned."""
+    """Notices in the backward pass a loss of the ensemble's logits where each member is to have its own. Trainer's
+    label smoothing computes one, and is stopped; other callers are warned."""
 
     def check(gradient: torch.Tensor) -> None:
         if gradient is None or not gradient.any():

@@ -52,9 +52,9 @@ from .texts import HydraTextEncoderMixin
 class HydraTowersOutput(ModelOutput):
     """
     loss: scalar, where `return_loss` was set
-    logits_per_image: (images, texts), the ensemble's answer. For CLIP the log of the members' mean probability over the texts
-        of this call, so that a single text has the logit 0; for SigLIP the log-odds of the members' mean probability that both
-        belong together
+    logits_per_image: (images, texts), the ensemble's prediction. For CLIP the log of the members' mean probability over
+        the texts of this call, so that a single text has the logit 0; for SigLIP the log-odds of the mean probability that
+        both belong together
     logits_per_text: (texts, images), the same the other way round
     member_logits: (images, members, texts), logit scale times cosine, for SigLIP plus the logit bias
     text_embeds: (texts, members of the text tower, projection), normalised
@@ -97,8 +97,8 @@ class HydraTextTowerMixin(HydraTextEncoderMixin):
 
 
 class HydraVisionTowerClassifierMixin(HydraImageClassifierMixin):
-    """A vision tower with a classifier per member, which reads the mean of the patches: `logits` is the ensemble's answer,
-    `member_logits` each member's.
+    """A vision tower with a classifier per member, which reads the mean of the patches: `logits` is the ensemble's
+    prediction, `member_logits` each member's.
 
     The config is the tower's own, with the classes; a backbone's has it, as `backbone_config_key`, beside that of a text
     tower which its classifier has no use for.

@@ -1,5 +1,5 @@
-"""The ensemble of a multi-label model, which says yes or no to each label. Ships with such models, and with encoders, which may get
-such a head."""
+"""The ensemble of a multi-label model, which says yes or no to each label. Ships with such models, and with encoders,
+which may get such a head."""
 
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ from .modeling_hydra import SingleLabel, at_least_float32
 
 
 def label_log_probabilities(member_logits: torch.Tensor) -> torch.Tensor:
-    """Log of the probabilities of no and yes, label by label: (batch, members, labels) -> (batch, members, labels, 2)"""
+    """Log of the probabilities of no and yes: (batch, members, labels) -> (batch, members, labels, 2)"""
     return nn.functional.logsigmoid(torch.stack([-member_logits, member_logits], dim=-1))
 
 
@@ -34,8 +34,8 @@ class Problem(SingleLabel):
     def predicted_labels(
         scores: list[dict], order: list[int], logits: list[float], parts: dict, settings: dict | None
     ) -> list:
-        """The places of the labels that are predicted, the likeliest first: from its own threshold on where it was calibrated, else
-        0.5. Each of a pipeline's `scores` gets its `parts`: uncertainty, aleatoric and epistemic.
+        """The places of the labels that are predicted, the likeliest first: from their own thresholds on where it was
+        calibrated, else from 0.5. Each of a pipeline's `scores` gets its `parts`: uncertainty, aleatoric, epistemic.
 
         order: the labels' places, the likeliest first; settings: of the decision, if there is one
         """

@@ -62,7 +62,7 @@ class PredictionsMixin:
     truncated: of texts, whether the model read only the beginning
     scores: the `top_k` likeliest labels with their scores (5; None for all)
 
-    Multi-label models have `labels` and more in `scores`, see their `predicted_labels`; for regression see `prediction_fields`.
+    Multi-label models also have `labels`, see `predicted_labels`; for regression see `prediction_fields`.
     """
 
     def check_model_type(self, supported_models: Any) -> None:
@@ -121,7 +121,7 @@ class PredictionsMixin:
         }
 
     def decided(self, outputs: dict, empty: str | None, is_number: Tensor) -> dict[str, Any]:
-        """Whether to abstain, by what, and why; empty: what is wrong with an input that holds nothing; is_number: of each score"""
+        """Whether to abstain, by what, and why; empty: what is wrong with an input that holds nothing."""
         settings = decision_settings(self.model, outputs)
         fields = dict.fromkeys(("abstain", "detector", "detector_score", "threshold", "reason"))
         if settings is not None:
@@ -207,8 +207,8 @@ def predict(
         if getattr(pipeline_class, f"_load_{name}")
     }
     with evaluation_mode(model):
-        answer = pipeline_class(model=model, device=model.device, **readers)
-        return answer(inputs, batch_size=batch_size, **parameters) if inputs else []
+        pipeline = pipeline_class(model=model, device=model.device, **readers)
+        return pipeline(inputs, batch_size=batch_size, **parameters) if inputs else []
 
 
 # Model -> its processors; each thread loads its own, because tokenizers are not thread-safe.

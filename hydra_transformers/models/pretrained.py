@@ -115,12 +115,12 @@ class HydraModelMixin:
 
     def calibrate(self, data: Any, ood_data: Any = None, **options: Any) -> Any:
         """Fits a temperature, a detector with its threshold, and prediction sets, which become part of the model: saved,
-        loaded and pushed with it, and applied to its answers. See `hydra_transformers.uncertainty.calibrate`."""
+        loaded and pushed with it, and applied to its predictions. See `hydra_transformers.uncertainty.calibrate`."""
         return package("uncertainty.calibration").calibrate(self, data, ood_data, **options)
 
     def predict(self, inputs: Any, processor: Any = None, batch_size: int = 1, **parameters: Any) -> list[dict]:
-        """A dict for each of several texts, images (of PIL, or their paths) or audio: label, score, how uncertain and why,
-        whether to abstain, and which classes it may be. See `pipeline_hydra.predict`."""
+        """A dict for each of several texts, images (of PIL, or their paths) or audio: label, score, how uncertain and
+        why, whether to abstain, and which classes it may be. See `pipeline_hydra.predict`."""
         from .pipeline_hydra import predict  # not above: that would import all pipelines with every model
 
         return predict(self, self.pipeline_class(), inputs, processor, batch_size, **parameters)
@@ -213,8 +213,8 @@ def package(part: str) -> ModuleType:
 
 
 def add_code(source: Path, name: str, folder: Path) -> None:
-    """Adds a file that not every model needs to the code in a folder, where Transformers finds it by an import at the end of
-    `modeling_hydra.py`, which models and pipelines read.
+    """Adds a file that not every model needs to the code in a folder, where Transformers finds it by an import at the
+    end of `modeling_hydra.py`, which models and pipelines read.
 
     name: of something in it
     """

@@ -1,5 +1,5 @@
-"""The ensemble of a regression or reward model: its mean or `aggregate`. Ships with such models, and with encoders, which may get
-such a head."""
+"""The ensemble of a regression or reward model: its mean or `aggregate`. Ships with such models, and with encoders,
+which may get such a head."""
 
 import re
 from typing import Any
@@ -56,8 +56,9 @@ class Problem(SingleLabel):
         times_of_spread(config.aggregate)
         if config.problem_type != "regression" or config.num_labels != 1:
             raise ValueError(
-                f"aggregate is {config.aggregate!r}, which is for a single score, and the model has {config.num_labels} outputs of "
-                f"problem_type {config.problem_type!r}: leave it out, or use num_labels=1 and problem_type='regression'"
+                f"aggregate is {config.aggregate!r}, which is for a single score, and the model has "
+                f"{config.num_labels} outputs of problem_type {config.problem_type!r}: leave it out, or use num_labels=1 and "
+                "problem_type='regression'"
             )
 
     @staticmethod

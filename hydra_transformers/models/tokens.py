@@ -13,8 +13,8 @@ class HydraTokenClassifierMixin(HydraTextClassifierMixin):
     """A head per member on every token, for tags of words (NER, POS).
 
     `member_logits` are (batch, members, tokens, classes): members stay the second axis, as in every Hydra, so that the ensemble's
-    answer `logits` (batch, tokens, classes) is computed by the same code. `rows_of_tokens` makes rows (tokens, members, classes) of
-    them, as every function of rows reads them.
+    prediction `logits` (batch, tokens, classes) is computed by the same code. `rows_of_tokens` makes rows of them,
+    (tokens, members, classes), as every function of rows reads them.
     """
 
     reads_first_token = False

@@ -185,7 +185,7 @@ class Task:
         return Outcomes(output.detector_score, ~output.abstain)
 
     def of_members(self, member_logits: Tensor, scores: list[dict], settings: Settings | None) -> dict[str, Any]:
-        """What is shown of the members beside a prediction, in the order of its `scores`; member_logits: (members, outputs)"""
+        """What is shown of the members beside a prediction and its `scores`; member_logits: (members, outputs)"""
         return {"members": member_logits.tolist()}
 
     # Calibration

@@ -22,6 +22,7 @@ from transformers import (
 from transformers.models.clip import CLIPImageProcessorPil
 
 import hydra_transformers
+from hydra_transformers.models import modeling_hydra
 from tests.families import BERT, CLIP, DISTINCT, FAMILIES, VIT, bert_backbone, clip_backbone, for_families, randomise
 from tests.fresh_process import run_without_package
 
@@ -176,6 +177,13 @@ def test_the_code_of_other_problems_ships_with_their_models_and_encoders_alone(t
     assert result.returncode == 0, result.stderr
     score = hydra.predict(["a good film"], bert_tokenizer(tmp_path))[0]["score"]
     assert float(result.stdout) == pytest.approx(score, rel=1e-5)
+
+
+def test_a_problem_whose_code_was_not_shipped_gets_a_sentence(monkeypatch):
+    monkeypatch.setattr(modeling_hydra, "PROBLEMS", {})
+    monkeypatch.setitem(sys.modules, "hydra_transformers.models.regression", None)
+    with pytest.raises(ImportError, match="without the code of regression: pip install hydra_transformers"):
+        modeling_hydra.load_problem("regression")
 
 
 def test_building_without_the_package_gets_a_sentence(monkeypatch):
