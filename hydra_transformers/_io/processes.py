@@ -38,9 +38,7 @@ def check_can_be_shared(data: Any, name: str) -> None:
     samplers = [getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
     prepared_by_accelerate = any(cls.__module__ == "accelerate.data_loader" for cls in type(data).__mro__)
     if prepared_by_accelerate or any(isinstance(sampler, DistributedSampler) for sampler in samplers):
-        raise ValueError(
-            f"{name} is already split between the processes: pass the whole data to each, it is split here"
-        )
+        raise ValueError(f"{name} is already split between the processes: pass all data to each, it is split here")
     if isinstance(getattr(data, "dataset", None), IterableDataset):
         return
     for sampler in samplers:

@@ -65,9 +65,7 @@ def check_tags(labels: Tensor, texts: int, tokens: int, classes: int) -> None:
         )
     outside = labels[(labels != NO_TAG) & ((labels < 0) | (labels >= classes))]
     if len(outside):
-        raise ValueError(
-            f"data has the tag {int(outside[0])}: the model's tags are 0 to {classes - 1}, or -100 for none"
-        )
+        raise ValueError(f"data has tag {int(outside[0])}: the model's tags are 0 to {classes - 1}, or -100 for none")
 
 
 def rows_of_words(answers: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

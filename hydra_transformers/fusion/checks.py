@@ -44,9 +44,7 @@ LEAST_COSINE_OF_RELATED = 0.5
 
 def check_is_in_memory(model: PreTrainedModel, name: str) -> None:
     if any(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError(
-            f"{name} has weights that are not in memory (offloaded, or on the meta device): load it whole"
-        )
+        raise ValueError(f"{name} has weights that are not in memory (offloaded or on the meta device): load it whole")
 
 
 def check_can_be_read(model: PreTrainedModel, name: str) -> None:

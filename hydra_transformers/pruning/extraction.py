@@ -150,9 +150,7 @@ class GreedySearch:
         weights = fingerprint_of_weights(hydra)
         engine = ablation_of(hydra, class_prompts, towers, int(memory * GIB))
         if metric is None and engine.num_classes < 2:
-            raise ValueError(
-                "model has a single output: pass a model that chooses one of several classes, or a metric"
-            )
+            raise ValueError("model has one output: pass a model that chooses one of several classes, or a metric")
         engine.heads = heads_of(hydra, towers, trunk_layers)
         num_heads = len(engine.heads)
         check_count(budget, "budget", 1, num_heads - 1, f"{num_heads} heads compete")

@@ -97,9 +97,7 @@ def draw_members(
     num_members = next(iter(counts.values()))
     if num_members < 1 or set(counts.values()) != {num_members}:
         text = ", ".join(f"{name}: {count}" for name, count in counts.items())
-        raise ValueError(
-            f"each of them makes one member, and there are {text}: pass as many of each, or leave one out"
-        )
+        raise ValueError(f"each of them makes one member, there are {text}: pass as many of each, or leave one out")
     if is_several:
         check_can_be_fused(models, "model")
     # Each backbone becomes a Hydra once, and the members are cut out of it.

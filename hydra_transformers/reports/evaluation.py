@@ -85,9 +85,7 @@ def evaluate_uncertainty(
             check_can_be_shared(each, place)
     detector = as_detector(score)
     if detector.needs_fit and len(models) > 1:
-        raise ValueError(
-            f"score is {detector.name}, fitted on one model: evaluate each by itself, and join the reports"
-        )
+        raise ValueError(f"score is {detector.name}, fitted on one model: evaluate each by itself and join reports")
     found = {}
     for name, model in models.items():
         model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model

@@ -1,5 +1,6 @@
 """Counts requests, latencies and abstentions for Prometheus, and whether promises are kept."""
 
+import logging
 import os
 import threading
 import time
@@ -10,6 +11,8 @@ from torch import nn
 
 from ..uncertainty import Monitor
 
+
+logger = logging.getLogger(__name__)
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -51,12 +54,15 @@ class WatchedPromises:
         with self.lock:
             self.monitor.update(answers)
         if time.monotonic() > self.written + 1.0:
-            self.save()
+            try:
+                self.save()
+            except (OSError, ValueError) as error:  # whoever asked gets an answer all the same
+                logger.error(f"the monitor's state cannot be saved: {error}")
 
     def save(self) -> None:
         with self.lock:
-            self.monitor.save(self.file)
             self.written = time.monotonic()
+            self.monitor.save(self.file)
 
     def states(self) -> dict[str, str]:
         """{"risk": "kept so far", ...}"""

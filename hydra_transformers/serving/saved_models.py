@@ -27,9 +27,7 @@ def load_config(name: str) -> PreTrainedConfig:
     check_model_exists(name)
     if path.is_dir() and not _holds_model(path):
         if member_folders(path):
-            raise ValueError(
-                f"{name} holds members, not a model: fuse them first with `hydra-transformers fuse {name}`"
-            )
+            raise ValueError(f"{name} holds members, not a model: fuse them first: `hydra-transformers fuse {name}`")
         raise ValueError(f"the folder {name} holds no model: it has no config.json")
     with access_to(name, "model"):
         try:

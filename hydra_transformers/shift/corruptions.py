@@ -87,9 +87,7 @@ def corrupt(data: Any, name: str, severity: int, seed: int = 0, *, processor: An
         return _corrupted_tensor(data, corruption, strength, seed, pixel_scale(processor))
     if hasattr(data, "convert") and hasattr(data, "size"):
         return _corrupted_picture(data, corruption, strength, seed)
-    raise TypeError(
-        f"data is a {type(data).__name__}, not images or texts: for data sets there is corrupted(data, ...)"
-    )
+    raise TypeError(f"data is a {type(data).__name__}, not images or texts: for data sets use corrupted(data, ...)")
 
 
 @torch.no_grad()

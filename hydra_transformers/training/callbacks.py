@@ -179,9 +179,7 @@ class KeepZerosCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if args.fsdp or args.deepspeed:
-            raise ValueError(
-                "KeepZerosCallback needs whole weights on every process: train without FSDP and DeepSpeed"
-            )
+            raise ValueError("KeepZerosCallback needs whole weights on every process: train without FSDP or DeepSpeed")
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, GroupedLinear, GroupedOutput)
         weights = [
             module.weight

@@ -57,9 +57,7 @@ def as_scores(scores: Any, name: str) -> Tensor:
     """Per-sample scores (samples,) as float64 on the CPU; not empty and free of NaN."""
     scores = in_float64(scores).detach().cpu().double()
     if scores.dim() != 1 or len(scores) == 0 or scores.isnan().any():
-        raise ValueError(
-            f"{name} has shape {tuple(scores.shape)}: pass a number, not NaN, for each sample, (samples,)"
-        )
+        raise ValueError(f"{name} has shape {tuple(scores.shape)}: pass a number, not NaN, for each sample (samples,)")
     return scores
 
 

@@ -40,7 +40,7 @@ WORDS = {  # a promise's title, and its losses
     "risk": ("Wrong answers", "of the checked answers are wrong"),
     "coverage": ("Sets or intervals", "of them miss the label"),
     "answered": ("Share answered", "of the rows are not answered"),
-    "inputs": ("Inputs", "of the rows are less sure than the median validation row"),
+    "inputs": ("Inputs", "of the rows are less sure than the median of the validation rows and those before"),
 }
 
 
@@ -68,7 +68,8 @@ class Promise(NamedTuple):
     """Rates that may not be above their limits. Rows are counted in bins; a rate is the share of the rows in some of them.
 
     bins: (rates, bins) bool, which bins each rate counts; the first rate is shown
-    limits: (rates,), which allow for the chance in the validation rows
+    limits: (rates,), above which it is broken: they allow for the chance in the validation rows
+    kept: (rates,), up to which it is kept: what was promised, where that is a number
     """
 
     title: str
@@ -76,6 +77,7 @@ class Promise(NamedTuple):
     expected: str
     bins: np.ndarray
     limits: np.ndarray
+    kept: np.ndarray
 
     def add(self, counts: dict[str, Any], bins: np.ndarray) -> None:
         """Counts rows by their bins, in blocks."""
@@ -107,12 +109,12 @@ class Promise(NamedTuple):
         total = sum((np.sum(counts["blocks"], axis=0) for counts in streams), np.zeros(self.bins.shape[1]))
         losses, rows = self.bins @ total, int(total.sum())
         lows, highs = _intervals(losses, rows, 1 / alarm / len(losses))
-        # Of one stream the highest, which it ever had; of several the average of e-values, which is one.
-        e_values = [counts["peak"] if len(streams) == 1 else self.e_value(counts) for counts in streams]
-        e_value, status = float(np.mean(e_values or 0.0)), "not known yet"
+        # Of several streams the average of e-values, which is one. When a stream had its highest, the average was at least its share.
+        e_values, peaks = [self.e_value(counts) for counts in streams], [counts["peak"] for counts in streams]
+        e_value, status = float(max(sum(e_values), *peaks, 0.0)) / max(len(streams), 1), "not known yet"
         if e_value >= alarm:
             status = "broken"
-        elif (highs <= self.limits).all():
+        elif (highs <= self.kept).all():
             status = "kept so far"
         rate, low, high = None, float(lows[0]), float(highs[0])
         sentence = f"{self.title}: {status}. No rows yet; {self.expected}."
@@ -189,7 +191,8 @@ class Monitor:
         self.promises = _promises(self.settings, level)
         self.alarm = 2 * len(self.promises) / level  # half of the level is for the chance in the validation rows
         self.stream, self.streams, self.batches = uuid.uuid4().hex[:16], {}, set()
-        self.decision_settings, self.task = settings, None
+        self.decision_settings, self.model, self.task = settings, None, None
+        self.files: dict[str, str] = {}  # what is in those that were loaded or saved
 
     @classmethod
     def of(cls, model: nn.Module, level: float = 0.05, file: str | os.PathLike | None = None) -> "Monitor":
@@ -200,7 +203,7 @@ class Monitor:
         monitor = cls(decision.settings, level)
         if file is not None and Path(file).exists():
             monitor.load(file)
-        monitor.task = task_of(inner)
+        monitor.model, monitor.task = model, task_of(inner)
         return monitor
 
     def update(self, outputs: Any, labels: Any = None, *, batch: str | None = None) -> None:
@@ -219,9 +222,11 @@ class Monitor:
         if isinstance(outputs, Sequence):
             if labels is not None:
                 raise ValueError("labels are for a model's output: pass that, not rows of predict")
-            self.count(_outcomes_of_predictions(outputs, random))
+            self.count(_outcomes_of_predictions(outputs, self.settings["threshold"], random))
         elif outputs.abstain is None:
             raise ValueError("outputs has no abstain: the model has changed since calibrate(), or is in training mode")
+        elif getattr(getattr(self.model, "decision", None), "settings", None) != self.decision_settings:
+            raise ValueError("this monitor is not of the model's calibration: make one with Monitor.of(model)")
         else:
             parts = [getattr(outputs, field.name, None) for field in fields(DecisionOutput)]
             output = DecisionOutput(*(None if part is None else part.detach().cpu() for part in parts))
@@ -275,33 +280,42 @@ class Monitor:
         return "\n".join(lines)
 
     def save(self, file: str | os.PathLike) -> None:
-        """Writes its state whole: a small JSON file."""
+        """Writes its state whole: a small JSON file. One that has rows of another monitor or process is not replaced."""
         content = {name: getattr(self, name) for name in ("level", "settings", "streams", "stream")}
-        write_atomically(file, json.dumps(content | {"version": VERSION, "batches": sorted(self.batches)}))
+        content |= {"version": VERSION, "batches": sorted(self.batches)}
+        text, place = json.dumps(content), os.path.realpath(file)
+        if os.path.exists(place) and Path(place).read_text() != self.files.get(place):
+            raise ValueError(f"{file} was written by another monitor or process: save into a file of its own")
+        write_atomically(place, text)
+        self.files[place] = text
 
     def load(self, file: str | os.PathLike) -> "Monitor":
         """Goes on with a saved state of the same calibration, and returns the monitor. A stream of rows that it has is counted once."""
-        saved = _read(file)
+        text = Path(file).read_text()
+        saved, streams = _parsed(text, file), {}
         if (saved["settings"], saved["level"]) != (self.settings, self.level):
             raise ValueError(f"{file} watches another calibration or has another level: pass another file")
-        self.stream, self.batches = saved["stream"], self.batches | set(saved["batches"])
         for name, stream in saved["streams"].items():
-            self.streams[name] = max(self.streams.get(name, {}), stream, key=_num_rows)
+            earlier, streams[name] = sorted((self.streams.get(name, {}), stream), key=_num_rows)
+            if not _goes_on(streams[name], earlier):
+                raise ValueError(f"{file} and another state both go on from the same rows: pass one of them")
+        self.stream, self.batches = saved["stream"], self.batches | set(saved["batches"])
+        self.streams, self.files[os.path.realpath(file)] = self.streams | streams, text
         return self
 
     @classmethod
     def read(cls, *files: str | os.PathLike) -> "Monitor":
         """The state in one or several files, to look at: those of several processes or days are put together."""
-        saved = _read(files[0])
+        saved = _parsed(Path(files[0]).read_text(), files[0])
         monitor = cls(saved["settings"], saved["level"])
         for file in files:
             monitor.load(file)
         return monitor
 
 
-def _read(file: str | os.PathLike) -> dict[str, Any]:
+def _parsed(text: str, file: str | os.PathLike) -> dict[str, Any]:
     try:
-        saved = json.loads(Path(file).read_text())
+        saved = json.loads(text)
         if saved["version"] == VERSION and {"level", "settings", "streams", "stream", "batches"} <= saved.keys():
             return saved
     except (KeyError, TypeError, json.JSONDecodeError):
@@ -313,12 +327,26 @@ def _num_rows(stream: Mapping[str, Any]) -> int:
     return sum(int(np.sum(counts["blocks"])) for counts in stream.values())
 
 
-def _outcomes_of_predictions(rows: Sequence[Mapping[str, Any]], random: torch.Generator) -> Outcomes:
+def _goes_on(stream: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
+    """Whether a stream begins with the rows of an earlier state of it."""
+    for name, before in earlier.items():
+        now = stream.get(name, {"size": 0, "blocks": []})
+        starts = range(0, len(before["blocks"]), max(now["size"] // before["size"], 1))
+        blocks, others = np.add.reduceat(before["blocks"], starts), np.array(now["blocks"][: len(starts)])
+        if len(others) < len(blocks) or (others[:-1] != blocks[:-1]).any() or (others[-1] < blocks[-1]).any():
+            return False
+    return True
+
+
+def _outcomes_of_predictions(rows: Sequence[Mapping[str, Any]], threshold: Any, random: torch.Generator) -> Outcomes:
     """Of the rows that `predict` returns; of a row with several units one, drawn at random."""
+    if any(row["detector"] is None or str(row["threshold"]) != str(threshold) for row in rows):
+        raise ValueError("these rows are not of the calibrated model that is watched: predict with it")
     candidates = [row.get("entities", [row]) for row in rows]
     units = [units[int(torch.randint(len(units), (), generator=random))] for units in candidates if units]
     scores = np.array([unit["detector_score"] for unit in units], dtype=float)  # None becomes NaN
-    return Outcomes(torch.from_numpy(scores), ~torch.tensor([unit["abstain"] for unit in units], dtype=torch.bool))
+    abstain = [unit["abstain"] or False for unit in units]  # None without a threshold
+    return Outcomes(torch.from_numpy(scores), ~torch.tensor(abstain, dtype=torch.bool))
 
 
 def _promises(settings: Mapping[str, Any], level: float) -> dict[str, Promise]:
@@ -343,7 +371,7 @@ def _promises(settings: Mapping[str, Any], level: float) -> dict[str, Promise]:
         limits = np.maximum(np.where(losses < total, bounds, 1 - 1e-9), promised)
         expected = f"{100 * losses[0] / total:.3g} % on the validation rows"
         expected = f"at most {100 * promised:.3g} % promised" if promised else expected
-        promises[name] = Promise(*WORDS[name], expected, bins, limits)
+        promises[name] = Promise(*WORDS[name], expected, bins, limits, np.array(promised) if promised else limits)
     above = np.append(0.0, np.sort(CUTS)) >= CUTS[:, None]  # (cuts, bins)
     bins, limits = np.concatenate([above, ~above]), np.concatenate([1 - CUTS, CUTS])  # ranks are uniform
-    return promises | {"inputs": Promise(*WORDS["inputs"], "50 % expected", bins, limits)}
+    return promises | {"inputs": Promise(*WORDS["inputs"], "50 % expected", bins, limits, limits)}

@@ -243,13 +243,13 @@ class MultiLabelTask(Task):
         outcomes, sets, missed = super().outcomes(output, labels, settings, random), output.prediction_set, None
         if labels is None:
             return outcomes
-        logits = log_odds(output.member_logits)
-        labels = as_multi_hot(labels, *logits.shape)
-        wrong = (logits >= torch.tensor([float(value) for value in settings["log_odds"]])) != labels
+        answered, labels = outcomes.answered, as_multi_hot(labels, *output.member_logits.shape[::2])
+        logits = log_odds(output.member_logits[answered])  # others may not be numbers
+        wrong = (logits >= torch.tensor([float(value) for value in settings["log_odds"]])) != labels[answered]
         if sets is not None:  # one of the row's labels
             drawn = draw_one(labels, random).unsqueeze(1)
             missed = (labels & ~sets).gather(1, drawn).squeeze(1)
-        return outcomes._replace(wrong=wrong.any(dim=1)[outcomes.answered], missed=missed)
+        return outcomes._replace(wrong=wrong.any(dim=1), missed=missed)
 
     # Calibration
 

@@ -44,9 +44,7 @@ class _PipelineModel(nn.Module):
         super().__init__()
         inside = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
         if inside is None:
-            raise TypeError(
-                f"model is a {type(model).__name__} without a model of Transformers inside: pass one with it"
-            )
+            raise TypeError(f"model is a {type(model).__name__} without a model of Transformers inside: pass one")
         self.model, self.config = model, inside.config
         self.main_input_name, self.dtype = inside.main_input_name, inside.dtype
         if hasattr(inside, "get_image_features"):

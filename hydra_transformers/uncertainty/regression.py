@@ -144,7 +144,7 @@ class RegressionTask(Task):
         if labels is None:
             return outcomes
         targets = as_targets(labels, *interval.shape[:2])
-        outside = (targets < interval[..., 0]) | (targets > interval[..., 1])
+        outside = ~((targets >= interval[..., 0]) & (targets <= interval[..., 1]))  # also where they are not numbers
         drawn = draw_one(torch.ones_like(outside), random).unsqueeze(1)
         return outcomes._replace(missed=outside.gather(1, drawn).squeeze(1))
 

@@ -78,8 +78,9 @@ class SingleLabelTask(Task):
             return outcomes
         labels = as_labels(labels, *output.member_logits.shape[::2])
         missed = None if sets is None else ~sets.gather(1, labels.unsqueeze(1)).squeeze(1)
-        wrong = decompose(output.member_logits).prediction != labels
-        return outcomes._replace(wrong=wrong[outcomes.answered], missed=missed)
+        answered = outcomes.answered  # others may not be numbers
+        wrong = decompose(output.member_logits[answered]).prediction != labels[answered]
+        return outcomes._replace(wrong=wrong, missed=missed)
 
     def of_members(self, member_logits: Tensor, scores: list[dict], settings: Settings | None) -> dict[str, Any]:
         members = member_logits.softmax(dim=-1)

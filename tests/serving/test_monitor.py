@@ -1,12 +1,13 @@
 """`--monitor`: the server, `predict` and `watch` count what a calibrated model does."""
 
+import itertools
 import json
 
 import pytest
 from fastapi.testclient import TestClient
 
 from hydra_transformers.cli import main
-from hydra_transformers.serving import create_app, jobs
+from hydra_transformers.serving import create_app, jobs, metrics
 from hydra_transformers.serving.jobs import predict_data
 from hydra_transformers.uncertainty import Monitor
 from tests.serving.tiny import asked, base64_of
@@ -37,6 +38,19 @@ def test_a_server_counts_its_predictions_and_shows_the_promises(folders, tmp_pat
     assert state["inputs"].rows == 2 * len(PICTURES)
     assert state["answered"].rate == sum(answer["abstain"] for answer in answers) / len(answers)
     assert all(f'promise="{name}"' in shown for name in promises)
+
+
+def test_two_servers_with_one_file_answer_and_do_not_overwrite_each_other(folders, tmp_path, monkeypatch, caplog):
+    file, body = tmp_path / "monitor.json", {"inputs": [base64_of(image) for image in PICTURES]}
+    monkeypatch.setattr(metrics.time, "monotonic", itertools.count(step=2.0).__next__)  # each save is due
+    first, second = (metrics.WatchedPromises(asked(folders["images"]).model, file) for _ in range(2))
+    with TestClient(create_app(asked(folders["images"]))) as client:
+        answers = client.post("/predict", json=body).json()
+    for watched in (first, second, second):
+        watched.count(answers)
+    assert Monitor.read(file).state()["inputs"].rows == len(PICTURES)
+    assert second.monitor.state()["inputs"].rows == 2 * len(PICTURES)
+    assert sum("cannot be saved" in record.message for record in caplog.records) == 2
 
 
 def test_a_job_counts_each_row_once_even_if_it_was_stopped(folders, data, tmp_path, monkeypatch, capsys):

@@ -41,7 +41,9 @@ def test_every_task_is_watched_with_and_without_labels(name):
     if name == "token_classification":
         with pytest.raises(ValueError, match="which tokens are words"):
             monitor.update(output)
-        monitor.update([{"entities": []}])  # a text without any
+        monitor.update(
+            [{"entities": [], "detector": "msp", "threshold": monitor.settings["threshold"]}]
+        )  # a text without any
         assert monitor.state()["inputs"].rows == 0
     else:
         monitor.update(output)
@@ -94,6 +96,30 @@ def test_rows_of_predict_count_like_outputs(name):
     assert list(other.streams.values()) == list(monitor.streams.values())
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "reward"])
+def test_rows_of_a_model_without_a_threshold_count_and_those_of_another_do_not(name):
+    hydra = calibrate(hydra_of(name), data_of(name)).model.eval()
+    texts, monitor = [" ".join(tiny_tags.PIECES[5:9])] * 4, Monitor.of(hydra)
+    monitor.update(predict_decisions(hydra, texts, tiny_tags.tokenizer()))
+    assert monitor.state()["inputs"].rows == 4 and "answered" not in monitor.state()
+    with hydra.uncalibrated():
+        rows = predict_decisions(hydra, texts, tiny_tags.tokenizer())
+    for other in (rows, predict_decisions(calibrated(name).model.eval(), texts, tiny_tags.tokenizer())):
+        with pytest.raises(ValueError, match="not of the calibrated model that is watched"):
+            monitor.update(other)
+    assert monitor.state()["inputs"].rows == 4
+
+
+@pytest.mark.parametrize("name", ["single_label_classification", "multi_label_classification", "regression"])
+def test_a_prediction_that_is_not_a_number_is_not_an_answer_and_its_interval_misses(name):
+    hydra, rows = calibrated(name).model.eval(), data_of(name, seed=3)
+    with torch.no_grad():
+        outputs, monitor = hydra.decision(hydra(**batch_of(name)).member_logits * math.nan), Monitor.of(hydra)
+    monitor.update(outputs, torch.stack([row["labels"] for row in rows]))
+    assert outputs.abstain.all() and monitor.state()["coverage"].rows == len(rows)
+    assert monitor.state()["coverage"].rate == (name == "regression")  # sets have all labels
+
+
 def test_evidence_is_the_average_capital_of_bets_that_start_with_each_block():
     case = Case("", rows=60, risk=0.2, error=0.6, labelled=0.5, ties=True, batch=50)
     simulated = [draw_run(case, Pool(), 1000, number) for number in range(12)]  # which bets row by row
@@ -125,6 +151,16 @@ def test_a_broken_promise_is_noticed_after_a_long_good_time_and_stays_broken():
     assert "Wrong answers: broken." in str(monitor) and "at most 5 % promised" in str(monitor)
 
 
+def test_kept_is_what_was_promised_not_what_chance_allows():
+    random, monitor = np.random.default_rng(0), Monitor(SETTINGS)
+    for _ in range(400):
+        monitor.count(outcomes(np.zeros(100), random.random(100) < 0.058, random.random(100) < 0.12))
+    for name, promised in (("risk", 0.05), ("coverage", 0.1)):  # 9 of 300 and 38 of 400 validation rows allow for more
+        state = monitor.state()[name]
+        assert promised < state.interval[0] and state.interval[1] < monitor.promises[name].limits
+        assert state.status == "not known yet"
+
+
 def test_other_inputs_are_noticed_without_labels():
     random, monitor = np.random.default_rng(0), Monitor(SETTINGS)
     monitor.count(outcomes(random.random(1000)))
@@ -134,10 +170,8 @@ def test_other_inputs_are_noticed_without_labels():
     without = Monitor(SETTINGS)
     without.count(outcomes([math.nan] * 200))  # a score that is not a number is less sure than any
     assert without.state()["inputs"].status == "broken"
-    assert validation_summary(outcomes([0.1, 0.2]), torch.zeros(0), None)["scores"] == [
-        0,
-        2,
-    ]  # no other rows to compare
+    summary = validation_summary(outcomes([0.1, 0.2]), torch.zeros(0), None)  # no other rows to compare
+    assert summary["scores"] == [0, 2]
 
 
 def test_a_state_is_saved_resumed_and_put_together(tmp_path):
@@ -170,6 +204,53 @@ def test_a_state_is_saved_resumed_and_put_together(tmp_path):
     with pytest.raises(ValueError, match="watches another calibration"):
         Monitor(SETTINGS | {"alpha": 0.2}).load(tmp_path / "monitor.json")
     assert len(json.loads((tmp_path / "monitor.json").read_text())["streams"]) == 1
+
+
+def test_what_is_broken_stays_broken_when_files_are_put_together(tmp_path):
+    random, bad, good = np.random.default_rng(0), Monitor(SETTINGS), Monitor(SETTINGS)
+    for monitor, rate, rows in ((bad, 0.3, 600), (bad, 0.01, 6000), (good, 0.01, 100)):
+        monitor.count(outcomes(np.zeros(rows), random.random(rows) < rate, np.zeros(rows)))
+    assert bad.promises["risk"].e_value(bad.streams[bad.stream]["risk"]) < 1 < bad.alarm  # after a long good time
+    bad.save(tmp_path / "bad.json")
+    good.save(tmp_path / "good.json")
+    both = Monitor.read(tmp_path / "bad.json", tmp_path / "good.json")
+    assert bad.state()["risk"].status == both.state()["risk"].status == "broken"
+
+
+def test_rows_of_two_processes_are_never_lost(tmp_path):
+    scores, file = np.random.default_rng(0).random((4, 60)), tmp_path / "monitor.json"
+    first = Monitor(SETTINGS)
+    first.count(outcomes(scores[0]))
+    first.save(file)
+    second = Monitor(SETTINGS).load(file)
+    for monitor, part in ((first, scores[1]), (second, scores[2])):
+        monitor.count(outcomes(part))
+    first.save(file)
+    for other in (second, Monitor(SETTINGS)):
+        with pytest.raises(ValueError, match="written by another monitor or process"):
+            other.save(file)
+    second.save(tmp_path / "second.json")
+    assert Monitor.read(file).state()["inputs"].rows == 120
+    with pytest.raises(ValueError, match="both go on from the same rows"):
+        Monitor.read(file, tmp_path / "second.json")
+    (tmp_path / "day.json").write_bytes(file.read_bytes())  # an earlier state of the same stream
+    for _ in range(150):  # until blocks are joined
+        first.count(outcomes(scores[3]))
+    first.save(file)
+    for files in ((file, tmp_path / "day.json"), (tmp_path / "day.json", file)):
+        assert Monitor.read(*files).state()["inputs"].rows == 152 * 60
+
+
+def test_a_monitor_is_of_one_calibration():
+    name = "single_label_classification"
+    hydra = calibrated(name).model.eval()
+    monitor = Monitor.of(hydra)
+    calibrate(hydra, data_of(name, seed=9), target={"coverage": 0.3})
+    with torch.no_grad():
+        output = hydra(**batch_of(name))
+    for other in (monitor, Monitor(monitor.decision_settings)):
+        with pytest.raises(ValueError, match="not of the model's calibration"):
+            other.update(output)
 
 
 def test_a_named_batch_counts_once_and_labels_by_themselves():
