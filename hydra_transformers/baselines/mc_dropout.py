@@ -44,9 +44,7 @@ class MCDropout(nn.Module):
         if not probabilities:
             raise ValueError(f"{type(model).__name__} has no dropout to sample from")
         if p is None and not any(probabilities):
-            raise ValueError(
-                f"every dropout of {type(model).__name__} is 0, all samples would be the same: pass p=0.1"
-            )
+            raise ValueError(f"every dropout of {type(model).__name__} is 0, all samples would be equal: pass p=0.1")
         self.model, self.num_samples, self.p, self.seed = model, num_samples, p, seed
 
     @property

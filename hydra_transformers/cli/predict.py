@@ -71,9 +71,7 @@ def predict(
         if Path(name).suffix in FILE_FORMATS and " " not in name:
             raise ValueError(f"there is no file {name}: pass a data set with --output, or a text")
         if kind in ("text", "tokens") and os.path.isfile(name):
-            raise ValueError(
-                f"{name} is a file, and {model} reads texts: pass the text, or - to read lines from stdin"
-            )
+            raise ValueError(f"{name} is a file, and {model} reads texts: pass the text, or - to read lines of stdin")
     predictor = predictor_of(model, **settings)
     if not as_json:
         print(_row("input", "answer", "score", "total", "epistemic", "may be", "why"))

@@ -103,7 +103,10 @@ def predict_data(
         for number, content in contents:
             if watched is not None:  # before the part is there: one that is predicted again, anywhere, counts once
                 table = read_part(io.BytesIO(content))
-                readable = table.filter(table["prediction"].is_valid())
+                columns = [
+                    name for name in table.column_names if name in job.predictor.columns
+                ]  # not those of the data
+                readable = table.filter(table["prediction"].is_valid()).select(columns)
                 watched.update(readable.to_pylist(), batch=f"{folder.suffixes[-2]} {number}")
                 watched.save(monitor)
             write_atomically(files[number], content)

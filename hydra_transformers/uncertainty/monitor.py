@@ -371,7 +371,8 @@ def _promises(settings: Mapping[str, Any], level: float) -> dict[str, Promise]:
         limits = np.maximum(np.where(losses < total, bounds, 1 - 1e-9), promised)
         expected = f"{100 * losses[0] / total:.3g} % on the validation rows"
         expected = f"at most {100 * promised:.3g} % promised" if promised else expected
-        promises[name] = Promise(*WORDS[name], expected, bins, limits, np.array(promised) if promised else limits)
+        kept = np.full(len(bins), promised) if promised else np.where(losses < total, limits, 1.0)
+        promises[name] = Promise(*WORDS[name], expected, bins, limits, kept)
     above = np.append(0.0, np.sort(CUTS)) >= CUTS[:, None]  # (cuts, bins)
     bins, limits = np.concatenate([above, ~above]), np.concatenate([1 - CUTS, CUTS])  # ranks are uniform
     return promises | {"inputs": Promise(*WORDS["inputs"], "50 % expected", bins, limits, limits)}

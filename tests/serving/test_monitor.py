@@ -23,6 +23,10 @@ def data(tmp_path):
     for number, image in enumerate(PICTURES):
         image.save(tmp_path / "data" / f"{number}.png")
     (tmp_path / "data" / "none.png").write_bytes(b"no image")
+    rows = [
+        f"{path.name}," for path in (tmp_path / "data").iterdir()
+    ]  # a column with the name of a token classifier's
+    (tmp_path / "data" / "metadata.csv").write_text("\n".join(["file_name,entities", *rows]))
     return tmp_path / "data"
 
 
