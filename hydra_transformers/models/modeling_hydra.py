@@ -1,8 +1,9 @@
-"""A fused transformer from top to bottom, in the order of the paper: packed linear maps, attention (equations 4 and 5), output
-projection and MLP (6 and 7), the encoder, and the classifier with the ensemble's prediction (2).
+"""A fused transformer from top to bottom, in the order of the paper (arXiv 2510.18358): packed linear maps, attention
+(equations 4 and 5), output projection and MLP (6 and 7), the encoder, and the classifier with the ensemble's prediction (2).
 
 Hidden states are (members, batch, tokens, hidden) throughout. Each member's part is one contiguous block, so grouped products,
-attention over (members * batch) and shared layers over all rows copy nothing. A leading 1 means equal for all members.
+attention over (members * batch) and shared layers over all rows copy nothing. A leading 1 means equal for all members: the
+embeddings that they share, and the trunk, the first `config.trunk_layers` layers, which run once as those of one member.
 """
 
 import importlib
@@ -28,7 +29,7 @@ logger = logging.get_logger(f"transformers.{__name__}")
 
 ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 2048  # per member; below, one batched product is faster
 
-Norm = Callable[[int], nn.Module]  # makes the norm of states that are so wide
+Norm = Callable[[int], nn.Module]  # from the width of the states to a new norm
 
 
 # Linear maps of several members
@@ -65,9 +66,10 @@ class GroupedLinear(Grouped):
         """(members or 1, ..., in_features) -> (members, ..., width); where widths differ a tuple of (..., width), one
         for each member that has any rows.
 
-        rows: the part of each member's rows to compute; all of them by default
+        rows: for each member, which of its rows of `weight` to multiply by; all of them by default
         """
-        members, rows = len(self.widths), [slice(None)] * len(self.widths) if rows is None else rows
+        members = len(self.widths)
+        rows = [slice(None)] * members if rows is None else rows
         if hidden_states.shape[0] < members:
             hidden_states = hidden_states.expand(members, *hidden_states.shape[1:])
         if self.is_uniform and all(part == rows[0] for part in rows):
@@ -94,15 +96,14 @@ class GroupedOutput(Grouped):
             weight = self.weight.view(len(self.widths), -1, self.columns)
             return grouped_product(hidden_states, weight, None if self.bias is None else self.bias.unsqueeze(1))
         filled, widths = self.with_rows()
-        # Many exported formats fail on products of width zero: members without heads get their bias alone.
         biases = [None] * len(self.widths) if self.bias is None else self.bias
         parts = zip(filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True) if filled else ()
-        products = {m: nn.functional.linear(states, weight.t(), biases[m]) for m, states, weight in parts}
-        like = products[filled[0]] if filled else hidden_states.new_zeros(*hidden_states.shape[1:-1], self.columns)
-        for m, width in enumerate(self.widths):
-            if width == 0:
-                products[m] = torch.zeros_like(like) if biases[m] is None else biases[m].expand_as(like).type_as(like)
-        return torch.stack([products[m] for m in range(len(self.widths))])
+        outputs = {m: nn.functional.linear(states, weight.t(), biases[m]) for m, states, weight in parts}
+        like = outputs[filled[0]] if filled else hidden_states.new_zeros(*hidden_states.shape[1:-1], self.columns)
+        # Members without heads get their bias alone: many exported formats fail on products of width zero.
+        for m in [m for m, width in enumerate(self.widths) if width == 0]:
+            outputs[m] = torch.zeros_like(like) if biases[m] is None else biases[m].expand_as(like).type_as(like)
+        return torch.stack([outputs[m] for m in range(len(self.widths))])
 
 
 def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -168,7 +169,8 @@ class DropoutPerMember(nn.Dropout):
 def shared_or_per_member(
     config: PreTrainedConfig, part: str, build: Callable[[], nn.Module], layer: int | None = None
 ) -> nn.Module:
-    """One module for all members where they share `part` (or are alone, or in the trunk), otherwise one for each."""
+    """One module for all members where they share `part` (or are alone, or `layer` is in the trunk), otherwise one for each.
+    Shared embeddings get dropout that differs between members."""
     members = config.num_members if layer is None else config.members_in(layer)
     if part not in config.shared and members > 1:
         return (EmbeddingsPerMember if part == "embeddings" else PerMember)(build() for _ in range(members))
@@ -193,16 +195,15 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Equations 2 and 3, head by head: (rows, heads, tokens, head_dim) -> (rows, tokens, heads, head_dim)."""
+    """Attention head by head: (rows, heads, tokens, head_dim) -> (rows, tokens, heads, head_dim), and its weights."""
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
-    softmax_dtype = torch.float32 if module.float32_softmax else None
-    if softmax_dtype is not None and scores.dtype == torch.float64:
+    if module.float32_softmax and scores.dtype == torch.float64:
         # The mask's smallest float64 would become -inf in float32, and a row that sees only padding NaN.
         scores = scores.clamp(min=torch.finfo(torch.float32).min)
-    weights = nn.functional.softmax(scores, dim=-1, dtype=softmax_dtype).to(query.dtype)
-    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32 if module.float32_softmax else None)
+    weights = nn.functional.dropout(weights.to(query.dtype), p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
@@ -212,12 +213,12 @@ class HydraAttention(nn.Module):
     A member's queries, keys and values lie below each other in `qkv_proj`: one product. Attention is computed head by head,
     so members cannot mix, whichever axis carries them:
 
-    - the batch axis, (members * batch, heads, tokens, head_dim), where all keep as many heads: nothing is copied;
+    - the batch axis, (members * batch, heads, tokens, head_dim), where all keep equally many heads: nothing is copied;
     - the head axis, (batch, heads of all members, tokens, head_dim), where head counts differ, where scores have a bias, and
       for the eager backend, which returns its weights in this shape.
 
     Families with positions in the attention override `place`, or set `adds_bias` and have `add_bias` (`relative_attention`);
-    both get what `embed_inputs` returns as "positions".
+    both get what `embed_inputs` returns as "positions". `norm` is for those that normalise queries and keys.
     """
 
     adds_bias = False  # whether `add_bias` changes the mask, which is added to the scores
@@ -235,19 +236,19 @@ class HydraAttention(nn.Module):
         self.set_kept_heads(kept_heads)
         self.qkv_proj = GroupedLinear(config.hidden_size, self.qkv_widths(), spec.qkv_bias)
         self.o_proj = GroupedOutput(self.widths, config.hidden_size, spec.output_bias)
-        self.register_buffer("kept_heads_mask", mask_of(kept_heads, config.num_attention_heads))
+        self.register_buffer("kept_heads_mask", make_kept_heads_mask(kept_heads, config.num_attention_heads))
 
     def set_kept_heads(self, kept_heads: list[list[int]]) -> None:
         self.kept_heads = kept_heads
         self.widths = [len(heads) * self.head_dim for heads in kept_heads]  # of each member's heads together
         self.has_no_head = not any(self.widths)
-        self.is_uniform = self.fits_batch_axis = len(set(self.widths)) == 1
+        self.is_uniform = self.fits_batch_axis = len(set(self.widths)) == 1  # decoders may unset the second
 
     def qkv_widths(self) -> list[int]:
         return [3 * width for width in self.widths]
 
     def rows_per_head(self) -> dict[str, int]:
-        """The packed parts beside q, k, v and o of which each head owns rows, and how many."""
+        """The packed parts beside q, k, v and o that are pruned with their heads, and how many rows each head has there."""
         return {}
 
     def check_same_heads(self, saved: torch.Tensor) -> None:
@@ -268,7 +269,7 @@ class HydraAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The heads' outputs before the output projection: (members, batch, query tokens, width) or, where head counts
         differ, (batch, query tokens, sum of widths); and from the eager backend the attention weights (batch, heads of all
-        members, query tokens, tokens).
+        members, query tokens, tokens), which Transformers collects from here (`_can_record_outputs`).
 
         hidden_states: (members or 1, batch, tokens, hidden)
         attention_mask: what `encoder_mask` returns
@@ -284,21 +285,21 @@ class HydraAttention(nn.Module):
         on_batch_axis = self.fits_batch_axis and not is_eager and (not self.adds_bias or self.num_members == 1)
         if attention_mask is not None:
             if self.is_trunk or not on_batch_axis:
-                attention_mask = attention_mask[:batch]
+                attention_mask = attention_mask[:batch]  # it was repeated over the members
             if first_token_only and attention_mask.dim() == 4:
                 attention_mask = attention_mask[:, :, :1]
         if first_token_only:
             queries = self.qkv_proj(hidden_states[:, :, :1], [slice(width) for width in self.widths])
-            others = self.qkv_proj(hidden_states, [slice(width, None) for width in self.widths])
+            keys_values = self.qkv_proj(hidden_states, [slice(width, None) for width in self.widths])
         elif on_batch_axis:
             projected, width = self.qkv_proj(hidden_states), self.widths[0]
-            queries, others = projected[..., :width], projected[..., width:]
-        else:
+            queries, keys_values = projected[..., :width], projected[..., width:]
+        else:  # member by member, those without heads left out
             members = list(zip(self.qkv_proj(hidden_states), filter(None, self.widths), strict=True))
             queries = [projected[..., :width] for projected, width in members]
-            others = [projected[..., width:] for projected, width in members]
+            keys_values = [projected[..., width:] for projected, width in members]
         heads = []
-        for states, count in ((queries, 1), (others, 2)):
+        for states, count in ((queries, 1), (keys_values, 2)):  # query; key and value
             if on_batch_axis:
                 states = states.flatten(0, 1).unflatten(-1, (count, -1, self.head_dim))
             else:
@@ -318,11 +319,11 @@ class HydraAttention(nn.Module):
         return output, weights
 
     def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, on_batch_axis: bool, *positions):
-        """Query, key and value with their positions, (rows, heads, tokens, head_dim) each."""
+        """Puts the positions into query and key: (rows, heads, tokens, head_dim) each, value too."""
         return query, key, value
 
 
-def mask_of(kept_heads: list[list[int]], num_heads: int) -> torch.Tensor:
+def make_kept_heads_mask(kept_heads: list[list[int]], num_heads: int) -> torch.Tensor:
     """A layer's kept heads as ones and zeros, (members, heads of the backbone)."""
     return torch.tensor([[head in heads for head in range(num_heads)] for heads in kept_heads], dtype=torch.uint8)
 
@@ -333,7 +334,7 @@ def encoder_mask(
     """The mask that an encoder's layers read, repeated over the members: (members * batch, ...)
 
     hidden_states: the first layer's, (1 or members, batch, tokens, hidden)
-    attention_mask: without one pass none on: one that masks nothing would rule out the fastest kernels
+    attention_mask: where nothing is masked, do without a mask: any mask would rule out the fastest kernels
     """
     mask = create(config=config, inputs_embeds=hidden_states[0], attention_mask=attention_mask, **options)
     if mask is None:
@@ -355,12 +356,11 @@ class HydraMLP(nn.Module):
 
     def __init__(self, hidden_size: int, spec: LayerSpec):
         super().__init__()
-        inner_size = spec.inner_size
         self.has_gate = spec.gated_mlp
-        self.fc1 = nn.Linear(hidden_size, 2 * inner_size if self.has_gate else inner_size, spec.mlp_bias)
+        self.fc1 = nn.Linear(hidden_size, (2 if self.has_gate else 1) * spec.inner_size, spec.mlp_bias)
         self.activation_fn = ACT2FN[spec.activation]
         self.dropout = None if spec.inner_dropout is None else nn.Dropout(spec.inner_dropout)
-        self.fc2 = nn.Linear(inner_size, hidden_size, spec.mlp_bias)
+        self.fc2 = nn.Linear(spec.inner_size, hidden_size, spec.mlp_bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         shape = hidden_states.shape
@@ -403,7 +403,7 @@ class HydraLayer(GradientCheckpointingLayer):
         """Equations 6 and 7: output projection and MLP, each added to the residual stream.
 
         hidden_states: (members or 1, ..., query tokens, hidden), of the tokens that the attention computed
-        heads: what the attention returned; it may have further axes in front of the tokens where head counts are equal
+        heads: what the attention returned; with equal head counts, axes may be added before the tokens, as pruning does
 
         Returns (members, ..., query tokens, hidden).
         """
@@ -420,7 +420,7 @@ class HydraLayer(GradientCheckpointingLayer):
         return hidden_states if self.norm_first else self.mlp_norm(hidden_states)
 
     def drop(self, branch: torch.Tensor) -> torch.Tensor:
-        """Stochastic depth: a branch is left out for a sample of a member."""
+        """Stochastic depth: leaves a branch out for some samples of some members."""
         keep = 1 - self.drop_path
         mask = branch.new_empty(*branch.shape[:2], *[1] * (branch.dim() - 2)).bernoulli_(keep)
         return branch * (mask / keep)
@@ -466,8 +466,7 @@ class HydraEncoderMixin:
     attention_class: type[HydraAttention] = HydraAttention
     layer_class: type[HydraLayer] = HydraLayer
     last_norm: str | None = None
-    # Whether the last of `hidden_states` has passed that norm, as in language models.
-    last_hidden_state_is_normed = False
+    last_hidden_state_is_normed = False  # whether the last of `hidden_states` has passed that norm
     layer_order: Sequence[int] = ()  # the numbers of the layers as they run, where some run several times
 
     def __init__(self, config: PreTrainedConfig, add_pooling_layer: bool | None = None):
@@ -518,35 +517,36 @@ class HydraEncoderMixin:
         members_only: leave out the means over members, which a head does not read
         """
         hidden_states, mask, layer_kwargs = self.embed_inputs(**inputs)
-        kwargs, members, kept = kwargs | layer_kwargs, self.num_members, []
+        kwargs, members, all_hidden_states = kwargs | layer_kwargs, self.num_members, []
         positions = kwargs.pop("positions", ())  # positional, as gradient checkpointing tracks no others
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         returns_attentions = kwargs.get("output_attentions", getattr(self.config, "output_attentions", False))
         first_token_only = first_token_only and not output_hidden_states and not returns_attentions
+
+        def returned(states: torch.Tensor) -> torch.Tensor:  # read from the returned tensor, which then gets gradients
+            all_hidden_states.append(batch_first(states, members))
+            return all_hidden_states[-1].transpose(0, 1)
+
         order = self.layer_order or range(len(self.layers))
-        for place, number in enumerate(order):
+        for step, layer in enumerate(order):
             if output_hidden_states:
-                # A layer reads the returned tensor (in the trunk its first member), which then gets gradients.
-                kept.append(batch_first(hidden_states, members))
-                hidden_states = kept[-1].transpose(0, 1)[: self.config.members_in(number)]
-            only_first = first_token_only and place == len(order) - 1
-            hidden_states = self.layers[number](hidden_states, mask, only_first, *positions, **kwargs)
-        if output_hidden_states:
-            kept.append(batch_first(hidden_states, members))
-            hidden_states = kept[-1].transpose(0, 1)
+                hidden_states = returned(hidden_states)[: self.config.members_in(layer)]
+            is_for_first_token = first_token_only and step == len(order) - 1
+            hidden_states = self.layers[layer](hidden_states, mask, is_for_first_token, *positions, **kwargs)
+        if output_hidden_states and not self.last_hidden_state_is_normed:
+            hidden_states = returned(hidden_states)
         if self.last_norm is not None:
             hidden_states = getattr(self, self.last_norm)(hidden_states)
-            if self.last_hidden_state_is_normed and kept:
-                kept[-1] = batch_first(hidden_states, members)
-                hidden_states = kept[-1].transpose(0, 1)  # pooled from the returned tensor, too
+        if output_hidden_states and self.last_hidden_state_is_normed:
+            hidden_states = returned(hidden_states)
         pooled = self.pool(hidden_states, **inputs) if self.has_pooling else None
         return HydraModelOutput(
             last_hidden_state=None if members_only else mean_of_members(hidden_states),
             pooler_output=None if members_only or pooled is None else mean_of_members(pooled),
             member_last_hidden_state=hidden_states.expand(members, -1, -1, -1).transpose(0, 1),
             member_pooler_output=None if pooled is None else batch_first(pooled, members),
-            hidden_states=tuple(kept) if output_hidden_states else None,
+            hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
         )
 
     def first_embeddings(self) -> nn.Module:
@@ -607,18 +607,15 @@ class HydraClassifierMixin:
     """A head per member on a fused encoder: `logits` is the ensemble's prediction, `member_logits` each member's.
 
     A family names `encoder_class`, and where it differs from a ViT what is below. Another head than one map overrides
-    `add_head` and `prepare`.
+    `add_head` and `prepare`. `HydraModelMixin` adds the `decision` of a calibrated model.
     """
 
     encoder_class: type[nn.Module]
     encoder_options: dict[str, bool] = {}  # of the encoder below the head
-    # Whether the head reads the first token's state alone, so that the last layer need not compute the others.
-    reads_first_token = True
-    # Whether the head reads the states of every layer: by `encode_all_layers`, which the family then has.
-    reads_all_layers = False
+    reads_first_token = True  # alone, so that the last layer need not compute the others
+    reads_all_layers = False  # the states of every layer: by `encode_all_layers`, which the family then has
     hidden_states_read = 1  # how many states side by side the head reads
-    # Config fields; the first that is set says how much is dropped before the last map.
-    head_dropout: tuple[str, ...] = ()
+    head_dropout: tuple[str, ...] = ()  # config fields; the first that is set says how much the head drops
     has_head_bias = True
     last_map = "classifier"  # the module that gives the logits
 
@@ -660,13 +657,12 @@ class HydraClassifierMixin:
         options = {"first_token_only": self.reads_first_token, "members_only": True, "return_dict": True} | kwargs
         encoder = self.encode_all_layers if self.reads_all_layers else self.base_model
         outputs: HydraModelOutput = encoder(**inputs, **options)
-        hidden_states, pooled = outputs.member_last_hidden_state, outputs.member_pooler_output
-        hidden_states, pooled = hidden_states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1)
-        prepared, config = self.prepare(hidden_states, pooled), self.config
-        member_logits = self.get_submodule(self.last_map)(prepared).transpose(0, 1)
-        loss, decided = None, {}
+        hidden_states, pooled = outputs.member_last_hidden_state.transpose(0, 1), outputs.member_pooler_output
+        features = self.prepare(hidden_states, None if pooled is None else pooled.transpose(0, 1))
+        member_logits = self.get_submodule(self.last_map)(features).transpose(0, 1)
+        config, loss, decided = self.config, None, {}
         if labels is not None or config.problem_type is None or config.num_labels == 1:
-            set_problem_type(config)  # before Transformers' loss does, by the labels of a batch
+            set_problem_type(config)  # a user may have changed it; Transformers' loss would go by the labels
         problem = PROBLEMS.get(config.problem_type) or load_problem(config.problem_type)
         if config.aggregate is not None:
             load_problem("regression").check_aggregate(config)  # it may be set on a loaded model
@@ -675,7 +671,7 @@ class HydraClassifierMixin:
         if self.decision is not None:
             self.decision.watch(member_logits)
         if self.decision is not None and self.is_calibrated:
-            decision = self.decision(member_logits, prepared.transpose(0, 1) if self.decision.reads_features else None)
+            decision = self.decision(member_logits, features.transpose(0, 1) if self.decision.reads_features else None)
             member_logits, decided = decision.member_logits, decision.outputs()
         logits = problem.ensemble_logits(member_logits, config.aggregate)
         if loss is None and self.training and self.num_members > 1 and config.ensemble_loss == "members":

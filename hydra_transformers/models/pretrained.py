@@ -20,7 +20,7 @@ from transformers import initialization as init
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from .configuration_hydra import SHARED_PARTS, TrunkLayers
-from .modeling_hydra import Grouped, HydraAttention, mask_of
+from .modeling_hydra import Grouped, HydraAttention, make_kept_heads_mask
 
 
 # A checkpoint is one of the first two; where both lie in a folder, Transformers loads the first.
@@ -154,7 +154,7 @@ class HydraModelMixin:
             for tensor in module.buffers():
                 init.constant_(tensor, math.nan)  # what is not loaded then shows
         if hasattr(module, "kept_heads_mask"):
-            mask = mask_of(module.kept_heads, module.config.num_attention_heads)
+            mask = make_kept_heads_mask(module.kept_heads, module.config.num_attention_heads)
             init.copy_(module.kept_heads_mask, mask.to(module.kept_heads_mask.device))
 
     @classmethod
@@ -175,17 +175,21 @@ class HydraModelMixin:
         if self.decision is not None:
             self.decision.compare(self)  # says so where the decision is about other weights
         saved = super().save_pretrained(save_directory, *args, **kwargs)
-        for problem_type in OWN_FILE:
-            if self.is_base_model or getattr(self.config, "problem_type", None) == problem_type:
-                add_code(Path(__file__).with_name(f"{problem_type}.py"), "Problem", Path(save_directory))
-        if self.decision is not None:
-            add_code(Path(inspect.getfile(type(self.decision))), "TaskDecision", Path(save_directory))
+        self._add_code(Path(save_directory))
         whole, index = Path(save_directory, WHOLE), Path(save_directory, INDEX_OF_SHARDS)
         if whole.exists() and index.exists():  # one is of an earlier save, and may be loaded in place of this one
             min(whole, index, key=lambda path: path.stat().st_mtime_ns).unlink()
         return saved
 
+    def _add_code(self, folder: Path) -> None:
+        for problem_type in OWN_FILE:
+            if self.is_base_model or getattr(self.config, "problem_type", None) == problem_type:
+                add_code(Path(__file__).with_name(f"{problem_type}.py"), "Problem", folder)
+        if self.decision is not None:
+            add_code(Path(inspect.getfile(type(self.decision))), "TaskDecision", folder)
+
     def _upload_modified_files(self, working_dir, repo_id, *args, token=None, revision=None, **kwargs):
+        self._add_code(Path(working_dir))  # `save_pretrained(push_to_hub=True)` uploads before it returns
         commit = super()._upload_modified_files(working_dir, repo_id, *args, token=token, revision=revision, **kwargs)
         left_over = {WHOLE, INDEX_OF_SHARDS} - set(os.listdir(working_dir))
         if len(left_over) == 1:  # of an earlier push, and may be loaded in place of this one

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from hydra_transformers import AutoHydra
 from hydra_transformers.models import pretrained
 from hydra_transformers.models.auto import load_trained
-from tests.families import BERT, CLIP, VIT, for_families, randomise
+from tests.families import BERT, CLIP, VIT, for_families, randomise, vit_backbone
 from tests.models.test_hub import auto_class_of, run_second_process
 
 
@@ -125,6 +125,18 @@ def test_pushing_again_leaves_one_checkpoint(first, second, monkeypatch, tmp_pat
         name for name in os.listdir(tmp_path) if "safetensors" in name
     }
     assert others < Repository.files
+
+
+def test_saving_and_pushing_in_one_call_uploads_all_code(monkeypatch, tmp_path):
+    monkeypatch.setattr(pretrained, "HfApi", Repository)
+    for module in ("modeling_utils", "utils.hub"):
+        monkeypatch.setattr(f"transformers.{module}.hf_api", Repository)
+    monkeypatch.setattr("transformers.modeling_utils.create_and_tag_model_card", lambda *args, **kwargs: Card())
+    Repository.files = set()
+    hydra = VIT.hydra.from_backbone(vit_backbone(problem_type="multi_label_classification"))
+    hydra.save_pretrained(tmp_path, push_to_hub=True, repo_id="me/hydra")
+    assert {name for name in Repository.files if name.endswith(".py")} == {path.name for path in tmp_path.glob("*.py")}
+    assert "multi_label_classification.py" in Repository.files
 
 
 class Card:
