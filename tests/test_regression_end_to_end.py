@@ -6,13 +6,7 @@ import pandas as pd
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from transformers import (
-    AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
-    BertTokenizer,
-    pipeline,
-)
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertTokenizer, pipeline
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.cli import main

@@ -300,6 +300,4 @@ class MultiLabelTask(Task):
         missing = (~is_there).nonzero().flatten().tolist()
         if missing:
             names = [repr(label if self.classes is None else self.classes[label]) for label in missing[:5]]
-            raise ValueError(
-                f"no row of data has the label {', '.join(names)}, so it has no threshold: add rows with it"
-            )
+            raise ValueError(f"no row of data has the label {', '.join(names)}, so it has no threshold: add some")

@@ -12,7 +12,7 @@ from ..models.modeling_hydra import at_least_float32
 from ..models.regression import spread
 from .abstention import Abstention
 from .conformal import conformal_quantile
-from .inputs import as_tensor, widened
+from .inputs import as_tensor, check_predictions, widened
 from .metrics import error_coverage_curve, exact_mean
 from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Settings, Task, ValidationRows, draw_one
 
@@ -167,6 +167,7 @@ class RegressionTask(Task):
             )
         if rows.target is not None and members == 1:
             raise ValueError("model has one member, so that all intervals are equally wide: leave out target")
+        check_predictions(torch.cat([rows.first.answers, rows.second.answers]))
         first, second = (
             (widened(half.answers), as_targets(half.labels, len(half.answers), outputs))
             for half in (rows.first, rows.second)

@@ -15,7 +15,7 @@ from ..models.decision import Decision, DecisionOutput
 from ..models.entities import Entity, entities_in, have_prefixes, worst_and_mean
 from ..models.modeling_hydra import entropy_split, log_mean_probability
 from .abstention import Abstention
-from .inputs import wide_log_softmax, widened
+from .inputs import check_predictions, wide_log_softmax, widened
 from .metrics import classification_metrics, error_coverage_curve, exact_mean
 from .task import Fitted, Metrics, Outcomes, Rows, Settings, Task, ValidationRows
 from .temperature import fit_temperature
@@ -157,6 +157,7 @@ class TokenTask(Task):
             raise ValueError("alpha is for sets and intervals: leave it out, a target says which entities to answer")
         # not pooled: the decision divides members' logits
         temperature = fit_temperature(*rows_of_words(*rows.first[:2]), pooled=False)
+        check_predictions(rows_of_words(*rows.second[:2])[0])
         settings = {"detector": {"name": "msp"}, "temperature": temperature}
         words = int((rows.first.labels != NO_TAG).sum())
         sentences = [

@@ -14,21 +14,8 @@ from transformers.models.bert.modeling_bert import BertSelfAttention
 from experiments import analysis
 from experiments.heads.outputs import one_member
 from experiments.heads.overlap import compare_head_sets, divergence
-from experiments.heads.proposition import (
-    FAILS,
-    HOLDS,
-    NOT_REFUTED,
-    UNCLEAR,
-    Estimate,
-    pruning_under_noise,
-)
-from experiments.heads.separation import (
-    DENSE,
-    _separations,
-    head_separation,
-    head_vectors,
-    mahalanobis_by_chance,
-)
+from experiments.heads.proposition import FAILS, HOLDS, NOT_REFUTED, UNCLEAR, Estimate, pruning_under_noise
+from experiments.heads.separation import DENSE, _separations, head_separation, head_vectors, mahalanobis_by_chance
 from experiments.heads.sweep import sweep_budgets
 from hydra_transformers.pruning import prune_heads
 from hydra_transformers.pruning.heads import as_heads_to_prune

@@ -11,13 +11,7 @@ from torch.utils.data import DataLoader
 from hydra_transformers.pruning import Circuit, extract_circuit, extraction, prune_heads, taylor_prune
 from hydra_transformers.pruning.objectives import SampleValues, objective_scores
 from tests.pruning.backbones import CLASSES, family, rows_in_batches, vit
-from tests.pruning.reference import (
-    algorithm_1,
-    judge,
-    logits_of,
-    output_projections,
-    zero_slice,
-)
+from tests.pruning.reference import algorithm_1, judge, logits_of, output_projections, zero_slice
 
 
 def extract(model, id_batches, ood_batches=None, objective="avg", budget=3, prompts=None, **settings) -> Circuit:

@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from hydra_transformers import HydraCLIPModel, HydraViTForImageClassification, HydraViTModel
-from hydra_transformers.pruning import (
-    Circuit,
-    draw_members,
-    extract_circuit,
-    prune_heads,
-    taylor_prune,
-)
+from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, prune_heads, taylor_prune
 from hydra_transformers.pruning.members import half_of_each, make_members
 from tests.families import VIT
 from tests.pruning.backbones import clip, family, images, vit

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from functools import cache
 from itertools import pairwise
 
@@ -12,6 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertForToken
 from hydra_transformers import AutoHydra
 from hydra_transformers.models.decision import TASKS as NAMES
 from hydra_transformers.uncertainty import CalibratedClassifier, calibrate, predict_decisions
+from hydra_transformers.uncertainty.calibration import _halves
 from hydra_transformers.uncertainty.features import without_decision
 from hydra_transformers.uncertainty.tasks import TASKS, task_of
 from tests import tiny_tags
@@ -202,3 +204,16 @@ def test_rows_on_the_threshold_do_not_move_by_rounding(name):
 def test_a_detector_of_single_label_models_is_refused(name):
     with pytest.raises(ValueError, match="detector is for single-label classification, this is "):
         calibrated(name, detector="energy")
+
+
+@pytest.mark.parametrize("half", [0, 1])
+@all_tasks
+def test_a_prediction_that_is_not_a_number_is_refused_in_both_halves(name, half, monkeypatch):
+    hydra = hydra_of(name)
+    task = task_of(hydra)
+    task.set_detector("msp")
+    rows = task.collect_rows(data_of(name), 32)
+    rows.answers[_halves(rows.labels, 0)[half][0]] = math.nan
+    monkeypatch.setattr(type(task), "collect_rows", lambda *_: rows)
+    with pytest.raises(ValueError, match=r"is not a prediction|not NaN"):
+        calibrate(hydra, data_of(name), target={"coverage": 0.7})
