@@ -4,7 +4,7 @@ which may get such a head."""
 import torch
 from torch import nn
 
-from .modeling_hydra import SingleLabel, at_least_float32
+from .modeling_hydra import at_least_float32
 
 
 def label_log_probabilities(member_logits: torch.Tensor) -> torch.Tensor:
@@ -20,7 +20,7 @@ def logit_of_mean_probability(member_logits: torch.Tensor, aggregate: None = Non
     return yes - no
 
 
-class Problem(SingleLabel):
+class Problem:  # like `SingleLabel`, not a subclass: a decision may bring it to models with older code
     expected_labels = "a float per row and class"
     divides_by_items = False
     ensemble_logits = staticmethod(logit_of_mean_probability)

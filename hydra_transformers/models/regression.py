@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from .modeling_hydra import SingleLabel
-
 
 def variance(member_logits: torch.Tensor) -> torch.Tensor:
     """Between members, 0 for one: (batch, members, outputs) -> (batch, outputs)"""
@@ -46,10 +44,33 @@ def aggregated(member_logits: torch.Tensor, aggregate: str | None) -> torch.Tens
     return mean - times * variance(member_logits).clamp(min=torch.finfo(mean.dtype).tiny).sqrt()
 
 
-class Problem(SingleLabel):
+def prediction_fields(outputs: dict, names: Any) -> dict[str, Any]:
+    """The fields of a pipeline's prediction for one row, beside what it decides.
+
+    label, score: the first output's name and number; `scores` has all outputs, in their order
+    uncertainty, epistemic: the variance between members, of several outputs the mean of theirs; aleatoric is None
+    interval: [lowest, highest] of each output; None where it was not calibrated for that
+    """
+    numbers, members, interval = map(outputs.get, ("logits", "member_logits", "interval"))
+    scores = [{"label": names[place], "score": number} for place, number in enumerate(numbers[0].tolist())]
+    # One row is (members, outputs); a plain model is one member.
+    epistemic = 0.0 if members is None else members[0].double().var(dim=0, correction=0).mean().item()
+    return {
+        **scores[0],
+        "uncertainty": epistemic,
+        "aleatoric": None,
+        "epistemic": epistemic,
+        "prediction_set": None,
+        "interval": None if interval is None else interval[0].tolist(),
+        "scores": scores,
+    }
+
+
+class Problem:  # like `SingleLabel`, not a subclass: a decision may bring it to models with older code
     expected_labels = "a number per row and output"
     divides_by_items = False
     ensemble_logits = staticmethod(aggregated)
+    prediction_fields = staticmethod(prediction_fields)
 
     @staticmethod
     def check_aggregate(config: PreTrainedConfig) -> None:
@@ -64,25 +85,3 @@ class Problem(SingleLabel):
     @staticmethod
     def accepts(labels: torch.Tensor, batch: int, classes: int) -> bool:
         return labels.numel() == batch * classes
-
-    @staticmethod
-    def prediction_fields(outputs: dict, names: Any) -> dict[str, Any]:
-        """The fields of a pipeline's prediction for one row, beside what it decides.
-
-        label, score: the first output's name and number; `scores` has all outputs, in their order
-        uncertainty, epistemic: the variance between members, of several outputs the mean of theirs; aleatoric is None
-        interval: [lowest, highest] of each output; None where it was not calibrated for that
-        """
-        numbers, members, interval = map(outputs.get, ("logits", "member_logits", "interval"))
-        scores = [{"label": names[place], "score": number} for place, number in enumerate(numbers[0].tolist())]
-        # One row is (members, outputs); a plain model is one member.
-        epistemic = 0.0 if members is None else members[0].double().var(dim=0, correction=0).mean().item()
-        return {
-            **scores[0],
-            "uncertainty": epistemic,
-            "aleatoric": None,
-            "epistemic": epistemic,
-            "prediction_set": None,
-            "interval": None if interval is None else interval[0].tolist(),
-            "scores": scores,
-        }

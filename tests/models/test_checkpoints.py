@@ -6,13 +6,13 @@ import os
 import pytest
 import torch
 import transformers
-from huggingface_hub import CommitOperationAdd
+from huggingface_hub import CommitOperationAdd, ModelCard
 from safetensors.torch import load_file, save_file
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.models import pretrained
 from hydra_transformers.models.auto import load_trained
-from tests.families import BERT, CLIP, VIT, for_families, randomise, vit_backbone
+from tests.families import BERT, CLIP, VIT, bert_backbone, for_families, randomise
 from tests.models.test_hub import auto_class_of, run_second_process
 
 
@@ -113,11 +113,12 @@ class Repository:
 @pytest.mark.parametrize("first, second", [("1GB", "20KB"), ("20KB", "1GB")], ids=["shards last", "shards first"])
 def test_pushing_again_leaves_one_checkpoint(first, second, monkeypatch, tmp_path):
     monkeypatch.setattr(pretrained, "HfApi", Repository)
-    monkeypatch.setattr("transformers.utils.hub.hf_api", Repository)
-    monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *args, **kwargs: Card())
+    for module in ("modeling_utils", "utils.hub"):
+        monkeypatch.setattr(f"transformers.{module}.hf_api", Repository)
+        monkeypatch.setattr(f"transformers.{module}.create_and_tag_model_card", lambda *_, **__: ModelCard("card"))
     Repository.files = {"notes.md", "adapter/model.safetensors", "adapter/model-00001-of-00002.safetensors"}
     others = set(Repository.files)
-    hydra = BERT.fused()
+    hydra = BERT.hydra.from_backbone(bert_backbone(problem_type="multi_label_classification"))
     hydra.push_to_hub("me/hydra", max_shard_size=first)
     hydra.push_to_hub("me/hydra", max_shard_size=second)
     hydra.save_pretrained(tmp_path, max_shard_size=second)
@@ -125,21 +126,6 @@ def test_pushing_again_leaves_one_checkpoint(first, second, monkeypatch, tmp_pat
         name for name in os.listdir(tmp_path) if "safetensors" in name
     }
     assert others < Repository.files
-
-
-def test_saving_and_pushing_in_one_call_uploads_all_code(monkeypatch, tmp_path):
-    monkeypatch.setattr(pretrained, "HfApi", Repository)
-    for module in ("modeling_utils", "utils.hub"):
-        monkeypatch.setattr(f"transformers.{module}.hf_api", Repository)
-    monkeypatch.setattr("transformers.modeling_utils.create_and_tag_model_card", lambda *args, **kwargs: Card())
     Repository.files = set()
-    hydra = VIT.hydra.from_backbone(vit_backbone(problem_type="multi_label_classification"))
-    hydra.save_pretrained(tmp_path, push_to_hub=True, repo_id="me/hydra")
-    assert {name for name in Repository.files if name.endswith(".py")} == {path.name for path in tmp_path.glob("*.py")}
-    assert "multi_label_classification.py" in Repository.files
-
-
-class Card:
-    def save(self, path):
-        with open(path, "w") as file:
-            file.write("card")
+    hydra.save_pretrained(tmp_path / "pushed", push_to_hub=True, repo_id="me/hydra")
+    assert {path.name for path in tmp_path.glob("*.py")} < Repository.files

@@ -167,6 +167,7 @@ def test_the_code_of_other_problems_ships_with_their_models_and_encoders_alone(t
     hydra.bert.save_pretrained(tmp_path / "encoder")
     VIT.fused().save_pretrained(tmp_path / "classifier")
     assert {path.parent.name for path in tmp_path.glob(f"*/{problem_type}.py")} == {"same", "encoder"}
+    assert "import SingleLabel" not in (tmp_path / "same" / f"{problem_type}.py").read_text()  # older code has none
     out = tmp_path / "out"
     run_second_process(tmp_path / "same", "AutoModelForSequenceClassification", out)
     found = load_file(out / "outputs.safetensors")["member_logits"]
