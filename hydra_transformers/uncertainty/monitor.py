@@ -171,7 +171,7 @@ class Monitor:
     looks. Labels may be of any rows, as long as which rows are checked does not depend on whether the model was right.
 
     Args:
-        model (`nn.Module`): a calibrated model.
+        settings (`dict`): of a calibrated model's decision; `Monitor.of(model)` takes them from the model.
         level (`float`, *optional*, defaults to 0.05): the chance of a false alarm, over all promises and for ever.
 
     Example:
@@ -196,7 +196,7 @@ class Monitor:
 
     @classmethod
     def of(cls, model: nn.Module, level: float = 0.05, file: str | os.PathLike | None = None) -> "Monitor":
-        """The monitor of a calibrated model; see above. It goes on with the state in `file`, if there is one."""
+        """The monitor of a calibrated `model`, with the `level` above. It goes on with the state in `file`, if there is one."""
         inner, decision = without_decision(model)
         if decision is None:
             raise ValueError("model is not calibrated, or has changed since: call calibrate() first")
