@@ -52,9 +52,7 @@ def _check_can_be_averaged(models: Sequence[PreTrainedModel]) -> None:
         if getattr(model.config, "kept_heads", None) != getattr(first.config, "kept_heads", None):
             raise ValueError("models keep different heads, so their attention has no mean: pass members with the same")
         if model.config.id2label != first.config.id2label:
-            raise ValueError(
-                f"models[{place}] has other classes than models[0]: pass models fine-tuned on the same labels"
-            )
+            raise ValueError(f"models[{place}] has other classes than models[0]: pass models of the same labels")
     if isinstance(first, (*hydra_classes(), *hydra_classes().values())):
         check_can_be_fused(models, "models")
     shapes = {name: tensor.shape for name, tensor in first.state_dict().items()}
@@ -64,9 +62,7 @@ def _check_can_be_averaged(models: Sequence[PreTrainedModel]) -> None:
         own = {name: tensor.shape for name, tensor in model.state_dict().items()}
         differing = sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))
         if differing:
-            raise ValueError(
-                f"models[{place}] has another {differing[0]} than models[0]: pass models of one architecture"
-            )
+            raise ValueError(f"models[{place}] has another {differing[0]} than models[0]: pass models of one kind")
         other = dict(model.base_model.named_parameters())
         cosine = cosine_of((encoder[name], other[name]) for name in matrices)
         if cosine is not None and cosine < LEAST_COSINE_OF_RELATED:

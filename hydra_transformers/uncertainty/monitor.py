@@ -31,7 +31,7 @@ from .tasks import task_of
 
 VERSION = 1
 CUTS = np.array([0.5, 0.1, 0.25, 0.75, 0.9, 0.95, 0.99])  # at which ranks of scores are compared; the first is shown
-SCORE_BINS = 50
+SCORE_BINS, ROUNDING = 50, 1e-6  # of scores, on another device or in a batch of another size
 # The odds of a loss under the bets, relative to those at the limit.
 ODDS = np.array([1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0])
 BLOCK, MOST_BLOCKS = 50, 128  # rows until bets start anew; when there are too many blocks, two become one
@@ -144,6 +144,10 @@ def validation_summary(outcomes: Outcomes, other_scores: Tensor, risk: float | N
     """
     shares, others = np.linspace(0, 1, SCORE_BINS + 1)[1:-1], other_scores if len(other_scores) else torch.zeros(1)
     cuts = np.unique(np.quantile(others.double(), shares, method="inverted_cdf"))
+    # Midway to the next score, so that many rows of one score, which is rounded otherwise elsewhere, stay in its bin.
+    tolerance, values = ROUNDING * (1 + np.abs(cuts)), np.unique(others.double())
+    values = np.append(values, values[-1] + 2 * tolerance[-1])
+    cuts = np.unique((cuts + values[np.searchsorted(values[:-1], cuts + tolerance)]) / 2)
     counts = np.bincount(_score_bins(outcomes.scores, cuts), minlength=len(cuts) + 1)
     summary = {"rows": len(outcomes.answered), "answered": int(outcomes.answered.sum()), "risk": risk}
     summary |= {"cuts": cuts.tolist(), "scores": counts.tolist()}

@@ -139,11 +139,7 @@ def forms(tokenizer):
         inputs = tokenizer(texts[part], padding=True, return_tensors="pt")
         by_hand.append({**inputs, "labels": torch.tensor(LABELS[part])})
     numbers, collator = rows.remove_columns("text"), DataCollatorWithPadding(tokenizer)
-    return {
-        "by hand": by_hand,
-        "rows": rows,
-        "loader": DataLoader(numbers, batch_size=32, collate_fn=collator),
-    }
+    return {"by hand": by_hand, "rows": rows, "loader": DataLoader(numbers, batch_size=32, collate_fn=collator)}
 
 
 def judged(model, data):

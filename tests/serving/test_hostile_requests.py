@@ -51,12 +51,7 @@ REFUSED = [
         422,
         f"inputs[0] has {SIDE:,} x {SIDE:,} pixels, too many",
     ),
-    (
-        "vit",
-        {"inputs": [base64_of(Image.new("1", (SIDE // 2, SIDE // 2)))] * 5},
-        422,
-        "too many",
-    ),
+    ("vit", {"inputs": [base64_of(Image.new("1", (SIDE // 2, SIDE // 2)))] * 5}, 422, "too many"),
     (
         "vit",
         {"inputs": base64_of(Image.new("RGB", (101, 1)))},

@@ -177,6 +177,17 @@ def test_other_inputs_are_noticed_without_labels():
     assert summary["scores"] == [0, 2]
 
 
+@pytest.mark.parametrize("shift", [-1e-7, 0.0, 1e-7])
+@pytest.mark.parametrize("tied", [0.0, 0.25, 1.0])
+def test_a_score_of_many_rows_may_be_rounded_otherwise_in_use(tied, shift):
+    scores, is_tied = np.random.default_rng(0).random((2, 3000)), np.random.default_rng(1).random((2, 3000)) < 0.3
+    scores = torch.tensor(np.where(is_tied, [[tied], [tied + shift]], scores))
+    summary = validation_summary(outcomes(scores[0, ::2]), scores[0, 1::2], None)
+    monitor = Monitor(SETTINGS | {"validation": SUMMARY | {name: summary[name] for name in ("cuts", "scores")}})
+    monitor.count(outcomes(scores[1]))
+    assert monitor.state()["inputs"].status == "not known yet"
+
+
 def test_a_state_is_saved_resumed_and_put_together(tmp_path):
     random = np.random.default_rng(0)
     scores = random.random((6, 70))
