@@ -69,6 +69,8 @@ class GroupedLinear(Grouped):
         rows: for each member, which of its rows of `weight` to multiply by; all of them by default
         """
         members = len(self.widths)
+        if members == 1 and rows is None:  # the trunk: a plain linear layer
+            return nn.functional.linear(hidden_states, self.weight, self.bias)
         rows = [slice(None)] * members if rows is None else rows
         if hidden_states.shape[0] < members:
             hidden_states = hidden_states.expand(members, *hidden_states.shape[1:])
@@ -112,12 +114,12 @@ def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     With few rows one batched product; with many one per member, which adds the bias inside the product, where a batched
     one first writes it over the whole output.
     """
+    if len(weight) == 1:
+        return nn.functional.linear(inputs, weight[0].t(), None if bias is None else bias[0, 0])
     if inputs.dim() > 3:
         shape = (*inputs.shape[:-1], weight.shape[-1])
         return grouped_product(inputs.flatten(1, -2), weight, bias).view(shape)
     members, rows, _ = inputs.shape
-    if members == 1:
-        return nn.functional.linear(inputs, weight[0].t(), None if bias is None else bias[0, 0])
     # An exported graph serves batches of every size, so no size may decide on it.
     if is_exporting() or rows < ROWS_FOR_ONE_PRODUCT_PER_MEMBER:
         if bias is None:

@@ -118,8 +118,6 @@ class RewardTask(Task):
         relevant = as_multi_hot(labels.reshape(-1, 1), len(outcomes.answered), 1).squeeze(1)
         return outcomes._replace(wrong=~relevant[outcomes.answered])
 
-    # Calibration
-
     def fit(self, rows: ValidationRows) -> Fitted:
         """The score below which a row counts as not relevant, from rows labelled 1 (relevant) and 0 (not).
 
