@@ -39,7 +39,7 @@ from hydra_transformers.uncertainty.metrics import diversity_metrics, error_cove
 
 from . import comparators
 from .rows import Batch, TensorRows, as_it_is
-from .runs import GROUPS, SEEDS, SETTINGS, Row, Run, Setting, best_runs, chosen
+from .runs import GROUPS, SETTINGS, Row, Run, Setting, best_runs, chosen
 from .splits import Splits
 
 
@@ -318,7 +318,7 @@ def tasks_of(group: str, setting: Setting, rows: list[Row]) -> list[Run | tuple[
         runs = dict.fromkeys(GROUPS[group](setting, rows))
         return [run for run in runs if json.dumps(asdict(run), sort_keys=True) not in done]
     kinds = KINDS if setting.comparators else KINDS[:2]
-    return [(kind, seed) for kind in reversed(kinds) for seed in SEEDS if f"{kind}-{seed}" not in composed]
+    return [(kind, seed) for kind in reversed(kinds) for seed in setting.seeds if f"{kind}-{seed}" not in composed]
 
 
 def write(path: Path, content: dict[str, Any], values: dict[str, np.ndarray]) -> None:
@@ -353,7 +353,8 @@ def main(words: Sequence[str] | None = None) -> None:
     rows: list[Row] = json.loads(args.output.read_text())["rows"] if is_begun else []
     arrays = args.output.with_suffix(".npz")
     values = dict(np.load(arrays)) if arrays.exists() else {}
-    content = {"machine": where_it_ran(args.device), "setting": args.setting, "rows": rows}
+    seeds = SETTINGS[args.setting].seeds
+    content = {"machine": where_it_ran(args.device), "setting": args.setting, "seeds": seeds, "rows": rows}
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(), context.Queue()
     workers = [context.Process(target=work, args=(queue, results, args), daemon=True) for _ in range(args.workers)]
@@ -367,7 +368,7 @@ def main(words: Sequence[str] | None = None) -> None:
             queue.put((task, setting.single, setting.one_run))
         for _ in tasks:
             for row, per_test_row in results.get():
-                if row.get("run", {}).get("seed") in SEEDS:
+                if row.get("run", {}).get("seed") in seeds:
                     values |= {f"{len(rows)}/{name}": array for name, array in per_test_row.items()}
                 rows.append(row)
                 judged = row.get("validation", {})
@@ -385,7 +386,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def write_pool(path: Path, setting: Setting, rows: list[Row], values: dict[str, np.ndarray]) -> None:
     """Scores of test rows, whether they are wrong, and scores of near rows: what `monitoring` draws from."""
-    run = asdict(best_runs(setting.one_run, rows)[0])
+    run = asdict(replace(best_runs(setting.one_run, rows, setting.seeds)[0], seed=setting.seeds[0]))
     place = next(n for n, row in enumerate(rows) if json.dumps(row.get("run")) == json.dumps(run))
     known, near, right = (values[f"{place}/{name}"] for name in ("sure", "near", "right"))
 

@@ -40,7 +40,7 @@ DRAWS = 1_000  # of the bootstrap
 
 def render(content: Mapping[str, Any]) -> dict[str, str]:
     """ "": a row per method with all seeds; "/differences": to one model and to the Deep Ensemble"""
-    published = chosen_rows(content["rows"])
+    published = chosen_rows(content)
     epochs, one_model = epochs_of(content["rows"]), published["One model"][0]["work"]
     tables = {"": markdown(HEADINGS, {title: cells(rows, one_model, epochs) for title, rows in published.items()})}
     if "differences" in content:
@@ -54,17 +54,18 @@ def render(content: Mapping[str, Any]) -> dict[str, str]:
     return tables
 
 
-def chosen_rows(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def chosen_rows(content: Mapping[str, Any]) -> dict[str, list[Row]]:
     """By title, in the order of the table, the row of each seed; of several learning rates those with the best mean Brier score on
     validation rows. A method without all seeds is left out."""
     variants: dict[str, dict[tuple, list[Row]]] = {}
+    rows, seeds = content["rows"], content.get("seeds", SEEDS)
     epochs = epochs_of(rows)
     for row in rows:
-        if "error" not in row and row["run"]["seed"] in SEEDS:
+        if "error" not in row and row["run"]["seed"] in seeds:
             rates = tuple(str(row["run"].get(name)) for name in ("learning_rate", "branch_rate", "loss", "shared"))
             variants.setdefault(title_of(row, epochs), {}).setdefault(rates, []).append(row)
     finished = {
-        title: [runs for runs in by_rate.values() if len(runs) == len(SEEDS)] for title, by_rate in variants.items()
+        title: [runs for runs in by_rate.values() if len(runs) == len(seeds)] for title, by_rate in variants.items()
     }
     chosen = {title: min(by_rate, key=validation_brier) for title, by_rate in finished.items() if by_rate}
     places = {title: next(n for n, start in enumerate((*ORDER, "")) if title.startswith(start)) for title in chosen}
@@ -143,23 +144,24 @@ def interval(values: Mapping[str, Sequence[float]], what: str) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def differences(rows: Sequence[Row], values: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def differences(content: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """{title: {other title: {metric: [difference, low, high]}}}: 95 % intervals of paired bootstraps over rows and seeds."""
-    places = {id(row): place for place, row in enumerate(rows)}
+    seeds = content.get("seeds", SEEDS)
+    places = {id(row): place for place, row in enumerate(content["rows"])}
     published = {
         title: {row["run"]["seed"]: places[id(row)] for row in of_title}
-        for title, of_title in chosen_rows(rows).items()
+        for title, of_title in chosen_rows(content).items()
     }
     random = np.random.default_rng(0)
-    count = len(values[f"{published['One model'][SEEDS[0]]}/sure"])
+    count = len(values[f"{published['One model'][seeds[0]]}/sure"])
     # the first draw is the data as they are
     weights = np.vstack([np.ones(count), random.multinomial(count, np.full(count, 1 / count), DRAWS)]).astype(
         "float32"
     )
-    drawn = np.vstack([np.arange(len(SEEDS)), random.integers(len(SEEDS), size=(DRAWS, len(SEEDS)))])
+    drawn = np.vstack([np.arange(len(seeds)), random.integers(len(seeds), size=(DRAWS, len(seeds)))])
     measured = {}
     for title, of_seeds in published.items():
-        by_seed = [drawn_metrics(values, of_seeds[seed], weights) for seed in SEEDS]  # (draws,) each
+        by_seed = [drawn_metrics(values, of_seeds[seed], weights) for seed in seeds]  # (draws,) each
         measured[title] = {name: np.stack([metrics[name] for metrics in by_seed]) for name in by_seed[0]}
     found: dict[str, Any] = {}
     for title in published:
@@ -187,7 +189,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("file", type=Path, help="the results file; its .npz lies beside it")
     path = parser.parse_args(words).file
     content = json.loads(path.read_text())
-    content["differences"] = differences(content["rows"], dict(np.load(path.with_suffix(".npz"))))
+    content["differences"] = differences(content, dict(np.load(path.with_suffix(".npz"))))
     write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 

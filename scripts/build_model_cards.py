@@ -51,7 +51,7 @@ def hydra() -> PreTrainedModel:
 
 def measured() -> dict[str, dict[str, Any]]:
     """Title -> what was measured, of seed 0, at the learning rates that validation rows chose."""
-    published = chosen_rows(json.loads(RESULTS.read_text(encoding="utf-8"))["rows"])
+    published = chosen_rows(json.loads(RESULTS.read_text(encoding="utf-8")))
     titles = {title: title for title in COMPARED} | {HYDRA: f"One run, {TRUNK} layers shared, {EPOCHS} epochs"}
     return {title: next(row for row in published[name] if row["run"]["seed"] == 0) for title, name in titles.items()}
 
