@@ -513,10 +513,10 @@ class HydraEncoderMixin:
         output_hidden_states: bool | None = None,
         **kwargs,
     ) -> HydraModelOutput:
-        """From the inputs to the outputs.
+        """The forward of every encoder: embeddings, layers, the last norm, and pooling.
 
         first_token_only: let the last layer compute the first token alone, unless states or attentions are returned
-        members_only: leave out the means over members, which a head does not read
+        members_only: leave out the means over members, which classifiers do not read
         """
         hidden_states, mask, layer_kwargs = self.embed_inputs(**inputs)
         kwargs, members, all_hidden_states = kwargs | layer_kwargs, self.num_members, []
@@ -626,7 +626,7 @@ class HydraClassifierMixin:
         set_problem_type(config)  # again: `from_pretrained` changes configs that were checked
         load_problem(config.problem_type)  # raises where its code is not here
         if config.aggregate is not None:
-            load_problem("regression").check_aggregate(config)
+            load_problem("regression").check_aggregate(config)  # how scores become one, see `config.aggregate`
         self.num_labels = config.num_labels
         setattr(self, self.base_model_prefix, self.encoder_class(config, **self.encoder_options))
         self.dropout = None
@@ -665,7 +665,7 @@ class HydraClassifierMixin:
         config, loss, decided = self.config, None, {}
         if labels is not None or config.problem_type is None or config.num_labels == 1:
             set_problem_type(config)  # a user may have changed it; Transformers' loss would go by the labels
-        problem = PROBLEMS.get(config.problem_type) or load_problem(config.problem_type)
+        problem = PROBLEMS.get(config.problem_type) or load_problem(config.problem_type)  # was loaded, unless changed
         if config.aggregate is not None:
             load_problem("regression").check_aggregate(config)  # it may be set on a loaded model
         if labels is not None:
@@ -727,12 +727,12 @@ class SingleLabel:
         return log_mean_of_exponentials(nn.functional.log_softmax(member_logits, dim=-1, dtype=dtype))
 
 
-log_mean_probability = SingleLabel.ensemble_logits
+log_mean_probability = SingleLabel.ensemble_logits  # its name where the problem type is known
 PROBLEMS: dict[str | None, type[SingleLabel]] = {None: SingleLabel, "single_label_classification": SingleLabel}
 
 
 def load_problem(problem_type: str | None) -> type[SingleLabel]:
-    """The class of a config's problem type; None is that of most classifiers, as in Transformers."""
+    """The class of a config's problem type: `SingleLabel`, unless the type has a file of its own."""
     if problem_type not in PROBLEMS and problem_type in PROBLEM_TYPES:
         try:
             PROBLEMS[problem_type] = importlib.import_module(f".{problem_type}", __package__).Problem
