@@ -42,16 +42,11 @@ FIGURES = (
         "experiments/results/monitoring.json",
     ),
     Figure(
-        "Times, beside other work",
+        "Times",
         *_measured("inference_cost.py --families vit bert --dtypes bfloat16 --no-masks", "inference_cost_h200"),
     ),
     Figure("Circuits' times", *_measured("circuit_extraction.py --preset vit-b16", "circuit_extraction_h200")),
     Figure("Circuits' times on a CPU", *_measured("circuit_extraction.py --preset cpu", "circuit_extraction_cpu")),
-    Figure(
-        "Parts of an earlier fast path",
-        "at the commit, whose script is gone",
-        "benchmarks/results/fast_parts_h200.json",
-    ),
     Figure("Language models, counted", *_measured("llm_classifiers.py", "llm_classifiers")),
     Figure("Language models, run", *_measured("llm_classifiers.py --preset medium", "llm_classifiers_medium")),
 )
