@@ -68,9 +68,9 @@ def export(
         exportable = Exportable(model, processor)
         program = exportable.program()
         with written_whole(path) as folder:
-            for each in formats:
-                WRITERS[each](program, folder / FILES[each], exportable)
-                _check_answers(exportable, RUNNERS[each](folder / FILES[each]), each)
+            for name in formats:
+                WRITERS[name](program, folder / FILES[name], exportable)
+                _check_answers(exportable, RUNNERS[name](folder / FILES[name]), name)
             model.config.to_json_file(folder / "config.json", use_diff=False)  # with all names of classes
             if processor is not None:
                 processor.save_pretrained(folder)
@@ -78,7 +78,7 @@ def export(
 
 
 def _check(model: PreTrainedModel, path: Path, formats: list[str]) -> None:
-    unknown = [each for each in formats if each not in FILES]
+    unknown = [name for name in formats if name not in FILES]
     if unknown or not formats:
         raise ValueError(f"to is {(unknown or formats)[:1]}: pass one or more of {', '.join(FILES)}")
     # By name: the class may have come with a repository.
@@ -115,7 +115,7 @@ class Exportable(nn.Module):
         input_values: Tensor | None = None,
         input_features: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        given = {
+        inputs = {
             "pixel_values": pixel_values,
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -123,7 +123,7 @@ class Exportable(nn.Module):
             "input_values": input_values,
             "input_features": input_features,
         }
-        outputs = self.model(**{name: given[name] for name in self.names})
+        outputs = self.model(**{name: inputs[name] for name in self.names})
         logits = outputs["logits" if "logits" in outputs else "logits_per_image"]
         return {"logits": logits} | {name: outputs[name] for name in OUTPUTS_OF_HYDRAS if name in outputs}
 
@@ -133,7 +133,7 @@ class Exportable(nn.Module):
 
     def program(self) -> ExportedProgram:
         inputs = self.example(*RECORDED)
-        sizes = {name: dict.fromkeys(free_axes(name, each.dim()), Dim.DYNAMIC) for name, each in inputs.items()}
+        sizes = {name: dict.fromkeys(free_axes(name, tensor.dim()), Dim.DYNAMIC) for name, tensor in inputs.items()}
         try:
             return torch.export.export(self, (), inputs, dynamic_shapes=sizes)
         except Exception as error:  # of any kind
@@ -229,8 +229,8 @@ def _run_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     outputs = [output.name for output in session.get_outputs()]
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = session.run(outputs, {name: tensor.numpy(force=True) for name, tensor in inputs.items()})
-        return dict(zip(outputs, map(torch.as_tensor, found), strict=True))
+        arrays = session.run(outputs, {name: tensor.numpy(force=True) for name, tensor in inputs.items()})
+        return dict(zip(outputs, map(torch.as_tensor, arrays), strict=True))
 
     return run
 
@@ -242,11 +242,11 @@ RUNNERS = {"onnx": _run_onnx, "torch": _run_torch}
 def _check_answers(exportable: Exportable, run: Callable, name: str) -> None:
     """Refuses an exported model whose numbers differ from the model's; a yes or no may differ where a score is on the edge."""
     inputs = exportable.example(*CHECKED)
-    found, expected = run(inputs), exportable(**inputs)
+    results, expected = run(inputs), exportable(**inputs)
     for output, tensor in expected.items():
         if tensor.dtype == torch.bool:
             continue
-        difference = (found[output].to(tensor) - tensor).abs().max().item()
+        difference = (results[output].to(tensor) - tensor).abs().max().item()
         most = TOLERANCE[exportable.model.dtype] * max(1.0, tensor.abs().max().item())
         if not difference <= most:
             raise ExportError(

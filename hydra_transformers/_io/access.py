@@ -29,7 +29,7 @@ def access_to(name: str, kind: str) -> Iterator[None]:
 
 def _access_problem(error: BaseException, name: str, kind: str) -> str | None:
     chain = list(_causes(error))
-    types = {cls.__name__ for each in chain for cls in type(each).__mro__}
+    types = {cls.__name__ for cause in chain for cls in type(cause).__mro__}
     text = " ".join(map(str, chain))
     repository = name.partition(":")[0]
     is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
@@ -40,7 +40,7 @@ def _access_problem(error: BaseException, name: str, kind: str) -> str | None:
         return f"the {kind} {name} is not on this machine, and HF_HUB_OFFLINE forbids the download: unset it, or pass a folder"
     if types & {"RepositoryNotFoundError", "DatasetNotFoundError", "HFValidationError"}:
         return f"there is no folder {name}, and the Hub has no {kind} {repository} that you can see: check the name"
-    if types & NOT_REACHED or any(_is_of_http_library(each) for each in chain):
+    if types & NOT_REACHED or any(_is_of_http_library(cause) for cause in chain):
         return f"the Hub could not be reached for the {kind} {name}: check the network, or pass a local folder"
     if "Config name is missing" in text or ("BuilderConfig" in text and "not found" in text):
         configs = re.search(r"\[(.*?)\]", text, re.DOTALL)

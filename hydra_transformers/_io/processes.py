@@ -79,10 +79,10 @@ def from_first_process(value: Any) -> Any:
 
 def raise_everywhere(error: Exception | None) -> None:
     """Raises the error of any process in all of them: one that stopped alone would leave the others waiting for it."""
-    for found in gather(error):
-        if found is not None:
-            found.is_everywhere = True  # the command line prints it once
-            raise found
+    for failure in gather(error):
+        if failure is not None:
+            failure.is_everywhere = True  # the command line prints it once
+            raise failure
 
 
 def on_one_process(act: Callable[[], Any]) -> Any:
@@ -92,8 +92,8 @@ def on_one_process(act: Callable[[], Any]) -> Any:
     if rank_and_world_size()[0] == 0:
         try:
             result = act()
-        except Exception as found:
-            error = found
+        except Exception as failure:
+            error = failure
     raise_everywhere(error)
     return result
 

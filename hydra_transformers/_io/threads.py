@@ -29,8 +29,8 @@ def copy_sharing_weights(model: nn.Module) -> nn.Module:
                 f"the forward of a {type(module).__name__} was replaced by a function that belongs to this very module, "
                 "as torch.compile does: pass the model as it was before"
             )
-        own = {name: attributes[name].copy() for name in OF_EVERY_MODULE if name in attributes}
-        vars(copied).update({name: _with_copies(own.get(name, value), copies) for name, value in attributes.items()})
+        dicts = {name: attributes[name].copy() for name in OF_EVERY_MODULE if name in attributes}
+        vars(copied).update({name: _with_copies(dicts.get(name, value), copies) for name, value in attributes.items()})
         vars(copied)["_compiled_call_impl"] = None  # it would call the model
     return copies[model]
 

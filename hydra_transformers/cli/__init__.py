@@ -141,7 +141,7 @@ def joined_processes(called: str) -> Iterator[None]:
     if processes.is_main_process:
         yield
     else:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        with open(os.devnull, "w") as sink, redirect_stdout(sink), redirect_stderr(sink):
             yield
     processes.destroy_process_group()
 

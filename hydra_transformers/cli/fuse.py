@@ -44,8 +44,8 @@ def fuse(
             copy_circuits(folder, unfinished)
     if processor is None:
         print(f"note: {names[0]} has no processor, so {output} has none: save one there", file=sys.stderr)
-    once = trunk_sentence(hydra.config)
-    print(f"{hydra.num_members} members are one model in {output}{f'; {once}' if once else ''}.")
+    sentence = trunk_sentence(hydra.config)
+    print(f"{hydra.num_members} members are one model in {output}{f'; {sentence}' if sentence else ''}.")
     if len(names) > 1:
         print(f"Fusing can cost accuracy: check it with hydra-transformers compare {' '.join(members)} --data ...")
     print(f"Next: hydra-transformers calibrate {output} --data ... --output ...")

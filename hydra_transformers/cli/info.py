@@ -22,10 +22,10 @@ def info(model: argument(str, "MODEL", "a Hydra; its weights are not read", pars
     print(f"{type(hydra).__name__}, {members}, sharing {', '.join(config.shared) or 'nothing'}")
     if getattr(config, "id2label", None) and not is_zero_shot(config):
         is_regression, names = config.problem_type == "regression", list(map(str, config.id2label.values()))
-        what = f"regression with {config.num_labels} output(s)" if is_regression else f"{config.num_labels} classes"
+        task = f"regression with {config.num_labels} output(s)" if is_regression else f"{config.num_labels} classes"
         aggregate = getattr(config, "aggregate", None)
         first_names = ", ".join([*names[:10], "..."] if len(names) > 10 else names)
-        print(f"{what}: {first_names}{f', aggregated by {aggregate!r}' if aggregate else ''}")
+        print(f"{task}: {first_names}{f', aggregated by {aggregate!r}' if aggregate else ''}")
     is_calibrated = hydra.decision is not None or CalibratedClassifier.is_saved_in(model)
     print("calibrated" if is_calibrated else "not calibrated: it never abstains and has no sets")
     print(f"{count_parameters(hydra):,} parameters\n")

@@ -87,8 +87,8 @@ def predict(
                 in_json = json.dumps(finite({"input": name, **answer}), allow_nan=False) if as_json else None
                 print(in_json or _line(name, answer), flush=True)
     if bad_rows:
-        others = "" if bad_rows == count else ", the others are answered"
-        raise ValueError(f"{bad_rows} of {count} {predictor.reads} could not be read{others}")
+        rest = "" if bad_rows == count else ", the others are answered"
+        raise ValueError(f"{bad_rows} of {count} {predictor.reads} could not be read{rest}")
     if count == 0:
         raise ValueError("stdin has no lines: pass a text, or an image or audio file, on each")
 
@@ -101,8 +101,8 @@ def _predict_data(model: str, data: str, output: Path, **settings: Any) -> None:
         print(UNCALIBRATED, file=sys.stderr)
     rows, bad = finished.rows, finished.bad_rows
     of_split = "" if finished.split is None or os.path.isfile(data) else f" of the split {finished.split}"
-    others = f" and {len(bad) - 1:,} more" if len(bad) > 1 else ""
-    unread = f"; row {bad[0]}{others} cannot be read, see the column why" if bad else ""
+    rest = f" and {len(bad) - 1:,} more" if len(bad) > 1 else ""
+    unread = f"; row {bad[0]}{rest} cannot be read, see the column why" if bad else ""
     print(f"{output}: answers to {rows - len(bad):,} of {rows:,} rows{of_split}{unread}.")
 
 

@@ -92,8 +92,8 @@ def find_columns(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
         return tuple(_existing(name, kinds, source) for name in source.columns)
     matching = [name for name in kinds if kinds[name] == kind and name != source.label]
     usual = [name for name in INPUT_NAMES.get(kind, ()) if name in matching]
-    others = [name for name in matching if name not in (TAG_NAMES if kind == "words" else LABEL_NAMES)]
-    matching = usual[:1] or others or (matching if source.label is not None or kind in ("image", "audio") else [])
+    inputs = [name for name in matching if name not in (TAG_NAMES if kind == "words" else LABEL_NAMES)]
+    matching = usual[:1] or inputs or (matching if source.label is not None or kind in ("image", "audio") else [])
     return (_one_of(matching, "column of words" if kind == "words" else f"{kind} column", kinds, source, kind),)
 
 

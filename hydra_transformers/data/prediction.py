@@ -78,7 +78,7 @@ def joined_labels(labels: Sequence[Tensor | None]) -> Tensor | None:
 
 def config_of(model: nn.Module | None) -> Any:
     """The config of a model, or of the model inside it; None where there is none."""
-    return next((each.config for each in models_inside(model) if hasattr(each, "config")), None)
+    return next((module.config for module in models_inside(model) if hasattr(module, "config")), None)
 
 
 def models_inside(model: nn.Module | None) -> Iterator[nn.Module]:
@@ -91,7 +91,7 @@ def models_inside(model: nn.Module | None) -> Iterator[nn.Module]:
 
 def classifies_tokens(model: nn.Module | None) -> bool:
     """Whether a model, or the one inside it, gives every token a class; its logits are (batch, tokens, classes)."""
-    return any("ForTokenClassification" in type(each).__name__ for each in models_inside(model))
+    return any("ForTokenClassification" in type(module).__name__ for module in models_inside(model))
 
 
 def classes_of(model: nn.Module | None) -> list[str] | None:
@@ -113,8 +113,8 @@ def device_of(model: nn.Module) -> torch.device:
 def problem_type_of_answers(model: nn.Module) -> str | None:
     """The problem type of the model's own logits. SigLIP says yes or no to each text, unless in a `ZeroShotClassifier`."""
     inside = list(models_inside(model))
-    has_bias = any(hasattr(each, "logit_bias") for each in inside)
-    chooses_one = any(isinstance(each, ZeroShotClassifier) for each in inside)
+    has_bias = any(hasattr(module, "logit_bias") for module in inside)
+    chooses_one = any(isinstance(module, ZeroShotClassifier) for module in inside)
     if has_bias and not chooses_one:
         return "multi_label_classification"
     return getattr(config_of(model), "problem_type", None)

@@ -34,8 +34,8 @@ def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
     processor = find_processor(name, config)
     if processor is None:
         name = name or "the model, which was not loaded from a folder or the Hub,"
-        what = PROCESSORS[auto_class_of(config)].removeprefix("Auto")
-        raise ValueError(f"{name} has no {what} saved with it: pass one as processor=")
+        kind = PROCESSORS[auto_class_of(config)].removeprefix("Auto")
+        raise ValueError(f"{name} has no {kind} saved with it: pass one as processor=")
     return processor
 
 

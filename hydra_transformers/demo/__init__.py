@@ -64,7 +64,7 @@ def run_demo(output: Path, fast: bool = False) -> None:
     for parameter in hydra.bert.embeddings.parameters():
         parameter.requires_grad_(False)  # 400 sentences would change few of 30,000 tokens, and updating all takes long
     data = {name: load_data(part, hydra, processor=tokenizer) for name, part in splits.items() if name != OUT_OF_SCOPE}
-    unlike = load_data(splits[OUT_OF_SCOPE], hydra, processor=tokenizer, labelled=False)
+    ood_data = load_data(splits[OUT_OF_SCOPE], hydra, processor=tokenizer, labelled=False)
     arguments = HydraTrainingArguments(
         os.fspath(output / "training"),
         learning_rate=5e-5,
@@ -88,7 +88,7 @@ def run_demo(output: Path, fast: bool = False) -> None:
     print(hydra.calibrate(data["validation"], target={"coverage": 0.9}))
 
     print("\n3. Evaluate on sentences that were not used before.", flush=True)
-    report = evaluate_uncertainty({"Hydra": hydra}, data["test"], {"out of scope": unlike})
+    report = evaluate_uncertainty({"Hydra": hydra}, data["test"], {"out of scope": ood_data})
     print(report)
     report.to_json(output / "report.json")
     report.to_html(output / "report.html", pictures=report.plot(output / "plots"))

@@ -129,8 +129,8 @@ def card_task(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _has_all_heads(config: PreTrainedConfig) -> bool:
-    every = heads_of_backbone(config)
-    return all(set(heads_in(config.kept_heads, member)) == every for member in range(config.num_members))
+    heads = heads_of_backbone(config)
+    return all(set(heads_in(config.kept_heads, member)) == heads for member in range(config.num_members))
 
 
 def _origin(config: PreTrainedConfig, base_model: str | None, fine_tunings: bool) -> str:
@@ -139,12 +139,12 @@ def _origin(config: PreTrainedConfig, base_model: str | None, fine_tunings: bool
     if not fine_tunings:
         source = link if base_model else "one backbone"
         return f"{members} members of {source}, each with other attention heads cut out"
-    those = f"{members} fine-tuned versions of {link if base_model else 'one pre-trained model'}"
+    origin = f"{members} fine-tuned versions of {link if base_model else 'one pre-trained model'}"
     if not _has_all_heads(config):
-        return f"{those}, each pruned by its own circuit"
+        return f"{origin}, each pruned by its own circuit"
     if not config.shared and not base_model:  # they may come from anywhere
-        those = f"{members} models that share nothing,"
-    return f"{those} with all their attention heads"
+        origin = f"{members} models that share nothing,"
+    return f"{origin} with all their attention heads"
 
 
 def _own_parts(model: PreTrainedModel) -> str:
@@ -182,8 +182,8 @@ def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | Non
         if removed:
             line += f", score {circuit.dense_score:.4f} before and {circuit.scores[removed - 1]:.4f} after"
         lines.append(line)
-    of = ", each of the member's own weights" if fine_tunings else ""
-    return "\n".join([f"Circuits{of}: the head without which the score is best goes, again and again.", "", *lines])
+    note = ", each of the member's own weights" if fine_tunings else ""
+    return "\n".join([f"Circuits{note}: the head without which the score is best goes, again and again.", "", *lines])
 
 
 def describe_circuit(circuit: Circuit) -> str:

@@ -94,8 +94,8 @@ class Answerer:
         """
         if self.kind in ("text", "tokens"):
             size = self.check_text(value, name)
-            many = f"too many: send at most {MOST_CHARACTERS:,} in one request"
-            require(size + taken <= MOST_CHARACTERS, f"{name} has {size:,} characters, {many}")
+            limit = f"too many: send at most {MOST_CHARACTERS:,} in one request"
+            require(size + taken <= MOST_CHARACTERS, f"{name} has {size:,} characters, {limit}")
         elif self.kind == "audio":
             value = read_audio(value, name, self.processor.sampling_rate, taken)
             size = frames = len(value)
@@ -176,8 +176,8 @@ class EndpointHandler(Answerer):
     def __init__(self, path: str = ""):
         config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
         known = {name: saved.rpartition(".")[2] for name, saved in config["auto_map"].items() if name in KINDS}
-        own = [name for name, saved in known.items() if saved in (config.get("architectures") or ())]
-        task = next(iter(own or known))
+        tasks = [name for name, saved in known.items() if saved in (config.get("architectures") or ())]
+        task = next(iter(tasks or known))
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = getattr(transformers, task).from_pretrained(path, trust_remote_code=True).to(device).eval()
         processor = getattr(transformers, PROCESSORS.get(KINDS[task], "AutoTokenizer")).from_pretrained(path)
@@ -198,9 +198,9 @@ class EndpointHandler(Answerer):
 def as_json(value: Any) -> Any:
     """The same with None for NaN and infinity, which JSON does not have: an answer that is not a number abstains."""
     if isinstance(value, dict):
-        return {name: as_json(each) for name, each in value.items()}
+        return {name: as_json(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [as_json(each) for each in value]
+        return [as_json(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -257,8 +257,8 @@ def read_audio(value: Any, name: str, rate: int, taken: int = 0) -> np.ndarray:
     require((width, file_rate) == (2, rate), f"{form}: send 16 bits and {rate:,} samples per second")
     is_whole = length > 0 and len(frames) >= length * channels * width
     require(is_whole, f"{name} has no samples, or fewer than its header says: send the whole file")
-    many = f"{name} has {length:,} samples, too many: send at most {MOST_SAMPLES:,} in one request"
-    require(length + taken <= MOST_SAMPLES, many)
+    message = f"{name} has {length:,} samples, too many: send at most {MOST_SAMPLES:,} in one request"
+    require(length + taken <= MOST_SAMPLES, message)
     return np.frombuffer(frames, dtype="<i2").reshape(-1, channels).mean(axis=1, dtype=np.float32) / 2**15
 
 

@@ -34,7 +34,7 @@ def kept_heads_map(config: PreTrainedConfig) -> str:
 
     A last line says how many layers run once for all members, if any do.
     """
-    maps = {tower: _map_of_tower(each) for tower, each in tower_configs(config).items()}
+    maps = {tower: _map_of_tower(part) for tower, part in tower_configs(config).items()}
     return "\n\n".join(f"{tower} tower\n{text}" if tower else text for tower, text in maps.items())
 
 
@@ -54,7 +54,7 @@ def _map_of_tower(config: PreTrainedConfig) -> str:
 
 def trunk_sentence(config: PreTrainedConfig) -> str:
     """ "the first 6 layers run once for all members", for CLIP by tower; empty where no layer does."""
-    towers = {tower: each.trunk_layers for tower, each in tower_configs(config).items() if each.trunk_layers}
+    towers = {tower: part.trunk_layers for tower, part in tower_configs(config).items() if part.trunk_layers}
     return "; ".join(
         f"{f'in the {tower} tower ' if tower else ''}the first {f'{trunk} layers run' if trunk > 1 else 'layer runs'} once for all "
         "members"
@@ -71,8 +71,8 @@ def heads_of_backbone(config: PreTrainedConfig) -> set[Head]:
 def pruned_heads(circuit: Circuit, config: PreTrainedConfig, member: int) -> set[Head]:
     """The heads that a member lost since the circuit was extracted, from a model that may have been pruned before."""
     before = circuit.made_from.get("kept_heads")
-    every = heads_of_backbone(config) if before is None else set(heads_in(before))
-    return every - set(heads_in(config.kept_heads, member))
+    heads = heads_of_backbone(config) if before is None else set(heads_in(before))
+    return heads - set(heads_in(config.kept_heads, member))
 
 
 def matches_circuit(circuit: Circuit, config: PreTrainedConfig, member: int) -> bool:
@@ -87,12 +87,12 @@ def load_circuits(folder: str | os.PathLike, configs: Sequence[PreTrainedConfig]
     configs: that of the Hydra, or of every member
     """
     left = [Circuit.load(path) for path in sorted((Path(folder) / FOLDER).glob("*.json"))]
-    members = [(each, member) for each in configs for member in range(getattr(each, "num_members", 0))]
+    members = [(config, member) for config in configs for member in range(getattr(config, "num_members", 0))]
     if len(left) == 1 and all(pruned_heads(left[0], *member) <= set(left[0].ranking) for member in members):
         return left
     ordered = []
     for member in members if left else ():
-        circuit = next((each for each in left if matches_circuit(each, *member)), None)
+        circuit = next((circuit for circuit in left if matches_circuit(circuit, *member)), None)
         if circuit is None:
             break
         ordered.append(left.pop(left.index(circuit)))

@@ -42,7 +42,7 @@ def write_space(folder: str | os.PathLike, repo_id: str) -> Path:
     title = repo_id.rpartition("/")[2]
     data = SpaceCardData(title=title, sdk="gradio", sdk_version=version("gradio"), app_file="app.py", models=[repo_id])
     text = f"# {title}\n\nThe page of [{repo_id}](https://huggingface.co/{repo_id}). What you send is deleted after an hour.\n"
-    needed = sorted([*(each for each in requires("hydra-transformers") or () if "extra ==" not in each), "pillow"])
+    needed = sorted([*(line for line in requires("hydra-transformers") or () if "extra ==" not in line), "pillow"])
     with written_whole(folder) as unfinished:
         shutil.copytree(PACKAGE, unfinished / PACKAGE.name, ignore=shutil.ignore_patterns(*NOT_NEEDED))
         (unfinished / "app.py").write_text(APP.format(repo_id=repo_id), encoding="utf-8")

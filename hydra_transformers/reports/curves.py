@@ -32,22 +32,22 @@ def risk_curve(confidence: Tensor, correct: Tensor) -> dict[str, list[float]]:
 
 def roc_curve(id_scores: Tensor, ood_scores: Tensor) -> dict[str, list[float]]:
     """False and true positive rate from (0, 0) to (1, 1), out of distribution being positive."""
-    found, false_alarms = detection_counts(id_scores, ood_scores)
-    chosen = _thinned(len(found))
+    hits, false_alarms = detection_counts(id_scores, ood_scores)
+    chosen = _thinned(len(hits))
     return {
         "fpr": [0.0, *(false_alarms[chosen] / false_alarms[-1]).tolist()],
-        "tpr": [0.0, *(found[chosen] / found[-1]).tolist()],
+        "tpr": [0.0, *(hits[chosen] / hits[-1]).tolist()],
     }
 
 
 def score_histograms(id_scores: Tensor, ood_scores: dict[str, Tensor]) -> dict[str, list[float] | dict]:
     """Share of each data set's samples per bin; all data sets share the bins' edges."""
-    everything = torch.cat([id_scores, *ood_scores.values()])
-    finite = everything[everything.isfinite()]
+    scores = torch.cat([id_scores, *ood_scores.values()])
+    finite = scores[scores.isfinite()]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     if not low < high or math.isclose(low, high, rel_tol=1e-12):
         low, high = low - 0.5, high + 0.5
-    edges = torch.linspace(low, high, HISTOGRAM_BINS + 1, dtype=torch.float64, device=everything.device)
+    edges = torch.linspace(low, high, HISTOGRAM_BINS + 1, dtype=torch.float64, device=scores.device)
 
     def shares(scores: Tensor) -> list[float]:
         place = (torch.bucketize(scores.contiguous(), edges, right=True) - 1).clamp(0, HISTOGRAM_BINS - 1)

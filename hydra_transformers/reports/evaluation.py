@@ -77,28 +77,28 @@ def evaluate_uncertainty(
     data = task.load(data, first)
     ood_data = load_if_named(ood_data, first, **({"labelled": False} if task.has_detector else {}))
     data_sets, groups = _data_sets(data, ood_data, corruptions or {})
-    for place, each in data_sets.items():
-        each = each.data if isinstance(each, ChangedBatches) else each
-        if (len(models) > 1 or corruptions) and hasattr(each, "__next__"):
+    for place, data_set in data_sets.items():
+        data_set = data_set.data if isinstance(data_set, ChangedBatches) else data_set
+        if (len(models) > 1 or corruptions) and hasattr(data_set, "__next__"):
             raise TypeError(f"{place} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
         if task.has_detector:
-            check_can_be_shared(each, place)
+            check_can_be_shared(data_set, place)
     detector = as_detector(score)
     if detector.needs_fit and len(models) > 1:
         raise ValueError(f"score is {detector.name}, fitted on one model: evaluate each by itself and join reports")
-    found = {}
+    readings = {}
     for name, model in models.items():
         model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model
         model, decision = without_decision(model)
         reader = _Reader(tasks[name], model, decision, detector, batch_size)
-        found[name] = {
-            place: reader.measure(place, each, labelled=groups[place][0] in (ID, CORRUPTION))
-            for place, each in data_sets.items()
+        readings[name] = {
+            place: reader.measure(place, data_set, labelled=groups[place][0] in (ID, CORRUPTION))
+            for place, data_set in data_sets.items()
         }
-        _warn_of_useless_results(name, task, found[name], groups)
+        _warn_of_useless_results(name, task, readings[name], groups)
     described = detector.description if task.has_detector else "uncertainty of the prediction"
-    num_members = {name: measured[DATA].num_members for name, measured in found.items()}
-    results = {name: _results(measured, groups) for name, measured in found.items()}
+    num_members = {name: measured[DATA].num_members for name, measured in readings.items()}
+    results = {name: _results(measured, groups) for name, measured in readings.items()}
     metrics, curves, rows = ({name: parts[place] for name, parts in results.items()} for place in range(3))
     return Report(task.name, metrics, described, groups, num_members, curves, rows)
 
@@ -132,12 +132,12 @@ def _data_sets(
     for group, sets in ({} if isinstance(ood_data, Mapping) and not ood_data else ood_groups(ood_data)).items():
         if group in (ID, CORRUPTION):
             raise ValueError(f"ood_data has a group called {group!r}, as the report calls others: rename it")
-        for name, each in sets.items():
-            named.append((name if group == "OOD" else f"{name} ({group})", each, (group, name, "")))
+        for name, rows in sets.items():
+            named.append((name if group == "OOD" else f"{name} ({group})", rows, (group, name, "")))
     for corruption, sweep in corruptions.items():
-        for severity, each in sweep.items():
-            named.append((f"{corruption}, severity {severity}", each, (CORRUPTION, corruption, str(severity))))
-    data_sets, groups = {title: each for title, each, _ in named}, {title: group for title, _, group in named}
+        for severity, rows in sweep.items():
+            named.append((f"{corruption}, severity {severity}", rows, (CORRUPTION, corruption, str(severity))))
+    data_sets, groups = {title: rows for title, rows, _ in named}, {title: group for title, _, group in named}
     if len(data_sets) < len(named):
         raise ValueError(f"two data sets have one name ({', '.join(title for title, *_ in named)}): rename one")
     return data_sets, groups
@@ -230,18 +230,18 @@ def _results(
 ) -> tuple[dict[str, Metrics], dict[str, Any], dict[str, Any]]:
     """The `models`, `curves` and `rows` of a report for one model: with how well the score tells OOD and corrupted data."""
     known, by_group = measured[DATA], {}
-    ood = {place: each.scores for place, each in measured.items() if groups[place][0] not in (ID, CORRUPTION)}
-    metrics = {place: dict(each.metrics) for place, each in measured.items()}
-    for place, each in measured.items():
+    ood = {place: data_set.scores for place, data_set in measured.items() if groups[place][0] not in (ID, CORRUPTION)}
+    metrics = {place: dict(data_set.metrics) for place, data_set in measured.items()}
+    for place, data_set in measured.items():
         group, name, _ = groups[place]
         if place in ood:
-            by_group.setdefault(group, {})[name] = each.scores
-            metrics[place] |= ood_metrics(known.scores, each.scores)
-            if each.energies is not None:
-                metrics[place]["energy_auroc"] = ood_metrics(known.energies, each.energies)["auroc"]
+            by_group.setdefault(group, {})[name] = data_set.scores
+            metrics[place] |= ood_metrics(known.scores, data_set.scores)
+            if data_set.energies is not None:
+                metrics[place]["energy_auroc"] = ood_metrics(known.energies, data_set.energies)["auroc"]
         elif group == CORRUPTION:
-            metrics[place]["shift_auroc"] = ood_metrics(known.scores, each.scores)["auroc"]
-            aurocs = [ood_metrics(each.scores, scores)["auroc"] for scores in ood.values()]
+            metrics[place]["shift_auroc"] = ood_metrics(known.scores, data_set.scores)["auroc"]
+            aurocs = [ood_metrics(data_set.scores, scores)["auroc"] for scores in ood.values()]
             metrics[place] |= {"ood_auroc": math.fsum(aurocs) / len(aurocs)} if aurocs else {}
     curves = {"roc": {name: roc_curve(known.scores, scores) for name, scores in ood.items()}}
     curves["histograms"] = score_histograms(known.scores, ood)
@@ -267,7 +267,7 @@ def _warn_of_useless_results(
             f"has {constant:.4g}): it has learned nothing about these data",
             stacklevel=3,
         )
-    for place, each in measured.items():
-        mine, theirs = (side.values.get("confidence", side.scores).sort().values for side in (known, each))
+    for place, data_set in measured.items():
+        mine, theirs = (side.values.get("confidence", side.scores).sort().values for side in (known, data_set))
         if groups[place][0] not in (ID, CORRUPTION) and torch.equal(mine, theirs):
             warnings.warn(f"{name} predicts {place} exactly as data: are they the same data?", stacklevel=3)

@@ -114,7 +114,7 @@ def compare_fusions(
     """
     if isinstance(members, (str, os.PathLike, PreTrainedModel)):
         raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
-    members = [load_trained(each) if isinstance(each, (str, os.PathLike)) else each for each in members]
+    members = [load_trained(member) if isinstance(member, (str, os.PathLike)) else member for member in members]
     ensemble = AutoHydra.from_pruned_members(members, shared=(), allow_equal=True).eval()
     if ensemble.num_members < 2:
         raise ValueError("members has one member: pass two or more, there is nothing to fuse")
@@ -144,8 +144,8 @@ def compare_fusions(
         for name, build in rows.items():  # one model beside the ensemble is in memory at a time
             bar.set_description(name)
             model = build()
-            found = evaluate_uncertainty({name: model}, data, ood_data, batch_size=batch_size)
-            report = found if report is None else report.joined(found)
+            part = evaluate_uncertainty({name: model}, data, ood_data, batch_size=batch_size)
+            report = part if report is None else report.joined(part)
             work[name] = count_multiply_adds(model)
             bar.update()
     work = {name: count / work["member 0"] for name, count in work.items()}
@@ -158,7 +158,7 @@ def _depths(ensemble: PreTrainedModel) -> list[int]:
     """How many first layers to merge, as far as members keep the same heads."""
     kept = ensemble.config.kept_heads
     layers = len(kept)
-    same = next((place for place, heads in enumerate(kept) if any(each != heads[0] for each in heads)), layers)
+    same = next((place for place, heads in enumerate(kept) if any(part != heads[0] for part in heads)), layers)
     depths = {0, layers - 1, *(trunk_depth(share, layers) for share in MERGED_SHARES)}
     return sorted(depth for depth in depths if depth <= same)
 

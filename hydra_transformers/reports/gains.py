@@ -62,23 +62,23 @@ def gains(task: type[Task], rows: Mapping[str, Any], other_rows: Mapping[str, An
     mine, theirs = unpacked_rows(rows), unpacked_rows(other_rows)
     if not mine or not theirs:
         return {}
-    sizes = [map_leaves(each, len) for each in (mine, theirs)]
+    sizes = [map_leaves(side, len) for side in (mine, theirs)]
     if sizes[0] != sizes[1]:
         raise ValueError(f"the models have other rows ({sizes[0]} and {sizes[1]}): compare them on the same data")
     metric = next(iter(task.metrics))
     title, better = task.metrics[metric]
     if "correct" in mine:
-        found = {metric: Gain(title, accuracy_change(theirs["correct"], mine["correct"]))}
-        found["nll"] = Gain("NLL", mean_change(theirs["nll"], mine["nll"]), is_share=False, higher_is_better=False)
+        results = {metric: Gain(title, accuracy_change(theirs["correct"], mine["correct"]))}
+        results["nll"] = Gain("NLL", mean_change(theirs["nll"], mine["nll"]), is_share=False, higher_is_better=False)
     else:
         change = jackknife_change(theirs["first_metric"], mine["first_metric"])
-        found = {metric: Gain(title, change, is_share=better == "high", higher_is_better=better == "high")}
+        results = {metric: Gain(title, change, is_share=better == "high", higher_is_better=better == "high")}
     for group, sets in mine["ood"].items():
-        scores = [(theirs["ood"][group][name], each) for name, each in sets.items()]
+        scores = [(theirs["ood"][group][name], values) for name, values in sets.items()]
         change = auroc_change(theirs["score"], mine["score"], scores)
         name = "AUROC" if group == "OOD" else f"{group} AUROC"
-        found[name] = Gain(name, change)
-    return found
+        results[name] = Gain(name, change)
+    return results
 
 
 def gain_sentence(name: str, other: str, found: Mapping[str, Gain]) -> str:
@@ -86,10 +86,10 @@ def gain_sentence(name: str, other: str, found: Mapping[str, Gain]) -> str:
     these rows can show in NLL"."""
     clauses = []
     for verdict, words in (("better", "better"), ("worse", "worse"), ("no difference", NO_DIFFERENCE)):
-        those = [
+        texts = [
             gain.metric if words == NO_DIFFERENCE else str(gain) for gain in found.values() if gain.verdict == verdict
         ]
-        clauses += [f"{words} in {', '.join(those)}"] if those else []
+        clauses += [f"{words} in {', '.join(texts)}"] if texts else []
     return f"{name} against {other}: {'; '.join(clauses)}." if clauses else ""
 
 
@@ -114,14 +114,14 @@ def jackknife_change(before: Tensor, after: Tensor) -> Change:
     if not all(map(math.isfinite, (whole, *without))):
         return Change(whole, -math.inf, math.inf)
     mean = math.fsum(without) / len(without)
-    variance = (len(without) - 1) / len(without) * math.fsum((each - mean) ** 2 for each in without)
+    variance = (len(without) - 1) / len(without) * math.fsum((value - mean) ** 2 for value in without)
     reach = STUDENT_95 * math.sqrt(variance)
     return Change(whole, whole - reach, whole + reach)
 
 
 def packed_rows(values: Mapping[str, Tensor | Mapping[str, Mapping[str, Tensor]]]) -> dict[str, Any]:
     """The numbers per row that `gains` needs, as 32-bit floats in base64, which keeps a JSON file small."""
-    return map_leaves(values, lambda each: base64.b64encode(each.float().numpy().astype("<f4").tobytes()).decode())
+    return map_leaves(values, lambda leaf: base64.b64encode(leaf.float().numpy().astype("<f4").tobytes()).decode())
 
 
 def unpacked_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def unpacked_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
 def map_leaves(content: Any, function: Callable[[Any], Any]) -> Any:
     """Applies a function to every value in nested dicts and lists."""
     if isinstance(content, Mapping):
-        return {name: map_leaves(each, function) for name, each in content.items()}
+        return {name: map_leaves(part, function) for name, part in content.items()}
     if isinstance(content, Sequence) and not isinstance(content, str):
-        return [map_leaves(each, function) for each in content]
+        return [map_leaves(part, function) for part in content]
     return function(content)

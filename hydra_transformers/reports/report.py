@@ -164,7 +164,7 @@ class Report:
         try:
             content = parse_json(Path(path).read_bytes())
             content = map_leaves(content, lambda v: float(v) if v in ("inf", "-inf", "nan") else v)
-            report = cls(**{**content, "groups": {name: tuple(each) for name, each in content["groups"].items()}})
+            report = cls(**{**content, "groups": {name: tuple(group) for name, group in content["groups"].items()}})
             report._sections()  # what is broken fails here, not when the report is printed
             return report
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -190,11 +190,11 @@ class Report:
         if model not in self.models and (model is not None or len(self.models) > 1):
             raise ValueError(f"the report has the models {', '.join(self.models)}: name one of them, not {model!r}")
         model = model or next(iter(self.models))
-        found = [(name, title, self.models[model][DATA].get(name)) for name, (title, _) in self._task.metrics.items()]
+        rows = [(name, title, self.models[model][DATA].get(name)) for name, (title, _) in self._task.metrics.items()]
         for group in (*self._ood_groups(), None) if self.data_sets() else ():
             average = self.average(model, group)
             where = f"{_prefix(group)}OOD average"
-            found += [
+            rows += [
                 (name, f"{DETECTION[name][0]} ({where})", average.get(name)) for name in ("auroc", "fpr95", "aupr")
             ]
         return [
@@ -206,7 +206,7 @@ class Report:
                 metric_name=title,
                 metric_value=round(value, 6),
             )
-            for metric, title, value in found
+            for metric, title, value in rows
             if value is not None and math.isfinite(value)  # the metadata has no infinity
         ]
 
@@ -233,7 +233,7 @@ class Report:
         Models that answer less make fewer errors, so their own thresholds do not compare them."""
         curves = {name: curves["risk_coverage"] for name, curves in self.curves.items() if "risk_coverage" in curves}
         answered = [self.models[name][DATA].get("answered") for name in curves]
-        share = min((each for each in answered if each), default=0.0)
+        share = min((value for value in answered if value), default=0.0)
         if len(answered) < 2 or not share or set(answered) == {share}:
             return "", {}
         errors = {name: float(np.interp(share, curve["coverage"], curve["risk"])) for name, curve in curves.items()}
@@ -256,8 +256,8 @@ class Report:
                 rows[name][title] = values.get(name)
         sentences = []
         if any(self.rows.values()):
-            reference, *others = self.models
-            sentences = [gain_sentence(name, reference, self.gains(name, reference)) for name in others]
+            reference, *rest = self.models
+            sentences = [gain_sentence(name, reference, self.gains(name, reference)) for name in rest]
         members = {name: {"Members": str(self.num_members.get(name, NO_VALUE))} for name in self.models}
         others_table = _table(rows, details)
         sections: list[Section] = [
@@ -277,9 +277,9 @@ class Report:
             sections.append(("Out of distribution", [explained, _table_of_places(places, DETECTION | metrics)]))
         if self.data_sets(CORRUPTION):
             places = {
-                (model, f"severity {name}" if name != "average" else name): found
+                (model, f"severity {name}" if name != "average" else name): row
                 for model in self.models
-                for name, found in self.severities(model).items()
+                for name, row in self.severities(model).items()
             }
             names = dict.fromkeys(self.groups[name][1] for name in self.data_sets(CORRUPTION))
             explained = f"Mean over the corruptions ({', '.join(names)}); average: mean over the severities."
@@ -288,8 +288,8 @@ class Report:
 
 
 def _mean(metrics: Sequence[Metrics]) -> Metrics:
-    names = [name for name in metrics[0] if all(name in each for each in metrics)] if metrics else []
-    return {name: math.fsum(each[name] for each in metrics) / len(metrics) for name in names if name != "num_samples"}
+    names = [name for name in metrics[0] if all(name in row for row in metrics)] if metrics else []
+    return {name: math.fsum(row[name] for row in metrics) / len(metrics) for name in names if name != "num_samples"}
 
 
 def _prefix(group: str | None) -> str:

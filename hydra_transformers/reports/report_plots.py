@@ -40,7 +40,7 @@ def _free_name(text: str, taken: Container[str]) -> str:
     """The text as a file name that no other figure has."""
     name = "_".join(re.findall(r"[\w-]+", text))[:80]
     numbered = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
-    return next(each for each in numbered if each not in taken)
+    return next(candidate for candidate in numbered if candidate not in taken)
 
 
 def _grid(panels: int, width: float = 4.6, height: float = 4.2, **shared: Any) -> tuple[Figure, list["Axes"], int]:
@@ -122,7 +122,7 @@ def _score_histograms(report: "Report") -> Figure:
     where one bar holds most of a data set."""
     histograms = [report.curves[name]["histograms"] for name in report.models]
     figure, panels, columns = _grid(len(histograms), sharey=True)
-    shares = [share for each in histograms for share in itertools.chain(each["id"], *each["ood"].values())]
+    shares = [share for bars in histograms for share in itertools.chain(bars["id"], *bars["ood"].values())]
     lowest, top = 0.0, 1.05 * max(shares)
     if max(shares) > TALL_BAR:
         lowest, top = min(share for share in shares if share > 0) / 2, 1.5 * max(shares)

@@ -200,9 +200,9 @@ class Job:
         settings = [self.rows._fingerprint, self.predictor.parameters, self.columns, self.rows_per_part]
         digest = _digest([*self.identity, *settings])[:12]
         folder = output.with_name(f"{output.name}.{digest}.parts")
-        others = [path for path in output.parent.glob(f"{glob.escape(output.name)}.*.parts") if path.is_dir()]
-        if others and folder not in others:
-            logger.warning(f"{others[0]} is of another model, data or settings: this job starts anew")
+        folders = [path for path in output.parent.glob(f"{glob.escape(output.name)}.*.parts") if path.is_dir()]
+        if folders and folder not in folders:
+            logger.warning(f"{folders[0]} is of another model, data or settings: this job starts anew")
         return folder
 
 

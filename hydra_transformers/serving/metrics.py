@@ -22,13 +22,13 @@ class Metrics:
 
     def __init__(self, watched: "WatchedPromises | None" = None):
         self.registry = CollectorRegistry()
-        here = {"registry": self.registry}
-        self.requests = Counter("hydra_requests", "Requests by status.", ["status"], **here)
-        self.seconds = Histogram("hydra_request_seconds", "From a request to its response.", buckets=SECONDS, **here)
-        self.inputs = Counter("hydra_inputs", "Inputs that were answered.", **here)
-        self.abstentions = Counter("hydra_abstentions", "Inputs the model abstained on.", **here)
-        self.epistemic = Counter("hydra_epistemic_nats", "Sum of the epistemic uncertainty of all inputs.", **here)
-        broken = Gauge("hydra_promise_broken", "1 for a promise that is broken.", ["promise"], **here)
+        place = {"registry": self.registry}
+        self.requests = Counter("hydra_requests", "Requests by status.", ["status"], **place)
+        self.seconds = Histogram("hydra_request_seconds", "From a request to its response.", buckets=SECONDS, **place)
+        self.inputs = Counter("hydra_inputs", "Inputs that were answered.", **place)
+        self.abstentions = Counter("hydra_abstentions", "Inputs the model abstained on.", **place)
+        self.epistemic = Counter("hydra_epistemic_nats", "Sum of the epistemic uncertainty of all inputs.", **place)
+        broken = Gauge("hydra_promise_broken", "1 for a promise that is broken.", ["promise"], **place)
         for name in () if watched is None else watched.monitor.promises:
             broken.labels(name).set_function(lambda name=name: watched.states()[name] == "broken")
 

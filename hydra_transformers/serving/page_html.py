@@ -31,12 +31,12 @@ def heading_html(model: HydraPredictor) -> str:
     task += f", {count:,} labels" if count > 1 else ""
     num_members = getattr(model.config, "num_members", 1)
     members = f"{num_members} members in one model" if num_members > 1 else "one model"
-    about = f"{escape(model.config.model_type)} · {members} · {task}"
+    subtitle = f"{escape(model.config.model_type)} · {members} · {task}"
     promises = ""
     if model.calibration is not None:
         promises = "".join(f"<li>{escape(sentence)}</li>" for sentence in model.calibration["sentences"])
         promises = f"<details><summary>When it says &quot;I don't know&quot;</summary><ul>{promises}</ul></details>"
-    return f'<div class="hydra-heading"><h1>{escape(model.name)}</h1><p>{about}</p>{promises}</div>'
+    return f'<div class="hydra-heading"><h1>{escape(model.name)}</h1><p>{subtitle}</p>{promises}</div>'
 
 
 def answer_html(answer: dict[str, Any]) -> str:
@@ -54,14 +54,14 @@ def _probability_parts(answer: dict[str, Any]) -> Iterator[str]:
         yield _verdict(answer, share, f"{share} sure")
         yield _prediction_set(answer, "may be")
         best = [max(zip(member, scores, strict=True), key=lambda pair: pair[0]) for member in members]
-        said = [(score["label"], _percent(share)) for share, score in best]
+        pairs = [(score["label"], _percent(share)) for share, score in best]
     else:
-        most, said = len(scores) * math.log(2), []
+        most, pairs = len(scores) * math.log(2), []
         yield _verdict(answer, "", "each from a threshold of its own on")
         yield _prediction_set(answer, "may have")
         for member in members:
             shares = zip(scores, member, thresholds, strict=True)
-            said.append((", ".join(score["label"] for score, share, least in shares if share >= least) or "none", ""))
+            pairs.append((", ".join(score["label"] for score, share, least in shares if share >= least) or "none", ""))
     rows = []
     for place, score in enumerate(scores[: MOST_CLASSES if thresholds is None else MOST_OF_A_SET]):
         marks = _dots([member[place] for member in members])
@@ -71,7 +71,7 @@ def _probability_parts(answer: dict[str, Any]) -> Iterator[str]:
     notes = ["probability", *["dots: the members"] * (len(members) > 1), *["line: its threshold"] * bool(thresholds)]
     yield _section("Classes" if thresholds is None else "Labels", "; ".join(notes), rows)
     yield _uncertainty(answer, most)
-    yield _members(said)
+    yield _members(pairs)
 
 
 def _number_parts(answer: dict[str, Any]) -> Iterator[str]:
@@ -95,22 +95,22 @@ def _entity_parts(answer: dict[str, Any]) -> Iterator[str]:
     yield f'<div class="hydra-text">{"".join(marked)}{escape(text[end:])}</div>'
     notes = [answer["reason"], TRUNCATED if answer["truncated"] else None]
     yield "".join(f"<p>{escape(note)}</p>" for note in notes if note)
-    never = "" if answer["abstain"] is not None else " · not calibrated: none is marked as not sure"
-    yield _section("Entities", f"{len(answer['entities'])} found, {unsure} not sure{never}", [])
+    hint = "" if answer["abstain"] is not None else " · not calibrated: none is marked as not sure"
+    yield _section("Entities", f"{len(answer['entities'])} found, {unsure} not sure{hint}", [])
     yield _uncertainty(answer, math.log(answer["num_classes"]), "nats, of the least sure word")
 
 
 def _verdict(answer: dict[str, Any], guess: str, sure: str) -> str:
     """guess, sure: what stands beside the answer where the model abstains, and where it does not"""
-    said = escape(text_of(answer, "{:.4g}"))
+    text = escape(text_of(answer, "{:.4g}"))
     notes = [answer["reason"], TRUNCATED if answer.get("truncated") else None]
     shown = "".join(f"<small>{escape(note)}</small>" for note in notes if note)
     if answer["abstain"]:
         unknown = "Nothing relevant" if answer["detector"] == "low score" else "I don't know"
-        guess = f"its guess: {said}{f', {guess}' if guess else ''}"
+        guess = f"its guess: {text}{f', {guess}' if guess else ''}"
         return f"""<div class="hydra-verdict hydra-abstains">{unknown}<span>{guess}</span>{shown}</div>"""
-    never = " · not calibrated: it never abstains" if answer["abstain"] is None else ""
-    return f'<div class="hydra-verdict">{said}<span>{sure}{never}</span>{shown}</div>'
+    hint = " · not calibrated: it never abstains" if answer["abstain"] is None else ""
+    return f'<div class="hydra-verdict">{text}<span>{sure}{hint}</span>{shown}</div>'
 
 
 def _prediction_set(answer: dict[str, Any], may: str) -> str:

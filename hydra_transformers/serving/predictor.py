@@ -169,10 +169,10 @@ class HydraPredictor(Answerer):
                 if self._answered is not None:
                     self.answer([self._answered], self.parameters)
                 return [{"error": in_one_line(error)}]
-            alone = [self._answers_of_batch([value])[0] for value in inputs]
+            results = [self._answers_of_batch([value])[0] for value in inputs]
             if self._answered is None:
                 raise
-            return alone
+            return results
 
     def _read(self, value: Any) -> tuple[Any, str | None]:
         """An input as the model's pipeline takes it, and why it cannot be read, or None."""

@@ -161,7 +161,7 @@ def names_of(chosen: str | Sequence[str], kind: str) -> list[str]:
     names: list[str] = []
     for name in [chosen] if isinstance(chosen, str) else chosen:
         members = [
-            each.name for each in CORRUPTIONS.values() if name in (each.group, "all" if each.kind == kind else None)
+            item.name for item in CORRUPTIONS.values() if name in (item.group, "all" if item.kind == kind else None)
         ]
         names += [corruption_named(member, kind).name for member in members or [name]]
     return list(dict.fromkeys(names))

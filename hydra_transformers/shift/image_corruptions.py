@@ -35,8 +35,8 @@ def shot_noise(images: Tensor, photons: float, keys: Tensor) -> Tensor:
     # One sorted list for all levels: level n has its cumulative distribution between n and n + 1.
     limits = log_shares.exp().cumsum(dim=1).clamp(max=1) + torch.arange(256, device="cpu").unsqueeze(1)
     drawn = levels.double() + uniform(keys, *images.shape[1:]).double()
-    found = torch.searchsorted(limits.flatten().to(images.device), drawn) - levels * most
-    return found.clamp(max=most).float() / photons
+    numbers = torch.searchsorted(limits.flatten().to(images.device), drawn) - levels * most
+    return numbers.clamp(max=most).float() / photons
 
 
 def impulse_noise(images: Tensor, share: float, keys: Tensor) -> Tensor:
@@ -133,8 +133,8 @@ def _line(length: float, angle: float) -> dict[tuple[int, int], float]:
     points = 2 * math.ceil(4 * length) + 1
     weights: dict[tuple[int, int], float] = defaultdict(float)
     for point in range(points):
-        along = length * (point / (points - 1) - 0.5)
-        y, x = along * math.sin(angle), along * math.cos(angle)
+        offset = length * (point / (points - 1) - 0.5)
+        y, x = offset * math.sin(angle), offset * math.cos(angle)
         top, left = math.floor(y), math.floor(x)
         for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
             weight = (1 - abs(y - top - down)) * (1 - abs(x - left - right))

@@ -279,10 +279,10 @@ def check_target(target: Mapping[str, float | None], is_share: bool = True) -> t
 
     is_share: whether a risk is one; otherwise it is a mean error of any size
     """
-    given = {name: value for name, value in target.items() if value is not None} if isinstance(target, Mapping) else {}
-    if len(given) != 1 or not set(given) <= set(TARGETS):
-        raise ValueError(f"target is {given or target!r}: pass one of {', '.join(TARGETS)}, such as {{'risk': 0.05}}")
-    ((name, value),) = given.items()
+    goals = {name: value for name, value in target.items() if value is not None} if isinstance(target, Mapping) else {}
+    if len(goals) != 1 or not set(goals) <= set(TARGETS):
+        raise ValueError(f"target is {goals or target!r}: pass one of {', '.join(TARGETS)}, such as {{'risk': 0.05}}")
+    ((name, value),) = goals.items()
     if is_share or name != "risk":
         return name, check_share(value, name)
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:

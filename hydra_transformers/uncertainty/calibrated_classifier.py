@@ -135,8 +135,8 @@ def _find(folder: str | os.PathLike) -> Path | None:
     """The file in a folder, or in a repository of the Hub; None where there is none."""
     if Path(folder).is_dir():
         return Path(folder) / FILE_NAME if (Path(folder) / FILE_NAME).is_file() else None
-    found = cached_file(str(folder), FILE_NAME, _raise_exceptions_for_missing_entries=False)
-    return None if found is None else Path(found)
+    path = cached_file(str(folder), FILE_NAME, _raise_exceptions_for_missing_entries=False)
+    return None if path is None else Path(path)
 
 
 def _read(folder: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, Any]]:

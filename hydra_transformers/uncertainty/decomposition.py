@@ -101,8 +101,8 @@ def _decompose_tokens(member_logits: Tensor) -> Decomposition:
     parts = vars(decompose_log_probabilities(wide_log_softmax(as_member_logits(rows[are_words]))))
     filled = {}
     for name, value in parts.items():
-        nothing = torch.nan if value.is_floating_point() else NO_TAG
-        filled[name] = value.new_full((len(rows), *value.shape[1:]), nothing)
+        filler = torch.nan if value.is_floating_point() else NO_TAG
+        filled[name] = value.new_full((len(rows), *value.shape[1:]), filler)
         filled[name][are_words] = value
     return Decomposition(**{name: value.unflatten(0, (batch, tokens)) for name, value in filled.items()})
 

@@ -150,9 +150,9 @@ class Detector:
         self.check_fitted()
         member_logits, features = self._checked(member_logits, member_features)
         member_logits = member_logits.detach()
-        found = _sizes_of(member_logits, features)
-        if any(self.fitted_on[name] != found[name] for name in found if self.fitted_on):
-            raise ValueError(f"{self.name} was fitted on {self.fitted_on}, these have {found}: fit it on this model")
+        dims = _sizes_of(member_logits, features)
+        if any(self.fitted_on[name] != dims[name] for name in dims if self.fitted_on):
+            raise ValueError(f"{self.name} was fitted on {self.fitted_on}, these have {dims}: fit it on this model")
         device = member_logits.device if features is None else features.device
         if self.state is not None and any(tensor.device != device for tensor in self.state.values()):
             self.state = {name: tensor.to(device) for name, tensor in self.state.items()}

@@ -73,10 +73,10 @@ class AnswerReader:
         """The inputs of the calls that gave, in this order, the logits of all members."""
         members, count, features = member_logits.shape[1], 0, []
         for call in self.calls[threading.get_ident()]:
-            found = None if count == members else _read(call, member_logits[:, count:])
-            if found is not None:
-                features.append(found)
-                count += found.shape[1]
+            part = None if count == members else _read(call, member_logits[:, count:])
+            if part is not None:
+                features.append(part)
+                count += part.shape[1]
         if count != members:
             raise ValueError(
                 f"the logits of {self.name} are not the outputs of a linear map of each member, so it has no features that "
@@ -137,20 +137,20 @@ def _read(call: Call, member_logits: Tensor) -> Tensor | None:
     # Rows may be the batch several times over, once for each sample.
     times, left = divmod(output.shape[0], batch)
     by_token = isinstance(call.module, nn.Linear) and output.dim() == 3 and output.shape[1] > 1
-    own = times if by_token else times * output.shape[1]
-    if output.dim() != 3 or output.shape[-1] != classes or left or not 0 < own <= members:
+    count = times if by_token else times * output.shape[1]
+    if output.dim() != 3 or output.shape[-1] != classes or left or not 0 < count <= members:
         return None
-    expected = member_logits[:, :own]
+    expected = member_logits[:, :count]
     if by_token:  # a map of every token, one of which gives the logits
         rows = expected.transpose(0, 1).flatten(0, 1).unsqueeze(1)
         is_answer = (output.to(rows.dtype) == rows).all(dim=-1)  # (rows, tokens)
         if not is_answer.any(dim=1).all():
             return None
         place = is_answer.int().argmax(dim=1)
-        inputs, output = (each[torch.arange(len(each), device=each.device), place, None] for each in (inputs, output))
+        inputs, output = (part[torch.arange(len(part), device=part.device), place, None] for part in (inputs, output))
     inputs, output = (
-        each.unflatten(0, (times, batch)).transpose(0, 1).flatten(1, 2).to(expected.device)
-        for each in (inputs, output)
+        part.unflatten(0, (times, batch)).transpose(0, 1).flatten(1, 2).to(expected.device)
+        for part in (inputs, output)
     )
     is_same = torch.allclose(output.to(expected.dtype), expected, rtol=0, atol=0, equal_nan=True)
     return inputs if is_same else None

@@ -76,15 +76,15 @@ def ood_metrics(id_scores: Any, ood_scores: Any) -> dict[str, float]:
         >>> ood_metrics(id_scores=[0.1, 0.2, 0.6], ood_scores=[0.5, 0.8])["auroc"]
         0.8333333333333334
     """
-    found, false_alarms = detection_counts(id_scores, ood_scores)
-    num_ood, num_id = int(found[-1]), int(false_alarms[-1])
-    new_found = found.diff(prepend=found.new_zeros(1))
-    new_false = false_alarms.diff(prepend=found.new_zeros(1))
-    precision = found.double() / (found + false_alarms)
-    at_recall = int((100 * found >= 95 * num_ood).nonzero()[0])
+    hits, false_alarms = detection_counts(id_scores, ood_scores)
+    num_ood, num_id = int(hits[-1]), int(false_alarms[-1])
+    new_hits = hits.diff(prepend=hits.new_zeros(1))
+    new_false = false_alarms.diff(prepend=hits.new_zeros(1))
+    precision = hits.double() / (hits + false_alarms)
+    at_recall = int((100 * hits >= 95 * num_ood).nonzero()[0])
     return {
-        "auroc": int((new_false * (2 * found - new_found)).sum()) / (2 * num_id * num_ood),
-        "aupr": math.fsum((new_found * precision).tolist()) / num_ood,
+        "auroc": int((new_false * (2 * hits - new_hits)).sum()) / (2 * num_id * num_ood),
+        "aupr": math.fsum((new_hits * precision).tolist()) / num_ood,
         "fpr95": int(false_alarms[at_recall]) / num_id,
     }
 
@@ -219,10 +219,10 @@ def compute_metrics(prediction: Any) -> dict[str, float]:
     `trainer.train(ignore_keys_for_eval=[])`. From logits alone the diversity metrics are left out, with a warning.
     """
     parts = prediction.predictions if isinstance(prediction.predictions, (tuple, list)) else [prediction.predictions]
-    logits, *others = [as_tensor(part) for part in parts if not isinstance(part, (tuple, list))]
+    logits, *rest = [as_tensor(part) for part in parts if not isinstance(part, (tuple, list))]
     # Hidden states may come along: the member logits have the logits' rows and classes.
     sizes = logits.shape[0], logits.shape[-1]
-    members = [part for part in (logits, *others) if part.dim() == 3 and (part.shape[0], part.shape[2]) == sizes]
+    members = [part for part in (logits, *rest) if part.dim() == 3 and (part.shape[0], part.shape[2]) == sizes]
     if members:
         return classification_metrics(members[0], prediction.label_ids) | diversity_metrics(members[0])
     warnings.warn(

@@ -142,10 +142,10 @@ def validation_summary(outcomes: Outcomes, other_scores: Tensor, risk: float | N
     other_scores: of other validation rows; they say how finely scores are told apart, which these rows may not
     risk: the share of wrong answers that is promised
     """
-    shares, others = np.linspace(0, 1, SCORE_BINS + 1)[1:-1], other_scores if len(other_scores) else torch.zeros(1)
-    cuts = np.unique(np.quantile(others.double(), shares, method="inverted_cdf"))
+    shares, scores = np.linspace(0, 1, SCORE_BINS + 1)[1:-1], other_scores if len(other_scores) else torch.zeros(1)
+    cuts = np.unique(np.quantile(scores.double(), shares, method="inverted_cdf"))
     # Midway to the next score, so that many rows of one score, which is rounded otherwise elsewhere, stay in its bin.
-    tolerance, values = ROUNDING * (1 + np.abs(cuts)), np.unique(others.double())
+    tolerance, values = ROUNDING * (1 + np.abs(cuts)), np.unique(scores.double())
     values = np.append(values, values[-1] + 2 * tolerance[-1])
     cuts = np.unique((cuts + values[np.searchsorted(values[:-1], cuts + tolerance)]) / 2)
     counts = np.bincount(_score_bins(outcomes.scores, cuts), minlength=len(cuts) + 1)
@@ -336,8 +336,8 @@ def _goes_on(stream: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
     for name, before in earlier.items():
         now = stream.get(name, {"size": 0, "blocks": []})
         starts = range(0, len(before["blocks"]), max(now["size"] // before["size"], 1))
-        blocks, others = np.add.reduceat(before["blocks"], starts), np.array(now["blocks"][: len(starts)])
-        if len(others) < len(blocks) or (others[:-1] != blocks[:-1]).any() or (others[-1] < blocks[-1]).any():
+        blocks, counts = np.add.reduceat(before["blocks"], starts), np.array(now["blocks"][: len(starts)])
+        if len(counts) < len(blocks) or (counts[:-1] != blocks[:-1]).any() or (counts[-1] < blocks[-1]).any():
             return False
     return True
 

@@ -150,10 +150,10 @@ def lowered_cuts(logits: Tensor, labels: Tensor, alpha: float, cuts: Tensor) -> 
     if allowed < 0:
         return torch.full_like(cuts, -math.inf)
     needed = cuts.to(logits) - logits  # the λ from which on each label is in its row's set
-    row_of_label, none = labels.nonzero()[:, 0], needed.new_zeros(1)
-    shifts, order = torch.cat([none, needed[labels].clamp(min=0)]).sort(stable=True)
+    row_of_label, zero = labels.nonzero()[:, 0], needed.new_zeros(1)
+    shifts, order = torch.cat([zero, needed[labels].clamp(min=0)]).sort(stable=True)
     # What a label's absence adds to the sum of losses
-    weights = torch.cat([none, 1 / labels.sum(dim=1)[row_of_label].double()])[order]
+    weights = torch.cat([zero, 1 / labels.sum(dim=1)[row_of_label].double()])[order]
     # Losses left over once the labels up to each place are in their sets; ties enter together.
     left = weights.flip(0).cumsum(0).flip(0) - weights
     is_last = torch.cat([shifts[1:] > shifts[:-1], torch.ones(1, dtype=torch.bool, device=shifts.device)])

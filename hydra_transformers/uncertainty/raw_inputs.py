@@ -33,8 +33,8 @@ def predict_decisions(
         of_texts = "Token" if classifies_tokens(model) else "Sequence"
         kinds = {"pixel_values": "Image"} | dict.fromkeys(AUDIO_INPUTS, "Audio")
         kind = kinds.get(model.main_input_name, of_texts)
-    found = pipeline_class(f"AutoModelFor{kind}Classification")
-    return predict(model, found, inputs, processor, batch_size, **parameters)
+    pipeline = pipeline_class(f"AutoModelFor{kind}Classification")
+    return predict(model, pipeline, inputs, processor, batch_size, **parameters)
 
 
 class _PipelineModel(nn.Module):
@@ -42,7 +42,7 @@ class _PipelineModel(nn.Module):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        inside = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
+        inside = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
         if inside is None:
             raise TypeError(f"model is a {type(model).__name__} without a model of Transformers inside: pass one")
         self.model, self.config = model, inside.config

@@ -62,7 +62,7 @@ def regression_metrics(member_outputs: Any, targets: Any, interval: Any = None) 
     rows, _, width = outputs.shape
     targets, mean = as_targets(targets, rows, width, "targets"), outputs.mean(dim=1)
     errors, scatter = (targets - mean).abs(), (targets - targets.mean(dim=0)).square().sum(dim=0)
-    found = {
+    metrics = {
         "rmse": errors.square().mean(dim=0).sqrt(),
         "mae": errors.mean(dim=0),
         "r2": torch.where(_varies(targets), 1 - errors.square().sum(dim=0) / scatter, math.nan),
@@ -72,10 +72,10 @@ def regression_metrics(member_outputs: Any, targets: Any, interval: Any = None) 
     }
     if interval is not None:
         low, high = widened(as_tensor(interval).detach()).cpu().unbind(dim=-1)
-        found["interval_coverage"] = ((low <= targets) & (targets <= high)).double().mean(dim=0)
-        found["interval_width"] = (high - low).mean(dim=0)
+        metrics["interval_coverage"] = ((low <= targets) & (targets <= high)).double().mean(dim=0)
+        metrics["interval_width"] = (high - low).mean(dim=0)
     curve = error_coverage_curve(-spread(outputs).mean(dim=1), errors.mean(dim=1))
-    return {name: float(values.mean()) for name, values in found.items()} | {"aurc": exact_mean(curve[1])}
+    return {name: float(values.mean()) for name, values in metrics.items()} | {"aurc": exact_mean(curve[1])}
 
 
 def _varies(values: Tensor) -> Tensor:
@@ -86,9 +86,9 @@ def _varies(values: Tensor) -> Tensor:
 def correlation(first: Tensor, second: Tensor) -> Tensor:
     """Pearson's, column by column: (rows, outputs) twice -> (outputs,); NaN where a column is constant."""
     varies = _varies(first) & _varies(second)
-    first, second = (each - each.mean(dim=0) for each in (first, second))
-    found = (first * second).sum(dim=0) / (first.square().sum(dim=0) * second.square().sum(dim=0)).sqrt()
-    return torch.where(varies, found, math.nan)
+    first, second = (part - part.mean(dim=0) for part in (first, second))
+    values = (first * second).sum(dim=0) / (first.square().sum(dim=0) * second.square().sum(dim=0)).sqrt()
+    return torch.where(varies, values, math.nan)
 
 
 def ranks(values: Tensor) -> Tensor:

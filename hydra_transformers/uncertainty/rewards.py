@@ -41,14 +41,14 @@ def preference_metrics(chosen: Any, rejected: Any, aggregate: str = "mean") -> d
     if chosen.shape != rejected.shape or not (chosen.isfinite().all() and rejected.isfinite().all()):
         raise ValueError("chosen and rejected are not finite numbers of one shape: pass (pairs, members) for both")
     margin = aggregated(chosen, aggregate).squeeze(1) - aggregated(rejected, aggregate).squeeze(1)
-    apart = spread(chosen - rejected).squeeze(1)
+    spreads = spread(chosen - rejected).squeeze(1)
     wrong = margin <= 0
     mixed = bool(wrong.any()) and not bool(wrong.all())
     return {
         "pair_accuracy": float(((margin > 0).double() + 0.5 * (margin == 0).double()).mean()),
-        "wrong_pairs_auroc": ood_metrics(apart[~wrong], apart[wrong])["auroc"] if mixed else math.nan,
+        "wrong_pairs_auroc": ood_metrics(spreads[~wrong], spreads[wrong])["auroc"] if mixed else math.nan,
         "margin": float(margin.mean()),
-        "spread": float(apart.mean()),
+        "spread": float(spreads.mean()),
     }
 
 

@@ -47,15 +47,15 @@ def find_entities(answers: Tensor, labels: Tensor | None, scores: Tensor, classe
     are_words = ~answers.isnan().all(dim=-1).all(dim=1) if labels is None else labels != NO_TAG
     texts, found_scores, right, num_there = [], [], [], 0
     for text in range(len(answers)):
-        own = are_words[text]
-        predicted = _entities(chosen[text][own], classes, by_prefix)
-        there = None if labels is None else set(_entities(labels[text][own], classes, by_prefix))
-        num_there += 0 if there is None else len(there)
-        of_words = scores[text][own].tolist()
+        mask = are_words[text]
+        predicted = _entities(chosen[text][mask], classes, by_prefix)
+        truth = None if labels is None else set(_entities(labels[text][mask], classes, by_prefix))
+        num_there += 0 if truth is None else len(truth)
+        of_words = scores[text][mask].tolist()
         for entity in predicted:
             texts.append(text)
             found_scores.append(worst_and_mean(entity, of_words)[0])
-            right.append(there is not None and entity in there)
+            right.append(truth is not None and entity in truth)
     right = None if labels is None else torch.tensor(right, dtype=torch.bool)
     found_scores = torch.tensor(found_scores, dtype=scores.dtype)
     return FoundEntities(torch.tensor(texts, dtype=torch.long), found_scores, right, num_there)
@@ -112,20 +112,20 @@ class TokenTask(Task):
         entity_aurc: the area under risk (share of wrong entities among those answered) against coverage, the surest first
         """
         answers = answers if decided is None else decided.member_logits
-        found = find_entities(answers, labels, _least_sure(answers), self.classes)
+        spans = find_entities(answers, labels, _least_sure(answers), self.classes)
         words, tags = rows_of_words(answers, labels)
         metrics = {"mutual_information": float(entropy_split(wide_log_softmax(words))[2].mean())}
         if labels is not None:
             of_words = classification_metrics(words, tags)
-            metrics |= entity_metrics(found) | {name: of_words[name] for name in ("accuracy", "ece", "nll")}
-            if len(found.scores):
-                metrics["entity_aurc"] = exact_mean(error_coverage_curve(-found.scores, (~found.right).double())[1])
-        if decided is not None and len(found.scores):
+            metrics |= entity_metrics(spans) | {name: of_words[name] for name in ("accuracy", "ece", "nll")}
+            if len(spans.scores):
+                metrics["entity_aurc"] = exact_mean(error_coverage_curve(-spans.scores, (~spans.right).double())[1])
+        if decided is not None and len(spans.scores):
             # An entity is answered if it abstains on none of its words.
             answered = find_entities(answers, labels, decided.abstain.double(), self.classes).scores == 0
             metrics["answered"] = float(answered.double().mean())
             if labels is not None and answered.any():
-                metrics["answered_risk"] = float((~found.right[answered]).double().mean())
+                metrics["answered_risk"] = float((~spans.right[answered]).double().mean())
         return metrics
 
     def scores(self, answers: Tensor) -> Tensor:
@@ -137,11 +137,11 @@ class TokenTask(Task):
             raise ValueError(
                 "an output does not say which tokens are words: pass labels, or the rows that predict returns"
             )
-        found = find_entities(output.member_logits, labels, output.detector_score, self.classes)
-        found = _one_of_each_text(found, random)
+        spans = find_entities(output.member_logits, labels, output.detector_score, self.classes)
+        spans = _one_of_each_text(spans, random)
         threshold = math.inf if settings["threshold"] is None else float(settings["threshold"])
-        answered = found.scores <= threshold
-        return Outcomes(found.scores, answered, ~found.right[answered])
+        answered = spans.scores <= threshold
+        return Outcomes(spans.scores, answered, ~spans.right[answered])
 
     # Calibration
 
@@ -178,14 +178,14 @@ class TokenTask(Task):
         entities = {"data": self._entities(rows.second, decision)}
         if rows.ood is not None:
             entities["ood_data"] = self._entities(rows.ood, decision)
-        unit, others = "entities", torch.cat([found.scores for found in entities.values()])
+        unit, scores = "entities", torch.cat([spans.scores for spans in entities.values()])
         if rows.confidence is not None:
             unit = ONE_OF_EACH_TEXT
             entities = {
-                name: _one_of_each_text(found, torch.Generator().manual_seed(0)) for name, found in entities.items()
+                name: _one_of_each_text(spans, torch.Generator().manual_seed(0)) for name, spans in entities.items()
             }
         ood_scores = None if rows.ood is None else entities["ood_data"].scores
-        return rows.fit_abstention(entities["data"].scores, entities["data"].right, ood_scores, unit, others=others)
+        return rows.fit_abstention(entities["data"].scores, entities["data"].right, ood_scores, unit, others=scores)
 
     def _entities(self, rows: Rows, decision: Decision) -> FoundEntities:
         output = decision(rows.answers)
