@@ -33,7 +33,7 @@ class Baseline(nn.Module):
         check_has_no_adapters(model, "model")
         self.model, self.arguments = model, arguments
         parameters = inspect.signature(model.forward).parameters.values()
-        self.reads = frozenset(each.name for each in parameters if each.kind is not each.VAR_KEYWORD) - {"labels"}
+        self.reads = frozenset(arg.name for arg in parameters if arg.kind is not arg.VAR_KEYWORD) - {"labels"}
 
     @property
     def num_members(self) -> int:

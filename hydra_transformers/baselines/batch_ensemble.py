@@ -73,15 +73,15 @@ class MemberLinear(nn.Module):
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
         self.input_factors = nn.Parameter(linear.weight.new_zeros(num_members, linear.in_features))
         self.output_factors = nn.Parameter(linear.weight.new_zeros(num_members, linear.out_features))
-        own = None if linear.bias is None else nn.Parameter(linear.weight.new_zeros(num_members, linear.out_features))
-        self.register_parameter("biases", own)
+        bias = None if linear.bias is None else nn.Parameter(linear.weight.new_zeros(num_members, linear.out_features))
+        self.register_parameter("biases", bias)
 
     @torch.no_grad()
     def start(self, std: float, generator: torch.Generator) -> "MemberLinear":
         """Draws the factors; every member keeps the layer's bias."""
         for factors in (self.input_factors, self.output_factors):
-            drawn = torch.randn(factors.shape, generator=generator, device="cpu", dtype=torch.float64)
-            factors.copy_((std * drawn).to(factors.dtype))
+            noise = torch.randn(factors.shape, generator=generator, device="cpu", dtype=torch.float64)
+            factors.copy_((std * noise).to(factors.dtype))
         if self.biases is not None:
             self.biases.copy_(-self.output_factors * self.bias)
         return self

@@ -87,7 +87,7 @@ class BayesVLM(ClipBaseline):
                 part = slice(start, start + pairs_together)
                 targets = nn.functional.normalize(embeddings[other][part], dim=-1)
                 rows = embeddings[side][part].split(ROWS_PER_PASS)
-                curvature = sum(second_derivatives_of_similarity(each, targets, scale) for each in rows)
+                curvature = sum(second_derivatives_of_similarity(chunk, targets, scale) for chunk in rows)
                 factors.add(inputs[side][part], curvature)
             fitted[side] = self._posterior(side).fit(*factors.scaled(), weights[side], prior_precision, pseudo_count)
         for side, values in fitted.items():

@@ -37,15 +37,15 @@ class DeepEnsemble(nn.Module):
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         outputs = [(model(**accepted_inputs(model, inputs)), type(model).__name__) for model in self.models]
         per_token = classifies_tokens(self.models[0])
-        members = [member_logits_of(*each, per_token) for each in outputs]
+        members = [member_logits_of(*pair, per_token) for pair in outputs]
         return answer_of(self.models[0], join_members(members, "models"))
 
 
 def _check_class_names(models: Sequence[nn.Module]) -> None:
     names = [getattr(getattr(model, "config", None), "id2label", None) for model in models]
-    for index, own in enumerate(names):
-        if own is not None and names[0] is not None and len(own) == len(names[0]) and own != names[0]:
-            few = [", ".join([*map(str, each.values())][:3]) + ", ..." * (len(each) > 3) for each in (own, names[0])]
+    for index, table in enumerate(names):
+        if table is not None and names[0] is not None and len(table) == len(names[0]) and table != names[0]:
+            few = [", ".join([*map(str, part.values())][:3]) + ", ..." * (len(part) > 3) for part in (table, names[0])]
             raise ValueError(
                 f"models[{index}] calls its classes {few[0]}, models[0] {few[1]}: all must have the same "
                 "classes in the same order (id2label in the config)"
@@ -54,7 +54,7 @@ def _check_class_names(models: Sequence[nn.Module]) -> None:
 
 def join_members(member_logits: Sequence[Tensor], source: str) -> Tensor:
     """Concatenates (batch, members, classes) along the members; `source` names them in errors."""
-    classes = [each.shape[-1] for each in member_logits]
+    classes = [logits.shape[-1] for logits in member_logits]
     for index, count in enumerate(classes):
         if count != classes[0]:
             raise ValueError(f"{source}[{index}] has {count} classes, {source}[0] has {classes[0]}: all need the same")

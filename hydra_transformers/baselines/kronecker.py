@@ -130,8 +130,8 @@ class KroneckerPosterior(nn.Module):
     def sample(self, count: int, seed: int) -> Tensor:
         """Differences from the trained weights, (count, outputs, inputs), the same on every device."""
         shape = (count, len(self.output_eigenvalues), len(self.input_eigenvalues))
-        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
-        deviations = drawn.to(self.input_basis) / self.precisions().sqrt()
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
+        deviations = noise.to(self.input_basis) / self.precisions().sqrt()
         return at_least_float32(self.output_basis) @ deviations @ at_least_float32(self.input_basis).t()
 
 

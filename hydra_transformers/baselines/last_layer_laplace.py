@@ -79,16 +79,16 @@ class LastLayerLaplace(Baseline):
 
     def _check_is_head(self, inputs: dict[str, Tensor]) -> None:
         """Raises for a classifier that does more with its features than apply the head."""
-        whole = copy_sharing_weights(self.model)
-        whole.set_submodule(self._head_name, self.head)
+        model = copy_sharing_weights(self.model)
+        model.set_submodule(self._head_name, self.head)
         try:
             logits = self.head(self.model(**inputs).logits)
-            is_head = torch.allclose(whole.eval()(**inputs).logits, logits, rtol=1e-3, atol=1e-5)
+            is_head = torch.allclose(model.eval()(**inputs).logits, logits, rtol=1e-3, atol=1e-5)
         except RuntimeError:  # another layer follows, and the features do not fit into it
             is_head = False
         if not is_head:
             raise ValueError(
-                f"the logits of {type(whole).__name__} are not the outputs of its {self._head_name}: pass a classifier that "
+                f"the logits of {type(model).__name__} are not the outputs of its {self._head_name}: pass a classifier that "
                 "ends in one linear layer"
             )
 

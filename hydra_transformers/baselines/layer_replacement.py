@@ -9,11 +9,11 @@ from transformers import PreTrainedModel
 
 def replace(model: nn.Module, make: Callable[[nn.Module], nn.Module], modules: Iterable[nn.Module]) -> None:
     """Replaces each module, wherever it occurs, by `make(module)`."""
-    made = {module: make(module) for module in modules}
+    replacements = {module: make(module) for module in modules}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if child in made:
-                setattr(parent, name, made[child])
+            if child in replacements:
+                setattr(parent, name, replacements[child])
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -34,10 +34,10 @@ def head_name(model: PreTrainedModel) -> str:
     """The name of a classifier's last linear layer, which computes the logits."""
     classes = model.config.num_labels
     linears = [name for name, module in model.named_modules() if type(module) is nn.Linear]
-    found = [name for name in linears if model.get_submodule(name).out_features == classes]
-    if not found:
+    heads = [name for name in linears if model.get_submodule(name).out_features == classes]
+    if not heads:
         raise TypeError(
             f"{type(model).__name__} has no nn.Linear with {classes} outputs, one for each class: pass a classifier of "
             "Transformers (for a Hydra, its backbone)"
         )
-    return found[-1]
+    return heads[-1]

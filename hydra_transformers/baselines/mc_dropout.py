@@ -80,14 +80,14 @@ def repeated(value: Any, rows: int, times: int) -> Any:
 def dropouts_of(model: nn.Module) -> list[tuple[nn.Module, str]]:
     """(module, attribute) of each dropout probability: those of dropout modules, and numbers such as `attention_dropout`,
     which modules pass to a function."""
-    found = []
+    dropouts = []
     for module in model.modules():
         if isinstance(module, DROPOUTS):
-            found.append((module, "p"))
+            dropouts.append((module, "p"))
         else:
             numbers = {name: value for name, value in vars(module).items() if type(value) in (int, float)}
-            found.extend((module, name) for name, value in numbers.items() if "dropout" in name and 0 <= value < 1)
-    return found
+            dropouts.extend((module, name) for name, value in numbers.items() if "dropout" in name and 0 <= value < 1)
+    return dropouts
 
 
 def with_dropout_on(model: nn.Module, p: float | None = None) -> nn.Module:

@@ -114,7 +114,7 @@ class MIMO(Baseline):
         if labels.dim() == (2 if several else 1):
             return self.num_members * super().loss(member_logits, labels, **kwargs)
         of_members = zip(member_logits.unbind(dim=1), labels.unbind(dim=1), strict=True)
-        return sum(super(MIMO, self).loss(logits.unsqueeze(1), own, **kwargs) for logits, own in of_members)
+        return sum(super(MIMO, self).loss(logits.unsqueeze(1), targets, **kwargs) for logits, targets in of_members)
 
     @torch.no_grad()
     def _split_projection(self, spread: float, generator: torch.Generator) -> None:
@@ -165,22 +165,22 @@ class MIMOCollator:
     def places(self, examples: int) -> Tensor:
         """(examples * repetitions, members) indices. Every example is in each place `repetitions` times."""
         total = examples * self.repetitions
-        drawn = torch.randperm(total) % examples
+        draws = torch.randperm(total) % examples
         mixed = round(total * (1 - self.rho))
-        columns = [torch.cat([drawn[:mixed][torch.randperm(mixed)], drawn[mixed:]]) for _ in range(self.num_members)]
+        columns = [torch.cat([draws[:mixed][torch.randperm(mixed)], draws[mixed:]]) for _ in range(self.num_members)]
         return torch.stack(columns, dim=1)
 
 
 def _patch_projection_name(model: PreTrainedModel) -> str:
     channels = getattr(model.config, "num_channels", 3)
-    convolutions = {name: each for name, each in model.named_modules() if type(each) is nn.Conv2d and each.groups == 1}
-    found = [name for name, each in convolutions.items() if each.in_channels == channels]
-    if len(found) != 1:
+    convolutions = {name: conv for name, conv in model.named_modules() if type(conv) is nn.Conv2d and conv.groups == 1}
+    names = [name for name, conv in convolutions.items() if conv.in_channels == channels]
+    if len(names) != 1:
         raise ValueError(
-            f"{type(model).__name__} has {len(found)} convolutions that read {channels} channels, and a MIMO replaces the one "
+            f"{type(model).__name__} has {len(names)} convolutions that read {channels} channels, and a MIMO replaces the one "
             "that reads the image: pass a model like ViT"
         )
-    return found[0]
+    return names[0]
 
 
 @torch.no_grad()
@@ -209,8 +209,8 @@ def _check_reads_embeddings(model: PreTrainedModel) -> None:
 
 def _padding_position(model: PreTrainedModel) -> int | None:
     """The padding token of models such as RoBERTa, which do not count padding in their positions."""
-    tables = [each for name, each in model.named_modules() if name.endswith("position_embeddings")]
-    return next((each.padding_idx for each in tables if getattr(each, "padding_idx", None) is not None), None)
+    tables = [table for name, table in model.named_modules() if name.endswith("position_embeddings")]
+    return next((table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None), None)
 
 
 def _positions(tokens: Tensor, padding: int) -> Tensor:
@@ -221,8 +221,8 @@ def _positions(tokens: Tensor, padding: int) -> Tensor:
 
 def _noise(shape: Sequence[int], num_members: int, generator: torch.Generator) -> Tensor:
     """(members, *shape), summing to zero over the members"""
-    drawn = torch.randn(num_members, *shape, generator=generator, device="cpu", dtype=torch.float64)
-    return drawn - drawn.mean(dim=0)
+    noise = torch.randn(num_members, *shape, generator=generator, device="cpu", dtype=torch.float64)
+    return noise - noise.mean(dim=0)
 
 
 @torch.no_grad()

@@ -52,8 +52,8 @@ class FailurePredictor(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         for linear in self.mlp[::2]:
             for parameter in linear.parameters():
-                drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
-                parameter.copy_((2 * drawn - 1) / math.sqrt(linear.in_features))
+                noise = torch.rand(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
+                parameter.copy_((2 * noise - 1) / math.sqrt(linear.in_features))
 
     def forward(self, features: Tensor, classes: Tensor, logits: Tensor) -> Tensor:
         """(rows, dim), (classes, dim), (rows, classes) -> (rows,)"""

@@ -57,8 +57,8 @@ def from_backbone(
         raise ValueError(f"model is a Hydra of {len(members)} members: pass one of them, model.member(i)")
     [member] = members
     pruned = prune_heads(cls, member, heads_to_prune)
-    whole = _compared(cls, member, model) if check else None
-    return build(cls, [pruned]) if heads_to_prune or whole is None else whole
+    hydra = _compared(cls, member, model) if check else None
+    return build(cls, [pruned]) if heads_to_prune or hydra is None else hydra
 
 
 def from_pruned_members(
@@ -95,8 +95,8 @@ def check_can_be_fused(models: Sequence[PreTrainedModel], name: str, allow_equal
     name: what errors call the list
     allow_equal: whether some of them may be the same model
     """
-    found = hydra_class(models[0], f"{name}[0]")
-    members = [read_members(found, model, f"{name}[{place}]")[0] for place, model in enumerate(models)]
+    cls = hydra_class(models[0], f"{name}[0]")
+    members = [read_members(cls, model, f"{name}[{place}]")[0] for place, model in enumerate(models)]
     for member in members:
         check_agrees(member, members[0])
     if not allow_equal:
@@ -116,10 +116,10 @@ def _compared(cls: type, member: Member, model: PreTrainedModel, index: int = 0)
 
     index: its number in `model`, where that is a Hydra
     """
-    whole = build(cls, [member])
+    hydra = build(cls, [member])
     is_hydra = model.config.model_type == cls.config_class.model_type
-    check_same_outputs(whole, without_head(cls, model), member.name, index if is_hydra else None)
-    return whole
+    check_same_outputs(hydra, without_head(cls, model), member.name, index if is_hydra else None)
+    return hydra
 
 
 __all__ = ["to_transformers"]

@@ -26,7 +26,7 @@ from .structure import (
 def prune_heads(cls: type, member: Member, heads_to_prune: dict | None) -> Member:
     """The member with heads cut out: q, k, v, o and tables of positions lose the heads' rows, the config their numbers."""
     tensors, fields, empty = dict(member.tensors), member_fields(member.config), outline(cls, member.config)
-    kept = {tower: [heads for [heads] in each["kept_heads"]] for tower, each in fields.items()}
+    kept = {tower: [heads for [heads] in values["kept_heads"]] for tower, values in fields.items()}
     remaining = remaining_heads(kept, heads_to_prune)
     for tower, names in attention_names(empty).items():
         fields[tower]["kept_heads"] = [[heads] for heads in remaining[tower]]
@@ -92,7 +92,7 @@ def build(
         configs = [tower_configs(member.config)[tower] for member in holders]
         fields[tower] = {
             "kept_heads": [
-                [heads for [heads] in layer] for layer in zip(*(each.kept_heads for each in configs), strict=True)
+                [heads for [heads] in layer] for layer in zip(*(config.kept_heads for config in configs), strict=True)
             ],
             "trunk_layers": (trunks or {}).get(tower, 0),
         }

@@ -51,7 +51,7 @@ def read_with_new_classifiers(
         backbone, untrained = _with_head(cls, model, config, name)
     prefix = f"{cls.base_model_prefix}."
     heads = {name for name, _ in backbone.named_parameters() if not name.startswith(prefix)}
-    missing = {each for each in untrained - heads if not (each.startswith(cls.unused_prefixes) or "pooler." in each)}
+    missing = {key for key in untrained - heads if not (key.startswith(cls.unused_prefixes) or "pooler." in key)}
     if missing:
         raise ValueError(f"{name} has no {min(missing)} of the right shape: pass a model that is pre-trained")
     _draw(backbone, untrained | heads, seed)
@@ -61,8 +61,8 @@ def read_with_new_classifiers(
     classifiers = [{name: first.tensors[name] for name in names}]
     for index in range(1, num_members):
         _draw(backbone, heads, seed + index)
-        [drawn] = read_members(cls, backbone, "model")
-        classifiers.append({name: drawn.tensors[name].clone() for name in names})
+        [draw] = read_members(cls, backbone, "model")
+        classifiers.append({name: draw.tensors[name].clone() for name in names})
     return start, first, classifiers
 
 
@@ -101,7 +101,7 @@ def _with_head(
     cls: type, model: PreTrainedModel | str | os.PathLike, config: PreTrainedConfig, name: str
 ) -> tuple[PreTrainedModel, set[str]]:
     """A copy of the model with a classification head, and the names of the parameters that are not pre-trained."""
-    head = next(each for each in cls.backbone_classes if each.config_class.model_type == config.model_type)
+    head = next(kind for kind in cls.backbone_classes if kind.config_class.model_type == config.model_type)
     config.architectures = [head.__name__]
     if not isinstance(model, PreTrainedModel):
         # Loaded in float32, not cast to it afterwards: numbers computed from the config stay exact (Gemma's scale).

@@ -61,8 +61,8 @@ def _fewer_heads(config: PreTrainedConfig) -> dict[str, dict]:
     """By tower, the config fields of a plain model with as many heads as the first layer keeps; none where all layers keep
     all. Other layers do not fit where they keep another number."""
     changes = {}
-    for tower, own in tower_configs(config).items():
-        per_key, kept = own.queries_per_key, [heads for [heads] in own.kept_heads]
+    for tower, part in tower_configs(config).items():
+        per_key, kept = part.queries_per_key, [heads for [heads] in part.kept_heads]
         readers = {count for heads in kept for count in queries_per_kv_head(heads, per_key)}
         if len(readers) > 1:
             raise ValueError(
@@ -70,12 +70,12 @@ def _fewer_heads(config: PreTrainedConfig) -> dict[str, dict]:
                 f"many read each: prune as many heads of every group of {per_key}, or pass fill_up=True"
             )
         changes[tower] = {}
-        if any(len(heads) < own.num_attention_heads for heads in kept):
+        if any(len(heads) < part.num_attention_heads for heads in kept):
             changes[tower] = {
-                own.attribute_map.get("num_attention_heads", "num_attention_heads"): len(kept[0]),
-                "head_dim": own.layer_spec.head_dim or own.hidden_size // own.num_attention_heads,
+                part.attribute_map.get("num_attention_heads", "num_attention_heads"): len(kept[0]),
+                "head_dim": part.layer_spec.head_dim or part.hidden_size // part.num_attention_heads,
             }
-            if hasattr(own, "num_key_value_heads"):
+            if hasattr(part, "num_key_value_heads"):
                 changes[tower]["num_key_value_heads"] = len(keys_of(kept[0], per_key))
     return changes
 
@@ -106,7 +106,7 @@ def _plain_weights(
     for name, tensor in tensors.items():
         theirs, transform = backbone_source(cls, name, plain)
         tensor = tensor[0] if name in cls.per_member_parameters else tensor
-        yield from zip(theirs, _inverted(transform, tensor, [plain[each].shape for each in theirs], name), strict=True)
+        yield from zip(theirs, _inverted(transform, tensor, [plain[key].shape for key in theirs], name), strict=True)
 
 
 def _inverted(
@@ -124,6 +124,6 @@ def _inverted(
     if factors and sum(shape[0] for shape in shapes) == tensor.shape[0]:
         guesses.append(list(tensor.split([shape[0] for shape in shapes])))
     for guess in guesses:
-        if [each.shape for each in guess] == list(shapes) and torch.equal(transform(*guess), tensor):
+        if [part.shape for part in guess] == list(shapes) and torch.equal(transform(*guess), tensor):
             return guess
     raise ValueError(f"{name} of shape {tuple(tensor.shape)} does not fit")

@@ -47,13 +47,13 @@ def check_same_outputs(hydra: PreTrainedModel, model: PreTrainedModel, name: str
     except Exception as error:  # of any kind: an attention backend that needs another device, for example
         logger.warning(f"{name} could not be compared with its Hydra, as it does not run as it is: {error}")
         return
-    found = outputs_of(hydra, inputs, COMPARED.values())
+    outputs = outputs_of(hydra, inputs, COMPARED.values())
     is_exact = model.dtype != torch.float32 or model.device.type == "cpu"
     tolerance = TOLERANCE[model.dtype] if is_exact else TOLERANCE_WITH_TF32
     for key, output in expected.items():
         if index is not None:
             output = output[:, min(index, output.shape[1] - 1)]  # of a text tower that all members share
-        distance = relative_distance(found[names[key]], output) if names[key] in found else 0.0
+        distance = relative_distance(outputs[names[key]], output) if names[key] in outputs else 0.0
         if distance > tolerance:
             raise ValueError(
                 f"{name} ({type(model).__name__}) gives different outputs than its Hydra: for random inputs their {key} differ "

@@ -45,28 +45,28 @@ def _read_hydra(cls: type, model: PreTrainedModel, name: str) -> list[Member]:
                 tensors[slot.name] = tensor
         fields = member_fields(model.config, index)
         config = hydra_config(cls.config_class, model.config, fields, **_pooler_field(cls, model))
-        own_name = name if model.config.num_members == 1 else f"{name}.member({index})"
-        members.append(Member(own_name, config, tensors))
+        member_name = name if model.config.num_members == 1 else f"{name}.member({index})"
+        members.append(Member(member_name, config, tensors))
     return members
 
 
 def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
     parameters = {key: tensor.detach() for key, tensor in model.named_parameters()}
-    dense, own = dense_outline(cls, model), config_in_backbone(cls, model.config)
+    dense, source = dense_outline(cls, model), config_in_backbone(cls, model.config)
     tensors, read = {}, set()
     for parameter, slot in slots(dense):
         theirs, transform = backbone_source(cls, parameter, parameters)
         read.update(theirs)
-        missing = next((each for each in theirs if each not in parameters), None)
+        missing = next((key for key in theirs if key not in parameters), None)
         if missing is not None:
             raise ValueError(
                 f"{name} ({type(model).__name__}) has no parameter {missing!r}, which {cls.__name__} needs: pass the "
                 "backbone's model for the same task"
             )
-        tensor = transform(*(parameters[each] for each in theirs))
+        tensor = transform(*(parameters[key] for key in theirs))
         tensors[slot.name] = tensor.unsqueeze(0) if parameter in cls.per_member_parameters else tensor
     check_is_all_read(cls, model, read, name)
-    config = hydra_config(cls.config_class, own, **_pooler_field(cls, model))
+    config = hydra_config(cls.config_class, source, **_pooler_field(cls, model))
     if not model._supports_sdpa:
         config._attn_implementation = None  # eager was the only option, not a choice: let the Hydra pick
     return Member(name, config, tensors)
@@ -84,8 +84,8 @@ def _pooler_field(cls: type, model: PreTrainedModel) -> dict[str, bool]:
 
 def dense_outline(cls: type, model: PreTrainedModel) -> PreTrainedModel:
     """A `cls` of `model` with all heads and without weights: read it, never change it."""
-    own = config_in_backbone(cls, model.config)
-    return outline(cls, hydra_config(cls.config_class, own, **_pooler_field(cls, model)))
+    config = config_in_backbone(cls, model.config)
+    return outline(cls, hydra_config(cls.config_class, config, **_pooler_field(cls, model)))
 
 
 def backbone_names(cls: type, model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
@@ -96,9 +96,9 @@ def backbone_names(cls: type, model: PreTrainedModel) -> dict[str, tuple[str, ..
 
 def backbone_source(cls: type, name: str, parameters: Container[str]) -> tuple[tuple[str, ...], Callable]:
     """The backbone's names for our parameter `name`, and the function from their tensors to ours."""
-    found = [(theirs, rule.transform) for rule in backbone_rules(cls) if (theirs := _apply_rule(rule, name))]
-    found = found or [((name,), lambda tensor: tensor)]
-    return next((each for each in found if all(theirs in parameters for theirs in each[0])), found[0])
+    sources = [(theirs, rule.transform) for rule in backbone_rules(cls) if (theirs := _apply_rule(rule, name))]
+    sources = sources or [((name,), lambda tensor: tensor)]
+    return next((source for source in sources if all(theirs in parameters for theirs in source[0])), sources[0])
 
 
 def _apply_rule(rule: Rule, name: str) -> tuple[str, ...] | None:

@@ -55,12 +55,12 @@ def _check_can_be_averaged(models: Sequence[PreTrainedModel]) -> None:
             raise ValueError(f"models[{place}] has other classes than models[0]: pass models of the same labels")
     if isinstance(first, (*hydra_classes(), *hydra_classes().values())):
         check_can_be_fused(models, "models")
-    shapes = {name: tensor.shape for name, tensor in first.state_dict().items()}
+    template = {name: tensor.shape for name, tensor in first.state_dict().items()}
     encoder = dict(first.base_model.named_parameters())
     matrices = [name for name, parameter in encoder.items() if parameter.dim() > 1]
     for place, model in enumerate(models[1:], start=1):
-        own = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        differing = sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        differing = sorted(name for name in template.keys() | shapes.keys() if template.get(name) != shapes.get(name))
         if differing:
             raise ValueError(f"models[{place}] has another {differing[0]} than models[0]: pass models of one kind")
         other = dict(model.base_model.named_parameters())

@@ -119,8 +119,8 @@ def hydra_config(
 def member_fields(config: PreTrainedConfig, index: int = 0) -> dict[str, dict]:
     """By tower, the `kept_heads` of one member. A tower that all members share has those of one."""
     return {
-        tower: {"kept_heads": [[layer[min(index, len(layer) - 1)]] for layer in each.kept_heads]}
-        for tower, each in tower_configs(config).items()
+        tower: {"kept_heads": [[layer[min(index, len(layer) - 1)]] for layer in part.kept_heads]}
+        for tower, part in tower_configs(config).items()
     }
 
 
@@ -129,7 +129,7 @@ def member_fields(config: PreTrainedConfig, index: int = 0) -> dict[str, dict]:
 
 def isinstance_by_name(module: nn.Module, kind: type) -> bool:
     """Whether a module is of one of our classes; by name, as each repository loaded with `trust_remote_code` has its own."""
-    return any(each.__name__ == kind.__name__ for each in type(module).__mro__)
+    return any(base.__name__ == kind.__name__ for base in type(module).__mro__)
 
 
 def attention_names(model: nn.Module) -> dict[str, list[str]]:
@@ -194,12 +194,12 @@ _outlines: dict[tuple, PreTrainedModel] = {}
 def outline(model_class: type, config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
     """`without_weights`, cached: read it, never change it."""
     key = model_class, config.to_json_string(use_diff=False), *options.items()
-    found = _outlines.get(key)
-    if found is None:
+    model = _outlines.get(key)
+    if model is None:
         if len(_outlines) >= MAX_CACHED_OUTLINES:
             _outlines.clear()
-        found = _outlines[key] = without_weights(model_class, config, **options)
-    return found
+        model = _outlines[key] = without_weights(model_class, config, **options)
+    return model
 
 
 # Members

@@ -35,19 +35,19 @@ def resolve_trunk(
 ) -> dict[str, int]:
     """By tower, how many leading layers members share: what `trunk_layers` says, or where it is None as many as are equal."""
     towers = list(tower_configs(members[0].config))
-    given = dict(trunk_layers) if isinstance(trunk_layers, Mapping) else dict.fromkeys(towers, trunk_layers)
-    for tower, number in given.items():
+    counts = dict(trunk_layers) if isinstance(trunk_layers, Mapping) else dict.fromkeys(towers, trunk_layers)
+    for tower, number in counts.items():
         if tower not in towers:
             by_tower = f", or {{{towers[0]!r}: ..., {towers[1]!r}: ...}}" if len(towers) > 1 else ""
             raise ValueError(f"trunk_layers names {tower!r}: pass a number{by_tower}")
         if number is not None:
-            given[tower] = trunk_depth(number, len(tower_configs(members[0].config)[tower].kept_heads))
-        if given[tower]:
-            _check_same_heads(members, tower, given[tower])
+            counts[tower] = trunk_depth(number, len(tower_configs(members[0].config)[tower].kept_heads))
+        if counts[tower]:
+            _check_same_heads(members, tower, counts[tower])
     depths = dict.fromkeys(towers, 0)
-    if len(members) > 1 and set(SHARED_PARTS) <= set(shared) and any(given.get(tower) is None for tower in towers):
+    if len(members) > 1 and set(SHARED_PARTS) <= set(shared) and any(counts.get(tower) is None for tower in towers):
         depths = equal_layers(cls, members)
-    return depths | {tower: count for tower, count in given.items() if count is not None}
+    return depths | {tower: count for tower, count in counts.items() if count is not None}
 
 
 def _check_same_heads(members: list[Member], tower: str, count: int) -> None:

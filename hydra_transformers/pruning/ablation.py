@@ -57,9 +57,9 @@ class Tower:
 
     def remove(self, layer: int, head: int) -> None:
         """Cuts a head out for good."""
-        left = [each for each in self.heads[layer] if each != head]
-        keep_heads(self.encoder.layers[layer].attention, self.heads[layer], left)
-        self.heads[layer] = left
+        heads = [number for number in self.heads[layer] if number != head]
+        keep_heads(self.encoder.layers[layer].attention, self.heads[layer], heads)
+        self.heads[layer] = heads
 
     def sweep(self, inputs: Mapping[str, Tensor], candidates: Candidates, memory: int) -> Iterator[Tensor]:
         """Features with one head turned off, (candidates, rows, features), in parts and in order; the last part, (1, rows,
@@ -68,8 +68,8 @@ class Tower:
         memory: bytes for the states of the candidates that run together
         """
         states, mask, layer_kwargs = self.encoder.embed_inputs(**inputs)
-        others = dict(layer_kwargs)
-        positions = others.pop("positions", ())
+        options = dict(layer_kwargs)
+        positions = options.pop("positions", ())
         together = self._candidates_together(states, positions, memory)
         numbers = list(self.encoder.layer_order or range(len(self.encoder.layers)))
         layers = [self.encoder.layers[number] for number in numbers]
@@ -79,7 +79,7 @@ class Tower:
             before.append(states)
             only_first = self.first_token_only and place == len(layers) - 1
             normed = layer.attention_norm(states) if layer.norm_first else states
-            heads, _ = layer.attention(normed, mask, only_first, *positions, **others)
+            heads, _ = layer.attention(normed, mask, only_first, *positions, **options)
             residual = states[:, :, :1] if only_first else states
             for part in _even_parts(candidates.get(number, []) if runs_first else [], together):
                 # (1, candidates, rows, tokens, width); what candidates have in common is not repeated
@@ -123,20 +123,20 @@ class Tower:
 
         before: the states of the embeddings and of all layers before these, (1, rows, tokens, hidden) each
         """
-        mask, others = repeated_mask(mask, candidates), dict(layer_kwargs)
-        positions = others.pop("positions", ())
+        mask, options = repeated_mask(mask, candidates), dict(layer_kwargs)
+        positions = options.pop("positions", ())
         norm = nn.Identity() if self.encoder.last_norm is None else getattr(self.encoder, self.encoder.last_norm)
         if self.weighted_sum is not None:
-            found = [each.repeat(1, candidates, 1, 1) for each in before] + [states]
+            all_states = [state.repeat(1, candidates, 1, 1) for state in before] + [states]
             for layer in layers:
-                found.append(layer(found[-1].contiguous(), mask, False, *positions, **others))
+                all_states.append(layer(all_states[-1].contiguous(), mask, False, *positions, **options))
             if self.encoder.last_hidden_state_is_normed:
-                found[-1] = norm(found[-1])
-            states = self.weighted_sum(found)
+                all_states[-1] = norm(all_states[-1])
+            states = self.weighted_sum(all_states)
         else:
             for index, layer in enumerate(layers, start=1):
                 only_first = self.first_token_only and index == len(layers)
-                states = layer(states.contiguous(), mask, only_first, *positions, **others)
+                states = layer(states.contiguous(), mask, only_first, *positions, **options)
             states = norm(states)
         to_pool = {name: repeated_mask(inputs[name], candidates) for name in self.names_to_pool if name in inputs}
         return self.read(states, self.encoder.pool(states, **to_pool))[0].unflatten(0, (candidates, -1))
@@ -149,7 +149,7 @@ class Tower:
             return 1  # without a padding token it reads texts one by one
         numbers = 6 * config.hidden_size + 2 * config.layer_spec.inner_size
         if self.encoder.layers[0].attention.adds_bias:
-            distances = sum(each.shape[1] for each in positions if isinstance(each, Tensor) and each.dim() == 3)
+            distances = sum(part.shape[1] for part in positions if isinstance(part, Tensor) and part.dim() == 3)
             numbers += 3 * config.num_attention_heads * (states.shape[2] + distances)
         return max(1, memory // (numbers * states.element_size() * states.shape[1] * states.shape[2]))
 
@@ -157,7 +157,7 @@ class Tower:
 def repeated_mask(mask: Any, times: int) -> Any:
     """Tiles a mask along the batch; of several, by type of layers, each of them."""
     if isinstance(mask, Mapping):
-        return {layer_type: repeated_mask(each, times) for layer_type, each in mask.items()}
+        return {layer_type: repeated_mask(value, times) for layer_type, value in mask.items()}
     return mask if mask is None or times == 1 else mask.repeat(times, *[1] * (mask.dim() - 1))
 
 
@@ -199,7 +199,7 @@ class Ablation:
         """Cuts a head out for good."""
         tower, layer, number = tower_and_place(head)
         self.towers[tower].remove(layer, number)
-        self.heads = [left for left in self.heads if left != head]
+        self.heads = [candidate for candidate in self.heads if candidate != head]
 
     def over(self, candidates: Sequence[Head]) -> Ablate:
         """A function from a batch's inputs to the logits with each of `candidates` (in order) turned off."""

@@ -114,7 +114,7 @@ class Circuit:
         if not is_one_kind or len(set(self.ranking)) < count:
             return "its ranking is not a list of different heads"
         numbers = [*self.scores, self.dense_score]
-        if len(self.scores) != count or not all(isinstance(each, (int, float)) for each in numbers):
+        if len(self.scores) != count or not all(isinstance(number, (int, float)) for number in numbers):
             return f"its scores are not one number for each of its {count} heads and one for all of them"
         if not all(map(math.isfinite, numbers)) or (self.tied is not None and len(self.tied) != count):
             return f"its scores are not finite, or its tied is not one count for each of its {count} heads"

@@ -189,8 +189,8 @@ class GreedySearch:
     def run(self, budget: int, checkpoint: str | os.PathLike | None) -> None:
         """Removes heads until there are `budget`."""
         is_first_process = rank_and_world_size()[0] == 0
-        done = min(len(self.circuit.ranking), budget)
-        with progress_bar(budget, f"circuit ({self.circuit.objective})", "head", initial=done) as bar:
+        start = min(len(self.circuit.ranking), budget)
+        with progress_bar(budget, f"circuit ({self.circuit.objective})", "head", initial=start) as bar:
             while len(self.circuit.ranking) < budget:
                 self.remove_one()
                 if checkpoint is not None and is_first_process:
@@ -242,9 +242,9 @@ class GreedySearch:
         if self.metric is not None:
             [logits] = self._over_samples(ablate, self.id_set, lambda logits, _: [at_least_float32(logits)])
             self._check_finite(logits.flatten(1), candidates, self.id_set.name)
-            own = [labels[labels != NO_TAG] if self.per_token else labels for labels in self.id_set.labels]
-            labels = torch.cat(gather_batches([labels.cpu() for labels in own]))
-            scores = [metric_score(self.metric, each, labels) for each in logits]
+            batches = [labels[labels != NO_TAG] if self.per_token else labels for labels in self.id_set.labels]
+            labels = torch.cat(gather_batches([labels.cpu() for labels in batches]))
+            scores = [metric_score(self.metric, row, labels) for row in logits]
         else:
             id_values = self._sample_values(ablate, self.id_set, candidates)
             ood_values = None if self.ood_set is None else self._sample_values(ablate, self.ood_set, candidates)
@@ -269,17 +269,17 @@ class GreedySearch:
         for inputs, labels in zip(data.inputs, data.labels, strict=True):
             # A token classifier's samples are its words: (candidates, batch, tokens, classes) -> (candidates, words, classes)
             words = (slice(None), labels != NO_TAG) if self.per_token else ...
-            own = labels[labels != NO_TAG] if self.per_token else labels
-            parts = zip(*(values_of(logits[words], own) for logits in ablate(inputs)), strict=True)
+            targets = labels[labels != NO_TAG] if self.per_token else labels
+            parts = zip(*(values_of(logits[words], targets) for logits in ablate(inputs)), strict=True)
             values.append([torch.cat(part).cpu() for part in parts])
         return [torch.cat(part, dim=1) for part in zip(*gather_batches(values), strict=True)]
 
     def _check_finite(self, values: Tensor, candidates: Sequence[Head], name: str) -> None:
         for head, is_nan in zip([None, *candidates], values.isnan().any(dim=1).roll(1).tolist(), strict=True):
             if is_nan:
-                which = f"with {len(self.circuit.ranking)} heads removed" if head is None else f"without head {head}"
+                case = f"with {len(self.circuit.ranking)} heads removed" if head is None else f"without head {head}"
                 raise ValueError(
-                    f"the logits on {name} are NaN {which}: check the model's weights, or try a wider dtype"
+                    f"the logits on {name} are NaN {case}: check the model's weights, or try a wider dtype"
                 )
 
     def resume(self, path: str | os.PathLike) -> None:
@@ -297,8 +297,8 @@ class GreedySearch:
                 f"checkpoint {path} cannot be read as that of an extraction: pass another path, or delete it if it is broken"
             ) from error
         runs = [
-            {"objective": each.objective, "mode": each.mode, "config or class_prompts": own, **each.made_from}
-            for each, own in ((self.circuit, self.digest), (circuit, digest))
+            {"objective": run.objective, "mode": run.mode, "config or class_prompts": checksum, **run.made_from}
+            for run, checksum in ((self.circuit, self.digest), (circuit, digest))
         ]
         differing = [name for name, value in json.loads(json.dumps(runs[0])).items() if runs[1].get(name) != value]
         if differing:

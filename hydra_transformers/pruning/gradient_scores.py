@@ -113,7 +113,7 @@ class Calibration:
                     (zero_shot_loss(model, inputs, labels, summed) / self.rows).backward()
                 if texts.requires_grad:
                     texts.backward(summed.grad)
-            return [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+            return [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in parameters]
 
 
 def zero_shot_loss(model: PreTrainedModel, inputs: Mapping[str, Tensor], labels: Tensor, texts: Tensor) -> Tensor:
@@ -127,9 +127,9 @@ def zero_shot_loss(model: PreTrainedModel, inputs: Mapping[str, Tensor], labels:
 @contextmanager
 def only_gradients_of(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Fresh gradients for `parameters` alone; no graph is built for the others."""
-    chosen = {id(parameter) for parameter in parameters}
+    ids = {id(parameter) for parameter in parameters}
     for parameter in model.parameters():
-        parameter.requires_grad_(id(parameter) in chosen)
+        parameter.requires_grad_(id(parameter) in ids)
         parameter.grad = None
     yield
     for parameter in model.parameters():
@@ -184,11 +184,11 @@ def _zero_shot_gradients(
         with gates_on(_of_tower(attentions, "vision")) as gates:
             loss = zero_shot_loss(hydra, inputs, labels, own_texts)
         in_texts, *in_gates = torch.autograd.grad(loss, [own_texts, *gates.values()])
-        found = dict(zip(gates, in_gates, strict=True))
+        gradients = dict(zip(gates, in_gates, strict=True))
         if text_gates:
             rows = [torch.autograd.grad(texts, list(text_gates.values()), row, retain_graph=True) for row in in_texts]
-            found |= {layer: torch.cat(parts) for layer, *parts in zip(text_gates, *rows, strict=True)}
-        yield found
+            gradients |= {layer: torch.cat(parts) for layer, *parts in zip(text_gates, *rows, strict=True)}
+        yield gradients
 
 
 def _of_tower(attentions: Mapping[Layer, nn.Module], tower: str) -> dict[Layer, nn.Module]:

@@ -59,8 +59,8 @@ def by_layer(heads: Iterable[Head]) -> dict[Layer, list[Head]]:
 
 def by_head(heads: Sequence[Head], of_layers: Mapping[Layer, Tensor]) -> dict[Head, float]:
     """{head: score} from one tensor (heads,) per layer."""
-    left = {layer: iter(values.tolist()) for layer, values in of_layers.items()}
-    scores = {head: next(left[head[:-1]]) for head in heads}
+    iterators = {layer: iter(values.tolist()) for layer, values in of_layers.items()}
+    scores = {head: next(iterators[head[:-1]]) for head in heads}
     check_finite(scores)
     return scores
 

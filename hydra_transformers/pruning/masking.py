@@ -62,16 +62,16 @@ def _turn_off(output: HeadOutput, heads: set[int]) -> torch.utils.hooks.Removabl
 
 def head_outputs(model: PreTrainedModel) -> dict[str, list[HeadOutput]]:
     """The output projections layer by layer, by tower ("" where there are none); raises where hooks would have no effect."""
-    found = hydra_class(model)  # raises for other families
+    cls = hydra_class(model)  # raises for other families
     if any(module._compiled_call_impl is not None for module in model.modules()):
         raise ValueError("model is compiled, and would not see that heads are turned off: pass it before compile()")
     if getattr(model, "num_members", 1) > 1:
         raise ValueError(f"model has {model.num_members} members, which keep different heads: pass model.member(i)")
-    is_hydra = found is type(model)
-    if not found.supports_lora_on_qkvo and not is_hydra:
+    is_hydra = cls is type(model)
+    if not cls.supports_lora_on_qkvo and not is_hydra:
         raise ValueError(f"{type(model).__name__} reads its projections without calling them: pass prune_heads(model)")
-    outline = model if is_hydra else dense_outline(found, model)
-    theirs = {} if is_hydra else backbone_names(found, model)
+    outline = model if is_hydra else dense_outline(cls, model)
+    theirs = {} if is_hydra else backbone_names(cls, model)
     outputs = {}
     for tower, names in attention_names(outline).items():
         outputs[tower] = []

@@ -101,20 +101,20 @@ def draw_members(
     if is_several:
         check_can_be_fused(models, "model")
     # Each backbone becomes a Hydra once, and the members are cut out of it.
-    whole = [prune_heads(each) for each in models]
-    backbones = whole if is_several else whole * num_members
+    hydras = [prune_heads(backbone) for backbone in models]
+    backbones = hydras if is_several else hydras * num_members
     head_sets: list[dict] = []
     if source == "circuits":
-        weights = [fingerprint_of_weights(each) for each in whole] * (1 if is_several else num_members)
-        for place, each in enumerate(circuits):
-            first = each.first(each.largest_budget(tolerance or 0.0) if budget == "best" else budget)
-            _check_circuit(f"circuits[{place}]", first, weights[place], trunk_layers, whole[0])
+        weights = [fingerprint_of_weights(hydra) for hydra in hydras] * (1 if is_several else num_members)
+        for place, entry in enumerate(circuits):
+            first = entry.first(entry.largest_budget(tolerance or 0.0) if budget == "best" else budget)
+            _check_circuit(f"circuits[{place}]", first, weights[place], trunk_layers, hydras[0])
             head_sets.append(first.heads_to_prune())
     elif source == "circuit":
         for place in range(num_members):
             head_sets.append(sample_heads(circuit, budget, out_of, seed + place, taken=head_sets))
         first = circuit if out_of is None else circuit.first(out_of)
-        _check_circuit("circuit", first, fingerprint_of_weights(whole[0]), trunk_layers, whole[0])
+        _check_circuit("circuit", first, fingerprint_of_weights(hydras[0]), trunk_layers, hydras[0])
     elif source == "data":
         calibration = list(batches(data))
         settings = {"heads_per_layer": heads_per_layer, "class_prompts": class_prompts, "trunk_layers": trunk_layers}
@@ -132,17 +132,17 @@ def draw_members(
 
 def _source(sources: Mapping[str, Any], options: Mapping[str, Any], is_several: bool) -> str:
     """Where members come from: one of `OPTIONS`; refuses two sources, and options that have no effect."""
-    chosen = [name for name, value in sources.items() if value is not None]
-    chosen = chosen or ["the models alone"] * is_several
-    if len(chosen) != 1 or (is_several and chosen == ["circuit"]):
+    names = [name for name, value in sources.items() if value is not None]
+    names = names or ["the models alone"] * is_several
+    if len(names) != 1 or (is_several and names == ["circuit"]):
         raise ValueError(
-            f"draw_members got {' and '.join(chosen) or 'nothing to draw from'}: pass circuits (one for each of several models) "
+            f"draw_members got {' and '.join(names) or 'nothing to draw from'}: pass circuits (one for each of several models) "
             "or data, or for one model a circuit"
         )
     for name, value in options.items():
-        if value is not None and name not in OPTIONS[chosen[0]]:
-            raise ValueError(f"{name} is {value!r}, which drawing from {chosen[0]} has no use for: leave it out")
-    return chosen[0]
+        if value is not None and name not in OPTIONS[names[0]]:
+            raise ValueError(f"{name} is {value!r}, which drawing from {names[0]} has no use for: leave it out")
+    return names[0]
 
 
 def sample_heads(circuit: Circuit, budget: int, out_of: int | None, seed: int, taken: Sequence[dict] = ()) -> dict:
@@ -170,8 +170,8 @@ def half_of_each(calibration: Sequence[Mapping[str, Tensor]], seed: int) -> list
         for name, tensor in batch.items():
             if len(tensor) != rows:
                 raise ValueError(f"a batch of data has {rows} rows, and {len(tensor)} as its {name}: pass one each")
-        chosen = torch.randperm(rows, generator=generator, device="cpu")[: (rows + 1) // 2].sort().values
-        halves.append({name: tensor[chosen.to(tensor.device)] for name, tensor in batch.items()})
+        half = torch.randperm(rows, generator=generator, device="cpu")[: (rows + 1) // 2].sort().values
+        halves.append({name: tensor[half.to(tensor.device)] for name, tensor in batch.items()})
     return halves
 
 

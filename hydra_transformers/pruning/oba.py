@@ -99,7 +99,7 @@ def oba_prune(
     total = sum(weight.numel() for weight in weights)
     for step in range(1, steps + 1):
         changes = second_order_changes(working, calibration, weights)
-        scores = torch.cat([_score(*each, score).flatten() for each in zip(weights, changes, strict=True)])
+        scores = torch.cat([_score(*pair, score).flatten() for pair in zip(weights, changes, strict=True)])
         if scores.isnan().any():
             raise ValueError("some OBA scores are NaN: check the model's weights and the data")
         # Weights that became zero in an earlier step stay zero, whatever their score.

@@ -36,13 +36,13 @@ def last_checkpoint(folder: Path, processes: int = 1, is_sharded: bool = False) 
     """The newest whole checkpoint: with Trainer's state, which is written last, and with what Trainer would silently start anew,
     momenta, schedule and random states (FSDP and DeepSpeed have files of their own)."""
     states = [f"rng_state_{rank}.pth" for rank in range(processes)] if processes > 1 else ["rng_state.pth"]
-    needed = [] if is_sharded else ["optimizer.pt", "scheduler.pt", *states]
-    whole = [
+    names = [] if is_sharded else ["optimizer.pt", "scheduler.pt", *states]
+    paths = [
         path
         for path in folder.glob("checkpoint-*")
-        if trainer_state(path) is not None and all((path / name).is_file() for name in needed)
+        if trainer_state(path) is not None and all((path / name).is_file() for name in names)
     ]
-    return max(whole, key=lambda path: int(re.sub(r"\D", "", path.name)), default=None)
+    return max(paths, key=lambda path: int(re.sub(r"\D", "", path.name)), default=None)
 
 
 def trainer_state(checkpoint: Path) -> dict[str, Any] | None:

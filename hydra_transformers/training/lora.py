@@ -60,7 +60,7 @@ def lora_config(
     if is_hydra:
         endings = (".attention.qkv_proj.weight",) * bool(joint) + (".attention.o_proj.weight",) * ("o" in targets)
         # A weight that has lost all its heads can have no adapter.
-        grouped = [name for name, each in model.named_parameters() if name.endswith(endings) and each.numel() > 0]
+        grouped = [name for name, weight in model.named_parameters() if name.endswith(endings) and weight.numel() > 0]
         where = {"target_modules": [], "target_parameters": grouped}
     elif projections and not unknown:
         where = {"target_modules": list(dict.fromkeys(projections[target] for target in targets))}

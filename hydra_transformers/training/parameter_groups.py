@@ -48,8 +48,8 @@ def places(model: nn.Module) -> dict[str, Place]:
     names = hydra_parameter_names(model)
     depths: dict[str, int] = {}
     for ours in names.values():
-        if found := LAYER.match(ours):
-            depths[found["tower"]] = max(depths.get(found["tower"], 0), int(found["layer"]) + 1)
+        if match := LAYER.match(ours):
+            depths[match["tower"]] = max(depths.get(match["tower"], 0), int(match["layer"]) + 1)
     return {name: _place(ours, depths) for name, ours in names.items()}
 
 
@@ -61,21 +61,21 @@ def hydra_parameter_names(model: nn.Module) -> dict[str, str]:
         known = hydra_parameter_names(without_weights(type(model.model), model.config))
         by_module = {name.rpartition(".")[0]: ours for name, ours in known.items()}
         inside = {name: name.removeprefix("model.") for name in names}
-        return {name: known.get(own) or by_module.get(own.rpartition(".")[0]) or own for name, own in inside.items()}
+        return {name: known.get(key) or by_module.get(key.rpartition(".")[0]) or key for name, key in inside.items()}
     if hasattr(type(model), "from_pruned_members"):
         return {name: name for name in names}
     hydra_class = hydra_class_of(model)
     known = {} if hydra_class is None else backbone_names(hydra_class, model)
-    found = {theirs: ours for ours, of_backbone in known.items() for theirs in of_backbone}
+    hydra_names = {theirs: ours for ours, of_backbone in known.items() for theirs in of_backbone}
     unused_prefixes = () if hydra_class is None else hydra_class.unused_prefixes
-    found |= {name: name for name in names if name not in found and name.startswith(unused_prefixes)}
-    missing = next((name for name in names if name not in found), None)
+    hydra_names |= {name: name for name in names if name not in hydra_names and name.startswith(unused_prefixes)}
+    missing = next((name for name in names if name not in hydra_names), None)
     if missing is not None:
         raise ValueError(
             f"{missing} of {type(model).__name__} belongs to no part that is known here: pass a Hydra or one of "
             f"AutoHydra.supported(), such as {closest(type(model).__name__, AutoHydra.supported())}"
         )
-    return {name: found[name] for name in names}
+    return {name: hydra_names[name] for name in names}
 
 
 def is_baseline(model: nn.Module) -> bool:
@@ -85,9 +85,9 @@ def is_baseline(model: nn.Module) -> bool:
 
 def _place(ours: str, depths: dict[str, int]) -> Place:
     part = next(part for part, pattern in PART_PATTERNS.items() if re.search(pattern, ours))
-    if found := LAYER.match(ours):
-        layer = int(found["layer"])
-        return Place(part, depths[found["tower"]] - layer, layer)
+    if match := LAYER.match(ours):
+        layer = int(match["layer"])
+        return Place(part, depths[match["tower"]] - layer, layer)
     # CLIP's vision tower also has a LayerNorm in front of its first layer.
     is_before = part == "embeddings" or re.search(r"(^|\.)pre_layernorm", ours)
     return Place(part, math.inf, -1) if is_before else Place(part, 0, math.inf)
@@ -127,10 +127,10 @@ def branches_and_classifier(model: nn.Module) -> tuple[set[int], set[int]]:
     towers = tower_configs(inner.config)
 
     def trunk_of(name: str) -> int:
-        return next((each.trunk_layers for tower, each in towers.items() if name.startswith(tower)), 0)
+        return next((config.trunk_layers for tower, config in towers.items() if name.startswith(tower)), 0)
 
     where = places(inner)
-    branches = {id(each) for name, each in inner.named_parameters() if where[name].layers_before >= trunk_of(name)}
+    branches = {id(tensor) for name, tensor in inner.named_parameters() if where[name].layers_before >= trunk_of(name)}
     return branches - classifier, classifier
 
 

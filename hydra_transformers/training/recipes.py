@@ -142,7 +142,7 @@ SST2 = Recipe(
     early_stopping_threshold=5e-4,
 )
 
-RECIPES = {each.name: each for each in (IMAGENET1K, CIFAR100, SST2)}
+RECIPES = {recipe.name: recipe for recipe in (IMAGENET1K, CIFAR100, SST2)}
 """All recipes, by name."""
 
 

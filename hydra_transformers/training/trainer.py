@@ -197,7 +197,7 @@ class HydraTrainer(Trainer):
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         # Of sharded weights each process sees its own part.
-        local = [each.to_local() if hasattr(each, "to_local") else each for each in self.model.parameters()]
+        local = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in self.model.parameters()]
         finite = [torch.isfinite(part).all().to(self.args.device) for part in local]
         if not self._is_true_everywhere(torch.stack(finite).all()):
             raise DivergedError(f"weights are not finite after step {self.state.global_step}")
