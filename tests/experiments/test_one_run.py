@@ -48,13 +48,8 @@ def test_checkpoints_make_ensembles_soups_and_pruned_hydras(judge):
     for kind in ("Taylor", "circuits"):
         assert [row["run"]["learning_rate"] for row in made[kind]] == rates
         assert all(row["work"] < made["ensembles"][1]["work"] for row in made[kind])  # of pruned members
-    kept = judge.kept(0)
-    single = judge.checkpoint(0)
-    torch.testing.assert_close(judge.logits(single)["test"], kept["logits"]["test"])
-    assert (
-        made["Laplace"][0]["test"]["accuracy"]
-        == judge.row("", judge.setting.single, kept["logits"], single)[0]["test"]["accuracy"]
-    )
+    assert made["Laplace"][0]["work"] >= made["soup"][0]["work"]
+    torch.testing.assert_close(judge.logits(judge.checkpoint(0))["test"], judge.kept(0)["logits"]["test"])
 
 
 def test_what_the_results_file_has_is_not_run_again():
@@ -76,12 +71,8 @@ def test_intervals_of_differences_are_paired():
     random = np.random.default_rng(0)
     sure, right = random.normal(size=400), random.random(400) < 0.7
     better = right | (random.random(400) < 0.4)  # right wherever the other is, so that every draw gains
-    values = {}
-    for place in range(9):
-        values |= {
-            f"{place}/sure": sure.astype("float16"),
-            f"{place}/right": np.packbits(better if place > 2 else right),
-        }
+    values = {f"{place}/sure": sure.astype("float16") for place in range(9)}
+    values |= {f"{place}/right": np.packbits(better if place > 2 else right) for place in range(9)}
     found = one_run_table.differences({"rows": rows}, values)["One run, 9 layers shared, 9 epochs"]
     middle, low, high = found["One model"]["accuracy"]
     assert middle == pytest.approx(better.mean() - right.mean(), abs=1e-4) and 0.05 < low < middle < high < 0.2
@@ -89,9 +80,8 @@ def test_intervals_of_differences_are_paired():
     exact = one_run_table.drawn_metrics(values, 0, np.ones((1, 400), dtype="float32"))
     labels = torch.tensor(np.where(right, 0, 1))
     judged = classification_metrics(torch.tensor(sure - sure.min())[:, None, None] * torch.tensor([1.0, 0.0]), labels)
-    assert exact["accuracy"][0] == pytest.approx(right.mean()) and exact["aurc"][0] == pytest.approx(
-        judged["aurc"], abs=2e-3
-    )
+    assert exact["accuracy"][0] == pytest.approx(right.mean())
+    assert exact["aurc"][0] == pytest.approx(judged["aurc"], abs=2e-3)
 
 
 def test_results_stay_where_nothing_was_judged(tmp_path):
@@ -173,6 +163,19 @@ def test_the_pages_show_the_results_files():
     rendered = tables.all_tables()
     for page in tables.pages():
         assert tables.with_tables(page.read_text(), rendered) == page.read_text(), page.name
+
+
+def test_figures_that_pages_copy_are_those_of_the_results_file():
+    published = one_run_table.chosen_rows(json.loads((RESULTS / "one-run-images.json").read_text()))
+    fused = [f"Three checkpoints fused, {layers} layers merged" for layers in ("no", 9, 11)]
+    short = ["One model", "One run, 9 layers shared, 9 epochs", fused[1], "Soup of three, tuned 3 epochs"]
+    short.append("Deep Ensemble of 3")
+    for page, titles in {"README.md": short, "docs/which-do-i-need.md": short, "docs/fusing.md": fused}.items():
+        lines = (ROOT / page).read_text().splitlines()
+        for title in titles:
+            rows, names = published[title], ("accuracy", "answered_at_5")[: 1 if titles is fused else 2]
+            copied = [f" {100 * np.mean([row['test'][name] for row in rows]):.1f} %" for name in names]
+            assert any(all(text in line for text in copied) for line in lines), (page, title, copied)
 
 
 def test_every_results_file_is_named_with_its_command_and_commit(monkeypatch):
