@@ -204,10 +204,9 @@ def test_a_point_is_what_the_pruned_network_reaches():
 
 
 @pytest.mark.slow
-def test_the_whole_study_runs_without_data(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "sys.argv", [*["analysis", "--setting", "smallest", "--device", "cpu", "--results"], str(tmp_path)]
-    )
+def test_the_whole_study_runs_without_data_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["analysis", "--smallest", "--device", "cpu"])
     analysis.main()
     output = capsys.readouterr().out
     for title in ("Accuracy (%)", "In common (by chance)", "Known data and noise", "Proposition 1"):
