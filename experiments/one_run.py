@@ -78,7 +78,7 @@ def train(
     device: str,
     collate: Callable[[Batch], Batch] = as_it_is,
 ) -> None:
-    """The loss is the sum of the members' losses."""
+    """The loss is the sum of the members' losses, or with another `run.loss` what the model says."""
     torch.manual_seed(run.seed)
     batch_size = min(setting.batch, len(rows))
     groups = parameter_groups(model, run, setting.classifier_rate)
@@ -346,8 +346,10 @@ def main(words: Sequence[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as folder:
             options = ["--output", f"{folder}/results.json", "--runs", folder, "--device", args.device]
             return main([*["--setting", "smallest", "--only", "sweep", "--workers", "1"], *options])
-    if args.output is None:
-        parser.error("--output is missing: pass the results file")
+    if args.output is None or (args.setting != "smallest" and None in (args.data, args.start)):
+        parser.error(
+            "--data, --start or --output is missing: pass the data, the pre-trained model and the results file"
+        )
     args.runs = args.runs / args.setting
     is_begun = args.output.exists()
     rows: list[Row] = json.loads(args.output.read_text())["rows"] if is_begun else []

@@ -162,7 +162,6 @@ def read_tiny_imagenet(folder: Path | None, start: str | None) -> Splits:
                 "drawings": made(drawings(FAR_COUNT, 64, seed=0)),
             },
         },
-        data_collator=as_it_is,
     )
 
 
@@ -220,5 +219,4 @@ def read_sst2(folder: Path | None, start: str | None) -> Splits:
                 "mixed words": rows(mixed_words(test, seed=0)).sorted_by_length(),
             },
         },
-        data_collator=as_it_is,
     )

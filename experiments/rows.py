@@ -52,7 +52,7 @@ class TensorRows(Dataset):
 
 
 def as_it_is(batch: Batch) -> Batch:
-    """The `data_collator` for `TensorRows`, whose batches are whole already."""
+    """For what takes a function of a batch, and needs none."""
     return batch
 
 

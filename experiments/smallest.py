@@ -3,7 +3,7 @@
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from .rows import PrepareImages, TensorRows, as_it_is
+from .rows import PrepareImages, TensorRows
 from .splits import Splits
 
 
@@ -24,7 +24,6 @@ def splits() -> Splits:
         circuit_ood=images(32, 3, labelled=False),
         test=images(48, 4),
         ood={"near": {"more": images(32, 6, labelled=False)}, "far": {"noise": images(32, 5, labelled=False)}},
-        data_collator=as_it_is,
         validation_ood=images(32, 7, labelled=False),
     )
 

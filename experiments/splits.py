@@ -1,6 +1,6 @@
 """The parts that a setting's data come in."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ class Splits:
     circuit_id, circuit_ood: for circuits and Taylor scores; never judged on
     validation_ood: out of distribution, for choices between methods; none of it is judged on
     test, ood: what methods are judged on, `ood` as {"near": {name: rows}, "far": {name: rows}}
-    data_collator: what makes batches of the rows of `train` and `validation`
     """
 
     train: Any
@@ -29,7 +28,6 @@ class Splits:
     circuit_ood: Any
     test: Any
     ood: Mapping[str, Mapping[str, Any]]
-    data_collator: Callable | None = None
     validation_ood: Any = None
 
     def to(self, device: torch.device | str) -> "Splits":
