@@ -38,6 +38,7 @@ from hydra_transformers.uncertainty import TemperatureScaling, classification_me
 from hydra_transformers.uncertainty.metrics import diversity_metrics, error_coverage_curve, sample_values
 
 from . import comparators
+from .gradients import Gradients
 from .rows import Batch, TensorRows, as_it_is
 from .runs import GROUPS, SETTINGS, Row, Run, Setting, best_runs, chosen
 from .splits import Splits
@@ -45,7 +46,7 @@ from .splits import Splits
 
 EVALUATION_BATCH = 500
 WEIGHT_DECAY, WARM_UP = 0.05, 0.1
-TUNED = (0.25, 0.5, 1.0)  # learning rates for short training of what was made of checkpoints, of one model's
+TUNED = (0.125, 0.25, 0.5, 1.0)  # learning rates for short training of what was made of checkpoints, of one model's
 COMPOSED = "composed"  # what is made of the checkpoints that `seeds` kept, a task for each kind and seed
 KINDS = ("ensembles", "soup", "Laplace", *comparators.PRUNERS)
 
@@ -91,18 +92,15 @@ def train(
         div_factor=1e3,
     )
     model.train()
+    compute_gradients = Gradients(model, optimizer, run.members if run.loss == "members" else 1, device)
     for _ in range(run.epochs):
         for indices in torch.randperm(len(rows)).split(batch_size):
             if len(indices) < batch_size:
                 continue
-            batch = collate(rows.__getitems__(indices.tolist()))
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                loss = model(**batch).loss * (run.members if run.loss == "members" else 1)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            compute_gradients(collate(rows.__getitems__(indices.tolist())))
             optimizer.step()
             schedule.step()
-            optimizer.zero_grad()
+    optimizer.zero_grad()
     model.eval()
 
 
@@ -267,20 +265,20 @@ class Judge:
         elif kind == "soup":
             start = soup([self.checkpoint(seed + member) for member in range(3)]).to(self.args.device).eval()
             yield self.row("soup", single, self.logits(start), start)
-            yield from self.tuned("soup, tuned", [start], single)
+            yield from self.tuned("soup, tuned", [start], single, TUNED)
         elif kind == "Laplace":
             model = comparators.laplace(self, self.checkpoint(seed))
             yield self.row("Laplace", single, self.logits(model), model)
         else:
             members = comparators.PRUNERS[kind](self, self.checkpoint(seed), seed)
-            yield from self.tuned(f"Hydra, {kind}", members, single)
+            yield from self.tuned(f"Hydra, {kind}", members, single, TUNED[1:])
 
     def tuned(
-        self, name: str, start: list[PreTrainedModel], single: Run
+        self, name: str, start: list[PreTrainedModel], single: Run, factors: Sequence[float]
     ) -> Iterator[tuple[Row, dict[str, np.ndarray]]]:
         """Trained on, each for three eighths of one model's epochs, and fused if they are several."""
         short = replace(single, group=name, members=len(start), epochs=max(1, round(3 * single.epochs / 8)))
-        for factor in TUNED:
+        for factor in factors:
             run = replace(short, learning_rate=factor * single.learning_rate, start=name)
             models = [
                 self.train(copy.deepcopy(model), replace(run, members=1, seed=run.seed + place))

@@ -24,7 +24,6 @@ from .splits import Splits
 Row = dict[str, Any]  # of a results file
 SEEDS = (0, 100, 200)
 SMALLEST_LAYERS = 6
-FACTORS = (0.5, 1.0, 2.0)  # of a method's usual learning rate
 OWN, SHARED = ("embeddings",), ("embeddings", "layernorm", "mlp")  # what members share behind the trunk
 
 
@@ -57,6 +56,7 @@ class Setting:
     single, one_run: the usual training of one model and of a Hydra; epochs of others are multiples of these
     comparators: the usual training of each
     layers: of the model; members: how many, of Deep Ensembles and of Hydras
+    factors: of each method's usual learning rate, that `sweep` tries
     branch_rates: that `sweep` tries, of one model and of one run
     seeds: of what is published; the first one is that of the sweep
     """
@@ -70,7 +70,8 @@ class Setting:
     comparators: tuple[Run, ...] = ()
     layers: int = 12
     members: tuple[int, ...] = (3, 5)
-    branch_rates: tuple[tuple[float, ...], tuple[float, ...]] = ((1.0, 3.0, 6.0), (1.0, 3.0, 6.0))
+    factors: tuple[float, ...] = (0.5, 1.0, 2.0)
+    branch_rates: tuple[tuple[float, ...], tuple[float, ...]] = ((1.0, 3.0, 6.0), (3.0, 6.0, 12.0))
     seeds: tuple[int, ...] = SEEDS
 
 
@@ -127,13 +128,15 @@ def read_clinc(training: str) -> Callable[[Path, Path], Splits]:
     return read
 
 
-TEXT = Run("one model", 1, 5e-5, 1.0, epochs=12)
+TEXT = Run("one model", 1, 2.5e-5, 3.0)
 IMAGE = Run("one model", 1, 2.5e-5, 3.0, epochs=8)
 
 
-def text_setting(read: Callable[[Path, Path], Splits], classes: int, epochs: int, **options: Any) -> Setting:
-    single = replace(TEXT, epochs=epochs)
-    one_run = replace(single, group="one run", members=3, branch_rate=3.0)
+def text_setting(
+    read: Callable[[Path, Path], Splits], classes: int, epochs: int, learning_rate: float = 2.5e-5, **options: Any
+) -> Setting:
+    single = replace(TEXT, epochs=epochs, learning_rate=learning_rate)
+    one_run = replace(single, group="one run", members=3)
     return Setting(read, new_text_model(classes), 128, 5e-4, single, one_run, **options)
 
 
@@ -157,17 +160,20 @@ def image_setting(
             replace(IMAGE, group="MC Dropout", learning_rate=1e-4, loss="mean"),
         ),
         layers=layers,
-        branch_rates=((1.0, 3.0, 6.0), (3.0, 6.0, 12.0)),
     )
 
 
+WIDE = (0.5, 1.0, 2.0, 4.0)
+CLINC = {"factors": WIDE, "branch_rates": ((3.0, 6.0, 12.0), (3.0, 6.0, 12.0))}
 SETTINGS = {
     "images": image_setting(read_tiny_imagenet, new_image_model, 256),
-    "clinc150": text_setting(read_clinc("clinc150_train"), 150, epochs=6),
+    "clinc150": text_setting(read_clinc("clinc150_train"), 150, 6, **CLINC),
     # test rows were seen with other seeds
-    "clinc150-small": text_setting(read_clinc("clinc150_train_small"), 150, epochs=12, seeds=(1000, 1100, 1200)),
+    "clinc150-small": text_setting(read_clinc("clinc150_train_small"), 150, 12, seeds=(1000, 1100, 1200), **CLINC),
     "smallest": image_setting(lambda folder, start: smallest.splits(), new_smallest_model, 32, SMALLEST_LAYERS),
-    "sst2": text_setting(read_sst2, 2, epochs=2, members=(3,), branch_rates=((1.0, 3.0), (1.0, 3.0))),
+    "sst2": text_setting(
+        read_sst2, 2, 2, learning_rate=1e-4, members=(3,), factors=WIDE, branch_rates=((1.0, 3.0), (1.0, 3.0))
+    ),
 }
 
 
@@ -178,7 +184,7 @@ def sweep(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
     """Learning rates of each method; of one model and of one run also how much faster the last layers learn."""
     branch_rates = [*setting.branch_rates, *((run.branch_rate,) for run in setting.comparators)]
     for usual, of_branches in zip((setting.single, setting.one_run, *setting.comparators), branch_rates, strict=True):
-        for factor in FACTORS:
+        for factor in setting.factors:
             for branch_rate in of_branches:
                 rates = {"learning_rate": factor * usual.learning_rate, "branch_rate": branch_rate}
                 yield replace(usual, seed=setting.seeds[0], **rates)

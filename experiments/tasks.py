@@ -37,6 +37,7 @@ from hydra_transformers.uncertainty import calibrate
 
 from .one_run import train
 from .results import rounded
+from .rows import rounded_up
 from .runs import Run
 from .table import cell, markdown
 
@@ -45,7 +46,7 @@ Batch = dict[str, Tensor]
 MEMBERS = 3
 ROWS_PER_BATCH = 256  # where nothing is trained
 MAX_TOKENS = 64
-FACTORS = (0.5, 1.0, 2.0)  # of a task's learning rate, tried on validation rows
+FACTORS = (0.5, 1.0, 2.0, 4.0)  # of a task's learning rate, tried on validation rows
 WNUT_TYPES = {"person": "PER", "location": "LOC", "corporation": "ORG", "group": "ORG"}
 TAGS = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"]
 
@@ -128,7 +129,7 @@ def renamed(tag: str) -> str:
 
 
 class Rows:
-    """Rows of tokens on a device; a batch is as long as its longest row."""
+    """Rows of tokens on a device; a batch is hardly longer than its longest row."""
 
     def __init__(self, rows: Sequence[dict[str, Any]], device: str):
         self.lengths = torch.tensor([len(row["input_ids"]) for row in rows])
@@ -149,7 +150,7 @@ class Rows:
         return len(self.lengths)
 
     def batch(self, places: Tensor) -> Batch:
-        longest = int(self.lengths[places].max())
+        longest = rounded_up(int(self.lengths[places].max()))
         places = places.to(self.tensors["input_ids"].device)
         found = {name: tensor[places] for name, tensor in self.tensors.items()}
         return {

@@ -43,8 +43,8 @@ def test_checkpoints_make_ensembles_soups_and_pruned_hydras(judge):
     assert {path.name for path in judge.args.runs.iterdir()} == {f"2.5e-05-3-1-{seed}.pt" for seed in (0, 1, 2)}
     fused = [f"fused, {trunk} layers merged" for trunk in (0, 4, 5)]
     assert [row["name"] for row in made["ensembles"]] == ["Deep Ensemble of 3", *fused]
-    assert [row["name"] for row in made["soup"]] == ["soup", *["soup, tuned"] * 3]
-    rates = [rate * 2.5e-5 for rate in one_run.TUNED]
+    assert [row["name"] for row in made["soup"]] == ["soup", *["soup, tuned"] * len(one_run.TUNED)]
+    rates = [rate * 2.5e-5 for rate in one_run.TUNED[1:]]
     for kind in ("Taylor", "circuits"):
         assert [row["run"]["learning_rate"] for row in made[kind]] == rates
         assert all(row["work"] < made["ensembles"][1]["work"] for row in made[kind])  # of pruned members
@@ -137,16 +137,16 @@ def test_the_three_best_of_a_sweep_get_more_seeds_and_their_mean_decides():
     for kind in (setting.single, setting.one_run):
         for run in runs.sweep(setting, []):
             if run.group == kind.group:
-                brier = 0.3 + abs(run.learning_rate - 5e-5) * 1e3 + abs(run.branch_rate - 3) / 100
+                brier = 0.3 + abs(run.learning_rate - 5e-5) * 1e4 + abs(run.branch_rate - 3) / 100
                 rows.append({"name": run.group, "run": asdict(run), "validation": {"brier": brier}})
     for run in dict.fromkeys(runs.finalists(setting, rows)):
         if run.seed != setting.seeds[0]:  # the second best of the first seed is best with all three
-            brier = 0.1 if run.branch_rate == 1 else 0.5
+            brier = 0.1 if run.branch_rate == 6 else 0.5
             rows.append({"name": run.group, "run": asdict(run), "validation": {"brier": brier}})
-    assert len(rows) == 18 + 12
+    assert len(rows) == 24 + 12
     best = runs.chosen(setting, rows)
     for run in (best.single, best.one_run):
-        assert (run.learning_rate, run.branch_rate, run.seed) == (5e-5, 1.0, 0)
+        assert (run.learning_rate, run.branch_rate, run.seed) == (5e-5, 6.0, 0)
     assert best.single.epochs == 12 and best.one_run.members == 3
 
 
