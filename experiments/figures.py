@@ -35,7 +35,6 @@ FIGURES = (
     Figure("One run, images", *_one_run("images", "one-run-images")),
     Figure("Variants, images", "at the commit, by an earlier script", "experiments/results/one-run-images-sweep.json"),
     Figure("One run, texts", *_one_run("clinc150-small", "one-run-clinc150-small")),
-    Figure("One run, SST-2, unfinished", *_one_run("sst2 --only sweep finalists", "one-run-sst2")),
     Figure(
         "Monitoring",
         "python -m experiments.monitoring --pool CLINC150=FILE --pool 'Tiny ImageNet=FILE'",

@@ -38,7 +38,6 @@ from hydra_transformers.uncertainty import TemperatureScaling, classification_me
 from hydra_transformers.uncertainty.metrics import diversity_metrics, error_coverage_curve, sample_values
 
 from . import comparators
-from .gradients import Gradients
 from .rows import Batch, TensorRows, as_it_is
 from .runs import GROUPS, SETTINGS, Row, Run, Setting, best_runs, chosen
 from .splits import Splits
@@ -92,15 +91,18 @@ def train(
         div_factor=1e3,
     )
     model.train()
-    compute_gradients = Gradients(model, optimizer, run.members if run.loss == "members" else 1, device)
     for _ in range(run.epochs):
         for indices in torch.randperm(len(rows)).split(batch_size):
             if len(indices) < batch_size:
                 continue
-            compute_gradients(collate(rows.__getitems__(indices.tolist())))
+            batch = collate(rows.__getitems__(indices.tolist()))
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                loss = model(**batch).loss * (run.members if run.loss == "members" else 1)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-    optimizer.zero_grad()
+            optimizer.zero_grad()
     model.eval()
 
 

@@ -167,7 +167,7 @@ def read_tiny_imagenet(folder: Path | None, start: str | None) -> Splits:
 
 # SST-2
 
-HELD_ROWS = 3_000
+HELD_ROWS, TRAINING_ROWS = 3_000, 20_000
 TEXT_CIRCUIT_ROWS = 500
 HUB_TEXTS = {
     "sst2_train": DataSource("nyu-mll/glue:sst2", "train", column="sentence"),
@@ -189,8 +189,8 @@ def read_strings_of(folder: Path | None, name: str) -> tuple[list[str], list[int
 
 
 def read_sst2(folder: Path | None, start: str | None) -> Splits:
-    """The first 3,000 training rows are held out: 500 of them for circuits, 2,000 for validation. Of the news, other rows are
-    for circuits than for the choice between recipes."""
+    """The first 3,000 training rows are held out: 500 of them for circuits, 2,000 for validation. The next 20,000 are for training.
+    Of the news, other rows are for circuits than for the choice between recipes."""
     tokenizer = AutoTokenizer.from_pretrained(start)
 
     def rows(texts: list[str], labels: list[int | None] | None = None) -> TensorRows:
@@ -205,7 +205,7 @@ def read_sst2(folder: Path | None, start: str | None) -> Splits:
         return rows(read_strings_of(folder, name)[0]).sorted_by_length()
 
     return Splits(
-        train=rows(train[HELD_ROWS:], labels[HELD_ROWS:]),
+        train=rows(train[HELD_ROWS:][:TRAINING_ROWS], labels[HELD_ROWS:][:TRAINING_ROWS]),
         validation=held.part(slice(CIRCUIT_ROWS, None)),
         circuit_id=held.part(slice(TEXT_CIRCUIT_ROWS)).sorted_by_length(),
         circuit_ood=news.part(slice(TEXT_CIRCUIT_ROWS)).sorted_by_length(),

@@ -172,7 +172,7 @@ SETTINGS = {
     "clinc150-small": text_setting(read_clinc("clinc150_train_small"), 150, 12, seeds=(1000, 1100, 1200), **CLINC),
     "smallest": image_setting(lambda folder, start: smallest.splits(), new_smallest_model, 32, SMALLEST_LAYERS),
     "sst2": text_setting(
-        read_sst2, 2, 2, learning_rate=1e-4, members=(3,), factors=WIDE, branch_rates=((1.0, 3.0), (1.0, 3.0))
+        read_sst2, 2, 3, learning_rate=1e-4, members=(3,), factors=WIDE, branch_rates=((1.0, 3.0), (1.0, 3.0))
     ),
 }
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ from hydra_transformers.uncertainty import calibrate
 
 from .one_run import train
 from .results import rounded
-from .rows import rounded_up
 from .runs import Run
 from .table import cell, markdown
 
@@ -46,7 +46,7 @@ Batch = dict[str, Tensor]
 MEMBERS = 3
 ROWS_PER_BATCH = 256  # where nothing is trained
 MAX_TOKENS = 64
-FACTORS = (0.5, 1.0, 2.0, 4.0)  # of a task's learning rate, tried on validation rows
+FACTORS = (0.5, 1.0, 2.0)  # of a task's learning rate, tried on validation rows
 WNUT_TYPES = {"person": "PER", "location": "LOC", "corporation": "ORG", "group": "ORG"}
 TAGS = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"]
 
@@ -129,7 +129,7 @@ def renamed(tag: str) -> str:
 
 
 class Rows:
-    """Rows of tokens on a device; a batch is hardly longer than its longest row."""
+    """Rows of tokens on a device; a batch is as long as its longest row."""
 
     def __init__(self, rows: Sequence[dict[str, Any]], device: str):
         self.lengths = torch.tensor([len(row["input_ids"]) for row in rows])
@@ -150,7 +150,7 @@ class Rows:
         return len(self.lengths)
 
     def batch(self, places: Tensor) -> Batch:
-        longest = rounded_up(int(self.lengths[places].max()))
+        longest = int(self.lengths[places].max())
         places = places.to(self.tensors["input_ids"].device)
         found = {name: tensor[places] for name, tensor in self.tensors.items()}
         return {
@@ -242,9 +242,12 @@ class Judge:
         train(model, run, self.task, self.train_rows, self.device)
         return model
 
-    def reached(self, run: Run) -> float:
-        """What a training reaches on validation rows, by the task's metric."""
-        return self.metrics(as_hydra(self.trained(run)), self.validation)[self.task.best.lstrip("-")]
+    def reached(self, run: Run) -> float | None:
+        """What a training reaches on validation rows, by the task's metric; nothing if it diverges."""
+        model = self.trained(run)
+        if not all(parameter.isfinite().all() for parameter in model.parameters()):
+            return None
+        return self.metrics(as_hydra(model), self.validation)[self.task.best.lstrip("-")]
 
     def metrics(self, model: PreTrainedModel, rows: list[Batch]) -> dict[str, float]:
         return evaluate_uncertainty({"model": model.eval()}, rows).models["model"]["data"]
@@ -289,7 +292,7 @@ def judge_of(name: str, options: argparse.Namespace) -> Judge:
     return JUDGES[name]
 
 
-def try_rate(name: str, run: Run, options: argparse.Namespace) -> float:
+def try_rate(name: str, run: Run, options: argparse.Namespace) -> float | None:
     return judge_of(name, options).reached(run)
 
 
@@ -364,24 +367,20 @@ def main(words: Sequence[str] | None = None) -> None:
     several = partial(ProcessPoolExecutor, options.workers, mp_context=context)
     with several() if options.workers > 1 else ThreadPoolExecutor(1) as workers:
         rates = {
-            workers.submit(try_rate, name, replace(run, learning_rate=factor * run.learning_rate), options): (
-                *(name, kind, factor * run.learning_rate),
-            )
+            workers.submit(try_rate, name, replace(run, learning_rate=rate), options): (name, kind, f"{rate:g}")
             for name in options.tasks
             for kind, run in runs[name].items()
-            if kind not in found[name]
-            for factor in FACTORS
+            for rate in (factor * run.learning_rate for factor in FACTORS)
+            if f"{rate:g}" not in found[name].get(kind, {}).get("reached", {})
         }
-        reached: dict[tuple[str, str], dict[float, float]] = {}
         for done in as_completed(rates):
             name, kind, rate = rates[done]
-            reached.setdefault((name, kind), {})[rate] = done.result()
-        for (name, kind), values in reached.items():
+            found[name].setdefault(kind, {"reached": {}})["reached"][rate] = done.result()
+            write()
+        for name, kind in product(options.tasks, ("single", "one_run")):
+            values = {float(rate): value for rate, value in found[name][kind]["reached"].items() if value is not None}
             best = (min if known[name].best.startswith("-") else max)(values, key=values.__getitem__)
-            found[name][kind] = {
-                "learning_rate": best,
-                "reached": {f"{rate:g}": values[rate] for rate in sorted(values)},
-            }
+            found[name][kind]["learning_rate"] = best
         write()
         for name in options.tasks:
             for kind, run in runs[name].items():

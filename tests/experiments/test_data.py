@@ -30,7 +30,7 @@ def test_cutting_off_common_padding_changes_no_logits():
     model = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes)).eval()
     rows = texts([3, 7, 5])
     [batch] = rows.batches(3)
-    assert batch["input_ids"].shape == (3, 16)  # few shapes
+    assert batch["input_ids"].shape == (3, 7)
     with torch.no_grad():
         torch.testing.assert_close(model(**batch).logits, model(**rows.tensors).logits)
     assert rows.sorted_by_length().tensors["attention_mask"].sum(1).tolist() == [3, 5, 7]
