@@ -1,9 +1,12 @@
 """Where and from what a figure comes: machine, versions, date, commit and package, for every results file."""
 
+import ast
 import hashlib
+import io
 import os
 import platform
 import subprocess
+import tokenize
 from datetime import date
 from pathlib import Path
 
@@ -32,11 +35,29 @@ def where_it_ran(device: str) -> dict[str, str]:
 
 
 def package(root: Path = ROOT) -> str:
-    """A hash of the package's code: two figures of one state have the same, whatever else was committed between them."""
+    """A hash of the package's code: two figures of one state have the same, whatever else was committed between them, and
+    whatever docstrings and comments say."""
     found = hashlib.sha256()
     for path in sorted((root / "hydra_transformers").rglob("*.py")):
-        found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        code = code_of(path.read_text(encoding="utf8"))
+        found.update(path.relative_to(root).as_posix().encode() + b"\0" + code.encode() + b"\0")
     return found.hexdigest()[:8]
+
+
+def code_of(source: str) -> str:
+    """The lines of a module without docstrings, comments and empty lines."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(
+            node
+        ):
+            text = node.body[0]
+            lines[text.lineno - 1 : text.end_lineno] = [""] * (text.end_lineno - text.lineno + 1)
+    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def commit(root: Path = ROOT) -> str:

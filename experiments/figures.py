@@ -44,6 +44,13 @@ FIGURES = (
         "Times",
         *_measured("inference_cost.py --families vit bert --dtypes bfloat16 --no-masks", "inference_cost_h200"),
     ),
+    Figure(
+        "Times on a CPU",
+        *_measured(
+            "inference_cost.py --device cpu --families vit bert --batches 1 4 --dtypes float32 --modes eager compiled --no-masks",
+            "inference_cost_cpu",
+        ),
+    ),
     Figure("Circuits' times", *_measured("circuit_extraction.py --preset vit-b16", "circuit_extraction_h200")),
     Figure("Circuits' times on a CPU", *_measured("circuit_extraction.py --preset cpu", "circuit_extraction_cpu")),
     Figure("Language models, counted", *_measured("llm_classifiers.py", "llm_classifiers")),

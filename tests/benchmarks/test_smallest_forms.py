@@ -75,3 +75,14 @@ def test_figures_name_the_commit_and_what_was_changed_since(tmp_path, monkeypatc
     # a copy of a commit may lie over the repository of an older one
     monkeypatch.setenv("GIT_COMMIT", "of another machine")
     assert provenance.commit(tmp_path) == "of another machine"
+
+
+def test_the_hash_of_the_package_is_that_of_its_code(tmp_path):
+    def hashed(source: str) -> str:
+        (tmp_path / "hydra_transformers").mkdir(exist_ok=True)
+        (tmp_path / "hydra_transformers" / "code.py").write_text(source)
+        return provenance.package(tmp_path)
+
+    plain = hashed('def f():\n    return "# a"\n')
+    assert hashed('"""A."""\n\n\ndef f():\n    """Two\n    lines."""\n    # B.\n    return "# a"  # C.\n') == plain
+    assert hashed('def f():\n    return "# b"\n') != plain
