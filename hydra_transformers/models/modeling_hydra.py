@@ -143,8 +143,8 @@ class PerMember(nn.ModuleList):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(members or 1, ...) -> (members, ...), member m through module m."""
-        states = hidden_states.expand(len(self), *hidden_states.shape[1:])
-        return torch.stack([module(states[m]) for m, module in enumerate(self)])
+        states = hidden_states.expand(len(self), *hidden_states.shape[1:]).unbind()
+        return torch.stack([module(part) for module, part in zip(self, states, strict=True)])
 
 
 class EmbeddingsPerMember(PerMember):
@@ -292,16 +292,18 @@ class HydraAttention(nn.Module):
                 attention_mask = attention_mask[:, :, :1]
         if first_token_only:
             queries = self.qkv_proj(hidden_states[:, :, :1], [slice(width) for width in self.widths])
-            keys_values = self.qkv_proj(hidden_states, [slice(width, None) for width in self.widths])
+            parts = ((queries, 1), (self.qkv_proj(hidden_states, [slice(width, None) for width in self.widths]), 2))
         elif on_batch_axis:
             projected, width = self.qkv_proj(hidden_states), self.widths[0]
-            queries, keys_values = projected[..., :width], projected[..., width:]
+            parts = ((projected, 3),)
+            if projected.shape[-1] != 3 * width:  # several query heads read one key
+                parts = ((projected[..., :width], 1), (projected[..., width:], 2))
         else:  # member by member, those without heads left out
             members = list(zip(self.qkv_proj(hidden_states), filter(None, self.widths), strict=True))
             queries = [projected[..., :width] for projected, width in members]
-            keys_values = [projected[..., width:] for projected, width in members]
+            parts = ((queries, 1), ([projected[..., width:] for projected, width in members], 2))
         heads = []
-        for states, count in ((queries, 1), (keys_values, 2)):  # query; key and value
+        for states, count in parts:  # count: how many of query, key and value the projected states hold
             if on_batch_axis:
                 states = states.flatten(0, 1).unflatten(-1, (count, -1, self.head_dim))
             else:
@@ -685,11 +687,8 @@ class HydraClassifierMixin:
 
 def log_mean_of_exponentials(logarithms: torch.Tensor) -> torch.Tensor:
     """(batch, members, ...) -> (batch, ...)"""
-    if is_exporting():
-        total = torch.logsumexp(logarithms, dim=1)  # every format has it
-    else:
-        # member by member: one kernel each, a third of what logsumexp launches
-        total = reduce(torch.logaddexp, logarithms.unbind(dim=1))
+    # Every exported format has logsumexp; member by member it takes one kernel each, a third of what that launches.
+    total = torch.logsumexp(logarithms, dim=1) if is_exporting() else reduce(torch.logaddexp, logarithms.unbind(dim=1))
     return total - math.log(logarithms.shape[1])
 
 
