@@ -28,6 +28,7 @@ help:
 # what is imported, not of all that is installed, which takes longer.
 define install
 	$(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --no-compile --upgrade pip
 	$(1)/bin/python -m pip install --quiet --no-compile --constraint $(2) torch
 	$(1)/bin/python -m pip install --quiet --no-compile --constraint $(2) --editable ".[test,quality,demo]"
 	touch $(1)/.installed
