@@ -122,7 +122,8 @@ class Labels:
         return not self.are_texts and any(value != int(value) for value in numbers)
 
     def numbers(self, outputs: int) -> list[Any]:
-        """The labels as numbers for regression: one for each row, or a list of so many."""
+        """The labels as floats for regression: one for each row, or a list of so many."""
+        numbers: list[Any] = []
         form = "a number" if outputs == 1 else f"a list of {outputs} numbers"
         for row, value in enumerate(self.values):
             parts = value if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) else [value]
@@ -131,7 +132,8 @@ class Labels:
                     f"row {row} of {self.source.name} has {repr(value)[:40]} in the column {self.column!r}, and the model is made "
                     f"for regression: give every row {form}, or name another column as label= (--label)"
                 )
-        return self.values
+            numbers.append(list(map(float, parts)) if parts is value else float(value))
+        return numbers
 
 
 class LabelLists(Labels):

@@ -50,7 +50,7 @@ def pretrained():
 
 @pytest.fixture(scope="module")
 def fine_tuned(pretrained):
-    return [trained(copy.deepcopy(pretrained), seed, 10, 2e-4) for seed in (1, 2, 3)]
+    return [trained(copy.deepcopy(pretrained), seed, 10, 1e-4) for seed in (1, 2, 3)]
 
 
 @pytest.mark.slow
