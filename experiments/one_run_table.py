@@ -34,20 +34,21 @@ TITLES = {
 }
 # In the order of the table; a method that has no place here comes last.
 ORDER = ("One model", "One run", "Three checkpoints", "Soup", "Deep Ensemble", "The paper", *TITLES.values())
-COMPARED = ("One model", "Deep Ensemble of 3")
+COMPARED = ("One model", "One model, trained 1.5 times as long", "Deep Ensemble of 3")
 SHOWN_DIFFERENCES = ("One model,", "One run", "Soup of three,", "Deep Ensemble")  # the file has all
 DRAWS = 1_000  # of the bootstrap
 
 
 def render(content: Mapping[str, Any]) -> dict[str, str]:
-    """ "": a row per method with all seeds; "/differences": to one model and to the Deep Ensemble"""
+    """ "": a row per method with all seeds; "/differences": to those of `COMPARED`"""
     published = chosen_rows(content)
     epochs, one_model = epochs_of(content["rows"]), published["One model"][0]["work"]
     tables = {"": markdown(HEADINGS, {title: cells(rows, one_model, epochs) for title, rows in published.items()})}
     if "differences" in content:
-        headings = [f"{what}, to {other}" for other in COMPARED for what in ("accuracy", "AURC x 1000")]
+        compared = [other for other in COMPARED if other in content["differences"]["One model"]]
+        headings = [f"{what}, to {other}" for other in compared for what in ("accuracy", "AURC x 1000")]
         rows = {
-            title: [interval(to[other], what) for other in COMPARED for what in ("accuracy", "aurc")]
+            title: [interval(to[other], what) for other in compared for what in ("accuracy", "aurc")]
             for title, to in content["differences"].items()
             if title.startswith(SHOWN_DIFFERENCES)
         }
@@ -139,7 +140,9 @@ def cost_of(row: Row, one_model: int, epochs: int) -> tuple[float, float]:
 
 
 def interval(values: Mapping[str, Sequence[float]], what: str) -> str:
-    """A difference with its interval; accuracy in points."""
+    """A difference with its interval, accuracy in points; a dash for a method to itself."""
+    if not any(values[what]):
+        return "-"
     times, form = (100, "+.2f") if what == "accuracy" else (1000, "+.1f")
     middle, low, high = (f"{times * value:{form}}" for value in values[what])
     return f"{middle} ({low} to {high})"
@@ -165,8 +168,9 @@ def differences(content: Mapping[str, Any], values: Mapping[str, np.ndarray]) ->
         by_seed = [drawn_metrics(values, of_seeds[seed], weights) for seed in seeds]  # (draws,) each
         measured[title] = {name: np.stack([metrics[name] for metrics in by_seed]) for name in by_seed[0]}
     found: dict[str, Any] = {}
+    one_run = next(title for title in published if title.startswith("One run"))
     for title in published:
-        for other in COMPARED:
+        for other in [other for other in (*COMPARED, one_run) if other in published]:
             for name, ours in measured[title].items():
                 gains = np.take_along_axis(ours - measured[other][name], drawn.T, axis=0).mean(axis=0)
                 three = [gains[0], *np.quantile(gains[1:], (0.025, 0.975))]
