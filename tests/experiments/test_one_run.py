@@ -170,8 +170,8 @@ def test_figures_that_pages_copy_are_those_of_the_results_file():
     fused = [f"Three checkpoints fused, {layers} layers merged" for layers in ("no", 9, 11)]
     short = ["One model", "One run, 9 layers shared, 9 epochs", fused[1], "Soup of three, tuned 3 epochs"]
     short.append("Deep Ensemble of 3")
-    longer = "One model, trained 1.5 times as long"
-    for page, titles in {"README.md": [*short, longer], "docs/which-do-i-need.md": short, "docs/fusing.md": fused}.items():
+    readme = [*short, "One model, trained 1.5 times as long"]
+    for page, titles in {"README.md": readme, "docs/which-do-i-need.md": short, "docs/fusing.md": fused}.items():
         lines = (ROOT / page).read_text().splitlines()
         for title in titles:
             rows, names = published[title], ("accuracy", "answered_at_5")[: 1 if titles is fused else 2]
