@@ -137,8 +137,8 @@ def check_differ(members: Sequence[Member]) -> None:
         first, second = (member_fields(member.config) for member in pair)
         if first == second and have_equal_tensors(pair, pair[0].tensors):
             raise ValueError(
-                f"{pair[0].name} and {pair[1].name} have the same heads and weights and would agree on everything: prune with "
-                "another budget or other data, or pass allow_equal=True for members that training is to make different"
+                f"{pair[0].name} and {pair[1].name} have the same heads and weights and would agree on everything: pass "
+                "others (when pruning, another budget or other data), or allow_equal=True to train them apart afterwards"
             )
 
 
