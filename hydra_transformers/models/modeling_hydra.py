@@ -68,21 +68,25 @@ class GroupedLinear(Grouped):
 
         rows: for each member, which of its rows of `weight` to multiply by; all of them by default
         """
-        members = len(self.widths)
-        if members == 1 and rows is None:  # the trunk: a plain linear layer
-            return nn.functional.linear(hidden_states, self.weight, self.bias)
-        rows = [slice(None)] * members if rows is None else rows
+        members, weight, bias = len(self.widths), self.weight, self.bias
+        if members == 1:  # as in the trunk: a plain linear layer
+            if rows is not None:
+                weight, bias = weight[rows[0]], None if bias is None else bias[rows[0]]
+            return nn.functional.linear(hidden_states, weight, bias)
         if hidden_states.shape[0] < members:
             hidden_states = hidden_states.expand(members, *hidden_states.shape[1:])
-        if self.is_uniform and all(part == rows[0] for part in rows):
-            weight = self.weight.view(members, -1, self.columns)[:, rows[0]]
-            bias = None if self.bias is None else self.bias.view(members, 1, -1)[..., rows[0]]
+        if self.is_uniform and (rows is None or all(part == rows[0] for part in rows)):
+            weight = weight.view(members, -1, self.columns)
+            bias = None if bias is None else bias.view(members, 1, -1)
+            if rows is not None:
+                weight, bias = weight[:, rows[0]], None if bias is None else bias[..., rows[0]]
             return grouped_product(hidden_states, weight.transpose(1, 2), bias)
+        rows = [slice(None)] * members if rows is None else rows
         filled, widths = self.with_rows()
-        biases = [None] * len(filled) if self.bias is None else self.bias.split(widths)
+        biases = [None] * len(filled) if bias is None else bias.split(widths)
         return tuple(
-            nn.functional.linear(hidden_states[m], weight[rows[m]], None if bias is None else bias[rows[m]])
-            for m, weight, bias in zip(filled, self.weight.split(widths), biases, strict=True)
+            nn.functional.linear(hidden_states[m], of_member[rows[m]], None if bias is None else bias[rows[m]])
+            for m, of_member, bias in zip(filled, weight.split(widths), biases, strict=True)
         )
 
 
@@ -94,6 +98,9 @@ class GroupedOutput(Grouped):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(members, ..., width), or where widths differ (..., sum of widths) -> (members, ..., out_features)"""
+        if len(self.widths) == 1 and self.widths[0]:  # the trunk
+            bias = None if self.bias is None else self.bias[0]
+            return nn.functional.linear(hidden_states, self.weight.t(), bias)
         if self.is_uniform and self.widths[0]:
             weight = self.weight.view(len(self.widths), -1, self.columns)
             return grouped_product(hidden_states, weight, None if self.bias is None else self.bias.unsqueeze(1))
@@ -114,21 +121,19 @@ def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     With few rows one batched product; with many one per member, which adds the bias inside the product, where a batched
     one first writes it over the whole output.
     """
-    if len(weight) == 1:
-        return nn.functional.linear(inputs, weight[0].t(), None if bias is None else bias[0, 0])
-    if inputs.dim() > 3:
-        shape = (*inputs.shape[:-1], weight.shape[-1])
-        return grouped_product(inputs.flatten(1, -2), weight, bias).view(shape)
+    shape, inputs = (*inputs.shape[:-1], weight.shape[-1]), inputs.flatten(1, -2)
     members, rows, _ = inputs.shape
     # An exported graph serves batches of every size, so no size may decide on it.
-    if is_exporting() or rows < ROWS_FOR_ONE_PRODUCT_PER_MEMBER:
-        if bias is None:
-            return torch.bmm(inputs, weight)
-        if torch.compiler.is_compiling():
-            return torch.bmm(inputs, weight) + bias  # a compiler adds it in the pass that comes next
-        return torch.baddbmm(bias, inputs, weight)
-    biases = [None] * members if bias is None else bias.squeeze(1)
-    return torch.stack([nn.functional.linear(inputs[m], weight[m].t(), biases[m]) for m in range(members)])
+    if rows >= ROWS_FOR_ONE_PRODUCT_PER_MEMBER and not is_exporting():
+        biases = [None] * members if bias is None else bias.squeeze(1)
+        product = torch.stack([nn.functional.linear(inputs[m], weight[m].t(), biases[m]) for m in range(members)])
+    elif bias is None:
+        product = torch.bmm(inputs, weight)
+    elif torch.compiler.is_compiling():
+        product = torch.bmm(inputs, weight) + bias  # a compiler adds it in the pass that comes next
+    else:
+        product = torch.baddbmm(bias, inputs, weight)
+    return product.view(shape)
 
 
 def is_exporting() -> bool:
@@ -305,7 +310,8 @@ class HydraAttention(nn.Module):
         heads = []
         for states, count in parts:  # count: how many of query, key and value the projected states hold
             if on_batch_axis:
-                states = states.flatten(0, 1).unflatten(-1, (count, -1, self.head_dim))
+                heads_of_each = states.shape[-1] // (count * self.head_dim)
+                states = states.view(-1, states.shape[2], count, heads_of_each, self.head_dim)
             else:
                 states = torch.cat([member.unflatten(-1, (count, -1, self.head_dim)) for member in states], dim=-2)
             heads += states.permute(2, 0, 3, 1, 4).unbind(0)

@@ -166,11 +166,7 @@ class HydraImageClassificationPipeline(ImagesMixin, PredictionsMixin, ImageClass
     pass
 
 
-READERS = {
-    "tokenizer": AutoTokenizer,
-    "image_processor": AutoImageProcessor,
-    "feature_extractor": AutoFeatureExtractor,
-}
+READER = {"tokenizer": AutoTokenizer, "image_processor": AutoImageProcessor, "feature_extractor": AutoFeatureExtractor}
 
 
 def predict(
@@ -203,7 +199,7 @@ def predict(
         raise ValueError("candidate_labels is missing: the model chooses among labels that you name")
     readers = {
         name: processor_of(model, auto_class) if processor is None else getattr(processor, name, processor)
-        for name, auto_class in READERS.items()
+        for name, auto_class in READER.items()
         if getattr(pipeline_class, f"_load_{name}")
     }
     with evaluation_mode(model):
@@ -221,20 +217,19 @@ def processor_of(model: nn.Module, auto_class: type) -> Any:
     inside = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), model)
     by_model = vars(LOADED_PROCESSORS).setdefault("by_model", WeakKeyDictionary())
     loaded, key = by_model.setdefault(inside, {}), (auto_class.__name__, name)
-    if key in loaded:
-        return loaded[key]
-    try:
+    if key not in loaded:
         # Who trusted the code of the model's repository need not be asked again; its config says which processor it has.
         is_trusted = type(inside).__module__.startswith("transformers_modules.")
         options = {"config": config} if config.model_type else {}
-        loaded[key] = auto_class.from_pretrained(name, trust_remote_code=is_trusted or None, **options)
-        return loaded[key]
-    except (OSError, ValueError, ImportError) as error:
-        where = f"none could be loaded from {name}" if name else "the model was not loaded from anywhere"
-        what = auto_class.__name__.removeprefix("Auto")
-        raise ValueError(
-            f"processor is missing, and {where}: pass the {what} that the model was trained with"
-        ) from error
+        try:
+            loaded[key] = auto_class.from_pretrained(name, trust_remote_code=is_trusted or None, **options)
+        except (OSError, ValueError, ImportError) as error:
+            where = f"none could be loaded from {name}" if name else "the model was not loaded from anywhere"
+            what = auto_class.__name__.removeprefix("Auto")
+            raise ValueError(
+                f"processor is missing, and {where}: pass the {what} that the model was trained with"
+            ) from error
+    return loaded[key]
 
 
 _MODES_LOCK = threading.Lock()
