@@ -18,6 +18,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -34,12 +35,19 @@ from hydra_transformers import AutoHydra
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import soup
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics, ood_metrics, ood_score
+from hydra_transformers.uncertainty import (
+    Abstention,
+    TemperatureScaling,
+    classification_metrics,
+    ood_metrics,
+    ood_score,
+)
 from hydra_transformers.uncertainty.metrics import diversity_metrics, error_coverage_curve, sample_values
 
 from . import comparators
+from .gradients import Gradients, compiled_layers
 from .rows import Batch, TensorRows, as_it_is
-from .runs import GROUPS, SETTINGS, Row, Run, Setting, best_runs, chosen
+from .runs import GROUPS, SETTINGS, Row, Run, Setting, chosen, run_of
 from .splits import Splits
 
 
@@ -48,6 +56,13 @@ WEIGHT_DECAY, WARM_UP = 0.05, 0.1
 TUNED = (0.125, 0.25, 0.5, 1.0)  # learning rates for short training of what was made of checkpoints, of one model's
 COMPOSED = "composed"  # what is made of the checkpoints that `seeds` kept, a task for each kind and seed
 KINDS = ("ensembles", "soup", "Laplace", *comparators.PRUNERS)
+STAGES = (
+    ("sweep", "small batches"),
+    ("finalists",),
+    ("seeds",),
+    (COMPOSED, "comparators", "variants"),
+)  # each needs those before it
+RISK, CONFIDENCE = 0.05, 0.9  # what a threshold from validation rows promises
 
 
 # Training
@@ -80,7 +95,7 @@ def train(
 ) -> None:
     """The loss is the sum of the members' losses, or with another `run.loss` what the model says."""
     torch.manual_seed(run.seed)
-    batch_size = min(setting.batch, len(rows))
+    batch_size = min(run.batch or setting.batch, len(rows))
     groups = parameter_groups(model, run, setting.classifier_rate)
     optimizer = torch.optim.AdamW(groups, weight_decay=WEIGHT_DECAY, fused=device == "cuda")
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -91,18 +106,15 @@ def train(
         div_factor=1e3,
     )
     model.train()
-    for _ in range(run.epochs):
-        for indices in torch.randperm(len(rows)).split(batch_size):
-            if len(indices) < batch_size:
-                continue
-            batch = collate(rows.__getitems__(indices.tolist()))
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                loss = model(**batch).loss * (run.members if run.loss == "members" else 1)
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
+    compute_gradients = Gradients(model, run.members if run.loss == "members" else 1, device)
+    with compiled_layers(model) if setting.compiles and device == "cuda" else nullcontext():
+        for _ in range(run.epochs):
+            for indices in torch.randperm(len(rows)).split(batch_size):
+                if len(indices) == batch_size:
+                    compute_gradients(collate(rows.__getitems__(indices.tolist())))
+                    optimizer.step()
+                    schedule.step()
+    optimizer.zero_grad()
     model.eval()
 
 
@@ -134,15 +146,30 @@ def answered_at(errors: float, confidence: Tensor, correct: Tensor) -> float:
     return float(coverage[within[-1, 0]]) if len(within) else 0.0
 
 
+def answered_as_calibrated(validation: dict[str, Tensor], test: dict[str, Tensor]) -> dict[str, float]:
+    """With a threshold from validation rows for at most so many wrong answers: the share of test rows that are answered, and
+    how many of the answers are wrong."""
+    try:
+        rule = Abstention.fit(1 - validation["confidence"], validation["correct"], risk=RISK, confidence=CONFIDENCE)
+    except ValueError:  # nothing can be promised
+        return {"calibrated_answered": 0.0, "calibrated_errors": 0.0}
+    answered = ~rule.abstain(1 - test["confidence"]).to(test["correct"].device)
+    wrong = (1 - test["correct"].double())[answered]
+    return {"calibrated_answered": float(answered.double().mean()), "calibrated_errors": float(wrong.mean())}
+
+
 def metrics(logits: dict[str, Tensor], labels: dict[str, Tensor]) -> dict[str, dict[str, float]]:
     """Of validation and test rows, each with the detection of its out-of-distribution sets."""
     found: dict[str, dict[str, float]] = {}
     scaling = TemperatureScaling.fit(logits["validation"], labels["validation"])
+    on_validation = sample_values(logits["validation"], labels["validation"])
     for place in ("validation", "test"):
         known = logits[place]
         values = sample_values(known, labels[place])
         row = classification_metrics(known, labels[place]) | diversity_metrics(known)
-        row["answered_at_5"] = answered_at(0.05, values["confidence"], values["correct"])
+        row["answered_at_5"] = answered_at(RISK, values["confidence"], values["correct"])
+        if place == "test":
+            row |= answered_as_calibrated(on_validation, values)
         tempered = classification_metrics(scaling(known), labels[place])
         row |= {f"{name}_with_temperature": tempered[name] for name in ("ece", "nll")}
         groups: dict[str, list[str]] = {}
@@ -157,7 +184,7 @@ def metrics(logits: dict[str, Tensor], labels: dict[str, Tensor]) -> dict[str, d
             # with out-of-distribution rows mixed in, all of them errors
             others = [sample_values(logits[name])["confidence"] for name in names]
             correct = torch.cat([values["correct"], *map(torch.zeros_like, others)])
-            row[f"answered_at_5_with_{group}"] = answered_at(0.05, torch.cat([values["confidence"], *others]), correct)
+            row[f"answered_at_5_with_{group}"] = answered_at(RISK, torch.cat([values["confidence"], *others]), correct)
         found[place] = row
     return found
 
@@ -312,11 +339,11 @@ def work(queue: Any, results: Any, args: argparse.Namespace) -> None:
 
 def tasks_of(group: str, setting: Setting, rows: list[Row]) -> list[Run | tuple[str, int]]:
     """What of a group the results file has not yet."""
-    done = {json.dumps(row.get("run"), sort_keys=True) for row in rows if "task" not in row}
+    done = {run_of(row) for row in rows if "run" in row and "task" not in row}
     composed = {row.get("task") for row in rows}
     if group != COMPOSED:
         runs = dict.fromkeys(GROUPS[group](setting, rows))
-        return [run for run in runs if json.dumps(asdict(run), sort_keys=True) not in done]
+        return [run for run in runs if run not in done]
     kinds = KINDS if setting.comparators else KINDS[:2]
     return [(kind, seed) for kind in reversed(kinds) for seed in setting.seeds if f"{kind}-{seed}" not in composed]
 
@@ -330,7 +357,7 @@ def write(path: Path, content: dict[str, Any], values: dict[str, np.ndarray]) ->
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    groups = ("sweep", "finalists", "seeds", COMPOSED, "variants")
+    groups = [group for stage in STAGES for group in stage]
     parser.add_argument("--setting", choices=SETTINGS, default="images")
     parser.add_argument("--data", type=Path, help="the folder with vision64/, vision/ or text/")
     parser.add_argument("--start", type=Path, help="the pre-trained model's folder")
@@ -351,21 +378,24 @@ def main(words: Sequence[str] | None = None) -> None:
             "--data, --start or --output is missing: pass the data, the pre-trained model and the results file"
         )
     args.runs = args.runs / args.setting
-    is_begun = args.output.exists()
-    rows: list[Row] = json.loads(args.output.read_text())["rows"] if is_begun else []
+    begun = json.loads(args.output.read_text()) if args.output.exists() else {"rows": []}
+    rows: list[Row] = begun["rows"]
     arrays = args.output.with_suffix(".npz")
     values = dict(np.load(arrays)) if arrays.exists() else {}
-    seeds = SETTINGS[args.setting].seeds
-    content = {"machine": where_it_ran(args.device), "setting": args.setting, "seeds": seeds, "rows": rows}
+    seeds, machine = SETTINGS[args.setting].seeds, where_it_ran(args.device)
+    earlier = begun.get("earlier", [])
+    if rows and begun["machine"]["commit"] != machine["commit"]:
+        earlier.append({"rows": len(rows), **begun["machine"]})  # the first rows are of another state
+    content = {"machine": machine, "earlier": earlier, "setting": args.setting, "seeds": seeds, "rows": rows}
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(), context.Queue()
     workers = [context.Process(target=work, args=(queue, results, args), daemon=True) for _ in range(args.workers)]
     for worker in workers:
         worker.start()
-    for group in args.only:
+    for stage in STAGES:
         usual = SETTINGS[args.setting]
-        setting = usual if group in ("sweep", "finalists") else chosen(usual, rows)
-        tasks = tasks_of(group, setting, rows)
+        setting = usual if stage in STAGES[:2] else chosen(usual, rows)
+        tasks = [task for group in stage if group in args.only for task in tasks_of(group, setting, rows)]
         for task in tasks:
             queue.put((task, setting.single, setting.one_run))
         for _ in tasks:
@@ -388,8 +418,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def write_pool(path: Path, setting: Setting, rows: list[Row], values: dict[str, np.ndarray]) -> None:
     """Scores of test rows, whether they are wrong, and scores of near rows: what `monitoring` draws from."""
-    run = asdict(replace(best_runs(setting.one_run, rows, setting.seeds)[0], seed=setting.seeds[0]))
-    place = next(n for n, row in enumerate(rows) if json.dumps(row.get("run")) == json.dumps(run))
+    run = replace(chosen(setting, rows).one_run, seed=setting.seeds[0])
+    place = next(n for n, row in enumerate(rows) if "run" in row and run_of(row) == run)
     known, near, right = (values[f"{place}/{name}"] for name in ("sure", "near", "right"))
 
     def scores(log_odds: np.ndarray) -> np.ndarray:

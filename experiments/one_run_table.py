@@ -21,6 +21,7 @@ from .table import cell, markdown
 
 HEADINGS = (
     *("work", "trainings", "accuracy", "AURC x 1000", "answered at 5 % errors", "… with near rows"),
+    "calibrated to 5 %: answered / wrong",
     *("near AUROC, msp / energy", "far AUROC, msp / energy", "NLL", "ECE, temperature"),
 )
 TITLES = {
@@ -115,6 +116,7 @@ def cells(rows: list[Row], one_model: int, epochs: int) -> list[str]:
         f"{1000 * mean(row['test']['aurc'] for row in rows):.1f}",
         f"{percent('answered_at_5')} %",
         f"{percent('answered_at_5_with_near')} %",
+        f"{percent('calibrated_answered')} / {percent('calibrated_errors')} %",
         *(f"{percent(f'{group}_msp')} / {percent(f'{group}_energy')}" for group in ("near", "far")),
         average("nll"),
         average("ece_with_temperature"),

@@ -81,7 +81,14 @@ class PrepareImages:
         return {**batch, "pixel_values": (images - mean) / std}
 
 
+STEP_OF_LENGTHS = 16  # tokens: few shapes are few recordings, see `gradients.py`
+
+
 def without_common_padding(batch: Batch) -> Batch:
-    """Texts, shortened to the longest of the batch: what is padding in every row changes nothing."""
-    longest = int(batch["attention_mask"].sum(dim=1).max())
+    """Texts, shortened to about the longest of the batch: what is padding in every row changes nothing."""
+    longest = rounded_up(int(batch["attention_mask"].sum(dim=1).max()))
     return {name: tensor[:, :longest] if tensor.dim() == 2 else tensor for name, tensor in batch.items()}
+
+
+def rounded_up(length: int) -> int:
+    return -(-length // STEP_OF_LENGTHS) * STEP_OF_LENGTHS

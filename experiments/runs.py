@@ -1,7 +1,7 @@
 """What `one_run.py` trains: the settings, and in which order learning rates are tried and chosen.
 
 Every method has its own learning rates. `sweep` tries them with one seed; `finalists` gives the three best of one model and of one
-run, and the best of each comparator, two seeds more; the best mean Brier score on validation rows decides.
+run two seeds more; the best mean Brier score on validation rows decides. What is published has seeds that chose nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +22,10 @@ from .splits import Splits
 
 
 Row = dict[str, Any]  # of a results file
-SEEDS = (0, 100, 200)
+SWEEP_SEEDS, SEEDS = (0, 100, 200), (1000, 1100, 1200)
 SMALLEST_LAYERS = 6
+FACTORS = (0.5, 1.0, 2.0)
+SMALL_BATCH_RATES = (3.125e-6, 6.25e-6, 1.25e-5, 2.5e-5)
 OWN, SHARED = ("embeddings",), ("embeddings", "layernorm", "mlp")  # what members share behind the trunk
 
 
@@ -35,6 +37,7 @@ class Run:
     members: 1 for a plain model; learning_rate: of the first `trunk` layers, which the members of a Hydra share
     branch_rate: multiplies the learning rate of the layers behind
     start: "pretrained", or what is made of the checkpoints of this seed first
+    batch: None for the setting's
     """
 
     group: str
@@ -47,6 +50,12 @@ class Run:
     loss: str = "members"
     seed: int = 0
     start: str = "pretrained"
+    batch: int | None = None
+
+
+def run_of(row: Row) -> Run:
+    """That of a row in a results file."""
+    return Run(**row["run"] | {"shared": tuple(row["run"]["shared"])})
 
 
 @dataclass(frozen=True)
@@ -56,9 +65,10 @@ class Setting:
     single, one_run: the usual training of one model and of a Hydra; epochs of others are multiples of these
     comparators: the usual training of each
     layers: of the model; members: how many, of Deep Ensembles and of Hydras
-    factors: of each method's usual learning rate, that `sweep` tries
+    factors: of each method's usual learning rate, that `sweep` tries; of comparators those in `FACTORS` alone
     branch_rates: that `sweep` tries, of one model and of one run
-    seeds: of what is published; the first one is that of the sweep
+    sweep_seeds, seeds: of what learning rates are chosen by, and of what is published
+    compiles: compiles the layers, which pays where all batches have one shape
     """
 
     read: Callable[[Path, Path], Splits]
@@ -70,9 +80,11 @@ class Setting:
     comparators: tuple[Run, ...] = ()
     layers: int = 12
     members: tuple[int, ...] = (3, 5)
-    factors: tuple[float, ...] = (0.5, 1.0, 2.0)
-    branch_rates: tuple[tuple[float, ...], tuple[float, ...]] = ((1.0, 3.0, 6.0), (3.0, 6.0, 12.0))
+    factors: tuple[float, ...] = FACTORS
+    branch_rates: tuple[tuple[float, ...], tuple[float, ...]] = ((3.0, 6.0, 12.0), (3.0, 6.0, 12.0))
+    sweep_seeds: tuple[int, ...] = SWEEP_SEEDS
     seeds: tuple[int, ...] = SEEDS
+    compiles: bool = False
 
 
 def new_image_model(start: Path, seed: int) -> PreTrainedModel:
@@ -145,6 +157,7 @@ def image_setting(
     new_model: Callable[[Path, int], PreTrainedModel],
     batch: int,
     layers: int = 12,
+    **options: Any,
 ) -> Setting:
     return Setting(
         read,
@@ -157,23 +170,29 @@ def image_setting(
             replace(IMAGE, group="LoRA ensemble", learning_rate=2e-3, branch_rate=1.0, loss="mean"),
             replace(IMAGE, group="BatchEnsemble", members=3, loss="mean"),
             replace(IMAGE, group="MIMO", members=3, loss="mean"),
-            replace(IMAGE, group="MC Dropout", learning_rate=1e-4, loss="mean"),
+            replace(IMAGE, group="MC Dropout", learning_rate=5e-5, loss="mean"),
         ),
         layers=layers,
+        **options,
     )
 
 
 WIDE = (0.5, 1.0, 2.0, 4.0)
-CLINC = {"factors": WIDE, "branch_rates": ((3.0, 6.0, 12.0), (3.0, 6.0, 12.0))}
+IMAGES = {
+    "factors": (0.25, 0.5, 1.0, 2.0),
+    "branch_rates": ((1.0, 3.0, 6.0, 12.0), (3.0, 6.0, 12.0)),
+    "compiles": True,
+}
+CLINC = {"factors": WIDE, "branch_rates": ((6.0, 12.0, 24.0), (6.0, 12.0, 24.0))}
+# Test rows were seen with other seeds.
+SMALL = {"sweep_seeds": SEEDS, "seeds": (2000, 2100, 2200)}
+SST2 = {"members": (3,), "factors": (0.25, 0.5, 1.0, 2.0), "branch_rates": ((1.0, 3.0, 6.0), (1.0, 3.0, 6.0))}
 SETTINGS = {
-    "images": image_setting(read_tiny_imagenet, new_image_model, 256),
+    "images": image_setting(read_tiny_imagenet, new_image_model, 256, **IMAGES),
     "clinc150": text_setting(read_clinc("clinc150_train"), 150, 6, **CLINC),
-    # test rows were seen with other seeds
-    "clinc150-small": text_setting(read_clinc("clinc150_train_small"), 150, 12, seeds=(1000, 1100, 1200), **CLINC),
+    "clinc150-small": text_setting(read_clinc("clinc150_train_small"), 150, 12, **CLINC, **SMALL),
     "smallest": image_setting(lambda folder, start: smallest.splits(), new_smallest_model, 32, SMALLEST_LAYERS),
-    "sst2": text_setting(
-        read_sst2, 2, 3, learning_rate=1e-4, members=(3,), factors=WIDE, branch_rates=((1.0, 3.0), (1.0, 3.0))
-    ),
+    "sst2": text_setting(read_sst2, 2, 3, learning_rate=1e-4, **SST2),
 }
 
 
@@ -185,17 +204,23 @@ def sweep(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
     branch_rates = [*setting.branch_rates, *((run.branch_rate,) for run in setting.comparators)]
     for usual, of_branches in zip((setting.single, setting.one_run, *setting.comparators), branch_rates, strict=True):
         for factor in setting.factors:
-            for branch_rate in of_branches:
+            for branch_rate in of_branches if usual.group in ("one model", "one run") or factor in FACTORS else ():
                 rates = {"learning_rate": factor * usual.learning_rate, "branch_rate": branch_rate}
-                yield replace(usual, seed=setting.seeds[0], **rates)
+                yield replace(usual, seed=setting.sweep_seeds[0], **rates)
+
+
+def small_batches(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
+    """One run with the batches and the branches' rate that `finetune` has by default, and learning rates around its own."""
+    for learning_rate in SMALL_BATCH_RATES:
+        rates = {"learning_rate": learning_rate, "branch_rate": 6.0}
+        yield replace(setting.one_run, seed=setting.sweep_seeds[0], batch=32, **rates)
 
 
 def finalists(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
-    """The best of each sweep, with two seeds more."""
-    for usual in (setting.single, setting.one_run, *setting.comparators):
-        best = best_runs(usual, rows, setting.seeds[:1])
-        for run in best[: 1 if usual in setting.comparators else 3]:
-            yield from (replace(run, seed=seed) for seed in setting.seeds)
+    """The best of two sweeps, with two seeds more."""
+    for usual in (setting.single, setting.one_run):
+        for run in best_runs(usual, rows, setting.sweep_seeds[:1])[:3]:
+            yield from (replace(run, seed=seed) for seed in setting.sweep_seeds)
 
 
 def best_runs(usual: Run, rows: Sequence[Row], seeds: Sequence[int]) -> list[Run]:
@@ -203,7 +228,7 @@ def best_runs(usual: Run, rows: Sequence[Row], seeds: Sequence[int]) -> list[Run
     scores: dict[Run, dict[int, float]] = {}
     for row in rows:
         if row["name"] == usual.group and "run" in row:
-            run = Run(**row["run"] | {"shared": tuple(row["run"]["shared"])})
+            run = run_of(row)
             rates = {"learning_rate": usual.learning_rate, "branch_rate": usual.branch_rate}
             if run.seed in seeds and replace(run, seed=usual.seed, **rates) == usual:
                 scores.setdefault(replace(run, seed=usual.seed), {})[run.seed] = row["validation"]["brier"]
@@ -212,7 +237,7 @@ def best_runs(usual: Run, rows: Sequence[Row], seeds: Sequence[int]) -> list[Run
 
 def variants(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
     """Other trunks, shares, losses and lengths."""
-    usual = replace(setting.one_run, seed=setting.seeds[0])
+    usual = replace(setting.one_run, seed=setting.sweep_seeds[0])
     for branches, epochs in ((2, 10), (4, 8), (6, 7)):
         yield replace(usual, trunk=setting.layers - branches, epochs=round(usual.epochs * epochs / 9))
     for epochs in (6, 12):
@@ -223,8 +248,12 @@ def variants(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
 
 def chosen(setting: Setting, rows: Sequence[Row]) -> Setting:
     """The setting with the learning rates that were best on validation rows, of those that were tried."""
-    best = {kind: best_runs(getattr(setting, kind), rows, setting.seeds) for kind in ("single", "one_run")}
-    return replace(setting, **{kind: runs[0] for kind, runs in best.items() if runs})
+
+    def best(usual: Run) -> Run:
+        return next(iter(best_runs(usual, rows, setting.sweep_seeds)), usual)
+
+    comparators = tuple(map(best, setting.comparators))
+    return replace(setting, single=best(setting.single), one_run=best(setting.one_run), comparators=comparators)
 
 
 def seeds(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
@@ -238,9 +267,17 @@ def seeds(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
         yield from (replace(usual, members=members) for members in setting.members)
 
 
+def comparators(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
+    """The others that are published."""
+    for usual in setting.comparators:
+        yield from (replace(usual, seed=seed) for seed in setting.seeds)
+
+
 GROUPS: dict[str, Callable[[Setting, Sequence[Row]], Iterator[Run]]] = {
     "sweep": sweep,
+    "small batches": small_batches,
     "finalists": finalists,
     "seeds": seeds,
+    "comparators": comparators,
     "variants": variants,
 }

@@ -38,6 +38,7 @@ from hydra_transformers.uncertainty import calibrate
 
 from .one_run import train
 from .results import rounded
+from .rows import rounded_up
 from .runs import Run
 from .table import cell, markdown
 
@@ -67,6 +68,7 @@ class Task:
     best: str
     columns: dict[str, Any] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
+    compiles = False  # batches differ in length
 
     @property
     def classifier_rate(self) -> float:
@@ -150,7 +152,7 @@ class Rows:
         return len(self.lengths)
 
     def batch(self, places: Tensor) -> Batch:
-        longest = int(self.lengths[places].max())
+        longest = rounded_up(int(self.lengths[places].max()))
         places = places.to(self.tensors["input_ids"].device)
         found = {name: tensor[places] for name, tensor in self.tensors.items()}
         return {
@@ -348,7 +350,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--start", required=True, help="the folder of the pre-trained model")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--tasks", nargs="+", default=["regression", "multi-label", "tokens"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="0 chooses learning rates")
     parser.add_argument("--rows", type=int, help="at most so many rows of each set, to see whether it runs")
     parser.add_argument("--workers", type=int, default=1, help="processes; each trains one model at a time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -57,8 +57,8 @@ def test_what_the_results_file_has_is_not_run_again():
     first, *others = runs.sweep(setting, [])
     rows = [{"name": first.group, "run": json.loads(json.dumps(asdict(first)))}, {"name": "x", "error": "memory"}]
     assert one_run.tasks_of("sweep", setting, rows) == others
-    tasks = one_run.tasks_of(one_run.COMPOSED, setting, [{"name": "soup", "task": "soup-0"}])
-    assert len(tasks) == 3 * len(one_run.KINDS) - 1 and ("soup", 0) not in tasks
+    tasks = one_run.tasks_of(one_run.COMPOSED, setting, [{"name": "soup", "task": "soup-1000"}])
+    assert len(tasks) == 3 * len(one_run.KINDS) - 1 and ("soup", 1000) not in tasks
     assert {kind for kind, _ in one_run.tasks_of(one_run.COMPOSED, runs.SETTINGS["sst2"], [])} == {"ensembles", "soup"}
 
 
@@ -106,6 +106,7 @@ def test_cells_are_means_with_standard_deviations_and_say_of_how_few_seeds_they_
 def one_run_rows(name: str, brier: float, test: float, count: int = 3, **run) -> list[dict]:
     found = {"accuracy": test, "aurc": 0.05, "nll": 0.7, "answered_at_5": 0.6, "answered_at_5_with_near": 0.4}
     found |= {f"{group}_{score}": 0.75 for group in ("near", "far") for score in ("msp", "energy")}
+    found |= {"calibrated_answered": 0.5, "calibrated_errors": 0.04}
     usual = runs.Run(name, **{"members": 1, "branch_rate": 1.0, "epochs": 8} | run)
     row = {"name": name, "work": 150 if name == "one run" else 100, "validation": {"brier": brier}, "test": found}
     return [row | {"run": asdict(replace(usual, seed=seed))} for seed in runs.SEEDS[:count]]
@@ -137,17 +138,30 @@ def test_the_three_best_of_a_sweep_get_more_seeds_and_their_mean_decides():
     for kind in (setting.single, setting.one_run):
         for run in runs.sweep(setting, []):
             if run.group == kind.group:
-                brier = 0.3 + abs(run.learning_rate - 5e-5) * 1e4 + abs(run.branch_rate - 3) / 100
+                brier = 0.3 + abs(run.learning_rate - 5e-5) * 1e4 + abs(run.branch_rate - 6) / 100
                 rows.append({"name": run.group, "run": asdict(run), "validation": {"brier": brier}})
     for run in dict.fromkeys(runs.finalists(setting, rows)):
-        if run.seed != setting.seeds[0]:  # the second best of the first seed is best with all three
-            brier = 0.1 if run.branch_rate == 6 else 0.5
+        if run.seed != setting.sweep_seeds[0]:  # the second best of the first seed is best with all three
+            brier = 0.1 if run.branch_rate == 12 else 0.5
             rows.append({"name": run.group, "run": asdict(run), "validation": {"brier": brier}})
     assert len(rows) == 24 + 12
     best = runs.chosen(setting, rows)
     for run in (best.single, best.one_run):
-        assert (run.learning_rate, run.branch_rate, run.seed) == (5e-5, 6.0, 0)
+        assert (run.learning_rate, run.branch_rate, run.seed) == (5e-5, 12.0, 0)
     assert best.single.epochs == 12 and best.one_run.members == 3
+    published = {run.seed for run in runs.seeds(best, rows)}
+    assert published.isdisjoint(setting.sweep_seeds) and published >= set(setting.seeds)
+
+
+def test_a_threshold_of_validation_rows_is_judged_on_test_rows():
+    confidence = torch.linspace(1, 0, 1000)
+    validation = {"confidence": confidence, "correct": (torch.arange(1000) < 500).float()}
+    test = {"confidence": confidence[::2], "correct": (torch.arange(500) < 200).float()}
+    found = one_run.answered_as_calibrated(validation, test)
+    assert 0.45 < found["calibrated_answered"] < 0.53  # the surest half, and some errors below the promised 5 %
+    assert found["calibrated_errors"] == pytest.approx(1 - 0.4 / found["calibrated_answered"], abs=1e-6)
+    never = {"confidence": confidence, "correct": torch.zeros(1000)}
+    assert one_run.answered_as_calibrated(never, test) == {"calibrated_answered": 0.0, "calibrated_errors": 0.0}
 
 
 def test_a_page_gets_its_tables_and_keeps_its_words():
