@@ -39,11 +39,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Hides the modules imported so far from the garbage collector: each training asks for a full collection, which would
-    spend half a second on torch, Transformers and scikit-learn."""
-    from tests.processes import fix_arithmetic
+    from tests.processes import fix_arithmetic, start_fork_server
 
     fix_arithmetic()
+    start_fork_server()
+    gc.set_threshold(100_000, 20, 20)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def hidden_from_the_garbage_collector() -> None:
+    """Each training asks for a full collection, which would spend a second on modules and on what earlier files of tests keep."""
     gc.collect()
     gc.freeze()
 
