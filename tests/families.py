@@ -84,11 +84,12 @@ def backbone(model_class: type, defaults: dict, configure: Callable | None = Non
     return backbone_of
 
 
-def keep_first_layers(hydra: torch.nn.Module, count: int = 1) -> None:
-    """Of each tower one layer, which says as much about a format or a compiler as three do, in half of the time."""
+def keep_layers(hydra: torch.nn.Module, *numbers: int) -> None:
+    """Of each tower these layers: one says as much about a format or a compiler as three do, in half of the time. In the last one
+    members keep different numbers of heads, and one has none."""
     for module in hydra.modules():
         if isinstance(getattr(module, "layers", None), torch.nn.ModuleList):
-            module.layers = module.layers[:count]
+            module.layers = torch.nn.ModuleList(module.layers[number] for number in numbers)
 
 
 vit_backbone = backbone(transformers.ViTForImageClassification, {**SIZES, **IMAGE_SIZES})

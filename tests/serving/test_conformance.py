@@ -57,7 +57,8 @@ def image_files() -> list[bytes]:
 def save_calibrated_texts(folder: Path) -> Path:
     backbone = save_bert(folder / "bert")
     tokenizer = AutoTokenizer.from_pretrained(backbone)
-    hydra = hydra_of(BertForSequenceClassification.from_pretrained(backbone))
+    one_layer = BertForSequenceClassification.from_pretrained(backbone, num_hidden_layers=1)
+    hydra = hydra_of(one_layer, [{0: [0]}, {0: [1, 2]}, {0: [3]}])
     rows = review_rows(60).map(lambda row, place: {"sentence": texts()[place]}, with_indices=True)
     hydra.calibrate(load_data(rows, tokenizer, max_length=16), target={"coverage": 0.5}, alpha=0.2)
     hydra.save_pretrained(folder / "calibrated-texts")
