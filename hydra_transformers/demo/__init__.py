@@ -71,7 +71,6 @@ def run_demo(output: Path, fast: bool = False) -> None:
         branch_rate=3.0,
         num_train_epochs=EPOCHS,
         max_steps=4 if fast else -1,
-        per_device_train_batch_size=32,
         save_strategy="no",
         logging_strategy="no",
         report_to="none",

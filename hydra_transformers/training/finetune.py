@@ -89,7 +89,7 @@ def finetune(
         num_members (`int`, defaults to 3), trunk_layers (`int` or `float`, defaults to 0.75):
             As for `AutoHydra.from_backbone`.
         learning_rate (`float`, *optional*):
-            The peak learning rate of the trunk, by default that of `HydraTrainingArguments`, 2.5e-5.
+            The peak learning rate of the trunk, by default that of `HydraTrainingArguments`, 1.25e-5.
         epochs (`float`, *optional*):
             Passes over the training rows; by default 3 to 12, fewer for more rows.
         batch_size (`int`, defaults to 32):

@@ -58,7 +58,7 @@ class Recipe:
     def training_arguments(self, output_dir: str | os.PathLike, **overrides: Any) -> HydraTrainingArguments:
         """The recipe as `HydraTrainingArguments`, for `HydraTrainer` or `Trainer`.
 
-        The paper names no batch sizes: pass `per_device_train_batch_size`, it is 8 otherwise. A recipe that stops early or
+        The paper names no batch sizes: pass `per_device_train_batch_size`, it is 32 otherwise. A recipe that stops early or
         keeps the best checkpoint ("sst2") needs a `compute_metrics` in the Trainer that returns its metric, such as
         `compute_accuracy`.
 

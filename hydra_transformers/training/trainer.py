@@ -34,10 +34,10 @@ def _setting(default: Any, help_text: str) -> Any:
 @dataclass
 class HydraTrainingArguments(TrainingArguments):
     """`TrainingArguments` with the learning rates of a Hydra that is fine-tuned in one run. A plain `Trainer` takes them, too, and
-    trains everything at `learning_rate`. The defaults were chosen on validation rows, see docs/fine-tuning.md.
+    trains everything at `learning_rate`. The defaults were chosen together, on validation rows: see docs/fine-tuning.md.
 
     Args:
-        learning_rate (`float`, defaults to 2.5e-5):
+        learning_rate (`float`, defaults to 1.25e-5):
             The peak learning rate of the trunk and the embeddings, and of all layers of a model with one member.
         branch_rate (`float`, defaults to 6.0):
             The learning rate of the branches, the layers behind the trunk of several members, as a multiple of
@@ -46,14 +46,15 @@ class HydraTrainingArguments(TrainingArguments):
             The peak learning rate of what follows the encoder, for new classifiers; `None` for `learning_rate`.
         class_weights (`str`, *optional*):
             "balanced" gives rare classes more weight: each class counts as if it had as many training rows as the others.
-        weight_decay, warmup_steps, lr_scheduler_type:
-            As in `TrainingArguments`, with the defaults 0.05, 0.1 (a share of all steps) and "cosine".
+        per_device_train_batch_size, weight_decay, warmup_steps, lr_scheduler_type:
+            As in `TrainingArguments`, with the defaults 32, 0.05, 0.1 (a share of all steps) and "cosine".
     """
 
-    learning_rate: float = _setting(2.5e-5, "The peak learning rate of trunk and embeddings.")
+    learning_rate: float = _setting(1.25e-5, "The peak learning rate of trunk and embeddings.")
     branch_rate: float = _setting(6.0, "The learning rate of the branches, as a multiple of learning_rate.")
     classifier_learning_rate: float | None = _setting(1e-3, "Of what follows the encoder; None for learning_rate.")
     class_weights: str | None = _setting(None, '"balanced" gives rare classes more weight.')
+    per_device_train_batch_size: int = _setting(32, "Rows per step and device.")
     weight_decay: float = _setting(0.05, "Decoupled weight decay, not on biases and norms.")
     warmup_steps: float = _setting(0.1, "Steps of linear warm-up; below 1, a share of all steps.")
     lr_scheduler_type: str = _setting("cosine", "The schedule of the learning rates.")
