@@ -57,9 +57,10 @@ TUNED = (0.125, 0.25, 0.5, 1.0)  # learning rates for short training of what was
 COMPOSED = "composed"  # what is made of the checkpoints that `seeds` kept, a task for each kind and seed
 KINDS = ("ensembles", "soup", "Laplace", *comparators.PRUNERS)
 STAGES = (
-    ("sweep", "small batches"),
+    ("sweep",),
+    ("edges",),
     ("finalists",),
-    ("seeds",),
+    ("small batches", "seeds"),
     (COMPOSED, "comparators", "variants"),
 )  # each needs those before it
 RISK, CONFIDENCE = 0.05, 0.9  # what a threshold from validation rows promises
@@ -345,7 +346,7 @@ def tasks_of(group: str, setting: Setting, rows: list[Row]) -> list[Run | tuple[
         runs = dict.fromkeys(GROUPS[group](setting, rows))
         return [run for run in runs if run not in done]
     kinds = KINDS if setting.comparators else KINDS[:2]
-    return [(kind, seed) for kind in reversed(kinds) for seed in setting.seeds if f"{kind}-{seed}" not in composed]
+    return [(kind, seed) for kind in kinds for seed in setting.seeds if f"{kind}-{seed}" not in composed]
 
 
 def write(path: Path, content: dict[str, Any], values: dict[str, np.ndarray]) -> None:
@@ -394,7 +395,7 @@ def main(words: Sequence[str] | None = None) -> None:
         worker.start()
     for stage in STAGES:
         usual = SETTINGS[args.setting]
-        setting = usual if stage in STAGES[:2] else chosen(usual, rows)
+        setting = usual if stage in STAGES[:3] else chosen(usual, rows)
         tasks = [task for group in stage if group in args.only for task in tasks_of(group, setting, rows)]
         for task in tasks:
             queue.put((task, setting.single, setting.one_run))

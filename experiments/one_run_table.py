@@ -59,18 +59,23 @@ def render(content: Mapping[str, Any]) -> dict[str, str]:
 
 def chosen_rows(content: Mapping[str, Any]) -> dict[str, list[Row]]:
     """By title, in the order of the table, the row of each seed; of several learning rates those with the best mean Brier score on
-    validation rows. A method without all seeds is left out."""
+    validation rows. Where those seeds are not there, as many others; a method with fewer is left out."""
     variants: dict[str, dict[tuple, list[Row]]] = {}
     rows, seeds = content["rows"], content.get("seeds", SEEDS)
     epochs = epochs_of(rows)
     for row in rows:
-        if "error" not in row and row["run"]["seed"] in seeds:
-            rates = tuple(str(row["run"].get(name)) for name in ("learning_rate", "branch_rate", "loss", "shared"))
-            variants.setdefault(title_of(row, epochs), {}).setdefault(rates, []).append(row)
-    finished = {
-        title: [runs for runs in by_rate.values() if len(runs) == len(seeds)] for title, by_rate in variants.items()
-    }
-    chosen = {title: min(by_rate, key=validation_brier) for title, by_rate in finished.items() if by_rate}
+        if "error" not in row:
+            rates = tuple(
+                str(row["run"].get(name)) for name in ("learning_rate", "branch_rate", "loss", "shared", "batch")
+            )
+            key = (row["run"]["seed"] in seeds, *rates)
+            variants.setdefault(title_of(row, epochs), {}).setdefault(key, []).append(row)
+    chosen = {}
+    for title, by_rate in variants.items():
+        finished = {key: runs for key, runs in by_rate.items() if len(runs) == len(seeds)}
+        if finished:
+            of_seeds = [runs for key, runs in finished.items() if key[0] == max(finished)[0]]
+            chosen[title] = sorted(min(of_seeds, key=validation_brier), key=lambda row: row["run"]["seed"])
     places = {title: next(n for n, start in enumerate((*ORDER, "")) if title.startswith(start)) for title in chosen}
     return {title: chosen[title] for title in sorted(chosen, key=places.__getitem__)}
 
@@ -103,7 +108,8 @@ def cells(rows: list[Row], one_model: int, epochs: int) -> list[str]:
     work, trainings = cost_of(rows[0], one_model, epochs)
 
     def percent(metric: str) -> str:
-        return cell([100 * row["test"][metric] for row in rows], ".1f").partition(" ")[0]
+        judged = [100 * row["test"][metric] for row in rows if metric in row["test"]]
+        return cell(judged, ".1f").partition(" ")[0] if judged else "-"
 
     def average(metric: str) -> str:
         judged = [row["test"][metric] for row in rows if metric in row["test"]]
@@ -154,12 +160,9 @@ def differences(content: Mapping[str, Any], values: Mapping[str, np.ndarray]) ->
     """{title: {other title: {metric: [difference, low, high]}}}: 95 % intervals of paired bootstraps over rows and seeds."""
     seeds = content.get("seeds", SEEDS)
     places = {id(row): place for place, row in enumerate(content["rows"])}
-    published = {
-        title: {row["run"]["seed"]: places[id(row)] for row in of_title}
-        for title, of_title in chosen_rows(content).items()
-    }
+    published = {title: [places[id(row)] for row in of_title] for title, of_title in chosen_rows(content).items()}
     random = np.random.default_rng(0)
-    count = len(values[f"{published['One model'][seeds[0]]}/sure"])
+    count = len(values[f"{published['One model'][0]}/sure"])
     # the first draw is the data as they are
     weights = np.vstack([np.ones(count), random.multinomial(count, np.full(count, 1 / count), DRAWS)]).astype(
         "float32"
@@ -167,7 +170,7 @@ def differences(content: Mapping[str, Any], values: Mapping[str, np.ndarray]) ->
     drawn = np.vstack([np.arange(len(seeds)), random.integers(len(seeds), size=(DRAWS, len(seeds)))])
     measured = {}
     for title, of_seeds in published.items():
-        by_seed = [drawn_metrics(values, of_seeds[seed], weights) for seed in seeds]  # (draws,) each
+        by_seed = [drawn_metrics(values, place, weights) for place in of_seeds]  # (draws,) each
         measured[title] = {name: np.stack([metrics[name] for metrics in by_seed]) for name in by_seed[0]}
     found: dict[str, Any] = {}
     one_run = next(title for title in published if title.startswith("One run"))

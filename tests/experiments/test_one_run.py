@@ -153,6 +153,18 @@ def test_the_three_best_of_a_sweep_get_more_seeds_and_their_mean_decides():
     assert published.isdisjoint(setting.sweep_seeds) and published >= set(setting.seeds)
 
 
+def test_where_the_best_of_a_sweep_lies_at_its_edge_the_next_value_is_tried():
+    setting = runs.SETTINGS["sst2"]
+    rows = []
+    for run in runs.sweep(setting, []):
+        brier = 0.3 - run.learning_rate if run.group == "one model" else 0.3 + abs(run.learning_rate - 5e-5)
+        brier += abs(run.branch_rate - 3) / 1e6 if run.group == "one model" else run.branch_rate / 1e6
+        rows.append({"name": run.group, "run": asdict(run), "validation": {"brier": brier}})
+    found = [(run.group, run.learning_rate, run.branch_rate, run.seed) for run in runs.edges(setting, rows)]
+    assert found == [("one model", 2e-4, 3.0, 0), ("one run", 5e-5, 0.5, 0)]
+    assert not list(runs.edges(setting, []))
+
+
 def test_a_threshold_of_validation_rows_is_judged_on_test_rows():
     confidence = torch.linspace(1, 0, 1000)
     validation = {"confidence": confidence, "correct": (torch.arange(1000) < 500).float()}
