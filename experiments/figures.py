@@ -53,8 +53,6 @@ FIGURES = (
     ),
     Figure("Circuits' times", *_measured("circuit_extraction.py --preset vit-b16", "circuit_extraction_h200")),
     Figure("Circuits' times on a CPU", *_measured("circuit_extraction.py --preset cpu", "circuit_extraction_cpu")),
-    Figure("Language models, counted", *_measured("llm_classifiers.py", "llm_classifiers")),
-    Figure("Language models, run", *_measured("llm_classifiers.py --preset medium", "llm_classifiers_medium")),
 )
 
 

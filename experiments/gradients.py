@@ -1,33 +1,14 @@
 """The gradients of a batch. On a GPU the work is recorded once for each shape, as a CUDA graph, and replayed: a small model
-otherwise waits for Python most of the time. Where all batches have one shape, the layers are compiled first."""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+otherwise waits for Python most of the time."""
 
 import torch
 from torch import nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .rows import Batch
 
 
 LARGEST_NORM = 1.0
 PASSES_BEFORE_RECORDING = 2  # in which libraries set themselves up
-MOST_KINDS_OF_LAYERS = 64  # plain, with adapters, of the trunk, of branches, ..., in one process
-
-
-@contextmanager
-def compiled_layers(model: nn.Module, backend: str = "inductor") -> Iterator[None]:
-    """Each kind of layer is compiled once, and is as it was afterwards."""
-    torch._dynamo.config.recompile_limit = MOST_KINDS_OF_LAYERS
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    for layer in layers:
-        layer.compile(backend=backend, dynamic=False)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer._compiled_call_impl = None
 
 
 class Gradients:

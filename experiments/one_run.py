@@ -18,7 +18,6 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -45,7 +44,7 @@ from hydra_transformers.uncertainty import (
 from hydra_transformers.uncertainty.metrics import diversity_metrics, error_coverage_curve, sample_values
 
 from . import comparators
-from .gradients import Gradients, compiled_layers
+from .gradients import Gradients
 from .rows import Batch, TensorRows, as_it_is
 from .runs import GROUPS, SETTINGS, Row, Run, Setting, chosen, run_of
 from .splits import Splits
@@ -108,13 +107,12 @@ def train(
     )
     model.train()
     compute_gradients = Gradients(model, run.members if run.loss == "members" else 1, device)
-    with compiled_layers(model) if setting.compiles and device == "cuda" else nullcontext():
-        for _ in range(run.epochs):
-            for indices in torch.randperm(len(rows)).split(batch_size):
-                if len(indices) == batch_size:
-                    compute_gradients(collate(rows.__getitems__(indices.tolist())))
-                    optimizer.step()
-                    schedule.step()
+    for _ in range(run.epochs):
+        for indices in torch.randperm(len(rows)).split(batch_size):
+            if len(indices) == batch_size:
+                compute_gradients(collate(rows.__getitems__(indices.tolist())))
+                optimizer.step()
+                schedule.step()
     optimizer.zero_grad()
     model.eval()
 

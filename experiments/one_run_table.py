@@ -16,7 +16,7 @@ from hydra_transformers._io.files import write_atomically
 
 from .comparators import MEMBERS, MIMO_ROWS, SAMPLES
 from .runs import SEEDS, Row
-from .table import cell, markdown
+from .table import NOT_JUDGED, cell, markdown
 
 
 HEADINGS = (
@@ -44,7 +44,9 @@ def render(content: Mapping[str, Any]) -> dict[str, str]:
     """ "": a row per method with all seeds; "/differences": to those of `COMPARED`"""
     published = chosen_rows(content)
     epochs, one_model = epochs_of(content["rows"]), published["One model"][0]["work"]
-    tables = {"": markdown(HEADINGS, {title: cells(rows, one_model, epochs) for title, rows in published.items()})}
+    columns = zip(HEADINGS, *(cells(rows, one_model, epochs) for rows in published.values()), strict=True)
+    headings, *shown = zip(*(column for column in columns if set(column[1:]) != {NOT_JUDGED}), strict=True)
+    tables = {"": markdown(headings, dict(zip(published, shown, strict=True)))}
     if "differences" in content:
         compared = [other for other in COMPARED if other in content["differences"]["One model"]]
         headings = [f"{what}, to {other}" for other in compared for what in ("accuracy", "AURC x 1000")]
@@ -107,13 +109,14 @@ def title_of(row: Row, epochs: int) -> str:
 def cells(rows: list[Row], one_model: int, epochs: int) -> list[str]:
     work, trainings = cost_of(rows[0], one_model, epochs)
 
+    is_calibrated = all("calibrated_answered" in row["test"] for row in rows)
+
     def percent(metric: str) -> str:
-        judged = [100 * row["test"][metric] for row in rows if metric in row["test"]]
-        return cell(judged, ".1f").partition(" ")[0] if judged else "-"
+        return cell([100 * row["test"][metric] for row in rows], ".1f").partition(" ")[0]
 
     def average(metric: str) -> str:
         judged = [row["test"][metric] for row in rows if metric in row["test"]]
-        return f"{mean(judged):.3f}" if judged else "-"
+        return f"{mean(judged):.3f}" if judged else NOT_JUDGED
 
     return [
         f"{work:.2f}",
@@ -122,7 +125,7 @@ def cells(rows: list[Row], one_model: int, epochs: int) -> list[str]:
         f"{1000 * mean(row['test']['aurc'] for row in rows):.1f}",
         f"{percent('answered_at_5')} %",
         f"{percent('answered_at_5_with_near')} %",
-        f"{percent('calibrated_answered')} / {percent('calibrated_errors')} %",
+        f"{percent('calibrated_answered')} / {percent('calibrated_errors')} %" if is_calibrated else NOT_JUDGED,
         *(f"{percent(f'{group}_msp')} / {percent(f'{group}_energy')}" for group in ("near", "far")),
         average("nll"),
         average("ece_with_temperature"),

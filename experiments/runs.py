@@ -69,7 +69,6 @@ class Setting:
     factors: of each method's usual learning rate, that `sweep` tries; of comparators those in `FACTORS` alone
     branch_rates: that `sweep` tries, of one model and of one run
     sweep_seeds, seeds: of what learning rates are chosen by, and of what is published
-    compiles: compiles the layers, which pays where all batches have one shape
     """
 
     read: Callable[[Path, Path], Splits]
@@ -85,7 +84,6 @@ class Setting:
     branch_rates: tuple[tuple[float, ...], tuple[float, ...]] = ((3.0, 6.0, 12.0), (3.0, 6.0, 12.0))
     sweep_seeds: tuple[int, ...] = SWEEP_SEEDS
     seeds: tuple[int, ...] = SEEDS
-    compiles: bool = False
 
 
 def new_image_model(start: Path, seed: int) -> PreTrainedModel:
@@ -178,7 +176,7 @@ def image_setting(
     )
 
 
-IMAGES = {"branch_rates": ((1.0, 3.0, 6.0), (3.0, 6.0, 12.0)), "compiles": True}
+IMAGES = {"branch_rates": ((1.0, 3.0, 6.0), (3.0, 6.0, 12.0))}
 # Test rows were seen with other seeds.
 SMALL = {"factors": (0.5, 1.0, 2.0, 4.0), "sweep_seeds": SEEDS, "seeds": (2000, 2100, 2200)}
 SST2 = {"members": (3,), "branch_rates": ((1.0, 3.0, 6.0), (1.0, 3.0, 6.0))}

@@ -68,7 +68,6 @@ class Task:
     best: str
     columns: dict[str, Any] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
-    compiles = False  # batches differ in length
 
     @property
     def classifier_rate(self) -> float:

@@ -3,22 +3,27 @@
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import Qwen2Config, Qwen2ForSequenceClassification, ViTConfig, ViTForImageClassification
 
-from hydra_transformers import HydraViTForImageClassification
+from hydra_transformers import HydraQwen2Config, HydraQwen2ForSequenceClassification, HydraViTForImageClassification
 from hydra_transformers.cost import (
     compare_costs,
     count_multiply_adds,
     count_parameters,
     inputs_for,
+    multiply_adds_of,
     readable_count,
     unpruned_backbone,
 )
 from hydra_transformers.fusion.probe import example_inputs
+from hydra_transformers.fusion.structure import without_weights
 from hydra_transformers.reports import cost_table
 from tests.families import BERT, CLIP, DEBERTA, LLAMA, ROBERTA, VIT, for_families, vit_backbone
+from tests.pages import ROOT
 
 
+QWEN2_7B = {"hidden_size": 3584, "intermediate_size": 18944, "vocab_size": 152064}
+QWEN2_7B |= {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
 HEADS_GONE = [{0: [0], 1: [1, 2]}, {0: [2, 3]}, {2: [0, 1]}]
 
 
@@ -100,3 +105,29 @@ def test_the_table_has_a_row_per_model_and_no_model_runs(hydra):
 @pytest.mark.parametrize(("count", "text"), [(999, "999"), (1_234_567, "1.23 M"), (17_580_000_000, "17.58 G")])
 def test_counts_are_readable(count, text):
     assert readable_count(count) == text
+
+
+@pytest.mark.slow
+def test_the_page_says_what_classifiers_on_a_language_model_take():
+    """Members with all heads, with the heads of half of the keys, and with half of the layers merged as well."""
+    all_heads = list(range(28))
+    half = [[head for head in all_heads if head // 7 in (member % 4, (member + 1) % 4)] for member in range(3)]
+    kept = {"all": [[all_heads] * 3] * 28, "half": [half] * 28, "trunk": [[all_heads] * 3] * 14 + [half] * 14}
+    text = {"input_ids": torch.ones(1, 512, dtype=torch.long, device="meta")}
+    settings = {"num_labels": 2, "pad_token_id": 0, **QWEN2_7B}
+    models = {"one": without_weights(Qwen2ForSequenceClassification, Qwen2Config(**settings))}
+    for name, kept_heads in kept.items():
+        config = HydraQwen2Config(**settings, kept_heads=kept_heads, trunk_layers=14 if name == "trunk" else 0)
+        models[name] = without_weights(HydraQwen2ForSequenceClassification, config)
+    gigabytes = {name: 2 * model.num_parameters() / 1e9 for name, model in models.items()}
+    work = {name: multiply_adds_of(model, **text) for name, model in models.items()}
+    page = (ROOT / "docs/how-it-works.md").read_text()
+    sizes = (gigabytes["one"], 3 * gigabytes["one"], gigabytes["all"], gigabytes["half"])
+    assert (
+        "one classifier on Qwen2-7B\ntakes {:.1f} GB, three take {:.1f} GB, and a Hydra of three {:.1f} GB, or {:.1f} GB with".format(
+            *sizes
+        )
+        in page
+    )
+    ratios = [f"{work[name] / work['one']:.1f}" for name in ("all", "half", "trunk")]
+    assert ratios == ["3.0", "2.8", "1.9"] and all(ratio in page for ratio in ratios)

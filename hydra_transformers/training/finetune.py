@@ -1,5 +1,6 @@
 """`finetune`: a pre-trained model and data in, a fine-tuned Hydra out, in one run."""
 
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
 from ..data.image_changes import crop_and_flip
@@ -89,7 +90,7 @@ def finetune(
         num_members (`int`, defaults to 3), trunk_layers (`int` or `float`, defaults to 0.75):
             As for `AutoHydra.from_backbone`.
         learning_rate (`float`, *optional*):
-            The peak learning rate of the trunk, by default that of `HydraTrainingArguments`, 1.25e-5.
+            The peak learning rate of the trunk; by default lower for more steps, 2.5e-5 for 500 (see docs/fine-tuning.md).
         epochs (`float`, *optional*):
             Passes over the training rows; by default 3 to 12, fewer for more rows.
         batch_size (`int`, defaults to 32):
@@ -167,12 +168,15 @@ def finetune(
         "seed": seed,
         **({} if learning_rate is None else {"learning_rate": learning_rate}),
     }
+    # Trainer makes its folder at once, and that of checkpoints is the sign of an unfinished training.
+    training = HydraTrainingArguments(
+        os.fspath(folder if finished else folder / CHECKPOINTS), **settings | metric | arguments
+    )
+    if learning_rate is None:
+        training.learning_rate = learning_rate_for(steps_of(training, len(train)))
     trainer = HydraTrainer(
         hydra,
-        # Trainer makes its folder at once, and that of checkpoints is the sign of an unfinished training.
-        HydraTrainingArguments(
-            os.fspath(folder if finished else folder / CHECKPOINTS), **settings | metric | arguments
-        ),
+        training,
         train_dataset=train,
         eval_dataset=validation,
         processing_class=processor,
@@ -199,6 +203,23 @@ def epochs_for(rows: int) -> int:
     [12, 9, 6, 3]
     """
     return min(12, max(3, round(9 * (50_000 / rows) ** 0.5)))
+
+
+def steps_of(arguments: TrainingArguments, rows: int) -> int:
+    """How often the optimizer will step."""
+    rows_per_step = arguments.train_batch_size * arguments.world_size * arguments.gradient_accumulation_steps
+    if arguments.max_steps > 0:
+        return arguments.max_steps
+    return max(1, math.ceil(arguments.num_train_epochs * math.ceil(rows / rows_per_step)))
+
+
+def learning_rate_for(steps: int) -> float:
+    """2.5e-5 for 500 steps, lower by the square root for more; from 5e-6 to 1e-4.
+
+    >>> [learning_rate_for(steps) for steps in (125, 500, 2_000, 8_000)]
+    [5e-05, 2.5e-05, 1.25e-05, 6.25e-06]
+    """
+    return min(1e-4, max(5e-6, 2.5e-5 * (500 / steps) ** 0.5))
 
 
 def no_better_than_most_frequent(accuracy: float, labels: Sequence[int], config: Any) -> list[str]:

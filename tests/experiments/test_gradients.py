@@ -1,4 +1,4 @@
-"""Compiled layers and recorded steps compute what the model does by itself."""
+"""Recorded steps compute what the model does by itself."""
 
 import copy
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments import smallest
-from experiments.gradients import Gradients, compiled_layers
+from experiments.gradients import Gradients
 
 
 def gradients_of(model, batches, device="cpu") -> list[torch.Tensor]:
@@ -31,28 +31,10 @@ def test_gradients_are_those_of_the_last_batch_clipped():
     torch.testing.assert_close(found, [parameter.grad for parameter in expected.parameters()])
 
 
-def test_compiled_layers_change_no_gradient_and_are_plain_again():
-    model = smallest.new_backbone().eval()
-    expected = gradients_of(copy.deepcopy(model), batches())
-    compiled = []
-
-    def backend(graph, inputs):
-        compiled.append(graph)
-        return graph
-
-    with compiled_layers(model, backend):
-        torch.testing.assert_close(gradients_of(model, batches()), expected)
-    assert len(compiled) == 2  # one for all layers and each batch size
-    model(**batches()[0])
-    assert all(module._compiled_call_impl is None for module in model.modules())
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("compiles", [False, True], ids=["plain", "compiled"])
-def test_recorded_steps_compute_the_same_gradients(compiles):
+def test_recorded_steps_compute_the_same_gradients():
     model = smallest.new_backbone().eval().cuda()
     expected = gradients_of(copy.deepcopy(model).float(), [batches("cuda")[-1]])  # not recorded
-    with compiled_layers(model) if compiles else torch.enable_grad():
-        found = gradients_of(model, [*batches("cuda"), *batches("cuda")], "cuda")
+    found = gradients_of(model, [*batches("cuda"), *batches("cuda")], "cuda")
     for mine, theirs in zip(found, expected, strict=True):  # in bfloat16
         assert (mine - theirs).norm() < 0.05 * max(theirs.norm(), 0.01)

@@ -200,7 +200,7 @@ def test_figures_that_pages_copy_are_those_of_the_results_file():
     for page, titles in {"README.md": readme, "docs/which-do-i-need.md": short, "docs/fusing.md": fused}.items():
         lines = (ROOT / page).read_text().splitlines()
         for title in titles:
-            rows, names = published[title], ("accuracy", "answered_at_5")[: 1 if titles is fused else 2]
+            rows, names = published[title], ("accuracy", "calibrated_answered")[: 1 if titles is fused else 2]
             copied = [f" {100 * np.mean([row['test'][name] for row in rows]):.1f} %" for name in names]
             assert any(all(text in line for text in copied) for line in lines), (page, title, copied)
 
