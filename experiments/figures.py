@@ -51,8 +51,7 @@ FIGURES = (
             "inference_cost_cpu",
         ),
     ),
-    Figure("Circuits' times", *_measured("circuit_extraction.py --preset vit-b16", "circuit_extraction_h200")),
-    Figure("Circuits' times on a CPU", *_measured("circuit_extraction.py --preset cpu", "circuit_extraction_cpu")),
+    Figure("Circuits' times", *_measured("circuit_extraction.py --preset cpu", "circuit_extraction_cpu")),
 )
 
 

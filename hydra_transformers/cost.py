@@ -1,7 +1,6 @@
 """The cost of a model: parameters and multiply-adds, counted.
 
-A model around another one has `input_model`, the model that reads its inputs, and a method `count_multiply_adds` unless it runs
-that model once.
+A model around another one has it as `input_model`; one that runs it several times also has `count_multiply_adds`.
 """
 
 from collections.abc import Callable, Mapping

@@ -39,10 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    from tests.processes import fix_arithmetic, start_fork_server
+    from tests.processes import fix_arithmetic
 
     fix_arithmetic()
-    start_fork_server()
     gc.set_threshold(100_000, 20, 20)
 
 

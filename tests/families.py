@@ -47,27 +47,6 @@ def randomise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     return model.eval()
 
 
-def copied(model: torch.nn.Module) -> torch.nn.Module:
-    """As copy.deepcopy makes it, in a third of the time: most of what a module holds are dictionaries without hooks."""
-    memo = {}
-
-    def copy_of(module: torch.nn.Module) -> torch.nn.Module:
-        if id(module) in memo:
-            return memo[id(module)]
-        new = memo[id(module)] = type(module).__new__(type(module))
-        for name, value in vars(module).items():
-            if name == "_modules":
-                value = {key: each if each is None else copy_of(each) for key, each in value.items()}
-            elif isinstance(value, dict | set) and not value:
-                value = type(value)()
-            elif not isinstance(value, str | int | float | None):
-                value = copy.deepcopy(value, memo)
-            vars(new)[name] = value
-        return new
-
-    return copy_of(model)
-
-
 def backbone(model_class: type, defaults: dict, configure: Callable | None = None) -> Callable[..., PreTrainedModel]:
     """Builds backbones by seed and config fields; `configure` makes configs whose fields are nested. Without fields each is a
     copy of one that is kept, for the test to change; that one with `kept`."""
@@ -79,7 +58,7 @@ def backbone(model_class: type, defaults: dict, configure: Callable | None = Non
     built = cache(build)
 
     def backbone_of(seed: int = 0, kept: bool = False, **fields) -> PreTrainedModel:
-        return build(seed, **fields) if fields else built(seed) if kept else copied(built(seed))
+        return build(seed, **fields) if fields else built(seed) if kept else copy.deepcopy(built(seed))
 
     return backbone_of
 
@@ -231,7 +210,7 @@ class Family:
 
     def ablate(self, model: PreTrainedModel, heads_to_prune: dict) -> PreTrainedModel:
         """A copy of the backbone with the output-projection slices of these heads zeroed."""
-        model = copied(model)
+        model = copy.deepcopy(model)
         for tower, layers in (heads_to_prune if self.has_towers else {"": heads_to_prune}).items():
             for layer, heads in layers.items():
                 projection = self.output_projection(model, tower, layer)
@@ -248,14 +227,14 @@ class Family:
 
     def members(self) -> list[PreTrainedModel]:
         """One-member Hydras from different backbones with different heads pruned, for the test to change as it likes."""
-        return [copied(member) for member in _members(self, "ragged")]
+        return copy.deepcopy(_members(self, "ragged"))
 
     def fused(self, heads: str = "ragged", shared: tuple[str, ...] = SHARED_PARTS) -> PreTrainedModel:
         """A Hydra of three members from different backbones, for the test to change as it likes.
 
         heads: "ragged", as of `heads_to_prune`; "uniform", one pruned in each layer, another one for each member; or "all"
         """
-        return copied(_fused(self, heads, shared))
+        return copy.deepcopy(_fused(self, heads, shared))
 
 
 # Building a tiny Hydra takes far longer than running it, or than copying it; most of that is the comparison with its members.

@@ -1,43 +1,20 @@
 """Processes for tests that kill one, or let two work together.
 
-They are forks of a server, which is a fork of the process of the tests: made when that has imported everything, which takes ten
-seconds, and before it runs anything.
+They are forks of a server that has imported the package: a process started from nothing spends ten seconds on imports.
 """
 
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Mapping
-from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 
 
 CONTEXT = multiprocessing.get_context("forkserver")
-
-
-def _run_in_fork(python: str, words: list[str], files: list[int]) -> int:
-    """Runs the program at the end of `words` in a fork that has these files alone: an open end of a pipe says that somebody may
-    still write."""
-    if child := os.fork():
-        return child
-    try:
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for number in {*map(int, os.listdir("/dev/fd"))} - {0, 1, 2, nowhere, *files}:
-            os.dup2(nowhere, number)
-        sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
-        exec(words[-1])
-    finally:
-        os._exit(0)
-
-
-@patch("multiprocessing.util.spawnv_passfds", _run_in_fork)  # which would start it from nothing
-@patch("multiprocessing.resource_tracker.ensure_running", lambda: None)  # the first process does that
-def start_fork_server() -> None:
-    forkserver.ensure_running()
+CONTEXT.set_forkserver_preload(["tests.training.child", "tests.pruning.worker", "hydra_transformers.cli"])
 
 
 def start(

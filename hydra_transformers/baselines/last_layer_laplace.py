@@ -22,8 +22,7 @@ class LastLayerLaplace(Baseline):
     `fit` finds the distribution; until then the answers are the model's. It costs little more than one forward.
 
     Args:
-        model (`PreTrainedModel`): a Transformers classifier, of any family, whose logits are the outputs of an `nn.Linear`; it
-            is copied.
+        model (`PreTrainedModel`): a Transformers classifier whose logits are the outputs of an `nn.Linear`; it is copied.
         num_samples (`int`, defaults to 0): 0 for one member with analytic logits, damped where they are uncertain (the probit
             approximation); otherwise the number of members, whose last layers `fit` draws from the distribution.
     """

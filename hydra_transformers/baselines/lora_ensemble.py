@@ -130,8 +130,7 @@ def finetune_lora_ensemble(
 
     Args:
         model (`PreTrainedModel`): the backbone, a Hugging Face classifier; it stays as it is.
-        recipe, train_data, validation_data, options: as in `finetune_members`; the recipe's choice of parts and layers is
-            ignored.
+        recipe, train_data, validation_data, options: as in `finetune_members`, without the recipe's choice of parts and layers.
         output_dir (`str` or `os.PathLike`): gets one folder per member, which `LoRAEnsemble.from_pretrained` reads.
         num_members (`int`, defaults to 3), r (`int`, defaults to 4), lora_alpha (`float`, defaults to 8): how many adapters,
             their rank, and their scale times the rank; the defaults are the paper's.

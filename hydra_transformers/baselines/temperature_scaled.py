@@ -39,8 +39,7 @@ def temperature_scaled_clip(
     """A copy of a CLIP with the temperature that fits one label set best, for use with any other.
 
     Args:
-        model (`PreTrainedModel`): a `CLIPModel` or another model of two towers, or a Hydra of one, which gets one temperature
-            for all members.
+        model (`PreTrainedModel`): a model of two towers such as `CLIPModel`; a Hydra gets one temperature for all members.
         class_prompts (`dict`): the tokenizer's output, one row per class of the data.
         data (`DataLoader`, `Dataset` or `list`): labelled images, as `evaluate_uncertainty` takes it.
         batch_size (`int`, defaults to 32): rows per batch, for a Dataset of rows.

@@ -143,8 +143,7 @@ class ViLU(ClipBaseline):
             batch_size (`int`, defaults to 128): rows per step, and per batch for a Dataset of rows.
             epochs (`int`, defaults to 10), learning_rate (`float`, defaults to 1e-3): of AdamW with a weight decay of 0.05, a
                 warm-up and a cosine schedule. The authors train for 300 to 800 epochs with SGD on augmented images of large
-                sets, which gets nowhere on a few thousand rows. To augment, pass several views of each image: any iterable of
-                batches will do.
+                sets, which gets nowhere on a few thousand rows. To augment, pass several views of each image.
             seed (`int`, defaults to 0): for the new weights and the order of the rows.
         """
         check_class_prompts(class_prompts, self.model)

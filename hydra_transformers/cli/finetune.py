@@ -25,7 +25,12 @@ def finetune(
     trunk_layers: option(
         float, "how many first layers all members share: a number, or a share of all", "N", parser=layers_or_share
     ) = 0.75,
-    learning_rate: option(float | None, "that of the shared layers (default: lower for more steps, 2.5e-5 for 500)", "LR", parser=positive) = None,
+    learning_rate: option(
+        float | None,
+        "that of the shared layers (default: lower for more steps, 2.5e-5 for 500)",
+        "LR",
+        parser=positive,
+    ) = None,
     epochs: option(int | None, "passes over the data (default: 3 to 12, fewer for more rows)", "N", min=1) = None,
     max_length: option(int | None, "cut texts to N tokens, also when it predicts (default: 128)", "N", min=1) = None,
     batch_size: BatchSize = 32,

@@ -83,8 +83,7 @@ def find_words(rows: Any, source: DataSource) -> str | None:
 
 
 def find_columns(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
-    """The column of images, audio, texts or words (`kind`: "image", "audio", "text", "words"); two where the source names text
-    pairs."""
+    """The column of images, audio, texts or words (`kind`: "image", "audio", "text", "words"); two for text pairs."""
     kinds = column_kinds(rows)
     if source.columns:
         if len(source.columns) > (2 if kind == "text" else 1):

@@ -114,8 +114,7 @@ def load_data(
         model (`PreTrainedModel`, `str`, `os.PathLike` or tokenizer): the model that reads the data, or its folder, Hub name
             or config; its class names are matched with those of the data. Or only its tokenizer, image processor or feature
             extractor: labels are then taken as they are.
-        split (`str`, *optional*): such as "train", "train[:1000]", "train[:10%]"; by default the first of validation, test and
-            train.
+        split (`str`, *optional*): such as "train" or "train[:10%]"; by default the first of validation, test and train.
         part (`str`, *optional*): "training", "validation" or "test": the split with that purpose if it has labels, else a
             random tenth of the first split, the same each time, cut out before any limit.
         limit (`int`, *optional*): at most this many rows, drawn at random with seed 0, because many sets are sorted by class.

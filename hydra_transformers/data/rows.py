@@ -31,8 +31,7 @@ def is_dataframe(data: Any) -> bool:
 
 
 def as_rows(data: Any) -> Any:
-    """A DataFrame as a `datasets` Dataset without its index, or as a list of dict rows where it holds images; other data as it
-    is."""
+    """A DataFrame as a `datasets` Dataset without its index, or as a list of dict rows where it holds images."""
     if not is_dataframe(data):
         return data
     import datasets

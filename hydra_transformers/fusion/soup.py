@@ -22,8 +22,7 @@ def soup(models: Sequence[PreTrainedModel]) -> PreTrainedModel:
 
     Args:
         models (`Sequence[PreTrainedModel]`): models fine-tuned from one pre-trained model for the same classes, of any family;
-            or one-member Hydras that keep the same heads. Others raise: the mean of networks trained apart works like none of
-            them.
+            or one-member Hydras that keep the same heads. Others raise: the mean of networks trained apart is useless.
 
     Returns:
         `PreTrainedModel`: a new model of their class, in evaluation mode.

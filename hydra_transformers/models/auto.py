@@ -92,8 +92,7 @@ class AutoHydra:
             seed (`int`, defaults to 0):
                 The classifier of member i is drawn with `seed + i`.
             shared (`Sequence[str]`, defaults to `("embeddings",)`):
-                What members share behind the trunk: with "mlp" and "layernorm", too, only attention and classifier are per
-                member.
+                What members share behind the trunk; with "mlp" and "layernorm" too, all but attention and classifier.
 
         Returns:
             A Hydra in eval mode.

@@ -58,9 +58,8 @@ def draw_members(
     """Different one-member Hydras, ready for `from_pruned_members` or for fine-tuning one by one.
 
     Args:
-        model (`PreTrainedModel` or `Sequence[PreTrainedModel]`): one backbone, or several fine-tuned models of one
-            pre-trained model, each of which makes one member; nothing is pruned if nothing else is passed. They stay as they
-            are.
+        model (`PreTrainedModel` or `Sequence[PreTrainedModel]`): one backbone, or several models fine-tuned from one,
+            each of which makes one member. Without other arguments nothing is pruned. They stay as they are.
         circuits (`Sequence[Circuit]`, *optional*): one member per circuit, without its first `budget` heads. Of several
             backbones, circuit i is that of backbone i. Of one backbone, Hydra (Circ) takes three circuits, for the
             objectives "acc", "ood" and "avg". A circuit of other weights causes a warning.

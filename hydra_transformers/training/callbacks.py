@@ -21,8 +21,7 @@ class PostPruningCallback(TrainerCallback):
 
     Works with a pruned member, a fused Hydra and a supported model of Transformers:
     `Trainer(model=..., callbacks=[PostPruningCallback()])`. It acts when the `Trainer` is built, so before the optimizer is made
-    and before a checkpoint is loaded. Before the first step it verifies that the optimizer holds exactly the parameters that
-    train.
+    and before a checkpoint is loaded. Before the first step it verifies that the optimizer holds what trains, no more.
 
     Args:
         trainable (`Sequence[str]`, defaults to all but "embeddings"): of "embeddings", "attention", "mlp", "layernorm" and

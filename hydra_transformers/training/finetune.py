@@ -173,7 +173,7 @@ def finetune(
         os.fspath(folder if finished else folder / CHECKPOINTS), **settings | metric | arguments
     )
     if learning_rate is None:
-        training.learning_rate = learning_rate_for(steps_of(training, len(train)))
+        training.learning_rate = learning_rate_for(training, len(train))
     trainer = HydraTrainer(
         hydra,
         training,
@@ -205,20 +205,11 @@ def epochs_for(rows: int) -> int:
     return min(12, max(3, round(9 * (50_000 / rows) ** 0.5)))
 
 
-def steps_of(arguments: TrainingArguments, rows: int) -> int:
-    """How often the optimizer will step."""
+def learning_rate_for(arguments: TrainingArguments, rows: int) -> float:
+    """2.5e-5 for 500 steps, lower by the square root for more; from 5e-6 to 1e-4."""
     rows_per_step = arguments.train_batch_size * arguments.world_size * arguments.gradient_accumulation_steps
-    if arguments.max_steps > 0:
-        return arguments.max_steps
-    return max(1, math.ceil(arguments.num_train_epochs * math.ceil(rows / rows_per_step)))
-
-
-def learning_rate_for(steps: int) -> float:
-    """2.5e-5 for 500 steps, lower by the square root for more; from 5e-6 to 1e-4.
-
-    >>> [learning_rate_for(steps) for steps in (125, 500, 2_000, 8_000)]
-    [5e-05, 2.5e-05, 1.25e-05, 6.25e-06]
-    """
+    steps = math.ceil(arguments.num_train_epochs * math.ceil(rows / rows_per_step))
+    steps = arguments.max_steps if arguments.max_steps > 0 else max(1, steps)
     return min(1e-4, max(5e-6, 2.5e-5 * (500 / steps) ** 0.5))
 
 

@@ -133,8 +133,7 @@ def predict_uncertainty(model: nn.Module, data: Any, batch_size: int = 32) -> De
     Args:
         model (`nn.Module`): a Hydra, a Hugging Face classifier (one member) or a `ZeroShotClassifier`. `problem_type` in its
             config says whether it chooses one class or decides on each label; a single output is one label. CLIP by itself
-            chooses among the texts of each batch, SigLIP says yes or no to each; a `ZeroShotClassifier` chooses one of fixed
-            classes.
+            chooses among the texts of each batch, SigLIP says yes or no to each; a `ZeroShotClassifier` chooses one class.
         data (`DataLoader`, `Dataset` or `list`): dict batches or rows.
         batch_size (`int`, defaults to 32): rows per batch, if data comes in rows.
 

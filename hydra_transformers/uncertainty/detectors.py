@@ -63,8 +63,7 @@ class Detector:
     Attributes:
         state (`dict` or `None`): the tensors of a fit; None before it.
         fitted_on (`dict`): members, classes, dim and rows of the fit.
-        reads_features, needs_fit, needs_labels (`bool`): what it is computed from, and whether the data of its fit must have
-            labels.
+        reads_features, needs_fit, needs_labels (`bool`): what it is computed from, and whether its fit needs labels.
 
     Example:
         >>> Detector("energy")(torch.tensor([[[8.0, 0.0]], [[0.5, 0.0]]])).round(decimals=2)

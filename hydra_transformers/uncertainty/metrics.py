@@ -63,8 +63,7 @@ def ood_metrics(id_scores: Any, ood_scores: Any) -> dict[str, float]:
     """How well scores separate two data sets; out of distribution is the positive class, and scores higher.
 
         auroc  share of (OOD, ID) pairs in which the OOD sample scores higher, ties counting one half
-        aupr   average precision, Σ_t (recall_t - recall_{t-1}) precision_t over the distinct scores t, highest first;
-               not interpolated
+        aupr   average precision, Σ_t (recall_t - recall_{t-1}) precision_t over the scores t, highest first, not interpolated
         fpr95  share of ID samples at or above the highest score at which at least 95 % of the OOD samples are found
                (the first recall >= 0.95; some libraries take the recall nearest to 0.95)
 
