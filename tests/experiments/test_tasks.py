@@ -27,8 +27,8 @@ def folder(tmp_path):
         tagged = [{"tokens": ["good", "film"], "tags": ["B-PER", "O"] if n % 2 else ["O", "B-LOC"]} for n in range(40)]
         write(tmp_path, f"wikiann_{part}", tagged)
     write(tmp_path, "wnut17_train", [{"tokens": ["bad", "film"], "tags": ["B-person", "B-product"]}] * 12)
-    for name in ("amazon_snippets", "trec"):
-        write(tmp_path, name, [{"text": words[n % 4]} for n in range(12)])
+    for name in ("sst2_train", "sst2_validation", "amazon_snippets", "trec"):
+        write(tmp_path, name, [{"text": words[n % 4], "label": n % 2} for n in range(60)])
     (tmp_path / "text" / "goemotions_labels.json").write_text('["joy", "anger"]')
     return tmp_path
 
@@ -38,21 +38,39 @@ def test_every_task_runs_and_is_written_with_its_metrics_and_learning_rates(fold
     start = save_bert(folder / "bert")
     BertModel(BertConfig.from_pretrained(start)).save_pretrained(start)  # without a head
     output = folder / "tasks.json"
-    options = {"--data": folder, "--start": start, "--output": output, "--seeds": 0, "--device": "cpu"}
-    monkeypatch.setattr(tasks, "MAX_TOKENS", 16)
+    options = {"--data": folder, "--start": start, "--output": output, "--device": "cpu"}
+    for name, value in {"MAX_TOKENS": 16, "SEEDS": (1,), "MOST_RATES": 3, "EPOCHS": 1, "ARGUMENTS": {}}.items():
+        monkeypatch.setattr(tasks, name, value)
+    monkeypatch.setitem(tasks.MOST, "train", 30)
     tasks.main([str(word) for pair in options.items() for word in pair])
     content = json.loads(output.read_text())
     assert {"machine", "versions", "date", "commit", "package"} <= set(content["machine"])
-    for name, task in tasks.tasks(folder).items():
-        found = content["tasks"][name]
-        for kind in ("single", "one_run"):
-            reached = found[kind]["reached"]
-            best = (min if task.best.startswith("-") else max)(reached, key=reached.get)
-            assert len(reached) == len(tasks.FACTORS) and float(best) == found[kind]["learning_rate"]
-        for title in ("One model", "One run", "Deep Ensemble of 3", "Three checkpoints fused, three quarters merged"):
-            assert tasks.SHOWN[name][0] in found["seeds"]["0"][title]["metrics"], (name, title)
-    assert "auroc" in content["tasks"]["multi-label"]["seeds"]["0"]["One model"]["ood"]["trec"]
+    for name, task in tasks.TASKS.items():
+        rows = [row for row in content["tasks"] if row["task"] == name]
+        for members in (1, tasks.MEMBERS):
+            swept = {
+                row["learning_rate"]: task.score(row["validation"])
+                for row in rows
+                if (row["members"], row["seed"]) == (members, tasks.SWEEP_SEED)
+            }
+            published = [row for row in rows if row["members"] == members and row["seed"] in tasks.SEEDS]
+            best = max(sorted(swept), key=swept.__getitem__)
+            assert {row["learning_rate"] for row in published} == {best} and len(swept) >= len(tasks.RATES)
+            assert all(task.shown[0] in row["test"] and row["promises"] for row in published)
+        assert "One run" in tasks.render(content)[f"tasks/{name}"]
     assert "One run" in tasks.render(content)["tasks/regression/forums"]
+    assert all(tasks.next_jobs(name, content["tasks"]) == [] for name in tasks.TASKS)
+
+
+def test_the_next_rate_is_tried_where_the_best_lies_at_the_edge():
+    swept = [(1, rate, rate) for rate in tasks.RATES] + [(3, rate, -abs(rate - 2.5e-5)) for rate in tasks.RATES]
+    rows = [
+        {"task": "tokens", "members": members, "epochs": tasks.EPOCHS, "learning_rate": rate, "seed": 0}
+        | {"validation": {"entity_f1": score}}
+        for members, rate, score in swept
+    ]
+    [job] = tasks.next_jobs("tokens", rows)
+    assert (job["members"], job["learning_rate"]) == (1, 1e-4)
 
 
 def test_tags_of_social_media_are_renamed_or_left_out():
