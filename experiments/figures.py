@@ -31,6 +31,7 @@ def _measured(command: str, name: str) -> tuple[str, str]:
     return f"python benchmarks/{command}", f"benchmarks/results/{name}.json"
 
 
+TIMED = "single '3 models in sequence' 'Hydra 3, nothing merged' 'Hydra 3, three quarters merged' 'Hydra 3, one run'"
 FIGURES = (
     Figure("One run, images", *_one_run("images", "one-run-images")),
     Figure("Variants, images", "at the commit, by an earlier script", "experiments/results/one-run-images-sweep.json"),
@@ -42,12 +43,16 @@ FIGURES = (
     ),
     Figure(
         "Times",
-        *_measured("inference_cost.py --families vit bert --dtypes bfloat16 --no-masks", "inference_cost_h200"),
+        *_measured(
+            f"inference_cost.py --families vit bert --dtypes bfloat16 --modes eager compiled --methods {TIMED} --no-masks",
+            "inference_cost_h200",
+        ),
     ),
     Figure(
         "Times on a CPU",
         *_measured(
-            "inference_cost.py --device cpu --families vit bert --batches 1 4 --dtypes float32 --modes eager compiled --no-masks",
+            "inference_cost.py --device cpu --families vit bert --batches 1 4 --dtypes float32 --modes eager compiled "
+            f"--methods {TIMED} --no-masks",
             "inference_cost_cpu",
         ),
     ),
@@ -61,6 +66,9 @@ def table_of_figures() -> str:
         link = f"[{Path(file).name}](../{file})"
         content = json.loads((ROOT / file).read_text())
         found = [recorded(key, content) or "not recorded" for key in ("commit", "package")]
+        for part in content.get("earlier", ()):  # rows of another state, which come first
+            found[0] += f"; the first {part['rows']} rows: {part['commit']}"
+            found[1] += f"; {part['package']}"
         shown = f"`{command}`" if command.startswith("python") else command
         lines.append(f"| {what} | {shown} | {link} | {' | '.join(found)} |")
     return "\n".join(lines)

@@ -59,6 +59,7 @@ STAGES = (
     ("sweep",),
     ("edges",),
     ("finalists",),
+    ("edges",),
     ("small batches", "seeds"),
     (COMPOSED, "comparators", "variants"),
 )  # each needs those before it
@@ -356,7 +357,7 @@ def write(path: Path, content: dict[str, Any], values: dict[str, np.ndarray]) ->
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    groups = [group for stage in STAGES for group in stage]
+    groups = list(dict.fromkeys(group for stage in STAGES for group in stage))
     parser.add_argument("--setting", choices=SETTINGS, default="images")
     parser.add_argument("--data", type=Path, help="the folder with vision64/, vision/ or text/")
     parser.add_argument("--start", type=Path, help="the pre-trained model's folder")
@@ -393,7 +394,7 @@ def main(words: Sequence[str] | None = None) -> None:
         worker.start()
     for stage in STAGES:
         usual = SETTINGS[args.setting]
-        setting = usual if stage in STAGES[:3] else chosen(usual, rows)
+        setting = usual if stage in STAGES[:4] else chosen(usual, rows)
         tasks = [task for group in stage if group in args.only for task in tasks_of(group, setting, rows)]
         for task in tasks:
             queue.put((task, setting.single, setting.one_run))

@@ -38,6 +38,7 @@ ORDER = ("One model", "One run", "Three checkpoints", "Soup", "Deep Ensemble", "
 COMPARED = ("One model", "One model, trained 1.5 times as long", "Deep Ensemble of 3")
 SHOWN_DIFFERENCES = ("One model,", "One run", "Soup of three,", "Deep Ensemble")  # the file has all
 DRAWS = 1_000  # of the bootstrap
+OTHER_SEEDS = "*"
 
 
 def render(content: Mapping[str, Any]) -> dict[str, str]:
@@ -61,7 +62,7 @@ def render(content: Mapping[str, Any]) -> dict[str, str]:
 
 def chosen_rows(content: Mapping[str, Any]) -> dict[str, list[Row]]:
     """By title, in the order of the table, the row of each seed; of several learning rates those with the best mean Brier score on
-    validation rows. Where those seeds are not there, as many others; a method with fewer is left out."""
+    validation rows. Where those seeds are not there, as many others, marked by a star; a method with fewer is left out."""
     variants: dict[str, dict[tuple, list[Row]]] = {}
     rows, seeds = content["rows"], content.get("seeds", SEEDS)
     epochs = epochs_of(rows)
@@ -77,7 +78,8 @@ def chosen_rows(content: Mapping[str, Any]) -> dict[str, list[Row]]:
         finished = {key: runs for key, runs in by_rate.items() if len(runs) == len(seeds)}
         if finished:
             of_seeds = [runs for key, runs in finished.items() if key[0] == max(finished)[0]]
-            chosen[title] = sorted(min(of_seeds, key=validation_brier), key=lambda row: row["run"]["seed"])
+            mark = "" if max(finished)[0] else OTHER_SEEDS
+            chosen[title + mark] = sorted(min(of_seeds, key=validation_brier), key=lambda row: row["run"]["seed"])
     places = {title: next(n for n, start in enumerate((*ORDER, "")) if title.startswith(start)) for title in chosen}
     return {title: chosen[title] for title in sorted(chosen, key=places.__getitem__)}
 
@@ -163,7 +165,11 @@ def differences(content: Mapping[str, Any], values: Mapping[str, np.ndarray]) ->
     """{title: {other title: {metric: [difference, low, high]}}}: 95 % intervals of paired bootstraps over rows and seeds."""
     seeds = content.get("seeds", SEEDS)
     places = {id(row): place for place, row in enumerate(content["rows"])}
-    published = {title: [places[id(row)] for row in of_title] for title, of_title in chosen_rows(content).items()}
+    published = {
+        title: [places[id(row)] for row in of_title]
+        for title, of_title in chosen_rows(content).items()
+        if not title.endswith(OTHER_SEEDS)
+    }
     random = np.random.default_rng(0)
     count = len(values[f"{published['One model'][0]}/sure"])
     # the first draw is the data as they are

@@ -1,8 +1,8 @@
 """What `one_run.py` trains: the settings, and in which order learning rates are tried and chosen.
 
 Every method has its own learning rates. `sweep` tries them with one seed, `edges` one more where the best is the smallest or the
-largest; `finalists` gives the three best of one model and of one run two seeds more; the best mean Brier score on validation rows
-decides. What is published has seeds that chose nothing.
+largest; `finalists` gives the three best of one model and of one run two seeds more, and `edges` looks again; the best mean Brier score on validation rows
+decides. One model and one run are published with seeds that chose nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -203,16 +203,18 @@ def sweep(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
 
 
 def edges(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
-    """Where the best of a sweep lies at its edge, the next value, half or twice as large."""
-    seed = setting.sweep_seeds[0]
+    """Where the best lies at the edge of what was tried, the next value, half or twice as large, with as many seeds as the best."""
     for usual in (setting.single, setting.one_run, *setting.comparators):
-        tried = best_runs(usual, rows, (seed,))
+        tried = best_runs(usual, rows, setting.sweep_seeds)
+        runs = [run_of(row) for row in rows if "run" in row]
+        seeds_of_best = [run.seed for run in runs if replace(run, seed=usual.seed) in tried[:1]]
         for name in ("learning_rate", "branch_rate"):
             values = sorted({getattr(run, name) for run in tried})
             if len(values) > 1:
                 best = getattr(tried[0], name)
                 beyond = [factor * best for factor, edge in ((0.5, values[0]), (2.0, values[-1])) if best == edge]
-                yield from (replace(tried[0], seed=seed, **{name: value}) for value in beyond)
+                for seed in sorted({*seeds_of_best} & {*setting.sweep_seeds}):
+                    yield from (replace(tried[0], seed=seed, **{name: value}) for value in beyond)
 
 
 def small_batches(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:

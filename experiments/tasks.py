@@ -63,13 +63,13 @@ class Task:
     """
     rows: (folder of the data) -> train, validation and test rows, and out-of-distribution sets by name
     best: the metric that learning rates are chosen by; with a minus, the smallest
-    shown: metrics of the tables
+    shown: of the table: what, a metric of the test rows or, after a slash, of an out-of-distribution set, times how much
     columns, calibration: settings of `load_data` and of `calibrate`
     """
 
     rows: Callable[[Path], tuple[Rows, Rows, Rows, dict[str, Rows]]]
     best: str
-    shown: tuple[str, ...]
+    shown: tuple[tuple[str, str, float], ...]
     calibration: dict[str, Any]
     columns: dict[str, Any] = field(default_factory=dict)
 
@@ -140,28 +140,50 @@ TASKS = {
     "sentiment": Task(
         sentiment_rows,
         "-brier",
-        ("accuracy", "aurc", "ece", "answered", "answered_risk"),
+        (
+            ("accuracy, %", "accuracy", 100),
+            ("AURC x 1000", "aurc", 1000),
+            ("answered, %", "answered", 100),
+            ("wrong of the answered, %; promised: at most 5", "answered_risk", 100),
+            ("AUROC, %: reviews of other things", "amazon_snippets/auroc", 100),
+            ("AUROC, %: questions", "trec/auroc", 100),
+        ),
         {"target": {"risk": 0.05}},
         {"column": "text", "label": "label"},
     ),
     "regression": Task(
         similarity_rows,
         "-rmse",
-        ("rmse", "pearson", "aurc", "interval_coverage", "interval_width"),
+        (
+            ("root mean squared error", "rmse", 1),
+            ("width of the intervals", "interval_width", 1),
+            ("in their interval, %; promised: at least 90", "interval_coverage", 100),
+            ("... forums, OOD: nothing is promised", "forums/interval_coverage", 100),
+        ),
         {"alpha": 0.1},
         {"column": ("sentence1", "sentence2"), "label": "score"},
     ),
     "multi-label": Task(
         emotion_rows,
         "map",
-        ("map", "f1_micro", "ece", "set_missed", "set_size", "answered_right"),
+        (
+            ("mean average precision, %", "map", 100),
+            ("labels in the sets", "set_size", 1),
+            ("missed labels, %; promised: at most 10", "set_missed", 100),
+        ),
         {"alpha": 0.1, "target": {"coverage": 0.9}},
         {"column": "text", "label": "labels"},
     ),
     "tokens": Task(
         entity_rows,
         "entity_f1",
-        ("entity_f1", "entity_aurc", "ece", "answered", "answered_risk"),
+        (
+            ("F1 of entities, %", "entity_f1", 100),
+            ("AURC of entities x 1000", "entity_aurc", 1000),
+            ("answered entities, %", "answered", 100),
+            ("wrong of the answered, %; the target: 10", "answered_risk", 100),
+            ("... social media, OOD: nothing is promised", "social media/answered_risk", 100),
+        ),
         {"target": {"risk": 0.1}, "confidence": 0},
         {"column": "tokens", "label": "tags"},
     ),
@@ -219,6 +241,15 @@ def trained_and_judged(job: Job, options: argparse.Namespace) -> dict[str, Any]:
 # All trainings
 
 
+def scores_by_rate(name: str, members: int, rows: Sequence[dict[str, Any]]) -> dict[float, float]:
+    """Of the sweep of learning rates; one that diverges is worse than all others."""
+    return {
+        row["learning_rate"]: -float("inf") if "error" in row else TASKS[name].score(row["validation"])
+        for row in rows
+        if (row["task"], row["members"], row["seed"]) == (name, members, SWEEP_SEED)
+    }
+
+
 def next_jobs(name: str, rows: Sequence[dict[str, Any]]) -> list[Job]:
     """What a task still needs, as far as can be said: learning rates, then their neighbours where the best lies at the edge, then
     what is published."""
@@ -226,11 +257,7 @@ def next_jobs(name: str, rows: Sequence[dict[str, Any]]) -> list[Job]:
     rates = {}
     wanted = []
     for members in (1, MEMBERS):
-        swept = sorted(
-            (row["learning_rate"], TASKS[name].score(row["validation"]))
-            for row in rows
-            if (row["task"], row["members"], row["seed"]) == (name, members, SWEEP_SEED)
-        )
+        swept = sorted(scores_by_rate(name, members, rows).items())
         if len(swept) < len(RATES):
             tried = list(RATES)
         else:
@@ -257,13 +284,17 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes; each trains one model at a time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(words)
-    rows = json.loads(options.output.read_text())["tasks"] if options.output.exists() else []
-    content = {"machine": where_it_ran(options.device), "start": Path(options.start).name, "tasks": rows}
+    begun = json.loads(options.output.read_text()) if options.output.exists() else {}
+    content = {"machine": where_it_ran(options.device), "start": "/".join(Path(options.start).parts[-2:])}
+    if begun and [begun["start"], begun["machine"]["commit"]] != [content["start"], content["machine"]["commit"]]:
+        parser.error(f"{options.output} is of another model or commit: pass another file")
+    rows = content["tasks"] = begun.get("tasks", [])
     changing = threading.Lock()
 
-    def keep(job: Future) -> None:
+    def keep(job: Job, done: Future) -> None:
+        error = done.exception()  # one that fails loses no other
         with changing:
-            rows.append(job.result())
+            rows.append(done.result() if error is None else job | {"error": repr(error), "seconds": None})
             write_atomically(options.output, json.dumps(content, indent=1) + "\n")
             print(len(rows), {key: rows[-1][key] for key in (*jobs_keys, "seconds")}, flush=True)
 
@@ -273,8 +304,9 @@ def main(words: Sequence[str] | None = None) -> None:
 
     def run(name: str) -> None:
         while jobs := next_jobs(name, rows):
-            for done in as_completed([pool.submit(trained_and_judged, job, options) for job in jobs]):
-                keep(done)
+            begun = {pool.submit(trained_and_judged, job, options): job for job in jobs}
+            for done in as_completed(begun):
+                keep(begun[done], done)
 
     with pool, ThreadPoolExecutor(len(options.tasks)) as drivers:
         list(drivers.map(run, options.tasks))
@@ -285,38 +317,27 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def render(content: dict[str, Any]) -> dict[str, str]:
-    """A table for each task and each out-of-distribution set: mean ± standard deviation over the seeds."""
-    tables = {}
-    for name in dict.fromkeys(row["task"] for row in content["tasks"]):
-        published = [row for row in content["tasks"] if row["task"] == name and row["seed"] in SEEDS]
-        methods = {
-            title: [row for row in published if (row["members"], row["epochs"]) == kind]
-            for title, kind in METHODS.items()
-        }
-        if not all(methods.values()):
+    """One table: mean ± standard deviation over the seeds, of the tasks that were run whole; each at its chosen learning rate."""
+    lines: dict[str, list[str]] = {}
+    for name, task in TASKS.items():
+        methods = []
+        for members, epochs in METHODS.values():
+            scores = scores_by_rate(name, members, content["tasks"])
+            job = {"task": name, "members": members, "epochs": epochs}
+            job["learning_rate"] = max(scores, key=scores.__getitem__, default=None)
+            methods.append([row for row in content["tasks"] if job.items() <= row.items() and "test" in row])
+        if any({row["seed"] for row in runs} != {*SEEDS} for runs in methods):
             continue
-        shown, single = TASKS[name].shown, methods["One model"][0]["work"]
-        tables[f"tasks/{name}"] = markdown(
-            ["work", "learning rate", *shown],
-            {
-                title: [
-                    f"{runs[0]['work'] / single:.2f}",
-                    f"{runs[0]['learning_rate']:.2g}",
-                    *(cell([run["test"].get(metric) for run in runs], ".3f") for metric in shown),
-                ]
-                for title, runs in methods.items()
-            },
-        )
-        for other, first in published[0]["ood"].items():
-            of_set = [metric for metric in (*shown, "auroc") if metric in first]
-            tables[f"tasks/{name}/{other.replace(' ', '-')}"] = markdown(
-                of_set,
-                {
-                    title: [cell([run["ood"][other].get(metric) for run in runs], ".3f") for metric in of_set]
-                    for title, runs in methods.items()
-                },
-            )
-    return tables
+        lines[f"**{name}**: learning rate"] = [f"{runs[0]['learning_rate']:.2g}" for runs in methods]
+        for title, place, factor in task.shown:
+            *others, metric = place.split("/")
+            digits = ".3f" if factor == 1 else ".1f"
+            found = [[run["ood"][others[0]] if others else run["test"] for run in runs] for runs in methods]
+            lines[f"{name}: {title}"] = [  # what a model that is not calibrated does not decide is missing
+                cell([factor * metrics[metric] if metric in metrics else None for metrics in of_seeds], digits)
+                for of_seeds in found
+            ]
+    return {"tasks": markdown(list(METHODS), lines)} if lines else {}
 
 
 if __name__ == "__main__":

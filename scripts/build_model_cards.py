@@ -84,7 +84,7 @@ rate of {run["learning_rate"]:g}, {run["branch_rate"]:g} times that behind the s
 The figures are of one seed on 5,000 test images; `docs/results.md` of hydra_transformers has three seeds and more methods. AUROC by the
 maximum probability of {", ".join(tests)}: {" / ".join(near)} against 50 other classes, {" / ".join(far)} against MNIST, textures,
 noise and drawings."""
-    return create_model_card(
+    made = create_model_card(
         model,
         report,
         repo_id=f"me/{NAME}",
@@ -92,6 +92,9 @@ noise and drawings."""
         fine_tuning=sentences,
         report_model=HYDRA,
     )
+    for result in made.data.eval_results or ():
+        result.dataset_name = "Tiny ImageNet, 100 of its 200 classes"
+    return made
 
 
 def files() -> dict[Path, str]:

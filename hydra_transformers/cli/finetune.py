@@ -26,10 +26,7 @@ def finetune(
         float, "how many first layers all members share: a number, or a share of all", "N", parser=layers_or_share
     ) = 0.75,
     learning_rate: option(
-        float | None,
-        "that of the shared layers (default: lower for more steps, 2.5e-5 for 500)",
-        "LR",
-        parser=positive,
+        float | None, "of the shared layers (default: by the number of steps)", "LR", parser=positive
     ) = None,
     epochs: option(int | None, "passes over the data (default: 3 to 12, fewer for more rows)", "N", min=1) = None,
     max_length: option(int | None, "cut texts to N tokens, also when it predicts (default: 128)", "N", min=1) = None,
@@ -40,8 +37,11 @@ def finetune(
     names = models_named([model])
     columns = {"column": column or None, "label": label, "label_separator": label_separator}
     if len(names) > 1:
+        if (members, trunk_layers, regression, max_length) != (3, 0.75, False, None):
+            raise ValueError("members were pruned: leave out --members, --trunk-layers, --regression, --max-length")
         training = {"per_device_train_batch_size": batch_size, "per_device_eval_batch_size": batch_size}
-        training |= {} if epochs is None else {"num_train_epochs": epochs}
+        given = ("num_train_epochs", epochs), ("learning_rate", learning_rate)
+        training |= {name: value for name, value in given if value is not None}
         _tune_members(names, data, output, columns, seed, **training)
         return
     from .._io.processes import on_one_process

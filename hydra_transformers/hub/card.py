@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
 TO_FILL_IN = "**To be filled in after training:**"
-TAGS = ["hydra-ensembles", "uncertainty", "ensemble", "out-of-distribution-detection", "head-pruning"]
+TAGS = ["hydra-ensembles", "uncertainty", "ensemble", "out-of-distribution-detection"]
 SHARED_NAMES = {"embeddings": "embeddings", "layernorm": "LayerNorms", "mlp": "MLPs"}
 OBJECTIVE_NAMES = {"acc": "accuracy", "ood": "out-of-distribution AUROC", "avg": "mean of accuracy and OOD AUROC"}
 EXAMPLES = {"dataset": "uoft-cs/cifar100", "repo_id": "me/my-hydra"}
@@ -70,11 +70,12 @@ def create_model_card(
     name = repo_id.split("/")[-1]
     has_own_weights = len({circuit.made_from.get("weights") for circuit in circuits or ()}) > 1
     fine_tunings = config.num_members > 1 and (_has_all_heads(config) or has_own_weights)
-    shared = ", ".join(SHARED_NAMES[part] for part in SHARED_NAMES if part in config.shared)
+    shared = ", ".join(name for part, name in SHARED_NAMES.items() if part in config.shared)
     is_current = model.decision is not None and (model.device.type == "meta" or model.decision.compare(model))
     sentences = model.decision.settings["sentences"] if is_current else ()
     named = {"base_model": base_model, "datasets": [dataset] if dataset else None, "license": license}
-    data = ModelCardData(**named, library_name="transformers", pipeline_tag=task["pipeline_tag"], tags=TAGS)
+    tags = TAGS if _has_all_heads(config) else [*TAGS, "head-pruning"]
+    data = ModelCardData(**named, library_name="transformers", pipeline_tag=task["pipeline_tag"], tags=tags)
     evaluation = None
     if report is not None:
         if dataset is None:
@@ -95,7 +96,7 @@ def create_model_card(
         origin=_origin(config, base_model, fine_tunings),
         architecture=model.architecture,
         decision="\n".join(f"- {escape_markdown(sentence)}" for sentence in sentences),
-        shared_sentence=f"{shared} (the mean over the members)" if shared else "nothing, they are independent models",
+        shared_sentence=shared or "nothing, they are independent models",
         own_sentence=_own_parts(model),
         trunk_sentence=trunk_sentence(config),
         pruning=_pruning_sentences(model, circuits, fine_tunings),
@@ -148,12 +149,12 @@ def _origin(config: PreTrainedConfig, base_model: str | None, fine_tunings: bool
 
 
 def _own_parts(model: PreTrainedModel) -> str:
-    """Names the parts that each member has for itself, beside attention and the parts that members may share."""
+    """Names the parts that each member has for itself, beside attention."""
     names = {slot.name for _, slot in slots(model) if slot.rows is not None or ".head." in slot.name}
     names = sorted(name for name in names if ".attention." not in name)
     paths = [name.removeprefix(f"{model.base_model_prefix}.").split(".") for name in names]
     parts = dict.fromkeys(" ".join(path[: 2 if "head" in path[1:] else 1]).replace("_", " ") for path in paths)
-    *first, last = parts
+    *first, last = [*(name for part, name in SHARED_NAMES.items() if part not in model.config.shared), *parts]
     return " and ".join(filter(None, [", ".join(first), last]))
 
 

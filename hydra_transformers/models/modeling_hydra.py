@@ -124,7 +124,7 @@ def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     shape, inputs = (*inputs.shape[:-1], weight.shape[-1]), inputs.flatten(1, -2)
     members, rows, _ = inputs.shape
     # An exported graph serves batches of every size, so no size may decide on it.
-    if rows >= ROWS_FOR_ONE_PRODUCT_PER_MEMBER and not is_exporting():
+    if not is_exporting() and rows >= ROWS_FOR_ONE_PRODUCT_PER_MEMBER:
         biases = [None] * members if bias is None else bias.squeeze(1)
         product = torch.stack([nn.functional.linear(inputs[m], weight[m].t(), biases[m]) for m in range(members)])
     elif bias is None:

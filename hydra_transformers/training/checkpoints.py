@@ -33,15 +33,16 @@ def check_can_train_in(folder: Path) -> None:
 
 
 def last_checkpoint(folder: Path, processes: int = 1, is_sharded: bool = False) -> Path | None:
-    """The newest whole checkpoint: with Trainer's state, which is written last, and with what Trainer would silently start anew,
-    momenta, schedule and random states (FSDP and DeepSpeed have files of their own)."""
+    """The newest whole checkpoint: with Trainer's state, which is written last, and, not sharded, with what Trainer would silently
+    start anew. Raises where there are others only: with another number of processes Trainer would lose count of the epochs."""
     states = [f"rng_state_{rank}.pth" for rank in range(processes)] if processes > 1 else ["rng_state.pth"]
     names = [] if is_sharded else ["optimizer.pt", "scheduler.pt", *states]
-    paths = [
-        path
-        for path in folder.glob("checkpoint-*")
-        if trainer_state(path) is not None and all((path / name).is_file() for name in names)
-    ]
+    written = [path for path in folder.glob("checkpoint-*") if trainer_state(path) is not None]
+    paths = [path for path in written if all((path / name).is_file() for name in names)]
+    paths = [path for path in paths if is_sharded or len(list(path.glob("rng_state*"))) == processes]
+    if written and not paths:
+        whose = f"whole checkpoint of {processes} process{'' if processes == 1 else 'es'}"
+        raise ValueError(f"{folder} has no {whose}: start as many processes as before, or delete it")
     return max(paths, key=lambda path: int(re.sub(r"\D", "", path.name)), default=None)
 
 

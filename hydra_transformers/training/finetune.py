@@ -166,17 +166,14 @@ def finetune(
         "dataloader_pin_memory": torch.cuda.is_available(),
         "disable_tqdm": not progress,
         "seed": seed,
-        **({} if learning_rate is None else {"learning_rate": learning_rate}),
     }
     # Trainer makes its folder at once, and that of checkpoints is the sign of an unfinished training.
-    training = HydraTrainingArguments(
-        os.fspath(folder if finished else folder / CHECKPOINTS), **settings | metric | arguments
-    )
+    settings |= {"output_dir": os.fspath(folder if finished else folder / CHECKPOINTS), **metric, **arguments}
     if learning_rate is None:
-        training.learning_rate = learning_rate_for(training, len(train))
+        learning_rate = learning_rate_for(HydraTrainingArguments(**settings), len(train))
     trainer = HydraTrainer(
         hydra,
-        training,
+        HydraTrainingArguments(**settings, learning_rate=learning_rate),
         train_dataset=train,
         eval_dataset=validation,
         processing_class=processor,

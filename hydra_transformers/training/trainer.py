@@ -34,7 +34,7 @@ def _setting(default: Any, help_text: str) -> Any:
 @dataclass
 class HydraTrainingArguments(TrainingArguments):
     """`TrainingArguments` with the learning rates of a Hydra that is fine-tuned in one run. A plain `Trainer` takes them, too, and
-    trains everything at `learning_rate`. The defaults were chosen together, on validation rows: see docs/fine-tuning.md.
+    trains everything at `learning_rate`. `finetune` chooses the learning rate by the number of steps: see docs/fine-tuning.md.
 
     Args:
         learning_rate (`float`, defaults to 1.25e-5):

@@ -56,9 +56,8 @@ def test_every_task_runs_and_is_written_with_its_metrics_and_learning_rates(fold
             published = [row for row in rows if row["members"] == members and row["seed"] in tasks.SEEDS]
             best = max(sorted(swept), key=swept.__getitem__)
             assert {row["learning_rate"] for row in published} == {best} and len(swept) >= len(tasks.RATES)
-            assert all(task.shown[0] in row["test"] and row["promises"] for row in published)
-        assert "One run" in tasks.render(content)[f"tasks/{name}"]
-    assert "One run" in tasks.render(content)["tasks/regression/forums"]
+            assert all(task.shown[0][1] in row["test"] and row["promises"] for row in published)
+        assert f"| **{name}**: learning rate |" in tasks.render(content)["tasks"]
     assert all(tasks.next_jobs(name, content["tasks"]) == [] for name in tasks.TASKS)
 
 

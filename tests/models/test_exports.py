@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydra_transformers import export
 from hydra_transformers.export import FILES, RUNNERS
+from hydra_transformers.models.modeling_hydra import ROWS_FOR_ONE_PRODUCT_PER_MEMBER
 from tests.families import BEIT, CLIP, DEBERTA, LLAMA, MODERNBERT, SIGLIP, VIT, Family, for_families, keep_layers
 
 
@@ -90,7 +91,9 @@ def test_exported_models_answer_as_the_model_does(shallow, tmp_path, monkeypatch
     monkeypatch.setitem(RUNNERS, to, lambda path: loaded.append(load(path)) or loaded[0])
     assert (export(hydra, tmp_path / "exported", to) / FILES[to]).exists()
     twice = {name: torch.cat([tensor, tensor.flip(0)]) for name, tensor in inputs.items()}
-    for batch in ({name: tensor[:1] for name, tensor in inputs.items()}, twice):
+    # enough rows that a model that is not exported multiplies member by member
+    many = {name: torch.cat([tensor] * (ROWS_FOR_ONE_PRODUCT_PER_MEMBER // 4)) for name, tensor in inputs.items()}
+    for batch in ({name: tensor[:1] for name, tensor in inputs.items()}, twice, many):
         outputs = hydra(**batch)
         found = loaded[0](batch)
         expected = shallow.family.ensemble_logits(outputs), outputs.member_logits

@@ -129,20 +129,25 @@ def test_a_run_that_broke_off_while_its_result_was_saved_takes_no_step_more(memb
     assert_same_weights(unbroken[0], resumed[0])
 
 
-def test_a_checkpoint_without_the_random_numbers_of_every_process_is_not_whole(tmp_path):
-    for step, ranks in {3: 2, 6: 1}.items():
-        checkpoint = tmp_path / f"checkpoint-{step}"
-        checkpoint.mkdir()
-        (checkpoint / "trainer_state.json").write_text("{}")
-        for name in (
-            "optimizer.pt",
-            "scheduler.pt",
-            "rng_state.pth",
-            *(f"rng_state_{rank}.pth" for rank in range(ranks)),
-        ):
+def test_a_checkpoint_is_resumed_where_it_is_whole_and_of_as_many_processes(tmp_path):
+    def write(folder: str, step: int, *names: str) -> None:
+        checkpoint = tmp_path / folder / f"checkpoint-{step}"
+        checkpoint.mkdir(parents=True)
+        for name in ("optimizer.pt", "scheduler.pt", *names):
             (checkpoint / name).touch()
-    assert last_checkpoint(tmp_path, processes=2).name == "checkpoint-3"
-    assert last_checkpoint(tmp_path).name == "checkpoint-6"
+        (checkpoint / "trainer_state.json").write_text("{}")
+
+    write("one", 3, "rng_state.pth")
+    write("two", 3, "rng_state_0.pth", "rng_state_1.pth")
+    write("two", 6, "rng_state_0.pth")  # the other process was stopped first
+    assert last_checkpoint(tmp_path / "one").name == last_checkpoint(tmp_path / "two", 2).name == "checkpoint-3"
+    assert last_checkpoint(tmp_path / "none") is None
+    for folder, processes in {"one": 2, "two": 3}.items():
+        with pytest.raises(ValueError, match=f"no whole checkpoint of {processes} processes: start as many"):
+            last_checkpoint(tmp_path / folder, processes)
+    write("four", 3, *(f"rng_state_{rank}.pth" for rank in range(4)))
+    with pytest.raises(ValueError, match="no whole checkpoint of 2 processes"):
+        last_checkpoint(tmp_path / "four", 2)
 
 
 # Trainer knows of no family: one for each form that a head has, since a head is what is new in a checkpoint.
