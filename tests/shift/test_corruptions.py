@@ -189,9 +189,7 @@ def test_names_groups_and_all_of_a_kind():
     assert names_of(["blur", "motion_blur", "contrast"], "image") == [*blurs, "contrast"]
     page = (ROOT / "docs/uncertainty.md").read_text()
     for each in CORRUPTIONS.values():
-        strengths = " | ".join(map("{:g}".format, each.strengths))
-        row = rf"\| `{each.name}` \| {each.kind}s \| {each.group} \| [^|]+ \| {re.escape(strengths)} \|"
-        assert re.search(row, page)
+        assert re.search(rf"\| .*`{each.group}`.*, {each.kind}s \| .*`{each.name}`.* \|", page)
 
 
 @pytest.mark.parametrize(
