@@ -37,6 +37,11 @@ FIGURES = (
     Figure("Variants, images", "at the commit, by an earlier script", "experiments/results/one-run-images-sweep.json"),
     Figure("One run, texts", *_one_run("clinc150-small", "one-run-clinc150-small")),
     Figure(
+        "Other tasks, few rows",
+        "python -m experiments.tasks --tasks sentiment regression --workers 2 --device cpu",
+        "experiments/results/tasks.json",
+    ),
+    Figure(
         "Monitoring",
         "python -m experiments.monitoring --pool CLINC150=FILE --pool 'Tiny ImageNet=FILE'",
         "experiments/results/monitoring.json",

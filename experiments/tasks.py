@@ -179,7 +179,6 @@ TASKS = {
         "entity_f1",
         (
             ("F1 of entities, %", "entity_f1", 100),
-            ("AURC of entities x 1000", "entity_aurc", 1000),
             ("answered entities, %", "answered", 100),
             ("wrong of the answered, %; the target: 10", "answered_risk", 100),
             ("... social media, OOD: nothing is promised", "social media/answered_risk", 100),
@@ -328,14 +327,14 @@ def render(content: dict[str, Any]) -> dict[str, str]:
             methods.append([row for row in content["tasks"] if job.items() <= row.items() and "test" in row])
         if any({row["seed"] for row in runs} != {*SEEDS} for runs in methods):
             continue
-        lines[f"**{name}**: learning rate"] = [f"{runs[0]['learning_rate']:.2g}" for runs in methods]
         for title, place, factor in task.shown:
             *others, metric = place.split("/")
             digits = ".3f" if factor == 1 else ".1f"
             found = [[run["ood"][others[0]] if others else run["test"] for run in runs] for runs in methods]
-            lines[f"{name}: {title}"] = [  # what a model that is not calibrated does not decide is missing
-                cell([factor * metrics[metric] if metric in metrics else None for metrics in of_seeds], digits)
-                for of_seeds in found
+            values = [[factor * metrics[metric] for metrics in of_seeds if metric in metrics] for of_seeds in found]
+            lines[f"{name}: {title}"] = [  # a target that could not be reached decides nothing
+                cell(judged, digits) + (f" ({len(judged)} of {len(SEEDS)} seeds)" if len(judged) < len(SEEDS) else "")
+                for judged in values
             ]
     return {"tasks": markdown(list(METHODS), lines)} if lines else {}
 

@@ -20,7 +20,7 @@ from ..fusion.probe import TEXT_TOKENS
 from ..models.auto import AutoHydra, class_with_new_classifier, config_of, config_with_architecture
 from ..models.decision import task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished
-from .members import compute_accuracy, train_and_save
+from .members import ONE_OF_SEVERAL, compute_accuracy, train_and_save
 from .trainer import HydraTrainer, HydraTrainingArguments
 
 
@@ -148,11 +148,11 @@ def finetune(
     train, validation, test = (
         load_data(data, hydra, part=part, **columns) for part in ("training", "validation", "test")
     )
-    is_of_classes = task_name(hydra) == "single_label_classification"
+    has_accuracy = task_name(hydra) in ONE_OF_SEVERAL
     check_has_variety(train, "the training split", "to learn")
     if train.kind == "image" and train.change is None:
         train = replace(train, change=crop_and_flip)
-    by_accuracy = is_of_classes and arguments.get("class_weights") is None  # accuracy hides errors in rare classes
+    by_accuracy = has_accuracy and arguments.get("class_weights") is None  # accuracy hides errors in rare classes
     metric = {"metric_for_best_model": "accuracy" if by_accuracy else "loss", "greater_is_better": by_accuracy}
     settings = {
         "num_train_epochs": epochs_for(len(train)) if epochs is None else epochs,
@@ -177,7 +177,7 @@ def finetune(
         train_dataset=train,
         eval_dataset=validation,
         processing_class=processor,
-        compute_metrics=compute_accuracy if is_of_classes else None,
+        compute_metrics=compute_accuracy if has_accuracy else None,
         callbacks=list(callbacks),
     )
     if not progress:
@@ -186,7 +186,7 @@ def finetune(
         train_and_save(trainer, folder)
     metrics = trainer.evaluate()
     result = FineTuned(hydra.eval(), replace(train, change=None), validation, test, processor, metrics)
-    if is_of_classes:
+    if task_name(hydra) == "single_label_classification":
         result.warnings += no_better_than_most_frequent(metrics["eval_accuracy"], validation.labels, hydra.config)
         for sentence in result.warnings:
             logger.warning(sentence)

@@ -14,9 +14,13 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from ..models.decision import task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, load_member
 from .lora import is_peft_model
+from .losses import IGNORED_LABEL
 from .recipes import Recipe
 from .recipes import recipe as recipe_named
 from .trainer import HydraTrainer
+
+
+ONE_OF_SEVERAL = ("single_label_classification", "token_classification")  # tasks that have an accuracy
 
 
 def finetune_members(
@@ -78,7 +82,7 @@ def finetune_members(
             )
     recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe or Recipe("default")
     training_arguments = {"disable_tqdm": not progress} | training_arguments
-    if compute_metrics is None and task_name(members[0]) == "single_label_classification":
+    if compute_metrics is None and task_name(members[0]) in ONE_OF_SEVERAL:
         compute_metrics = compute_accuracy
     elif compute_metrics is None:  # accuracy and label smoothing are about one class of several
         by_loss = {"metric_for_best_model": "loss", "greater_is_better": False, "label_smoothing_factor": 0.0}
@@ -124,7 +128,7 @@ def train_and_save(trainer: HydraTrainer, folder: Path) -> None:
 
 
 def compute_accuracy(prediction: Any) -> dict[str, float]:
-    """`Trainer(compute_metrics=compute_accuracy)`: the accuracy of the logits (samples, classes); NaN where one is NaN.
+    """`Trainer(compute_metrics=compute_accuracy)`: of the logits (samples, classes), or of labelled tokens; NaN where one is NaN.
 
     Args:
         prediction (`EvalPrediction`): what `Trainer` passes.
@@ -133,4 +137,5 @@ def compute_accuracy(prediction: Any) -> dict[str, float]:
     logits = logits[0] if isinstance(logits, tuple) else logits
     if np.isnan(logits).any():
         return {"accuracy": math.nan}
-    return {"accuracy": float(np.mean(np.argmax(logits, axis=-1) == prediction.label_ids))}
+    is_labelled = prediction.label_ids != IGNORED_LABEL
+    return {"accuracy": float(np.mean((np.argmax(logits, axis=-1) == prediction.label_ids)[is_labelled]))}

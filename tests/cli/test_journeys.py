@@ -231,13 +231,15 @@ def test_checkpoints_are_compared_and_fused(workplace, tmp_path, capsys):
     assert (tmp_path / "fused" / "modeling_hydra.py").exists()
 
 
-def test_pruned_members_are_tuned_and_fused(workplace, pruned, tmp_path):
+def test_pruned_members_are_tuned_and_fused(workplace, pruned, tmp_path, fails):
     circuits = {path.stem: json.loads(path.read_text()) for path in (pruned / "circuits").glob("*.json")}
     assert set(circuits) == {"acc", "ood", "avg"}
     for index, objective in enumerate(("acc", "ood", "avg")):
         kept = json.loads((pruned / f"member-{index}" / "config.json").read_text())["kept_heads"]
         assert all(head not in kept[layer][0] for layer, head in circuits[objective]["ranking"])
-    run("finetune", pruned, "--data", workplace / "splits", "--epochs", 1, "--output", tmp_path / "members")
+    words = ["finetune", pruned, "--data", workplace / "splits", "--epochs", 1, "--output", tmp_path / "members"]
+    assert "leave out --members" in fails(*words, "--regression")
+    run(*words)
     run("fuse", tmp_path / "members", "--output", tmp_path / "hydra")
     hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "hydra")
     assert [sum(len(layer[m]) for layer in hydra.config.kept_heads) for m in range(3)] == [4, 4, 4]

@@ -106,6 +106,7 @@ def test_the_task_is_that_of_the_labels(task, bert, tmp_path):
     path.write_text("\n".join(json.dumps(TASKS[task](index, row["text"])) for index, row in enumerate(reviews())))
     result = finetune(bert, path, tmp_path / "hydra", num_members=2, **FAST)
     assert task_name(result.model) == task and "eval_loss" in result.metrics
+    assert ("eval_accuracy" in result.metrics) == (task == "token_classification")  # chooses the epoch
 
 
 @pytest.mark.slow
