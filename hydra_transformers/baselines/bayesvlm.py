@@ -59,8 +59,7 @@ class BayesVLM(ClipBaseline):
             batch_size (`int`, defaults to 32): rows per batch, for a Dataset of rows.
             pairs_together (`int`, defaults to 32768): how many pairs are each other's classes; a smaller rest at the end
                 counts too.
-            prior_precision (`float`, *optional*): λ; None for those with the highest evidence, one for images and one for
-                texts.
+            prior_precision (`float`, *optional*): λ; None for those with the highest evidence, one per tower.
             pseudo_count (`float`, defaults to 1.0): τ, how many times the data count.
         """
         check_is_count(pairs_together, "pairs_together", 2)

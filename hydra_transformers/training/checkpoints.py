@@ -41,9 +41,7 @@ def last_checkpoint(folder: Path, processes: int = 1, is_sharded: bool = False) 
     paths = [path for path in written if all((path / name).is_file() for name in names)]
     paths = [path for path in paths if is_sharded or len(list(path.glob("rng_state*"))) == processes]
     if written and not paths:
-        raise ValueError(
-            f"{folder} has no whole checkpoint of {processes} processes: start as many as before, or delete it"
-        )
+        raise ValueError(f"{folder} has no checkpoint of {processes} processes: start as many as before, or delete it")
     return max(paths, key=lambda path: int(re.sub(r"\D", "", path.name)), default=None)
 
 

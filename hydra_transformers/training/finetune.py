@@ -20,7 +20,8 @@ from ..fusion.probe import TEXT_TOKENS
 from ..models.auto import AutoHydra, class_with_new_classifier, config_of, config_with_architecture
 from ..models.decision import task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished
-from .members import ONE_OF_SEVERAL, compute_accuracy, train_and_save
+from .losses import ONE_OF_SEVERAL
+from .members import compute_accuracy, train_and_save
 from .trainer import HydraTrainer, HydraTrainingArguments
 
 

@@ -10,6 +10,7 @@ from ..models.tokens import rows_of_tokens
 
 
 IGNORED_LABEL = -100
+ONE_OF_SEVERAL = ("single_label_classification", "token_classification")  # tasks that have an accuracy
 
 
 class EnsembleLoss:

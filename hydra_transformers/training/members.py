@@ -14,13 +14,10 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from ..models.decision import task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, load_member
 from .lora import is_peft_model
-from .losses import IGNORED_LABEL
+from .losses import IGNORED_LABEL, ONE_OF_SEVERAL
 from .recipes import Recipe
 from .recipes import recipe as recipe_named
 from .trainer import HydraTrainer
-
-
-ONE_OF_SEVERAL = ("single_label_classification", "token_classification")  # tasks that have an accuracy
 
 
 def finetune_members(
@@ -133,9 +130,8 @@ def compute_accuracy(prediction: Any) -> dict[str, float]:
     Args:
         prediction (`EvalPrediction`): what `Trainer` passes.
     """
-    logits = prediction.predictions
+    logits, labels = prediction.predictions, prediction.label_ids
     logits = logits[0] if isinstance(logits, tuple) else logits
     if np.isnan(logits).any():
         return {"accuracy": math.nan}
-    is_labelled = prediction.label_ids != IGNORED_LABEL
-    return {"accuracy": float(np.mean((np.argmax(logits, axis=-1) == prediction.label_ids)[is_labelled]))}
+    return {"accuracy": float(np.mean((np.argmax(logits, axis=-1) == labels)[labels != IGNORED_LABEL]))}

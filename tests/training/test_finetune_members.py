@@ -144,7 +144,7 @@ def test_a_checkpoint_is_resumed_where_it_is_whole_and_of_as_many_processes(tmp_
     assert last_checkpoint(tmp_path / "none") is None
     write("four", 3, *(f"rng_state_{rank}.pth" for rank in range(4)))
     for folder, processes in {"one": 2, "two": 3, "four": 2}.items():
-        with pytest.raises(ValueError, match=f"no whole checkpoint of {processes} processes: start as many as before"):
+        with pytest.raises(ValueError, match=f"no checkpoint of {processes} processes: start as many as before"):
             last_checkpoint(tmp_path / folder, processes)
 
 
