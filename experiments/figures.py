@@ -38,7 +38,7 @@ FIGURES = (
     Figure("One run, texts", *_one_run("clinc150-small", "one-run-clinc150-small")),
     Figure(
         "Other tasks, few rows",
-        "python -m experiments.tasks --tasks sentiment regression --workers 2 --device cpu",
+        "python -m experiments.tasks --tasks sentiment regression tokens --workers 2 --device cpu",
         "experiments/results/tasks.json",
     ),
     Figure(
