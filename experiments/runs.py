@@ -1,8 +1,8 @@
 """What `one_run.py` trains: the settings, and in which order learning rates are tried and chosen.
 
 Every method has its own learning rates. `sweep` tries them with one seed, `edges` one more where the best is the smallest or the
-largest; `finalists` gives the three best of one model and of one run two seeds more, and `edges` looks again; the best mean Brier score on validation rows
-decides. One model and one run are published with seeds that chose nothing.
+largest; `finalists` gives the three best of one model and of one run two seeds more, and `edges` looks again; the best mean Brier
+score on validation rows decides. One model and one run are published with seeds that chose nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence

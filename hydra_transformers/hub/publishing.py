@@ -102,7 +102,7 @@ def push_space_to_hub(
     """Publishes a folder that `write_space` wrote as a Space, in one commit.
 
     Args:
-        folder (`str` or `os.PathLike`): published as it is, edited or not. Code of an earlier push is removed.
+        folder (`str` or `os.PathLike`): published as it is; code of an earlier push is removed, other files stay.
         space_id (`str`): "me/my-hydra"; created if it does not exist.
         private (`bool`, *optional*): whether a new Space is private; by default your account's setting.
         token (`str`, *optional*): by default the one you logged in with (`hf auth login`) or `HF_TOKEN`.
