@@ -36,9 +36,10 @@ FIGURES = (
     Figure("One run, images", *_one_run("images", "one-run-images")),
     Figure("Variants, images", "at the commit, by an earlier script", "experiments/results/one-run-images-sweep.json"),
     Figure("One run, texts", *_one_run("clinc150-small", "one-run-clinc150-small")),
+    Figure("One run, SST-2", *_one_run("sst2", "one-run-sst2")),
     Figure(
         "Other tasks, few rows",
-        "python -m experiments.tasks --tasks sentiment regression tokens --workers 2 --device cpu",
+        "python -m experiments.tasks --workers 2 --device cpu",
         "experiments/results/tasks.json",
     ),
     Figure(

@@ -5,7 +5,7 @@ python -m experiments.one_run_table experiments/results/one-run-images.json     
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -35,7 +35,8 @@ TITLES = {
 }
 # In the order of the table; a method that has no place here comes last.
 ORDER = ("One model", "One run", "Three checkpoints", "Soup", "Deep Ensemble", "The paper", *TITLES.values())
-COMPARED = ("One model", "One model, trained 1.5 times as long", "Deep Ensemble of 3")
+LONGER = "One model, trained"
+COMPARED = ("One model", LONGER, "Deep Ensemble of 3")  # or what begins so
 SHOWN_DIFFERENCES = ("One model,", "One run", "Soup of three,", "Deep Ensemble")  # the file has all
 DRAWS = 1_000  # of the bootstrap
 OTHER_SEEDS = "*"
@@ -49,7 +50,7 @@ def render(content: Mapping[str, Any]) -> dict[str, str]:
     headings, *shown = zip(*(column for column in columns if set(column[1:]) != {NOT_JUDGED}), strict=True)
     tables = {"": markdown(headings, dict(zip(published, shown, strict=True)))}
     if "differences" in content:
-        compared = [other for other in COMPARED if other in content["differences"]["One model"]]
+        compared = compared_of(content["differences"]["One model"])
         headings = [f"{what}, to {other}" for other in compared for what in ("accuracy", "AURC x 1000")]
         rows = {
             title: [interval(to[other], what) for other in compared for what in ("accuracy", "aurc")]
@@ -84,6 +85,12 @@ def chosen_rows(content: Mapping[str, Any]) -> dict[str, list[Row]]:
     return {title: chosen[title] for title in sorted(chosen, key=places.__getitem__)}
 
 
+def compared_of(titles: Iterable[str]) -> list[str]:
+    """Those of `COMPARED`, in their order."""
+    found = [[title for title in titles if title == start or title.startswith(f"{start} ")] for start in COMPARED]
+    return [title for of_start in found for title in of_start[:1]]
+
+
 def epochs_of(rows: Sequence[Row]) -> int:
     """Of the usual training of one model."""
     return min(row["run"]["epochs"] for row in rows if row["name"] == "one model")
@@ -97,7 +104,7 @@ def title_of(row: Row, epochs: int) -> str:
     name, run = row["name"], row["run"]
     if name == "one model":
         longer = run["epochs"] / epochs
-        return "One model" if longer == 1 else f"One model, trained {longer:g} times as long"
+        return "One model" if longer == 1 else f"{LONGER} {longer:.3g} times as long"
     if name == "one run":
         members = "" if run["members"] == 3 else f"{run['members']} members, "
         return f"One run, {members}{run['trunk']} layers shared, {run['epochs']} epochs"
@@ -184,7 +191,7 @@ def differences(content: Mapping[str, Any], values: Mapping[str, np.ndarray]) ->
     found: dict[str, Any] = {}
     one_run = next(title for title in published if title.startswith("One run"))
     for title in published:
-        for other in [other for other in (*COMPARED, one_run) if other in published]:
+        for other in [*compared_of(published), one_run]:
             for name, ours in measured[title].items():
                 gains = np.take_along_axis(ours - measured[other][name], drawn.T, axis=0).mean(axis=0)
                 three = [gains[0], *np.quantile(gains[1:], (0.025, 0.975))]

@@ -91,7 +91,7 @@ def finetune(
         num_members (`int`, defaults to 3), trunk_layers (`int` or `float`, defaults to 0.75):
             As for `AutoHydra.from_backbone`.
         learning_rate (`float`, *optional*):
-            The peak learning rate of the trunk; by default lower for more steps, 2.5e-5 for 500 (see docs/fine-tuning.md).
+            The peak learning rate of the trunk; by default lower for more steps (see docs/fine-tuning.md).
         epochs (`float`, *optional*):
             Passes over the training rows; by default 3 to 12, fewer for more rows.
         batch_size (`int`, defaults to 32):
@@ -171,7 +171,7 @@ def finetune(
     # Trainer makes its folder at once, and that of checkpoints is the sign of an unfinished training.
     settings |= {"output_dir": os.fspath(folder if finished else folder / CHECKPOINTS), **metric, **arguments}
     if learning_rate is None:
-        learning_rate = learning_rate_for(HydraTrainingArguments(**settings), len(train))
+        learning_rate = learning_rate_for(HydraTrainingArguments(**settings), train)
     trainer = HydraTrainer(
         hydra,
         HydraTrainingArguments(**settings, learning_rate=learning_rate),
@@ -203,12 +203,13 @@ def epochs_for(rows: int) -> int:
     return min(12, max(3, round(9 * (50_000 / rows) ** 0.5)))
 
 
-def learning_rate_for(arguments: TrainingArguments, rows: int) -> float:
-    """2.5e-5 for 500 steps, lower by the square root for more; from 5e-6 to 1e-4."""
+def learning_rate_for(arguments: TrainingArguments, train: PreparedData) -> float:
+    """For 500 steps 5e-5 on texts and 2.5e-5 on others, lower by the square root for more; from 5e-6 to 5e-5."""
     rows_per_step = arguments.train_batch_size * arguments.world_size * arguments.gradient_accumulation_steps
-    steps = math.ceil(arguments.num_train_epochs * math.ceil(rows / rows_per_step))
+    steps = math.ceil(arguments.num_train_epochs * math.ceil(len(train) / rows_per_step))
     steps = arguments.max_steps if arguments.max_steps > 0 else max(1, steps)
-    return min(1e-4, max(5e-6, 2.5e-5 * (500 / steps) ** 0.5))
+    for_500 = 5e-5 if train.kind in ("text", "words") else 2.5e-5
+    return min(5e-5, max(5e-6, for_500 * (500 / steps) ** 0.5))
 
 
 def no_better_than_most_frequent(accuracy: float, labels: Sequence[int], config: Any) -> list[str]:

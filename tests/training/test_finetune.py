@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import BertTokenizer, TrainerCallback
 
-from hydra_transformers import AutoHydra
+from hydra_transformers import AutoHydra, HydraTrainingArguments
+from hydra_transformers.data.loading import PreparedData
 from hydra_transformers.models.decision import task_name
 from hydra_transformers.training import finetune
-from hydra_transformers.training.finetune import no_better_than_most_frequent
+from hydra_transformers.training.finetune import learning_rate_for, no_better_than_most_frequent
 from tests.tiny_data import picture_rows, save_bert, save_vit
 from tests.training.tiny import assert_same_weights
 
@@ -61,9 +62,13 @@ def test_the_default_learning_rate_falls_with_the_number_of_steps(bert, tmp_path
     options = {name: value for name, value in FAST.items() if name != "learning_rate"} | {"callbacks": [Seen()]}
     finetune(bert, data, tmp_path / "few", **options)
     finetune(bert, data, tmp_path / "many", **options | {"epochs": 1000, "gradient_accumulation_steps": 2})
-    finetune(bert, data, tmp_path / "counted", **options | {"max_steps": 125})
+    finetune(bert, data, tmp_path / "counted", **options | {"max_steps": 500})
     finetune(bert, data, tmp_path / "endless", **options | {"max_steps": 10**6})
-    assert found == [(1e-4, 8), (1.25e-5, 2000), (5e-5, 125), (5e-6, 10**6)]
+    assert found == [(5e-5, 8), (2.5e-5, 2000), (5e-5, 500), (5e-6, 10**6)]
+    arguments = HydraTrainingArguments(tmp_path, max_steps=500)
+    kinds = ("words", "image", "audio")
+    rates = {kind: learning_rate_for(arguments, PreparedData([], None, kind, ())) for kind in kinds}
+    assert rates == {"words": 5e-5, "image": 2.5e-5, "audio": 2.5e-5}
 
 
 @pytest.mark.slow
