@@ -111,7 +111,8 @@ def title_of(row: Row, epochs: int) -> str:
     if name.startswith("fused"):
         return f"Three checkpoints fused, {run['trunk'] or 'no'} layers merged"
     if name.startswith("soup"):
-        return f"Soup of three, tuned {run['epochs']} epochs" if "tuned" in name else "Soup of three"
+        plural = "" if run["epochs"] == 1 else "s"
+        return f"Soup of three, tuned {run['epochs']} epoch{plural}" if "tuned" in name else "Soup of three"
     return TITLES.get(name, name)
 
 
@@ -205,6 +206,10 @@ def drawn_metrics(values: Mapping[str, np.ndarray], place: int, weights: np.ndar
     wrong = 1.0 - np.unpackbits(right, count=len(sure))
     order = np.argsort(-sure.astype("float32"), kind="stable")
     weights, wrong = weights[:, order], wrong[order].astype("float32")
+    # rows that are equally sure come in no order: each has their mean error
+    starts = np.unique(-sure[order].astype("float32"), return_index=True)[1]
+    tied = np.add.reduceat(weights * wrong, starts, axis=1) / np.maximum(np.add.reduceat(weights, starts, axis=1), 1)
+    wrong = np.repeat(tied, np.diff([*starts, len(sure)]), axis=1)
     covered, errors = weights.cumsum(axis=1), (weights * wrong).cumsum(axis=1)
     risks = (weights * errors / np.maximum(covered, 1)).sum(axis=1) / len(sure)
     return {"accuracy": 1 - errors[:, -1] / len(sure), "aurc": risks}

@@ -5,9 +5,7 @@ from .options import BatchSize, DataOptions, argument, best_device
 
 
 def compare(
-    members: argument(list[str], "DIR_OR_MODEL", "as for `fuse`"),
-    data: DataOptions,
-    batch_size: BatchSize = 32,
+    members: argument(list[str], "DIR_OR_MODEL", "as for `fuse`"), data: DataOptions, batch_size: BatchSize = 32
 ) -> None:
     """Compare each checkpoint, their ensemble, their average, and them fused with more and fewer layers merged."""
     from ..data.processors import load_processor

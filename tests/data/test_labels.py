@@ -110,8 +110,7 @@ def test_every_number_is_a_label_of_regression(tokenizer):
 
 
 @pytest.mark.parametrize(
-    "labels",
-    [[["joy", "surprise"], [], ["anger"]], [[1, 2], [], [0]], [[0, 1, 1], [0, 0, 0], [1, 0, 0]], EXPECTED],
+    "labels", [[["joy", "surprise"], [], ["anger"]], [[1, 2], [], [0]], [[0, 1, 1], [0, 0, 0], [1, 0, 0]], EXPECTED]
 )
 def test_lists_of_names_or_numbers_and_vectors_mean_the_same(labels, tokenizer, tmp_path):
     assert labels_of(labels, tokenizer, FEELINGS, problem_type=MULTI) == EXPECTED

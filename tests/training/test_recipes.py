@@ -36,8 +36,7 @@ def numbers_in(name: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "form"),
-    [("imagenet1k", "fused"), ("cifar100", "member"), ("cifar100", "backbone"), ("sst2", "fused")],
+    ("name", "form"), [("imagenet1k", "fused"), ("cifar100", "member"), ("cifar100", "backbone"), ("sst2", "fused")]
 )
 def test_what_trains_and_what_stays_bit_for_bit(name, form, tmp_path):
     """Seven layers, of which cifar100 trains five; one step at learning rate 0, then two that count."""
