@@ -51,9 +51,11 @@ def render(content: Mapping[str, Any]) -> dict[str, str]:
     tables = {"": markdown(headings, dict(zip(published, shown, strict=True)))}
     if "differences" in content:
         compared = compared_of(content["differences"]["One model"])
-        headings = [f"{what}, to {other}" for other in compared for what in ("accuracy", "AURC x 1000")]
+        headings = [
+            f"{what}, to {other}" for other in compared for what in ("accuracy", "AURC x 1000", "near AUROC, msp")
+        ]
         rows = {
-            title: [interval(to[other], what) for other in compared for what in ("accuracy", "aurc")]
+            title: [interval(to[other], what) for other in compared for what in ("accuracy", "aurc", "near")]
             for title, to in content["differences"].items()
             if title.startswith(SHOWN_DIFFERENCES)
         }
@@ -161,10 +163,10 @@ def cost_of(row: Row, one_model: int, epochs: int) -> tuple[float, float]:
 
 
 def interval(values: Mapping[str, Sequence[float]], what: str) -> str:
-    """A difference with its interval, accuracy in points; a dash for a method to itself."""
+    """A difference with its interval, accuracy and AUROC in points; a dash for a method to itself."""
     if not any(values[what]):
         return "-"
-    times, form = (100, "+.2f") if what == "accuracy" else (1000, "+.1f")
+    times, form = {"accuracy": (100, "+.2f"), "aurc": (1000, "+.1f"), "near": (100, "+.1f")}[what]
     middle, low, high = (f"{times * value:{form}}" for value in values[what])
     return f"{middle} ({low} to {high})"
 
@@ -178,16 +180,19 @@ def differences(content: Mapping[str, Any], values: Mapping[str, np.ndarray]) ->
         for title, of_title in chosen_rows(content).items()
         if not title.endswith(OTHER_SEEDS)
     }
-    random = np.random.default_rng(0)
-    count = len(values[f"{published['One model'][0]}/sure"])
-    # the first draw is the data as they are
-    weights = np.vstack([np.ones(count), random.multinomial(count, np.full(count, 1 / count), DRAWS)]).astype(
-        "float32"
-    )
+    first, random = published["One model"][0], np.random.default_rng(0)
+
+    def draw(name: str) -> np.ndarray:
+        count = len(values[f"{first}/{name}"])
+        drawn = random.multinomial(count, np.full(count, 1 / count), DRAWS)
+        return np.vstack([np.ones(count), drawn]).astype("float32")  # the first draw is the data as they are
+
+    weights = draw("sure")
     drawn = np.vstack([np.arange(len(seeds)), random.integers(len(seeds), size=(DRAWS, len(seeds)))])
+    near_weights = draw("near")
     measured = {}
     for title, of_seeds in published.items():
-        by_seed = [drawn_metrics(values, place, weights) for place in of_seeds]  # (draws,) each
+        by_seed = [drawn_metrics(values, place, weights, near_weights) for place in of_seeds]  # (draws,) each
         measured[title] = {name: np.stack([metrics[name] for metrics in by_seed]) for name in by_seed[0]}
     found: dict[str, Any] = {}
     one_run = next(title for title in published if title.startswith("One run"))
@@ -200,9 +205,14 @@ def differences(content: Mapping[str, Any], values: Mapping[str, np.ndarray]) ->
     return found
 
 
-def drawn_metrics(values: Mapping[str, np.ndarray], place: int, weights: np.ndarray) -> dict[str, np.ndarray]:
-    """Accuracy and AURC of each draw, (draws,) each; weights: (draws, rows) how often each row was drawn"""
-    sure, right = values[f"{place}/sure"], values[f"{place}/right"]
+def drawn_metrics(
+    values: Mapping[str, np.ndarray], place: int, weights: np.ndarray, near_weights: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Accuracy, AURC, and the AUROC of all near rows by the maximum probability, (draws,) each.
+
+    weights, near_weights: (draws, rows) how often each row was drawn
+    """
+    sure, right, near = (values[f"{place}/{name}"] for name in ("sure", "right", "near"))
     wrong = 1.0 - np.unpackbits(right, count=len(sure))
     order = np.argsort(-sure.astype("float32"), kind="stable")
     weights, wrong = weights[:, order], wrong[order].astype("float32")
@@ -212,7 +222,14 @@ def drawn_metrics(values: Mapping[str, np.ndarray], place: int, weights: np.ndar
     wrong = np.repeat(tied, np.diff([*starts, len(sure)]), axis=1)
     covered, errors = weights.cumsum(axis=1), (weights * wrong).cumsum(axis=1)
     risks = (weights * errors / np.maximum(covered, 1)).sum(axis=1) / len(sure)
-    return {"accuracy": 1 - errors[:, -1] / len(sure), "aurc": risks}
+    # how many rows are surer than each near row, ties counted half
+    surer = [
+        np.searchsorted(-sure[order].astype("float32"), -near.astype("float32"), side) for side in ("left", "right")
+    ]
+    covered = np.pad(covered, ((0, 0), (1, 0)))
+    detected = (covered[:, surer[0]] + covered[:, surer[1]]) * near_weights / 2
+    auroc = detected.sum(axis=1) / len(sure) / len(near)
+    return {"accuracy": 1 - errors[:, -1] / len(sure), "aurc": risks, "near": auroc}
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from experiments import figures, one_run, one_run_table, runs, tables
 from experiments.results import RESULTS, read_results, write_results
@@ -73,18 +74,24 @@ def test_intervals_of_differences_are_paired():
     better = right | (random.random(400) < 0.4)  # right wherever the other is, so that every draw gains
     values = {f"{place}/sure": sure.astype("float16") for place in range(9)}
     values |= {f"{place}/right": np.packbits(better if place > 2 else right) for place in range(9)}
+    values |= {f"{place}/near": (sure[:50] - (place > 2)).astype("float16") for place in range(9)}
     found = one_run_table.differences({"rows": rows}, values)["One run, 9 layers shared, 9 epochs"]
     middle, low, high = found["One model"]["accuracy"]
     assert middle == pytest.approx(better.mean() - right.mean(), abs=1e-4) and 0.05 < low < middle < high < 0.2
-    assert found["One model"]["aurc"][2] < 0 and found["Deep Ensemble of 3"]["accuracy"] == [0, 0, 0]
+    assert found["One model"]["aurc"][2] < 0 < found["One model"]["near"][1] and found["Deep Ensemble of 3"][
+        "accuracy"
+    ] == [0, 0, 0]
     labels = torch.tensor(np.where(right, 0, 1))
     for scores in (sure, sure.round()):  # the second with ties
         values["0/sure"] = scores.astype("float16")
-        exact = one_run_table.drawn_metrics(values, 0, np.ones((1, 400), dtype="float32"))
+        values["0/near"] = (scores[:50] - 1).astype("float16")
+        exact = one_run_table.drawn_metrics(values, 0, np.ones((1, 400), "float32"), np.ones((1, 50), "float32"))
         margins = torch.tensor(scores - scores.min())[:, None, None]
         judged = classification_metrics(margins * torch.tensor([1.0, 0.0]), labels)
         assert exact["accuracy"][0] == pytest.approx(right.mean())
         assert exact["aurc"][0] == pytest.approx(judged["aurc"], abs=5e-4)
+        auroc = roc_auc_score([0] * 400 + [1] * 50, [*-values["0/sure"], *-values["0/near"]])
+        assert exact["near"][0] == pytest.approx(auroc, abs=1e-5)
 
 
 def test_results_stay_where_nothing_was_judged(tmp_path):
