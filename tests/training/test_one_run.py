@@ -54,6 +54,10 @@ def batch_of(name: str, rows: int = 6) -> dict[str, torch.Tensor]:
     return {key: torch.stack([torch.as_tensor(row[key]) for row in data]) for key in data[0]}
 
 
+def in_float64(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: each.double() if each.is_floating_point() else each for key, each in batch.items()}
+
+
 # Learning rates
 
 
@@ -97,7 +101,7 @@ def test_one_member_and_plain_models_have_no_branches_and_adapters_have_their_pl
 @pytest.mark.parametrize("name", ["vit", "bert", "wav2vec2"])
 def test_members_do_not_mix_and_the_gradient_of_the_trunk_is_the_sum_of_theirs(name):
     model = hydra_of(name).double().eval()
-    batch = {key: each.double() if each.is_floating_point() else each for key, each in batch_of(name).items()}
+    batch = in_float64(batch_of(name))
 
     def gradients(loss) -> dict[str, torch.Tensor]:
         model.zero_grad()
@@ -136,12 +140,8 @@ def test_a_trained_hydra_is_its_members_and_learns(name, task, tmp_path):
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert np.mean(losses[-3:]) < np.mean(losses[:3])
-    model = model.double().eval()
-    inputs = {
-        key: each.double() if each.is_floating_point() else each
-        for key, each in batch_of(name).items()
-        if key != "labels"
-    }
+    model, inputs = model.double().eval(), in_float64(batch_of(name))
+    del inputs["labels"]
     with torch.no_grad():
         together = model(**inputs).member_logits
         for index in range(3):
@@ -155,10 +155,8 @@ def test_other_tasks_train(problem_type, tmp_path):
     model = hydra_of("bert", problem_type=problem_type)
     inputs = [{"input_ids": row["input_ids"]} for row in tiny_dataset("bert")]
     multi_label = problem_type == "multi_label_classification"
-    rows = [
-        row | {"labels": torch.eye(3)[index % 3] if multi_label else row["input_ids"] % 3}
-        for index, row in enumerate(inputs)
-    ]
+    labels = [torch.eye(3)[index % 3] if multi_label else row["input_ids"] % 3 for index, row in enumerate(inputs)]
+    rows = [row | {"labels": label} for row, label in zip(inputs, labels, strict=True)]
     before = copy_of_weights(model)
     trainer = trainer_for(model, tmp_path, "bert", train_dataset=rows, num_train_epochs=1)
     trainer.train()
@@ -200,12 +198,8 @@ def test_a_plain_trainer_works_only_without_the_rates(tmp_path):
     rates = {"branch_rate": 1.0, "classifier_learning_rate": None}
     trainer_for(same, tmp_path / "same", num_train_epochs=1, **rates).train()
     assert_same_weights(plain, same)
-    other = hydra_of()
-    HydraTrainer(
-        other,
-        TrainingArguments(tmp_path / "other", **QUIET | {"max_steps": 1, "report_to": "none"}),
-        train_dataset=tiny_dataset("vit"),
-    ).train()
+    arguments = TrainingArguments(tmp_path / "other", **QUIET | {"max_steps": 1, "report_to": "none"})
+    HydraTrainer(hydra_of(), arguments, train_dataset=tiny_dataset("vit")).train()
 
 
 @pytest.mark.slow
@@ -247,10 +241,8 @@ def test_label_smoothing_and_class_weights_are_of_each_members_loss(tmp_path):
     for data in (rows, Rows(rows), iter(rows)):
         torch.testing.assert_close(balanced_weights(data, 3), weights)
     members = trainer.model(batch["pixel_values"]).member_logits.unbind(1)
-    losses = [
-        F.cross_entropy(logits, batch["labels"], weights, label_smoothing=0.1, reduction="sum") / 6
-        for logits in members
-    ]
+    options = {"label_smoothing": 0.1, "reduction": "sum"}
+    losses = [F.cross_entropy(logits, batch["labels"], weights, **options) / 6 for logits in members]
     torch.testing.assert_close(loss_of(trainer, batch), torch.stack(losses).mean())
     halves = [{key: each[part] for key, each in batch.items()} for part in (slice(0, 2), slice(2, 6))]
     accumulated = sum(loss_of(trainer, half, num_items_in_batch=torch.tensor(6)) for half in halves)
@@ -263,14 +255,10 @@ def test_a_step_over_accumulated_batches_with_smoothed_labels_is_that_of_the_los
     model.config.hidden_dropout_prob = 0.0
     model = type(model)(model.config).eval()
     expected, batch, before = copy.deepcopy(model), batch_of("vit", 12), copy_of_weights(model)
-    rates = {
-        "learning_rate": 0.01,
-        "branch_rate": 3.0,
-        "classifier_learning_rate": 0.1,
-        "lr_scheduler_type": "constant",
-    }
+    rates = {"learning_rate": 0.01, "branch_rate": 3.0, "classifier_learning_rate": 0.1}
     accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 1}
-    plain = {"optim": "sgd", "weight_decay": 0.0, "max_grad_norm": 0.0, "warmup_steps": 0, "save_strategy": "no"}
+    plain = {"optim": "sgd", "weight_decay": 0.0, "max_grad_norm": 0.0, "save_strategy": "no"}
+    plain |= {"lr_scheduler_type": "constant", "warmup_steps": 0}
     trainer_for(model, tmp_path, label_smoothing_factor=0.1, **rates, **accumulated, **plain).train()
     targets = 0.9 * F.one_hot(batch["labels"], 3) + 0.1 / 3
     members = expected(batch["pixel_values"]).member_logits.log_softmax(-1).unbind(1)
@@ -355,25 +343,15 @@ def test_a_loss_or_weight_that_is_not_finite_ends_the_training_and_is_not_saved(
 
 def test_a_table_and_raw_rows_are_read_with_the_processor(tmp_path):
     pandas = pytest.importorskip("pandas")
-    model, tokenizer = (
-        AutoHydra.from_backbone(save_bert(tmp_path), num_members=2),
-        BertTokenizer.from_pretrained(tmp_path),
-    )
+    model = AutoHydra.from_backbone(save_bert(tmp_path), num_members=2)
+    given = {"processing_class": BertTokenizer.from_pretrained(tmp_path), "compute_metrics": compute_accuracy}
     names = list(model.config.id2label.values())
     rows = [{"text": f"a {word} film", "label": names[index]} for index, word in enumerate(("good", "bad"))] * 4
-    table = pandas.DataFrame(rows)
+    arguments = arguments_for(tmp_path, max_steps=2, eval_strategy="steps", save_strategy="no")
     weights = []
-    for data in (rows, table):
+    for data in (rows, pandas.DataFrame(rows)):
         subject = copy.deepcopy(model)
-        arguments = arguments_for(tmp_path, max_steps=2, eval_strategy="steps", save_strategy="no")
-        trainer = HydraTrainer(
-            subject,
-            arguments,
-            train_dataset=data,
-            eval_dataset=data,
-            processing_class=tokenizer,
-            compute_metrics=compute_accuracy,
-        )
+        trainer = HydraTrainer(subject, arguments, train_dataset=data, eval_dataset=data, **given)
         trainer.train()
         assert "eval_accuracy" in trainer.evaluate()
         weights.append(copy_of_weights(subject))
