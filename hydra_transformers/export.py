@@ -85,9 +85,7 @@ def _check(model: PreTrainedModel, path: Path, formats: list[str]) -> None:
     classes = getattr(getattr(model, "config", None), "auto_classes", {})
     heads = [name.rpartition(".")[2] for auto, name in classes.items() if auto not in ("AutoConfig", "AutoModel")]
     if type(model).__name__ not in heads:
-        raise TypeError(
-            f"model is a {type(model).__name__}: pass a Hydra that classifies, or a Hydra of CLIP or SigLIP"
-        )
+        raise TypeError(f"model is a {type(model).__name__}: pass a Hydra that classifies, or one of CLIP or SigLIP")
     if "onnx" in formats and model.dtype == torch.bfloat16:
         raise ValueError("model is in bfloat16, which ONNX Runtime does not compute with on a CPU: pass model.float()")
     missing = [package for package in ONNX_PACKAGES if "onnx" in formats and find_spec(package) is None]
@@ -138,7 +136,7 @@ class Exportable(nn.Module):
             return torch.export.export(self, (), inputs, dynamic_shapes=sizes)
         except Exception as error:  # of any kind
             raise ExportError(
-                f"torch.export cannot record this {type(self.model).__name__}: {first_line(error)}"
+                f"torch.export cannot record {type(self.model).__name__}: {first_line(error)}"
             ) from error
 
 
@@ -223,9 +221,7 @@ def _run_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     try:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     except Exception as error:  # its own classes, of a module without a public name
-        raise ExportError(
-            f"ONNX Runtime cannot load the exported model, try model.float(): {first_line(error)}"
-        ) from error
+        raise ExportError(f"ONNX Runtime cannot load it, try model.float(): {first_line(error)}") from error
     outputs = [output.name for output in session.get_outputs()]
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

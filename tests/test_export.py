@@ -97,7 +97,7 @@ def test_what_cannot_be_exported_is_refused_with_a_sentence(tmp_path, monkeypatc
     with pytest.raises(ValueError, match=r"to is \['tflite'\]: pass one or more of onnx, torch"):
         export(hydra, tmp_path / "new", "tflite")
     for other in (VIT.backbone(), hydra.vit, CLIP.fused().vision_model):
-        with pytest.raises(TypeError, match="pass a Hydra that classifies, or a Hydra of CLIP or SigLIP"):
+        with pytest.raises(TypeError, match="pass a Hydra that classifies, or one of CLIP or SigLIP"):
             export(other, tmp_path / "new")
     with pytest.raises(ValueError, match=r"model is in bfloat16.*pass model.float\(\)"):
         export(VIT.fused().bfloat16(), tmp_path / "new")

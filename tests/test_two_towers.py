@@ -69,7 +69,7 @@ def test_without_a_zero_shot_classifier_siglip_decides_on_each_text_and_clip_cho
     for model in (ZeroShotClassifier(SIGLIP.fused(), PROMPTS), CLIP.fused()):
         assert torch.allclose(predict_uncertainty(model, [batch]).mean_probabilities.sum(-1), torch.ones(4).double())
     fewer = {"pixel_values": images(2), **padded_texts(2)}
-    with pytest.raises(ValueError, match="batches of different classes or texts: pass the same texts"):
+    with pytest.raises(ValueError, match="not all have the same classes and texts: pass the same"):
         predict_uncertainty(CLIP.fused(), [batch, fewer])
 
 

@@ -68,9 +68,7 @@ class BayesVLM(ClipBaseline):
             for batch in batches(data, batch_size, self.device):
                 check_has_images_and_texts(batch, "data")
                 if len(batch["pixel_values"]) != len(batch["input_ids"]):
-                    raise ValueError(
-                        "a batch of data has other numbers of images and texts: pass one text for each image"
-                    )
+                    raise ValueError("a batch has other numbers of images and texts: pass one for each")
                 activations["image"].append(self._activations("image", pixel_values=batch["pixel_values"]))
                 activations["text"].append(self._activations("text", **batch))
         if not activations["image"]:

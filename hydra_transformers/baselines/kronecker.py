@@ -101,7 +101,7 @@ class KroneckerPosterior(nn.Module):
         """
         if not pseudo_count > 0 or not (prior_precision is None or prior_precision > 0):
             raise ValueError(
-                f"prior_precision is {prior_precision!r} and pseudo_count {pseudo_count!r}: pass positive numbers"
+                f"prior_precision {prior_precision!r}, pseudo_count {pseudo_count!r}: pass positive numbers"
             )
         (of_inputs, input_basis), (of_outputs, output_basis) = map(_eigen, (input_factor, output_factor))
         if prior_precision is None:

@@ -1,8 +1,10 @@
 """`calibrate`: when a model abstains, and which classes its prediction sets name."""
 
+import shutil
 from pathlib import Path
 
-from .folders import check_is_new, note_training_rows
+from .._io.records import RECORD, check_is_new
+from .folders import note_training_rows
 from .options import DataOptions, ModelArgument, best_device, number, option, share
 
 
@@ -46,7 +48,7 @@ def calibrate(
     config = load_config(model)
     processor = load_processor(model, config)
     rows = data.read(config, processor)
-    note_training_rows(model, data.data, data.split)
+    note_training_rows(model, data, rows)
     prompts = class_prompts(config, processor, rows.class_names)
     loaded = load_model(model, best_device())
     classifier = loaded if prompts is None else ZeroShotClassifier(loaded, prompts, rows.class_names)
@@ -57,5 +59,7 @@ def calibrate(
             calibration.model.save(unfinished)
         processor.save_pretrained(unfinished)
         copy_circuits(Path(model), unfinished)
+        if (Path(model) / RECORD).exists():  # of the rows that it was trained on
+            shutil.copy(Path(model) / RECORD, unfinished)
     print(calibration)
     print(f"The calibrated model is in {output}. Next: hydra-transformers predict {output} ...")

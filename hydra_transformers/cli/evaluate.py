@@ -44,7 +44,6 @@ def evaluate(
         raise ValueError(f"{model} is not a folder to write into: pass --output")
     output = output or path / "evaluation"
     check_takes_files(output)
-    note_training_rows(model, data.data, data.split)
     processor = load_processor(model, config)
     loaded, ood_rows, corrupted = load_model(model, best_device()), None, None
     if getattr(config, "aggregate", None) is not None:  # reward models are judged by pairs
@@ -55,6 +54,7 @@ def evaluate(
         rows = pairs_of(lambda column: replace(data, column=[column]).read(config, processor, labelled=False))
     else:
         rows = data.read(config, processor)
+        note_training_rows(model, data, rows)
         ood_rows = data.read_groups(config, processor, {"near": near or [], "far": far or []})
         loaded = _with_decision(loaded, model, config, processor, rows.class_names)
     if corruptions is not None:

@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from .folders import check_is_hydra, check_is_new
+from .._io.records import check_is_new
+from .folders import check_is_hydra
 from .options import argument, model_name, option
 
 

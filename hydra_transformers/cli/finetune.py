@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .folders import FINETUNE_SETTINGS, check_settings, claim, data_name, models_named, record_settings
+from .._io.records import RECORD, claim
+from .folders import data_name, models_named
 from .options import BatchSize, Column, Seed, argument, best_device, layers_or_share, option, positive, switch, typed
 
 
@@ -44,12 +45,9 @@ def finetune(
         training |= {name: value for name, value in given if value is not None}
         _tune_members(names, data, output, columns, seed, **training)
         return
-    from .._io.processes import on_one_process
     from ..serving.saved_models import load_config
 
     load_config(model)  # its errors are clearer
-    settings = {"model": model, "data": data, "members": members, "seed": seed}
-    check_settings(output, FINETUNE_SETTINGS, settings)
     from ..training import finetune as train
 
     result = train(
@@ -67,7 +65,6 @@ def finetune(
         progress=sys.stderr.isatty(),
         **columns,
     )
-    on_one_process(lambda: record_settings(output, FINETUNE_SETTINGS, settings))
     from ..reports import evaluate_uncertainty
     from .evaluate import write_report
 
@@ -89,7 +86,7 @@ def _tune_members(
     from ..training import finetune_members
 
     config = load_config(names[0])
-    on_one_process(lambda: claim(output, FINETUNE_SETTINGS, {"model": names, "data": data, "seed": seed}))
+    on_one_process(lambda: claim(output, RECORD, {"model": names, "data": data, "seed": seed}))
     processor = load_processor(names[0], config)
     columns = {**columns, "processor": processor, "labelled": True}
     train, validation = (load_data(data, config, part=part, **columns) for part in ("training", "validation"))

@@ -1,19 +1,20 @@
 """Files and folders of commands: which exist, what they hold, and what may be written into them."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._io.files import check_takes_files, write_atomically
+from .._io.records import RECORD, read_settings
 
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# What a command was asked to do, in its output folder.
-PRUNE_SETTINGS, FINETUNE_SETTINGS = "prune.json", "finetune.json"
+    from ..data.loading import PreparedData
+    from .options import DataOptions
+
+PRUNE_SETTINGS = "prune.json"
 
 
 def data_name(text: str) -> str:
@@ -25,9 +26,7 @@ def data_name(text: str) -> str:
 
 def check_is_hydra(config: "PreTrainedConfig", name: str) -> None:
     if not config.model_type.startswith("hydra_"):
-        raise ValueError(
-            f"{name} is a plain {config.model_type}: pass a Hydra, the output of `hydra-transformers finetune` or `fuse`"
-        )
+        raise ValueError(f"{name} is a plain {config.model_type}: pass a Hydra, the output of `finetune` or `fuse`")
 
 
 def models_named(names: Sequence[str]) -> list[str]:
@@ -61,54 +60,21 @@ def read_members(names: Sequence[str]) -> "tuple[list[str], list[PreTrainedConfi
     return names, configs, processor
 
 
-def check_is_new(folder: Path) -> None:
-    """Refuses, before any work, a folder that holds something or cannot be written."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists already: pass another --output, or remove it")
-    check_takes_files(folder)
+def note_training_rows(model: str, data: "DataOptions", rows: "PreparedData") -> None:
+    """Prints a note where rows may be those that a model was fine-tuned on: neither those that were held out then, nor of another
+    split."""
+    from ..data.fingerprints import fingerprint_of_labels
 
-
-def claim(folder: Path, file: str, settings: dict[str, Any]) -> None:
-    """Records a command's settings in its new folder; refuses one that the command filled with other settings."""
-    if not (folder / file).exists():
-        check_is_new(folder)
-        record_settings(folder, file, settings)
-    check_settings(folder, file, settings)
-
-
-def record_settings(folder: Path, file: str, settings: dict[str, Any]) -> None:
-    write_atomically(folder / file, json.dumps(settings, indent=1, default=str) + "\n")
-
-
-def check_settings(folder: Path, file: str, settings: dict[str, Any]) -> None:
-    """Refuses a folder that a command filled with other settings."""
-    settings = json.loads(json.dumps(settings, default=str))
-    before = read_settings(folder / file) if (folder / file).exists() else settings
-    for name, value in settings.items():
-        if before.get(name) != value:
-            raise ValueError(
-                f"{folder} was made with {name} {before.get(name)!r}, which now is {value!r}: pass another --output, or "
-                "remove it"
-            )
-    check_takes_files(folder)
-
-
-def read_settings(record: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(record.read_text())
-    except ValueError:
-        settings = None
-    if not isinstance(settings, dict):
-        raise ValueError(f"{record} is broken, so the settings of {record.parent} are unknown: make it again")
-    return settings
-
-
-def note_training_rows(model: str, data: str, split: str | None) -> None:
-    """Prints a note where rows may be those that a model was fine-tuned on."""
-    record = Path(model) / FINETUNE_SETTINGS
-    trained_on = read_settings(record).get("data") if record.exists() else None
-    same = trained_on is not None and Path(trained_on).resolve() == Path(data).resolve()
-    is_training = str(split).startswith("train") or (split is None and same and Path(data).is_file())
-    if same and is_training:
-        note = f"{model} was trained on rows of {data}, so they say too much: pass --split validation, or --split test"
+    record = Path(model) / RECORD
+    settings = read_settings(record) if record.exists() else {}
+    trained_on, held_out = settings.get("data"), settings.get("rows", {})
+    if trained_on is None or Path(trained_on).resolve() != Path(data.data).resolve():
+        return
+    if str(data.split) not in held_out:
+        is_training = rows.split is None or rows.split.startswith("train")
+        note = f"{model} was trained on rows of {data.data}, so they say too much: pass --split validation, or --split test"
+    else:
+        is_training = data.limit is None and held_out[data.split] != fingerprint_of_labels(rows.labels)
+        note = f"rows of {data.data} have changed since {model} was trained on it: some of these may be training rows"
+    if is_training:
         print(f"note: {note}", file=sys.stderr)

@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .folders import check_is_new, read_members
+from .._io.records import check_is_new
+from .folders import read_members
 from .options import argument, layers_or_share, option
 
 

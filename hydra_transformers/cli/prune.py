@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from .folders import PRUNE_SETTINGS, claim, models_named, read_members
+from .._io.records import claim
+from .folders import PRUNE_SETTINGS, models_named, read_members
 from .options import DataOptions, Seed, argument, best_device, layers_or_share, option
 
 

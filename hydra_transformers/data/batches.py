@@ -86,9 +86,7 @@ def check_is_data(data: Any, name: str = "data") -> None:
 
 def _check_is_dict(value: Any, name: str) -> None:
     if not isinstance(value, Mapping):
-        raise TypeError(
-            f'{name} of data is a {type(value).__name__}, not a dict such as {{"pixel_values": ..., "labels": ...}}'
-        )
+        raise TypeError(f'{name} of data is a {type(value).__name__}, not a dict such as {{"pixel_values": ...}}')
 
 
 def _holds_rows(data: Any) -> bool:
@@ -133,9 +131,7 @@ def collate(rows: list[Mapping[str, Any]], padding: int = 0) -> dict[str, Tensor
         raise TypeError(f"the rows of data are not model inputs ({_entries(rows[0])}): pass load_data(data, model)")
     partial = next((name for name in names.values() for row in rows if _dim(row.get(name)) is None), None)
     if partial is not None:
-        raise ValueError(
-            f"a row of data has no numbers as its {partial}, others of its batch have: give them to every row, or to none"
-        )
+        raise ValueError(f"a row of data has no numbers as its {partial}, others have: give them to all rows or none")
     named = [{name: row[source] for name, source in names.items()} for row in rows]
     named = _padded(named, "input_ids", dict.fromkeys(PER_TOKEN, 0) | {"input_ids": padding})
     return default_data_collator(_padded(named, RAW_AUDIO, {RAW_AUDIO: 0, "attention_mask": 0}))

@@ -153,7 +153,8 @@ def check_none_is_missing(rows: Any, column: str, kind: str, source: DataSource)
         return
     missing = rows.with_format("arrow")[column].is_null().to_numpy().nonzero()[0]  # images stay undecoded
     if len(missing):  # rows that a selection left out also count as null
+        which = "" if source.part is None else f"the part {source.part} of "
         raise ValueError(
-            f"{len(missing)} of {len(rows):,} rows of {source.name} have no {kind} in the column {column!r}, the first is row "
+            f"{len(missing)} of {len(rows):,} rows of {which}{source.name} have no {kind} in the column {column!r}, the first is row "
             f"{missing[0]}: fill or remove them"
         )

@@ -1,7 +1,8 @@
-"""Hashes of weights and rows that identify a run when it is resumed."""
+"""Hashes of weights, rows and labels that identify a run when it is resumed."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,10 @@ def fingerprints_of_rows(batch: Mapping[str, Tensor]) -> list[bytes]:
             digest.update(_bytes(tensor[row]))
         digests.append(digest.digest())
     return digests
+
+
+def fingerprint_of_labels(labels: Sequence[Any] | None) -> str:
+    return hashlib.sha256(repr(labels).encode()).hexdigest()
 
 
 def _bytes(tensor: Tensor) -> memoryview:

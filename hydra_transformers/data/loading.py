@@ -46,6 +46,7 @@ class PreparedData(torch.utils.data.Dataset):
     max_length: the tokens that a text, or a pair together, is cut to; None for no limit
     image_mode: the Pillow mode that the model reads
     change: a function applied to each image or text before it is processed
+    split: the one that the rows are of, whole or in part; None where the data has none
     """
 
     rows: Any
@@ -58,15 +59,16 @@ class PreparedData(torch.utils.data.Dataset):
     max_length: int | None = None
     image_mode: str = "RGB"
     change: Callable[[Any], Any] | None = None
+    split: str | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self.rows[index]
-        values = [row[column] for column in self.columns]
         label = None if self.labels is None else self.labels[index]
         try:
+            row = self.rows[index]
+            values = [row[column] for column in self.columns]
             if self.kind == "words":
                 return tokens_of_words(self.processor, values[0], label, max_length=self.max_length)
             prepared = self._prepared(values)
@@ -140,7 +142,7 @@ def load_data(
         return data
     source = DataSource(data, split, part, limit, column, label, label_separator)
     config, processor = _config_and_processor(model, processor)
-    rows, _, note = load_rows(source)
+    rows, split_of_rows, note = load_rows(source)
     rows = undecoded(rows)
     if labelled is False:
         source = without_missing_columns(source, rows)
@@ -150,7 +152,7 @@ def load_data(
         check_none_is_missing(rows, column, kind, source)
     if kind == "image" and hasattr(rows, "features") and not getattr(rows.features[columns[0]], "decode", True):
         rows = rows.cast_column(columns[0], type(rows.features[columns[0]])())
-    prepared = PreparedData(rows, processor, kind, columns, notes=[note])
+    prepared = PreparedData(rows, processor, kind, columns, notes=[note], split=split_of_rows)
     if labelled is not False:
         _add_labels(prepared, source, config, is_required=bool(labelled))
     if config is not None:
@@ -183,9 +185,7 @@ def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:
     sets = ood_data if isinstance(ood_data, Mapping) else {"ood_data": ood_data}
     are_groups = [isinstance(inner, Mapping) for inner in sets.values()]
     if any(are_groups) and not all(are_groups):
-        raise TypeError(
-            'ood_data has data sets beside groups of them: pass {"near": {name: data}, "far": {name: data}}'
-        )
+        raise TypeError('ood_data has data sets beside groups: pass {"near": {name: data}, "far": {name: data}}')
     return dict(sets) if all(are_groups) else {"OOD": dict(sets)}
 
 
@@ -301,6 +301,8 @@ def classes_in(source: DataSource, are_numbers: bool = False) -> tuple[list[str]
             labels.numbers(1)  # raises for others
             return [column], "regression"
         names, problem_type = labels.classes(), None
+    if problem_type is None and len(names) == len(rows) > 2:
+        raise ValueError(f"column {column!r} of {source.name} has another label in each row: name another one")
     if len(names) < (2 if problem_type is None else 1):
         raise ValueError(f"column {column!r} of {source.name} has {len(names)} class, so there is nothing to learn")
     return names, problem_type

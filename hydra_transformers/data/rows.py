@@ -178,7 +178,7 @@ def _cut(rows: Any, source: DataSource, parts: Sequence[str]) -> Any:
         raise ValueError(f"{source.name} has {count} rows, too few to split them for training, validation and test")
     held_out, order = min(MOST_HELD_OUT_ROWS, max(1, count // 10)), _random_order(count)
     places = {part: order[place * held_out : (place + 1) * held_out] for place, part in enumerate(parts)}
-    places["training"] = order[len(parts) * held_out :]
+    places |= {"training": order[len(parts) * held_out :], "all": order}
     return _selected(rows, sorted(places[source.part]))
 
 

@@ -72,9 +72,7 @@ def _remaining_in_tower(kept: list[list[int]], heads_to_prune: dict) -> list[lis
             raise ValueError(f"heads_to_prune names layer {layer}: the model has layers 0 to {len(kept) - 1}")
         for head in heads:
             if not hasattr(head, "__index__") or head not in kept[int(layer)]:
-                raise ValueError(
-                    f"heads_to_prune[{layer}] names head {head!r}: the model has the heads {kept[int(layer)]} in this layer"
-                )
+                raise ValueError(f"heads_to_prune[{layer}] names {head!r}: the heads are {kept[int(layer)]}")
             pruned[int(layer)].add(int(head))
     return [[head for head in heads if head not in gone] for heads, gone in zip(kept, pruned, strict=True)]
 
@@ -102,6 +100,7 @@ def build(
         part.dtype = reference.dtype
     with empty_init_like(reference):
         model = cls(config)
+    model.name_or_path = ""  # of adapters' base model: no folder has these weights yet
     with torch.no_grad():
         for name, slot in slots(model):
             _fill(model.get_parameter(name), slot, members)

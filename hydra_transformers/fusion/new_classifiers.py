@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Collection, Sequence
+from numbers import Integral
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -32,8 +33,9 @@ def read_with_new_classifiers(
 
     Classifier i is drawn with `seed + i`. Other new layers (BERT's pooler where a checkpoint has none) are drawn once.
     """
-    if num_members < 1:
-        raise ValueError(f"num_members is {num_members}: pass at least 1")
+    for name, number in (("num_members", num_members), ("num_labels", num_labels)):
+        if number is not None and (not isinstance(number, Integral) or number < 1):
+            raise ValueError(f"{name} is {number!r}: pass a whole number, at least 1")
     if cls.is_base_model or "ZeroShot" in cls._auto_class:
         raise ValueError(f"{cls.__name__} has no classifier, by which new members differ: use a class that has one")
     if not isinstance(model, PreTrainedModel) and is_adapter_folder(model):
@@ -81,7 +83,11 @@ def set_classes(
         raise ValueError(f"problem_type is {problem_type!r}: pass one of {known}, or the class for tokens")
     if class_names is not None:
         least = 1 if problem_type in ("multi_label_classification", "regression") else 2
-        if isinstance(class_names, str) or len(class_names) < least or len(set(class_names)) < len(class_names):
+        if (
+            isinstance(class_names, str)
+            or len(class_names) < least
+            or len(set(map(str, class_names))) < len(class_names)
+        ):
             number = "at least two different names" if least == 2 else "a list of different names"
             raise ValueError(f"class_names is {class_names!r}: pass {number}, in the order of the labels")
         if num_labels not in (None, len(class_names)):

@@ -163,9 +163,7 @@ def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | Non
     if not circuits:
         return "None was cut out: the members differ by their fine-tuning." if fine_tunings else None
     if len(circuits) not in (1, members):
-        raise ValueError(
-            f"there are {len(circuits)} circuits, the model has {members} members: pass one per member, or one"
-        )
+        raise ValueError(f"there are {len(circuits)} circuits and {members} members: pass one per member, or one")
     if len(circuits) < members or (members == 1 and not matches_circuit(circuits[0], config, 0)):
         return (
             f"Heads are ranked by one circuit ({describe_circuit(circuits[0])}); each member lost heads sampled from the "

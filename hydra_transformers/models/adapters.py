@@ -64,9 +64,7 @@ def _weights(name: str | os.PathLike) -> dict[str, Any]:
     except ImportError as error:
         raise ImportError(f"{name} holds adapters of PEFT: pip install peft") from error
     if not (Path(name) / "adapter_model.safetensors").is_file():  # others can run code when they are loaded
-        raise FileNotFoundError(
-            f"{name} has {SETTINGS} and no adapter_model.safetensors: save the adapters there again"
-        )
+        raise FileNotFoundError(f"{name} has {SETTINGS}, no adapter_model.safetensors: save the adapters again")
     return {key.removeprefix(PREFIX): weight for key, weight in load_peft_weights(os.fspath(name), "cpu").items()}
 
 

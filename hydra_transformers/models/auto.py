@@ -173,9 +173,7 @@ def check_has_no_adapters(model: nn.Module, name: str) -> None:
     if not isinstance(model, nn.Module):
         return  # the caller says what is wrong with it
     if any(type(module).__module__.split(".")[0] == "peft" for module in model.modules()):
-        raise ValueError(
-            f"{name} ({type(model).__name__}) has adapters of PEFT: pass what merge_and_unload() of its PeftModel returns"
-        )
+        raise ValueError(f"{name} ({type(model).__name__}) has adapters: pass the result of merge_and_unload()")
 
 
 def config_of(name: str | os.PathLike) -> PreTrainedConfig:
@@ -213,9 +211,7 @@ def check_type_is_supported(config: PreTrainedConfig, name: str | os.PathLike) -
     """Refuses a model of which there is no classifier, nor a zero-shot model, that becomes a Hydra."""
     if not heads_of_type(config.model_type):
         types = {head.config_class.model_type for head in heads_of(FAMILIES)}
-        raise ValueError(
-            f"{name} is a {config.model_type}, which is not supported; {closest(config.model_type, types)} are"
-        )
+        raise ValueError(f"{name} is a {config.model_type}: not supported; {closest(config.model_type, types)} are")
 
 
 def load_trained(name: str | os.PathLike) -> PreTrainedModel:

@@ -33,9 +33,7 @@ class HydraDecoderConfigMixin(HydraConfigMixin):
                     "'full_attention', or where there is a window 'sliding_attention'"
                 )
         if getattr(self, "use_bidirectional_attention", None):
-            raise ValueError(
-                "use_bidirectional_attention is True: a Hydra's tokens read those before them, set it to False"
-            )
+            raise ValueError("use_bidirectional_attention is True: tokens read those before them, set it to False")
 
     @property
     def queries_per_key(self) -> int:
@@ -109,6 +107,4 @@ class HydraGemma3TextConfig(HydraDecoderConfigMixin, Gemma3TextConfig):
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
         if self.attn_logit_softcapping is not None:
-            raise ValueError(
-                f"attn_logit_softcapping is {self.attn_logit_softcapping}: a Hydra's scores are not bounded, set it to None"
-            )
+            raise ValueError(f"attn_logit_softcapping is {self.attn_logit_softcapping}: set it to None")

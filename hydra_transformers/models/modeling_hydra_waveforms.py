@@ -166,9 +166,7 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
     def frame_mask(self, attention_mask: torch.Tensor, frames: int) -> torch.Tensor:
         """Which frames are not padding, which follows the samples: (batch, samples) -> (batch, frames)"""
         if attention_mask.dim() != 2:
-            raise ValueError(
-                f"attention_mask has the shape {tuple(attention_mask.shape)}: pass a mask of the samples, (batch, samples)"
-            )
+            raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}: pass one of (batch, samples)")
         # A sound too short for a frame has the first one.
         lengths = frames_of(attention_mask.sum(dim=1), self.config).clamp(min=1)
         return torch.arange(frames, device=attention_mask.device) < lengths.unsqueeze(1)

@@ -35,9 +35,7 @@ def read_image(image: Any, name: str = "the image", mode: str = "RGB", timeout: 
     if not hasattr(image, "mode"):
         raise TypeError(f"{name} is a {type(image).__name__}: pass an image of PIL, a path or a URL")
     if image.mode.startswith(("I", "F")):  # converted, everything above level 255 would be white
-        raise ValueError(
-            f"{name} has the mode {image.mode}, of more than 256 levels: scale it to 8 bits a channel first"
-        )
+        raise ValueError(f"{name} has the mode {image.mode}, of more than 256 levels: scale it to 8 bits first")
     converted = PIL.ImageOps.exif_transpose(image).convert(mode)
     converted.info.clear()  # a broken EXIF tag would make Transformers' pipeline fail, which turns images once more
     return converted
@@ -70,9 +68,7 @@ class PredictionsMixin:
 
     def _sanitize_parameters(self, top_k: int | str | None = "", **parameters):
         if "function_to_apply" in parameters:
-            raise ValueError(
-                "function_to_apply is not a parameter of this pipeline: the config's problem_type says it"
-            )
+            raise ValueError("function_to_apply is not a parameter here: the config's problem_type says it")
         before, of_model, _ = super()._sanitize_parameters(**parameters)
         return before, of_model, {} if top_k == "" else {"top_k": top_k}
 
@@ -186,9 +182,7 @@ def predict(
     parameters: of the pipeline: `top_k`, and for CLIP `candidate_labels`
     """
     if isinstance(inputs, (str, bytes, Mapping)) or not isinstance(inputs, Iterable):
-        raise TypeError(
-            f"inputs is a {type(inputs).__name__}: pass a list of texts, images or audio, [{type(inputs).__name__}]"
-        )
+        raise TypeError(f"inputs is a {type(inputs).__name__}: pass a list of texts, images or audio")
     if hasattr(inputs, "columns"):  # a DataFrame, whose iterator gives names of columns
         columns = [name for name in ("text", "image", "audio") if name in inputs.columns] or list(inputs.columns)
         if len(columns) != 1:

@@ -22,9 +22,7 @@ def times_of_spread(aggregate: str) -> float | None:
     """How many times the spread is taken off the mean; None for "min"."""
     match = re.fullmatch(r"min|mean(?:-(\d+(?:\.\d+)?)std)?", aggregate) if isinstance(aggregate, str) else None
     if match is None:
-        raise ValueError(
-            f"aggregate is {aggregate!r}: use 'mean', 'min', or 'mean-2std' with any number in place of 2"
-        )
+        raise ValueError(f"aggregate is {aggregate!r}: use 'mean', 'min', or 'mean-2std' with any number for 2")
     return None if aggregate == "min" else float(match[1] or 0)
 
 

@@ -140,9 +140,7 @@ class GreedySearch:
         objective = METRIC if metric is not None else objective
         has_ood_data = objective in ("ood", "avg")
         if has_ood_data and ood_data is None:
-            raise ValueError(
-                f"objective {objective!r} needs ood_data: pass out-of-distribution data, or objective='acc'"
-            )
+            raise ValueError(f"objective {objective!r} needs ood_data: pass such data, or objective='acc'")
         if metric is None:
             check_chooses_one_class(model, "model")
         hydra = prune_heads(model)
@@ -278,9 +276,7 @@ class GreedySearch:
         for head, is_nan in zip([None, *candidates], values.isnan().any(dim=1).roll(1).tolist(), strict=True):
             if is_nan:
                 case = f"with {len(self.circuit.ranking)} heads removed" if head is None else f"without head {head}"
-                raise ValueError(
-                    f"the logits on {name} are NaN {case}: check the model's weights, or try a wider dtype"
-                )
+                raise ValueError(f"the logits on {name} are NaN {case}: check the weights, or try a wider dtype")
 
     def resume(self, path: str | os.PathLike) -> None:
         """Continues from the checkpoint at `path` if there is one; refuses one of another run."""

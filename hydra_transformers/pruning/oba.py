@@ -93,9 +93,7 @@ def oba_prune(
     calibration = Calibration(working, data, class_prompts)
     weights = ranked_weights(working)
     if not weights:
-        raise TypeError(
-            f"the encoder of {type(model).__name__} has no nn.Linear and no convolution to rank: pass another"
-        )
+        raise TypeError(f"the encoder of {type(model).__name__} has no linear layer or convolution to rank")
     total = sum(weight.numel() for weight in weights)
     for step in range(1, steps + 1):
         changes = second_order_changes(working, calibration, weights)

@@ -114,9 +114,7 @@ def _tasks(models: Mapping[str, nn.Module], data: Any) -> dict[str, Task]:
     first = next(iter(tasks.values()))
     for name, task in tasks.items():
         if task.name != first.name:
-            raise ValueError(
-                f"{name} is made for {task.title}, the first model for {first.title}: compare models of one task"
-            )
+            raise ValueError(f"{name} is for {task.title}, the first for {first.title}: compare models of one task")
     return tasks
 
 
@@ -125,9 +123,7 @@ def _data_sets(
 ) -> tuple[dict[str, Any], dict[str, tuple[str, str, str]]]:
     """The data sets by their names in the report, and their groups, see `Report.groups`."""
     if not isinstance(corruptions, Mapping) or not all(isinstance(sweep, Mapping) for sweep in corruptions.values()):
-        raise TypeError(
-            "corruptions must be a dict of dicts, {corruption: {severity: data}}: pass corrupted_sets(data, names)"
-        )
+        raise TypeError("corruptions is not {corruption: {severity: data}}: pass corrupted_sets(data, names)")
     named = [(DATA, data, (ID, DATA, ""))]
     for group, sets in ({} if isinstance(ood_data, Mapping) and not ood_data else ood_groups(ood_data)).items():
         if group in (ID, CORRUPTION):

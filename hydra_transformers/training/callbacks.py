@@ -90,9 +90,7 @@ class PostPruningCallback(TrainerCallback):
                 "0, or members without adapters"
             )
         if self.trunk_layers and self.trunk_layers > _fewest_layers(model):
-            raise ValueError(
-                f"trunk_layers is {self.trunk_layers}: {type(model).__name__} has {_fewest_layers(model)} layers"
-            )
+            raise ValueError(f"trunk_layers is {self.trunk_layers}: the model has {_fewest_layers(model)} layers")
         for name, trains in self.trains(model).items():
             model.get_parameter(name).requires_grad_(trains)
         if self.reset_classifier:

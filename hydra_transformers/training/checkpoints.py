@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from .._io.files import parse_json
+from .._io.processes import on_one_process
+from .._io.records import RECORD, check_settings, record_settings
 from .lora import is_peft_model
 from .parameter_groups import is_baseline
 
@@ -28,8 +30,14 @@ def is_finished(folder: Path) -> bool:
 
 def check_can_train_in(folder: Path) -> None:
     """Raises, before any work, where a folder holds something else than a training."""
-    if folder.is_dir() and any(folder.iterdir()) and not (is_finished(folder) or (folder / CHECKPOINTS).is_dir()):
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).exists():
         raise ValueError(f"{folder} holds something else than a training: pass a new or empty output_dir")
+
+
+def claim(folder: Path, settings: dict[str, Any]) -> None:
+    """Records what a training is made with; raises where one that has begun was made with other settings."""
+    has_begun = is_finished(folder) or any((folder / CHECKPOINTS).glob("checkpoint-*"))
+    on_one_process(lambda: (check_settings if has_begun else record_settings)(folder, RECORD, settings))
 
 
 def last_checkpoint(folder: Path, processes: int = 1, is_sharded: bool = False) -> Path | None:

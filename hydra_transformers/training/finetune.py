@@ -12,6 +12,8 @@ import torch
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
+from .._io.records import RECORD, check_settings
+from ..data.fingerprints import fingerprint_of_labels
 from ..data.image_changes import crop_and_flip
 from ..data.loading import PreparedData, check_has_variety, classes_in, load_data, remember_max_length
 from ..data.processors import load_processor
@@ -19,9 +21,9 @@ from ..data.rows import DataSource
 from ..fusion.probe import TEXT_TOKENS
 from ..models.auto import AutoHydra, class_with_new_classifier, config_of, config_with_architecture
 from ..models.decision import task_name
-from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished
+from .checkpoints import CHECKPOINTS, check_can_train_in, claim, is_finished
 from .losses import ONE_OF_SEVERAL
-from .members import compute_accuracy, train_and_save
+from .members import compute_accuracy, settings_of, train_and_save
 from .trainer import HydraTrainer, HydraTrainingArguments
 
 
@@ -62,8 +64,6 @@ def finetune(
     learning_rate: float | None = None,
     epochs: float | None = None,
     batch_size: int = 32,
-    split: str | None = None,
-    limit: int | None = None,
     column: str | Sequence[str] | None = None,
     label: str | None = None,
     label_separator: str | None = None,
@@ -79,7 +79,7 @@ def finetune(
 
     The classes and the task are those of the data. Without splits for validation and test, random tenths of the rows are
     split off (at most 3,000 each), the same each time: those that `load_data(data, model, part="validation")` and
-    `part="test"` give. Call it again with the same arguments to resume; a finished model is loaded.
+    `part="test"` give. Call it again with the same arguments to resume; a finished model is loaded. Others are refused.
 
     Args:
         model (`PreTrainedModel`, `str` or `os.PathLike`):
@@ -96,9 +96,7 @@ def finetune(
             Passes over the training rows; by default 3 to 12, fewer for more rows.
         batch_size (`int`, defaults to 32):
             Rows per step and device.
-        split (`str`, *optional*):
-            The split to train on, and to split the others off from; by default all are found by their names.
-        limit, column, label, label_separator, max_length, processor:
+        column, label, label_separator, max_length, processor:
             As for `load_data`.
         regression (`bool`, defaults to `False`):
             Labels are numbers to predict, also where all of them are whole.
@@ -120,12 +118,16 @@ def finetune(
     ```
     """
     folder = Path(output_dir)
+    if (epochs is not None and epochs <= 0) or batch_size < 1:
+        raise ValueError(f"epochs is {epochs} and batch_size is {batch_size}: both have to be positive")
     check_can_train_in(folder)
     is_name = not isinstance(model, PreTrainedModel)
-    columns = {"limit": limit, "column": column, "label": label, "label_separator": label_separator}
-    source = DataSource(data, split=split, part="training", **columns)
+    columns = {"column": column, "label": label, "label_separator": label_separator}
+    source = DataSource(data, part="all", **columns)
     class_names, problem_type = classes_in(source, regression)
     config = config_of(model) if is_name else config_with_architecture(model)
+    made_with = {"model": config.name_or_path, "data": source.name, "max_length": max_length, "task": problem_type}
+    made_with |= {"members": num_members, "trunk_layers": trunk_layers, "classes": class_names} | columns
     hydra_class = class_with_new_classifier(config, problem_type)
     config.architectures = [hydra_class.backbone_classes[0].__name__]
     if processor is None or isinstance(processor, (str, os.PathLike)):
@@ -133,9 +135,8 @@ def finetune(
     remember_max_length(processor, config, max_length, TEXT_TOKENS)
     finished = is_finished(folder)
     if finished:
+        check_settings(folder, RECORD, made_with)
         hydra = AutoHydra.from_pretrained(folder)
-        if (hydra.num_members, list(hydra.config.id2label.values())) != (num_members, class_names):
-            raise ValueError(f"{folder} holds a Hydra of other members or classes: pass another output_dir")
     else:
         hydra = AutoHydra.from_backbone(
             model,
@@ -145,7 +146,7 @@ def finetune(
             problem_type=problem_type,
             seed=seed,
         )
-    columns |= {"split": split, "processor": processor, "labelled": True, "max_length": max_length}
+    columns |= {"processor": processor, "labelled": True, "max_length": max_length}
     train, validation, test = (
         load_data(data, hydra, part=part, **columns) for part in ("training", "validation", "test")
     )
@@ -170,11 +171,14 @@ def finetune(
     }
     # Trainer makes its folder at once, and that of checkpoints is the sign of an unfinished training.
     settings |= {"output_dir": os.fspath(folder if finished else folder / CHECKPOINTS), **metric, **arguments}
-    if learning_rate is None:
-        learning_rate = learning_rate_for(HydraTrainingArguments(**settings), train)
+    training = HydraTrainingArguments(**settings)
+    training.learning_rate = learning_rate_for(training, train) if learning_rate is None else learning_rate
+    rows = {"training": train, "validation": validation, "test": test}
+    made_with |= {"rows": {part: fingerprint_of_labels(of_part.labels) for part, of_part in rows.items()}}
+    claim(folder, made_with | settings_of(training))
     trainer = HydraTrainer(
         hydra,
-        HydraTrainingArguments(**settings, learning_rate=learning_rate),
+        training,
         train_dataset=train,
         eval_dataset=validation,
         processing_class=processor,
@@ -185,6 +189,7 @@ def finetune(
         trainer.remove_callback(PrinterCallback)
     if not finished:
         train_and_save(trainer, folder)
+    hydra.name_or_path = hydra.config.name_or_path = os.fspath(folder)  # inputs are read with the processor there
     metrics = trainer.evaluate()
     result = FineTuned(hydra.eval(), replace(train, change=None), validation, test, processor, metrics)
     if task_name(hydra) == "single_label_classification":

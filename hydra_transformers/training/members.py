@@ -9,15 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
 from ..models.decision import task_name
-from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, load_member
+from .checkpoints import CHECKPOINTS, check_can_train_in, claim, is_finished, load_member
 from .lora import is_peft_model
 from .losses import IGNORED_LABEL, ONE_OF_SEVERAL
 from .recipes import Recipe
 from .recipes import recipe as recipe_named
 from .trainer import HydraTrainer
+
+
+RECORDED = (
+    *("learning_rate", "branch_rate", "classifier_learning_rate", "lr_scheduler_type", "warmup_steps", "optim"),
+    *("num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "seed"),
+    *("weight_decay", "label_smoothing_factor", "class_weights"),
+)
 
 
 def finetune_members(
@@ -89,9 +96,10 @@ def finetune_members(
         check_can_train_in(folder)
     result = []
     for index, (member, folder) in enumerate(zip(members, folders, strict=True)):
+        seeds = {"seed": seed + index, "data_seed": seed + index}
+        arguments = recipe.training_arguments(folder / CHECKPOINTS, **training_arguments | seeds)
+        claim(folder, settings_of(arguments))
         if not is_finished(folder):
-            seeds = {"seed": seed + index, "data_seed": seed + index}
-            arguments = recipe.training_arguments(folder / CHECKPOINTS, **training_arguments | seeds)
             trainer = HydraTrainer(
                 copy.deepcopy(member),
                 arguments,
@@ -111,6 +119,11 @@ def finetune_members(
                 raise ValueError(f"{folder} holds a model with another {name}: pass another output_dir")
         result.append(loaded.to(member.device))
     return result
+
+
+def settings_of(arguments: TrainingArguments) -> dict[str, Any]:
+    """The arguments with which an interrupted training has to resume: Trainer would ignore others, or mix both."""
+    return {name: getattr(arguments, name, None) for name in RECORDED}
 
 
 def train_and_save(trainer: HydraTrainer, folder: Path) -> None:

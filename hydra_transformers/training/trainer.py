@@ -113,15 +113,13 @@ class HydraTrainer(Trainer):
         **kwargs: Any,
     ):
         args = HydraTrainingArguments("tmp_trainer") if args is None else args
-        if model is not None:
-            train_dataset, eval_dataset = (
-                prepared(data, model, processing_class) for data in (train_dataset, eval_dataset)
-            )
-            if data_collator is None:
-                data_collator = partial(collate, padding=padding_of(model) or 0)
         super().__init__(
             model, args, data_collator, train_dataset, eval_dataset, processing_class=processing_class, **kwargs
         )
+        data = (prepared(data, self.model, processing_class) for data in (train_dataset, eval_dataset))
+        self.train_dataset, self.eval_dataset = data
+        if data_collator is None:
+            self.data_collator = partial(collate, padding=padding_of(self.model) or 0)
         balanced = getattr(args, "class_weights", None) is not None
         if self.compute_loss_func is None and (args.label_smoothing_factor or balanced):
             self.label_smoother = None
@@ -131,8 +129,7 @@ class HydraTrainer(Trainer):
         model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         if task_name(model) not in ("single_label_classification", "token_classification"):
             raise ValueError(
-                "label_smoothing_factor and class_weights are for models that choose one class, and this one does not: leave "
-                "them out"
+                "label_smoothing_factor and class_weights are for models that choose one class, not for this"
             )
         weights = balanced_weights(self.train_dataset, model.config.num_labels) if balanced else None
         kind = getattr(model.config, "ensemble_loss", "members")
@@ -258,7 +255,9 @@ def balanced_weights(data: Any, num_labels: int) -> Tensor:
     """A weight for each class by which all classes count alike, with a mean of 1 over the rows: (classes,)"""
     # A Dataset of torch need not end when it is iterated over.
     rows = (data[place] for place in range(len(data))) if hasattr(data, "__len__") else data
-    labels = getattr(data, "labels", None) or [row.get("labels", row.get("label")) for row in rows]
+    labels = getattr(data, "labels", None) or [
+        row.get("labels", row.get("label", row.get("label_ids"))) for row in rows
+    ]
     if any(isinstance(label, str) for label in labels):
         raise ValueError("class_weights needs labels that are class indices: pass rows of load_data(data, model)")
     flat = torch.cat([torch.as_tensor(label).flatten() for label in labels])

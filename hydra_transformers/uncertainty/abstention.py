@@ -308,8 +308,6 @@ def _checked(scores: Any, correct: Any, ood_scores: Any, errors: Any) -> tuple[T
     if correct is not None:
         correct = as_tensor(correct).detach().cpu()
         if correct.shape != scores.shape or not ((correct == 0) | (correct == 1)).all():
-            raise ValueError(
-                f"correct has shape {tuple(correct.shape)}: pass True or False for each of the {len(scores)} scores, (samples,)"
-            )
+            raise ValueError(f"correct has shape {tuple(correct.shape)}: pass True or False for each of {len(scores)}")
         errors = 1 - correct.double()
     return scores, None if errors is None else as_scores(errors, "errors"), ood_scores

@@ -154,7 +154,5 @@ def predict_uncertainty(model: nn.Module, data: Any, batch_size: int = 32) -> De
         decomposition = decompose(member_logits, "multi_label_classification" if is_single_output else problem_type)
         parts.append({name: value.cpu() for name, value in vars(decomposition).items()})
     if not parts or len({part["mean_probabilities"].shape[-1] for part in parts}) > 1:
-        raise ValueError(
-            "data has no batches, or batches of different classes or texts: pass the same texts with each batch"
-        )
+        raise ValueError("data has no batches, or not all have the same classes and texts: pass the same with each")
     return Decomposition(**{name: torch.cat([part[name] for part in parts]) for name in parts[0]})

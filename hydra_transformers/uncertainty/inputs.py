@@ -29,9 +29,7 @@ def as_labels(labels: Any, rows: int, classes: int) -> Tensor:
     """Class indices (batch,) as a tensor of integers, one per row of member_logits, each below `classes`."""
     labels = as_tensor(labels)
     if labels.shape != (rows,) or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(
-            f"labels is {labels.dtype} of shape {tuple(labels.shape)}: pass one class index per row of member_logits, ({rows},)"
-        )
+        raise ValueError(f"labels is {labels.dtype} of shape {tuple(labels.shape)}: pass class indices, ({rows},)")
     outside = labels[(labels < 0) | (labels >= classes)]
     if len(outside):
         raise ValueError(f"labels has {int(outside[0])}: pass class indices from 0 to {classes - 1}")
@@ -42,9 +40,7 @@ def as_multi_hot(labels: Any, rows: int, num_labels: int) -> Tensor:
     """Labels (batch, labels), 1 where a row has the label and 0 where not, as booleans."""
     labels = as_tensor(labels)
     if labels.shape != (rows, num_labels) or not ((labels == 0) | (labels == 1)).all():
-        raise ValueError(
-            f"labels has shape {tuple(labels.shape)}: a multi-label model takes a 0 or 1 for each label, ({rows}, {num_labels})"
-        )
+        raise ValueError(f"labels has shape {tuple(labels.shape)}: pass a 0 or 1 for each, ({rows}, {num_labels})")
     return labels.bool()
 
 

@@ -50,9 +50,7 @@ class _PipelineModel(nn.Module):
         if hasattr(inside, "get_image_features"):
             zero_shot = zero_shot_in(model)
             if zero_shot is None or zero_shot.class_names is None:
-                raise TypeError(
-                    "the classes of these two towers have no names: pass the towers, with candidate_labels="
-                )
+                raise TypeError("the classes of these towers have no names: pass candidate_labels=")
             names = dict(enumerate(zero_shot.class_names))
             self.config = PreTrainedConfig(id2label=names, name_or_path=inside.config.name_or_path)
             self.main_input_name = "pixel_values"

@@ -28,9 +28,7 @@ def as_targets(targets: Any, rows: int, outputs: int, name: str = "labels") -> T
     """Targets (rows, outputs) in float64; raises an error for other shapes and for what is not finite."""
     targets = widened(as_tensor(targets).detach()).cpu()
     if targets.numel() != rows * outputs or len(targets) != rows or not targets.isfinite().all():
-        raise ValueError(
-            f"{name} has shape {tuple(targets.shape)}: pass a finite value for each output of each row, ({rows}, {outputs})"
-        )
+        raise ValueError(f"{name} has shape {tuple(targets.shape)}: pass finite values, ({rows}, {outputs})")
     return targets.reshape(rows, outputs)
 
 
@@ -162,9 +160,7 @@ class RegressionTask(Task):
         if rows.alpha is None:
             raise ValueError("alpha is None: a regression model abstains by the width of its intervals, pass a share")
         if rows.confidence is not None and "risk" in rows.target:
-            raise ValueError(
-                "confidence is for shares, and errors have no upper bound: leave it out, or target a coverage"
-            )
+            raise ValueError("errors have no upper bound: leave confidence out, or target a coverage")
         if rows.target is not None and members == 1:
             raise ValueError("model has one member, so that all intervals are equally wide: leave out target")
         check_predictions(torch.cat([rows.first.answers, rows.second.answers]))

@@ -125,9 +125,7 @@ class RewardTask(Task):
         are answered; a tpr the share of out-of-distribution rows that are not.
         """
         if rows.target is None:
-            raise ValueError(
-                'target is missing: pass one, such as {"coverage": 0.95}, which a reward model is calibrated for'
-            )
+            raise ValueError('target is missing: pass one, such as {"coverage": 0.95}')
         # Nothing but the threshold is fitted, so that all rows may serve it.
         answers = torch.cat([rows.first.answers, rows.second.answers])
         labels = torch.cat([rows.first.labels, rows.second.labels]).reshape(len(answers), -1)

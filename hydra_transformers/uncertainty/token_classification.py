@@ -134,9 +134,7 @@ class TokenTask(Task):
 
     def outcomes(self, output: Any, labels: Tensor | None, settings: Settings, random: Generator) -> Outcomes:
         if labels is None:
-            raise ValueError(
-                "an output does not say which tokens are words: pass labels, or the rows that predict returns"
-            )
+            raise ValueError("an output does not say which tokens are words: pass labels, or rows of predict")
         spans = find_entities(output.member_logits, labels, output.detector_score, self.classes)
         spans = _one_of_each_text(spans, random)
         threshold = math.inf if settings["threshold"] is None else float(settings["threshold"])

@@ -272,7 +272,7 @@ TABLE = {
             for make in CLASSIFIERS
         ),
         *(
-            (lambda make=make: make(with_adapters()), r"has adapters of PEFT: pass what merge_and_unload\(\)")
+            (lambda make=make: make(with_adapters()), r"has adapters: pass the result of merge_and_unload\(\)")
             for make in (BatchEnsemble, MIMO, LastLayerLaplace)
         ),
         (lambda: BatchEnsemble(vit_backbone(), std=-1.0), "std is -1.0: pass a number that is not negative"),
@@ -307,9 +307,9 @@ TABLE = {
         (lambda: soup(VIT.members()), "models keep different heads, so their attention has no mean"),
         (lambda: BayesVLM(CLIP.backbone()).fit([VIT.inputs()]), "data has no input_ids: pass images and texts"),
         (lambda: BayesVLM(CLIP.backbone()).fit([]), "data has no samples"),
-        (lambda: pairs(images(3)), "other numbers of images and texts: pass one text for each"),
+        (lambda: pairs(images(3)), "other numbers of images and texts: pass one for each"),
         (lambda: pairs(images(4), pairs_together=2.5), "pairs_together is 2.5: pass at least 2, a whole number"),
-        (lambda: posterior(prior_precision=0), "prior_precision is 0 and pseudo_count 1.0: pass positive numbers"),
+        (lambda: posterior(prior_precision=0), "prior_precision 0, pseudo_count 1.0: pass positive numbers"),
         (lambda: posterior(pseudo_count=-1), "pseudo_count -1: pass positive numbers"),
         (lambda: posterior(factor=float("nan")), "a Kronecker factor is not finite"),
         (lambda: posterior(weight=0.0), "or all weights are zero"),

@@ -80,6 +80,23 @@ def test_rows_that_were_trained_on_are_noted(workplace, finetuned, tmp_path, cap
     assert "was trained on rows of" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_file_that_grew_and_a_folder_without_splits_are_noted(workplace, tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    rows = pandas.DataFrame({"text": ["a good film", "a bad film"] * 100, "label": ["+", "-"] * 100})
+    rows.to_csv(tmp_path / "data/rows.csv", index=False)
+    hydra, folder = tmp_path / "hydra", ["--data", tmp_path / "data"]
+    run("finetune", workplace / "bert-encoder", *folder, *TRAIN, "--members", 2, "--output", hydra)
+    run("calibrate", hydra, *folder, "--coverage", 0.5, "--output", tmp_path / "one")
+    assert "was trained on rows of" in capsys.readouterr().err
+    run("calibrate", hydra, *folder, "--split", "validation", "--coverage", 0.5, "--output", tmp_path / "two")
+    assert f"rows of {tmp_path}" not in capsys.readouterr().err
+    pandas.concat([rows, rows[:7]]).to_csv(tmp_path / "data/rows.csv", index=False)
+    for model in ("hydra", "two"):
+        run("evaluate", tmp_path / model, *folder, "--split", "test")
+        assert "have changed since" in capsys.readouterr().err
+
+
 def test_a_csv_of_texts_becomes_a_table_with_answers(workplace, tmp_path, capsys):
     csv, hydra, decided = workplace / "reviews.csv", tmp_path / "hydra", tmp_path / "calibrated"
     columns = ["--column", "sentence", "--label", "label"]

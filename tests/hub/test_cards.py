@@ -96,7 +96,7 @@ def test_the_card_tells_how_circuits_chose_the_heads():
     line = f"- Member 1: 3 heads removed along a circuit ({objective}), score 0.5500 before and 0.3000 after"
     assert line in text
     assert "sampled from the first part of the ranking of 4" in create_model_card(hydra, circuits=circuits[:1]).text
-    with pytest.raises(ValueError, match=r"3 circuits, the model has 2 members"):
+    with pytest.raises(ValueError, match=r"3 circuits and 2 members"):
         create_model_card(hydra, circuits=[*circuits, circuits[0]])
     with pytest.raises(ValueError, match=r"circuits\[0\] \(objective 'ood'\) is not the one by which member 0 lost"):
         create_model_card(hydra, circuits=circuits[::-1])

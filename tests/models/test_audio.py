@@ -46,7 +46,7 @@ REFUSALS = [
     (
         WAV2VEC2,
         {"input_values": torch.zeros(1, 40), "attention_mask": torch.ones(1, 1, 6, 6)},
-        "pass a mask of the samples",
+        r"pass one of \(batch, samples\)",
     ),
 ]
 

@@ -247,8 +247,8 @@ REFUSALS = [
     (lambda: VIT.hydra.from_backbone(ViTModel(vit_backbone().config)), ValueError, "has no parameter 'vit"),
     (lambda: VIT.fused().member(3), IndexError, "member 3 does not exist: this Hydra has members 0 to 2"),
     (lambda: prune({3: [0]}), ValueError, "heads_to_prune names layer 3: the model has layers 0 to 2"),
-    (lambda: prune({1: [4]}), ValueError, r"heads_to_prune\[1\] names head 4: the model has the heads \[0, 1, 2, 3\]"),
-    (lambda: prune({0: ["1"]}), ValueError, r"heads_to_prune\[0\] names head '1'"),
+    (lambda: prune({1: [4]}), ValueError, r"heads_to_prune\[1\] names 4: the heads are \[0, 1, 2, 3\]"),
+    (lambda: prune({0: ["1"]}), ValueError, r"heads_to_prune\[0\] names '1'"),
     (
         lambda: prune({"vision": {0: [1]}}),
         ValueError,

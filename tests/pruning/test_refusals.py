@@ -107,7 +107,7 @@ TABLE = {
         ((sliced_by_hand, {0: [0]}), "o_proj reads 24 numbers, not 4 heads of 8"),
         ((WAVLM.backbone, {0: [0]}), "WavLM.* reads its projections without calling them: pass prune_heads"),
         ((CLIP.backbone, {0: [0]}), r"heads_to_prune is .*: pass \{'vision'"),
-        ((lambda: prune_heads(vit(), {0: [2]}), {0: [2]}), r"names head 2: the model has the heads \[0, 1\]"),
+        ((lambda: prune_heads(vit(), {0: [2]}), {0: [2]}), r"names 2: the heads are \[0, 1\]"),
     ],
     prune_heads: [((torch.nn.Linear(2, 2),), "model is a Linear: pass a Hydra or one of AutoHydra.supported")],
     extract: [
@@ -178,7 +178,7 @@ TABLE = {
         ((MODEL, with_labels(None)), "data has no labels"),
         ((MODEL.vit, BATCHES), "ViTModel has no classifier"),
         (lambda: (prune_heads(MODEL), BATCHES), "is a HydraViTFor.*: pass a plain model"),  # q, k, v are one
-        (lambda: (gpt2(), [TEXTS | {"labels": torch.arange(4) % 3}]), r"GPT2.* has no nn\.Linear"),
+        (lambda: (gpt2(), [TEXTS | {"labels": torch.arange(4) % 3}]), r"GPT2.* has no linear layer"),
     ],
     draw: [
         ({}, "nothing to draw from"),

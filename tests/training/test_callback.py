@@ -182,7 +182,7 @@ def test_a_model_or_optimizer_that_is_not_the_prepared_one_raises_with_the_remed
         ({"dropout": 1.0}, "dropout is 1.0: pass a probability"),
         ({"reset_classifier": True}, "HydraCLIPModel has no classifier to reset"),
         ({"dropout": 0.1}, "HydraCLIPModel has no dropout inside its layers"),
-        ({"trunk_layers": 4}, "trunk_layers is 4: HydraCLIPModel has 3 layers"),
+        ({"trunk_layers": 4}, "trunk_layers is 4: the model has 3 layers"),
     ],
 )
 def test_wrong_arguments_and_what_a_model_does_not_have_are_refused(arguments, message, tmp_path):

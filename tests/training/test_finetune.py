@@ -8,11 +8,11 @@ import torch
 from transformers import BertTokenizer, TrainerCallback
 
 from hydra_transformers import AutoHydra, HydraTrainingArguments
-from hydra_transformers.data.loading import PreparedData
+from hydra_transformers.data.loading import PreparedData, load_data
 from hydra_transformers.models.decision import task_name
-from hydra_transformers.training import finetune
+from hydra_transformers.training import DivergedError, finetune, lora_config
 from hydra_transformers.training.finetune import learning_rate_for, no_better_than_most_frequent
-from tests.tiny_data import picture_rows, save_bert, save_vit
+from tests.tiny_data import WORDS, picture_rows, save_bert, save_vit
 from tests.training.tiny import assert_same_weights
 
 
@@ -48,8 +48,14 @@ def test_a_file_of_texts_becomes_a_hydra_of_three_with_splits_that_do_not_overla
     again = finetune(bert, data, output, **FAST)
     assert_same_weights(again.model, result.model)
     assert again.metrics["eval_accuracy"] == result.metrics["eval_accuracy"]
-    with pytest.raises(ValueError, match="holds a Hydra of other members or classes"):
+    assert again.model.config.name_or_path == str(output)
+    with pytest.raises(ValueError, match="was made with members 3, which now is 2: pass another folder"):
         finetune(bert, data, output, num_members=2, **FAST)
+    for change in ({"learning_rate": 1e-2}, {"epochs": 3}, {"max_length": 8}, {"seed": 1}):
+        with pytest.raises(ValueError, match=r"was made with (learning_rate|num_train_epochs|max_length|seed)"):
+            finetune(bert, data, output, **FAST | change)
+    with pytest.raises(ValueError, match="was made with other rows"):
+        finetune(bert, csv_of(reviews(44), data), output, **FAST)
 
 
 def test_the_default_learning_rate_falls_with_the_number_of_steps(bert, tmp_path):
@@ -85,7 +91,47 @@ def test_a_run_that_was_cut_off_goes_on(bert, tmp_path):
     whole = finetune(bert, data, tmp_path / "whole", **FAST)
     with pytest.raises(Stop):
         finetune(bert, data, tmp_path / "cut", callbacks=[Stopping()], **FAST)
+    with pytest.raises(ValueError, match=r"was made with learning_rate 0\.001, which now is 0.01"):
+        finetune(bert, data, tmp_path / "cut", **FAST | {"learning_rate": 0.01})
     assert_same_weights(finetune(bert, data, tmp_path / "cut", **FAST).model, whole.model)
+
+
+def test_what_stopped_before_its_first_checkpoint_may_begin_with_other_settings(bert, tmp_path):
+    data, rate = csv_of(reviews(), tmp_path / "reviews.csv"), {"classifier_learning_rate": None, "epochs": 1}
+    with pytest.raises(DivergedError, match="lower the learning rate"):
+        finetune(bert, data, tmp_path / "hydra", **FAST | rate | {"learning_rate": 1e30})
+    assert finetune(bert, data, tmp_path / "hydra", **FAST | rate).metrics["eval_loss"] < 2
+
+
+@pytest.mark.slow
+def test_a_finetuned_model_reads_inputs_with_the_processor_it_was_trained_with(bert, tmp_path):
+    """Not with that of the backbone's folder; and adapters on it do not name that folder."""
+    peft = pytest.importorskip("peft")
+    reversed_words = BertTokenizer(vocab={word: index for index, word in enumerate([*WORDS[:5], *WORDS[:4:-1]])})
+    model = finetune(bert, reviews(), tmp_path / "hydra", processor=reversed_words, max_length=4, **FAST).model
+    loaded = AutoHydra.from_pretrained(tmp_path / "hydra")
+    texts = ["a good film of joy", "bad"]
+    assert model.predict(texts) == loaded.predict(texts)
+    assert load_data(reviews(), model).max_length == 4
+    for hydra in (model, AutoHydra.from_backbone(bert, num_members=2, num_labels=2)):
+        peft.get_peft_model(hydra, lora_config(hydra, r=2)).save_pretrained(tmp_path / "adapters")
+        named = json.loads((tmp_path / "adapters/adapter_config.json").read_text())["base_model_name_or_path"]
+        assert named == (str(tmp_path / "hydra") if hydra is model else None)
+
+
+def test_a_class_without_training_rows_is_a_class(bert, tmp_path):
+    held_out = int(torch.randperm(41, generator=torch.Generator().manual_seed(0))[0])
+    rows = reviews()
+    rows.insert(held_out, {"text": "a film of joy", "label": "rare"})
+    result = finetune(bert, rows, tmp_path / "hydra", max_steps=1, **FAST)
+    assert result.model.num_labels == 3 and len(set(result.train.labels)) == 2
+    with pytest.raises(ValueError, match="has another label in each row"):
+        finetune(
+            bert, [{"text": "a film", "id": f"{row}"} for row in range(9)], tmp_path / "other", label="id", **FAST
+        )
+    for wrong in ({"epochs": 0}, {"batch_size": 0}):
+        with pytest.raises(ValueError, match="both have to be positive"):
+            finetune(bert, rows, tmp_path / "other", **FAST | wrong)
 
 
 def test_images_with_splits_of_their_own_are_changed_in_training_only(tmp_path):

@@ -358,6 +358,17 @@ def test_a_table_and_raw_rows_are_read_with_the_processor(tmp_path):
     assert all(torch.equal(weights[0][name], weight) for name, weight in weights[1].items())
 
 
+def test_models_that_trainer_makes_get_the_same_data(tmp_path):
+    rows, models = tiny_dataset("bert"), []
+    rows[::2] = [{**row, "input_ids": row["input_ids"][:4]} for row in rows[::2]]
+    for model in ({"model_init": lambda: hydra_of("bert")}, {"model": hydra_of("bert")}):
+        arguments = arguments_for(tmp_path, max_steps=2, save_strategy="no")
+        trainer = HydraTrainer(args=arguments, train_dataset=rows, **model)
+        trainer.train()
+        models.append(trainer.model)
+    assert_same_weights(*models)
+
+
 def test_what_a_model_cannot_be_trained_with_gets_one_sentence(tmp_path):
     for options, words in (({"class_weights": "rare"}, "class_weights is 'rare'"), ({"branch_rate": -1.0}, "is -1.0")):
         with pytest.raises(ValueError, match=words):

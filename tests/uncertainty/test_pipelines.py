@@ -163,7 +163,7 @@ def test_batches_streams_single_inputs_and_predict_are_answered_alike(case):
 def test_scores_are_those_of_the_standard_pipeline(kind, folders):
     task, inputs, _ = CASES[kind]
     ours, theirs = (pipeline_in(folders / kind, name)(inputs, top_k=3) for name in (task, task.removeprefix("hydra-")))
-    with pytest.raises(ValueError, match="function_to_apply is not a parameter of this pipeline"):
+    with pytest.raises(ValueError, match="function_to_apply is not a parameter here"):
         pipeline_in(folders / kind, task)(inputs, function_to_apply="sigmoid")
     for one, other in zip(ours, theirs, strict=True):
         assert [each["label"] for each in one["scores"]] == [each["label"] for each in other]
