@@ -405,13 +405,8 @@ WAVEFORM_SIZES = {
 }
 WAVEFORM_DROPOUT = {"hidden_dropout": 0.3, "activation_dropout": 0.3, "attention_dropout": 0.3}
 # HuBERT with norms before the branches, and a head that reads all layers.
-OF_HUBERT = {
-    "do_stable_layer_norm": True,
-    "feat_extract_norm": "layer",
-    "use_weighted_layer_sum": True,
-    "conv_bias": True,
-}
-OF_HUBERT |= {"mask_time_prob": 0.05, "apply_spec_augment": False}
+OF_HUBERT = {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True, "mask_time_prob": 0.05}
+OF_HUBERT |= {"use_weighted_layer_sum": True, "apply_spec_augment": False}
 WAV2VEC2, HUBERT, WAVLM = (
     of_audio(
         name,

@@ -38,10 +38,8 @@ def test_multiply_adds_of_a_vit_are_those_of_its_matrix_products():
     hidden, layers, mlp, tokens, patch_values, classes = 32, 2, 48, 5, 3 * 4 * 4, 6
     sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": mlp}
     model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_labels=classes, **sizes))
-    projections, attention, perceptron = 4 * tokens * hidden**2, 2 * tokens**2 * hidden, 2 * tokens * hidden * mlp
-    expected = (
-        (tokens - 1) * patch_values * hidden + layers * (projections + attention + perceptron) + hidden * classes
-    )
+    projections, attention, mlp = 4 * tokens * hidden**2, 2 * tokens**2 * hidden, 2 * tokens * hidden * mlp
+    expected = (tokens - 1) * patch_values * hidden + layers * (projections + attention + mlp) + hidden * classes
     assert count_multiply_adds(model) == expected
 
 

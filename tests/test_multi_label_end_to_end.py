@@ -22,9 +22,7 @@ def rows(count: int = 60) -> list[dict]:
     generator = torch.Generator().manual_seed(0)
     words = [[WORDS[place] for place in row] for row in torch.randint(5, len(WORDS), (count, 3), generator=generator)]
     named = {"bad": "anger", "joy": "joy", "good": "surprise"}
-    return [
-        {"text": " ".join(each), "labels": sorted({named[word] for word in each if word in named})} for each in words
-    ]
+    return [{"text": " ".join(row), "labels": sorted({named[word] for word in row if word in named})} for row in words]
 
 
 @pytest.fixture(scope="module")

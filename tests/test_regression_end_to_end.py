@@ -1,5 +1,6 @@
 """A regression model from end to end: pipelines, commands, server, export, cards."""
 
+import itertools
 import json
 
 import pandas as pd
@@ -154,9 +155,7 @@ def test_commands_evaluate_and_calibrate_a_reward_model(folder, tmp_path, capsys
     hydra.save_pretrained(tmp_path / "reward")
     tokenizer = AutoTokenizer.from_pretrained(folder / "hydra")
     tokenizer.save_pretrained(tmp_path / "reward")
-    pairs = [
-        {"chosen": row["text"], "rejected": other["text"]} for row, other in zip(rows(), rows()[1:], strict=False)
-    ]
+    pairs = [{"chosen": row["text"], "rejected": other["text"]} for row, other in itertools.pairwise(rows())]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     assert main(["evaluate", str(tmp_path / "reward"), "--data", str(tmp_path / "pairs.jsonl")]) == 0
     assert "Pair accuracy" in capsys.readouterr().out

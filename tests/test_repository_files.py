@@ -67,9 +67,7 @@ def test_scripts_that_workflows_call_exist():
 def test_constraints_pin_the_same_packages():
     """But for those of the site and of notebooks, which Python 3.10 and the oldest versions do without, and for torchvision,
     which only the oldest Transformers needs."""
-    pins = {
-        name: dict(line.split("==") for line in (ROOT / name).read_text().split() if "==" in line) for name in PINNED
-    }
+    pins = {name: dict(pin.split("==") for pin in (ROOT / name).read_text().split() if "==" in pin) for name in PINNED}
     assert pins["constraints-oldest.txt"]["torch"] < pins["constraints.txt"]["torch"]
     for name in PINNED:
         assert (

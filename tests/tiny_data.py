@@ -44,9 +44,7 @@ def save_vit(folder: Path, classes: list[str] = CLASSES) -> Path:
 
 def save_bert(folder: Path) -> Path:
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(WORDS), max_position_embeddings=16, num_labels=2, initializer_range=0.2, **SIZES
-    )
+    config = BertConfig(vocab_size=len(WORDS), max_position_embeddings=16, initializer_range=0.2, **SIZES)
     BertForSequenceClassification(config).save_pretrained(folder)
     BertTokenizer(vocab={word: index for index, word in enumerate(WORDS)}).save_pretrained(folder)
     return folder
@@ -60,9 +58,7 @@ def save_clip(folder: Path) -> Path:
     vision = {"image_size": 8, "patch_size": 4}
     config = CLIPConfig(text_config=text | SIZES, vision_config=vision | SIZES, projection_dim=8)
     CLIPModel(config).save_pretrained(folder)
-    tokenizer = CLIPTokenizer(
-        vocab={piece: index for index, piece in enumerate(pieces)}, merges=[], model_max_length=24
-    )
+    tokenizer = CLIPTokenizer(vocab={piece: row for row, piece in enumerate(pieces)}, merges=[], model_max_length=24)
     images = CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8})
     CLIPProcessor(images, tokenizer).save_pretrained(folder)
     return folder
@@ -113,8 +109,5 @@ def review_rows(count: int = 16) -> datasets.Dataset:
     features = datasets.Features(
         {"sentence": datasets.Value("string"), "label": datasets.ClassLabel(names=["negative", "positive"])}
     )
-    rows = {
-        "sentence": [texts[index % 2] for index in range(count)],
-        "label": [1 - index % 2 for index in range(count)],
-    }
+    rows = {"sentence": [texts[row % 2] for row in range(count)], "label": [1 - row % 2 for row in range(count)]}
     return datasets.Dataset.from_dict(rows, features=features)

@@ -93,9 +93,7 @@ def test_as_a_zero_shot_classifier_it_is_judged(fitted):
     expected = fitted(pixel_values=images(), **prompts).member_logits
     torch.testing.assert_close(predict(classifier, {"pixel_values": images()}), expected)
     data = [{"pixel_values": images(), "labels": torch.arange(4)}]
-    report = evaluate_uncertainty(
-        classifier, data, ood_data={"far": {"noise": [{"pixel_values": 3 * images(seed=5)}]}}
-    )
+    report = evaluate_uncertainty(classifier, data, ood_data={"far": {"N": [{"pixel_values": 3 * images(seed=5)}]}})
     assert report.num_members == {"PromptClassifier": 1}
     assert count_parameters(classifier) == count_parameters(fitted) == count_parameters(CLIP.backbone())
     plain = count_multiply_adds(ZeroShotClassifier(CLIP.backbone(), prompts))

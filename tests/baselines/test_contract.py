@@ -175,9 +175,7 @@ def test_trainer_finds_columns_and_labels_by_itself_and_goes_on_where_it_was(nam
 
 def test_a_checkpoint_of_tied_weights_is_saved_by_trainer(tmp_path):
     """BART's embeddings have three names."""
-    sizes = {
-        f"{part}_{name}": 1 for part in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")
-    }
+    sizes = {f"{one}_{name}": 1 for one in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")}
     model = BartForSequenceClassification(BartConfig(**sizes, d_model=8, vocab_size=40, num_labels=3)).eval()
     baseline = LastLayerLaplace(model)
     rows = [{"input_ids": torch.tensor([5, 6 + number, 2]), "labels": number} for number in range(2)]

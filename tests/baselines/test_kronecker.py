@@ -27,14 +27,10 @@ def gauss_newton(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Σ Jᵀ Λ J of the cross-entropy, for W flattened row by row: by autograd, and Λ by autograd of the loss in the logits."""
     total = torch.zeros(weight.numel(), weight.numel(), dtype=torch.float64)
     for row in rows:
-        jacobian = torch.autograd.functional.jacobian(
-            lambda flat, row=row: flat.view_as(weight) @ row, weight.flatten()
-        )
+        jacobian = torch.autograd.functional.jacobian(lambda new, row=row: new.view_as(weight) @ row, weight.flatten())
         logits = weight @ row
-        curvature = torch.autograd.functional.hessian(
-            lambda z: nn.functional.cross_entropy(z, torch.tensor(1)), logits
-        )
-        total += jacobian.t() @ curvature @ jacobian
+        hessian = torch.autograd.functional.hessian(lambda z: nn.functional.cross_entropy(z, torch.tensor(1)), logits)
+        total += jacobian.t() @ hessian @ jacobian
     return total
 
 
@@ -65,9 +61,7 @@ def fitted(form: str, **options) -> tuple[KroneckerPosterior, torch.Tensor]:
     if form == "sum":
         precision = count * torch.kron(output_factor, input_factor) + prior * torch.kron(one, other)
     else:
-        grown = [
-            count**0.5 * factor + prior**0.5 * eye for factor, eye in ((output_factor, one), (input_factor, other))
-        ]
+        grown = [count**0.5 * part + prior**0.5 * eye for part, eye in ((output_factor, one), (input_factor, other))]
         precision = torch.kron(*grown)
     return posterior, precision.inverse()
 
@@ -78,9 +72,7 @@ def test_variances_and_samples_are_those_of_the_inverted_precision(form):
     rows = numbers(5, INPUTS, seed=2)
     maps = torch.stack([torch.kron(torch.eye(OUTPUTS, dtype=torch.float64), row.unsqueeze(0)) for row in rows])
     expected = maps @ covariance @ maps.mT  # (rows, outputs, outputs)
-    torch.testing.assert_close(
-        posterior.output_variance(rows), expected.diagonal(dim1=1, dim2=2), rtol=1e-9, atol=1e-12
-    )
+    torch.testing.assert_close(posterior.output_variance(rows), expected.diagonal(0, 1, 2), rtol=1e-9, atol=1e-12)
     assert KroneckerPosterior(INPUTS, OUTPUTS, form).output_variance(rows.float()).abs().max() == 0, (
         "unset, it is sure"
     )

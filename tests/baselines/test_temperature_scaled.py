@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from scipy.optimize import minimize_scalar
+from torch import nn
 from transformers import CLIPModel
 
 from hydra_transformers.baselines import temperature_scaled, temperature_scaled_clip
@@ -31,9 +32,7 @@ def test_the_temperature_has_the_least_validation_loss():
     with torch.no_grad():
         logits = torch.cat([model(pixel_values=batch["pixel_values"]).logits for batch in data])
         labels = torch.cat([batch["labels"] for batch in data])
-        best = minimize_scalar(
-            lambda t: torch.nn.functional.cross_entropy(logits / t, labels).item(), bounds=(0.1, 20)
-        )
+        best = minimize_scalar(lambda t: nn.functional.cross_entropy(logits / t, labels).item(), bounds=(0.1, 20))
         scaled = temperature_scaled(model, data)
         output = scaled(pixel_values=images(2))
         expected = model(pixel_values=images(2)).logits / best.x

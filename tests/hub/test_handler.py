@@ -55,9 +55,7 @@ def test_it_needs_nothing_but_the_files_beside_it(folder, tmp_path):
     result = run_without_package(IN_AN_ENDPOINT, folder, json.dumps(request), folder=tmp_path)
     assert result.returncode == 0, result.stderr
     found, expected = json.loads(result.stdout), EndpointHandler(str(folder))(request)
-    assert [(each["label"], each["abstain"]) for each in found] == [
-        (each["label"], each["abstain"]) for each in expected
-    ]
+    assert [(one["label"], one["abstain"]) for one in found] == [(one["label"], one["abstain"]) for one in expected]
     assert [each["epistemic"] for each in found] == pytest.approx([each["epistemic"] for each in expected], abs=1e-6)
 
 

@@ -137,9 +137,7 @@ def test_heads_that_a_circuit_turns_off_are_as_good_as_gone(all_layers):
 
 
 def test_a_dropped_layer_changes_nothing():
-    members = [
-        AutoHydra.from_backbone(WAV2VEC2.backbone(seed, layerdrop=1.0, hidden_dropout=0.0)) for seed in range(2)
-    ]
+    members = [AutoHydra.from_backbone(WAV2VEC2.backbone(seed, layerdrop=1.0, hidden_dropout=0)) for seed in (0, 1)]
     hydra = AutoHydra.from_pruned_members(members).train()
     states = hydra.base_model(**padded_sounds(), output_hidden_states=True).hidden_states
     assert all(torch.equal(each, states[0]) for each in states[1:])
@@ -191,9 +189,7 @@ def test_exported_models_take_sounds_of_any_length_with_their_masks(tmp_path):
 
 
 def test_rows_of_raw_sounds_are_filled_up_with_zeros():
-    rows = [
-        {"input_values": torch.ones(length), "attention_mask": torch.ones(length), "labels": 1} for length in (3, 5)
-    ]
+    rows = [{"input_values": torch.ones(size), "attention_mask": torch.ones(size), "labels": 1} for size in (3, 5)]
     batch = collate(rows)
     assert batch["input_values"].tolist() == batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1] * 5]
     without = collate([{"input_values": row["input_values"]} for row in rows])

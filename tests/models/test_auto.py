@@ -100,9 +100,7 @@ def test_folders_that_are_no_members_get_a_sentence(tmp_path):
         fuse("gpt2", "vit")
     with pytest.raises(ValueError, match="gpt2 is a gpt2: not supported"):
         load_data([{"text": "a", "label": 0}], tmp_path / "gpt2")
-    with pytest.raises(
-        ValueError, match=r"members\[1\] has num_labels = 3, members\[0\] has 5: pass models fine-tuned"
-    ):
+    with pytest.raises(ValueError, match=r"members.1. has num_labels = 3, members.0. has 5: pass models fine"):
         fuse("vit", "three")
     with pytest.raises(ValueError, match=r"members\[1\] is a BertForSequenceClassification \(bert\)"):
         fuse("vit", "bert")
@@ -182,9 +180,7 @@ def test_the_auto_classes_of_transformers_know_every_family(tmp_path):
 def test_no_other_file_names_a_family():
     """Its two files, the tables of families and their parameters, and what is about one model, the demo and two baselines of CLIP, may."""
     kinds = {name for model_type in TABLE for name in (model_type, model_type.removeprefix("hydra_"))}
-    classes = {backbone.__name__ for backbone in hydra_classes()} | set(hydra_transformers.models.__all__) - {
-        "AutoHydra"
-    }
+    classes = {each.__name__ for each in hydra_classes()} | set(hydra_transformers.models.__all__) - {"AutoHydra"}
     names = re.compile(rf"\b({'|'.join(sorted(classes))})\b|[\"']({'|'.join(sorted(kinds))})[\"']")
     own = re.compile(
         r"models/(families|backbone_rules|(configuration|modeling)_hydra_\w+)\.py|demo/\w+\.py|baselines/(bayesvlm|prompt_classifier|vilu)\.py"

@@ -81,10 +81,9 @@ def save(family, folder):
 @torch.no_grad()
 def test_every_family_loads_where_the_package_is_not_importable_and_saves_again(tmp_path):
     models = {family.name: save(family, tmp_path / "first" / family.name) for family in DISTINCT}
-    of_models = [
-        (folder, auto_class_of(hydra), tmp_path / "second" / name) for name, (hydra, _, folder) in models.items()
-    ]
-    of_models.append((tmp_path / "first" / "vit", "AutoModel", tmp_path / "second" / "base"))
+    second = tmp_path / "second"
+    of_models = [(folder, auto_class_of(hydra), second / name) for name, (hydra, _, folder) in models.items()]
+    of_models.append((tmp_path / "first" / "vit", "AutoModel", second / "base"))
     run_second_process(*itertools.chain.from_iterable(of_models))
     for name, (hydra, inputs, folder) in models.items():
         out = tmp_path / "second" / name

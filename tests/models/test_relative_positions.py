@@ -120,9 +120,7 @@ def test_a_text_of_padding_alone_is_what_it_is_for_mpnet():
     ("buckets", "longest", "tokens"), [(256, 512, 600), (256, -1, 512), (4, 16, 20), (32, 100, 140), (-1, 16, 40)]
 )
 def test_distances_have_the_numbers_that_they_have_in_deberta(buckets, longest, tokens):
-    config = HydraDebertaV2Config(
-        position_buckets=buckets, max_relative_positions=longest, max_position_embeddings=512
-    )
+    config = HydraDebertaV2Config(position_buckets=buckets, max_relative_positions=longest)
     states = torch.empty(1, tokens, 1)
     [expected] = build_relative_position(states, states, buckets, config.longest_distance)
     reach = config.distances_to_each_side

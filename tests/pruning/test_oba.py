@@ -69,9 +69,7 @@ def test_scores_of_heads_are_those_of_the_full_hessian():
 
 def test_single_weights_go_by_the_full_hessian_and_exactly_as_many_as_asked_for():
     model, rows = toy()
-    names = [
-        name for name, each in model.named_parameters() if any(each is weight for weight in ranked_weights(model))
-    ]
+    names = [name for name, each in model.named_parameters() if any(each is one for one in ranked_weights(model))]
     assert "classifier.weight" not in names and "vit.embeddings.patch_embeddings.projection.weight" in names
     terms = full_hessian_term(copy.deepcopy(model), rows, names)
     scores = torch.cat([terms[name].abs().flatten() for name in names])
@@ -156,14 +154,9 @@ def test_zeros_of_a_hydra_stay_too():
 
 def test_a_model_without_sdpa_keeps_its_own_attention():
     """GPT-OSS has sinks in its attention, which sdpa knows nothing of."""
-    sizes = {
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 4,
-    }
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 8, "vocab_size": 40}
+    sizes |= {"head_dim": 4}
     model = GptOssForSequenceClassification(GptOssConfig(**sizes, **experts, num_labels=3, pad_token_id=0)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

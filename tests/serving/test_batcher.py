@@ -55,9 +55,7 @@ def test_requests_that_wait_share_a_pass_up_to_the_largest_batch():
 
 
 def test_requests_with_other_parameters_go_by_themselves_and_none_is_overtaken_for_ever():
-    answers, passes = answered(
-        [([text], {"top_k": top_k}) for text, top_k in zip("abcde", (1, 1, 2, 1, 2), strict=True)]
-    )
+    answers, passes = answered([([text], {"top_k": k}) for text, k in zip("abcde", (1, 1, 2, 1, 2), strict=True)])
     assert [inputs for inputs, _ in passes] == [["a"], ["b", "d"], ["c", "e"]]
     assert [len(answer[0]["scores"]) for answer in answers] == [1, 1, 2, 1, 2]
 

@@ -175,11 +175,9 @@ def test_a_table_holds_every_column_and_no_field_is_lost(folders):
 
 
 def test_clip_needs_its_classes(folders, images):
-    with pytest.raises(
-        ValueError, match="candidate_labels is missing: clip-hydra chooses among classes that you name"
-    ):
+    with pytest.raises(ValueError, match="candidate_labels is missing: clip-hydra chooses among classes"):
         asked(folders["clip"])({"image": PICTURES})
-    with pytest.raises(ValueError, match="clip-hydra chooses among classes that you name"):
+    with pytest.raises(ValueError, match="clip-hydra chooses among classes"):
         asked(folders["clip"]).answer_with_members(PICTURES[0])
     clip = HydraPredictor(folders["clip"], device="cpu", candidate_labels=["cat", "dog"])
     assert set(clip({"image": PICTURES})["label"]) <= {"cat", "dog"}

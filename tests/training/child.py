@@ -102,9 +102,7 @@ def main(folder: Path) -> None:
         save_file(weights, folder / f"{name}-{rank}.safetensors")
     for kind in BASELINES:
         weights = train_baseline(kind, folder / kind, GLOBAL_BATCH // 2)
-        save_file(
-            {name: weight.contiguous() for name, weight in weights.items()}, folder / f"{kind}-{rank}.safetensors"
-        )
+        save_file({name: each.contiguous() for name, each in weights.items()}, folder / f"{kind}-{rank}.safetensors")
     for index, weights in enumerate(train_members(folder / "members", GLOBAL_BATCH // 2)):
         save_file(weights, folder / f"member-{index}-{rank}.safetensors")
     distances = {form: train_sharded(form, rank) for form in ("member", "fused")}

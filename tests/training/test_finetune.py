@@ -25,9 +25,7 @@ def bert(tmp_path_factory):
 
 
 def reviews(count: int = 40) -> list[dict]:
-    return [
-        {"text": f"a {word} film", "label": "+" if word == "good" else "-"} for word in ("good", "bad") * (count // 2)
-    ]
+    return [{"text": f"a {word} film", "label": sign} for word, sign in (("good", "+"), ("bad", "-")) * (count // 2)]
 
 
 def csv_of(rows: list[dict], path) -> str:

@@ -60,9 +60,7 @@ EXPECTED = {
 def expected_part(name: str) -> str:
     """The part whose list has the longest ending of `name`."""
     plain = "." + ".".join(piece for piece in name.split(".") if not piece.isdigit())
-    endings = [
-        (len(end), part) for part, ends in EXPECTED.items() for end in ends.split() if plain.endswith(f".{end}")
-    ]
+    endings = [(len(end), key) for key, ends in EXPECTED.items() for end in ends.split() if plain.endswith(f".{end}")]
     assert endings, f"{name} is in no list"
     return max(endings)[1]
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 import hydra_transformers
 from hydra_transformers import AutoHydra
 from hydra_transformers.data import load_data
+from hydra_transformers.data.batches import collate
 from hydra_transformers.data.tags import check_tags
 from hydra_transformers.pruning import extract_circuit, prune_heads, taylor_scores
 from hydra_transformers.training import EnsembleLoss, lora_config
@@ -51,9 +52,7 @@ def test_taylor_scores_are_of_the_mean_loss_over_all_words():
     model, rows = tiny_tags.backbone().double(), data(40)
     found = taylor_scores(model, rows)
     plain = copy.deepcopy(model)
-    batch = next(
-        iter(torch.utils.data.DataLoader(rows, len(rows), collate_fn=hydra_transformers.data.batches.collate))
-    )
+    batch = collate([rows[index] for index in range(len(rows))])
     plain(**batch).loss.backward()
     attention = plain.bert.encoder.layer[1].attention.self
     expected = (
@@ -87,9 +86,7 @@ def test_adapters_and_pruned_heads_work_on_classifiers_of_tokens():
     batch = hydra_transformers.data.batches.collate([data(4)[index] for index in range(4)])
     adapted = peft.get_peft_model(hydra, lora_config(hydra, r=2))
     adapted(**batch).loss.backward()
-    trained = [
-        name for name, each in adapted.named_parameters() if each.grad is not None and each.grad.count_nonzero()
-    ]
+    trained = [name for name, each in adapted.named_parameters() if each.grad is not None and each.grad.any()]
     assert any("lora_B" in name for name in trained) and any("classifier" in name for name in trained)
     pruned = prune_heads(tiny_tags.backbone(), {0: [1, 2]})
     assert type(pruned).__name__ == "HydraBertForTokenClassification" and pruned.config.kept_heads[0] == [[0, 3]]
