@@ -135,9 +135,7 @@ class Exportable(nn.Module):
         try:
             return torch.export.export(self, (), inputs, dynamic_shapes=sizes)
         except Exception as error:  # of any kind
-            raise ExportError(
-                f"torch.export cannot record {type(self.model).__name__}: {first_line(error)}"
-            ) from error
+            raise ExportError(f"torch.export fails on {type(self.model).__name__}: {first_line(error)}") from error
 
 
 def inputs_of(model: PreTrainedModel, processor: Any, batch: int, length: float) -> dict[str, Tensor]:

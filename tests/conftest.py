@@ -17,7 +17,7 @@ if "PYTEST_XDIST_WORKER" in os.environ or not any(word.startswith(("-n", "--nump
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with an argument `family` runs for every row with code of its own; `for_families` chooses others."""
+    """A test with an argument `family` runs for every row with code of its own; `each_of` chooses others."""
     is_chosen = any("family" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if "family" in metafunc.fixturenames and not is_chosen and not hasattr(metafunc.module, "family"):
         from tests.families import DISTINCT

@@ -1,6 +1,6 @@
 """The table of model families: tiny backbones, their inputs, and the plain Transformers reference that tests compare with.
 
-A test with an argument `family` runs for every row with code of its own; with `@for_families(FEW)` for others.
+A test with an argument `family` runs for every row with code of its own; with `@each_of(FEW)` for others.
 """
 
 import copy
@@ -194,8 +194,7 @@ class Family:
 
     @property
     def heads_to_prune(self) -> tuple[dict, ...]:
-        """Head sets of three members: ragged, one member without any head in a layer, one layer without heads of any
-        member."""
+        """Head sets of three members: ragged, one member without any head in a layer, one layer without heads of any member."""
         return RAGGED_IN_TWO_TOWERS if self.has_towers else RAGGED
 
     def in_every_tower(self, heads_to_prune: dict) -> dict:
@@ -521,6 +520,6 @@ DISTINCT = [family for family in FAMILIES if family not in SAME_CODE]
 VARIANTS = [*SAME_CODE, DEBERTA_V2, GEMMA, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]
 
 
-def for_families(rows: list[Family]) -> pytest.MarkDecorator:
+def each_of(rows: list[Family]) -> pytest.MarkDecorator:
     """Runs a test once for each of these rows, its argument `family`; without it, a test runs for all but `SAME_CODE`."""
     return pytest.mark.parametrize("family", rows, ids=lambda family: family.name)

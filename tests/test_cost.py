@@ -18,7 +18,7 @@ from hydra_transformers.cost import (
 from hydra_transformers.fusion.probe import example_inputs
 from hydra_transformers.fusion.structure import without_weights
 from hydra_transformers.reports import cost_table
-from tests.families import BERT, CLIP, DEBERTA, LLAMA, ROBERTA, VIT, for_families, vit_backbone
+from tests.families import BERT, CLIP, DEBERTA, LLAMA, ROBERTA, VIT, each_of, vit_backbone
 from tests.pages import ROOT
 
 
@@ -53,7 +53,7 @@ def test_a_pruned_member_costs_less_than_its_backbone_and_counting_leaves_the_mo
     assert all(torch.equal(before[name], tensor) for name, tensor in hydra.state_dict().items())
 
 
-@for_families([VIT, BERT, CLIP])
+@each_of([VIT, BERT, CLIP])
 def test_the_unpruned_backbone_of_a_hydra_is_the_model_it_was_made_from(family):
     model = family.backbone()
     rebuilt = unpruned_backbone(family.hydra.from_backbone(model))
@@ -65,7 +65,7 @@ def test_the_unpruned_backbone_of_a_hydra_is_the_model_it_was_made_from(family):
     assert count_multiply_adds(rebuilt) == counter.get_total_flops() // 2
 
 
-@for_families([BERT, DEBERTA, LLAMA])
+@each_of([BERT, DEBERTA, LLAMA])
 def test_texts_are_counted_for_the_hydra_and_its_backbone(family):
     hydra = family.fused("all")
     assert 0 < count_multiply_adds(unpruned_backbone(hydra)) < count_multiply_adds(hydra)

@@ -2,7 +2,6 @@
 
 import copy
 from functools import cache
-from pathlib import Path
 
 import torch
 from transformers import BertConfig, BertForTokenClassification, BertTokenizer, PreTrainedModel
@@ -35,12 +34,6 @@ def _fused() -> PreTrainedModel:
 def fused() -> PreTrainedModel:
     """Three members with nothing in common, for the test to change as it likes."""
     return copy.deepcopy(_fused())
-
-
-def save_tagger(folder: Path) -> Path:
-    backbone().save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    return folder
 
 
 def rows(count: int = 40, seed: int = 0) -> list[dict]:

@@ -83,9 +83,7 @@ def check_takes_files(folder: str | os.PathLike) -> None:
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise ValueError(
-            f"{folder} cannot be written into ({error.strerror}: {existing}): pass another --output"
-        ) from error
+        raise ValueError(f"{folder} cannot be written into ({error.strerror}: {existing}): pass another") from error
 
 
 def _unfinished(folder: Path, name: str) -> Path:

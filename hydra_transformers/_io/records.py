@@ -23,6 +23,7 @@ def claim(folder: Path, file: str, settings: dict[str, Any]) -> None:
         check_is_new(folder)
         record_settings(folder, file, settings)
     check_settings(folder, file, settings)
+    check_takes_files(folder)
 
 
 def record_settings(folder: Path, file: str, settings: dict[str, Any]) -> None:
@@ -32,13 +33,12 @@ def record_settings(folder: Path, file: str, settings: dict[str, Any]) -> None:
 def check_settings(folder: Path, file: str, settings: dict[str, Any]) -> None:
     """Refuses a folder that a command filled with other settings."""
     settings = json.loads(json.dumps(settings, default=str))
-    before = read_settings(folder / file) if (folder / file).exists() else settings
+    before = read_settings(folder / file)
     for name, value in settings.items():
         if before.get(name) != value:
             change = f"{name} {before.get(name)!r}, which now is {value!r}"
-            change = change if len(change) < 200 else f"other {name}"
+            change = change if len(change) < 120 else f"other {name}"
             raise ValueError(f"{folder} was made with {change}: pass another folder, or remove it")
-    check_takes_files(folder)
 
 
 def read_settings(record: Path) -> dict[str, Any]:

@@ -100,9 +100,7 @@ class KroneckerPosterior(nn.Module):
         pseudo_count: τ, how many times the data count
         """
         if not pseudo_count > 0 or not (prior_precision is None or prior_precision > 0):
-            raise ValueError(
-                f"prior_precision {prior_precision!r}, pseudo_count {pseudo_count!r}: pass positive numbers"
-            )
+            raise ValueError(f"prior_precision {prior_precision!r}, pseudo_count {pseudo_count!r}: pass numbers > 0")
         (of_inputs, input_basis), (of_outputs, output_basis) = map(_eigen, (input_factor, output_factor))
         if prior_precision is None:
             squared_length = float(weight.double().square().sum())

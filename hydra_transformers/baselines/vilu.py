@@ -226,10 +226,8 @@ def collect_confidences(model: nn.Module, data: Any, batch_size: int = 32) -> tu
             inputs, labels = split_labels(batch)
             output = model(**accepted_inputs(model, inputs))
             mean = member_logits_of(output, type(model).__name__).double().softmax(dim=-1).mean(dim=1)
-            is_vilu = isinstance(model, ViLU) or (
-                isinstance(model, PromptClassifier) and isinstance(model.model, ViLU)
-            )
-            confidences.append((1 - output.detector_score.double()) if is_vilu else mean.amax(dim=-1))
+            inside = model.model if isinstance(model, PromptClassifier) else model
+            confidences.append((1 - output.detector_score.double()) if isinstance(inside, ViLU) else mean.amax(dim=-1))
             if labels is not None:
                 rights.append(mean.argmax(dim=-1) == labels)
     return torch.cat(confidences).cpu(), torch.cat(rights).cpu() if rights else None

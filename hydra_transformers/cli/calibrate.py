@@ -1,9 +1,8 @@
 """`calibrate`: when a model abstains, and which classes its prediction sets name."""
 
-import shutil
 from pathlib import Path
 
-from .._io.records import RECORD, check_is_new
+from .._io.records import RECORD, check_is_new, read_settings, record_settings
 from .folders import note_training_rows
 from .options import DataOptions, ModelArgument, best_device, number, option, share
 
@@ -60,6 +59,7 @@ def calibrate(
         processor.save_pretrained(unfinished)
         copy_circuits(Path(model), unfinished)
         if (Path(model) / RECORD).exists():  # of the rows that it was trained on
-            shutil.copy(Path(model) / RECORD, unfinished)
+            record = read_settings(Path(model) / RECORD)
+            record_settings(unfinished, RECORD, {name: record.get(name) for name in ("data", "split", "rows")})
     print(calibration)
     print(f"The calibrated model is in {output}. Next: hydra-transformers predict {output} ...")

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .._io.records import RECORD, claim
-from .folders import data_name, models_named
+from .._io.records import claim
+from .folders import PRUNE_SETTINGS, data_name, models_named
 from .options import BatchSize, Column, Seed, argument, best_device, layers_or_share, option, positive, switch, typed
 
 
@@ -74,9 +74,7 @@ def finetune(
     print(f"The Hydra is in {output}. Next: hydra-transformers calibrate {output} {options} --output ...")
 
 
-def _tune_members(
-    names: list[str], data: str, output: Path, columns: dict[str, Any], seed: int, **training: Any
-) -> None:
+def _tune_members(names: list[str], data: str, output: Path, columns: dict, seed: int, **training: Any) -> None:
     """Fine-tunes pruned members, each by itself."""
     from .._io.processes import on_one_process
     from ..data.loading import load_data
@@ -86,7 +84,7 @@ def _tune_members(
     from ..training import finetune_members
 
     config = load_config(names[0])
-    on_one_process(lambda: claim(output, RECORD, {"model": names, "data": data, "seed": seed}))
+    on_one_process(lambda: claim(output, PRUNE_SETTINGS, {"members": len(names)}))
     processor = load_processor(names[0], config)
     columns = {**columns, "processor": processor, "labelled": True}
     train, validation = (load_data(data, config, part=part, **columns) for part in ("training", "validation"))

@@ -1,5 +1,6 @@
 """Files and folders of commands: which exist, what they hold, and what may be written into them."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,8 +42,7 @@ def models_named(names: Sequence[str]) -> list[str]:
     expected = read_settings(record).get("members") if record.exists() else len(members)
     if len(members) != expected:
         raise ValueError(
-            f"{folder} has {len(members)} of {expected} members: run its command again with the same arguments, and it "
-            "continues"
+            f"{folder} has {len(members)} of {expected} members: run its command again with the same arguments, and it continues"
         )
     return [str(member) for member in members] or list(names)
 
@@ -67,14 +67,15 @@ def note_training_rows(model: str, data: "DataOptions", rows: "PreparedData") ->
 
     record = Path(model) / RECORD
     settings = read_settings(record) if record.exists() else {}
-    trained_on, held_out = settings.get("data"), settings.get("rows", {})
-    if trained_on is None or Path(trained_on).resolve() != Path(data.data).resolve():
+    trained_on = settings.get("data")
+    if trained_on is None or trained_on not in (data.data, os.path.realpath(data.data)):
         return
-    if str(data.split) not in held_out:
-        is_training = rows.split is None or rows.split.startswith("train")
+    if data.split not in ("validation", "test"):
+        split = (rows.split or "train").partition("[")[0]
+        is_training = split.startswith("train") or split == settings["split"]
         note = f"{model} was trained on rows of {data.data}, so they say too much: pass --split validation, or --split test"
     else:
-        is_training = data.limit is None and held_out[data.split] != fingerprint_of_labels(rows.labels)
+        is_training = data.limit is None and settings["rows"][data.split] != fingerprint_of_labels(rows.labels)
         note = f"rows of {data.data} have changed since {model} was trained on it: some of these may be training rows"
     if is_training:
         print(f"note: {note}", file=sys.stderr)

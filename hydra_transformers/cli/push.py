@@ -39,9 +39,7 @@ def push(
     if results is not None and dataset is None:
         raise ValueError(f"name the data set that {path} was made with: pass --dataset")
     if CalibratedClassifier.is_saved_in(folder):
-        print(
-            f"note: {folder} is published without its decision, which is for one data set's classes", file=sys.stderr
-        )
+        print(f"note: {folder} is published without its decision, made for one data set's classes", file=sys.stderr)
     arguments = {"dataset": dataset, "base_model": base_model, "license": license}
     arguments["circuits"] = load_circuits(folder, [config])
     if results is not None:

@@ -30,9 +30,7 @@ def serve(
     predictor = predictor_of(model)
     limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue}
     app = create_app(predictor, **limits, max_body=max_body_mb * 1_000_000, monitor=monitor)
-    print(
-        f"{predictor.name} answers at POST /predict; Ctrl+C stops it once all requests are answered.", file=sys.stderr
-    )
+    print(f"{predictor.name} answers at POST /predict; Ctrl+C stops it once requests are answered.", file=sys.stderr)
     run(app, host, port)
 
 

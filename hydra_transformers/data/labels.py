@@ -114,7 +114,15 @@ class Labels:
 
     def classes(self) -> list[str]:
         """The data's own classes in the order of their indices; LABEL_0, LABEL_1, ... where they have no names."""
-        return self.names or [f"LABEL_{index}" for index in range(max(self.indices()) + 1)]
+        if self.names:
+            return self.names
+        labels = self.indices()
+        if len(set(labels)) < (max(labels) + 1) / 10:
+            raise ValueError(
+                f"column {self.column!r} of {self.source.name} has {len(set(labels))} labels, up to {max(labels)}: numbers are class "
+                "indices, give codes as texts"
+            )
+        return [f"LABEL_{index}" for index in range(max(labels) + 1)]
 
     def are_numbers(self) -> bool:
         """Whether the labels are numbers for regression: some are not whole."""

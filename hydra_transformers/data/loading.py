@@ -14,7 +14,7 @@ from ..models import auto
 from ..models.pipeline_hydra import image_mode, read_image
 from ..models.pipeline_hydra_text import most_tokens
 from .audio import prepared_audio, undecoded
-from .batches import AUDIO_INPUTS
+from .batches import AUDIO_INPUTS, LABEL_NAMES
 from .columns import (
     PLURALS,
     check_none_is_missing,
@@ -24,7 +24,7 @@ from .columns import (
     without_missing_columns,
 )
 from .labels import LabelLists, Labels, has_lists, model_classes
-from .prediction import classifies_tokens, config_of
+from .prediction import classes_of, classifies_tokens, config_of
 from .processors import load_processor
 from .rows import DataSource, as_rows, is_dataframe, load_rows
 from .tags import TOKEN_CLASSIFICATION, tokens_of_words
@@ -172,10 +172,22 @@ def load_if_named(data: Any, model: Any, **settings: Any) -> Any:
     if isinstance(data, Mapping):
         return {name: load_if_named(part, model, **settings) for name, part in data.items()}
     if not is_dataframe(data):
+        check_class_order(data, model)
         return load_data(data, model, **settings) if isinstance(data, (str, os.PathLike)) else data
     if {"input_ids", "pixel_values", *AUDIO_INPUTS} & set(data.columns):
         return as_rows(data)
     return load_data(data, model, **settings | {"split": None})  # it has no splits
+
+
+def check_class_order(data: Any, model: Any) -> None:
+    """Raises for prepared rows whose labels count the model's classes in another order."""
+    classes, features = classes_of(model), getattr(data, "features", None) or {}
+    for name in LABEL_NAMES if classes else ():
+        names = getattr(features.get(name), "names", None)
+        if names is not None and names != classes and sorted(names) == sorted(classes):
+            raise ValueError(
+                f"the column {name!r} has the model's classes in another order: pass load_data(rows, model)"
+            )
 
 
 def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:
@@ -288,7 +300,7 @@ def classes_in(source: DataSource, are_numbers: bool = False) -> tuple[list[str]
 
     are_numbers: whether labels are numbers for regression, be they whole or not
     """
-    rows, _, _ = load_rows(source)
+    rows, _, note = load_rows(source)
     words = find_words(rows, source)
     column = find_label_column(rows, source, words)
     if words is not None:
@@ -301,7 +313,8 @@ def classes_in(source: DataSource, are_numbers: bool = False) -> tuple[list[str]
             labels.numbers(1)  # raises for others
             return [column], "regression"
         names, problem_type = labels.classes(), None
-    if problem_type is None and len(names) == len(rows) > 2:
+    is_cut = "a random part" in note  # with splits of its own, one row of each class may be all there is to learn from
+    if problem_type is None and is_cut and len(set(map(str, labels.values))) == len(rows) > 2:
         raise ValueError(f"column {column!r} of {source.name} has another label in each row: name another one")
     if len(names) < (2 if problem_type is None else 1):
         raise ValueError(f"column {column!r} of {source.name} has {len(names)} class, so there is nothing to learn")

@@ -35,7 +35,7 @@ def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
     if processor is None:
         name = name or "the model, which was not loaded from a folder or the Hub,"
         kind = PROCESSORS[auto_class_of(config)].removeprefix("Auto")
-        raise ValueError(f"{name} has no {kind} saved with it: pass one as processor=")
+        raise ValueError(f"{name} has no {kind} saved with it: save one there, or pass processor=")
     return processor
 
 

@@ -59,8 +59,7 @@ def check_can_be_read(model: PreTrainedModel, name: str) -> None:
             kind = type(weight.data)
             where = f": {encoded} is {weight.dtype if kind is torch.Tensor else f'a {kind.__name__}'}"
         raise ValueError(
-            f"{name} ({type(model).__name__}) is quantised or sharded{where}: load it without, or pass "
-            "model.dequantize()"
+            f"{name} ({type(model).__name__}) is quantised or sharded{where}: load it without, or pass model.dequantize()"
         )
 
 
@@ -114,8 +113,7 @@ def check_shapes_and_dtypes(cls: type, member: Member) -> None:
             )
         if member.tensors[name].shape != parameter.shape:
             raise ValueError(
-                f"{member.name}: {name} has the shape {tuple(member.tensors[name].shape)}, its config asks for "
-                f"{tuple(parameter.shape)}"
+                f"{member.name}: {name} has shape {tuple(member.tensors[name].shape)}, its config has {tuple(parameter.shape)}"
             )
     first, expected = next((name, tensor.dtype) for name, tensor in member.tensors.items())
     for name, tensor in member.tensors.items():

@@ -20,8 +20,7 @@ def read_members(cls: type, model: PreTrainedModel, name: str) -> list[Member]:
     model_type = model.config.model_type
     if model_type not in (*backbone_types(cls), cls.config_class.model_type):
         raise ValueError(
-            f"{name} is a {type(model).__name__} ({model_type}): {cls.__name__} is built from "
-            f"{' or '.join(backbone_types(cls))} models"
+            f"{name} is a {type(model).__name__} ({model_type}): {cls.__name__} takes {' or '.join(backbone_types(cls))} models"
         )
     check_can_be_read(model, name)
     model = without_head(cls, model)

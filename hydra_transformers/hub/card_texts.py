@@ -59,9 +59,7 @@ PAIRS = ZERO_SHOT | {
     "on the prompts, which must be padded to full length as in training.",
     "padding": 'padding="max_length", max_length=64',
 }
-MULTI_LABEL_LIMIT = (
-    "Labels that it does not know are not noticed, and a label is decided on without regard to the others."
-)
+MULTI_LABEL_LIMIT = "Labels it does not know are not noticed, and a label is decided on without regard to others."
 REGRESSION_LIMIT = "It always answers with a number, also for inputs that have none."
 TASKS = {
     "AutoModelForAudioClassification": AUDIO,

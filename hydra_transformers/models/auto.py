@@ -202,8 +202,7 @@ def check_model_exists(name: str | os.PathLike) -> None:
         return  # loading says what else the Hub objects to
     except Exception as error:  # of whichever library the requests are made with
         raise ConnectionError(
-            f"there is no folder {name}, and the Hub could not be reached to look for a model of that name: check the name, or "
-            "the network"
+            f"there is no folder {name}, and the Hub could not be reached to look for it: check the name, or the network"
         ) from error
 
 

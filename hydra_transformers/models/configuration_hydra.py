@@ -105,8 +105,7 @@ class ShippedPipelines:
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
 class HydraConfigMixin(ShippedPipelines):
-    r"""
-    The fields of every Hydra config. A family adds `auto_classes` and `layer_spec`.
+    r"""The fields of every Hydra config. A family adds `auto_classes` and `layer_spec`.
 
     Args:
         kept_heads (`list[list[list[int]]]`, *optional*):

@@ -50,8 +50,7 @@ class HydraElectraConfig(HydraConfigMixin, ElectraConfig):
 
 @strict
 class HydraAlbertConfig(HydraConfigMixin, AlbertConfig):
-    r"""
-    An [`AlbertConfig`] with the fields of [`HydraConfigMixin`].
+    r"""An [`AlbertConfig`] with the fields of [`HydraConfigMixin`].
 
     ALBERT has one layer for each of `num_hidden_groups`, most often a single one, which runs again and again until
     `num_hidden_layers` have run. `kept_heads` and `trunk_layers` are about the layers with weights of their

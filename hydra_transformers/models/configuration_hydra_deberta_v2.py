@@ -9,8 +9,7 @@ from .configuration_hydra_bert import bert_layer_spec
 
 @strict
 class HydraDebertaV2Config(HydraConfigMixin, DebertaV2Config):
-    r"""
-    A [`DebertaV2Config`], of DeBERTa-v2 or v3, with the fields of [`HydraConfigMixin`].
+    r"""A [`DebertaV2Config`], of DeBERTa-v2 or v3, with the fields of [`HydraConfigMixin`].
 
     Args:
         share_att_key (`bool`, *optional*, defaults to `False`):

@@ -8,8 +8,7 @@ from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
 
 @strict
 class HydraDINOv3ViTConfig(HydraConfigMixin, DINOv3ViTConfig):
-    r"""
-    A [`DINOv3ViTConfig`] with the fields of [`HydraConfigMixin`].
+    r"""A [`DINOv3ViTConfig`] with the fields of [`HydraConfigMixin`].
 
     Args:
         query_bias, value_bias (`bool`, *optional*, defaults to `True`):

@@ -26,8 +26,7 @@ from .configuration_hydra import (
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
 class HydraTowersConfigMixin(ShippedPipelines):
-    r"""
-    A family adds `auto_classes`, `towers` with the config classes of its towers by field, and:
+    r"""A family adds `auto_classes`, `towers` with the config classes of its towers by field, and:
 
     Args:
         text_config (`dict` or the text tower's config, *optional*):
@@ -148,8 +147,7 @@ class HydraSiglipTextConfig(HydraTowerConfigMixin, SiglipTextConfig):
 
 @strict
 class HydraSiglipVisionConfig(HydraTowerConfigMixin, SiglipVisionConfig):
-    r"""
-    A [`SiglipVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of the image classifier that is one with a head.
+    r"""A [`SiglipVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of the image classifier that is one with a head.
 
     Args:
         vision_use_head (`bool`, *optional*, defaults to `True`):

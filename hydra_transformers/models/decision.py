@@ -184,8 +184,7 @@ class Decision(FixedDtype):
         is_loaded = not any(buffer.is_meta for buffer in self.buffers())
         if is_loaded and self.state_digest() != self.settings["digests"]["state"]:
             raise ValueError(
-                "decision.state is not what was saved with these settings: save the calibrated model again, or load it with "
-                "decision=None"
+                "decision.state is not what was saved with these settings: save the model again, or load it with decision=None"
             )
 
     def state_digest(self) -> str:
@@ -240,9 +239,7 @@ def prediction_fields(settings: Mapping[str, Any], outputs: Mapping[str, Tensor]
         reason = f"{score_name} is {detector_score:.3g}, above the threshold {float(threshold):.3g}."
         if settings.get("sets") and outputs["prediction_set"][0].sum() == 1:
             share = f"{100 * (1 - settings['alpha']):.3g} %"
-            reason += (
-                f" Prediction sets are right for {share} of all rows, but less often for rows as unsure as this one."
-            )
+            reason += f" Prediction sets are right for {share} of all rows, less often for rows as unsure as this one."
     by_what = {"detector": detector, "detector_score": detector_score, "threshold": threshold, "reason": reason}
     return {"abstain": abstain} | by_what
 

@@ -154,8 +154,7 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
         frames = frames_of(input_values.shape[1], self.config)
         if frames < 1:
             raise ValueError(
-                f"input_values has {input_values.shape[1]} samples, too few for a single frame: pass longer audio, or fill "
-                "it up with zeros"
+                f"input_values has {input_values.shape[1]} samples, too few for one frame: pass longer audio, or pad it with zeros"
             )
         frame_mask = None if attention_mask is None else self.frame_mask(attention_mask, frames)
         input_values = input_values.to(self.first_embeddings().feature_projection.projection.weight.dtype)

@@ -220,9 +220,7 @@ def processor_of(model: nn.Module, auto_class: type) -> Any:
         except (OSError, ValueError, ImportError) as error:
             where = f"none could be loaded from {name}" if name else "the model was not loaded from anywhere"
             what = auto_class.__name__.removeprefix("Auto")
-            raise ValueError(
-                f"processor is missing, and {where}: pass the {what} that the model was trained with"
-            ) from error
+            raise ValueError(f"processor is missing, {where}: pass the {what} it was trained with") from error
     return loaded[key]
 
 

@@ -174,9 +174,7 @@ def half_of_each(calibration: Sequence[Mapping[str, Tensor]], seed: int) -> list
     return halves
 
 
-def _check_circuit(
-    name: str, circuit: Circuit, weights: str, trunk_layers: int | float, hydra: PreTrainedModel
-) -> None:
+def _check_circuit(name: str, circuit: Circuit, weights: str, trunk_layers: float, hydra: PreTrainedModel) -> None:
     """Refuses a circuit of `hydra` with heads in the trunk, and warns if it was extracted from other weights."""
     if circuit.made_from.get("weights") not in (None, weights):
         warnings.warn(

@@ -222,7 +222,7 @@ class _Reader:
 
 
 def _results(
-    measured: Mapping[str, _Measured], groups: Mapping[str, tuple]
+    measured: Mapping[str, _Measured], groups: Mapping
 ) -> tuple[dict[str, Metrics], dict[str, Any], dict[str, Any]]:
     """The `models`, `curves` and `rows` of a report for one model: with how well the score tells OOD and corrupted data."""
     known, by_group = measured[DATA], {}
@@ -248,9 +248,7 @@ def _results(
     return metrics, curves, packed_rows(kept | {"score": known.scores, "ood": by_group})
 
 
-def _warn_of_useless_results(
-    name: str, task: Task, measured: Mapping[str, _Measured], groups: Mapping[str, tuple]
-) -> None:
+def _warn_of_useless_results(name: str, task: Task, measured: Mapping[str, _Measured], groups: Mapping) -> None:
     """Warns of a model that learned nothing, and of OOD data that is the data."""
     known, (metric, (title, better)) = measured[DATA], next(iter(task.metrics.items()))
     value, constant = known.metrics.get(metric), known.constant

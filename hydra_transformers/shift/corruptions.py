@@ -139,8 +139,7 @@ def _unscaled(pixel_values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     low, high = images.amin().item(), images.amax().item()
     if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):
         raise ValueError(
-            f"the images hold values from {low:.3g} to {high:.3g}, not from 0 to 1: pass the image processor that made them as "
-            "processor="
+            f"the images hold values from {low:.3g} to {high:.3g}, not 0 to 1: pass the processor that made them as processor="
         )
     return images.clamp(0, 1)
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from .._io.files import parse_json
+from .._io.files import check_takes_files, parse_json
 from .._io.processes import on_one_process
 from .._io.records import RECORD, check_settings, record_settings
 from .lora import is_peft_model
@@ -30,14 +30,25 @@ def is_finished(folder: Path) -> bool:
 
 def check_can_train_in(folder: Path) -> None:
     """Raises, before any work, where a folder holds something else than a training."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).exists():
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else set()
+    if names and (RECORD not in names or not ({CHECKPOINTS, *SAVED} & names or names == {RECORD})):
         raise ValueError(f"{folder} holds something else than a training: pass a new or empty output_dir")
 
 
-def claim(folder: Path, settings: dict[str, Any]) -> None:
-    """Records what a training is made with; raises where one that has begun was made with other settings."""
-    has_begun = is_finished(folder) or any((folder / CHECKPOINTS).glob("checkpoint-*"))
-    on_one_process(lambda: (check_settings if has_begun else record_settings)(folder, RECORD, settings))
+def claim(folder: Path, settings: dict[str, Any], **about: Any) -> None:
+    """Records what a training is made with; raises where one that has begun was made with other settings. `about` may differ."""
+
+    def act() -> None:
+        if is_finished(folder):  # evaluated with batches of any size
+            check_settings(folder, RECORD, {name: settings[name] for name in settings if "batch_size" not in name})
+            return
+        check_takes_files(folder)
+        if any((folder / CHECKPOINTS).glob("checkpoint-*")):
+            check_settings(folder, RECORD, settings)
+        else:
+            record_settings(folder, RECORD, about | settings)
+
+    on_one_process(act)
 
 
 def last_checkpoint(folder: Path, processes: int = 1, is_sharded: bool = False) -> Path | None:

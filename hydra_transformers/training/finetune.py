@@ -12,8 +12,6 @@ import torch
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
-from .._io.records import RECORD, check_settings
-from ..data.fingerprints import fingerprint_of_labels
 from ..data.image_changes import crop_and_flip
 from ..data.loading import PreparedData, check_has_variety, classes_in, load_data, remember_max_length
 from ..data.processors import load_processor
@@ -119,37 +117,28 @@ def finetune(
     """
     folder = Path(output_dir)
     if (epochs is not None and epochs <= 0) or batch_size < 1:
-        raise ValueError(f"epochs is {epochs} and batch_size is {batch_size}: both have to be positive")
+        raise ValueError(f"epochs ({epochs}) and batch_size ({batch_size}) have to be positive")
     check_can_train_in(folder)
     is_name = not isinstance(model, PreTrainedModel)
     columns = {"column": column, "label": label, "label_separator": label_separator}
     source = DataSource(data, part="all", **columns)
     class_names, problem_type = classes_in(source, regression)
     config = config_of(model) if is_name else config_with_architecture(model)
-    made_with = {"model": config.name_or_path, "data": source.name, "max_length": max_length, "task": problem_type}
-    made_with |= {"members": num_members, "trunk_layers": trunk_layers, "classes": class_names} | columns
     hydra_class = class_with_new_classifier(config, problem_type)
     config.architectures = [hydra_class.backbone_classes[0].__name__]
     if processor is None or isinstance(processor, (str, os.PathLike)):
         processor = load_processor(processor or (model if is_name else config.name_or_path), config)
     remember_max_length(processor, config, max_length, TEXT_TOKENS)
-    finished = is_finished(folder)
-    if finished:
-        check_settings(folder, RECORD, made_with)
-        hydra = AutoHydra.from_pretrained(folder)
-    else:
-        hydra = AutoHydra.from_backbone(
-            model,
-            num_members=num_members,
-            trunk_layers=trunk_layers,
-            class_names=class_names,
-            problem_type=problem_type,
-            seed=seed,
-        )
-    columns |= {"processor": processor, "labelled": True, "max_length": max_length}
-    train, validation, test = (
-        load_data(data, hydra, part=part, **columns) for part in ("training", "validation", "test")
+    hydra = AutoHydra.from_backbone(
+        model,
+        num_members=num_members,
+        trunk_layers=trunk_layers,
+        class_names=class_names,
+        problem_type=problem_type,
+        seed=seed,
     )
+    columns |= {"processor": processor, "labelled": True, "max_length": max_length}
+    train, validation, test = (load_data(data, hydra, part=p, **columns) for p in ("training", "validation", "test"))
     has_accuracy = task_name(hydra) in ONE_OF_SEVERAL
     check_has_variety(train, "the training split", "to learn")
     if train.kind == "image" and train.change is None:
@@ -170,12 +159,18 @@ def finetune(
         "seed": seed,
     }
     # Trainer makes its folder at once, and that of checkpoints is the sign of an unfinished training.
+    finished = is_finished(folder)
     settings |= {"output_dir": os.fspath(folder if finished else folder / CHECKPOINTS), **metric, **arguments}
     training = HydraTrainingArguments(**settings)
     training.learning_rate = learning_rate_for(training, train) if learning_rate is None else learning_rate
-    rows = {"training": train, "validation": validation, "test": test}
-    made_with |= {"rows": {part: fingerprint_of_labels(of_part.labels) for part, of_part in rows.items()}}
-    claim(folder, made_with | settings_of(training))
+    where = data if isinstance(data, (str, os.PathLike)) else None
+    where = os.path.realpath(where) if where and os.path.exists(where) else where
+    made_with = {"members": num_members, "trunk_layers": trunk_layers, "max_length": max_length}
+    made_with |= settings_of(hydra, training, {"training": train, "validation": validation, "test": test})
+    # Without one given, the learning rate depends on the number of processes.
+    claim(folder, made_with | {"learning_rate": learning_rate}, data=where, split=train.split)
+    if finished:
+        hydra = AutoHydra.from_pretrained(folder)
     trainer = HydraTrainer(
         hydra,
         training,
@@ -189,7 +184,7 @@ def finetune(
         trainer.remove_callback(PrinterCallback)
     if not finished:
         train_and_save(trainer, folder)
-    hydra.name_or_path = hydra.config.name_or_path = os.fspath(folder)  # inputs are read with the processor there
+    hydra.name_or_path = hydra.config.name_or_path = os.path.abspath(folder)  # where its processor is
     metrics = trainer.evaluate()
     result = FineTuned(hydra.eval(), replace(train, change=None), validation, test, processor, metrics)
     if task_name(hydra) == "single_label_classification":

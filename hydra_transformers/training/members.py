@@ -5,12 +5,17 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
+from ..data.fingerprints import fingerprint_of_labels, fingerprint_of_tokens, fingerprint_of_weights
+from ..data.loading import PreparedData
+from ..data.prediction import config_of
 from ..models.decision import task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, claim, is_finished, load_member
 from .lora import is_peft_model
@@ -23,7 +28,8 @@ from .trainer import HydraTrainer
 RECORDED = (
     *("learning_rate", "branch_rate", "classifier_learning_rate", "lr_scheduler_type", "warmup_steps", "optim"),
     *("num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "seed"),
-    *("weight_decay", "label_smoothing_factor", "class_weights"),
+    *("weight_decay", "label_smoothing_factor", "class_weights", "max_grad_norm", "bf16", "fp16", "data_seed"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "optim_args", "lr_scheduler_kwargs"),
 )
 
 
@@ -98,7 +104,7 @@ def finetune_members(
     for index, (member, folder) in enumerate(zip(members, folders, strict=True)):
         seeds = {"seed": seed + index, "data_seed": seed + index}
         arguments = recipe.training_arguments(folder / CHECKPOINTS, **training_arguments | seeds)
-        claim(folder, settings_of(arguments))
+        claim(folder, settings_of(member, arguments, {"training": train_data, "validation": validation_data}))
         if not is_finished(folder):
             trainer = HydraTrainer(
                 copy.deepcopy(member),
@@ -113,17 +119,20 @@ def finetune_members(
             if not progress:
                 trainer.remove_callback(PrinterCallback)
             train_and_save(trainer, folder)
-        loaded = load_member(member, folder)
-        for name in ("kept_heads", "id2label"):
-            if getattr(loaded.config, name, None) != getattr(member.config, name, None):
-                raise ValueError(f"{folder} holds a model with another {name}: pass another output_dir")
-        result.append(loaded.to(member.device))
+        result.append(load_member(member, folder).to(member.device))
     return result
 
 
-def settings_of(arguments: TrainingArguments) -> dict[str, Any]:
-    """The arguments with which an interrupted training has to resume: Trainer would ignore others, or mix both."""
-    return {name: getattr(arguments, name, None) for name in RECORDED}
+def settings_of(model: nn.Module, arguments: TrainingArguments, parts: dict[str, Any]) -> dict[str, Any]:
+    """With what an interrupted training has to resume: Trainer would ignore another setting, or mix both."""
+    parts = {name: data for name, data in parts.items() if isinstance(data, PreparedData)}
+    return {
+        **{name: getattr(arguments, name, None) for name in RECORDED},
+        "classes": getattr(config_of(model), "id2label", None),
+        "starting weights": fingerprint_of_weights(model),
+        "rows": {name: fingerprint_of_labels(data.labels) for name, data in parts.items()},
+        "inputs": {name: fingerprint_of_tokens(replace(data, change=None)) for name, data in parts.items()},
+    }
 
 
 def train_and_save(trainer: HydraTrainer, folder: Path) -> None:

@@ -47,8 +47,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.keep_zeros and self.reset_classifier:
             raise ValueError(
-                "keep_zeros would keep the zeros that reset_classifier starts from, and the classifier would never train: pass "
-                "one of them"
+                "keep_zeros would keep the zeros of reset_classifier, and the classifier would never train: pass one of them"
             )
 
     def with_arguments(self, **arguments: Any) -> "Recipe":

@@ -12,15 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers.utils import logging
 
 from ..data.batches import collate
-from ..data.loading import PreparedData, load_data
+from ..data.loading import PreparedData, check_class_order, load_data
 from ..data.prediction import padding_of
 from ..models.decision import task_name
 from .checkpoints import has_ended, last_checkpoint, load_member, trainer_state
 from .lora import is_peft_model
 from .losses import IGNORED_LABEL, EnsembleLoss
 from .parameter_groups import set_rates
+
+
+logger = logging.get_logger(f"transformers.{__name__}")
 
 
 class DivergedError(RuntimeError):
@@ -113,9 +117,9 @@ class HydraTrainer(Trainer):
         **kwargs: Any,
     ):
         args = HydraTrainingArguments("tmp_trainer") if args is None else args
-        super().__init__(
-            model, args, data_collator, train_dataset, eval_dataset, processing_class=processing_class, **kwargs
-        )
+        super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
+        if hasattr(self.model, "from_pruned_members") and not isinstance(args, HydraTrainingArguments):
+            logger.warning("args are TrainingArguments: branches and classifiers get the learning rate of all layers")
         data = (prepared(data, self.model, processing_class) for data in (train_dataset, eval_dataset))
         self.train_dataset, self.eval_dataset = data
         if data_collator is None:
@@ -128,9 +132,7 @@ class HydraTrainer(Trainer):
     def _set_loss(self, balanced: bool) -> None:
         model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         if task_name(model) not in ("single_label_classification", "token_classification"):
-            raise ValueError(
-                "label_smoothing_factor and class_weights are for models that choose one class, not for this"
-            )
+            raise ValueError("label_smoothing_factor and class_weights are for models that choose one class")
         weights = balanced_weights(self.train_dataset, model.config.num_labels) if balanced else None
         kind = getattr(model.config, "ensemble_loss", "members")
         self.compute_loss_func = EnsembleLoss(kind, self.args.label_smoothing_factor, weights)
@@ -242,10 +244,11 @@ def prepared(data: Any, model: nn.Module, processing_class: Any) -> Any:
     """Data that a model can be trained on: a DataFrame, or with a `processing_class` raw rows, is read by `load_data`."""
     if isinstance(data, Mapping):
         return {name: prepared(rows, model, processing_class) for name, rows in data.items()}
+    check_class_order(data, model)
     if data is None or isinstance(data, PreparedData):
         return data
     if not hasattr(data, "iloc"):
-        row = data[0] if processing_class is not None and hasattr(data, "__getitem__") and len(data) else None
+        row = data[0] if processing_class is not None and hasattr(data, "__len__") and len(data) else None
         if not isinstance(row, Mapping) or getattr(model, "main_input_name", None) in (None, *row):
             return data
     return load_data(data, model, processor=processing_class, labelled=True)

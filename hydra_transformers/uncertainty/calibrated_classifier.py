@@ -28,9 +28,7 @@ class OtherClassesError(ValueError):
 
     def __init__(self, classes: list[str] | None):
         named = "those of other prompts" if classes is None else ", ".join(classes[:10])
-        super().__init__(
-            f"the decision is about other classes ({named}): pass a model with these, or calibrate it again"
-        )
+        super().__init__(f"the decision is about other classes ({named}): pass a model with these, or calibrate again")
 
 
 class CalibratedClassifier(nn.Module):

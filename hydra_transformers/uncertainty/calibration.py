@@ -67,7 +67,7 @@ def calibrate(
     Args:
         model (`nn.Module`):
             A Hydra, which is changed: its config and weights then carry the decision, which applies wherever the model is
-            loaded. Or any classifier or baseline, which is left as it is and wrapped.
+            loaded, and it is in eval mode, as it abstains in no other. Or any classifier or baseline, which is left as it is and wrapped.
         data (`DataLoader`, `Dataset`, `DataFrame`, `list` or `str`):
             Labelled validation rows that the model was not trained on, or the name, folder or file of a data set. A random
             half fits the temperature, and the detector if it needs a fit; the other half fits the threshold and the sets,
@@ -122,7 +122,7 @@ def calibrate(
     decision.to(device_of(inner))
     decision.remember(inner)
     if is_hydra:
-        inner.decision, inner.config.decision = decision.eval(), decision.settings
+        inner.eval().decision, inner.config.decision = decision.eval(), decision.settings
     result = inner if is_hydra else CalibratedClassifier(inner, decision)
     return Calibration(result, decision.settings, fitted.abstention, rows.counts, fitted.sentences)
 

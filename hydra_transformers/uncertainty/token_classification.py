@@ -167,9 +167,7 @@ class TokenTask(Task):
             abstention = self._fit_threshold(rows, self.decision(settings))
             sentences.append(f"{abstention.sentence} Entities that it does not find are not counted.")
             if rows.confidence is not None:
-                sentences.append(
-                    "Over all entities of a text together nothing is promised: texts with many may err more."
-                )
+                sentences.append("Over all entities of a text nothing is promised: texts with many may err more.")
         return Fitted(settings, sentences, abstention)
 
     def _fit_threshold(self, rows: ValidationRows, decision: Decision) -> Abstention:

@@ -6,7 +6,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from hydra_transformers.baselines import MIMO, BatchEnsemble, MIMOCollator
-from tests.training.tiny import QUIET, copy_of_weights, tiny_dataset, tiny_model
+from tests.training.tiny import QUIET, tiny_dataset, tiny_model, weights_of
 
 
 def train_baseline(kind: str, output_dir: Path, per_device_batch: int) -> dict[str, torch.Tensor]:
@@ -26,4 +26,4 @@ def train_baseline(kind: str, output_dir: Path, per_device_batch: int) -> dict[s
         **QUIET,
     )
     Trainer(model=baseline, args=arguments, train_dataset=tiny_dataset("vit"), **options).train()
-    return copy_of_weights(baseline)
+    return weights_of(baseline)

@@ -6,7 +6,7 @@ import torch
 from hydra_transformers.baselines import BatchEnsemble
 from hydra_transformers.baselines.batch_ensemble import member_linears
 from hydra_transformers.data.prediction import predict
-from tests.families import ALBERT, BERT, LLAMA, VIT, for_families, vit_backbone
+from tests.families import ALBERT, BERT, LLAMA, VIT, each_of, vit_backbone
 
 
 def trained(family, **arguments) -> BatchEnsemble:
@@ -20,7 +20,7 @@ def trained(family, **arguments) -> BatchEnsemble:
     return ensemble
 
 
-@for_families([VIT, BERT])
+@each_of([VIT, BERT])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_ones_are_the_model_bit_for_bit(family, dtype):
     model = family.backbone().to(dtype)
@@ -31,7 +31,7 @@ def test_ones_are_the_model_bit_for_bit(family, dtype):
     assert torch.equal(predict(BatchEnsemble(model, num_members=3, std=0.0), inputs), expected)
 
 
-@for_families([VIT, BERT, ALBERT, LLAMA])
+@each_of([VIT, BERT, ALBERT, LLAMA])
 def test_each_member_is_a_plain_model_that_answers_as_it_does(family):
     ensemble = trained(family, num_members=3)
     member_logits = predict(ensemble, family.inputs())

@@ -44,7 +44,7 @@ from tests.families import (
     WAVLM,
     WHISPER,
     bert_backbone,
-    for_families,
+    each_of,
     images,
     padded_texts,
     randomise,
@@ -91,7 +91,7 @@ WITH_WEIGHTS = {
 
 
 @pytest.mark.parametrize("name", BASELINES)
-@for_families([VIT, BERT])
+@each_of([VIT, BERT])
 def test_it_answers_with_its_members_reproducibly_and_leaves_model_and_random_numbers_alone(name, family):
     members, _, make = BASELINES[name]
     model = family.backbone()
@@ -307,8 +307,8 @@ TABLE = {
         (lambda: BayesVLM(CLIP.backbone()).fit([]), "data has no samples"),
         (lambda: pairs(images(3)), "other numbers of images and texts: pass one for each"),
         (lambda: pairs(images(4), pairs_together=2.5), "pairs_together is 2.5: pass at least 2, a whole number"),
-        (lambda: posterior(prior_precision=0), "prior_precision 0, pseudo_count 1.0: pass positive numbers"),
-        (lambda: posterior(pseudo_count=-1), "pseudo_count -1: pass positive numbers"),
+        (lambda: posterior(prior_precision=0), "prior_precision 0, pseudo_count 1.0: pass numbers > 0"),
+        (lambda: posterior(pseudo_count=-1), "pseudo_count -1: pass numbers > 0"),
         (lambda: posterior(factor=float("nan")), "a Kronecker factor is not finite"),
         (lambda: posterior(weight=0.0), "or all weights are zero"),
     ],

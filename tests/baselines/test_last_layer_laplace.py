@@ -9,7 +9,7 @@ from transformers import DeiTForImageClassificationWithTeacher
 
 from hydra_transformers.baselines import LastLayerLaplace
 from hydra_transformers.data.prediction import predict
-from tests.families import BERT, DECODERS, DEIT, LLAMA, VIT, WHISPER, for_families, images, padded_texts
+from tests.families import BERT, DECODERS, DEIT, LLAMA, VIT, WHISPER, each_of, images, padded_texts
 
 
 def rows(family, batches: int = 4) -> list[dict[str, torch.Tensor]]:
@@ -21,7 +21,7 @@ def rows(family, batches: int = 4) -> list[dict[str, torch.Tensor]]:
     return [{**make(seed), "labels": torch.zeros(4, dtype=torch.long)} for seed in range(batches)]
 
 
-@for_families([VIT, BERT, LLAMA, WHISPER])
+@each_of([VIT, BERT, LLAMA, WHISPER])
 def test_it_is_the_brute_force_posterior_of_the_last_linear_layer(family):
     model, data = family.backbone(), rows(family)
     laplace = LastLayerLaplace(model).fit(data)

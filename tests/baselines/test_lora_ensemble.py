@@ -13,7 +13,7 @@ from hydra_transformers.data.prediction import predict
 from hydra_transformers.training import lora_config, recipe
 from tests import tiny_tags
 from tests.baselines.test_mc_dropout import in_threads
-from tests.families import BERT, VIT, bert_backbone, for_families, images, vit_backbone
+from tests.families import BERT, VIT, bert_backbone, each_of, images, vit_backbone
 from tests.training.tiny import QUIET, tiny_dataset, tiny_model
 
 
@@ -72,7 +72,7 @@ def test_adapters_answer_every_task(task, tmp_path):
 
 
 @pytest.mark.slow
-@for_families([VIT, BERT])
+@each_of([VIT, BERT])
 def test_each_member_answers_like_its_adapter_alone_and_like_the_merged_model(family, tmp_path):
     backbone = family.backbone()
     for index in range(3):

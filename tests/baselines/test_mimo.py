@@ -6,13 +6,13 @@ from torch import nn
 
 from hydra_transformers.baselines import MIMO, MIMOCollator
 from hydra_transformers.data.prediction import predict
-from tests.families import BEIT, BERT, MPNET, ROBERTA, VIT, bert_backbone, for_families, vit_backbone
+from tests.families import BEIT, BERT, MPNET, ROBERTA, VIT, bert_backbone, each_of, vit_backbone
 
 
 LABELS = torch.tensor([0, 1, 2, 0])
 
 
-@for_families([VIT, BERT, MPNET, BEIT])
+@each_of([VIT, BERT, MPNET, BEIT])
 def test_with_the_same_input_in_all_places_it_starts_as_the_model(family):
     expected = predict(family.backbone(), family.inputs())
     for members in (1, 3):

@@ -7,10 +7,10 @@ from transformers import LlamaConfig
 from hydra_transformers.baselines import PackedEnsemble
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import predict
-from tests.families import ALBERT, BERT, CLIP_CLASSIFIER, DISTILBERT, LLAMA, VIT, WHISPER, for_families, vit_backbone
+from tests.families import ALBERT, BERT, CLIP_CLASSIFIER, DISTILBERT, LLAMA, VIT, WHISPER, each_of, vit_backbone
 
 
-@for_families([VIT, BERT, ALBERT, DISTILBERT, LLAMA, WHISPER, CLIP_CLASSIFIER])
+@each_of([VIT, BERT, ALBERT, DISTILBERT, LLAMA, WHISPER, CLIP_CLASSIFIER])
 def test_members_are_alpha_over_m_as_wide_and_the_size_of_a_head_stays(family):
     model = family.backbone()
     packed = PackedEnsemble.from_backbone(model, num_members=4, alpha=2)

@@ -35,9 +35,7 @@ def test_its_weights_are_the_mean_and_the_models_stay_as_they_were(make):
     before = [copy.deepcopy(model.state_dict()) for model in models]
     found = soup(models)
     assert type(found) is type(models[0]) and not found.training
-    mean = {
-        name: sum(state[name] for state in before) / 3 for name in before[0] if before[0][name].is_floating_point()
-    }
+    mean = {name: sum(each[name] for each in before) / 3 for name in before[0] if before[0][name].is_floating_point()}
     torch.testing.assert_close({name: found.state_dict()[name] for name in mean}, mean)
     for model, state in zip(models, before, strict=True):
         torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)

@@ -20,9 +20,7 @@ PROMPTS = padded_texts(seed=9)
 
 def test_the_predictor_reads_expected_and_predicted_classes_and_their_order_leaves_no_trace():
     generator = torch.Generator().manual_seed(0)
-    features, classes = (
-        nn.functional.normalize(torch.randn(count, 12, generator=generator), dim=-1) for count in (6, 4)
-    )
+    features, classes = (nn.functional.normalize(torch.randn(n, 12, generator=generator), dim=-1) for n in (6, 4))
     logits, predictor, order = 20 * features @ classes.t(), FailurePredictor(12), torch.tensor([2, 0, 3, 1])
     found = predictor(features, classes, logits)
     read = torch.cat([features, logits.softmax(-1) @ classes, classes[logits.argmax(-1)]], dim=-1)

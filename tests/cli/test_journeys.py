@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import sys
+from types import SimpleNamespace
 
 import pandas
 import pytest
@@ -17,6 +18,7 @@ from transformers import AutoModelForImageClassification, AutoModelForZeroShotIm
 from hydra_transformers import AutoHydra, HydraViTForImageClassification
 from hydra_transformers._io import progress
 from hydra_transformers.cli import main
+from hydra_transformers.cli.folders import note_training_rows
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.reports import Report
 from tests import tiny_tags
@@ -74,10 +76,17 @@ def test_finetune_makes_a_hydra_in_one_run_and_evaluates_it(workplace, finetuned
 
 def test_rows_that_were_trained_on_are_noted(workplace, finetuned, tmp_path, capsys):
     command = ["calibrate", finetuned, "--data", workplace / "splits", "--coverage", 0.5]
-    run(*command, "--split", "train", "--output", tmp_path / "one")
-    assert "was trained on rows of" in capsys.readouterr().err
+    for split in ("train", "training"):
+        run(*command, "--split", split, "--output", tmp_path / split)
+        assert "was trained on rows of" in capsys.readouterr().err
     run(*command, "--split", "validation", "--output", tmp_path / "two")
     assert "was trained on rows of" not in capsys.readouterr().err
+
+
+def test_a_split_of_any_name_is_noted(tmp_path, capsys):
+    (tmp_path / "finetune.json").write_text(json.dumps({"data": "org/set", "split": "full", "rows": {}}))
+    note_training_rows(tmp_path, SimpleNamespace(data="org/set", split=None), SimpleNamespace(split="full[:9]"))
+    assert "was trained on rows of org/set" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -257,6 +266,8 @@ def test_pruned_members_are_tuned_and_fused(workplace, pruned, tmp_path, fails):
     words = ["finetune", pruned, "--data", workplace / "splits", "--epochs", 1, "--output", tmp_path / "members"]
     assert "leave out --members" in fails(*words, "--regression")
     run(*words)
+    words[3] = workplace / "pictures"
+    assert "member-0 was made with other rows" in fails(*words)
     run("fuse", tmp_path / "members", "--output", tmp_path / "hydra")
     hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "hydra")
     assert [sum(len(layer[m]) for layer in hydra.config.kept_heads) for m in range(3)] == [4, 4, 4]

@@ -19,7 +19,7 @@ from hydra_transformers.hub import create_model_card
 from hydra_transformers.hub.handler import Answerer, RequestError, read_audio
 from hydra_transformers.models.modeling_hydra_waveforms import frames_of
 from hydra_transformers.serving.predictor import HydraPredictor
-from tests.families import AST, HUBERT, WAV2VEC2, WHISPER, for_families
+from tests.families import AST, HUBERT, WAV2VEC2, WHISPER, each_of
 
 
 RATE = 16_000
@@ -179,7 +179,7 @@ def test_audio_too_short_for_a_frame_is_refused_before_it_shares_a_pass_with_lon
 
 
 @pytest.mark.slow
-@for_families([WAV2VEC2, HUBERT])
+@each_of([WAV2VEC2, HUBERT])
 def test_audio_shares_a_pass_only_where_zeros_behind_shorter_audio_change_nothing(family):
     """Not without masks, and not where a norm goes over the zeros: the first of these models has one, as Wav2Vec2-base."""
     waves = [tone(1.0, samples=samples) for samples in (200, 2_000)]

@@ -15,7 +15,7 @@ from hydra_transformers.data.prediction import predict
 from hydra_transformers.pruning import draw_members, extract_circuit, taylor_scores
 from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.uncertainty import Detector, calibrate, predict_uncertainty
-from tests.families import BERT, LLAMA, MODERNBERT, MPNET, for_families
+from tests.families import BERT, LLAMA, MODERNBERT, MPNET, each_of
 
 
 ROWS = [{"x": torch.full((2,), float(i)), "label": i, "name": f"row {i}"} for i in range(7)]
@@ -104,7 +104,7 @@ def test_processes_share_the_batches_without_repeating_any(make):
     assert set(data.read) == {2, 3, 6}
 
 
-@for_families([BERT, MPNET, MODERNBERT, LLAMA])
+@each_of([BERT, MPNET, MODERNBERT, LLAMA])
 def test_padding_changes_no_prediction(family):
     model = family.fused()
     rows = [{"input_ids": torch.arange(5, 5 + length)} for length in (3, 7, 5)]

@@ -313,7 +313,12 @@ MISSING = datasets.Dataset.from_dict(MISSING, features=picture_rows(1).features)
         (torch.utils.data.Subset(TWO, [0]), None, {}, "data is a Subset: pass a DataFrame, a Dataset of datasets, or"),
         (TWO, 3, {}, "model is a int: pass the model, its name or folder, or its tokenizer"),
         (TWO, torch.nn.Identity(), {}, "model is a Identity: .* of a model without a config its processor= besides"),
-        (TWO, BertConfig(), {}, "was not loaded from .* has no Tokenizer saved with it: pass one as processor="),
+        (
+            TWO,
+            BertConfig(),
+            {},
+            "was not loaded from .* has no Tokenizer saved with it: save one there, or pass processor=",
+        ),
         ("./nowhere.csv", None, {}, r"there is no folder or file \./nowhere\.csv"),
     ],
 )

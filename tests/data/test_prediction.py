@@ -12,10 +12,10 @@ from hydra_transformers.data.prediction import SavedLogits, predict
 from hydra_transformers.data.zero_shot import ZeroShotClassifier
 from hydra_transformers.models.pipeline_hydra import evaluation_mode
 from hydra_transformers.uncertainty.features import collect_answers
-from tests.families import CLIP, FEW, VIT, for_families, images, padded_texts
+from tests.families import CLIP, FEW, VIT, each_of, images, padded_texts
 
 
-@for_families(FEW)
+@each_of(FEW)
 def test_a_hydra_predicts_its_members_and_a_plain_model_one(family):
     inputs = family.inputs()
     hydra = family.fused().eval()

@@ -42,7 +42,7 @@ REFUSALS = [
     (AST, {"input_values": torch.zeros(1, 10, 13)}, "10 frames of 13 mel bins, the model reads 10 of 7"),
     (WHISPER, {"input_features": torch.zeros(2, 10, 7)}, r"\(2, 10, 7\), the model reads 7 mel bins of 10 frames"),
     (WHISPER, {"input_features": torch.zeros(2, 7, 8)}, r"\(2, 7, 8\), the model reads 7 mel bins of 10 frames"),
-    (WAV2VEC2, {"input_values": torch.zeros(2, 5)}, "input_values has 5 samples, too few for a single frame"),
+    (WAV2VEC2, {"input_values": torch.zeros(2, 5)}, "input_values has 5 samples, too few for one frame"),
     (
         WAV2VEC2,
         {"input_values": torch.zeros(1, 40), "attention_mask": torch.ones(1, 1, 6, 6)},

@@ -28,14 +28,14 @@ from hydra_transformers.models.auto import (
 )
 from hydra_transformers.models.families import FAMILIES as TABLE
 from hydra_transformers.models.families import config_class
-from tests.families import BERT, CLIP, FAMILIES, FEW, VIT, for_families
+from tests.families import BERT, CLIP, FAMILIES, FEW, VIT, each_of
 from tests.fresh_process import run_fresh
 
 
 ROOT = Path(hydra_transformers.__file__).parent
 
 
-@for_families(FEW)
+@each_of(FEW)
 @torch.no_grad()
 def test_three_plain_checkpoints_become_one_model(family):
     backbones, inputs = [family.backbone(seed) for seed in range(3)], family.inputs()
@@ -47,7 +47,7 @@ def test_three_plain_checkpoints_become_one_model(family):
     assert type(pruned) is type(AutoHydra.from_backbone(pruned)) is family.hydra
 
 
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 @torch.no_grad()
 def test_folders_are_members_as_good_as_the_models_in_them(family, tmp_path):
     backbones = [family.backbone(seed) for seed in range(3)]
@@ -64,7 +64,7 @@ def test_folders_are_members_as_good_as_the_models_in_them(family, tmp_path):
 
 
 @torch.no_grad()
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 def test_a_saved_hydra_is_loaded_as_the_class_it_is(family, tmp_path):
     hydra, inputs = family.fused(), family.inputs()
     hydra.save_pretrained(tmp_path / "whole")

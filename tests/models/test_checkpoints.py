@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from hydra_transformers import AutoHydra
 from hydra_transformers.models import pretrained
 from hydra_transformers.models.auto import load_trained
-from tests.families import BERT, CLIP, VIT, bert_backbone, for_families, randomise
+from tests.families import BERT, CLIP, VIT, bert_backbone, each_of, randomise
 from tests.models.test_hub import auto_class_of, run_second_process
 
 
@@ -25,7 +25,7 @@ def swap_first_members(folder, family) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 def test_heads_that_were_swapped_between_members_are_refused(family, tmp_path):
     hydra = family.fused()
     hydra.save_pretrained(tmp_path)
@@ -61,7 +61,7 @@ def test_they_are_refused_where_the_package_is_not_importable_too(tmp_path):
         run_second_process(tmp_path / "hydra", "AutoModelForImageClassification", tmp_path / "second")
 
 
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 def test_checkpoints_without_the_mask_load_as_before(family, tmp_path):
     hydra = family.fused()
     hydra.save_pretrained(tmp_path)

@@ -23,7 +23,7 @@ from hydra_transformers import (
 )
 from hydra_transformers.models.configuration_hydra import HydraConfigMixin
 from hydra_transformers.models.families import FAMILIES, config_class
-from tests.families import BERT, CLIP, DISTILBERT, OWN_LAYERS, SIGLIP_CLASSIFIER, VIT, for_families
+from tests.families import BERT, CLIP, DISTILBERT, OWN_LAYERS, SIGLIP_CLASSIFIER, VIT, each_of
 
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
@@ -32,7 +32,7 @@ CONFIGS = [HydraViTConfig, HydraBertConfig, HydraCLIPTextConfig, HydraCLIPVision
 OF_LAYERS = [each for each in map(config_class, FAMILIES) if issubclass(each, HydraConfigMixin)]
 
 
-@for_families(OWN_LAYERS)
+@each_of(OWN_LAYERS)
 def test_the_config_alone_rebuilds_the_model_on_the_meta_device(family, tmp_path):
     hydra = family.fused(shared=("mlp",))
     hydra.config.save_pretrained(tmp_path)
@@ -147,7 +147,7 @@ def test_clip_towers_need_the_same_number_of_members_or_one():
 
 
 @torch.no_grad()
-@for_families([BERT, DISTILBERT, SIGLIP_CLASSIFIER, VIT])
+@each_of([BERT, DISTILBERT, SIGLIP_CLASSIFIER, VIT])
 def test_a_width_of_heads_is_believed_where_the_backbone_believes_it(family):
     backbone = family.backbone(head_dim=4)
     hydra = family.hydra.from_backbone(backbone)
@@ -155,7 +155,7 @@ def test_a_width_of_heads_is_believed_where_the_backbone_believes_it(family):
     torch.testing.assert_close(hydra(**family.inputs()).member_logits[:, 0], expected)
 
 
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 def test_a_backbone_checkpoint_is_not_loaded_as_a_hydra(family, tmp_path):
     """Its weights have another layout: loaded as they are, they would silently be nonsense."""
     family.backbone().save_pretrained(tmp_path)

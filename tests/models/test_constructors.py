@@ -21,7 +21,7 @@ from tests.families import (
     VIT,
     bert_backbone,
     clip_backbone,
-    for_families,
+    each_of,
     images,
     padded_texts,
     randomise,
@@ -53,7 +53,7 @@ def slice_attention(projections, output, kept, head_dim=8):
 # What carries over
 
 
-@for_families(FEW)
+@each_of(FEW)
 def test_members_are_left_as_they_were_and_share_no_storage_with_the_hydra(family):
     members = [family.backbone(), *family.members()[1:]]
     before, random_state = [state(member) for member in members], torch.get_rng_state()
@@ -95,7 +95,7 @@ def test_labels_dtype_and_attention_backend_carry_over(dtype):
     assert hydra.config._attn_implementation == "eager"
 
 
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 def test_the_mean_of_equal_members_is_bit_for_bit_the_member(family):
     member = family.hydra.from_backbone(family.backbone()).float()
     for count in (2, 3, 5, 7) if family is VIT else (3,):  # the mean is taken by the same lines for all
@@ -108,7 +108,7 @@ def test_the_mean_of_equal_members_is_bit_for_bit_the_member(family):
 # Kinds of members
 
 
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 @torch.no_grad()
 def test_members_may_be_plain_models_hydras_and_one_member_hydras(family):
     inputs = family.inputs()
@@ -142,7 +142,7 @@ def test_base_models_become_base_hydras(with_pooler):
 # Back again
 
 
-@for_families(OWN_LAYERS)
+@each_of(OWN_LAYERS)
 @torch.no_grad()
 def test_taking_an_ensemble_apart_and_fusing_it_again_is_the_identity(family):
     hydra = family.fused(shared=())
@@ -268,7 +268,7 @@ def test_what_cannot_be_built_is_refused(call, error, words):
 # Members that were not made from one backbone
 
 
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 @pytest.mark.parametrize("shared", [("mlp",), ("embeddings", "layernorm", "mlp")])
 def test_members_of_networks_trained_apart_are_told_of(family, shared, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)

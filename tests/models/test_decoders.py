@@ -8,7 +8,7 @@ from hydra_transformers.data.batches import batches, collate
 from hydra_transformers.data.prediction import padding_of, predict
 from hydra_transformers.fusion import to_transformers
 from hydra_transformers.pruning import head_scores, prune_heads
-from tests.families import BERT, GEMMA3, HEAD_DIM, LLAMA, MODERNBERT, VIT, for_families, padded_texts
+from tests.families import BERT, GEMMA3, HEAD_DIM, LLAMA, MODERNBERT, VIT, each_of, padded_texts
 
 
 BACKENDS = ["eager", "sdpa"]
@@ -16,7 +16,7 @@ ROWS = [{"input_ids": [5 + row, *range(10, 11 + row % 4)], "labels": row % 3} fo
 
 
 @torch.no_grad()
-@for_families([LLAMA, MODERNBERT])
+@each_of([LLAMA, MODERNBERT])
 def test_positions_of_each_row_and_embedded_words_are_read_as_by_the_backbone(family):
     backbones, inputs = [family.backbone(seed) for seed in range(2)], family.inputs()
     inputs["position_ids"] = torch.arange(7).flip(0).expand(4, 7) * torch.tensor([[1], [2], [3], [1]])
@@ -81,7 +81,7 @@ def test_positions_that_start_anew_tell_of_texts_in_a_row_as_they_do_the_backbon
         torch.testing.assert_close(hydra(**inputs).member_logits[:, 0], backbone(**inputs).logits)
 
 
-@for_families([LLAMA, GEMMA3])
+@each_of([LLAMA, GEMMA3])
 def test_16_bit_backbones_keep_their_positions_in_float32(family, tmp_path):
     """As `from_pretrained` leaves them, so that answers are those of the loaded backbone."""
     family.backbone().bfloat16().save_pretrained(tmp_path)
@@ -112,7 +112,7 @@ def test_a_plain_model_has_as_many_heads_for_every_key_or_zeros():
         to_transformers(prune_heads(backbone, {layer: [0, 4, 5, 6] for layer in range(3)}))
 
 
-@for_families([LLAMA, MODERNBERT])
+@each_of([LLAMA, MODERNBERT])
 def test_a_model_that_is_cast_keeps_the_frequencies_of_its_positions(family):
     hydra = family.hydra.from_backbone(family.backbone().float())
     before = dict(hydra.model.rotary_emb.named_buffers())

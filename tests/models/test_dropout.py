@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.families import BERT, ELECTRA, VIT, Family, for_families
+from tests.families import BERT, ELECTRA, VIT, Family, each_of
 
 
 P = 0.5
@@ -72,9 +72,9 @@ def test_dropouts_sit_where_those_of_the_backbone_do(family, monkeypatch):
         torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
 
 
-FAMILIES = for_families([VIT, BERT])
+FAMILIES = each_of([VIT, BERT])
 # One more that maps its embeddings to another width after it has dropped from them.
-AND_PROJECTED = for_families([VIT, BERT, ELECTRA])
+AND_PROJECTED = each_of([VIT, BERT, ELECTRA])
 
 
 def fused(family, p: float, members: int = 3):

@@ -8,7 +8,7 @@ from torch import nn
 from hydra_transformers.models.auto import check_has_no_adapters
 from hydra_transformers.pruning import draw_members, prune_heads, taylor_scores
 from hydra_transformers.training import lora_config
-from tests.families import BERT, CLIP, VIT, for_families, images
+from tests.families import BERT, CLIP, VIT, each_of, images
 
 
 class Int8Weight(torch.Tensor):
@@ -67,7 +67,7 @@ WAYS = [in_int8, in_codes_of_another_class, in_float8, as_transformers_says]
 
 
 @pytest.mark.parametrize("quantise", WAYS, ids=lambda way: way.__name__)
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 def test_quantised_models_are_refused(family, quantise):
     backbone, hydra = family.backbone(), family.fused()
     for model in (backbone, hydra):

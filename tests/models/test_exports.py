@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hydra_transformers import export
 from hydra_transformers.export import FILES, RUNNERS
 from hydra_transformers.models.modeling_hydra import ROWS_FOR_ONE_PRODUCT_PER_MEMBER
-from tests.families import BEIT, CLIP, DEBERTA, LLAMA, MODERNBERT, SIGLIP, VIT, Family, for_families, keep_layers
+from tests.families import BEIT, CLIP, DEBERTA, LLAMA, MODERNBERT, SIGLIP, VIT, Family, each_of, keep_layers
 
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
@@ -66,7 +66,7 @@ class Products(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-@for_families([CLIP, LLAMA])
+@each_of([CLIP, LLAMA])
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "inference"])
 def test_members_without_heads_are_in_no_product(model, gradients):
     """Formats without tensors of width zero fail on such products, or compute something else."""
@@ -79,7 +79,7 @@ def test_members_without_heads_are_in_no_product(model, gradients):
 
 
 # Each has an operation that the others do not: two towers, tables, distances, windows, keys for several heads. Audio: test_audio
-@for_families([VIT, CLIP, BEIT, DEBERTA, MODERNBERT, LLAMA, SIGLIP])
+@each_of([VIT, CLIP, BEIT, DEBERTA, MODERNBERT, LLAMA, SIGLIP])
 @pytest.mark.slow
 def test_exported_models_answer_as_the_model_does(shallow, tmp_path, monkeypatch):
     """One graph for batches of any size and texts of any length. `export` itself runs what it wrote on inputs of another size
@@ -100,7 +100,7 @@ def test_exported_models_answer_as_the_model_does(shallow, tmp_path, monkeypatch
         assert_same([found["logits"], found["member_logits"]], expected)
 
 
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 @pytest.mark.slow
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "inference"])
 def test_traces_for_batches_of_any_size(shallow, gradients):
@@ -119,7 +119,7 @@ class ThreeAxesLinear(torch.nn.Linear):
         return super().forward(hidden_states)
 
 
-@for_families([CLIP, LLAMA])
+@each_of([CLIP, LLAMA])
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "inference"])
 def test_linear_layers_get_three_axes_at_most(family, gradients):
     hydra = family.fused()

@@ -23,7 +23,7 @@ from transformers.models.clip import CLIPImageProcessorPil
 
 import hydra_transformers
 from hydra_transformers.models import modeling_hydra
-from tests.families import BERT, CLIP, DISTINCT, FAMILIES, VIT, bert_backbone, clip_backbone, for_families, randomise
+from tests.families import BERT, CLIP, DISTINCT, FAMILIES, VIT, bert_backbone, clip_backbone, each_of, randomise
 from tests.fresh_process import run_without_package
 
 
@@ -208,7 +208,7 @@ def test_what_else_is_missing_is_named(monkeypatch):
         hydra.member(0)
 
 
-@for_families(FAMILIES)
+@each_of(FAMILIES)
 @torch.no_grad()
 def test_saved_is_loaded_without_trust_where_the_package_is_installed(family, tmp_path):
     hydra, inputs, folder = save(family, tmp_path)
@@ -219,7 +219,7 @@ def test_saved_is_loaded_without_trust_where_the_package_is_installed(family, tm
     assert type(AutoModel.from_pretrained(folder)).__name__ == hydra.config.auto_classes["AutoModel"].split(".")[1]
 
 
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 def test_sharded_checkpoints_load(family, tmp_path):
     hydra = family.fused()
     hydra.save_pretrained(tmp_path, max_shard_size="20KB")

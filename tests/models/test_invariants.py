@@ -17,7 +17,7 @@ from tests.families import (
     WAV2VEC2,
     WAVLM,
     Family,
-    for_families,
+    each_of,
     images,
     padded_texts,
     randomise,
@@ -164,7 +164,7 @@ def test_a_pruned_member_gives_the_logits_of_the_ablated_backbone(family):
         )
 
 
-@for_families(FAMILIES)
+@each_of(FAMILIES)
 @torch.no_grad()
 def test_a_dense_one_member_hydra_is_the_backbone(family):
     inputs = family.inputs()
@@ -195,7 +195,7 @@ def test_the_loss_is_the_mean_of_the_backbones_losses(family):
     torch.testing.assert_close(found, expected, check_dtype=False)  # DeBERTa computes its own in float32
 
 
-@for_families(PADDED)
+@each_of(PADDED)
 @torch.no_grad()
 def test_padding_changes_no_answer(family):
     # Without a norm over each sound's samples, which sees the padding, too.
@@ -219,7 +219,7 @@ def test_every_dtype_agrees_with_float64(family):
         torch.testing.assert_close(member_logits.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@for_families([BERT, CLIP])
+@each_of([BERT, CLIP])
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_logits_stand_for_mean_probabilities_in_float32(family, dtype):
@@ -250,7 +250,7 @@ def test_a_clip_that_differs_in_the_vision_tower_only_has_one_text_tower():
 
 
 @torch.no_grad()
-@for_families([VIT, BERT])
+@each_of([VIT, BERT])
 def test_computing_the_last_layer_for_the_first_token_alone_changes_nothing(family):
     hydra, inputs = family.fused(), family.inputs()
     for backend in ("eager", "sdpa"):

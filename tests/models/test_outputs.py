@@ -4,13 +4,7 @@ import json
 
 import pytest
 import torch
-from torch.nn.functional import (
-    binary_cross_entropy,
-    binary_cross_entropy_with_logits,
-    cross_entropy,
-    mse_loss,
-    normalize,
-)
+from torch.nn import functional as F
 from transformers import AutoModel, pipeline
 
 from hydra_transformers.models.modeling_hydra import log_mean_probability
@@ -25,7 +19,7 @@ from tests.families import (
     VIT,
     bert_backbone,
     clip_backbone,
-    for_families,
+    each_of,
     images,
     padded_texts,
     vit_backbone,
@@ -37,7 +31,7 @@ def hydra_bert(**fields):
     return BERT.hydra.from_pruned_members([bert_backbone(seed, **fields) for seed in range(3)])
 
 
-@for_families(OWN_LAYERS)
+@each_of(OWN_LAYERS)
 def test_outputs_have_the_documented_shapes(family):
     hydra = family.fused()
     hydra.set_attn_implementation("eager")
@@ -76,7 +70,7 @@ def test_hidden_states_and_attentions_are_those_of_the_members():
             torch.testing.assert_close(mine[:, 4 * m : 4 * m + 4], theirs, atol=1e-12, rtol=1e-10)
 
 
-@for_families([CLIP, LLAMA])
+@each_of([CLIP, LLAMA])
 @pytest.mark.parametrize("heads", ["ragged", "all"])
 def test_hidden_states_and_attentions_have_gradients_and_change_no_logits(family, heads):
     """They are what the next layer reads, not copies of it."""
@@ -91,7 +85,7 @@ def test_hidden_states_and_attentions_have_gradients_and_change_no_logits(family
     torch.testing.assert_close(outputs.member_logits, hydra(**inputs).member_logits)
 
 
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 def test_tuples_by_the_config_or_where_asked_for(family):
     hydra = family.fused()
     expected = family.ensemble_logits(hydra(**family.inputs()))
@@ -112,10 +106,16 @@ def log_loss(probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "problem_type, labels, loss_of, probabilities, loss_of_probabilities",
     [
-        ("single_label_classification", INDICES, cross_entropy, lambda z: z.softmax(-1), log_loss),
-        (None, INDICES, cross_entropy, lambda z: z.softmax(-1), log_loss),
-        ("multi_label_classification", SEVERAL, binary_cross_entropy_with_logits, torch.sigmoid, binary_cross_entropy),
-        ("regression", NUMBERS, mse_loss, lambda z: z, mse_loss),
+        ("single_label_classification", INDICES, F.cross_entropy, lambda z: z.softmax(-1), log_loss),
+        (None, INDICES, F.cross_entropy, lambda z: z.softmax(-1), log_loss),
+        (
+            "multi_label_classification",
+            SEVERAL,
+            F.binary_cross_entropy_with_logits,
+            torch.sigmoid,
+            F.binary_cross_entropy,
+        ),
+        ("regression", NUMBERS, F.mse_loss, lambda z: z, F.mse_loss),
     ],
 )
 def test_logits_are_the_ensembles_prediction_and_the_loss_is_the_mean_of_the_members_or_that_of_the_ensemble(
@@ -236,7 +236,9 @@ def test_the_contrastive_loss(kind):
     target = torch.arange(3)
     if kind == "members":
         members = outputs.member_logits.transpose(0, 1)
-        expected = torch.stack([(cross_entropy(z, target) + cross_entropy(z.t(), target)) / 2 for z in members]).mean()
+        expected = torch.stack(
+            [(F.cross_entropy(z, target) + F.cross_entropy(z.t(), target)) / 2 for z in members]
+        ).mean()
     else:
         per_image = outputs.member_logits.softmax(2).mean(1)
         per_text = outputs.member_logits.softmax(0).mean(1)
@@ -256,7 +258,7 @@ def test_clip_features_are_those_of_the_members():
     for features, name in zip(found, ("image_embeds", "text_embeds"), strict=True):
         torch.testing.assert_close(features.pooler_output, features.member_pooler_output.mean(dim=1))
         for m, backbone in enumerate(backbones):
-            normalised = normalize(features.member_pooler_output[:, m], dim=-1)
+            normalised = F.normalize(features.member_pooler_output[:, m], dim=-1)
             torch.testing.assert_close(normalised, backbone(**inputs)[name], atol=1e-12, rtol=1e-10)
     states = hydra.text_model(**texts)
     torch.testing.assert_close(states.last_hidden_state, states.member_last_hidden_state.mean(1))
@@ -282,7 +284,7 @@ def tight(tensor, expected):
 
 
 @torch.no_grad()
-@for_families([VIT, BERT])
+@each_of([VIT, BERT])
 def test_states_are_means_with_each_members_beside_them(family):
     hydra = family.fused().base_model
     outputs = hydra(**family.inputs())

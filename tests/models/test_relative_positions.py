@@ -9,7 +9,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_po
 from hydra_transformers import HydraDebertaV2Config
 from hydra_transformers.models import modeling_hydra_deberta_v2 as deberta
 from hydra_transformers.models.modeling_hydra import PerMember
-from tests.families import BEIT, DEBERTA, MPNET, for_families, padded_texts
+from tests.families import BEIT, DEBERTA, MPNET, each_of, padded_texts
 
 
 pytestmark = pytest.mark.slow  # families other than ViT, BERT, CLIP and Llama
@@ -47,7 +47,7 @@ def test_members_with_other_tables_have_no_layer_in_common(family, fields, ours,
     assert family.hydra.from_pruned_members([first, second]).config.trunk_layers == 0
 
 
-@for_families([MPNET, DEBERTA])
+@each_of([MPNET, DEBERTA])
 @pytest.mark.parametrize("is_reentrant", [False, True])
 def test_every_kind_of_checkpoint_lets_gradients_through_to_the_table(family, is_reentrant):
     name = next(ours for row, _, ours, _ in TABLES if row is family)

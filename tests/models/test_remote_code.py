@@ -8,7 +8,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from hydra_transformers.cost import count_multiply_adds
 from hydra_transformers.pruning import extract_circuit, prune_heads, taylor_scores
 from hydra_transformers.training import PostPruningCallback, lora_config
-from tests.families import CLIP, VIT, for_families, images
+from tests.families import CLIP, VIT, each_of, images
 from tests.fresh_process import run_fresh
 
 
@@ -26,7 +26,7 @@ def by_remote_code(family, tmp_path, remote_code):
 
 
 @pytest.mark.slow
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 @torch.no_grad()
 def test_members_of_several_repositories_are_fused(family, by_remote_code):
     loaded, members = by_remote_code
@@ -44,7 +44,7 @@ def test_members_of_several_repositories_are_fused(family, by_remote_code):
 
 
 @pytest.mark.slow
-@for_families([VIT])
+@each_of([VIT])
 def test_the_package_works_on_them_as_on_its_own(family, by_remote_code):
     loaded, members = by_remote_code
     data = [{"pixel_values": images(), "labels": torch.tensor([0, 1, 2, 3])}]

@@ -19,7 +19,7 @@ from tests.families import (
     VIT,
     bert_backbone,
     clip_backbone,
-    for_families,
+    each_of,
     images,
     keep_layers,
     padded_texts,
@@ -76,7 +76,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(family):
         torch.testing.assert_close(gradient, expected[name])
 
 
-@for_families(OWN_LAYERS)
+@each_of(OWN_LAYERS)
 def test_dropout_is_active_in_training_only(family):
     backbone = family.backbone(0, **({} if family.has_towers else family.dropout))
     if family.has_towers:
@@ -92,7 +92,7 @@ def test_dropout_is_active_in_training_only(family):
 
 
 @torch.no_grad()
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 def test_position_encodings_are_interpolated_for_larger_images(family):
     backbones = [family.backbone(seed) for seed in range(2)]
     hydra = family.hydra.from_pruned_members(backbones, shared=())
@@ -104,7 +104,7 @@ def test_position_encodings_are_interpolated_for_larger_images(family):
         hydra(**{**inputs, "interpolate_pos_encoding": False})
 
 
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 @torch.no_grad()
 def test_runs_with_parts_offloaded_to_disk(family, tmp_path):
     hydra = family.fused().float()
@@ -118,13 +118,11 @@ def test_runs_with_parts_offloaded_to_disk(family, tmp_path):
     device_map[layers] = "disk"
     inputs = family.inputs_in(torch.float32)
     expected = hydra(**inputs).member_logits
-    loaded = family.hydra.from_pretrained(
-        tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offload"
-    )
+    loaded = family.hydra.from_pretrained(tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "off")
     torch.testing.assert_close(loaded(**inputs).member_logits, expected)
 
 
-@for_families([VIT, LLAMA])
+@each_of([VIT, LLAMA])
 @torch.no_grad()
 def test_autocast_is_respected(family):
     hydra = family.fused("all").float()
@@ -137,7 +135,7 @@ def test_autocast_is_respected(family):
 
 
 @torch.no_grad()
-@for_families([VIT, BERT])
+@each_of([VIT, BERT])
 def test_large_batches_are_one_product_per_member_with_the_same_answers(family, monkeypatch):
     for heads in ("ragged", "all"):
         hydra, inputs = family.fused(heads), family.inputs()
@@ -152,7 +150,7 @@ def test_large_batches_are_one_product_per_member_with_the_same_answers(family, 
 ELSEWHERE = torch.device("meta")
 
 
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 def test_fusing_and_taking_apart_leaves_weights_where_they_are(family):
     backbones = [family.backbone(seed) for seed in range(2)]
     with ELSEWHERE:
@@ -165,7 +163,7 @@ def test_fusing_and_taking_apart_leaves_weights_where_they_are(family):
         assert torch.equal(hydra.state_dict()[name], tensor), name
 
 
-@for_families(OWN_LAYERS)
+@each_of(OWN_LAYERS)
 @torch.no_grad()
 def test_inference_is_where_the_model_is(family):
     hydra, inputs = family.fused(), family.inputs()
@@ -265,7 +263,7 @@ def test_clip_towers_come_from_clip_towers():
         atol=1e-12,
         rtol=1e-10,
     )
-    with pytest.raises(ValueError, match=r"CLIPModel \(clip\): HydraCLIPVisionModel is built from clip_vision_model"):
+    with pytest.raises(ValueError, match=r"CLIPModel \(clip\): HydraCLIPVisionModel takes clip_vision_model"):
         HydraCLIPVisionModel.from_backbone(whole)
 
 

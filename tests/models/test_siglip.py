@@ -13,14 +13,14 @@ from tests.families import (
     RAGGED,
     SIGLIP,
     SIGLIP_CLASSIFIER,
-    for_families,
+    each_of,
     images,
     padded_texts,
     randomise,
 )
 
 
-CLASSIFIERS = for_families([CLIP_CLASSIFIER, SIGLIP_CLASSIFIER])
+CLASSIFIERS = each_of([CLIP_CLASSIFIER, SIGLIP_CLASSIFIER])
 
 
 def pairs(count: int = 3) -> dict[str, torch.Tensor]:

@@ -24,7 +24,7 @@ from tests.families import (
     ROBERTA,
     Family,
     backbone,
-    for_families,
+    each_of,
     padded_texts,
 )
 
@@ -39,7 +39,7 @@ def with_token_head(family: Family) -> Family:
 
 
 BERT_TOKENS = with_token_head(BERT)
-every_family = for_families([BERT, ROBERTA, DEBERTA, DISTILBERT, ELECTRA, MPNET, MODERNBERT, LLAMA, GEMMA, ALBERT])
+every_family = each_of([BERT, ROBERTA, DEBERTA, DISTILBERT, ELECTRA, MPNET, MODERNBERT, LLAMA, GEMMA, ALBERT])
 
 
 def tags(batch: int = 4, tokens: int = 7) -> torch.Tensor:

@@ -14,7 +14,7 @@ from hydra_transformers.fusion.reading import read_members
 from hydra_transformers.fusion.structure import attention_names, slots, tower_configs, without_weights
 from hydra_transformers.fusion.trunk import equal_layers, trunk_depth
 from hydra_transformers.training.parameter_groups import places
-from tests.families import CLIP, DISTINCT, LLAMA, MODERNBERT, OWN_LAYERS, SIGLIP, SIZES, VIT, Family, for_families
+from tests.families import CLIP, DISTINCT, LLAMA, MODERNBERT, OWN_LAYERS, SIGLIP, SIZES, VIT, Family, each_of
 
 
 LAYERS, TRUNK = 3, 2
@@ -100,7 +100,7 @@ def test_a_trunk_changes_no_answer(family, layers):
                 assert_close(family.ensemble_logits(found), family.ensemble_logits(expected))
 
 
-@for_families([CLIP, LLAMA])
+@each_of([CLIP, LLAMA])
 def test_a_layer_of_the_trunk_runs_once(family):
     found = runs_of_layers(with_and_without(family)[0], family.inputs())
     assert found == [1, 1, 3] * len(family.outputs)
@@ -108,7 +108,7 @@ def test_a_layer_of_the_trunk_runs_once(family):
     assert found == [1, 1, 1] * len(family.outputs)
 
 
-@for_families([CLIP, LLAMA])
+@each_of([CLIP, LLAMA])
 @torch.no_grad()
 def test_states_between_the_layers_are_those_of_every_member(family):
     hydra, whole = with_and_without(family)
@@ -130,7 +130,7 @@ def inputs_of(encoder: nn.Module, family: Family) -> dict:
     return {key: value for key, value in family.inputs().items() if (key == "pixel_values") == reads_images}
 
 
-@for_families([CLIP, LLAMA])
+@each_of([CLIP, LLAMA])
 def test_gradients_of_states_are_those_of_all_members_together(family):
     hydra, whole = with_and_without(family)
     for encoder, other in zip(encoders(family, hydra), encoders(family, whole), strict=True):
@@ -147,7 +147,7 @@ def test_gradients_of_states_are_those_of_all_members_together(family):
 
 
 @torch.no_grad()
-@for_families([CLIP])
+@each_of([CLIP])
 def test_the_eager_backend_masks_the_trunk_too(family):
     hydra, whole = with_and_without(family)
     for each in (hydra, whole):
@@ -161,7 +161,7 @@ def test_the_eager_backend_masks_the_trunk_too(family):
 # Training
 
 
-@for_families([CLIP, LLAMA])
+@each_of([CLIP, LLAMA])
 def test_the_trunk_gets_the_sum_of_what_members_would(family):
     hydra, whole = with_and_without(family)
     for each in (hydra, whole):
@@ -174,7 +174,7 @@ def test_the_trunk_gets_the_sum_of_what_members_would(family):
         torch.testing.assert_close(mine, theirs, atol=family.gradient_tolerance, rtol=1e-10)
 
 
-@for_families([VIT, CLIP])
+@each_of([VIT, CLIP])
 def test_members_train_through_the_trunk_as_one(family):
     """With dropouts switched on, those of the embeddings included."""
     fields = {} if family.has_towers else family.dropout
@@ -186,7 +186,7 @@ def test_members_train_through_the_trunk_as_one(family):
 # Which layers
 
 
-@for_families([CLIP, LLAMA])
+@each_of([CLIP, LLAMA])
 def test_the_longest_run_of_equal_layers_is_found(family):
     read = [read_members(family.hydra, member, "member")[0] for member in members_with_trunk(family, LAYERS)]
     towers = list(family.outputs)
@@ -234,7 +234,7 @@ def test_the_towers_are_looked_at_one_by_one():
 # Layers merged whole
 
 
-@for_families([*OWN_LAYERS, SIGLIP])
+@each_of([*OWN_LAYERS, SIGLIP])
 @torch.no_grad()
 @pytest.mark.parametrize("shared", [("embeddings", "layernorm", "mlp"), ("embeddings",)], ids=len)
 def test_merged_layers_are_the_mean_of_the_members(family, shared):
@@ -321,7 +321,7 @@ def test_a_config_says_why_it_is_refused():
 # Taken apart, saved, counted
 
 
-@for_families([*OWN_LAYERS, SIGLIP])
+@each_of([*OWN_LAYERS, SIGLIP])
 def test_members_of_a_trunk_are_whole(family):
     members, hydra = members_with_trunk(family), with_and_without(family)[0]
     own = set(in_trunk(members[0], TRUNK)) | {slot.name for _, slot in slots(hydra) if slot.rows is not None}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hydra_transformers.pruning import ablated, prune_heads
-from tests.families import ALBERT, BERT, CLIP, DEBERTA_V2, LLAMA, MODERNBERT, VIT, WHISPER, Family, for_families
+from tests.families import ALBERT, BERT, CLIP, DEBERTA_V2, LLAMA, MODERNBERT, VIT, WHISPER, Family, each_of
 
 
 HEADS = {0: [1], 2: [0, 3], 1: [0, 1, 2, 3]}
@@ -19,7 +19,7 @@ def logits(family: Family, model) -> torch.Tensor:
         return family.logits(model, **family.inputs())
 
 
-@for_families([VIT, BERT, CLIP, ALBERT, DEBERTA_V2, LLAMA, MODERNBERT, WHISPER])
+@each_of([VIT, BERT, CLIP, ALBERT, DEBERTA_V2, LLAMA, MODERNBERT, WHISPER])
 def test_an_ablated_model_answers_as_one_with_zeroed_slices_and_as_a_pruned_one(family):
     model, heads = family.backbone(), heads_for(family)
     before = logits(family, model)

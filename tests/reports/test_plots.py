@@ -44,9 +44,7 @@ def test_every_plot_is_drawn_and_not_blank_and_a_loaded_report_draws_the_same(tm
     original.to_json(tmp_path / "report.json")
     again = report_figures(Report.from_json(tmp_path / "report.json"))
     drawn = {path.stem: path.read_bytes() for path in paths}
-    assert all(
-        png_of(again[name]) == drawn[name] for name in ("reliability_diagram", "score_histograms", "roc_bad_far")
-    )
+    assert all(png_of(again[n]) == drawn[n] for n in ("reliability_diagram", "score_histograms", "roc_bad_far"))
     [legend] = _risk_coverage(original).legends
     assert [text.get_text().strip()[:4] for text in legend.get_texts()][:2] == [r"\$\b", "_hid"]
     assert r"| \_hidden name | 3 |" in original.to_markdown() and drawable("plain") == "plain"

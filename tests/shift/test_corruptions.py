@@ -149,7 +149,7 @@ def test_a_processors_scale_is_undone():
     images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     noisy = corrupt((images - 0.5) / 0.5, "gaussian_noise", 3, processor=processor)
     torch.testing.assert_close(noisy, (corrupt(images, "gaussian_noise", 3) - 0.5) / 0.5)
-    with pytest.raises(ValueError, match="not from 0 to 1"):
+    with pytest.raises(ValueError, match="not 0 to 1"):
         corrupt((255 * images - 0.5) / 0.5, "gaussian_noise", 3, processor=processor)
 
 

@@ -15,7 +15,7 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.data.batches import collate
 from hydra_transformers.training import HydraTrainer, HydraTrainingArguments, finetune_members, recipe
 from tests.baselines.one_training import train_baseline
-from tests.training.tiny import FAMILIES, QUIET, copy_of_weights, tiny_dataset, tiny_members, tiny_model
+from tests.training.tiny import FAMILIES, QUIET, tiny_dataset, tiny_members, tiny_model, weights_of
 
 
 # No dropout: two processes would draw other masks than one.
@@ -43,7 +43,7 @@ def train_in_one_run(output_dir: Path, per_device_batch: int, **options) -> dict
         **options,
     )
     HydraTrainer(model, arguments, train_dataset=tiny_dataset("vit", ROWS)).train()
-    return copy_of_weights(model)
+    return weights_of(model)
 
 
 def train_members(output_dir: Path, per_device_batch: int, train_dataset=None) -> list[dict[str, torch.Tensor]]:
@@ -56,7 +56,7 @@ def train_members(output_dir: Path, per_device_batch: int, train_dataset=None) -
         per_device_train_batch_size=per_device_batch,
         **QUIET,
     )
-    return [copy_of_weights(member) for member in members]
+    return [weights_of(member) for member in members]
 
 
 def steps(model, rows: list[dict]) -> None:

@@ -9,7 +9,7 @@ from transformers import Trainer, TrainingArguments
 
 from hydra_transformers.training import PostPruningCallback
 from hydra_transformers.training.parameter_groups import PARTS, layer_dropouts, places
-from tests.training.tiny import FORMS, QUIET, changed, copy_of_weights, tiny_dataset, tiny_model, tiny_trainer
+from tests.training.tiny import FORMS, QUIET, changed, tiny_dataset, tiny_model, tiny_trainer, weights_of
 
 
 def two_steps(tmp_path, **overrides) -> TrainingArguments:
@@ -44,7 +44,7 @@ def heads_behind(model, name: str) -> int | None:
 )
 def test_embeddings_stay_bit_for_bit_and_all_else_trains(family, form, tmp_path):
     model = tiny_model(family, form)
-    before = copy_of_weights(model)
+    before = weights_of(model)
     tiny_trainer(family, model, two_steps(tmp_path), callbacks=[PostPruningCallback()]).train()
     assert changed(before, model) == {name for name in can_train(model) if "embeddings." not in name}
 
@@ -61,7 +61,7 @@ def test_embeddings_stay_bit_for_bit_and_all_else_trains(family, form, tmp_path)
 )
 def test_each_part_can_train_alone(trainable, expected, tmp_path):
     model = tiny_model("vit", "fused")
-    before = copy_of_weights(model)
+    before = weights_of(model)
     tiny_trainer("vit", model, two_steps(tmp_path), callbacks=[PostPruningCallback(trainable)]).train()
     assert changed(before, model) == {name for name in can_train(model) if expected in name}
 
@@ -111,7 +111,7 @@ def test_a_classifier_of_several_layers_that_was_reset_trains(name, form, tmp_pa
         batch = trainer.data_collator([trainer.train_dataset[row] for row in range(4)])
         logits = model(**{key: value for key, value in batch.items() if key != "labels"}).logits
     assert torch.equal(logits, logits[:, :1].expand_as(logits)), "the answers are equal before the training"
-    before = copy_of_weights(model)
+    before = weights_of(model)
     trainer.train()
     assert changed(before, model) >= {each for each in before if "classifier" in each}
 

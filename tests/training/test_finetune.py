@@ -5,10 +5,11 @@ import json
 import datasets
 import pytest
 import torch
-from transformers import BertTokenizer, TrainerCallback
+from transformers import AutoModelForSequenceClassification, BertTokenizer, TrainerCallback
 
 from hydra_transformers import AutoHydra, HydraTrainingArguments
-from hydra_transformers.data.loading import PreparedData, load_data
+from hydra_transformers.data.loading import PreparedData, classes_in, load_data
+from hydra_transformers.data.rows import DataSource
 from hydra_transformers.models.decision import task_name
 from hydra_transformers.training import DivergedError, finetune, lora_config
 from hydra_transformers.training.finetune import learning_rate_for, no_better_than_most_frequent
@@ -33,7 +34,7 @@ def csv_of(rows: list[dict], path) -> str:
     return str(path)
 
 
-def test_a_file_of_texts_becomes_a_hydra_of_three_with_splits_that_do_not_overlap(bert, tmp_path):
+def test_a_file_of_texts_becomes_a_hydra_of_three_with_splits_that_do_not_overlap(bert, tmp_path, monkeypatch):
     data, output = csv_of(reviews(), tmp_path / "reviews.csv"), tmp_path / "hydra"
     result = finetune(bert, data, output, **FAST)
     assert (result.model.num_members, result.model.config.trunk_layers) == (3, 1) and not result.model.training
@@ -43,7 +44,8 @@ def test_a_file_of_texts_becomes_a_hydra_of_three_with_splits_that_do_not_overla
     assert isinstance(BertTokenizer.from_pretrained(output), BertTokenizer) and not (output / "checkpoints").exists()
     start = AutoHydra.from_backbone(bert, num_members=3, class_names=list(result.model.config.id2label.values()))
     assert not torch.equal(start.bert.layers[0].mlp.fc1.weight, result.model.bert.layers[0].mlp.fc1.weight)
-    again = finetune(bert, data, output, **FAST)
+    monkeypatch.chdir(tmp_path)  # other names of the same folders, and other batches to evaluate it with
+    again = finetune(f"{bert}/", "reviews.csv", "hydra", column="text", **FAST | {"batch_size": 4})
     assert_same_weights(again.model, result.model)
     assert again.metrics["eval_accuracy"] == result.metrics["eval_accuracy"]
     assert again.model.config.name_or_path == str(output)
@@ -52,11 +54,19 @@ def test_a_file_of_texts_becomes_a_hydra_of_three_with_splits_that_do_not_overla
     for change in ({"learning_rate": 1e-2}, {"epochs": 3}, {"max_length": 8}, {"seed": 1}):
         with pytest.raises(ValueError, match=r"was made with (learning_rate|num_train_epochs|max_length|seed)"):
             finetune(bert, data, output, **FAST | change)
-    with pytest.raises(ValueError, match="was made with other rows"):
-        finetune(bert, csv_of(reviews(44), data), output, **FAST)
+    other = AutoModelForSequenceClassification.from_pretrained(bert)
+    other.bert.pooler.dense.bias.data += 1
+    shorter = [{**row, "text": row["text"][2:]} for row in reviews()]
+    for words, model, rows in (
+        ("starting weights", other, data),
+        ("inputs", bert, shorter),
+        ("rows", bert, reviews(44)),
+    ):
+        with pytest.raises(ValueError, match=f"was made with other {words}"):
+            finetune(model, rows, output, **FAST)
 
 
-def test_the_default_learning_rate_falls_with_the_number_of_steps(bert, tmp_path):
+def test_the_default_learning_rate_falls_with_the_number_of_steps(bert, tmp_path, monkeypatch):
     class Seen(TrainerCallback):
         def on_train_begin(self, args, state, control, **kwargs):
             found.append((args.learning_rate, state.max_steps))
@@ -69,6 +79,9 @@ def test_the_default_learning_rate_falls_with_the_number_of_steps(bert, tmp_path
     finetune(bert, data, tmp_path / "counted", **options | {"max_steps": 500})
     finetune(bert, data, tmp_path / "endless", **options | {"max_steps": 10**6})
     assert found == [(5e-5, 8), (2.5e-5, 2000), (5e-5, 500), (5e-6, 10**6)]
+    monkeypatch.setitem(finetune.__globals__, "learning_rate_for", lambda *_: 1e-6)  # with more processes
+    finetune(bert, data, tmp_path / "few", **options)
+    assert len(found) == 4, "it is finished"
     arguments = HydraTrainingArguments(tmp_path, max_steps=500)
     kinds = ("words", "image", "audio")
     rates = {kind: learning_rate_for(arguments, PreparedData([], None, kind, ())) for kind in kinds}
@@ -111,6 +124,8 @@ def test_a_finetuned_model_reads_inputs_with_the_processor_it_was_trained_with(b
     texts = ["a good film of joy", "bad"]
     assert model.predict(texts) == loaded.predict(texts)
     assert load_data(reviews(), model).max_length == 4
+    with pytest.raises(ValueError, match="was made with other inputs"):
+        finetune(bert, reviews(), tmp_path / "hydra", max_length=4, **FAST)
     for hydra in (model, AutoHydra.from_backbone(bert, num_members=2, num_labels=2)):
         peft.get_peft_model(hydra, lora_config(hydra, r=2)).save_pretrained(tmp_path / "adapters")
         named = json.loads((tmp_path / "adapters/adapter_config.json").read_text())["base_model_name_or_path"]
@@ -123,13 +138,19 @@ def test_a_class_without_training_rows_is_a_class(bert, tmp_path):
     rows.insert(held_out, {"text": "a film of joy", "label": "rare"})
     result = finetune(bert, rows, tmp_path / "hydra", max_steps=1, **FAST)
     assert result.model.num_labels == 3 and len(set(result.train.labels)) == 2
-    with pytest.raises(ValueError, match="has another label in each row"):
-        finetune(
-            bert, [{"text": "a film", "id": f"{row}"} for row in range(9)], tmp_path / "other", label="id", **FAST
-        )
     for wrong in ({"epochs": 0}, {"batch_size": 0}):
-        with pytest.raises(ValueError, match="both have to be positive"):
+        with pytest.raises(ValueError, match="have to be positive"):
             finetune(bert, rows, tmp_path / "other", **FAST | wrong)
+
+
+def test_a_column_of_codes_or_of_names_of_rows_is_not_one_of_classes():
+    numbered = [{"text": "film", "id": f"{n}", "code": 1000 + n % 2, "class": 11 * (n % 2)} for n in range(9)]
+    for column, words in (("id", "has another label in each row"), ("code", "has 2 labels, up to 1001: .* as texts")):
+        with pytest.raises(ValueError, match=words):
+            classes_in(DataSource(numbered, label=column, part="all"))
+    assert len(classes_in(DataSource(numbered, label="class", part="all"))[0]) == 12
+    splits = datasets.DatasetDict(dict.fromkeys(("train", "validation", "test"), datasets.Dataset.from_list(numbered)))
+    assert len(classes_in(DataSource(splits, label="id", part="all"))[0]) == 9  # one row of each class to learn from
 
 
 def test_images_with_splits_of_their_own_are_changed_in_training_only(tmp_path):
@@ -190,3 +211,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(bert, tmp_path):
     with pytest.raises(ValueError, match="holds something else than a training"):
         finetune(bert, "missing.csv", tmp_path, **FAST)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+    (tmp_path / "tuned/member-0").mkdir(parents=True)
+    (tmp_path / "tuned/finetune.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds something else than a training"):
+        finetune(bert, "missing.csv", tmp_path / "tuned", **FAST)

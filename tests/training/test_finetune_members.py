@@ -20,10 +20,10 @@ from tests.training.tiny import (
     assert_same_weights,
     changed,
     clip_pairs,
-    copy_of_weights,
     tiny_dataset,
     tiny_members,
     tiny_model,
+    weights_of,
 )
 
 
@@ -62,7 +62,7 @@ def finished(unbroken_run, tmp_path):
 
 @pytest.mark.slow
 def test_members_are_trained_and_those_passed_in_stay(members, data, tmp_path):
-    before = [copy_of_weights(member) for member in members]
+    before = [weights_of(member) for member in members]
     modes = [member.training for member in members]
     tuned = finetune_members(members, SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
     assert [type(member) for member in tuned] == [HydraViTForImageClassification] * 2
@@ -191,7 +191,7 @@ def test_adapters_of_peft_models_are_trained_saved_and_resumed(data, tmp_path):
 
     calm = Recipe("lora", {"num_train_epochs": 2, "learning_rate": 0.05})
     [whole] = finetune_members([adapted()], calm, *data, output_dir=tmp_path / "whole", **ARGUMENTS)
-    trained = changed(copy_of_weights(adapted()), whole)
+    trained = changed(weights_of(adapted()), whole)
     assert trained and all("lora_" in name or "modules_to_save" in name for name in trained)
     assert (tmp_path / "whole" / "member-0" / "adapter_model.safetensors").exists()
     with pytest.raises(KeyboardInterrupt):
@@ -218,7 +218,7 @@ def test_a_folder_with_something_else_or_with_other_heads_is_refused(finished, m
     with pytest.raises(ValueError, match="member-1 holds something else than a training"):
         finetune_members(members, SHORT, *data, output_dir=tmp_path / "mine", **ARGUMENTS)
     assert not (tmp_path / "mine" / "member-0").exists()
-    with pytest.raises(ValueError, match="member-0 holds a model with another kept_heads"):
+    with pytest.raises(ValueError, match="member-0 was made with other starting weights"):
         finetune_members(members[1:], SHORT, *data, output_dir=finished, **ARGUMENTS)
 
 

@@ -6,7 +6,7 @@ from peft import PeftModel, get_peft_model
 from transformers import DistilBertConfig, DistilBertForSequenceClassification, TrainingArguments
 
 from hydra_transformers.training import KeepZerosCallback, PostPruningCallback, lora_config
-from tests.training.tiny import FAMILIES, QUIET, changed, copy_of_weights, tiny_model, tiny_trainer
+from tests.training.tiny import FAMILIES, QUIET, changed, tiny_model, tiny_trainer, weights_of
 
 
 def with_adapters(name: str, form: str, **options):
@@ -73,7 +73,7 @@ def test_members_do_not_mix_under_adapters(name):
 def test_adapters_and_the_classifier_train_whatever_the_callback_names(form, has_callback, tmp_path):
     model = tiny_model("vit", form)
     adapted = get_peft_model(model, lora_config(model, r=2))
-    before = copy_of_weights(adapted)
+    before = weights_of(adapted)
     arguments = TrainingArguments(tmp_path, max_steps=2, learning_rate=0.05, save_strategy="no", **QUIET)
     # Half of each adapter begins with zeros, which are not those of pruning.
     callbacks = [PostPruningCallback(("mlp",), last_n_layers=1), KeepZerosCallback()] if has_callback else []

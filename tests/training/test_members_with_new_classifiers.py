@@ -8,7 +8,7 @@ from transformers import BertForMaskedLM
 
 from hydra_transformers import AutoHydra, HydraBertForSequenceClassification, HydraBertModel
 from tests.families import GEMMA, Family
-from tests.training.tiny import FAMILIES, assert_same_weights, copy_of_weights, tiny_model
+from tests.training.tiny import FAMILIES, assert_same_weights, tiny_model, weights_of
 
 
 NAMES = ["a", "b", "c", "d"]
@@ -21,7 +21,7 @@ def inputs_of(family: Family) -> dict[str, torch.Tensor]:
 
 def test_members_start_equal_but_for_their_classifiers_and_the_trunk_runs_once(family):
     pretrained = family.backbone()
-    before = copy_of_weights(pretrained)
+    before = weights_of(pretrained)
     hydra = AutoHydra.from_backbone(pretrained, num_members=3, class_names=NAMES, seed=3)
     assert hydra.num_members == 3 and list(hydra.config.id2label.values()) == NAMES
     assert (hydra.config.trunk_layers, hydra.config.shared) == (2, ["embeddings"])

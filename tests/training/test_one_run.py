@@ -3,32 +3,20 @@
 import copy
 import itertools
 import shutil
+from functools import partial
 
+import datasets
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 from transformers import BertTokenizer, PreTrainedModel, Trainer, TrainingArguments
 
-from hydra_transformers import AutoHydra
-from hydra_transformers.training import (
-    DivergedError,
-    HydraTrainer,
-    HydraTrainingArguments,
-    compute_accuracy,
-    lora_config,
-)
+from hydra_transformers import AutoHydra, HydraTrainer, HydraTrainingArguments
+from hydra_transformers.training import DivergedError, compute_accuracy, lora_config
 from hydra_transformers.training.trainer import balanced_weights
 from tests.tiny_data import save_bert
-from tests.training.tiny import (
-    QUIET,
-    Interrupting,
-    assert_same_weights,
-    changed,
-    copy_of_weights,
-    tiny_dataset,
-    tiny_model,
-)
+from tests.training.tiny import QUIET, Interrupting, assert_same_weights, changed, tiny_dataset, tiny_model, weights_of
 
 
 def hydra_of(name: str = "vit", **options) -> PreTrainedModel:
@@ -157,7 +145,7 @@ def test_other_tasks_train(problem_type, tmp_path):
     multi_label = problem_type == "multi_label_classification"
     labels = [torch.eye(3)[index % 3] if multi_label else row["input_ids"] % 3 for index, row in enumerate(inputs)]
     rows = [row | {"labels": label} for row, label in zip(inputs, labels, strict=True)]
-    before = copy_of_weights(model)
+    before = weights_of(model)
     trainer = trainer_for(model, tmp_path, "bert", train_dataset=rows, num_train_epochs=1)
     trainer.train()
     assert changed(before, model) >= {"classifier.weight", "bert.layers.0.mlp.fc1.weight"}
@@ -192,7 +180,7 @@ def test_a_checkpoint_that_is_not_whole_is_left_out(tmp_path):
     assert_same_weights(resumed, whole)
 
 
-def test_a_plain_trainer_works_only_without_the_rates(tmp_path):
+def test_a_plain_trainer_works_only_without_the_rates(tmp_path, caplog):
     plain, same = hydra_of(), hydra_of()
     trainer_for(plain, tmp_path / "plain", trainer=Trainer, num_train_epochs=1).train()
     rates = {"branch_rate": 1.0, "classifier_learning_rate": None}
@@ -200,6 +188,7 @@ def test_a_plain_trainer_works_only_without_the_rates(tmp_path):
     assert_same_weights(plain, same)
     arguments = TrainingArguments(tmp_path / "other", **QUIET | {"max_steps": 1, "report_to": "none"})
     HydraTrainer(hydra_of(), arguments, train_dataset=tiny_dataset("vit")).train()
+    assert "branches and classifiers get the learning rate of all layers" in caplog.text
 
 
 @pytest.mark.slow
@@ -211,7 +200,7 @@ def test_gradient_checkpointing_changes_nothing_and_bfloat16_keeps_float32_weigh
     for (name, expected), found in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=name)
     model = hydra_of()
-    before = copy_of_weights(model)
+    before = weights_of(model)
     trainer_for(model, tmp_path, bf16=True, num_train_epochs=1).train()
     assert changed(before, model) and {each.dtype for each in model.parameters()} == {torch.float32}
 
@@ -254,7 +243,7 @@ def test_a_step_over_accumulated_batches_with_smoothed_labels_is_that_of_the_los
     model = hydra_of()
     model.config.hidden_dropout_prob = 0.0
     model = type(model)(model.config).eval()
-    expected, batch, before = copy.deepcopy(model), batch_of("vit", 12), copy_of_weights(model)
+    expected, batch, before = copy.deepcopy(model), batch_of("vit", 12), weights_of(model)
     rates = {"learning_rate": 0.01, "branch_rate": 3.0, "classifier_learning_rate": 0.1}
     accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 1}
     plain = {"optim": "sgd", "weight_decay": 0.0, "max_grad_norm": 0.0, "save_strategy": "no"}
@@ -281,7 +270,7 @@ def test_adapters_on_a_hydra_train_alone_and_resume_to_the_same_weights(tmp_path
 
     options = {"num_train_epochs": 2, "label_smoothing_factor": 0.1}
     whole, resumed = adapted(), adapted()
-    before = copy_of_weights(whole)
+    before = weights_of(whole)
     trainer_for(whole, tmp_path, **options).train()
     trained = changed(before, whole)
     assert trained == {name for name in before if "lora_" in name or "modules_to_save" in name}
@@ -354,7 +343,13 @@ def test_a_table_and_raw_rows_are_read_with_the_processor(tmp_path):
         trainer = HydraTrainer(subject, arguments, train_dataset=data, eval_dataset=data, **given)
         trainer.train()
         assert "eval_accuracy" in trainer.evaluate()
-        weights.append(copy_of_weights(subject))
+        weights.append(weights_of(subject))
+    tokens = datasets.Dataset.from_dict({"input_ids": [[2, 5, 3]] * 2, "labels": [0, 1]})
+    HydraTrainer(model, arguments, None, tokens.to_iterable_dataset(), tokens, **given)
+    tokens = tokens.cast_column("labels", datasets.ClassLabel(names=names[::-1]))
+    for read in (partial(HydraTrainer, model, None, None), model.calibrate):
+        with pytest.raises(ValueError, match="'labels' has the model's classes in another order"):
+            read(tokens)
     assert all(torch.equal(weights[0][name], weight) for name, weight in weights[1].items())
 
 

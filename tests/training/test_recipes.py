@@ -10,7 +10,7 @@ from transformers import EarlyStoppingCallback
 from hydra_transformers import AutoHydra
 from hydra_transformers.training import HydraTrainer, PostPruningCallback, compute_accuracy, recipe
 from hydra_transformers.training.parameter_groups import layer_dropouts
-from tests.training.tiny import QUIET, changed, copy_of_weights, tiny_dataset, tiny_model
+from tests.training.tiny import QUIET, changed, tiny_dataset, tiny_model, weights_of
 
 
 FAMILY = {"imagenet1k": "vit", "cifar100": "vit", "sst2": "bert"}
@@ -41,7 +41,7 @@ def numbers_in(name: str) -> list[int]:
 def test_what_trains_and_what_stays_bit_for_bit(name, form, tmp_path):
     """Seven layers, of which cifar100 trains five; one step at learning rate 0, then two that count."""
     model = tiny_model(FAMILY[name], form, num_hidden_layers=7)
-    before = copy_of_weights(model)
+    before = weights_of(model)
     steps = {"num_train_epochs": 3} if name == "sst2" else {"max_steps": 3, "warmup_steps": 1}
     steps |= {"per_device_train_batch_size": 12, "learning_rate": 0.1, "load_best_model_at_end": False}
     trainer = trainer_of(name, model, tmp_path, save_strategy="no", **steps)
@@ -174,7 +174,7 @@ def test_a_recipe_can_be_changed_and_raises_where_it_would_not_train(tmp_path):
     arguments = mine.with_arguments(max_steps=50, warmup_steps=5).training_arguments(tmp_path, **QUIET)
     assert (arguments.max_steps, arguments.warmup_steps, arguments.learning_rate) == (50, 5, 0.01)
     assert mine.callbacks()[0].trainable == ("classifier",)
-    with pytest.raises(ValueError, match="keep_zeros would keep the zeros that reset_classifier starts from"):
+    with pytest.raises(ValueError, match="keep_zeros would keep the zeros of reset_classifier"):
         dataclasses.replace(mine, keep_zeros=True)
     with pytest.raises(ValueError, match="max_steps is 100 and warmup_steps is 5000"):
         recipe("imagenet1k").training_arguments(tmp_path, max_steps=100)

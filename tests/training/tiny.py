@@ -95,7 +95,7 @@ def tiny_trainer(name: str, model: PreTrainedModel, arguments: TrainingArguments
     return Trainer(model=model, args=arguments, **kwargs)
 
 
-def copy_of_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 

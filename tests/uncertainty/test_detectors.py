@@ -15,18 +15,7 @@ from hydra_transformers.models.detection import DETECTORS, Answers, answers_of, 
 from hydra_transformers.uncertainty import Detector
 from hydra_transformers.uncertainty.detector_fits import BankFit
 from hydra_transformers.uncertainty.features import collect_answers
-from tests.families import (
-    AST,
-    BERT,
-    CLIP_CLASSIFIER,
-    DINOV2,
-    DISTILBERT,
-    LLAMA,
-    MODERNBERT,
-    ROBERTA,
-    VIT,
-    for_families,
-)
+from tests.families import AST, BERT, CLIP_CLASSIFIER, DINOV2, DISTILBERT, LLAMA, MODERNBERT, ROBERTA, VIT, each_of
 
 
 MEMBERS, CLASSES, DIM = 3, 4, 6
@@ -251,7 +240,7 @@ def head_input(model, inputs):
 CLASSIFIERS = [VIT, BERT, DINOV2, ROBERTA, DISTILBERT, AST, MODERNBERT, CLIP_CLASSIFIER, LLAMA]
 
 
-@for_families(CLASSIFIERS)
+@each_of(CLASSIFIERS)
 def test_features_are_what_the_last_linear_map_reads(family):
     inputs, backbone = family.inputs(), family.backbone()
     logits, features, labels = collect_answers(backbone, [inputs])
@@ -266,7 +255,7 @@ def test_features_are_what_the_last_linear_map_reads(family):
         torch.testing.assert_close(features[:, seed], head_input(family.backbone(seed), inputs))
 
 
-@for_families([VIT, BERT, ROBERTA])
+@each_of([VIT, BERT, ROBERTA])
 def test_baselines_have_one_feature_for_each_member(family):
     inputs, backbone, other = family.inputs(), family.backbone(), family.backbone(1)
     hydra = family.hydra.from_backbone(other)

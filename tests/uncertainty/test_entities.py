@@ -142,7 +142,7 @@ def test_entities_below_the_threshold_keep_the_promised_risk(calibrated):
     promise = "With 90 % confidence at most 30 % of the answered entities (one drawn from each text) are wrong"
     assert promise in str(result) and promise in result.abstention.guarantee
     assert (
-        "Over all entities of a text together nothing is promised" in str(result)
+        "Over all entities of a text nothing is promised" in str(result)
         and 0.8 < result.settings["temperature"] < 1.25
     )
     assert 0 < result.abstention.coverage < 1

@@ -132,9 +132,7 @@ def test_they_answer_what_the_model_gives(case):
             assert answer["detector_score"] == pytest.approx(outputs.detector_score[row].item(), abs=1e-5)
             why = f"msp (1 - the largest probability) is {answer['detector_score']:.3g}, above the threshold {threshold:.3g}."
             if len(in_set) == 1:  # no answer beside a set of one class is explained
-                why += (
-                    " Prediction sets are right for 70 % of all rows, but less often for rows as unsure as this one."
-                )
+                why += " Prediction sets are right for 70 % of all rows, less often for rows as unsure as this one."
             assert answer["reason"] == (why if answer["abstain"] else None)
         else:
             decided = ("abstain", "prediction_set", "detector", "detector_score", "threshold", "reason")
