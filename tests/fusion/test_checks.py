@@ -79,7 +79,7 @@ TANH = functools.partial(nn.functional.gelu, approximate="tanh")
 DIFFERENT = r"gives different outputs than its Hydra: for random inputs their logits differ by"
 CHANGES = {
     "lora by hand": (with_lora_by_hand, r"has the parameter 'vit.layers.0.attention.q_proj.lora_A'"),
-    "heads sliced by hand": (slice_heads, r"its config asks for \(96, 32\)|not 4 heads of 8"),
+    "heads sliced by hand": (slice_heads, r"its config has \(96, 32\)|not 4 heads of 8"),
     "new parameter": (
         lambda vit: vit.vit.layers[0].register_parameter("scale", nn.Parameter(torch.ones(1))),
         r"has the parameter 'vit.layers.0.scale'",

@@ -112,7 +112,7 @@ def test_data_that_cannot_be_corrupted_raise_before_anything_is_evaluated(vit):
         (lambda: corrupted(rows, "noise", 1), "no corruption is called 'noise'"),
         (
             lambda: list(corrupted([{"pixel_values": torch.randn(2, 3, 8, 8)}], "contrast", 1)),
-            "pass the image processor",
+            "pass the processor that made them",
         ),
     )
     for call, words in calls:

@@ -199,7 +199,7 @@ def test_names_groups_and_all_of_a_kind():
         (IMAGES, "contrast", 6, "from 1 to 5"),
         ("a text", "contrast", 1, "contrast is for images, and the data are texts"),
         ({"pixel_values": IMAGES}, "contrast", 1, r"corrupted\(data"),
-        (IMAGES - 1, "contrast", 1, "pass the image processor"),
+        (IMAGES - 1, "contrast", 1, "pass the processor that made them"),
         (IMAGES.long(), "contrast", 1, "torch.int64"),
         (IMAGES[:, :2], "contrast", 1, "1 or 3 channels"),
         (Image.new("I;16", (4, 4)), "contrast", 1, "mode I;16, of more than 256 levels"),
