@@ -33,6 +33,7 @@ def test_positions_of_each_row_and_embedded_words_are_read_as_by_the_backbone(fa
         hydra(**inputs)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(

@@ -87,6 +87,7 @@ ENDS = [(family, layers) for family in (CLIP, LLAMA, MODERNBERT) for layers in (
 TRUNKS = [*ENDS, *((family, TRUNK) for family in DISTINCT)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "layers"), TRUNKS, ids=[f"{family.name}-{layers}" for family, layers in TRUNKS])
 def test_a_trunk_changes_no_answer(family, layers):
     """With gradients and without."""

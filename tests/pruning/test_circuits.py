@@ -34,6 +34,7 @@ def check_against_algorithm_1(model, id_batches, ood_batches, prompts, objective
 SPECIAL = ("albert", "mpnet", "deberta-v2", "beit", "wavlm", "wav2vec2", "modernbert", "qwen2", "gemma3", "siglip")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "objective"),
     [(name, objective) for name in ("vit", "bert", "clip") for objective in ("acc", "ood", "avg")]
