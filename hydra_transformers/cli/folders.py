@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..data.loading import PreparedData
     from .options import DataOptions
 
-PRUNE_SETTINGS = "prune.json"
+PRUNE_SETTINGS = "prune.json"  # in a folder of members, pruned or tuned: how many there will be
 
 
 def data_name(text: str) -> str:
@@ -61,8 +61,7 @@ def read_members(names: Sequence[str]) -> "tuple[list[str], list[PreTrainedConfi
 
 
 def note_training_rows(model: str, data: "DataOptions", rows: "PreparedData") -> None:
-    """Prints a note where rows may be those that a model was fine-tuned on: neither those that were held out then, nor of another
-    split."""
+    """Prints a note where rows may be those that a model was fine-tuned on, or have changed since."""
     from ..data.fingerprints import fingerprint_of_labels
 
     record = Path(model) / RECORD

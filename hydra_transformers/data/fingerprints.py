@@ -1,19 +1,20 @@
 """Hashes of weights, rows and labels that identify a run when it is resumed."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-def fingerprint_of_weights(model: nn.Module) -> str:
-    """Equal for two models exactly if their parameters are equal, bit for bit."""
+def fingerprint_of_weights(model: nn.Module, names: Collection[str] | None = None) -> str:
+    """Equal for two models exactly if their parameters are equal, bit for bit; or those of these names."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-        digest.update(_bytes(parameter))
+        if names is None or name in names:
+            digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+            digest.update(_bytes(parameter))
     return digest.hexdigest()
 
 

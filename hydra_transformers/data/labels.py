@@ -118,10 +118,8 @@ class Labels:
             return self.names
         labels = self.indices()
         if len(set(labels)) < (max(labels) + 1) / 10:
-            raise ValueError(
-                f"column {self.column!r} of {self.source.name} has {len(set(labels))} labels, up to {max(labels)}: numbers are class "
-                "indices, give codes as texts"
-            )
+            found = f"{len(set(labels))} labels, up to {max(labels)}"
+            raise ValueError(f"column {self.column!r} has {found}: numbers are class indices, give codes as texts")
         return [f"LABEL_{index}" for index in range(max(labels) + 1)]
 
     def are_numbers(self) -> bool:

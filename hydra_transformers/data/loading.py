@@ -185,9 +185,7 @@ def check_class_order(data: Any, model: Any) -> None:
     for name in LABEL_NAMES if classes else ():
         names = getattr(features.get(name), "names", None)
         if names is not None and names != classes and sorted(names) == sorted(classes):
-            raise ValueError(
-                f"the column {name!r} has the model's classes in another order: pass load_data(rows, model)"
-            )
+            raise ValueError(f"column {name!r} has the model's classes in another order: pass load_data(rows, model)")
 
 
 def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:

@@ -221,9 +221,7 @@ class _Reader:
 # All data sets of one model
 
 
-def _results(
-    measured: Mapping[str, _Measured], groups: Mapping
-) -> tuple[dict[str, Metrics], dict[str, Any], dict[str, Any]]:
+def _results(measured: Mapping[str, _Measured], groups: Mapping) -> tuple[dict[str, Metrics], dict, dict]:
     """The `models`, `curves` and `rows` of a report for one model: with how well the score tells OOD and corrupted data."""
     known, by_group = measured[DATA], {}
     ood = {place: data_set.scores for place, data_set in measured.items() if groups[place][0] not in (ID, CORRUPTION)}

@@ -35,7 +35,7 @@ def check_can_train_in(folder: Path) -> None:
         raise ValueError(f"{folder} holds something else than a training: pass a new or empty output_dir")
 
 
-def claim(folder: Path, settings: dict[str, Any], **about: Any) -> None:
+def record_training(folder: Path, settings: dict[str, Any], **about: Any) -> None:
     """Records what a training is made with; raises where one that has begun was made with other settings. `about` may differ."""
 
     def act() -> None:

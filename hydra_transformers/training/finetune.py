@@ -19,7 +19,7 @@ from ..data.rows import DataSource
 from ..fusion.probe import TEXT_TOKENS
 from ..models.auto import AutoHydra, class_with_new_classifier, config_of, config_with_architecture
 from ..models.decision import task_name
-from .checkpoints import CHECKPOINTS, check_can_train_in, claim, is_finished
+from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, record_training
 from .losses import ONE_OF_SEVERAL
 from .members import compute_accuracy, settings_of, train_and_save
 from .trainer import HydraTrainer, HydraTrainingArguments
@@ -168,7 +168,7 @@ def finetune(
     made_with = {"members": num_members, "trunk_layers": trunk_layers, "max_length": max_length}
     made_with |= settings_of(hydra, training, {"training": train, "validation": validation, "test": test})
     # Without one given, the learning rate depends on the number of processes.
-    claim(folder, made_with | {"learning_rate": learning_rate}, data=where, split=train.split)
+    record_training(folder, made_with | {"learning_rate": learning_rate}, data=where, split=train.split)
     if finished:
         hydra = AutoHydra.from_pretrained(folder)
     trainer = HydraTrainer(

@@ -17,9 +17,10 @@ from ..data.fingerprints import fingerprint_of_labels, fingerprint_of_tokens, fi
 from ..data.loading import PreparedData
 from ..data.prediction import config_of
 from ..models.decision import task_name
-from .checkpoints import CHECKPOINTS, check_can_train_in, claim, is_finished, load_member
+from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, load_member, record_training
 from .lora import is_peft_model
 from .losses import IGNORED_LABEL, ONE_OF_SEVERAL
+from .parameter_groups import is_baseline
 from .recipes import Recipe
 from .recipes import recipe as recipe_named
 from .trainer import HydraTrainer
@@ -104,7 +105,9 @@ def finetune_members(
     for index, (member, folder) in enumerate(zip(members, folders, strict=True)):
         seeds = {"seed": seed + index, "data_seed": seed + index}
         arguments = recipe.training_arguments(folder / CHECKPOINTS, **training_arguments | seeds)
-        claim(folder, settings_of(member, arguments, {"training": train_data, "validation": validation_data}))
+        record_training(
+            folder, settings_of(member, arguments, {"training": train_data, "validation": validation_data})
+        )
         if not is_finished(folder):
             trainer = HydraTrainer(
                 copy.deepcopy(member),
@@ -126,10 +129,12 @@ def finetune_members(
 def settings_of(model: nn.Module, arguments: TrainingArguments, parts: dict[str, Any]) -> dict[str, Any]:
     """With what an interrupted training has to resume: Trainer would ignore another setting, or mix both."""
     parts = {name: data for name, data in parts.items() if isinstance(data, PreparedData)}
+    # Of the weights those of attention: a script that is started again may draw new classifiers, poolers and adapters.
+    names = [name for name, _ in model.named_parameters() if "att" in name and "lora_" not in name]
     return {
         **{name: getattr(arguments, name, None) for name in RECORDED},
         "classes": getattr(config_of(model), "id2label", None),
-        "starting weights": fingerprint_of_weights(model),
+        "starting weights": fingerprint_of_weights(model, () if is_baseline(model) else names),
         "rows": {name: fingerprint_of_labels(data.labels) for name, data in parts.items()},
         "inputs": {name: fingerprint_of_tokens(replace(data, change=None)) for name, data in parts.items()},
     }

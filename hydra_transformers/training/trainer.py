@@ -258,9 +258,7 @@ def balanced_weights(data: Any, num_labels: int) -> Tensor:
     """A weight for each class by which all classes count alike, with a mean of 1 over the rows: (classes,)"""
     # A Dataset of torch need not end when it is iterated over.
     rows = (data[place] for place in range(len(data))) if hasattr(data, "__len__") else data
-    labels = getattr(data, "labels", None) or [
-        row.get("labels", row.get("label", row.get("label_ids"))) for row in rows
-    ]
+    labels = getattr(data, "labels", None) or [r.get("labels", r.get("label", r.get("label_ids"))) for r in rows]
     if any(isinstance(label, str) for label in labels):
         raise ValueError("class_weights needs labels that are class indices: pass rows of load_data(data, model)")
     flat = torch.cat([torch.as_tensor(label).flatten() for label in labels])

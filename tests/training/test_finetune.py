@@ -55,7 +55,7 @@ def test_a_file_of_texts_becomes_a_hydra_of_three_with_splits_that_do_not_overla
         with pytest.raises(ValueError, match=r"was made with (learning_rate|num_train_epochs|max_length|seed)"):
             finetune(bert, data, output, **FAST | change)
     other = AutoModelForSequenceClassification.from_pretrained(bert)
-    other.bert.pooler.dense.bias.data += 1
+    other.bert.encoder.layer[0].attention.self.query.bias.data += 1
     shorter = [{**row, "text": row["text"][2:]} for row in reviews()]
     for words, model, rows in (
         ("starting weights", other, data),

@@ -13,27 +13,17 @@ from transformers import EvalPrediction, ViTForImageClassification
 from hydra_transformers import HydraViTForImageClassification
 from hydra_transformers.training import DivergedError, Recipe, compute_accuracy, finetune_members, lora_config, recipe
 from hydra_transformers.training.checkpoints import last_checkpoint
-from tests.training.tiny import (
-    FAMILIES,
-    QUIET,
-    Interrupting,
-    assert_same_weights,
-    changed,
-    clip_pairs,
-    tiny_dataset,
-    tiny_members,
-    tiny_model,
-    weights_of,
-)
+from tests.training import tiny
+from tests.training.tiny import Interrupting, assert_same_weights, tiny_dataset, tiny_members, tiny_model
 
 
 SHORT = recipe("imagenet1k").with_arguments(max_steps=6, warmup_steps=1)
-ARGUMENTS = {"per_device_train_batch_size": 4, **QUIET}
+ARGUMENTS = {"per_device_train_batch_size": 4, **tiny.QUIET}
 
 
 @pytest.fixture
 def members():
-    return tiny_members(FAMILIES["vit"])[:2]
+    return tiny_members(tiny.FAMILIES["vit"])[:2]
 
 
 @pytest.fixture
@@ -45,7 +35,7 @@ def data():
 def unbroken_run(tmp_path_factory):
     """Two members as an undisturbed run leaves them, and their folder."""
     rows, output_dir = (tiny_dataset("vit"), tiny_dataset("vit", 6, seed=2)), tmp_path_factory.mktemp("unbroken")
-    members = tiny_members(FAMILIES["vit"])[:2]
+    members = tiny_members(tiny.FAMILIES["vit"])[:2]
     return finetune_members(members, SHORT, *rows, output_dir=output_dir, **ARGUMENTS), output_dir
 
 
@@ -62,7 +52,7 @@ def finished(unbroken_run, tmp_path):
 
 @pytest.mark.slow
 def test_members_are_trained_and_those_passed_in_stay(members, data, tmp_path):
-    before = [weights_of(member) for member in members]
+    before = [tiny.weights_of(member) for member in members]
     modes = [member.training for member in members]
     tuned = finetune_members(members, SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
     assert [type(member) for member in tuned] == [HydraViTForImageClassification] * 2
@@ -173,9 +163,9 @@ def test_plain_backbones_and_clip_train_too(tmp_path):
     assert not torch.equal(tuned.classifier.weight, backbone.classifier.weight)
     pairs, member = tiny_dataset("clip"), tiny_model("clip", "member")
     contrastive = dataclasses.replace(SHORT.with_arguments(label_smoothing_factor=0.0), dropout=None)
-    loss = {"compute_metrics": lambda prediction: {}, "data_collator": clip_pairs}
+    loss = {"compute_metrics": lambda prediction: {}, "data_collator": tiny.clip_pairs}
     [tuned] = finetune_members([member], contrastive, pairs, pairs, tmp_path / "clip", **loss, **ARGUMENTS)
-    losses = [model(**clip_pairs(pairs)).loss.item() for model in (member, tuned)]
+    losses = [model(**tiny.clip_pairs(pairs)).loss.item() for model in (member, tuned)]
     assert losses[1] < losses[0]
 
 
@@ -184,19 +174,21 @@ def test_adapters_of_peft_models_are_trained_saved_and_resumed(data, tmp_path):
     """The weights below stay, the result can be merged, and an interrupted run goes on to the same adapters."""
     peft = pytest.importorskip("peft")
 
-    def adapted():
+    def adapted(seed=0):
         torch.manual_seed(0)
         model = tiny_model("vit", "backbone")
+        torch.manual_seed(seed)
         return peft.get_peft_model(model, lora_config(model, r=2))
 
     calm = Recipe("lora", {"num_train_epochs": 2, "learning_rate": 0.05})
     [whole] = finetune_members([adapted()], calm, *data, output_dir=tmp_path / "whole", **ARGUMENTS)
-    trained = changed(weights_of(adapted()), whole)
+    trained = tiny.changed(tiny.weights_of(adapted()), whole)
     assert trained and all("lora_" in name or "modules_to_save" in name for name in trained)
     assert (tmp_path / "whole" / "member-0" / "adapter_model.safetensors").exists()
     with pytest.raises(KeyboardInterrupt):
         finetune_members([adapted()], calm, Interrupting(data[0], 12 + 9), data[1], tmp_path / "cut", **ARGUMENTS)
-    [resumed] = finetune_members([adapted()], calm, *data, output_dir=tmp_path / "cut", **ARGUMENTS)
+    # A script that is started again draws its adapters anew, and goes on with those of its checkpoint.
+    [resumed] = finetune_members([adapted(seed=1)], calm, *data, output_dir=tmp_path / "cut", **ARGUMENTS)
     assert_same_weights(resumed, whole)
     batch = torch.stack([row["pixel_values"] for row in data[1]])
     expected = whole.eval()(batch).logits

@@ -348,7 +348,7 @@ def test_a_table_and_raw_rows_are_read_with_the_processor(tmp_path):
     HydraTrainer(model, arguments, None, tokens.to_iterable_dataset(), tokens, **given)
     tokens = tokens.cast_column("labels", datasets.ClassLabel(names=names[::-1]))
     for read in (partial(HydraTrainer, model, None, None), model.calibrate):
-        with pytest.raises(ValueError, match="'labels' has the model's classes in another order"):
+        with pytest.raises(ValueError, match="column 'labels' has the model's classes in another order"):
             read(tokens)
     assert all(torch.equal(weights[0][name], weight) for name, weight in weights[1].items())
 
