@@ -138,6 +138,7 @@ def test_a_class_without_training_rows_is_a_class(bert, tmp_path):
     rows.insert(held_out, {"text": "a film of joy", "label": "rare"})
     result = finetune(bert, rows, tmp_path / "hydra", max_steps=1, **FAST)
     assert result.model.num_labels == 3 and len(set(result.train.labels)) == 2
+    assert json.loads((tmp_path / "hydra/finetune.json").read_text())["data"] is None  # no folder called "data"
     for wrong in ({"epochs": 0}, {"batch_size": 0}):
         with pytest.raises(ValueError, match="have to be positive"):
             finetune(bert, rows, tmp_path / "other", **FAST | wrong)

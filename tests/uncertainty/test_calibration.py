@@ -101,7 +101,7 @@ def test_it_is_applied_to_answers_and_can_be_left_out():
     [batch] = rows_for("vit", seed=1, labelled=False)
     with torch.no_grad():
         raw = hydra(**batch)
-    calibration = hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
+    calibration = hydra.train().calibrate(rows_for("vit"), target={"coverage": 0.5})  # it is in eval mode then
     with torch.no_grad():
         out = hydra(**batch)
     # The ensemble's answer has the temperature, and it still is the mean of the members.
