@@ -21,7 +21,7 @@ from hydra_transformers.pruning import draw_members, extract_circuit, prune_head
 from hydra_transformers.training import lora_config
 
 from .rows import as_it_is
-from .runs import Run
+from .runs import PRUNED_HYDRAS, Run
 
 
 if TYPE_CHECKING:
@@ -98,4 +98,4 @@ def circuit_members(judge: "Judge", checkpoint: PreTrainedModel, seed: int) -> l
     return [prune_heads(checkpoint, circuit.heads_to_prune(budget)) for circuit in circuits]
 
 
-PRUNERS = {"Taylor": taylor_members, "circuits": circuit_members}
+PRUNERS = dict(zip(PRUNED_HYDRAS, (taylor_members, circuit_members), strict=True))

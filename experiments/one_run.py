@@ -12,7 +12,6 @@ test row, for paired intervals. What the results file already has is not run aga
 """
 
 import argparse
-import copy
 import io
 import json
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.multiprocessing as multiprocessing
+from filelock import FileLock
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -46,22 +46,23 @@ from hydra_transformers.uncertainty.metrics import diversity_metrics, error_cove
 from . import comparators
 from .gradients import Gradients
 from .rows import Batch, TensorRows, as_it_is
-from .runs import GROUPS, SETTINGS, Row, Run, Setting, chosen, run_of
+from .runs import GROUPS, SETTINGS, SOUP, Row, Run, Setting, chosen, run_of
 from .splits import Splits
 
 
 EVALUATION_BATCH = 500
 WEIGHT_DECAY, WARM_UP = 0.05, 0.1
-TUNED = (0.125, 0.25, 0.5, 1.0)  # learning rates for short training of what was made of checkpoints, of one model's
-COMPOSED = "composed"  # what is made of the checkpoints that `seeds` kept, a task for each kind and seed
-KINDS = ("ensembles", "soup", "Laplace", *comparators.PRUNERS)
+COMPOSED = "composed"  # what is made of the checkpoints that `seeds` kept without training, a task for each kind and seed
+KINDS = ("ensembles", "soup", "Laplace")
 STAGES = (
     ("sweep",),
     ("edges",),
     ("finalists",),
     ("edges",),
     ("small batches", "seeds"),
-    (COMPOSED, "comparators", "variants"),
+    (COMPOSED, "tuned", "comparators", "variants"),
+    ("tuned edges",),
+    ("tuned edges",),
 )  # each needs those before it
 RISK, CONFIDENCE = 0.05, 0.9  # what a threshold from validation rows promises
 
@@ -226,6 +227,8 @@ class Judge:
         """A model that was trained."""
         if run.group in comparators.TRAINED:
             return comparators.TRAINED[run.group](self, run)
+        if run.start != "pretrained":
+            return self.trained_on(run)
         model = self.new_model(run.seed)
         if run.members > 1:
             options = {"trunk_layers": run.trunk, "shared": run.shared, "seed": run.seed}
@@ -267,11 +270,13 @@ class Judge:
         return self.args.runs / f"{run.learning_rate:g}-{run.branch_rate:g}-{run.epochs}-{run.seed}.pt"
 
     def kept(self, seed: int) -> dict[str, Any]:
-        """Logits and weights of one model, which is trained if its file is gone."""
-        run = replace(self.setting.single, seed=seed)
-        if not self.kept_file(run).exists():
-            self.trained(run)
-        return torch.load(self.kept_file(run))
+        """Logits and weights of one model, which is trained if its file is gone, by one process."""
+        path = self.kept_file(replace(self.setting.single, seed=seed))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                self.trained(replace(self.setting.single, seed=seed))
+        return torch.load(path)
 
     def checkpoint(self, seed: int) -> PreTrainedModel:
         model = self.new_model(0)
@@ -279,7 +284,7 @@ class Judge:
         return model.to(self.args.device).eval()
 
     def composed(self, kind: str, seed: int) -> Iterator[tuple[Row, dict[str, np.ndarray]]]:
-        """What the kept checkpoints of a seed make without, or with little, training."""
+        """What the kept checkpoints of a seed make without training."""
         single = replace(self.setting.single, seed=seed)
         if kind == "ensembles":
             for count in self.setting.members:
@@ -291,31 +296,21 @@ class Judge:
                 hydra = AutoHydra.from_pruned_members(checkpoints, trunk_layers=trunk).to(self.args.device).eval()
                 run = replace(single, trunk=trunk)
                 yield self.row(f"fused, {trunk} layers merged", run, self.logits(hydra), hydra)
-        elif kind == "soup":
-            start = soup([self.checkpoint(seed + member) for member in range(3)]).to(self.args.device).eval()
-            yield self.row("soup", single, self.logits(start), start)
-            yield from self.tuned("soup, tuned", [start], single, TUNED)
-        elif kind == "Laplace":
-            model = comparators.laplace(self, self.checkpoint(seed))
-            yield self.row("Laplace", single, self.logits(model), model)
         else:
-            members = comparators.PRUNERS[kind](self, self.checkpoint(seed), seed)
-            yield from self.tuned(f"Hydra, {kind}", members, single, TUNED[1:])
+            model = self.soup(seed) if kind == "soup" else comparators.laplace(self, self.checkpoint(seed))
+            yield self.row(kind, single, self.logits(model), model)
 
-    def tuned(
-        self, name: str, start: list[PreTrainedModel], single: Run, factors: Sequence[float]
-    ) -> Iterator[tuple[Row, dict[str, np.ndarray]]]:
-        """Trained on, each for three eighths of one model's epochs, and fused if they are several."""
-        short = replace(single, group=name, members=len(start), epochs=max(1, round(3 * single.epochs / 8)))
-        for factor in factors:
-            run = replace(short, learning_rate=factor * single.learning_rate, start=name)
-            models = [
-                self.train(copy.deepcopy(model), replace(run, members=1, seed=run.seed + place))
-                for place, model in enumerate(start)
-            ]
-            fused = models[0] if len(models) == 1 else AutoHydra.from_pruned_members(models, allow_equal=True)
-            fused = fused.to(self.args.device).eval()
-            yield self.row(name, run, self.logits(fused), fused)
+    def soup(self, seed: int) -> PreTrainedModel:
+        return soup([self.checkpoint(seed + member) for member in range(3)]).to(self.args.device).eval()
+
+    def trained_on(self, run: Run) -> PreTrainedModel:
+        """What is made of checkpoints, trained on and fused if it is several models."""
+        if run.start == SOUP:
+            return self.train(self.soup(run.seed), run)
+        members = comparators.PRUNERS[run.start](self, self.checkpoint(run.seed), run.seed)
+        for place, member in enumerate(members):
+            self.train(member, replace(run, members=1, seed=run.seed + place))
+        return AutoHydra.from_pruned_members(members, allow_equal=True).to(self.args.device)
 
 
 # All tasks, a few at a time
@@ -339,12 +334,12 @@ def work(queue: Any, results: Any, args: argparse.Namespace) -> None:
 
 def tasks_of(group: str, setting: Setting, rows: list[Row]) -> list[Run | tuple[str, int]]:
     """What of a group the results file has not yet."""
-    done = {run_of(row) for row in rows if "run" in row and "task" not in row}
+    done = {run_of(row) for row in rows if "run" in row and row["name"] == row["run"]["group"]}
     composed = {row.get("task") for row in rows}
     if group != COMPOSED:
         runs = dict.fromkeys(GROUPS[group](setting, rows))
         return [run for run in runs if run not in done]
-    kinds = KINDS if setting.comparators else KINDS[:2]
+    kinds = KINDS if setting.comparators else KINDS[:-1]
     return [(kind, seed) for kind in kinds for seed in setting.seeds if f"{kind}-{seed}" not in composed]
 
 

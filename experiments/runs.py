@@ -27,6 +27,8 @@ SWEEP_SEEDS, SEEDS = (0, 100, 200), (1000, 1100, 1200)
 SMALLEST_LAYERS = 6
 FACTORS = (0.5, 1.0, 2.0)
 SMALL_BATCH_RATES = (6.25e-6, 1.25e-5, 2.5e-5)
+SOUP, PRUNED_HYDRAS = "soup, tuned", ("Hydra, Taylor", "Hydra, circuits")  # made of checkpoints, then trained for a short time
+TUNED_FACTORS = (0.25, 0.5, 1.0)  # of one model's learning rate
 OWN, SHARED = ("embeddings",), ("embeddings", "layernorm", "mlp")  # what members share behind the trunk
 
 
@@ -205,16 +207,20 @@ def sweep(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
 def edges(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
     """Where the best lies at the edge of what was tried, the next value, half or twice as large, with as many seeds as the best."""
     for usual in (setting.single, setting.one_run, *setting.comparators):
-        tried = best_runs(usual, rows, setting.sweep_seeds)
-        runs = [run_of(row) for row in rows if "run" in row]
-        seeds_of_best = [run.seed for run in runs if replace(run, seed=usual.seed) in tried[:1]]
-        for name in ("learning_rate", "branch_rate"):
-            values = sorted({getattr(run, name) for run in tried})
-            if len(values) > 1:
-                best = getattr(tried[0], name)
-                beyond = [factor * best for factor, edge in ((0.5, values[0]), (2.0, values[-1])) if best == edge]
-                for seed in sorted({*seeds_of_best} & {*setting.sweep_seeds}):
-                    yield from (replace(tried[0], seed=seed, **{name: value}) for value in beyond)
+        yield from beyond_edges(usual, rows, setting.sweep_seeds)
+
+
+def beyond_edges(usual: Run, rows: Sequence[Row], seeds: Sequence[int]) -> Iterator[Run]:
+    tried = best_runs(usual, rows, seeds)
+    runs = [run_of(row) for row in rows if "run" in row]
+    seeds_of_best = [run.seed for run in runs if replace(run, seed=usual.seed) in tried[:1]]
+    for name in ("learning_rate", "branch_rate"):
+        values = sorted({getattr(run, name) for run in tried})
+        if len(values) > 1:
+            best = getattr(tried[0], name)
+            beyond = [factor * best for factor, edge in ((0.5, values[0]), (2.0, values[-1])) if best == edge]
+            for seed in sorted({*seeds_of_best} & {*seeds}):
+                yield from (replace(tried[0], seed=seed, **{name: value}) for value in beyond)
 
 
 def small_batches(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
@@ -244,7 +250,7 @@ def best_runs(usual: Run, rows: Sequence[Row], seeds: Sequence[int]) -> list[Run
 
 
 def variants(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
-    """Other trunks, shares, losses and lengths."""
+    """Other trunks, shares, losses and lengths, and branches that learn as fast as the trunk."""
     usual = replace(setting.one_run, seed=setting.sweep_seeds[0])
     for branches, epochs in ((2, 10), (4, 8), (6, 7)):
         yield replace(usual, trunk=setting.layers - branches, epochs=round(usual.epochs * epochs / 9))
@@ -252,6 +258,7 @@ def variants(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
         yield replace(usual, epochs=round(usual.epochs * epochs / 9))
     yield replace(usual, shared=SHARED)
     yield replace(usual, loss="ensemble")
+    yield replace(usual, branch_rate=1.0)
 
 
 def chosen(setting: Setting, rows: Sequence[Row]) -> Setting:
@@ -284,6 +291,27 @@ def comparators(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
         yield from (replace(usual, seed=seed) for seed in setting.seeds)
 
 
+def short_runs(setting: Setting) -> list[Run]:
+    """Of what is made of checkpoints: three eighths of one model's epochs."""
+    short = replace(setting.single, epochs=max(1, round(3 * setting.single.epochs / 8)))
+    soup = replace(short, group=SOUP, start=SOUP)
+    pruned = [replace(short, group=name, start=name, members=3) for name in PRUNED_HYDRAS]
+    return [soup, *pruned] if setting.comparators else [soup]
+
+
+def tuned(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
+    """With all seeds, as it is cheap."""
+    for usual in short_runs(setting):
+        for factor in TUNED_FACTORS:
+            learning_rate = factor * setting.single.learning_rate
+            yield from (replace(usual, learning_rate=learning_rate, seed=seed) for seed in setting.seeds)
+
+
+def tuned_edges(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
+    for usual in short_runs(setting):
+        yield from beyond_edges(usual, rows, setting.seeds)
+
+
 GROUPS: dict[str, Callable[[Setting, Sequence[Row]], Iterator[Run]]] = {
     "sweep": sweep,
     "edges": edges,
@@ -292,4 +320,6 @@ GROUPS: dict[str, Callable[[Setting, Sequence[Row]], Iterator[Run]]] = {
     "seeds": seeds,
     "comparators": comparators,
     "variants": variants,
+    "tuned": tuned,
+    "tuned edges": tuned_edges,
 }

@@ -41,14 +41,17 @@ def test_every_comparator_is_trained_and_judged_with_its_members(judge):
 def test_checkpoints_make_ensembles_soups_and_pruned_hydras(judge):
     """They are trained where their files are gone, and then kept."""
     made = {kind: [row for row, _ in judge.composed(kind, 0)] for kind in one_run.KINDS}
-    assert {path.name for path in judge.args.runs.iterdir()} == {f"2.5e-05-3-1-{seed}.pt" for seed in (0, 1, 2)}
     fused = [f"fused, {trunk} layers merged" for trunk in (0, 4, 5)]
     assert [row["name"] for row in made["ensembles"]] == ["Deep Ensemble of 3", *fused]
-    assert [row["name"] for row in made["soup"]] == ["soup", *["soup, tuned"] * len(one_run.TUNED)]
-    rates = [rate * 2.5e-5 for rate in one_run.TUNED[1:]]
-    for kind in ("Taylor", "circuits"):
-        assert [row["run"]["learning_rate"] for row in made[kind]] == rates
-        assert all(row["work"] < made["ensembles"][1]["work"] for row in made[kind])  # of pruned members
+    short = {run.group: run for run in runs.short_runs(judge.setting)}
+    tuned = {name: judge.trained(run) for name, run in short.items()}
+    assert list(tuned) == ["soup, tuned", "Hydra, Taylor", "Hydra, circuits"]
+    assert {path.name for path in judge.args.runs.glob("*.pt")} == {f"2.5e-05-3-1-{seed}.pt" for seed in (0, 1, 2)}
+    for name, (row, values) in tuned.items():
+        assert row["name"] == name and row["run"] == asdict(short[name]) and len(values["sure"]) == 48
+    assert tuned["soup, tuned"][0]["test"]["nll"] != made["soup"][0]["test"]["nll"]
+    for name in ("Hydra, Taylor", "Hydra, circuits"):  # of pruned members
+        assert tuned["soup, tuned"][0]["work"] < tuned[name][0]["work"] < made["ensembles"][1]["work"]
     assert made["Laplace"][0]["work"] >= made["soup"][0]["work"]
     torch.testing.assert_close(judge.logits(judge.checkpoint(0))["test"], judge.kept(0)["logits"]["test"])
 
@@ -61,6 +64,13 @@ def test_what_the_results_file_has_is_not_run_again():
     tasks = one_run.tasks_of(one_run.COMPOSED, setting, [{"name": "soup", "task": "soup-1000"}])
     assert len(tasks) == 3 * len(one_run.KINDS) - 1 and ("soup", 1000) not in tasks
     assert {kind for kind, _ in one_run.tasks_of(one_run.COMPOSED, runs.SETTINGS["sst2"], [])} == {"ensembles", "soup"}
+    first, *others = one_run.tasks_of("tuned", setting, [])
+    assert len(others) == 3 * 3 * 3 - 1 and {run.seed for run in others} == set(setting.seeds)
+    rows = [
+        {"name": first.group, "run": asdict(first)},
+        {"name": "Deep Ensemble of 3", "run": asdict(replace(others[0], group="one model"))},
+    ]
+    assert one_run.tasks_of("tuned", setting, rows) == others
 
 
 def test_intervals_of_differences_are_paired():
@@ -173,6 +183,12 @@ def test_where_the_best_of_a_sweep_lies_at_its_edge_the_next_value_is_tried():
     found = [(run.group, run.learning_rate, run.branch_rate, run.seed) for run in runs.edges(setting, rows)]
     assert found == [("one model", 2e-4, 3.0, 0), ("one run", 5e-5, 0.5, 0)]
     assert not list(runs.edges(setting, []))
+    rows = [
+        {"name": run.group, "run": asdict(run), "validation": {"brier": run.learning_rate}}
+        for run in runs.tuned(setting, rows)
+    ]
+    lower = [(run.group, run.learning_rate, run.seed) for run in runs.tuned_edges(setting, rows)]
+    assert lower == [("soup, tuned", 0.125 * setting.single.learning_rate, seed) for seed in setting.seeds]
 
 
 def test_a_threshold_of_validation_rows_is_judged_on_test_rows():
