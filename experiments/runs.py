@@ -278,7 +278,9 @@ def seeds(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
         usual = replace(setting.one_run, seed=seed)
         yield replace(usual, members=first)
         yield from (replace(setting.single, seed=seed + member) for member in range(first))
-        yield replace(setting.single, epochs=round(1.5 * setting.single.epochs), seed=seed)
+        for factor in (1, 0.5):  # longer training may want a lower rate
+            rates = {"learning_rate": factor * setting.single.learning_rate}
+            yield replace(setting.single, epochs=round(1.5 * setting.single.epochs), seed=seed, **rates)
         yield replace(usual, trunk=setting.layers - 1, epochs=round(4 * usual.epochs / 3))
     for seed in setting.seeds:
         yield from (replace(setting.single, seed=seed + member) for member in range(first, last))
