@@ -35,7 +35,8 @@ TIMED = "single '3 models in sequence' 'Hydra 3, nothing merged' 'Hydra 3, three
 FIGURES = (
     Figure("One run, images", *_one_run("images", "one-run-images")),
     Figure("Variants, images", "at the commit, by an earlier script", "experiments/results/one-run-images-sweep.json"),
-    Figure("One run, texts", *_one_run("clinc150-small", "one-run-clinc150-small")),
+    Figure("One run, texts", *_one_run("clinc150", "one-run-clinc150")),
+    Figure("One run, half of the texts", *_one_run("clinc150-small", "one-run-clinc150-small")),
     Figure("One run, SST-2", *_one_run("sst2", "one-run-sst2")),
     Figure(
         "Other tasks, few rows",
