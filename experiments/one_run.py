@@ -52,7 +52,7 @@ from .splits import Splits
 
 EVALUATION_BATCH = 500
 WEIGHT_DECAY, WARM_UP = 0.05, 0.1
-COMPOSED = "composed"  # what is made of the checkpoints that `seeds` kept without training, a task for each kind and seed
+COMPOSED = "composed"  # what the checkpoints that `seeds` kept make without training, a task for each kind and seed
 KINDS = ("ensembles", "soup", "Laplace")
 STAGES = (
     ("sweep",),

@@ -27,7 +27,8 @@ SWEEP_SEEDS, SEEDS = (0, 100, 200), (1000, 1100, 1200)
 SMALLEST_LAYERS = 6
 FACTORS = (0.5, 1.0, 2.0)
 SMALL_BATCH_RATES = (6.25e-6, 1.25e-5, 2.5e-5)
-SOUP, PRUNED_HYDRAS = "soup, tuned", ("Hydra, Taylor", "Hydra, circuits")  # made of checkpoints, then trained for a short time
+# Made of checkpoints, then trained for a short time
+SOUP, PRUNED_HYDRAS = "soup, tuned", ("Hydra, Taylor", "Hydra, circuits")
 TUNED_FACTORS = (0.25, 0.5, 1.0)  # of one model's learning rate
 OWN, SHARED = ("embeddings",), ("embeddings", "layernorm", "mlp")  # what members share behind the trunk
 
@@ -311,6 +312,8 @@ def tuned(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
 
 def tuned_edges(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
     for usual in short_runs(setting):
+        for run in best_runs(usual, rows, setting.seeds):  # a seed that failed is run again
+            yield from (replace(run, seed=seed) for seed in setting.seeds)
         yield from beyond_edges(usual, rows, setting.seeds)
 
 
