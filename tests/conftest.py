@@ -10,6 +10,8 @@ import pytest
 from tests.fresh_process import start_server
 
 
+LONG = ("test_pipelines.py", "test_cards.py", "test_dropout.py")
+
 # The table of families is imported where tests are collected: the process that hands them to workers does not wait for models.
 # Those that run tests fork a server of processes without the package before anything imports it.
 if "PYTEST_XDIST_WORKER" in os.environ or not any(word.startswith(("-n", "--numproc")) for word in sys.argv):
@@ -27,14 +29,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests of families other than the few as slow."""
+    """Marks files that take long, and tests of families other than the first three of the few, as slow."""
     from tests.families import FAMILIES, FEW
 
-    others = {family.name for family in FAMILIES if family not in FEW}
+    others = {family.name for family in FAMILIES if family not in FEW[:3]}
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
         names = {getattr(each, "name", each) for each in parameters if isinstance(getattr(each, "name", each), str)}
-        if names & others:
+        if names & others or item.path.name in LONG:
             item.add_marker(pytest.mark.slow)
 
 

@@ -509,7 +509,7 @@ DINOV3 = Family(
 )
 # Encoders of which Transformers has no classifier.
 ENCODERS = [DINOV3]
-# Four that cover every kind: images, texts, two towers, a causal language model. The short run has no others.
+# Four that cover every kind: images, texts, two towers, a causal language model. The short run has the first three.
 FEW = [VIT, BERT, CLIP, LLAMA]
 # Rows whose layers differ from those of every other row here.
 OWN_LAYERS = [VIT, BERT, CLIP, DINOV2, BEIT, ALBERT, MPNET, DEBERTA, MODERNBERT, LLAMA, GEMMA3]

@@ -122,7 +122,6 @@ def test_the_card_of_several_fine_tuned_models_says_so():
     assert "None was cut out" in whole.text
 
 
-@pytest.mark.slow
 def test_the_card_of_a_calibrated_model_tells_what_it_decides(hydra):
     calibrated = hydra_of(VIT).eval()
     rows = [{"pixel_values": torch.randn(40, 3, 8, 8), "labels": torch.arange(40) % 5}]
@@ -136,7 +135,6 @@ def test_the_card_of_a_calibrated_model_tells_what_it_decides(hydra):
     assert sentences[0] not in create_model_card(calibrated).text  # nothing of it holds any more
 
 
-@pytest.mark.slow
 def test_the_card_tells_of_a_trunk():
     backbone = VIT.backbone().float()
     members = [VIT.hydra.from_backbone(backbone, {2: [head]}) for head in (0, 1)]
@@ -208,7 +206,6 @@ def test_bad_input_gets_one_sentence(hydra, report, arguments, sentence):
 # The card's code
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("save", [lambda folder: save_image_models(folder)[0], save_text_hydra, save_clip_hydra])
 def test_the_code_in_the_card_runs(save, tmp_path, monkeypatch, capsys):
     folder = save(tmp_path)

@@ -254,7 +254,6 @@ print(json.dumps([answers, others, labels]))
 """
 
 
-@pytest.mark.slow
 def test_a_process_without_the_package_answers_alike(folders, tmp_path):
     IMAGES[0].save(folders / "image.png")
     result = run_without_package(WITHOUT_THE_PACKAGE, folders, folder=tmp_path, answers="n\n" * 9)
