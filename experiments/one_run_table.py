@@ -39,7 +39,6 @@ LONGER = "One model, trained"
 COMPARED = ("One model", LONGER, "Deep Ensemble of 3")  # or what begins so
 SHOWN_DIFFERENCES = ("One model,", "One run", "Soup of three,", "Deep Ensemble")  # the file has all
 DRAWS = 1_000  # of the bootstrap
-OTHER_SEEDS = "*"
 
 
 def render(content: Mapping[str, Any]) -> dict[str, str]:
@@ -65,24 +64,21 @@ def render(content: Mapping[str, Any]) -> dict[str, str]:
 
 def chosen_rows(content: Mapping[str, Any]) -> dict[str, list[Row]]:
     """By title, in the order of the table, the row of each seed; of several learning rates those with the best mean Brier score on
-    validation rows. Where those seeds are not there, as many others, marked by a star; a method with fewer is left out."""
+    validation rows. A method without all published seeds is left out."""
     variants: dict[str, dict[tuple, list[Row]]] = {}
     rows, seeds = content["rows"], content.get("seeds", SEEDS)
     epochs = epochs_of(rows)
     for row in rows:
-        if "error" not in row:
+        if "error" not in row and row["run"]["seed"] in seeds:
             rates = tuple(
                 str(row["run"].get(name)) for name in ("learning_rate", "branch_rate", "loss", "shared", "batch")
             )
-            key = (row["run"]["seed"] in seeds, *rates)
-            variants.setdefault(title_of(row, epochs), {}).setdefault(key, []).append(row)
+            variants.setdefault(title_of(row, epochs), {}).setdefault(rates, []).append(row)
     chosen = {}
     for title, by_rate in variants.items():
-        finished = {key: runs for key, runs in by_rate.items() if len(runs) == len(seeds)}
+        finished = [runs for runs in by_rate.values() if len(runs) == len(seeds)]
         if finished:
-            of_seeds = [runs for key, runs in finished.items() if key[0] == max(finished)[0]]
-            mark = "" if max(finished)[0] else OTHER_SEEDS
-            chosen[title + mark] = sorted(min(of_seeds, key=validation_brier), key=lambda row: row["run"]["seed"])
+            chosen[title] = sorted(min(finished, key=validation_brier), key=lambda row: row["run"]["seed"])
     places = {title: next(n for n, start in enumerate((*ORDER, "")) if title.startswith(start)) for title in chosen}
     return {title: chosen[title] for title in sorted(chosen, key=places.__getitem__)}
 
@@ -175,11 +171,7 @@ def differences(content: Mapping[str, Any], values: Mapping[str, np.ndarray]) ->
     """{title: {other title: {metric: [difference, low, high]}}}: 95 % intervals of paired bootstraps over rows and seeds."""
     seeds = content.get("seeds", SEEDS)
     places = {id(row): place for place, row in enumerate(content["rows"])}
-    published = {
-        title: [places[id(row)] for row in of_title]
-        for title, of_title in chosen_rows(content).items()
-        if not title.endswith(OTHER_SEEDS)
-    }
+    published = {title: [places[id(row)] for row in of_title] for title, of_title in chosen_rows(content).items()}
     first, random = published["One model"][0], np.random.default_rng(0)
 
     def draw(name: str) -> np.ndarray:

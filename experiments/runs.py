@@ -2,7 +2,8 @@
 
 Every method has its own learning rates. `sweep` tries them with one seed, `edges` one more where the best is the smallest or the
 largest; `finalists` gives the three best of one model and of one run two seeds more, and `edges` looks again; the best mean Brier
-score on validation rows decides. One model and one run are published with seeds that chose nothing.
+score on validation rows decides. All these are published with seeds that chose nothing. What is made of checkpoints is different:
+`tuned` and `tuned edges` try its rates with the published seeds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -251,7 +252,7 @@ def best_runs(usual: Run, rows: Sequence[Row], seeds: Sequence[int]) -> list[Run
 
 
 def variants(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
-    """Other trunks, shares, losses and lengths, and branches that learn as fast as the trunk."""
+    """Other trunks, shares, losses and lengths."""
     usual = replace(setting.one_run, seed=setting.sweep_seeds[0])
     for branches, epochs in ((2, 10), (4, 8), (6, 7)):
         yield replace(usual, trunk=setting.layers - branches, epochs=round(usual.epochs * epochs / 9))
@@ -259,7 +260,6 @@ def variants(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
         yield replace(usual, epochs=round(usual.epochs * epochs / 9))
     yield replace(usual, shared=SHARED)
     yield replace(usual, loss="ensemble")
-    yield replace(usual, branch_rate=1.0)
 
 
 def chosen(setting: Setting, rows: Sequence[Row]) -> Setting:
@@ -311,6 +311,7 @@ def tuned(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
 
 
 def tuned_edges(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
+    """The same as `edges`, with all seeds."""
     for usual in short_runs(setting):
         for run in best_runs(usual, rows, setting.seeds):  # a seed that failed is run again
             yield from (replace(run, seed=seed) for seed in setting.seeds)

@@ -43,7 +43,9 @@ def test_checkpoints_make_ensembles_soups_and_pruned_hydras(judge):
     made = {kind: [row for row, _ in judge.composed(kind, 0)] for kind in one_run.KINDS}
     fused = [f"fused, {trunk} layers merged" for trunk in (0, 4, 5)]
     assert [row["name"] for row in made["ensembles"]] == ["Deep Ensemble of 3", *fused]
+    assert [row["name"] for kind in ("soup", "Laplace") for row in made[kind]] == ["soup", "Laplace"]
     short = {run.group: run for run in runs.short_runs(judge.setting)}
+    assert list(short) == ["soup, tuned", "Hydra, Taylor", "Hydra, circuits"]
     tuned = {name: judge.trained(run)[0] for name, run in short.items()}
     assert {path.name for path in judge.args.runs.glob("*.pt")} == {f"2.5e-05-3-1-{seed}.pt" for seed in (0, 1, 2)}
     assert all(row["name"] == name and row["run"] == asdict(short[name]) for name, row in tuned.items())
