@@ -78,8 +78,9 @@ def test_constraints_pin_the_same_packages():
 
 
 def test_the_changelog_and_the_citation_tell_of_this_version_and_the_paper():
-    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
-    assert versions[0] == __version__
+    headings = re.findall(r"^## (.+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    released = [heading for heading in headings if "unreleased" not in heading]
+    assert released[0].split()[0] == __version__
     citation = read_yaml(ROOT / "CITATION.cff")
     assert citation["version"] == __version__
     assert citation["preferred-citation"]["identifiers"][0]["value"] == "arXiv:2510.18358"

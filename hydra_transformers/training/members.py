@@ -5,9 +5,10 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
@@ -18,6 +19,7 @@ from ..data.loading import PreparedData
 from ..data.prediction import config_of
 from ..models.decision import task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, load_member, record_training
+from .learning_rates import Validation, choose_learning_rate, rates_to_try, validation_of
 from .lora import is_peft_model
 from .losses import IGNORED_LABEL, ONE_OF_SEVERAL
 from .parameter_groups import is_baseline
@@ -41,7 +43,9 @@ def finetune_members(
     validation_data: Any,
     output_dir: str | os.PathLike,
     *,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
+    data_seed: int | Sequence[int] | None = None,
+    learning_rates: Sequence[float] | Literal["grid"] | None = None,
     compute_metrics: Callable[[Any], dict[str, float]] | None = None,
     data_collator: Callable | None = None,
     processing_class: Any = None,
@@ -64,8 +68,14 @@ def finetune_members(
             The rows to train on and to validate with, as `HydraTrainer` takes them.
         output_dir (`str` or `os.PathLike`):
             Gets one folder per member, `member-0`, `member-1`, ..., which `from_pretrained` loads.
-        seed (`int`, defaults to 0):
-            Member i trains with `seed + i`: its own order of the data and its own dropout.
+        seed (`int` or `Sequence[int]`, defaults to 0):
+            Member i trains with `seed + i`, which decides its dropout and other noise; a sequence has a seed for each member.
+        data_seed (`int` or `Sequence[int]`, *optional*, defaults to `seed`):
+            Member i reads the data in the order of `data_seed + i`; a sequence has a seed for each member. With
+            `seed=[0, 0, 0], data_seed=[0, 1, 2]` members differ in nothing but the order of their data.
+        learning_rates (`Sequence[float]` or `"grid"`, *optional*):
+            Peak learning rates to choose from; `"grid"` for those of the recipe. The first member is tuned at each of them, and
+            all members get the one that was best on the validation data (see `choose_learning_rate`).
         compute_metrics (`Callable`, *optional*):
             As in `Trainer`; by default `compute_accuracy` for models that choose one class. Others are judged by their loss.
         data_collator, processing_class, callbacks (*optional*):
@@ -92,38 +102,91 @@ def finetune_members(
                 f'members[{index}] has the adapters {", ".join(member.peft_config)}: pass one adapter, named "default"'
             )
     recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe or Recipe("default")
+    seeds = _seed_of_each(seed, "seed", len(members))
+    data_seeds = seeds if data_seed is None else _seed_of_each(data_seed, "data_seed", len(members))
+    rates = None if learning_rates is None else rates_to_try(learning_rates, recipe, training_arguments)
+
     training_arguments = {"disable_tqdm": not progress} | training_arguments
     if compute_metrics is None and task_name(members[0]) in ONE_OF_SEVERAL:
         compute_metrics = compute_accuracy
     elif compute_metrics is None:  # accuracy and label smoothing are about one class of several
         by_loss = {"metric_for_best_model": "loss", "greater_is_better": False, "label_smoothing_factor": 0.0}
         training_arguments = by_loss | training_arguments
+    tuning = _Tuning(
+        recipe,
+        training_arguments,
+        {"training": train_data, "validation": validation_data},
+        {"data_collator": data_collator, "processing_class": processing_class, "compute_metrics": compute_metrics},
+        callbacks,
+        progress,
+    )
+
     folders = [Path(output_dir) / f"member-{index}" for index in range(len(members))]
     for folder in folders:
         check_can_train_in(folder)
-    result = []
-    for index, (member, folder) in enumerate(zip(members, folders, strict=True)):
-        seeds = {"seed": seed + index, "data_seed": seed + index}
-        arguments = recipe.training_arguments(folder / CHECKPOINTS, **training_arguments | seeds)
-        record_training(
-            folder, settings_of(member, arguments, {"training": train_data, "validation": validation_data})
-        )
+    seeds_by_member = [{"seed": first, "data_seed": second} for first, second in zip(seeds, data_seeds, strict=True)]
+    if rates is not None:
+        first = partial(tuning.validate, members[0], **seeds_by_member[0])
+        tuning.arguments["learning_rate"] = choose_learning_rate(rates, Path(output_dir), folders[0], first)
+    return [
+        tuning.tune(member, folder, **of_member)
+        for member, folder, of_member in zip(members, folders, seeds_by_member, strict=True)
+    ]
+
+
+@dataclass
+class _Tuning:
+    """The trainings of members that differ in their seeds alone.
+
+    data: the rows for "training" and "validation"
+    options: further arguments of `HydraTrainer`
+    """
+
+    recipe: Recipe
+    arguments: dict[str, Any]
+    data: dict[str, Any]
+    options: dict[str, Any]
+    callbacks: Sequence[TrainerCallback]
+    progress: bool
+
+    def tune(self, member: nn.Module, folder: Path, **arguments: Any) -> Any:
+        """Fine-tunes a copy of `member`, or goes on with it, and loads the result from `folder`."""
+        training = self.recipe.training_arguments(folder / CHECKPOINTS, **self.arguments | arguments)
+        record_training(folder, settings_of(member, training, self.data))
         if not is_finished(folder):
-            trainer = HydraTrainer(
-                copy.deepcopy(member),
-                arguments,
-                data_collator,
-                train_data,
-                validation_data,
-                processing_class,
-                compute_metrics=compute_metrics,
-                callbacks=[*recipe.callbacks(), *callbacks],
-            )
-            if not progress:
-                trainer.remove_callback(PrinterCallback)
-            train_and_save(trainer, folder)
-        result.append(load_member(member, folder).to(member.device))
-    return result
+            callbacks = [*self.recipe.callbacks(), *self.callbacks]
+            train_and_save(self._trainer(copy.deepcopy(member), training, callbacks), folder)
+        return load_member(member, folder).to(member.device)
+
+    def validate(self, member: nn.Module, folder: Path, **arguments: Any) -> Validation:
+        """Fine-tunes a copy of `member` in `folder`, and measures it on the validation data."""
+        tuned = self.tune(member, folder, **arguments)
+        # Trainer makes its folder at once, and that of checkpoints is the sign of an unfinished training.
+        training = self.recipe.training_arguments(folder, **self.arguments | arguments)
+        metrics = self._trainer(tuned, training, ()).evaluate()
+        return validation_of(metrics, training)
+
+    def _trainer(self, model: nn.Module, training: TrainingArguments, callbacks: Sequence) -> HydraTrainer:
+        trainer = HydraTrainer(
+            model,
+            training,
+            train_dataset=self.data["training"],
+            eval_dataset=self.data["validation"],
+            callbacks=list(callbacks),
+            **self.options,
+        )
+        if not self.progress:
+            trainer.remove_callback(PrinterCallback)
+        return trainer
+
+
+def _seed_of_each(seed: int | Sequence[int], name: str, count: int) -> list[int]:
+    """Return a seed for each of `count` members."""
+    if isinstance(seed, int):
+        return [seed + index for index in range(count)]
+    if len(seed) != count:
+        raise ValueError(f"{name} has {len(seed)} seeds for {count} members: pass one for each, or a number")
+    return list(seed)
 
 
 def settings_of(model: nn.Module, arguments: TrainingArguments, parts: dict[str, Any]) -> dict[str, Any]:

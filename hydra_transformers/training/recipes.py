@@ -25,6 +25,8 @@ class Recipe:
         arguments (`dict`):
             Arguments of `HydraTrainingArguments`. Unless named here, all parts train at one learning rate, validation and
             checkpoints come once per epoch.
+        learning_rates (`tuple[float, ...]`, *optional*):
+            The peak learning rates that `finetune_members(learning_rates="grid")` chooses from on validation data.
         early_stopping_patience (`int`, *optional*), early_stopping_threshold (`float`, defaults to 0.0):
             Evaluations without an improvement of at least the threshold before training stops.
         trainable, last_n_layers, reset_classifier, dropout, trunk_layers (*optional*):
@@ -35,6 +37,7 @@ class Recipe:
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    learning_rates: tuple[float, ...] = ()
     early_stopping_patience: int | None = None
     early_stopping_threshold: float = 0.0
     trainable: tuple[str, ...] = ("attention", "mlp", "layernorm", "classifier")
@@ -112,12 +115,14 @@ IMAGENET1K = Recipe(
         "max_steps": 120_000,
         "label_smoothing_factor": 0.1,
     },
+    learning_rates=(0.003, 0.01, 0.03, 0.06),
     dropout=0.1,
 )
 
 CIFAR100 = replace(
     IMAGENET1K.with_arguments(warmup_steps=500, max_steps=10_000),
     name="cifar100",
+    learning_rates=(0.001, 0.003, 0.01, 0.03),
     dropout=None,
     last_n_layers=5,
     reset_classifier=True,
@@ -153,7 +158,8 @@ def recipe(name: str) -> Recipe:
 
     They are from appendix D.2, with these points settled:
 
-    - The paper does not say which learning rate of a grid won. `learning_rate` is then 0.01, which is in both grids.
+    - The paper does not say which learning rate of a grid won. `learning_rate` is then 0.01, which is in both grids;
+      `finetune_members(learning_rates="grid")` chooses one of the grid on validation data, as the paper does.
     - "imagenet1k" and "cifar100" have no weight decay (C.1.2, C.1.3) and no gradient clipping, which D.2 does not
       mention; Trainer's default would clip at 1. They end with the last step's weights.
     - "cifar100": D.2 says under (1) that the last five blocks train, and further on that "only the final

@@ -77,6 +77,32 @@ def test_each_member_has_its_own_order_of_the_data(members, data, tmp_path):
     assert_same_weights(first[1], alone[0])
 
 
+def test_the_order_of_the_data_and_the_rest_have_seeds_of_their_own(members, data, tmp_path):
+    """As table 8 of the paper varies them; with dropout, so that the rest matters."""
+    runs = {
+        "equal": {"seed": [5, 5], "data_seed": [5, 5]},
+        "order": {"seed": [5, 5], "data_seed": [5, 6]},
+        "noise": {"seed": [5, 6], "data_seed": [5, 5]},
+        "start": {"seed": 5, "data_seed": 6},
+    }
+    short = SHORT.with_arguments(max_steps=3)
+    tuned = {
+        name: finetune_members([members[0]] * 2, short, *data, tmp_path / name, **seeds, **ARGUMENTS)
+        for name, seeds in runs.items()
+    }
+    assert_same_weights(*tuned["equal"])
+    for name in ("order", "noise"):
+        assert_same_weights(tuned["equal"][0], tuned[name][0])
+        assert not torch.equal(tuned[name][0].classifier.weight, tuned[name][1].classifier.weight), name
+    [other_order] = finetune_members(members[:1], short, *data, tmp_path / "one", seed=5, data_seed=6, **ARGUMENTS)
+    assert_same_weights(tuned["order"][1], other_order)
+    assert_same_weights(tuned["start"][0], other_order)
+    with pytest.raises(ValueError, match="data_seed has 1 seeds for 2 members: pass one for each"):
+        finetune_members(members, short, *data, tmp_path / "new", data_seed=[1], **ARGUMENTS)
+    with pytest.raises(ValueError, match="member-0 was made with data_seed 6, which now is 7"):
+        finetune_members(members[:1], short, *data, tmp_path / "one", seed=5, data_seed=7, **ARGUMENTS)
+
+
 # Folders
 
 

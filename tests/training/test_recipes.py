@@ -135,6 +135,8 @@ def test_image_recipes_use_plain_sgd_and_sst2_adamw_which_spares_biases_and_laye
 
 def test_settings_are_those_of_the_paper():
     imagenet, cifar, sst2 = recipe("imagenet1k"), recipe("cifar100"), recipe("sst2")
+    assert imagenet.learning_rates == (0.003, 0.01, 0.03, 0.06)
+    assert cifar.learning_rates == (0.001, 0.003, 0.01, 0.03)
     assert [each.arguments.get("label_smoothing_factor", 0.0) for each in (imagenet, cifar, sst2)] == [0.1, 0.1, 0.0]
     stopping = (sst2.early_stopping_patience, sst2.early_stopping_threshold)
     assert (sst2.arguments["num_train_epochs"], *stopping) == (7, 2, 5e-4)
