@@ -34,7 +34,13 @@ IGNORED_FIELD_PATTERNS += ("_out_", "reshape_hidden")
 COMMON_FIELDS = ("is_causal", "num_labels", "id2label", "problem_type")
 # What to do about members that differ in a field; else they are of different backbones.
 SAME_LABELS = "pass models fine-tuned on the same labels, or set id2label alike if only names differ"
-CHOICES = {"problem_type": "set it alike in their configs", "num_labels": SAME_LABELS, "id2label": SAME_LABELS}
+SAME_LAYER_SCALE = "False was saved before version 0.4, with LayerScale folded into the maps: build all members anew"
+CHOICES = {
+    "layer_scale": SAME_LAYER_SCALE,
+    "problem_type": "set it alike in their configs",
+    "num_labels": SAME_LABELS,
+    "id2label": SAME_LABELS,
+}
 # Networks trained apart have a cosine near 0, fine-tuned models of one pre-trained model near 1.
 LEAST_COSINE_OF_RELATED = 0.5
 

@@ -1,5 +1,6 @@
 """Back from a one-member Hydra to a plain model of Transformers, by the rules that read backbones, inverted."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
 
@@ -42,7 +43,8 @@ def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrained
     try:
         with empty_init_like(next(iter(member.tensors.values()))):
             plain = _new_plain_model(cls, member.config, changes)
-        weights = dict(_plain_weights(cls, tensors, dict(plain.named_parameters())))
+        weights = _factors_of_one(plain) if getattr(member.config, "layer_scale", True) is False else {}
+        weights |= _plain_weights(cls, tensors, dict(plain.named_parameters()))
     except (StrictDataclassError, ValueError, ZeroDivisionError) as error:
         if not any(changes.values()):
             raise
@@ -99,6 +101,12 @@ def _new_plain_model(cls: type, config: PreTrainedConfig, changes: Mapping[str, 
     return plain_class(plain, **options)
 
 
+def _factors_of_one(plain: PreTrainedModel) -> dict[str, Tensor]:
+    """The LayerScale of a plain model whose maps have these factors folded in, by name."""
+    names = [name for name, _ in plain.named_parameters() if re.search(r"layer_scale\d\.lambda1$|lambda_\d$", name)]
+    return {name: torch.ones_like(plain.get_parameter(name)) for name in names}
+
+
 def _plain_weights(
     cls: type, tensors: Mapping[str, Tensor], plain: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
@@ -112,16 +120,18 @@ def _plain_weights(
 def _inverted(
     transform: Callable[..., Tensor], tensor: Tensor, shapes: Sequence[torch.Size], name: str
 ) -> list[Tensor]:
-    """Tensors of these shapes that `transform` turns into `tensor`: its parts, or itself and factors of one."""
+    """Tensors of these shapes that `transform` turns into `tensor`: its parts, or itself in another form."""
     if transform is with_key_bias_of_zeros:
         query, _, value = tensor.tensor_split(3)
         return [query, value]
-    factors = [tensor.new_ones(shape) for shape in shapes[1:]]
-    forms = [tensor, tensor.t() if tensor.dim() == 2 else tensor]
-    if tensor.numel() == shapes[0].numel():
-        forms.append(tensor.reshape(shapes[0]))
-    guesses = [[form, *factors] for form in forms]
-    if factors and sum(shape[0] for shape in shapes) == tensor.shape[0]:
+    guesses = []
+    if len(shapes) == 1:
+        guesses.append([tensor])
+        if tensor.dim() == 2:
+            guesses.append([tensor.t()])
+        if tensor.numel() == shapes[0].numel():
+            guesses.append([tensor.reshape(shapes[0])])
+    elif sum(shape[0] for shape in shapes) == tensor.shape[0]:
         guesses.append(list(tensor.split([shape[0] for shape in shapes])))
     for guess in guesses:
         if [part.shape for part in guess] == list(shapes) and torch.equal(transform(*guess), tensor):

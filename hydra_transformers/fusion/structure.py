@@ -11,13 +11,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ..models.auto import hydra_classes
-from ..models.configuration_hydra import SHARED_PARTS, HydraConfigMixin
-from ..models.modeling_hydra import Grouped, GroupedOutput, HydraAttention, PerMember
+from ..models.configuration_hydra import SHARED_PARTS, HydraConfigMixin, LayerScaleConfigMixin
+from ..models.modeling_hydra import Grouped, GroupedOutput, HydraAttention, LayerScale, PerMember
 
 
 # Config fields of a Hydra that its backbone does not have, or says otherwise by itself.
 HYDRA_FIELDS = (
     *HydraConfigMixin.__annotations__,
+    *LayerScaleConfigMixin.__annotations__,
     "is_encoder_decoder",
     *("add_pooling_layer", "custom_pipelines", "auto_map", "architectures", "model_type"),
 )
@@ -174,6 +175,9 @@ def slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
         elif isinstance_by_name(modules[owner], Grouped):
             is_row_per_member = isinstance_by_name(modules[owner], GroupedOutput) and parameter == "bias"
             rows = [1] * len(modules[owner].widths) if is_row_per_member else modules[owner].widths
+            yield name, Slot(name, rows=rows if len(rows) == model.num_members else None)
+        elif isinstance_by_name(modules[owner], LayerScale):
+            rows = [1] * len(modules[owner].weight)
             yield name, Slot(name, rows=rows if len(rows) == model.num_members else None)
         elif name in model.per_member_parameters:
             yield name, Slot(name, rows=[1] * model.num_members)

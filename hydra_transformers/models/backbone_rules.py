@@ -26,11 +26,9 @@ def joined(*tensors: torch.Tensor) -> torch.Tensor:
     return torch.cat(tensors)
 
 
-def scaled(tensor: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
-    """A linear map's weight or bias with a factor on each of its outputs."""
-    if scale is None:
-        return tensor
-    return tensor * (scale.unsqueeze(1) if tensor.dim() == 2 else scale)
+def as_row(vector: torch.Tensor) -> torch.Tensor:
+    """A vector of one member as the row that it has among several: (numbers) -> (1, numbers)"""
+    return vector.unsqueeze(0)
 
 
 def with_key_bias_of_zeros(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -39,15 +37,13 @@ def with_key_bias_of_zeros(query: torch.Tensor, value: torch.Tensor) -> torch.Te
     return torch.cat([query, torch.zeros_like(query), value])
 
 
-def attention_rules(layer: str, projections: Iterable[str], scale: str | None = None) -> tuple[Rule, ...]:
+def attention_rules(layer: str, projections: Iterable[str]) -> tuple[Rule, ...]:
     """The rules for a layer's attention.
 
     layer: what names in a layer begin with, with `*` for its number
     projections: the names of query, key, value and output; two, where the first three are one map
-    scale: the name of the factor on the attention's result, where a family has one: it is folded into the output
     """
     *joint, output = (layer + name for name in projections)
-    factor = () if scale is None else (layer + scale,)
     # Of several rules the first whose names exist: this one where keys have no bias.
     without_key_bias = Rule(
         "layers.*.attention.qkv_proj.bias", (f"{joint[0]}.bias", f"{joint[-1]}.bias"), with_key_bias_of_zeros
@@ -55,18 +51,23 @@ def attention_rules(layer: str, projections: Iterable[str], scale: str | None = 
     return (
         Rule("layers.*.attention.qkv_proj.*", tuple(f"{name}.*" for name in joint), joined),
         *([without_key_bias] if len(joint) == 3 else []),
-        Rule("layers.*.attention.o_proj.weight", (f"{output}.weight", *factor), lambda *weight: scaled(*weight).t()),
-        Rule("layers.*.attention.o_proj.bias", (f"{output}.bias", *factor), lambda *bias: scaled(*bias).unsqueeze(0)),
+        Rule("layers.*.attention.o_proj.weight", f"{output}.weight", torch.t),
+        Rule("layers.*.attention.o_proj.bias", f"{output}.bias", as_row),
     )
 
 
-def mlp_rules(
-    layer: str, first: str, second: str, gate: str | None = None, scale: str | None = None
-) -> tuple[Rule, ...]:
-    """The rules for a layer's MLP, by the names of its maps and of the factor on its result."""
+def layer_scale_rules(layer: str, attention: str, mlp: str) -> tuple[Rule, ...]:
+    """The rules for the factors on a layer's two branches, by their names."""
+    return (
+        Rule("layers.*.attention_scale.weight", layer + attention, as_row),
+        Rule("layers.*.mlp_scale.weight", layer + mlp, as_row),
+    )
+
+
+def mlp_rules(layer: str, first: str, second: str, gate: str | None = None) -> tuple[Rule, ...]:
+    """The rules for a layer's MLP, by the names of its maps."""
     inner = (f"{layer}{first}.*",) if gate is None else (f"{layer}{gate}.*", f"{layer}{first}.*")
-    outer = (f"{layer}{second}.*",) if scale is None else (f"{layer}{second}.*", layer + scale)
-    return Rule("layers.*.mlp.fc1.*", inner, joined), Rule("layers.*.mlp.fc2.*", outer, scaled)
+    return Rule("layers.*.mlp.fc1.*", inner, joined), Rule("layers.*.mlp.fc2.*", f"{layer}{second}.*")
 
 
 def norm_rules(layer: str, attention: str, mlp: str) -> tuple[Rule, ...]:
@@ -82,7 +83,8 @@ VIT = (
     *norm_rules("layers.*.", "layernorm_before", "layernorm_after"),
     Rule("classifier.out_proj.*", "classifier.dense.*"),  # AST's
 )
-LAYER, FIRST_SCALE, SECOND_SCALE = "encoder.layer.*.", "layer_scale1.lambda1", "layer_scale2.lambda1"
+LAYER = "encoder.layer.*."
+DINO_SCALES = ("layer_scale1.lambda1", "layer_scale2.lambda1")
 BERT_MLP = (
     *norm_rules(LAYER, "attention.output.LayerNorm", "output.LayerNorm"),
     *mlp_rules(LAYER, "intermediate.dense", "output.dense"),
@@ -95,33 +97,33 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "deit": VIT,
     "ast": VIT,
     "beit": (
-        *attention_rules("layers.*.", names("attention.{}_proj", *"qkvo"), "lambda_1"),
-        *mlp_rules("layers.*.", "mlp.fc1", "mlp.fc2", scale="lambda_2"),
-        *mlp_rules("layers.*.", "mlp.fc1", "mlp.fc2"),  # without these factors
+        *layer_scale_rules("layers.*.", "lambda_1", "lambda_2"),
         *VIT,
         Rule(
             "layers.*.attention.distance_bias.weight",
             "layers.*.relative_position_bias.relative_position_bias_table",
-            lambda table: table.t(),
+            torch.t,
         ),
         Rule("relative_attention_bias.weight", "shared_position_bias.relative_position_bias_table"),
     ),
     "dinov2": (
-        *attention_rules(LAYER, names("attention.{}_proj", *"qkvo"), FIRST_SCALE),
+        *attention_rules(LAYER, names("attention.{}_proj", *"qkvo")),
         # as it was called before transformers 5.18
         *attention_rules(
-            LAYER, names("attention.{}", *names("attention.{}", "query", "key", "value"), "output.dense"), FIRST_SCALE
+            LAYER, names("attention.{}", *names("attention.{}", "query", "key", "value"), "output.dense")
         ),
+        *layer_scale_rules(LAYER, *DINO_SCALES),
         *norm_rules(LAYER, "norm1", "norm2"),
-        *mlp_rules(LAYER, "mlp.fc1", "mlp.fc2", scale=SECOND_SCALE),
-        *mlp_rules(LAYER, "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj", SECOND_SCALE),
-        *mlp_rules(LAYER, "mlp.weights_in", "mlp.weights_out", scale=SECOND_SCALE),
+        *mlp_rules(LAYER, "mlp.fc1", "mlp.fc2"),
+        *mlp_rules(LAYER, "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj"),
+        *mlp_rules(LAYER, "mlp.weights_in", "mlp.weights_out"),
     ),
     "dinov3_vit": (
-        *attention_rules("model.layer.*.", names("attention.{}_proj", *"qkvo"), FIRST_SCALE),
+        *attention_rules("model.layer.*.", names("attention.{}_proj", *"qkvo")),
+        *layer_scale_rules("model.layer.*.", *DINO_SCALES),
         *norm_rules("model.layer.*.", "norm1", "norm2"),
-        *mlp_rules("model.layer.*.", "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj", SECOND_SCALE),
-        *mlp_rules("model.layer.*.", "mlp.up_proj", "mlp.down_proj", scale=SECOND_SCALE),
+        *mlp_rules("model.layer.*.", "mlp.up_proj", "mlp.down_proj", "mlp.gate_proj"),
+        *mlp_rules("model.layer.*.", "mlp.up_proj", "mlp.down_proj"),
     ),
     "towers": (
         *attention_rules("encoder.layers.*.", names("self_attn.{}_proj", *"qkv", "out")),

@@ -29,6 +29,8 @@ class LayerSpec:
     output_dropout, mlp_dropout: behind the output projection and the MLP, None where the backbone has none
     inner_dropout: before the MLP's second map
     drop_path: how often a branch is left out in training, in all layers or layer by layer
+    trains_key_bias: False where the backbone's keys have no bias and that of a Hydra has to stay zero
+    layer_scale: the first value of the learned factors on both branches (LayerScale), None where the family has none
     """
 
     inner_size: int
@@ -46,6 +48,8 @@ class LayerSpec:
     mlp_dropout: float | None = None
     inner_dropout: float | None = None
     drop_path: float | tuple[float, ...] = 0.0
+    trains_key_bias: bool = True
+    layer_scale: float | None = None
 
 
 # The pipelines that say how sure they are: by the Auto class that they run, the class; its task is this name with dashes.
@@ -182,6 +186,26 @@ class HydraConfigMixin(ShippedPipelines):
     def members_in(self, layer: int) -> int:
         """How many members a layer has weights for: one in the trunk, and all of them behind it."""
         return 1 if layer < self.trunk_layers else self.num_members
+
+
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
+class LayerScaleConfigMixin:
+    r"""The config field of families with LayerScale, in front of [`HydraConfigMixin`].
+
+    Args:
+        layer_scale (`bool`, *optional*, defaults to `True`):
+            Whether the factors on the two branches of a layer are weights of their own, as in the backbone. Models that
+            were saved before version 0.4 have them folded into their maps: the same function, trained otherwise.
+    """
+
+    layer_scale: bool = True
+
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        is_saved_hydra = "kept_heads" in config_dict
+        if is_saved_hydra and "layer_scale" not in config_dict:
+            config_dict = {**config_dict, "layer_scale": False}
+        return super().from_dict(config_dict, **kwargs)
 
 
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:

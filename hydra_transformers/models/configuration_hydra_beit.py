@@ -3,12 +3,12 @@
 from huggingface_hub.dataclasses import strict
 from transformers import BeitConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
+from .configuration_hydra import HydraConfigMixin, LayerScaleConfigMixin, LayerSpec, class_paths
 
 
 @strict
-class HydraBeitConfig(HydraConfigMixin, BeitConfig):
-    r"""A [`BeitConfig`] with the fields of [`HydraConfigMixin`], and `add_pooling_layer`."""
+class HydraBeitConfig(LayerScaleConfigMixin, HydraConfigMixin, BeitConfig):
+    r"""A [`BeitConfig`] with the fields of [`HydraConfigMixin`] and [`LayerScaleConfigMixin`], and `add_pooling_layer`."""
 
     model_type = "hydra_beit"
     add_pooling_layer: bool = True
@@ -16,6 +16,7 @@ class HydraBeitConfig(HydraConfigMixin, BeitConfig):
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
+        self.layer_scale = self.layer_scale and self.layer_scale_init_value > 0  # as BEiT itself decides
         sides = self.image_size if isinstance(self.image_size, (list, tuple)) else (self.image_size,)
         if len(set(sides)) > 1:
             raise ValueError(f"image_size is {self.image_size}: a HydraBeit reads square images, pass one number")
@@ -40,5 +41,6 @@ class HydraBeitConfig(HydraConfigMixin, BeitConfig):
             attention_dropout=self.attention_probs_dropout_prob,
             output_dropout=self.hidden_dropout_prob,
             mlp_dropout=self.hidden_dropout_prob,
+            layer_scale=self.layer_scale_init_value if self.layer_scale else None,
             drop_path=tuple(self.drop_path_rate * layer / most for layer in range(self.num_hidden_layers)),
         )

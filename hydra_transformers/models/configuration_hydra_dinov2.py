@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import Dinov2Config, Dinov2WithRegistersConfig, __version__
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
+from .configuration_hydra import HydraConfigMixin, LayerScaleConfigMixin, LayerSpec, class_paths
 
 
 def dinov2_layer_spec(config: HydraConfigMixin) -> LayerSpec:
@@ -21,12 +21,13 @@ def dinov2_layer_spec(config: HydraConfigMixin) -> LayerSpec:
         # The backbone drops there in Transformers 5.17.
         output_dropout=config.hidden_dropout_prob if __version__.startswith("5.17.") else None,
         drop_path=config.drop_path_rate,
+        layer_scale=config.layerscale_value if config.layer_scale else None,
     )
 
 
 @strict
-class HydraDinov2Config(HydraConfigMixin, Dinov2Config):
-    r"""A [`Dinov2Config`] with the fields of [`HydraConfigMixin`]."""
+class HydraDinov2Config(LayerScaleConfigMixin, HydraConfigMixin, Dinov2Config):
+    r"""A [`Dinov2Config`] with the fields of [`HydraConfigMixin`] and [`LayerScaleConfigMixin`] and [`LayerScaleConfigMixin`]."""
 
     model_type = "hydra_dinov2"
     auto_classes = class_paths("dinov2", "HydraDinov2", "ForImageClassification")
@@ -34,8 +35,8 @@ class HydraDinov2Config(HydraConfigMixin, Dinov2Config):
 
 
 @strict
-class HydraDinov2WithRegistersConfig(HydraConfigMixin, Dinov2WithRegistersConfig):
-    r"""A [`Dinov2WithRegistersConfig`] with the fields of [`HydraConfigMixin`]."""
+class HydraDinov2WithRegistersConfig(LayerScaleConfigMixin, HydraConfigMixin, Dinov2WithRegistersConfig):
+    r"""A [`Dinov2WithRegistersConfig`] with the fields of [`HydraConfigMixin`] and [`LayerScaleConfigMixin`] and [`LayerScaleConfigMixin`]."""
 
     model_type = "hydra_dinov2_with_registers"
     auto_classes = class_paths("dinov2", "HydraDinov2WithRegisters", "ForImageClassification")

@@ -3,19 +3,19 @@
 from huggingface_hub.dataclasses import strict
 from transformers import DINOv3ViTConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
+from .configuration_hydra import HydraConfigMixin, LayerScaleConfigMixin, LayerSpec, class_paths
 
 
 @strict
-class HydraDINOv3ViTConfig(HydraConfigMixin, DINOv3ViTConfig):
-    r"""A [`DINOv3ViTConfig`] with the fields of [`HydraConfigMixin`].
+class HydraDINOv3ViTConfig(LayerScaleConfigMixin, HydraConfigMixin, DINOv3ViTConfig):
+    r"""A [`DINOv3ViTConfig`] with the fields of [`HydraConfigMixin`] and [`LayerScaleConfigMixin`].
 
     Args:
         query_bias, value_bias (`bool`, *optional*, defaults to `True`):
             As in DINOv3; a Hydra has both or neither.
         key_bias (`bool`, *optional*):
-            Always as `query_bias`. Where the backbone's keys have no bias, it is zero at first. Training may change it, and
-            positions turn it, so that `to_transformers` gives a model with it.
+            As in DINOv3. Without one, the rows of the keys in the packed bias are zero, and are not trained: positions turn
+            keys, so that their bias would change what the model computes.
     """
 
     model_type = "hydra_dinov3_vit"
@@ -27,7 +27,10 @@ class HydraDINOv3ViTConfig(HydraConfigMixin, DINOv3ViTConfig):
                 f"query_bias is {self.query_bias} and value_bias {self.value_bias}: a Hydra's queries, keys and values are one "
                 "map, set both alike"
             )
-        self.key_bias = self.query_bias
+        if self.key_bias and not self.query_bias:
+            raise ValueError(
+                "key_bias is True and query_bias False: a Hydra's keys have a bias where its queries have one"
+            )
         super().__post_init__(**kwargs)
 
     @property
@@ -36,8 +39,10 @@ class HydraDINOv3ViTConfig(HydraConfigMixin, DINOv3ViTConfig):
             gated_mlp=self.use_gated_mlp,
             mlp_bias=self.mlp_bias,
             qkv_bias=self.query_bias,
+            trains_key_bias=self.key_bias or not self.query_bias,
             output_bias=self.proj_bias,
             float32_softmax=False,
             attention_dropout=self.attention_dropout,
             drop_path=self.drop_path_rate,
+            layer_scale=self.layerscale_value if self.layer_scale else None,
         )

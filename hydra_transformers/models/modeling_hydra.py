@@ -57,6 +57,8 @@ class Grouped(nn.Module):
 class GroupedLinear(Grouped):
     """M linear maps `in_features -> widths[m]`; weight (sum of widths, in_features), bias (sum of widths)."""
 
+    trains_key_bias = True  # False where the rows are [queries; keys; values], and the keys' bias stays as it is
+
     def __init__(self, in_features: int, widths: Sequence[int], bias: bool = True):
         super().__init__(widths, in_features, (sum(widths),) if bias else None)
 
@@ -69,6 +71,8 @@ class GroupedLinear(Grouped):
         rows: for each member, which of its rows of `weight` to multiply by; all of them by default
         """
         members, weight, bias = len(self.widths), self.weight, self.bias
+        if not self.trains_key_bias and torch.is_grad_enabled():
+            bias = with_fixed_key_bias(bias, self.widths)
         if members == 1:  # as in the trunk: a plain linear layer
             if rows is not None:
                 weight, bias = weight[rows[0]], None if bias is None else bias[rows[0]]
@@ -88,6 +92,15 @@ class GroupedLinear(Grouped):
             nn.functional.linear(hidden_states[m], of_member[rows[m]], None if bias is None else bias[rows[m]])
             for m, of_member, bias in zip(filled, weight.split(widths), biases, strict=True)
         )
+
+
+def with_fixed_key_bias(bias: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+    """The packed biases of queries, keys and values, with no gradient for those of the keys: (sum of widths)"""
+    parts = []
+    for of_member in bias.split(list(widths)):
+        query, key, value = of_member.tensor_split(3)
+        parts += [query, key.detach(), value]
+    return torch.cat(parts)
 
 
 class GroupedOutput(Grouped):
@@ -242,6 +255,7 @@ class HydraAttention(nn.Module):
         self.is_causal = False
         self.set_kept_heads(kept_heads)
         self.qkv_proj = GroupedLinear(config.hidden_size, self.qkv_widths(), spec.qkv_bias)
+        self.qkv_proj.trains_key_bias = spec.trains_key_bias
         self.o_proj = GroupedOutput(self.widths, config.hidden_size, spec.output_bias)
         self.register_buffer("kept_heads_mask", make_kept_heads_mask(kept_heads, config.num_attention_heads))
 
@@ -385,6 +399,21 @@ class HydraMLP(nn.Module):
         return self.fc2(inner if self.dropout is None else self.dropout(inner)).reshape(shape)
 
 
+class LayerScale(nn.Module):
+    """A learned factor for each channel of a branch, which is added to the residual stream: one row for each member, or
+    one for all of them where they share the branch."""
+
+    def __init__(self, members: int, hidden_size: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(members, hidden_size))
+
+    def forward(self, branch: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual + factors * branch: (members, ..., hidden) and (members or 1, ..., hidden) -> (members, ..., hidden)"""
+        members, hidden_size = self.weight.shape
+        factors = self.weight.view(members, *[1] * (branch.dim() - 2), hidden_size)
+        return torch.addcmul(residual, branch, factors)  # one kernel, as the sum alone
+
+
 class HydraLayer(GradientCheckpointingLayer):
     """One Transformer layer of all members, or of one in the trunk: attention, then `project_and_feed`."""
 
@@ -400,6 +429,12 @@ class HydraLayer(GradientCheckpointingLayer):
         self.mlp = shared_or_per_member(config, "mlp", partial(HydraMLP, config.hidden_size, spec), layer)
         self.output_dropout = None if spec.output_dropout is None else nn.Dropout(spec.output_dropout)
         self.mlp_dropout = None if spec.mlp_dropout is None else nn.Dropout(spec.mlp_dropout)
+        self.attention_scale = None
+        self.mlp_scale = None
+        if spec.layer_scale is not None:
+            members = config.members_in(layer)
+            self.attention_scale = LayerScale(members, config.hidden_size)
+            self.mlp_scale = LayerScale(1 if "mlp" in config.shared else members, config.hidden_size)
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask=None, first_token_only: bool = False, *positions, **kwargs
@@ -420,14 +455,22 @@ class HydraLayer(GradientCheckpointingLayer):
         branch = self.attention.o_proj(heads)
         if self.output_dropout is not None:
             branch = self.output_dropout(branch)
-        hidden_states = hidden_states + (self.drop(branch) if self.drop_path and self.training else branch)
+        hidden_states = self.add(branch, hidden_states, self.attention_scale)
         if not self.norm_first:
             hidden_states = self.attention_norm(hidden_states)
         branch = self.mlp(self.mlp_norm(hidden_states) if self.norm_first else hidden_states)
         if self.mlp_dropout is not None:
             branch = self.mlp_dropout(branch)
-        hidden_states = hidden_states + (self.drop(branch) if self.drop_path and self.training else branch)
+        hidden_states = self.add(branch, hidden_states, self.mlp_scale)
         return hidden_states if self.norm_first else self.mlp_norm(hidden_states)
+
+    def add(self, branch: torch.Tensor, residual: torch.Tensor, scale: LayerScale | None) -> torch.Tensor:
+        """Add a branch to the residual stream, with LayerScale and stochastic depth where the family has them."""
+        if self.drop_path and self.training:
+            branch = self.drop(branch)
+        if scale is None:
+            return residual + branch
+        return scale(branch, residual)
 
     def drop(self, branch: torch.Tensor) -> torch.Tensor:
         """Stochastic depth: leaves a branch out for some samples of some members."""

@@ -1,8 +1,7 @@
 """HydraBeit: M head-pruned BEiTs as one network.
 
 BEiT adds to each head's scores a number that depends on how two patches lie to each other: from a table of each layer, whose
-rows go with their heads, or from one table for all layers, which counts as embeddings. Its factors on the two branches
-(LayerScale) are part of the output projection and of the MLP's second map here.
+rows go with their heads, or from one table for all layers, which counts as embeddings.
 """
 
 from collections.abc import Sequence

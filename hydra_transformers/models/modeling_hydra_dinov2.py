@@ -1,8 +1,4 @@
-"""HydraDinov2, with registers and without: M head-pruned DINOv2 encoders as one network.
-
-DINOv2's factors on the two branches (LayerScale) are part of the output projection and of the MLP's second map here: the
-same function, with two products fewer in each layer.
-"""
+"""HydraDinov2, with registers and without: M head-pruned DINOv2 encoders as one network."""
 
 import torch
 from transformers.models.dinov2.modeling_dinov2 import Dinov2Embeddings, Dinov2PreTrainedModel

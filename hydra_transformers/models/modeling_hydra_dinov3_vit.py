@@ -1,7 +1,6 @@
 """HydraDINOv3ViT: M head-pruned DINOv3 encoders as one network.
 
-Queries and keys of patches are turned by their places in the image, those of the [CLS] token and of registers are not. The
-factors on the two branches (LayerScale) are part of the output projection and of the MLP's second map, as for DINOv2.
+Queries and keys of patches are turned by their places in the image, those of the [CLS] token and of registers are not.
 Transformers has no classifier of DINOv3.
 """
 

@@ -20,7 +20,7 @@ from transformers import initialization as init
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from .configuration_hydra import SHARED_PARTS, TrunkLayers
-from .modeling_hydra import Grouped, HydraAttention, make_kept_heads_mask
+from .modeling_hydra import Grouped, HydraAttention, LayerScale, make_kept_heads_mask
 
 
 # A checkpoint is one of the first two; where both lie in a folder, Transformers loads the first.
@@ -150,6 +150,8 @@ class HydraModelMixin:
             init.normal_(module.weight, mean=0.0, std=self.initial_std(module))
             if module.bias is not None:
                 init.zeros_(module.bias)
+        if isinstance(module, LayerScale):
+            init.constant_(module.weight, self.config.layer_spec.layer_scale)
         if module is self.decision:
             for tensor in module.buffers():
                 init.constant_(tensor, math.nan)  # what is not loaded then shows

@@ -18,8 +18,8 @@ from .lora import is_peft_model
 # them, the LayerNorms of a head are part of the classifier, and so is everything else outside the layers.
 PART_PATTERNS = {
     "embeddings": r"(^|\.)(embeddings|distance_embeddings|relative_attention_bias)\.",
-    "attention": r"(^|\.)layers\.\d+\.attention\.",
-    "mlp": r"(^|\.)layers\.\d+\.mlp\.",
+    "attention": r"(^|\.)layers\.\d+\.attention(_scale)?\.",
+    "mlp": r"(^|\.)layers\.\d+\.mlp(_scale)?\.",
     "layernorm": r"^(?!classifier\.|(.*\.)?head\.).*norm(\.|$)",
     "classifier": r"",
 }

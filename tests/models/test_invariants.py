@@ -78,6 +78,8 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
             return "embeddings"
         if lowered.startswith(("classifier.", "head.")):
             return None
+        if lowered.endswith(("layer_scale2.lambda1", "lambda_2")):
+            return "mlp"
         if "norm" in lowered or "layrnorm" in lowered:
             return "layernorm"
         if (
@@ -91,31 +93,13 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
             return "mlp"
         return None
 
-    averaged = [with_scales_in_the_maps(copy.deepcopy(backbone)) for backbone in backbones]
+    averaged = [copy.deepcopy(backbone) for backbone in backbones]
     for name, _ in averaged[0].named_parameters():
         if part(name) in shared:
             mean = torch.stack([backbone.get_parameter(name) for backbone in averaged]).mean(0)
             for model in averaged:
                 model.get_parameter(name).data.copy_(mean)
     return averaged
-
-
-def with_scales_in_the_maps(model: torch.nn.Module) -> torch.nn.Module:
-    """DINOv2's and BEiT's factor on the MLP's result as part of its second map, which is what members share the mean of."""
-    for layer in model.modules():
-        if hasattr(layer, "lambda_2"):  # BEiT's
-            layer.mlp.fc2.weight.data.mul_(layer.lambda_2.data[:, None])
-            layer.mlp.fc2.bias.data.mul_(layer.lambda_2.data)
-            layer.lambda_2.data.fill_(1)
-        if hasattr(layer, "layer_scale2"):
-            second = list(layer.mlp.children())[
-                -1 if isinstance(list(layer.mlp.children())[-1], torch.nn.Linear) else -2
-            ]
-            scale = layer.layer_scale2.lambda1
-            second.weight.data.mul_(scale.data[:, None])
-            second.bias.data.mul_(scale.data)
-            scale.data.fill_(1)
-    return model
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ EXPECTED = {
         embed_proj.weight rel_embeddings.weight encoder.LayerNorm.weight encoder.LayerNorm.bias distance_embeddings.weight
         distance_embeddings.LayerNorm.weight distance_embeddings.LayerNorm.bias""",
     "attention": """attention.query.weight attention.query.bias attention.key.weight attention.key.bias
-        attention.value.weight attention.value.bias qkv_proj.weight qkv_proj.bias layer_scale1.lambda1 q_lin.weight q_lin.bias k_lin.weight
+        attention.value.weight attention.value.bias qkv_proj.weight qkv_proj.bias layer_scale1.lambda1 attention_scale.weight q_lin.weight q_lin.bias k_lin.weight
         k_lin.bias v_lin.weight v_lin.bias out_lin.weight out_lin.bias q_proj.weight q_proj.bias k_proj.weight k_proj.bias v_proj.weight v_proj.bias o_proj.weight
         o_proj.bias out_proj.weight out_proj.bias self.query.weight self.query.bias self.key.weight self.key.bias
         self.value.weight self.value.bias attn.q.weight attn.q.bias attn.k.weight attn.k.bias attn.v.weight attn.v.bias
@@ -32,7 +32,7 @@ EXPECTED = {
         pos_key_proj.bias pos_query_proj.weight pos_query_proj.bias position_key_proj.weight position_key_proj.bias
         position_query_proj.weight position_query_proj.bias lambda_1 distance_bias.weight relative_position_bias_table""",
     "mlp": """intermediate_dense.weight intermediate_dense.bias output_dense.weight output_dense.bias
-        layer_scale2.lambda1 lambda_2 weights_in.weight weights_in.bias weights_out.weight weights_out.bias
+        layer_scale2.lambda1 mlp_scale.weight lambda_2 weights_in.weight weights_in.bias weights_out.weight weights_out.bias
         lin1.weight lin1.bias lin2.weight lin2.bias ffn.weight ffn.bias ffn_output.weight ffn_output.bias gate_proj.weight gate_proj.bias
         up_proj.weight up_proj.bias down_proj.weight down_proj.bias fc1.weight fc1.bias fc2.weight fc2.bias intermediate.dense.weight intermediate.dense.bias
         layer.output.dense.weight layer.output.dense.bias mlp.Wi.weight mlp.Wo.weight""",
