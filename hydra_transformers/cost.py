@@ -17,7 +17,7 @@ from .data.prediction import accepted_inputs
 from .data.zero_shot import ZeroShotClassifier, first_token_kwargs
 from .fusion.probe import example_inputs
 from .fusion.structure import plain_config, without_weights
-from .models.pipeline_hydra_text import most_tokens
+from .models.inputs import most_tokens
 
 
 @dataclass(frozen=True)

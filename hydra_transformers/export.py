@@ -18,9 +18,10 @@ from transformers import PreTrainedModel
 from ._io.access import first_line
 from ._io.files import written_whole
 from .data.batches import AUDIO_INPUTS
-from .data.prediction import accepted_inputs, evaluation_mode
+from .data.prediction import accepted_inputs
 from .fusion.probe import example_inputs
 from .models.configuration_hydra import OUTPUTS_OF_HYDRAS
+from .models.inputs import evaluation_mode
 
 
 FILES = {"onnx": "model.onnx", "torch": "model.pt2"}

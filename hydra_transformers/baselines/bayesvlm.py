@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from transformers import CLIPModel
 
 from ..data.batches import batches
-from ..data.prediction import evaluation_mode
-from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32, log_mean_probability
+from ..models.ensembling import at_least_float32, log_mean_probability
+from ..models.inputs import evaluation_mode
+from ..models.modeling_hydra import HydraClassifierOutput
 from .baseline import check_is_count
 from .kronecker import Factors, KroneckerPosterior, probit_logits, second_derivatives_of_similarity, without_autocast
 from .prompt_classifier import ClipBaseline, check_has_images_and_texts

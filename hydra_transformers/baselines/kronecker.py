@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from ..models.modeling_hydra import at_least_float32
+from ..models.ensembling import at_least_float32
 
 
 LOG_RANGE = (math.log(1e-12), math.log(1e12))  # where the prior precision is searched

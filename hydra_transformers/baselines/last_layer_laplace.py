@@ -9,8 +9,9 @@ from transformers import PreTrainedModel
 
 from .._io.threads import copy_sharing_weights
 from ..data.batches import batches, split_labels
-from ..data.prediction import accepted_inputs, check_chooses_one_class, evaluation_mode
-from ..models.modeling_hydra import at_least_float32
+from ..data.prediction import accepted_inputs, check_chooses_one_class
+from ..models.ensembling import at_least_float32
+from ..models.inputs import evaluation_mode
 from .baseline import Baseline, check_is_count
 from .kronecker import Factors, KroneckerPosterior, probit_logits, second_derivatives_of_softmax, without_autocast
 from .layer_replacement import head_name

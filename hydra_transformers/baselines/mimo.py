@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.batches import collate
-from ..data.prediction import device_of, evaluation_mode
+from ..data.prediction import device_of
 from ..models.configuration_hydra import set_problem_type
+from ..models.inputs import evaluation_mode
 from ..models.modeling_hydra import HydraClassifierOutput
 from ..uncertainty.inputs import widened
 from .baseline import Baseline, check_is_classifier, check_is_count

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 from transformers import CLIPModel
 
 from ..cost import multiply_adds_of
-from ..data.prediction import evaluation_mode
 from ..data.zero_shot import check_class_prompts
 from ..fusion.probe import example_inputs
-from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32
+from ..models.ensembling import at_least_float32
+from ..models.inputs import evaluation_mode
+from ..models.modeling_hydra import HydraClassifierOutput
 from .baseline import Baseline
 
 

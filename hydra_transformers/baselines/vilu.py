@@ -11,9 +11,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import CLIPModel
 
 from ..data.batches import batches, split_labels
-from ..data.prediction import accepted_inputs, answer_of, device_of, evaluation_mode, member_logits_of
+from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..data.zero_shot import check_class_prompts
-from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32
+from ..models.ensembling import at_least_float32
+from ..models.inputs import evaluation_mode
+from ..models.modeling_hydra import HydraClassifierOutput
 from ..uncertainty.inputs import as_tensor
 from ..uncertainty.metrics import (
     adaptive_calibration_error,

@@ -11,8 +11,7 @@ from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedTokenizerBas
 
 from ..fusion.structure import without_weights
 from ..models import auto
-from ..models.pipeline_hydra import image_mode, read_image
-from ..models.pipeline_hydra_text import most_tokens
+from ..models.inputs import image_mode, most_tokens, read_image
 from .audio import prepared_audio, undecoded
 from .batches import AUDIO_INPUTS, LABEL_NAMES
 from .columns import (

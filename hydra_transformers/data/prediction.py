@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.modeling_hydra import HydraClassifierOutput, load_problem, log_mean_probability
-from ..models.pipeline_hydra import evaluation_mode
+from ..models.ensembling import log_mean_probability
+from ..models.inputs import evaluation_mode
+from ..models.modeling_hydra import HydraClassifierOutput, load_problem
 from .batches import split_labels
 from .labels import model_classes
 from .zero_shot import ZeroShotClassifier, zero_shot_in

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ..models.modeling_hydra import at_least_float32
+from ..models.ensembling import at_least_float32
 from .batches import batches, labels_of
 from .labels import NO_TAG
 from .prediction import device_of, predict

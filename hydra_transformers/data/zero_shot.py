@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32, log_mean_probability
-from ..models.pipeline_hydra import evaluation_mode
+from ..models.ensembling import at_least_float32, log_mean_probability
+from ..models.inputs import evaluation_mode
+from ..models.modeling_hydra import HydraClassifierOutput
 
 
 def check_class_prompts(class_prompts: Mapping[str, Tensor] | None, model: nn.Module) -> None:

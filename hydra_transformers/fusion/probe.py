@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from ..models.pipeline_hydra import evaluation_mode
+from ..models.inputs import evaluation_mode
 
 
 # Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.

@@ -3,10 +3,9 @@
 Ships with calibrated models alone, with the file of their task, `decision_<task>.py`.
 """
 
-import hashlib
 import importlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from .ensembling import is_exporting
 from .fixed_dtype import FixedDtype
-from .modeling_hydra import is_exporting
+from .weights_digest import ComparedWeights, digest_of, dtype_of, is_coarser, weights_of_replica
 
 
 logger = logging.get_logger(f"transformers.{__name__}")
@@ -142,7 +142,7 @@ class Decision(FixedDtype):
         if not has_adapters(model):
             self.is_same_model, self.weights = not changes, ComparedWeights(model)
         then, now = self.settings["dtype"], dtype_of(weights)
-        if None not in (then, now) and self.reads_features and _eps(now) > _eps(then):
+        if self.reads_features and is_coarser(now, then):
             logger.warning_once(
                 f"this model was calibrated in {then} and runs in {now}, and its detector, {self.settings['detector']['name']}, "
                 "reads features: rounding may look out-of-distribution, call calibrate() in this dtype"
@@ -189,23 +189,6 @@ class Decision(FixedDtype):
 
     def state_digest(self) -> str:
         return digest_of(self.get_buffer(name) for name in sorted(self.settings["state"]))  # JSON sorts names, too
-
-
-class ComparedWeights:
-    """Notices weights that were replaced since they were compared, as quantisers do in place."""
-
-    def __init__(self, model: nn.Module | None):
-        modules = () if model is None else model.modules()
-        self.places = [
-            (module._parameters, name, weight) for module in modules for name, weight in module._parameters.items()
-        ]
-
-    def are_in_place(self) -> bool:
-        return bool(self.places) and all(owner.get(name) is weight for owner, name, weight in self.places)
-
-    def __reduce__(self) -> tuple:
-        """A copied or pickled model is compared anew."""
-        return type(self), (None,)
 
 
 def decision_of(settings: Any, num_parameters: int) -> Decision | None:
@@ -271,67 +254,3 @@ def _config_of(model: nn.Module) -> Any:
 def has_adapters(model: nn.Module) -> bool:
     """Whether PEFT, or Transformers through it, has put adapters on the model."""
     return getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config")
-
-
-def dtype_of(weights: list[Tensor]) -> str | None:
-    """The dtype of most floating-point weights: "float32"."""
-    names = [str(weight.dtype).removeprefix("torch.") for weight in weights if weight.is_floating_point()]
-    return max(set(names), key=names.count, default=None)
-
-
-def weights_of_replica(model: nn.Module) -> list[Tensor]:
-    """Those of a copy by `nn.DataParallel`, whose weights are plain tensors, in the order of `model.parameters()`."""
-    weights = (weight for module in model.modules() for weight in vars(module).get("_former_parameters", {}).values())
-    return list({id(weight): weight for weight in weights if weight is not None}.values())
-
-
-# Digests
-
-WORDS_PER_PASS = {"cpu": 2**16}  # fits a processor's cache; elsewhere 2**22, which bounds the memory
-POSITION, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # odd, of splitmix64
-
-
-@torch.no_grad()
-def digest_of(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> str:
-    """A digest of every bit of the tensors and its place, the same on every device.
-
-    dtype: as if they were cast to it; those that are no finer stay as they are
-    """
-    digest, sums = hashlib.sha256(), []
-    for tensor in _plain(tensors):
-        is_finer = dtype is not None and tensor.is_floating_point() and _eps(tensor.dtype) < _eps(dtype)
-        target = dtype if is_finer else tensor.dtype
-        digest.update(f"{tuple(tensor.shape)} {target} ".encode())
-        sums.append(_mixed_sum(tensor.reshape(-1), target))
-    for total in sums:  # all are under way on a GPU before the first is waited for
-        digest.update(f"{int(total)} ".encode())
-    return digest.hexdigest()
-
-
-def _mixed_sum(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum modulo 2^64 of each 64-bit word, mixed with its place."""
-    words = WORDS_PER_PASS.get(values.device.type, 2**22)
-    places = torch.arange(words, device=values.device) * POSITION
-    total, start = torch.zeros((), dtype=torch.int64, device=values.device), 0
-    for part in values.split(words * 8 // dtype.itemsize):
-        part = part.to(dtype).view(torch.uint8)
-        part = nn.functional.pad(part, (0, -len(part) % 8)).view(torch.int64)
-        first = (start * POSITION + 2**63) % 2**64 - 2**63  # as int64 wraps around, so that passes of any size agree
-        mixed = places[: len(part)].add(first).add_(part).mul_(FIRST)
-        mixed.bitwise_xor_(mixed >> 32).mul_(SECOND)
-        total += mixed.bitwise_xor_(mixed >> 29).sum()
-        start += len(part)
-    return total
-
-
-def _eps(dtype: str | torch.dtype) -> float:
-    return torch.finfo(getattr(torch, dtype) if isinstance(dtype, str) else dtype).eps
-
-
-def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The tensors that hold numbers, also inside of others (torchao's, distributed ones)."""
-    for tensor in tensors:
-        if hasattr(tensor, "__tensor_flatten__"):
-            yield from _plain(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-        else:
-            yield tensor.detach()

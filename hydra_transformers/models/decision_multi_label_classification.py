@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .decision import Decision, DecisionOutput
-from .modeling_hydra import at_least_float32, entropy_split
+from .ensembling import at_least_float32, entropy_split
 from .multi_label_classification import label_log_probabilities, logit_of_mean_probability
 
 

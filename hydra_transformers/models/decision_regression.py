@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .decision import Decision, DecisionOutput
-from .modeling_hydra import at_least_float32
+from .ensembling import at_least_float32
 from .regression import spread
 
 

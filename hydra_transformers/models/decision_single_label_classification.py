@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .decision import Decision, DecisionOutput
 from .detection import DETECTORS, answers_of, score
-from .modeling_hydra import at_least_float32, log_mean_of_exponentials, log_mean_probability
+from .ensembling import at_least_float32, log_mean_of_exponentials, log_mean_probability
 
 
 ROUNDING = 1e-6  # of probabilities; in doubt a class is in the set

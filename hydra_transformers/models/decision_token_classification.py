@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from .decision import Decision, DecisionOutput
-from .modeling_hydra import at_least_float32, log_mean_probability
+from .ensembling import at_least_float32, log_mean_probability
 
 
 class TaskDecision(Decision):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .modeling_hydra import at_least_float32, entropy_split, log_mean
+from .ensembling import at_least_float32, entropy_split, log_mean
 
 
 @dataclass(frozen=True)

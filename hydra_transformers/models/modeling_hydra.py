@@ -7,10 +7,9 @@ embeddings that they share, and the trunk, the first `config.trunk_layers` layer
 """
 
 import importlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import ModelOutput, logging
 
 from .configuration_hydra import PROBLEM_TYPES, LayerSpec, set_problem_type
+from .ensembling import is_exporting, log_mean_probability
 
 
 logger = logging.get_logger(f"transformers.{__name__}")
@@ -147,13 +147,6 @@ def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     else:
         product = torch.baddbmm(bias, inputs, weight)
     return product.view(shape)
-
-
-def is_exporting() -> bool:
-    """Whether a graph is recorded that will serve batches of every size, with gradients and without."""
-    # torch 2.11 calls every compilation an export; this flag is set for exports alone.
-    is_export = getattr(torch.compiler, "_is_exporting_flag", None)
-    return (torch.compiler.is_exporting() if is_export is None else is_export) or torch.jit.is_tracing()
 
 
 class PerMember(nn.ModuleList):
@@ -734,29 +727,6 @@ class HydraClassifierMixin:
         return HydraClassifierOutput(loss, logits, member_logits, outputs.hidden_states, outputs.attentions, **decided)
 
 
-def log_mean_of_exponentials(logarithms: torch.Tensor) -> torch.Tensor:
-    """(batch, members, ...) -> (batch, ...)"""
-    # Every exported format has logsumexp; member by member it takes one kernel each, a third of what that launches.
-    total = torch.logsumexp(logarithms, dim=1) if is_exporting() else reduce(torch.logaddexp, logarithms.unbind(dim=1))
-    return total - math.log(logarithms.shape[1])
-
-
-def log_mean(log_probabilities: torch.Tensor) -> torch.Tensor:
-    """Log of the mean probability over the members: (batch, members, ...) -> (batch, ...)"""
-    # Rounding can lift a certain prediction slightly above log 1.
-    return log_mean_of_exponentials(log_probabilities).clamp(max=0)
-
-
-def entropy_split(log_probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Entropy of the mean probability, mean of the members' entropies, and their difference:
-    (batch, members, ..., classes) -> (batch, ...) each"""
-    total = torch.special.entr(log_mean(log_probabilities).exp()).sum(dim=-1)
-    aleatoric = torch.special.entr(log_probabilities.exp()).sum(dim=-1).mean(dim=1)
-    # Rounding can leave a difference just below 0; a single member has nothing to differ from.
-    epistemic = (total - aleatoric).clamp(min=0) if log_probabilities.shape[1] > 1 else torch.zeros_like(total)
-    return total, aleatoric, epistemic
-
-
 class SingleLabel:
     """What logits mean where one class of several is right. Other problem types have a file of their name with a
     `Problem`, which ships with the models that need it."""
@@ -770,12 +740,10 @@ class SingleLabel:
 
     @staticmethod
     def ensemble_logits(member_logits: torch.Tensor, aggregate: None = None) -> torch.Tensor:
-        """Log of the mean over members of softmax: (batch, members, classes) -> (batch, classes), at least float32."""
-        dtype = torch.promote_types(member_logits.dtype, torch.float32)
-        return log_mean_of_exponentials(nn.functional.log_softmax(member_logits, dim=-1, dtype=dtype))
+        """The log of the members' mean probability: (batch, members, classes) -> (batch, classes), at least float32."""
+        return log_mean_probability(member_logits)
 
 
-log_mean_probability = SingleLabel.ensemble_logits  # its name where the problem type is known
 PROBLEMS: dict[str | None, type[SingleLabel]] = {None: SingleLabel, "single_label_classification": SingleLabel}
 
 
@@ -831,7 +799,3 @@ def warn_if_loss_uses_ensemble_logits(
 
     if logits.requires_grad and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
         logits.register_hook(check)
-
-
-def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()

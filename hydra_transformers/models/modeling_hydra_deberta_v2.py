@@ -14,7 +14,8 @@ from transformers.activations import ACT2FN
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Embeddings, DebertaV2PreTrainedModel
 
 from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
-from .modeling_hydra import GroupedLinear, GroupedPooler, Norm, encoder_mask, is_exporting, shared_or_per_member
+from .ensembling import is_exporting
+from .modeling_hydra import GroupedLinear, GroupedPooler, Norm, encoder_mask, shared_or_per_member
 from .pretrained import HydraModelMixin
 from .relative_attention import HydraBiasAttention
 from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin

@@ -32,14 +32,13 @@ from .configuration_hydra_towers import (
     HydraSiglipTextConfig,
     HydraSiglipVisionConfig,
 )
+from .ensembling import at_least_float32, log_mean_probability
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, PatchProductMixin
 from .modeling_hydra import (
     Grouped,
     GroupedLinear,
     HydraModelOutput,
-    at_least_float32,
     encoder_mask,
-    log_mean_probability,
     mean_of_members,
     shared_or_per_member,
 )

@@ -4,7 +4,7 @@ which may get such a head."""
 import torch
 from torch import nn
 
-from .modeling_hydra import at_least_float32
+from .ensembling import at_least_float32
 
 
 def label_log_probabilities(member_logits: torch.Tensor) -> torch.Tensor:

@@ -1,49 +1,21 @@
 """Pipelines with uncertainty: per input one dict, with what a calibrated model decides."""
 
 import importlib
-import io
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel, image_utils
+from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel
 from transformers.pipelines import ImageClassificationPipeline, Pipeline
 
 from .configuration_hydra import OUTPUTS_OF_HYDRAS
-from .modeling_hydra import entropy_split, load_problem
-
-
-def read_image(image: Any, name: str = "the image", mode: str = "RGB", timeout: float | None = None) -> Any:
-    """A new image of PIL as a model reads it: turned as its EXIF tag says, without transparency, 8 bits a channel.
-
-    image: of PIL; or a path or a URL
-    name: what messages call it
-    mode: "RGB", or "L" for a model of one channel
-    """
-    PIL = image_utils.PIL
-    if isinstance(image, (str, os.PathLike)):
-        source = os.fspath(image)
-        if source.startswith(("http://", "https://")):
-            source = io.BytesIO(image_utils.httpx.get(source, timeout=timeout, follow_redirects=True).content)
-        with PIL.Image.open(source) as opened:
-            return read_image(opened, name, mode)
-    if not hasattr(image, "mode"):
-        raise TypeError(f"{name} is a {type(image).__name__}: pass an image of PIL, a path or a URL")
-    if image.mode.startswith(("I", "F")):  # converted, everything above level 255 would be white
-        raise ValueError(f"{name} has the mode {image.mode}, of more than 256 levels: scale it to 8 bits first")
-    converted = PIL.ImageOps.exif_transpose(image).convert(mode)
-    converted.info.clear()  # a broken EXIF tag would make Transformers' pipeline fail, which turns images once more
-    return converted
-
-
-def image_mode(config: Any) -> str:
-    """The mode of PIL in which a model reads images."""
-    return "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
+from .ensembling import entropy_split
+from .inputs import evaluation_mode, image_mode, read_image
+from .modeling_hydra import load_problem
 
 
 class PredictionsMixin:
@@ -222,28 +194,3 @@ def processor_of(model: nn.Module, auto_class: type) -> Any:
             what = auto_class.__name__.removeprefix("Auto")
             raise ValueError(f"processor is missing, {where}: pass the {what} it was trained with") from error
     return loaded[key]
-
-
-_MODES_LOCK = threading.Lock()
-# id of a module in evaluation mode -> [uses, whether it was in training mode before]
-_MODES: dict[int, list[int]] = {}
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Thread-safe eval() context: a module is back in its mode when the last of all threads has left."""
-    modules = list(model.modules())
-    with _MODES_LOCK:
-        for module in modules:
-            _MODES.setdefault(id(module), [0, module.training])[0] += 1
-        model.eval()
-    try:
-        yield
-    finally:
-        with _MODES_LOCK:
-            for module in modules:
-                mode = _MODES[id(module)]
-                mode[0] -= 1
-                if mode[0] == 0:
-                    del _MODES[id(module)]
-                    module.training = module.training or bool(mode[1])

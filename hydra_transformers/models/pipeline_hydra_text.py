@@ -4,9 +4,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.pipelines import Pipeline, TextClassificationPipeline
 
+from .inputs import has_content, most_tokens
 from .pipeline_hydra import PredictionsMixin
 
 
@@ -40,18 +40,3 @@ def texts_in(inputs: Any) -> list[str]:
         return [inputs]
     parts = inputs.values() if isinstance(inputs, dict) else inputs or ()
     return [text for part in parts for text in texts_in(part)]
-
-
-def has_content(text: str) -> bool:
-    return any(character.isprintable() and not character.isspace() for character in text)
-
-
-def most_tokens(model: nn.Module) -> int:
-    """How long a text may be: RoBERTa and MPNet count positions from the padding token's number on, which takes some of them."""
-    padding = (
-        getattr(module, "padding_idx", None)
-        for name, module in model.named_modules()
-        if name.rpartition(".")[2] == "position_embeddings"
-    )
-    taken = max((index + 1 for index in padding if index is not None), default=0)
-    return model.config.max_position_embeddings - taken

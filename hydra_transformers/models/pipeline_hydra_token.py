@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from transformers.pipelines import Pipeline, TokenClassificationPipeline
 
+from .ensembling import entropy_split
 from .entities import entities_in, have_prefixes, worst_and_mean
-from .modeling_hydra import entropy_split
+from .inputs import has_content, most_tokens
 from .pipeline_hydra import PARTS_OF_UNCERTAINTY, decision_settings
-from .pipeline_hydra_text import has_content, most_tokens
 
 
 KEPT_OUTPUTS = ("logits", "member_logits", "detector_score", "abstain")

@@ -228,7 +228,10 @@ def add_code(source: Path, name: str, folder: Path) -> None:
         return  # this model came without it
     for path in (source, *map(Path, get_relative_import_files(source))):
         # Others, such as modeling_hydra.py, are there already, and may be of another version than this package's.
-        if path.name.startswith(("decision", "detection", *OWN_FILE)) or not (folder / path.name).exists():
+        if (
+            path.name.startswith(("decision", "detection", "weights_digest", *OWN_FILE))
+            or not (folder / path.name).exists()
+        ):
             shutil.copyfile(path, folder / path.name)
     code = folder / "modeling_hydra.py"
     line = f"from .{source.stem} import {name}  # noqa: E402, F401\n"

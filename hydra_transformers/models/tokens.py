@@ -5,7 +5,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from .configuration_hydra import set_problem_type
-from .modeling_hydra import at_least_float32, log_mean_probability
+from .ensembling import at_least_float32, log_mean_probability
 from .texts import HydraTextClassifierMixin, HydraTypedTextClassifierMixin
 
 

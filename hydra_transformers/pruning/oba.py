@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from ..data.prediction import evaluation_mode
 from ..models.auto import check_has_no_adapters
+from ..models.inputs import evaluation_mode
 from .gradient_scores import Calibration, only_gradients_of
 from .head_weights import by_head, columns_by_head, heads_to_score, rows_by_head
 from .heads import Head, Prompts, Towers

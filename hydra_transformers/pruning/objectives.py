@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..models.modeling_hydra import at_least_float32
+from ..models.ensembling import at_least_float32
 from .evaluation_data import check_label_range
 from .heads import has_two_towers
 

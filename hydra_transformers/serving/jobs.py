@@ -23,7 +23,7 @@ from .._version import __version__
 from ..data.columns import PLURALS, column_kinds, find_columns, find_words
 from ..data.rows import DataSource, load_rows
 from ..hub.handler import as_json
-from ..models.decision import digest_of
+from ..models.weights_digest import digest_of
 from ..uncertainty import Monitor
 from .answers import to_table
 from .predictor import HydraPredictor, kind_of

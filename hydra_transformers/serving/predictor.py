@@ -19,7 +19,7 @@ from ..data.prediction import classes_of, config_of, member_logits_of
 from ..data.zero_shot import zero_shot_in
 from ..hub.handler import KINDS, Answerer
 from ..models.auto import auto_class_of
-from ..models.pipeline_hydra import image_mode, read_image
+from ..models.inputs import image_mode, read_image
 from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
 from ..uncertainty.tasks import task_of

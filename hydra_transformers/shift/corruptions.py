@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..models.pipeline_hydra import read_image
+from ..models.inputs import read_image
 from . import image_corruptions as on_images
 from . import text_corruptions as on_texts
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ..models.modeling_hydra import at_least_float32, log_mean_probability
+from ..models.ensembling import at_least_float32, log_mean_probability
 from ..models.tokens import rows_of_tokens
 
 

@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from ..models.modeling_hydra import log_mean
+from ..models.ensembling import log_mean
 from .abstention import SHIFT, exact
 from .inputs import as_labels, as_member_logits, wide_log_softmax
 

@@ -10,7 +10,7 @@ from ..data.batches import batches
 from ..data.prediction import classifies_tokens, device_of, predict, problem_type_of_answers
 from ..data.tags import NO_TAG, collect_words
 from ..models.detection import differing_pairs
-from ..models.modeling_hydra import entropy_split, log_mean
+from ..models.ensembling import entropy_split, log_mean
 from ..models.multi_label_classification import label_log_probabilities
 from ..models.regression import spread
 from ..models.tokens import rows_of_tokens

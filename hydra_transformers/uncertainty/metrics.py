@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.modeling_hydra import log_mean
+from ..models.ensembling import log_mean
 from .decomposition import decompose_log_probabilities
 from .detectors import Detector, as_detector
 from .inputs import as_labels, as_member_logits, as_scores, as_tensor, wide_log_softmax

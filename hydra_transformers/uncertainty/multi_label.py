@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..models.decision import DecisionOutput
-from ..models.modeling_hydra import at_least_float32
+from ..models.ensembling import at_least_float32
 from ..models.multi_label_classification import logit_of_mean_probability
 from .abstention import SHIFT, exact
 from .conformal import too_few_rows

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..models.decision import DecisionOutput
-from ..models.modeling_hydra import at_least_float32
+from ..models.ensembling import at_least_float32
 from ..models.regression import spread
 from .abstention import Abstention
 from .conformal import conformal_quantile

@@ -10,7 +10,8 @@ from transformers import AutoModelForImageClassification, ViTImageProcessorPil
 
 from hydra_transformers import load_data
 from hydra_transformers.hub.handler import read_image as read_request
-from hydra_transformers.models.pipeline_hydra import HydraImageClassificationPipeline, image_mode, read_image
+from hydra_transformers.models.inputs import image_mode, read_image
+from hydra_transformers.models.pipeline_hydra import HydraImageClassificationPipeline
 from tests.tiny_data import pictures
 
 

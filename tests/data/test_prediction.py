@@ -10,7 +10,7 @@ from transformers import BatchEncoding
 
 from hydra_transformers.data.prediction import SavedLogits, predict
 from hydra_transformers.data.zero_shot import ZeroShotClassifier
-from hydra_transformers.models.pipeline_hydra import evaluation_mode
+from hydra_transformers.models.inputs import evaluation_mode
 from hydra_transformers.uncertainty.features import collect_answers
 from tests.families import CLIP, FEW, VIT, each_of, images, padded_texts
 

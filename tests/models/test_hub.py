@@ -133,8 +133,8 @@ def test_saving_writes_the_weights_and_the_code_that_the_config_names_and_nothin
 def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     VIT.hydra.from_backbone(VIT.backbone()).save_pretrained(tmp_path)
     lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")}
-    assert len(lines) <= 7, lines
-    assert sum(lines.values()) <= 1_700, lines
+    assert len(lines) <= 9, lines
+    assert sum(lines.values()) <= 1_800, lines
 
 
 @torch.no_grad()
@@ -151,8 +151,8 @@ def test_a_forward_passes_through_few_functions_in_few_files():
         hydra(**inputs)
     finally:
         sys.setprofile(None)
-    assert len({path for path, *_ in seen}) <= 2, seen
-    assert len(seen) <= 18, seen
+    assert len({path for path, *_ in seen}) <= 3, seen
+    assert len(seen) <= 20, seen
 
 
 @pytest.mark.slow

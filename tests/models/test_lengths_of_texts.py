@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from hydra_transformers.models.pipeline_hydra_text import most_tokens
+from hydra_transformers.models.inputs import most_tokens
 from tests.families import BERT, MPNET, QWEN2, ROBERTA
 
 

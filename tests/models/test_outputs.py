@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModel, pipeline
 
-from hydra_transformers.models.modeling_hydra import log_mean_probability
+from hydra_transformers.models.ensembling import log_mean_probability
 from hydra_transformers.models.multi_label_classification import logit_of_mean_probability
 from tests.families import (
     ALBERT,

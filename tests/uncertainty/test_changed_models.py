@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from transformers import AutoModelForImageClassification, Trainer, TrainingArguments
 
 from hydra_transformers.models import decision as decision_module
-from hydra_transformers.models.decision import digest_of
+from hydra_transformers.models import weights_digest
+from hydra_transformers.models.weights_digest import digest_of
 from hydra_transformers.uncertainty import CalibratedClassifier, Detector, calibrate
 from tests.uncertainty.test_calibration import backbone_of, hydra_of, rows_for
 
@@ -124,7 +125,7 @@ def test_a_digest_does_not_depend_on_the_size_of_passes_which_devices_have_of_th
     values = [torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in ((777, 1001), (5,), (0, 3))]
     digests = set()
     for words in (64, 1000, 2**16, 2**22):
-        monkeypatch.setitem(decision_module.WORDS_PER_PASS, "cpu", words)
+        monkeypatch.setitem(weights_digest.WORDS_PER_PASS, "cpu", words)
         digests |= {(digest_of(values), digest_of(values, torch.bfloat16))}
     assert len(digests) == 1
 

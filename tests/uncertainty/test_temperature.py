@@ -3,7 +3,7 @@ import torch
 from sklearn.metrics import log_loss
 
 from hydra_transformers.data.prediction import SavedLogits, predict
-from hydra_transformers.models.modeling_hydra import log_mean_probability
+from hydra_transformers.models.ensembling import log_mean_probability
 from hydra_transformers.uncertainty import TemperatureScaling, decompose
 from hydra_transformers.uncertainty.temperature import best_temperature
 

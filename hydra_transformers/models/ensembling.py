@@ -1,0 +1,55 @@
+"""The mathematics of an ensemble: the log of the members' mean probability, and entropies."""
+
+import math
+from functools import reduce
+
+import torch
+
+
+def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """Cast to float32 what is narrower; float64 stays."""
+    if tensor.dtype == torch.float64:
+        return tensor
+    return tensor.float()
+
+
+def log_mean_of_exponentials(logarithms: torch.Tensor) -> torch.Tensor:
+    """(batch, members, ...) -> (batch, ...)"""
+    if is_exporting():
+        total = torch.logsumexp(logarithms, dim=1)  # every exported format has it
+    else:
+        # Member by member takes one kernel each, a third of what logsumexp launches.
+        total = reduce(torch.logaddexp, logarithms.unbind(dim=1))
+    return total - math.log(logarithms.shape[1])
+
+
+def log_mean(log_probabilities: torch.Tensor) -> torch.Tensor:
+    """Return the log of the mean probability over the members: (batch, members, ...) -> (batch, ...)"""
+    # Rounding can lift a certain prediction slightly above log 1.
+    return log_mean_of_exponentials(log_probabilities).clamp(max=0)
+
+
+def log_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
+    """Return the log of the mean over members of softmax: (batch, members, classes) -> (batch, classes), at least float32."""
+    dtype = torch.promote_types(member_logits.dtype, torch.float32)
+    log_probabilities = torch.nn.functional.log_softmax(member_logits, dim=-1, dtype=dtype)
+    return log_mean_of_exponentials(log_probabilities)
+
+
+def entropy_split(log_probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the entropy of the mean probability, the mean of the members' entropies, and their difference:
+    (batch, members, ..., classes) -> (batch, ...) each"""
+    total = torch.special.entr(log_mean(log_probabilities).exp()).sum(dim=-1)
+    aleatoric = torch.special.entr(log_probabilities.exp()).sum(dim=-1).mean(dim=1)
+    if log_probabilities.shape[1] == 1:  # a single member has nothing to differ from
+        epistemic = torch.zeros_like(total)
+    else:
+        epistemic = (total - aleatoric).clamp(min=0)  # rounding can leave a difference just below 0
+    return total, aleatoric, epistemic
+
+
+def is_exporting() -> bool:
+    """Whether a graph is recorded that will serve batches of every size, with gradients and without."""
+    # torch 2.11 calls every compilation an export; this flag is set for exports alone.
+    is_export = getattr(torch.compiler, "_is_exporting_flag", None)
+    return (torch.compiler.is_exporting() if is_export is None else is_export) or torch.jit.is_tracing()
