@@ -1,7 +1,8 @@
-"""Writes the description for PyPI: README.md for readers who do not have the repository at hand.
+"""Write the description for PyPI: README.md for readers who do not have the repository at hand.
 
-Everything else about the package is in pyproject.toml. With REPOSITORY_URL in the environment, which the release workflow sets,
-links lead to the files of the repository at the tag of this version; without it they become plain text.
+Everything else about the package is in pyproject.toml. With REPOSITORY_URL in the environment,
+which the release workflow sets, links lead to the files of the repository at the tag of this
+version; without it they become plain text.
 """
 
 import os
