@@ -1,7 +1,8 @@
 """Attention heads by number: cutting them out of a model, and writing sets of them.
 
-A head is `(layer, head)`, for CLIP `(tower, layer, head)`, numbered as in the backbone. Heads are ordered by tower
-("vision" before "text"), then layer, then head. Ties go to the first in this order.
+A head is `(layer, head)`, for CLIP `(tower, layer, head)`, numbered as in the backbone. Heads are
+ordered by tower ("vision" before "text"), then layer, then head. Ties go to the first in this
+order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,17 +27,19 @@ Prompts = Mapping[str, Tensor]  # the tokenizer's output with one row per class,
 
 
 def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> "HydraModel":
-    """A one-member Hydra of `model` without `heads_to_prune`; `model` stays as it is.
+    """Return a one-member Hydra of `model` without `heads_to_prune`; `model` stays as it is.
 
     Args:
-        model (`PreTrainedModel`): of Transformers (`AutoHydra.supported()` lists them), or a one-member Hydra to prune further.
-        heads_to_prune (`dict`, *optional*): `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`.
+        model (`PreTrainedModel`): of Transformers (`AutoHydra.supported()` lists them), or a
+            one-member Hydra to prune further.
+        heads_to_prune (`dict`, *optional*): `{layer: [heads]}`; for CLIP
+            `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`.
     """
     return AutoHydra.from_backbone(model, heads_to_prune)
 
 
 def check_count(number: int, name: str, least: int, most: int, why: str) -> None:
-    """Accepts whole numbers from `least` to `most` only."""
+    """Accept whole numbers from `least` to `most` only."""
     if isinstance(number, bool) or not isinstance(number, Integral):
         raise TypeError(f"{name} is {number!r}: pass a whole number, {least} to {most}")
     if not least <= number <= most:
@@ -44,25 +47,43 @@ def check_count(number: int, name: str, least: int, most: int, why: str) -> None
 
 
 def heads_of(model: PreTrainedModel, towers: Towers | None = None, trunk_layers: int | float = 0) -> list[Head]:
-    """The heads of a one-member Hydra in order, without those of the trunk; for CLIP those of `towers`."""
+    """Return the heads of a one-member Hydra in order, without those of the trunk.
+
+    For CLIP these are the heads of `towers`.
+    """
     configs = {tower: tower_configs(model.config)[tower] for tower in chosen_towers(model, towers)}
-    layers = min(len(config.kept_heads) for config in configs.values())
-    depths = {tower: trunk_depth(trunk_layers, len(config.kept_heads)) for tower, config in configs.items()}
+    kept_heads = {tower: config.kept_heads for tower, config in configs.items()}
+
+    # The trunk: as many first layers in each tower.
+    fewest_layers = min(len(layers) for layers in kept_heads.values())
+    depths = {tower: trunk_depth(trunk_layers, len(layers)) for tower, layers in kept_heads.items()}
     if not isinstance(trunk_layers, float):
-        why = f"there are {layers} layers, and some must be left to prune"
-        check_count(trunk_layers, "trunk_layers", 0, layers - 1, why)
-    kept = {tower: config.kept_heads for tower, config in configs.items()}
-    return [head for head in heads_in(kept) if head[-2] >= depths[tower_and_place(head)[0]]]
+        why = f"there are {fewest_layers} layers, and some must be left to prune"
+        check_count(trunk_layers, "trunk_layers", 0, fewest_layers - 1, why)
+
+    heads = []
+    for head in heads_in(kept_heads):
+        tower, layer, _ = tower_and_place(head)
+        if layer >= depths[tower]:
+            heads.append(head)
+    return heads
 
 
 def heads_in(kept_heads: list | Mapping[str, list], member: int = 0) -> list[Head]:
-    """The heads of a member in a config's `kept_heads`, for CLIP by tower; a tower with a single member serves all."""
-    return [
-        (layer, head) if tower == "" else (tower, layer, head)
-        for tower, layers in (kept_heads if isinstance(kept_heads, Mapping) else {"": kept_heads}).items()
-        for layer, members in enumerate(layers)
-        for head in members[min(member, len(members) - 1)]
-    ]
+    """Return the heads of a member in a config's `kept_heads`, for CLIP by tower.
+
+    A tower with a single member serves all.
+    """
+    by_tower = kept_heads
+    if not isinstance(kept_heads, Mapping):
+        by_tower = {"": kept_heads}
+    heads = []
+    for tower, layers in by_tower.items():
+        for layer, members in enumerate(layers):
+            last = len(members) - 1
+            for head in members[min(member, last)]:
+                heads.append((layer, head) if tower == "" else (tower, layer, head))
+    return heads
 
 
 def has_two_towers(model: PreTrainedModel) -> bool:
@@ -71,11 +92,15 @@ def has_two_towers(model: PreTrainedModel) -> bool:
 
 
 def chosen_towers(model: PreTrainedModel, towers: Towers | None) -> list[str]:
-    """The names in `towers`, checked and in order; None stands for all. The name is "" in a model without towers."""
+    """Return the names in `towers`, checked and in order; None stands for all.
+
+    The name is "" in a model without towers.
+    """
     existing = list(tower_configs(model.config))
     if towers is None:
         return existing
-    towers = [towers] if isinstance(towers, str) else towers
+    if isinstance(towers, str):
+        towers = [towers]
     if existing == [""]:
         raise ValueError(f"towers is {towers!r}: only CLIP and SigLIP have towers, leave the argument out")
     if not towers or not set(towers) <= set(existing):
@@ -84,18 +109,26 @@ def chosen_towers(model: PreTrainedModel, towers: Towers | None) -> list[str]:
 
 
 def attention_of(model: PreTrainedModel, tower: str, layer: int) -> nn.Module:
-    """The fused attention of a Hydra's layer; `tower` is "" in a model without towers."""
-    return model.get_submodule(attention_names(model)[tower][layer])
+    """Return the fused attention of a Hydra's layer; `tower` is "" in a model without towers."""
+    names = attention_names(model)[tower]
+    return model.get_submodule(names[layer])
 
 
 def tower_and_place(head: Head) -> tuple[str, int, int]:
-    """(tower, layer, head), with "" for a model without towers."""
-    return head if len(head) == 3 else ("", *head)
+    """Return (tower, layer, head), with "" for a model without towers."""
+    if len(head) == 3:
+        return head
+    return ("", *head)
 
 
 def as_heads_to_prune(heads: Iterable[Head]) -> dict:
-    """Heads as `prune_heads` takes them: `{layer: [heads]}`, for CLIP by tower."""
+    """Return heads as `prune_heads` takes them: `{layer: [heads]}`, for CLIP by tower."""
+
+    def vision_first(place: tuple[str, int, int]) -> tuple:
+        return place[0] == "text", place
+
     by_tower: dict[str, dict[int, list[int]]] = {}
-    for tower, layer, head in sorted(map(tower_and_place, heads), key=lambda place: (place[0] == "text", place)):
-        by_tower.setdefault(tower, {}).setdefault(layer, []).append(head)
+    for tower, layer, head in sorted(map(tower_and_place, heads), key=vision_first):
+        layers = by_tower.setdefault(tower, {})
+        layers.setdefault(layer, []).append(head)
     return by_tower.get("", by_tower)
