@@ -5,7 +5,7 @@ import inspect
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
@@ -159,10 +159,18 @@ class HydraModelMixin:
             mask = make_kept_heads_mask(module.kept_heads, module.config.num_attention_heads)
             init.copy_(module.kept_heads_mask, mask.to(module.kept_heads_mask.device))
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> torch.nn.Embedding:
+        """Resize the word embeddings, as in Transformers; raise, before anything changes, where members have their own."""
+        # Transformers resizes the weight in place before it sets the embeddings, which is what raises.
+        self.set_input_embeddings(self.get_input_embeddings())
+        return super().resize_token_embeddings(*args, **kwargs)
+
     @classmethod
     def from_pretrained(cls: type[Model], *args: Any, **kwargs: Any) -> Model:
-        loaded = super().from_pretrained(*args, **{"use_safetensors": True} | kwargs)  # nothing else is ever saved
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        settings = {"use_safetensors": True} | kwargs  # nothing else is ever saved
+        model, info = super().from_pretrained(*args, **settings | {"output_loading_info": True})
+        check_same_parts(model, info["missing_keys"], info["unexpected_keys"])
+        loaded = (model, info) if settings.get("output_loading_info") else model
         for module in model.modules():
             if hasattr(module, "kept_heads_mask"):
                 module.check_same_heads(module.kept_heads_mask)
@@ -203,6 +211,35 @@ class HydraModelMixin:
                 message = "Remove the weights of an earlier push"
                 api.delete_files(repo_id, delete_patterns=files, revision=revision, commit_message=message)
         return commit
+
+
+def check_same_parts(model: HydraModelMixin, missing: Iterable[str], unexpected: Iterable[str]) -> None:
+    """Raise for weights that were saved with other parts shared than the config names.
+
+    A part that is not shared has the member's number in its weights' names: those that the model misses and those that the file
+    has too many then differ by a number alone.
+    """
+    prefix = f"{model.base_model_prefix}."
+    missing_names = {name.removeprefix(prefix) for name in missing}
+    unexpected_names = {name.removeprefix(prefix) for name in unexpected}
+    ways = {
+        "is saved for all members and named for each": (missing_names, unexpected_names),
+        "is saved for each member and named for all": (unexpected_names, missing_names),
+    }
+    for problem, (of_members, of_all) in ways.items():
+        for name in sorted(of_members):
+            shared_name = next((other for other in names_without_one_number(name) if other in of_all), None)
+            if shared_name is not None:
+                raise ValueError(
+                    f"the weights were saved with other parts shared than config.shared names ({shared_name} {problem}): use the "
+                    "config.json that was saved with them, and fuse the members again to share other parts"
+                )
+
+
+def names_without_one_number(name: str) -> list[str]:
+    """Return "mlp.fc1.weight" for "mlp.0.fc1.weight"; one name for each number in it."""
+    parts = name.split(".")
+    return [".".join(parts[:place] + parts[place + 1 :]) for place, part in enumerate(parts) if part.isdigit()]
 
 
 def package(part: str) -> ModuleType:

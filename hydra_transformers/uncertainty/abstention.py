@@ -139,14 +139,19 @@ class Abstention:
             f"distribution as the {rows} fitting rows. {SHIFT}"
         )
 
+    @staticmethod
+    def _effect_on_errors(risk: float, risk_without: float) -> str:
+        if risk == risk_without:
+            return f"leaves errors at {_rounded(risk)}"
+        verb = "cuts" if risk < risk_without else "does not cut"
+        return f"{verb} errors from {_rounded(risk_without)} to {_rounded(risk)}"
+
     @property
     def sentence(self) -> str:
         """The effect of abstaining on the fitting rows, and the guarantee."""
         effect = f"{_rounded(self.coverage)} are answered"
-        if self.risk is not None:
-            verb = "cuts" if self.risk < self.risk_without else "does not cut"
-            change = f"from {_rounded(self.risk_without)} to {_rounded(self.risk)}"
-            effect = f"answering {_rounded(self.coverage)} {verb} errors {change}"
+        if self.risk is not None and self.risk_without is not None:
+            effect = f"answering {_rounded(self.coverage)} {self._effect_on_errors(self.risk, self.risk_without)}"
         if self.tpr is not None:
             effect += f"; {_rounded(self.tpr)} of the out-of-distribution {self.unit} are refused"
         return f"Of the {self.rows:,} fitting {self.unit}, {effect}. {self.guarantee}"

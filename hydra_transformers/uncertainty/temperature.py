@@ -75,13 +75,22 @@ class TemperatureScaledClassifier(nn.Module):
 
 
 def fit_temperature(member_logits: Tensor, labels: Tensor, pooled: bool = True) -> float:
-    """`best_temperature`; 1 if all predictions are right. The best is then the lowest, at which all scores are equal."""
-    value = best_temperature(member_logits, labels, pooled)
-    return 1.0 if math.isclose(value, math.exp(LOG_RANGE[0])) else value
+    """Return `best_temperature`; 1 if all predictions are right. The best is then the lowest, at which all scores are equal."""
+    value = _search(member_logits, labels, pooled)
+    if not _is_at_edge(value):
+        return value
+    if value > 1:
+        _warn_of_edge(value)
+        return value
+    warnings.warn(
+        "the validation logits are all right, so that no temperature is better than those below it: it stays 1",
+        stacklevel=3,
+    )
+    return 1.0
 
 
 def best_temperature(member_logits: Any, labels: Any, pooled: bool = True) -> float:
-    """The temperature with the smallest negative log-likelihood of the labels, `-log softmax(log p / T)`.
+    """Return the temperature with the smallest negative log-likelihood of the labels, `-log softmax(log p / T)`.
 
     The search is deterministic and in float64: a grid over log T from 0.01 to 100, then a golden section.
 
@@ -89,6 +98,25 @@ def best_temperature(member_logits: Any, labels: Any, pooled: bool = True) -> fl
     labels: (samples,), or of a multi-label model (samples, labels), 0 or 1
     pooled: of the members' mean probability, or (and of multi-label models) of each member's logits before the mean
     """
+    value = _search(member_logits, labels, pooled)
+    if _is_at_edge(value):
+        _warn_of_edge(value)
+    return value
+
+
+def _is_at_edge(temperature: float) -> bool:
+    return any(math.isclose(temperature, math.exp(edge)) for edge in LOG_RANGE)
+
+
+def _warn_of_edge(temperature: float) -> None:
+    warnings.warn(
+        f"the best temperature lies at the edge of the search range ({temperature:.4g}): "
+        "the validation logits are all right, or tell nothing about the labels",
+        stacklevel=4,
+    )
+
+
+def _search(member_logits: Any, labels: Any, pooled: bool) -> float:
     if as_tensor(labels).dim() == 2:
         member_logits, pooled = as_member_logits(member_logits, least_classes=1), False
         labels = as_multi_hot(labels, len(member_logits), member_logits.shape[-1]).long().flatten()
@@ -107,11 +135,6 @@ def best_temperature(member_logits: Any, labels: Any, pooled: bool = True) -> fl
     if values[best] == math.inf:
         raise ValueError("member_logits gives some label the probability 0 (logit -inf): leave such samples out")
     if best in (0, len(grid) - 1):
-        warnings.warn(
-            f"the best temperature lies at the edge of the search range ({math.exp(grid[best]):.4g}): "
-            "the validation logits are all right, or tell nothing about the labels",
-            stacklevel=3,
-        )
         return math.exp(grid[best])
     nll = partial(_mean_nll, member_logits, labels)
     return math.exp(_golden_section(nll, grid[best - 1], grid[best + 1]))

@@ -25,6 +25,22 @@ def swap_first_members(folder, family) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+@each_of([VIT, BERT])
+@pytest.mark.parametrize(
+    ("saved", "named"),
+    [((), ("mlp",)), (("mlp",), ()), (("mlp",), ("embeddings",)), (("embeddings", "layernorm"), ())],
+)
+def test_weights_that_were_saved_with_other_shared_parts_are_refused(family, saved, named, tmp_path):
+    hydra = family.hydra.from_pruned_members([family.backbone(seed) for seed in range(2)], shared=saved)
+    hydra.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"saved with other parts shared than config\.shared names"):
+        type(hydra).from_pretrained(tmp_path, shared=list(named))
+    with pytest.raises(ValueError, match=r"saved with other parts shared than config\.shared names"):
+        hydra.base_model.__class__.from_pretrained(tmp_path, shared=list(named))
+    model, info = type(hydra).from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] and model.config.shared == hydra.config.shared
+
+
 @each_of([VIT, CLIP])
 def test_heads_that_were_swapped_between_members_are_refused(family, tmp_path):
     hydra = family.fused()

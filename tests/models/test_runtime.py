@@ -218,10 +218,13 @@ def test_replicas_of_data_parallel_run():
     torch.testing.assert_close(copies[hydra](**inputs).member_logits, expected)
 
 
-def test_word_embeddings_of_their_own_are_not_resized_in_the_fused_model():
+def test_word_embeddings_of_their_own_are_not_resized_in_the_fused_model(tmp_path):
     own = BERT.hydra.from_pruned_members([bert_backbone(seed) for seed in range(2)], shared=())
     with pytest.raises(ValueError, match="each member has word embeddings of its own"):
         own.resize_token_embeddings(50)
+    own.save_pretrained(tmp_path)  # nothing was resized
+    loaded = BERT.hydra.from_pretrained(tmp_path).to(own.dtype)
+    assert all(map(torch.equal, loaded.state_dict().values(), own.state_dict().values()))
     shared = fused(BERT)
     shared.resize_token_embeddings(50)
     assert shared.get_input_embeddings().weight.shape[0] == 50

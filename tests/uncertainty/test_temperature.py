@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 import torch
 from sklearn.metrics import log_loss
@@ -5,7 +7,7 @@ from sklearn.metrics import log_loss
 from hydra_transformers.data.prediction import SavedLogits, predict
 from hydra_transformers.models.ensembling import log_mean_probability
 from hydra_transformers.uncertainty import TemperatureScaling, decompose
-from hydra_transformers.uncertainty.temperature import best_temperature
+from hydra_transformers.uncertainty.temperature import best_temperature, fit_temperature
 
 
 def overconfident(samples=600, members=3, classes=5, factor=4.0, seed=0):
@@ -83,6 +85,15 @@ def test_logits_without_a_best_temperature_give_the_edge_and_a_warning():
     with pytest.warns(UserWarning, match="at the edge of the search range"):
         scaling = TemperatureScaling.fit(always_right, labels)
     assert scaling.temperature == pytest.approx(0.01)
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        assert fit_temperature(always_right, labels) == 1.0
+    assert [str(one.message) for one in noted] == [
+        "the validation logits are all right, so that no temperature is better than those below it: it stays 1"
+    ]
+    useless = always_right.flip(0) * 0 + torch.tensor([[3.0, -3.0]])
+    with pytest.warns(UserWarning, match=r"at the edge of the search range \(100\)"):
+        assert fit_temperature(useless, labels) == pytest.approx(100)
 
 
 @pytest.mark.parametrize(("pooled", "nll"), [(True, pooled_nll), (False, nll)], ids=["pooled", "members"])
