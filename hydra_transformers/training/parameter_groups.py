@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..fusion.reading import backbone_names, projection_names
-from ..fusion.structure import hydra_class_of, isinstance_by_name, outline, tower_configs, without_weights
+from ..fusion.reading import backbone_names, backbone_source, projection_names
+from ..fusion.structure import hydra_class_of, isinstance_by_name, outline, slots, tower_configs, without_weights
 from ..models.auto import AutoHydra, closest, hydra_classes
 from ..models.modeling_hydra import HydraAttention
 from .lora import is_peft_model
@@ -132,6 +132,20 @@ def branches_and_classifier(model: nn.Module) -> tuple[set[int], set[int]]:
     where = places(inner)
     branches = {id(tensor) for name, tensor in inner.named_parameters() if where[name].layers_before >= trunk_of(name)}
     return branches - classifier, classifier
+
+
+def decayed_by_another_name(hydra: nn.Module) -> list[str]:
+    """Return the names of the weights that Trainer would spare from weight decay for a "bias" in their name here alone.
+
+    Transformers' models call them otherwise, and they decay there: WavLM's table and gates of relative positions.
+    """
+    names = []
+    for name, slot in slots(hydra):
+        is_spared = "bias" in name and not name.endswith("bias")
+        theirs, _ = backbone_source(type(hydra), slot.name, ())
+        if is_spared and not any("bias" in their_name for their_name in theirs):
+            names.append(name)
+    return names
 
 
 def kept_by_class(model: nn.Module) -> set[str]:

@@ -21,7 +21,7 @@ from ..models.decision import task_name
 from .checkpoints import has_ended, last_checkpoint, load_member, trainer_state
 from .lora import is_peft_model
 from .losses import IGNORED_LABEL, EnsembleLoss
-from .parameter_groups import set_rates
+from .parameter_groups import decayed_by_another_name, set_rates
 
 
 logger = logging.get_logger(f"transformers.{__name__}")
@@ -145,6 +145,13 @@ class HydraTrainer(Trainer):
         if is_new and (branch_rate != 1.0 or classifier_rate is not None):
             set_rates(optimizer, self.model, branch_rate * self.args.learning_rate, classifier_rate)
         return optimizer
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Return the names of the parameters with weight decay: those that have it in the plain model, too."""
+        decayed = super().get_decay_parameter_names(model)
+        if not hasattr(type(model), "from_pruned_members"):
+            return decayed
+        return decayed + decayed_by_another_name(model)
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None

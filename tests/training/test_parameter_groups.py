@@ -1,12 +1,16 @@
 """Every parameter of every model belongs to one part, the right one."""
 
 import math
+import re
 
 import pytest
 from torch import nn
+from transformers import Trainer, TrainingArguments
 
+from hydra_transformers.fusion.reading import backbone_names
+from hydra_transformers.training import HydraTrainer
 from hydra_transformers.training.parameter_groups import layer_dropouts, places
-from tests.training.tiny import FAMILIES, FORMS, tiny_model
+from tests.training.tiny import FAMILIES, FORMS, QUIET, tiny_model
 
 
 # By hand: the last names of a parameter's path, without numbers, and the part they belong to.
@@ -103,3 +107,23 @@ def test_dropouts_inside_layers_are_those_of_the_hidden_states(family, form, per
     assert len(dropouts) == 3 * per_layer
     names = [name for name, module in model.named_modules() if any(module is found for found in dropouts)]
     assert all(".layer" in name and ".self." not in name for name in names)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_weight_decay_is_on_the_weights_that_have_it_in_the_plain_model(name, tmp_path):
+    plain, member, unshared = (tiny_model(name, form) for form in ("backbone", "member", "unshared"))
+    of_plain = set(Trainer.get_decay_parameter_names(None, plain))
+    theirs_of = backbone_names(type(member), plain)
+    arguments = TrainingArguments(tmp_path, **QUIET)
+    trainer = HydraTrainer(member, arguments, train_dataset=[])
+
+    decayed = set(trainer.get_decay_parameter_names(member))
+    for ours, theirs in theirs_of.items():
+        assert {key in of_plain for key in theirs} == {ours in decayed}, ours
+    # The copies that members have of it follow: the number of the copy is one more part of the name.
+    of_members = set(trainer.get_decay_parameter_names(unshared))
+    for copy_name, _ in unshared.named_parameters():
+        ours = re.sub(r"\.\d+\.(weight|bias)$", r".\1", copy_name)
+        known = copy_name if copy_name in theirs_of else ours
+        if known in theirs_of:
+            assert (copy_name in of_members) == (known in decayed), copy_name
