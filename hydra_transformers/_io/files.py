@@ -1,7 +1,7 @@
 """Writes files and folders whole or not at all.
 
-Unfinished ones are called `.NAME.ID.tmp` with a random id. Each is removed by the call that made it and by nothing else: a file of
-a user, or of another process, is never taken for one.
+Unfinished ones are called `.NAME.ID.tmp` with a random id. Each is removed by the call that made it
+and by nothing else: a file of a user, or of another process, is never taken for one.
 """
 
 import json
@@ -16,24 +16,32 @@ from typing import Any
 
 
 LAST = "config.json"  # the sign of a complete model
-WEIGHTS = "model*.safetensors*"  # Transformers would read those of an earlier model, which had another number of files
+# Removed before a model is written over another one, which may have had another number of files:
+# Transformers would read what is left of them.
+WEIGHTS = "model*.safetensors*"
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> Path:
-    """Writes `content` to a temporary file and renames it to `path`; follows symlinks, creates missing folders."""
-    place = Path(os.path.realpath(path))
-    place.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = _unfinished(place.parent, place.name)
+    """Write a temporary file and rename it to `path`; follow symlinks, create missing folders."""
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, str):
+        content = content.encode()
+
+    unfinished = _unfinished(target.parent, target.name)
     try:
-        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(unfinished, place)
+        unfinished.write_bytes(content)
+        os.replace(unfinished, target)
     finally:
         unfinished.unlink(missing_ok=True)
     return Path(path)
 
 
 def parse_json(content: bytes) -> Any:
-    """The content of a JSON file; a ValueError for anything wrong with it (not text, not JSON, nested too deep)."""
+    """Return the content of a JSON file.
+
+    Raises `ValueError` for anything wrong with it: not text, not JSON, nested too deep.
+    """
     try:
         return json.loads(content)
     except RecursionError as error:
@@ -42,15 +50,18 @@ def parse_json(content: bytes) -> Any:
 
 @contextmanager
 def written_whole(folder: str | os.PathLike) -> Iterator[Path]:
-    """A temporary folder to write into, which becomes `folder` at the end of the block.
+    """Yield a temporary folder to write into, which becomes `folder` at the end of the block.
 
-    If `folder` exists, the files are moved into it: those of the same names are replaced, and a model replaces the weights of
-    another one. `config.json` is removed first and written last. Other files stay.
+    If `folder` exists, the files are moved into it: those of the same names are replaced, and a
+    model replaces the weights of another one. `config.json` is removed first and written last.
+    Other files stay.
     """
     folder = Path(os.path.realpath(folder))
     is_new = not folder.exists()
-    # A folder may be a mount point: files are moved within it.
-    unfinished = _unfinished(folder.parent if is_new else folder, folder.name)
+    # An existing folder may be a mount point, and renames work within one file system only: its
+    # files are written inside it.
+    beside = folder.parent if is_new else folder
+    unfinished = _unfinished(beside, folder.name)
     unfinished.mkdir(parents=True)
     try:
         yield unfinished
@@ -63,22 +74,22 @@ def written_whole(folder: str | os.PathLike) -> Iterator[Path]:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Moves the files of a folder into another one."""
+    """Move the files of a folder into another one, `LAST` last."""
     if (source / LAST).exists():
         for replaced in (target / LAST, *target.glob(WEIGHTS)):
             replaced.unlink(missing_ok=True)
     for path in sorted(source.iterdir(), key=lambda path: path.name == LAST):
-        place = target / path.name
-        if path.is_dir() and place.is_dir():
-            _move(path, place)
+        new_path = target / path.name
+        if path.is_dir() and new_path.is_dir():
+            _move(path, new_path)
         else:
-            os.replace(path, place)
+            os.replace(path, new_path)
 
 
 def check_takes_files(folder: str | os.PathLike) -> None:
-    """Raises an error, before any work, for a folder that could not be made or written into."""
-    place = Path(os.path.realpath(folder))
-    existing = next(path for path in (place, *place.parents) if path.exists())
+    """Raise, before any work, for a folder that could not be made or written into."""
+    path = Path(os.path.realpath(folder))
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):
             pass
@@ -87,4 +98,6 @@ def check_takes_files(folder: str | os.PathLike) -> None:
 
 
 def _unfinished(folder: Path, name: str) -> Path:
-    return folder / f".{name}.{uuid.uuid4().hex[:12]}.tmp"
+    """Return a path in `folder` that nothing else has."""
+    random_id = uuid.uuid4().hex[:12]
+    return folder / f".{name}.{random_id}.tmp"

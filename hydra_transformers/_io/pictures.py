@@ -1,4 +1,4 @@
-"""Draws PNG files without pyplot: no window, no global state, and the caller's figures stay as they are."""
+"""Draws PNG files without pyplot: no window, no global state; figures of the caller stay."""
 
 import io
 import os
@@ -24,18 +24,19 @@ NEUTRAL = "#555555"
 
 
 def write_png(figure: Figure, path: str | os.PathLike) -> Path:
-    """Writes the file atomically and returns its path."""
+    """Write the file atomically and return its path."""
     return write_atomically(path, png_of(figure))
 
 
 def png_of(figure: Figure) -> bytes:
+    """Return a figure as the content of a PNG file."""
     content = io.BytesIO()
     FigureCanvasAgg(figure).print_png(content)
     return content.getvalue()
 
 
 def finish_panel(panel: "Axes", title: str) -> None:
-    """A title, a light grid behind the data, and no frame above and on the right."""
+    """Add a title and a light grid behind the data; remove the frame above and on the right."""
     panel.set_title(drawable(title), fontsize=11)
     panel.grid(color="#DDDDDD", linewidth=0.6)
     panel.set_axisbelow(True)
@@ -43,11 +44,13 @@ def finish_panel(panel: "Axes", title: str) -> None:
 
 
 def drawable(name: str) -> str:
-    """Escapes a name: matplotlib reads formulas between dollars, and hides labels that begin with _."""
-    return f"{' ' * name.startswith('_')}{name}".replace("$", r"\$")
+    """Escape a name: matplotlib reads formulas between dollars, and hides what begins with _."""
+    if name.startswith("_"):
+        name = f" {name}"
+    return name.replace("$", r"\$")
 
 
 def legend_below(figure: Figure, panel: "Axes", columns: int, **look: float) -> None:
-    """One legend for all panels, with the entries of `panel`."""
+    """Draw one legend for all panels, with the entries of `panel`."""
     handles, labels = panel.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, **look)
