@@ -23,8 +23,11 @@ TOLERANCE = 0.05  # resizing overshoots a little at edges
 
 @dataclass(frozen=True)
 class Corruption:
-    """A way to corrupt images or texts (`kind`), named as in ImageNet-C where it has it; `CORRUPTIONS` has all of them.
+    """A way to corrupt images or texts, named as in ImageNet-C where it has it.
 
+    name: of the function; `CORRUPTIONS` has all of them
+    kind: what it changes, "image" or "text"
+    group: of corruptions alike, such as "noise"
     strengths: one for each severity
     change: the function, see `image_corruptions` and `text_corruptions`
     """
@@ -36,8 +39,8 @@ class Corruption:
     change: Callable
 
 
-# Noise, zoom, brightness, contrast, pixelate and JPEG have ImageNet-C's strengths. Its blurs are in pixels of images 224 wide,
-# and it also desaturates.
+# Noise, zoom, brightness, contrast, pixelate and JPEG have ImageNet-C's strengths. Its blurs are in
+# pixels of images 224 wide, and it also desaturates.
 _ROWS = (  # group, strengths, function; what the strengths are
     ("noise", (0.08, 0.12, 0.18, 0.26, 0.38), on_images.gaussian_noise),  # standard deviation of the noise
     ("noise", (60, 25, 12, 5, 3), on_images.shot_noise),  # photons of a white pixel
@@ -62,27 +65,32 @@ CORRUPTIONS = {
 
 
 def corrupt(data: Any, name: str, severity: int, seed: int = 0, *, processor: Any = None) -> Any:
-    """Corrupted images or texts; `data` stays as it is.
+    """Return corrupted images or texts; `data` stays as it is.
 
     Args:
-        data (`torch.Tensor`, `PIL.Image.Image`, `str` or `list`): a tensor of images, (rows, channels, height, width) or
-            (channels, height, width), with 1 or 3 channels: uint8, floats in [0, 1], or such images scaled by `processor`; a
-            PIL image; a text; or a list of texts or PIL images.
-        name (`str`): of a corruption, such as "gaussian_noise"; an unknown one raises an error that lists all.
+        data (`torch.Tensor`, `PIL.Image.Image`, `str` or `list`): a tensor of images, (rows,
+            channels, height, width) or (channels, height, width), with 1 or 3 channels: uint8,
+            floats in [0, 1], or such images scaled by `processor`; a PIL image; a text; or a list
+            of texts or PIL images.
+        name (`str`): of a corruption, such as "gaussian_noise"; an unknown one raises an error that
+            lists all.
         severity (`int`): 1 to 5.
-        seed (`int`, defaults to 0): the result depends on it and on the image or text alone, not on its batch or place; all
-            severities use the same random numbers.
-        processor (image processor, *optional*): what scaled the images. They are scaled back, corrupted, clamped to [0, 1]
-            and scaled again.
+        seed (`int`, defaults to 0): the result depends on it and on the image or text alone, not on
+            its batch or place; all severities use the same random numbers.
+        processor (image processor, *optional*): what scaled the images. They are scaled back,
+            corrupted, clamped to [0, 1] and scaled again.
 
     Returns the same type, device and dtype as `data`.
     """
     if isinstance(data, (list, tuple)):
         return [corrupt(value, name, severity, seed, processor=processor) for value in data]
-    corruption = corruption_named(name, "text" if isinstance(data, str) else "image", severity)
+
+    is_text = isinstance(data, str)
+    corruption = corruption_named(name, "text" if is_text else "image", severity)
     strength = corruption.strengths[severity - 1]
-    if isinstance(data, str):
-        return corruption.change(data, strength, random.Random(on_images.key_of(name, seed, data)))
+    if is_text:
+        generator = random.Random(on_images.key_of(name, seed, data))
+        return corruption.change(data, strength, generator)
     if isinstance(data, Tensor):
         return _corrupted_tensor(data, corruption, strength, seed, pixel_scale(processor))
     if hasattr(data, "convert") and hasattr(data, "size"):
@@ -92,35 +100,66 @@ def corrupt(data: Any, name: str, severity: int, seed: int = 0, *, processor: An
 
 @torch.no_grad()
 def _corrupted_tensor(data: Tensor, corruption: Corruption, strength: float, seed: int, scale: np.ndarray) -> Tensor:
-    batch, is_uint8 = data if data.dim() == 4 else data.unsqueeze(0), data.dtype == torch.uint8
-    if batch.dim() != 4 or batch.shape[1] not in (1, 3) or not (data.is_floating_point() or is_uint8):
+    """Corrupt images; `scale` is from `pixel_scale`.
+
+    (rows, channels, height, width) or (channels, height, width) -> the same shape
+    """
+    # What may come in: uint8 or floats, grey or RGB, one image or several.
+    batch = data
+    if data.dim() != 4:
+        batch = data.unsqueeze(0)
+    is_uint8 = data.dtype == torch.uint8
+    has_levels = is_uint8 or data.is_floating_point()
+    if batch.dim() != 4 or batch.shape[1] not in (1, 3) or not has_levels:
         raise ValueError(
-            f"images is {data.dtype} of shape {tuple(data.shape)}: pass uint8, or floats in [0, 1], of shape (rows, channels, "
-            "height, width) or (channels, height, width), with 1 or 3 channels"
+            f"images is {data.dtype} of shape {tuple(data.shape)}: pass uint8, or floats in [0, 1], of shape (rows, "
+            "channels, height, width) or (channels, height, width), with 1 or 3 channels"
         )
+    if len(batch) == 0:
+        return data
     mean, std = (torch.tensor(values.tolist(), device=data.device).view(1, -1, 1, 1) for values in scale)
+
+    # A few images at a time, each in [0, 1] and then back on its scale.
+    values_per_image = math.prod(batch.shape[1:])
+    images_at_a_time = max(1, VALUES_AT_A_TIME // values_per_image)
     parts = []
-    for part in batch.split(max(1, VALUES_AT_A_TIME // math.prod(batch.shape[1:]))) if len(batch) else ():
-        unit = (part.float() / 255 if is_uint8 else _unscaled(part, mean, std)).contiguous()
-        changed = corruption.change(unit, strength, on_images.row_keys(unit, corruption.name, seed)).clamp(0, 1)
-        parts.append((changed * 255).round().byte() if is_uint8 else ((changed - mean) / std).to(data.dtype))
-    return torch.cat(parts).view(data.shape) if parts else data
+    for part in batch.split(images_at_a_time):
+        if is_uint8:
+            images = part.float() / 255
+        else:
+            images = _unscaled(part, mean, std)
+        images = images.contiguous()
+        keys = on_images.row_keys(images, corruption.name, seed)
+        changed = corruption.change(images, strength, keys).clamp(0, 1)
+        if is_uint8:
+            parts.append((changed * 255).round().byte())
+        else:
+            parts.append(((changed - mean) / std).to(data.dtype))
+    return torch.cat(parts).view(data.shape)
 
 
 def _corrupted_picture(picture: Any, corruption: Corruption, strength: float, seed: int) -> Any:
-    """A PIL image; any mode but grey becomes RGB."""
+    """Corrupt a PIL image; any mode but grey becomes RGB."""
     from PIL import Image
 
-    picture = read_image(picture, mode="L" if picture.mode == "L" else "RGB")
-    pixels = torch.from_numpy(np.array(picture)).view(picture.height, picture.width, -1).permute(2, 0, 1)
-    array = _corrupted_tensor(pixels, corruption, strength, seed, pixel_scale()).permute(1, 2, 0).numpy()
-    return Image.fromarray(array if array.shape[2] == 3 else array[..., 0])
+    mode = "L" if picture.mode == "L" else "RGB"
+    picture = read_image(picture, mode=mode)
+    pixels = torch.from_numpy(np.array(picture)).view(picture.height, picture.width, -1)
+    images = pixels.permute(2, 0, 1)  # (channels, height, width)
+    changed = _corrupted_tensor(images, corruption, strength, seed, pixel_scale())
+    array = changed.permute(1, 2, 0).numpy()
+    if mode == "L":
+        array = array[..., 0]
+    return Image.fromarray(array)
 
 
 def pixel_scale(processor: Any = None) -> np.ndarray:
-    """Mean and standard deviation of an image processor, also inside CLIP's, (2, channels), or (2, 1) for all channels:
-    pixel_values = (images in [0, 1] - mean) / std."""
-    processor, scale = getattr(processor, "image_processor", processor), np.array([[0.0], [1.0]])
+    """Return mean and standard deviation of an image processor, also of the one inside CLIP's.
+
+    pixel_values = (images in [0, 1] - mean) / std; shape (2, channels), or (2, 1) for all channels.
+    """
+    scale = np.array([[0.0], [1.0]])
+    processor = getattr(processor, "image_processor", processor)
     if processor is None:
         return scale
     if processor.do_normalize:
@@ -128,39 +167,56 @@ def pixel_scale(processor: Any = None) -> np.ndarray:
     if getattr(processor, "do_rescale", True):
         return scale / (255 * processor.rescale_factor)
     # Images were in [0, 1] before, unless the mean is one of levels up to 255.
-    return scale / (255.0 if scale[0].max() > 1 else 1.0)
+    if scale[0].max() > 1:
+        return scale / 255.0
+    return scale
 
 
 def _unscaled(pixel_values: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(rows, channels, height, width) -> float32 images in [0, 1]; raises for values outside."""
+    """Return float32 images in [0, 1], (rows, channels, height, width); raise for others."""
     # Two statements, each rounded by itself: fused on a device, they would have other last digits.
     images = pixel_values.float() * std
     images = images + mean
-    low, high = images.amin().item(), images.amax().item()
+
+    low = images.amin().item()
+    high = images.amax().item()
+    # Not `low < ... or high > ...`, which is false for NaN.
     if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):
         raise ValueError(
-            f"the images hold values from {low:.3g} to {high:.3g}, not 0 to 1: pass the processor that made them as processor="
+            f"the images hold values from {low:.3g} to {high:.3g}, not 0 to 1: pass the processor that made them as "
+            "processor="
         )
     return images.clamp(0, 1)
 
 
 def corruption_named(name: str, kind: str, severity: int = 1) -> Corruption:
-    """Raises for another kind of data, and for severities that there are not."""
+    """Return a corruption; raise for another kind of data, and for a severity beyond 1 to 5."""
     if severity not in SEVERITIES:
         raise ValueError(f"severity is {severity}: pass whole numbers from 1 to 5")
     if name not in CORRUPTIONS:
         raise ValueError(f"no corruption is called {name!r}: there are {', '.join(CORRUPTIONS)}")
-    if CORRUPTIONS[name].kind != kind:
-        raise ValueError(f"{name} is for {CORRUPTIONS[name].kind}s, and the data are {kind}s: choose others, or all")
-    return CORRUPTIONS[name]
+    corruption = CORRUPTIONS[name]
+    if corruption.kind != kind:
+        raise ValueError(f"{name} is for {corruption.kind}s, and the data are {kind}s: choose others, or all")
+    return corruption
 
 
-def names_of(chosen: str | Sequence[str], kind: str) -> list[str]:
-    """Corruptions of a kind ("image", "text") by name, by group, or "all" of them; each once, in the order given."""
+def corruption_names(chosen: str | Sequence[str], kind: str) -> list[str]:
+    """Return the corruptions of a kind by name, by group, or all; each once, in the order given.
+
+    Args:
+        chosen (`str` or `Sequence[str]`): names of corruptions or of groups, or "all".
+        kind (`str`): "image" or "text".
+    """
+    if isinstance(chosen, str):
+        chosen = [chosen]
+
     names: list[str] = []
-    for name in [chosen] if isinstance(chosen, str) else chosen:
-        members = [
-            item.name for item in CORRUPTIONS.values() if name in (item.group, "all" if item.kind == kind else None)
-        ]
-        names += [corruption_named(member, kind).name for member in members or [name]]
+    for name in chosen:
+        if name == "all":
+            names += [item.name for item in CORRUPTIONS.values() if item.kind == kind]
+            continue
+        group = [item.name for item in CORRUPTIONS.values() if item.group == name]
+        for member in group or [name]:
+            names.append(corruption_named(member, kind).name)
     return list(dict.fromkeys(names))

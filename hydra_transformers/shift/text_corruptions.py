@@ -1,7 +1,7 @@
 """Text corruptions: characters and words that are mistyped or dropped.
 
-Each takes a text, the share of its characters or words to change, and a random generator. A change at a low share is also made at
-every higher one.
+Each takes a text, the share of its characters or words to change, and a random generator. A change
+at a low share is also made at every higher one.
 """
 
 import random
@@ -17,33 +17,44 @@ NEIGHBOURS = dict(key.split(":") for key in KEYS.split())
 
 
 def typos(text: str, share: float, generator: random.Random) -> str:
-    """Replaces letters by their neighbours on a QWERTY keyboard; letters that it lacks stay."""
-    places = [place for place, character in enumerate(text) if character.lower() in NEIGHBOURS]
-    chosen = _chosen(places, share, generator)
-    wrong = [generator.choice(NEIGHBOURS[text[place].lower()]) for place in places]
+    """Replace letters by their neighbours on a QWERTY keyboard; letters that it lacks stay."""
+    indices = [index for index, character in enumerate(text) if character.lower() in NEIGHBOURS]
+    mistyped = _draw(indices, share, generator)
+    # A neighbour is drawn for every letter, mistyped or not, so that it is the same at each share.
+    neighbours = [generator.choice(NEIGHBOURS[text[index].lower()]) for index in indices]
+
     characters = list(text)
-    for place, letter in zip(places, wrong, strict=True):
-        if place in chosen:
-            characters[place] = letter.upper() if text[place].isupper() else letter
+    for index, neighbour in zip(indices, neighbours, strict=True):
+        if index not in mistyped:
+            continue
+        if text[index].isupper():
+            neighbour = neighbour.upper()
+        characters[index] = neighbour
     return "".join(characters)
 
 
 def character_drops(text: str, share: float, generator: random.Random) -> str:
-    """Drops letters and digits."""
-    places = [place for place, character in enumerate(text) if character.isalnum()]
-    dropped = _chosen(places, share, generator)
-    return "".join(character for place, character in enumerate(text) if place not in dropped)
+    """Drop letters and digits."""
+    indices = [index for index, character in enumerate(text) if character.isalnum()]
+    dropped = _draw(indices, share, generator)
+    return "".join(character for index, character in enumerate(text) if index not in dropped)
 
 
 def word_drops(text: str, share: float, generator: random.Random) -> str:
-    """Drops words, never all."""
+    """Drop words, never all."""
     words = text.split()
-    dropped = _chosen(list(range(len(words))), share, generator)
-    return " ".join(word for place, word in enumerate(words) if place not in dropped)
+    indices = list(range(len(words)))
+    dropped = _draw(indices, share, generator)
+    return " ".join(word for index, word in enumerate(words) if index not in dropped)
 
 
-def _chosen(places: list[int], share: float, generator: random.Random) -> set[int]:
-    """A share of the places, never all: the first ones of an order that does not depend on the share."""
+def _draw(indices: list[int], share: float, generator: random.Random) -> set[int]:
+    """Draw a share of the indices, never all.
+
+    Takes the first ones of an order that does not depend on the share.
+    """
     # Rounded up or down at random, so that the share is right on average.
-    count = int(share * len(places) + generator.random())
-    return set(generator.sample(places, len(places))[: max(0, min(count, len(places) - 1))])
+    count = int(share * len(indices) + generator.random())
+    count = max(0, min(count, len(indices) - 1))
+    shuffled = generator.sample(indices, len(indices))
+    return set(shuffled[:count])

@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 from transformers import CLIPImageProcessorPil, ViTImageProcessorPil
 
 from hydra_transformers.shift import corrupt
-from hydra_transformers.shift.corruptions import CORRUPTIONS, SEVERITIES, names_of, pixel_scale
+from hydra_transformers.shift.corruptions import CORRUPTIONS, SEVERITIES, corruption_names, pixel_scale
 from hydra_transformers.shift.image_corruptions import normal, row_keys, uniform
 from hydra_transformers.shift.text_corruptions import NEIGHBOURS
 from tests.pages import ROOT
@@ -184,9 +184,9 @@ def test_text_corruptions_do_what_they_are_called():
 
 
 def test_names_groups_and_all_of_a_kind():
-    assert names_of("all", "image") == ON_IMAGES and names_of("all", "text") == ON_TEXTS
+    assert corruption_names("all", "image") == ON_IMAGES and corruption_names("all", "text") == ON_TEXTS
     blurs = [name for name in ON_IMAGES if name.endswith("_blur")]
-    assert names_of(["blur", "motion_blur", "contrast"], "image") == [*blurs, "contrast"]
+    assert corruption_names(["blur", "motion_blur", "contrast"], "image") == [*blurs, "contrast"]
     page = (ROOT / "docs/uncertainty.md").read_text()
     for each in CORRUPTIONS.values():
         assert re.search(rf"\| .*`{each.group}`.*, {each.kind}s \| .*`{each.name}`.* \|", page)
