@@ -1,14 +1,21 @@
 """Progress bars for long tasks, on a terminal and from the fifth second on."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tqdm.auto import tqdm
+from transformers.utils import is_in_notebook
 
 from .processes import rank_and_world_size
 
 
 SECONDS_BEFORE_A_BAR = 5.0
+
+
+def shows_bars() -> bool:
+    """Whether a progress bar is seen as one: on a terminal or in a notebook, not in a file."""
+    return sys.stderr.isatty() or is_in_notebook()
 
 
 def progress_bar(total: int | None, name: str, unit: str, enabled: bool = True, initial: int = 0) -> tqdm:

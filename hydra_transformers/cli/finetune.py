@@ -62,7 +62,6 @@ def finetune(
         regression=regression,
         max_length=max_length,
         seed=seed,
-        progress=sys.stderr.isatty(),
         **columns,
     )
     from ..reports import evaluate_uncertainty
@@ -88,6 +87,7 @@ def _tune_members(names: list[str], data: str, output: Path, columns: dict, seed
     processor = load_processor(names[0], config)
     columns = {**columns, "processor": processor, "labelled": True}
     train, validation = (load_data(data, config, part=part, **columns) for part in ("training", "validation"))
+    print(train.notes[0], *validation.notes, sep="\n", flush=True)
     models = [load_model(name) for name in names]
     finetune_members(models, None, train, validation, output, seed=seed, progress=sys.stderr.isatty(), **training)
     on_one_process(lambda: copy_circuits(Path(names[0]).parent, output))

@@ -120,6 +120,11 @@ class Labels:
         if len(set(labels)) < (max(labels) + 1) / 10:
             found = f"{len(set(labels))} labels, up to {max(labels)}"
             raise ValueError(f"column {self.column!r} has {found}: numbers are class indices, give codes as texts")
+        if min(labels) > 0:  # a class without rows would be added
+            raise ValueError(
+                f"column {self.column!r} has the labels {min(labels)} to {max(labels)}, and numbers count classes from 0: give "
+                'them as texts, "1", count from 0, or predict them as numbers, regression=True (--regression)'
+            )
         return [f"LABEL_{index}" for index in range(max(labels) + 1)]
 
     def are_numbers(self) -> bool:

@@ -311,8 +311,20 @@ def classes_in(source: DataSource, are_numbers: bool = False) -> tuple[list[str]
             return [column], "regression"
         names, problem_type = labels.classes(), None
     is_cut = "a random part" in note  # with splits of its own, one row of each class may be all there is to learn from
-    if problem_type is None and is_cut and len(set(map(str, labels.values))) == len(rows) > 2:
-        raise ValueError(f"column {column!r} of {source.name} has another label in each row: name another one")
+    if problem_type is None and is_cut:
+        _check_classes_repeat(labels.values, column, source)
     if len(names) < (2 if problem_type is None else 1):
         raise ValueError(f"column {column!r} of {source.name} has {len(names)} class, so there is nothing to learn")
     return names, problem_type
+
+
+def _check_classes_repeat(values: Sequence[Any], column: str, source: DataSource) -> None:
+    """Raises where labels have fewer than two rows each, as names and numbers of rows have."""
+    count = len(set(map(str, values)))
+    if count <= max(2, len(values) / 2):
+        return
+    found = "another label in each row" if count == len(values) else f"{count:,} labels in {len(values):,} rows"
+    raise ValueError(
+        f"column {column!r} of {source.name} has {found}, too many to learn: name another one as label= (--label), or "
+        "predict numbers, regression=True (--regression)"
+    )

@@ -12,6 +12,9 @@ import torch
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
+from .._io.processes import rank_and_world_size
+from .._io.progress import shows_bars
+from ..data.descriptions import describe_few_rows, describe_training_data
 from ..data.image_changes import crop_and_flip
 from ..data.loading import PreparedData, check_has_variety, classes_in, load_data, remember_max_length
 from ..data.processors import load_processor
@@ -40,7 +43,7 @@ class FineTuned:
         train, validation, test (`PreparedData`): The rows of each split, as the model reads them.
         processor (`Any`): The tokenizer, image processor or feature extractor, saved with the model.
         metrics (`dict[str, float]`): Of the validation split.
-        warnings (`list[str]`): Sentences about a model that has not learned.
+        warnings (`list[str]`): Sentences about too few rows, and about a model that has not learned.
     """
 
     model: "HydraModel"
@@ -50,6 +53,16 @@ class FineTuned:
     processor: Any
     metrics: dict[str, float]
     warnings: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        metrics = {name.removeprefix("eval_"): value for name, value in self.metrics.items()}
+        measured = ", ".join(f"{name} {metrics[name]:.4g}" for name in ("accuracy", "loss") if name in metrics)
+        rows = f"{len(self.train):,} training, {len(self.validation):,} validation and {len(self.test):,} test rows"
+        sentences = [
+            f"{type(self.model).__name__} of {self.model.num_members} members: {self.model.name_or_path}",
+            f"{rows}; validation {measured}",
+        ]
+        return "\n".join([*sentences, *self.warnings])
 
 
 def finetune(
@@ -101,7 +114,7 @@ def finetune(
         seed (`int`, defaults to 0):
             Of the new classifiers, the order of the data and dropout.
         progress (`bool`, defaults to `True`):
-            Show Trainer's progress bar.
+            Print what was found in the data, its rows, columns, task and classes, and show Trainer's progress bar.
         callbacks, arguments (*optional*):
             Further callbacks of Trainer, and arguments of `HydraTrainingArguments` (`class_weights`, `branch_rate`, ...).
 
@@ -140,7 +153,12 @@ def finetune(
     columns |= {"processor": processor, "labelled": True, "max_length": max_length}
     train, validation, test = (load_data(data, hydra, part=p, **columns) for p in ("training", "validation", "test"))
     has_accuracy = task_name(hydra) in ONE_OF_SEVERAL
+    if progress and rank_and_world_size()[0] == 0:
+        print(*describe_training_data((train, validation, test), class_names, problem_type), sep="\n", flush=True)
     check_has_variety(train, "the training split", "to learn")
+    warnings = describe_few_rows(len(train), len(class_names))
+    for sentence in warnings:
+        logger.warning(sentence)
     if train.kind == "image" and train.change is None:
         train = replace(train, change=crop_and_flip)
     by_accuracy = has_accuracy and arguments.get("class_weights") is None  # accuracy hides errors in rare classes
@@ -155,7 +173,7 @@ def finetune(
         "load_best_model_at_end": True,
         "report_to": "none",
         "dataloader_pin_memory": torch.cuda.is_available(),
-        "disable_tqdm": not progress,
+        "disable_tqdm": not (progress and shows_bars()),
         "seed": seed,
     }
     # Trainer makes its folder at once, and that of checkpoints is the sign of an unfinished training.
@@ -180,16 +198,17 @@ def finetune(
         compute_metrics=compute_accuracy if has_accuracy else None,
         callbacks=list(callbacks),
     )
-    if not progress:
+    if not (progress and shows_bars()):
         trainer.remove_callback(PrinterCallback)
     if not finished:
         train_and_save(trainer, folder)
     hydra.name_or_path = hydra.config.name_or_path = os.path.abspath(folder)  # where its processor is
     metrics = trainer.evaluate()
-    result = FineTuned(hydra.eval(), replace(train, change=None), validation, test, processor, metrics)
+    result = FineTuned(hydra.eval(), replace(train, change=None), validation, test, processor, metrics, warnings)
     if task_name(hydra) == "single_label_classification":
-        result.warnings += no_better_than_most_frequent(metrics["eval_accuracy"], validation.labels, hydra.config)
-        for sentence in result.warnings:
+        useless = no_better_than_most_frequent(metrics["eval_accuracy"], validation.labels, hydra.config)
+        result.warnings += useless
+        for sentence in useless:
             logger.warning(sentence)
     return result
 

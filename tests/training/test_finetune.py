@@ -40,6 +40,8 @@ def test_a_file_of_texts_becomes_a_hydra_of_three_with_splits_that_do_not_overla
     assert (result.model.num_members, result.model.config.trunk_layers) == (3, 1) and not result.model.training
     assert set(result.model.config.id2label.values()) == {"+", "-"}
     assert (len(result.train), len(result.validation), len(result.test)) == (32, 4, 4)
+    said = f"HydraBertForSequenceClassification of 3 members: {output}\n32 training, 4 validation and 4 test rows; "
+    assert repr(result).startswith(f"{said}validation accuracy {result.metrics['eval_accuracy']:.4g}, loss ")
     assert_same_weights(AutoHydra.from_pretrained(output), result.model)
     assert isinstance(BertTokenizer.from_pretrained(output), BertTokenizer) and not (output / "checkpoints").exists()
     start = AutoHydra.from_backbone(bert, num_members=3, class_names=list(result.model.config.id2label.values()))
@@ -149,9 +151,71 @@ def test_a_column_of_codes_or_of_names_of_rows_is_not_one_of_classes():
     for column, words in (("id", "has another label in each row"), ("code", "has 2 labels, up to 1001: .* as texts")):
         with pytest.raises(ValueError, match=words):
             classes_in(DataSource(numbered, label=column, part="all"))
+    some_repeat = [*numbered, *({"text": "film", "id": "9"} for _ in range(7))]
+    with pytest.raises(ValueError, match=r"has 10 labels in 16 rows, too many .* regression=True"):
+        classes_in(DataSource(some_repeat, label="id", part="all"))
     assert len(classes_in(DataSource(numbered, label="class", part="all"))[0]) == 12
     splits = datasets.DatasetDict(dict.fromkeys(("train", "validation", "test"), datasets.Dataset.from_list(numbered)))
     assert len(classes_in(DataSource(splits, label="id", part="all"))[0]) == 9  # one row of each class to learn from
+
+
+def test_classes_are_counted_from_0_or_named():
+    """A model of labels from 1 to 3 would have a class without rows, LABEL_0."""
+    stars = [{"text": "film", "stars": 1 + n % 3, "name": str(1 + n % 3), "rare": n % 2 * 3} for n in range(9)]
+    with pytest.raises(ValueError, match=r"the labels 1 to 3, and numbers count classes from 0: .* as texts"):
+        classes_in(DataSource(stars, label="stars", part="all"))
+    assert classes_in(DataSource(stars, label="stars", part="all"), are_numbers=True) == (["stars"], "regression")
+    assert classes_in(DataSource(stars, label="name", part="all")) == (["1", "2", "3"], None)
+    assert classes_in(DataSource(stars, label="rare", part="all"))[0] == [f"LABEL_{n}" for n in range(4)]
+
+
+def test_what_is_found_in_the_data_is_printed_before_the_training(bert, tmp_path, capsys, caplog):
+    class Stop(TrainerCallback):
+        def on_train_begin(self, *args, **kwargs):
+            raise KeyboardInterrupt
+
+    shown = FAST | {"progress": True, "callbacks": [Stop()]}
+    number = {"+": 3, "-": 0}
+    forms = {
+        "one of": (reviews(), [], "task: one of 2 classes: + (20), - (20)"),
+        "empty": (
+            [row | {"label": number[row["label"]]} for row in reviews(8)],
+            ["6 training rows are very few, have 20 or more"],
+            "task: one of 4 classes: LABEL_0 (4), LABEL_3 (4), LABEL_1 (0), LABEL_2 (0)\n"
+            "no row has the class LABEL_1, LABEL_2",
+        ),
+        "many": (
+            [row | {"label": f"{n % 7} {row['label']}"} for n, row in enumerate(reviews(57))],
+            ["46 training rows are very few, have 70"],
+            "task: one of 14 classes: from ",
+        ),
+        "numbers": (
+            [row | {"label": n / 4} for n, row in enumerate(reviews())],
+            [],
+            "task: regression, of numbers from 0 to 9.75",
+        ),
+        "any of": (
+            [row | {"label": ["a"] if n % 4 else ["a", "b"]} for n, row in enumerate(reviews())],
+            [],
+            "task: any of 2 classes: a (40), b (10)",
+        ),
+        "tags": (
+            [{"tokens": row["text"].split(), "tags": ["O", "XY"[n % 2], "O"]} for n, row in enumerate(reviews())],
+            [],
+            "task: one of 3 classes for each word: O (80), X (20), Y (20)",
+        ),
+    }
+    for name, (rows, notes, task) in forms.items():
+        caplog.clear()
+        with pytest.raises(KeyboardInterrupt):
+            finetune(bert, rows, tmp_path / name, **shown)
+        lines = capsys.readouterr().out
+        held_out = max(1, len(rows) // 10)
+        assert f"data: {len(rows) - 2 * held_out} rows, a random part for training\n" in lines
+        assert f"data: {held_out} rows, a random part for test\n" in lines and "labels: column " in lines
+        assert task in lines, lines
+        few = [message for message in caplog.messages if "very few" in message]
+        assert len(few) == len(notes) and all(map(str.startswith, few, notes))
 
 
 def test_images_with_splits_of_their_own_are_changed_in_training_only(tmp_path):
