@@ -74,6 +74,11 @@ def encoder_config(model: PreTrainedModel) -> PreTrainedConfig:
     return config_in_backbone(hydra_class_of(model), model.config)
 
 
+def has_two_towers(model: PreTrainedModel) -> bool:
+    """Whether a model has a tower for images and one for texts, for zero-shot classification."""
+    return len(tower_configs(encoder_config(model))) > 1
+
+
 def plain_config(cls: type, config: PreTrainedConfig, changes: Mapping[str, dict] | None = None) -> PreTrainedConfig:
     """The backbone's config for a Hydra's config.
 

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from ..data.zero_shot import check_class_prompts, logits_of_cosines
 from ..fusion.packed_heads import heads_at, qkv_rows
-from ..fusion.structure import tower_configs
+from ..fusion.structure import has_two_towers, tower_configs
 from ..models.modeling_hydra import HydraAttention
-from .heads import Head, Prompts, Towers, chosen_towers, has_two_towers, heads_of, tower_and_place
+from .heads import Head, Prompts, Towers, chosen_towers, heads_of, tower_and_place
 
 
 # From a batch's inputs to logits (candidates, batch, classes), in parts and in the order of the

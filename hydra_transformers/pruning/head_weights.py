@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..fusion.packed_heads import qkv_by_head
-from .heads import Head, Towers, attention_of, has_two_towers, heads_of, prune_heads, tower_and_place
+from ..fusion.structure import has_two_towers
+from .heads import Head, Towers, attention_of, heads_of, prune_heads, tower_and_place
 
 
 Layer = tuple  # (layer,), or (tower, layer)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..fusion.structure import attention_names, encoder_config, tower_configs
+from ..fusion.structure import attention_names, tower_configs
 from ..fusion.trunk import trunk_depth
 from ..models.auto import AutoHydra
 
@@ -84,11 +84,6 @@ def heads_in(kept_heads: list | Mapping[str, list], member: int = 0) -> list[Hea
             for head in members[min(member, last)]:
                 heads.append((layer, head) if tower == "" else (tower, layer, head))
     return heads
-
-
-def has_two_towers(model: PreTrainedModel) -> bool:
-    """Whether a model has a tower for images and one for texts, for zero-shot classification."""
-    return len(tower_configs(encoder_config(model))) > 1
 
 
 def chosen_towers(model: PreTrainedModel, towers: Towers | None) -> list[str]:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..fusion.structure import has_two_towers
 from ..models.ensembling import at_least_float32
 from .evaluation_data import check_label_range
-from .heads import has_two_towers
 
 
 OBJECTIVES = ("acc", "ood", "avg")

@@ -1,4 +1,4 @@
-"""Trainer callbacks: freezing after pruning, and weights that stay zero."""
+"""Trainer callbacks: freezing after pruning, weights that stay zero, and bounds of CLIP's logit scale."""
 
 import math
 import re
@@ -10,10 +10,22 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..fusion.structure import encoder_config, isinstance_by_name, number_of_layers, tower_configs
+from ..fusion.structure import encoder_config, has_two_towers, isinstance_by_name, number_of_layers, tower_configs
 from ..fusion.trunk import check_trunk_layers, trunk_depth
 from ..models.modeling_hydra import GroupedLinear, GroupedOutput
-from .parameter_groups import PARTS, Place, is_baseline, kept_by_class, layer_dropouts, places, unused_parameters
+from .parameter_groups import (
+    PARTS,
+    Place,
+    hydra_parameter_names,
+    is_baseline,
+    kept_by_class,
+    layer_dropouts,
+    places,
+    unused_parameters,
+)
+
+
+TOWERS = ("vision", "text")
 
 
 class PostPruningCallback(TrainerCallback):
@@ -30,13 +42,15 @@ class PostPruningCallback(TrainerCallback):
             tower); LayerNorms behind the last layer count as part of it.
         trunk_layers (`int` or `float`, defaults to 0): do not train the first n layers (of each tower), or this share of
             them, nor anything before them. Members of one model then share them, and run them once when they are fused.
+        towers (`Sequence[str]`, *optional*): of CLIP and SigLIP, train the parameters of these towers only, "vision" or "text",
+            with their projections; the logit scale and bias count as part of both. `("text",)` locks the images' tower.
         reset_classifier (`bool`, defaults to `False`): set the weight and bias of the classifier's last layer to zero before
             training; layers before it, and the pooler, stay.
         dropout (`float`, *optional*): the probability of the dropouts inside each layer, on the outputs of attention and
             MLP, in this training; the config, and with it a saved model, keeps its own.
 
-    On a model with adapters PEFT chooses what trains: `trainable` and `last_n_layers` do not count, `trunk_layers` is refused,
-    and `reset_classifier` resets the classifier that is saved with the adapter (`modules_to_save`).
+    On a model with adapters PEFT chooses what trains: `trainable` and `last_n_layers` do not count, `trunk_layers` and `towers`
+    raise, and `reset_classifier` resets the classifier that is saved with the adapter (`modules_to_save`).
     """
 
     def __init__(
@@ -46,6 +60,7 @@ class PostPruningCallback(TrainerCallback):
         reset_classifier: bool = False,
         dropout: float | None = None,
         trunk_layers: int | float = 0,
+        towers: Sequence[str] | None = None,
     ):
         trainable = (trainable,) if isinstance(trainable, str) else tuple(trainable)
         unknown = [part for part in trainable if part not in PARTS]
@@ -58,8 +73,16 @@ class PostPruningCallback(TrainerCallback):
             raise ValueError(f"trunk_layers is {trunk_layers}: pass 0 or more")
         if dropout is not None and not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}: pass a probability below 1, or None to leave it as it is")
-        self.trainable, self.last_n_layers, self.trunk_layers = trainable, last_n_layers, trunk_layers
-        self.reset_classifier, self.dropout = reset_classifier, dropout
+        if towers is not None:
+            towers = (towers,) if isinstance(towers, str) else tuple(towers)
+            if not towers or not set(towers) <= set(TOWERS):
+                raise ValueError(f'towers is {towers}: pass some of "vision" and "text", or None for both')
+        self.trainable = trainable
+        self.last_n_layers = last_n_layers
+        self.trunk_layers = trunk_layers
+        self.reset_classifier = reset_classifier
+        self.dropout = dropout
+        self.towers = towers
         self._prepared: weakref.ref[nn.Module] | None = None
 
     def trains(self, model: nn.Module) -> dict[str, bool]:
@@ -71,6 +94,9 @@ class PostPruningCallback(TrainerCallback):
             idle |= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         else:
             idle |= kept_by_class(model)
+        if self.towers is not None:
+            locked = [tower for tower in TOWERS if tower not in self.towers]
+            idle |= {name for name, ours in hydra_parameter_names(model).items() if _tower_of(ours) in locked}
         trunk = trunk_depth(self.trunk_layers, _fewest_layers(model)) if self.trunk_layers else 0
         return {name: name not in idle and self._trains_at(place, trunk) for name, place in places(model).items()}
 
@@ -89,6 +115,8 @@ class PostPruningCallback(TrainerCallback):
                 f"trunk_layers is {self.trunk_layers}, but which layers of a model with adapters train is PEFT's choice: pass "
                 "0, or members without adapters"
             )
+        if self.towers is not None:
+            _check_has_towers(model, self.towers)
         if self.trunk_layers and self.trunk_layers > _fewest_layers(model):
             raise ValueError(f"trunk_layers is {self.trunk_layers}: the model has {_fewest_layers(model)} layers")
         for name, trains in self.trains(model).items():
@@ -136,6 +164,22 @@ class PostPruningCallback(TrainerCallback):
 
 def _fewest_layers(model: nn.Module) -> int:
     return min(map(number_of_layers, tower_configs(encoder_config(model)).values()))
+
+
+def _tower_of(name: str) -> str | None:
+    """Return the tower that a Hydra's parameter belongs to; None for the logit scale and bias, which belong to both."""
+    if name.startswith("visual_projection."):
+        return "vision"
+    return next((tower for tower in TOWERS if name.startswith(f"{tower}_")), None)
+
+
+def _check_has_towers(model: nn.Module, towers: Sequence[str]) -> None:
+    if hasattr(model, "peft_config"):
+        raise ValueError(
+            f"towers is {towers}, but which parameters of a model with adapters train is PEFT's choice: leave towers out"
+        )
+    if not has_two_towers(model):
+        raise ValueError(f"towers is {towers}: a {type(model).__name__} has one encoder, leave towers out")
 
 
 @torch.no_grad()
@@ -192,3 +236,39 @@ class KeepZerosCallback(TrainerCallback):
     ) -> None:
         for weight, zeros in self._zeros:
             weight.masked_fill_(zeros, 0)
+
+
+class LogitScaleCallback(TrainerCallback):
+    """Keeps CLIP's logit scale within bounds in training: `Trainer(callbacks=[LogitScaleCallback()])`.
+
+    The factor of the cosines, the exponential of `logit_scale`, stays between 1 and `maximum`, as in CLIP's own training.
+
+    Args:
+        maximum (`float`, defaults to 100.0): the largest factor.
+    """
+
+    def __init__(self, maximum: float = 100.0):
+        if not 1 < maximum < math.inf:
+            raise ValueError(f"maximum is {maximum}: pass a number above 1")
+        self.maximum = maximum
+        self._scales: list[nn.Parameter] = []
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        named = kwargs["model"].named_parameters()
+        self._scales = [parameter for name, parameter in named if name.rpartition(".")[2] == "logit_scale"]
+        if not self._scales:
+            raise ValueError(f"{type(kwargs['model']).__name__} has no logit_scale: leave LogitScaleCallback out")
+        factor = max(scale.detach().exp().max().item() for scale in self._scales)
+        if factor > 1.01 * self.maximum:  # SigLIP's own training has no bound
+            raise ValueError(
+                f"maximum is {self.maximum}, and the model's logit scale is {factor:.4g}: pass a larger one"
+            )
+
+    @torch.no_grad()
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        for scale in self._scales:
+            scale.clamp_(0.0, math.log(self.maximum))

@@ -3,14 +3,24 @@
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
+from ..fusion.structure import has_two_towers
 from ..models.ensembling import at_least_float32, log_mean_probability
 from ..models.tokens import rows_of_tokens
+from .lora import is_peft_model
 
 
 IGNORED_LABEL = -100
 ONE_OF_SEVERAL = ("single_label_classification", "token_classification")  # tasks that have an accuracy
+
+
+def learns_from_pairs(model: nn.Module) -> bool:
+    """Whether a model learns which image and text belong together, as CLIP and SigLIP do; a classifier on one tower does not."""
+    inner = model.get_base_model() if is_peft_model(model) else model
+    return isinstance(inner, PreTrainedModel) and has_two_towers(inner)
 
 
 class EnsembleLoss:

@@ -21,7 +21,7 @@ from ..models.decision import task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, load_member, record_training
 from .learning_rates import Validation, choose_learning_rate, rates_to_try, validation_of
 from .lora import is_peft_model
-from .losses import IGNORED_LABEL, ONE_OF_SEVERAL
+from .losses import IGNORED_LABEL, ONE_OF_SEVERAL, learns_from_pairs
 from .parameter_groups import is_baseline
 from .recipes import Recipe
 from .recipes import recipe as recipe_named
@@ -77,7 +77,8 @@ def finetune_members(
             Peak learning rates to choose from; `"grid"` for those of the recipe. The first member is tuned at each of them, and
             all members get the one that was best on the validation data (see `choose_learning_rate`).
         compute_metrics (`Callable`, *optional*):
-            As in `Trainer`; by default `compute_accuracy` for models that choose one class. Others are judged by their loss.
+            As in `Trainer`; by default `compute_accuracy` for models that choose one class. Others are judged by their loss,
+            such as CLIP, which learns from pairs: rows with `pixel_values` and `input_ids`.
         data_collator, processing_class, callbacks (*optional*):
             As in `HydraTrainer`; the recipe's callbacks come first.
         progress (`bool`, defaults to `True`):
@@ -107,7 +108,10 @@ def finetune_members(
     rates = None if learning_rates is None else rates_to_try(learning_rates, recipe, training_arguments)
 
     training_arguments = {"disable_tqdm": not progress} | training_arguments
-    if compute_metrics is None and task_name(members[0]) in ONE_OF_SEVERAL:
+    if validation_data is not None and "eval_strategy" not in recipe.arguments:
+        training_arguments = {"eval_strategy": "epoch"} | training_arguments
+    has_accuracy = task_name(members[0]) in ONE_OF_SEVERAL and not learns_from_pairs(members[0])
+    if compute_metrics is None and has_accuracy:
         compute_metrics = compute_accuracy
     elif compute_metrics is None:  # accuracy and label smoothing are about one class of several
         by_loss = {"metric_for_best_model": "loss", "greater_is_better": False, "label_smoothing_factor": 0.0}

@@ -1,4 +1,4 @@
-"""The paper's recipes for fine-tuning after pruning (appendix D.2)."""
+"""The paper's recipes for fine-tuning after pruning (appendices D.2 and D.3)."""
 
 import os
 from collections.abc import Mapping
@@ -7,7 +7,8 @@ from typing import Any
 
 from transformers import EarlyStoppingCallback, TrainerCallback
 
-from .callbacks import KeepZerosCallback, PostPruningCallback
+from .callbacks import KeepZerosCallback, LogitScaleCallback, PostPruningCallback
+from .parameter_groups import PARTS
 from .trainer import HydraTrainingArguments
 
 
@@ -23,14 +24,18 @@ class Recipe:
         name (`str`):
             The name in messages.
         arguments (`dict`):
-            Arguments of `HydraTrainingArguments`. Unless named here, all parts train at one learning rate, validation and
-            checkpoints come once per epoch.
+            Arguments of `HydraTrainingArguments`. Unless named here, all parts train at one learning rate, and checkpoints come
+            once per epoch.
         learning_rates (`tuple[float, ...]`, *optional*):
             The peak learning rates that `finetune_members(learning_rates="grid")` chooses from on validation data.
         early_stopping_patience (`int`, *optional*), early_stopping_threshold (`float`, defaults to 0.0):
             Evaluations without an improvement of at least the threshold before training stops.
         trainable, last_n_layers, reset_classifier, dropout, trunk_layers (*optional*):
             As in `PostPruningCallback`.
+        towers (`Sequence[str]`, *optional*):
+            As in `PostPruningCallback`, for CLIP and SigLIP.
+        max_logit_scale (`float`, *optional*):
+            The largest factor of CLIP's cosines, as in `LogitScaleCallback`.
         keep_zeros (`bool`, defaults to `False`):
             Keep weights at zero that are zero at the start, as after `oba_prune`.
     """
@@ -46,6 +51,8 @@ class Recipe:
     dropout: float | None = None
     trunk_layers: int | float = 0
     keep_zeros: bool = False
+    towers: tuple[str, ...] | None = None
+    max_logit_scale: float | None = None
 
     def __post_init__(self) -> None:
         if self.keep_zeros and self.reset_classifier:
@@ -60,8 +67,9 @@ class Recipe:
     def training_arguments(self, output_dir: str | os.PathLike, **overrides: Any) -> HydraTrainingArguments:
         """The recipe as `HydraTrainingArguments`, for `HydraTrainer` or `Trainer`.
 
-        The paper names no batch sizes: pass `per_device_train_batch_size`, it is 32 otherwise. A recipe that stops early or
-        keeps the best checkpoint ("sst2") needs a `compute_metrics` in the Trainer that returns its metric, such as
+        The paper names no batch sizes for classifiers: pass `per_device_train_batch_size`, it is 32 otherwise. To validate
+        during the training, pass `eval_strategy="epoch"`. A recipe that stops early or keeps the best checkpoint ("sst2")
+        always does: its Trainer needs an `eval_dataset`, and a `compute_metrics` that returns its metric, such as
         `compute_accuracy`.
 
         Args:
@@ -73,7 +81,6 @@ class Recipe:
         arguments = {
             "branch_rate": 1.0,
             "classifier_learning_rate": None,
-            "eval_strategy": "epoch",
             "save_strategy": "epoch",
             "save_total_limit": 2,
             # Early stopping goes on counting where it was when a run resumes.
@@ -81,6 +88,8 @@ class Recipe:
             **self.arguments,
             **overrides,
         }
+        decides_by_validation = self.early_stopping_patience is not None or arguments.get("load_best_model_at_end")
+        arguments.setdefault("eval_strategy", "epoch" if decides_by_validation else "no")
         if "num_train_epochs" in overrides and "max_steps" not in overrides:
             arguments["max_steps"] = -1  # otherwise the recipe's steps would silently win over the epochs
         if 0 < arguments.get("max_steps", -1) <= arguments.get("warmup_steps", 0):
@@ -91,13 +100,15 @@ class Recipe:
         return HydraTrainingArguments(output_dir=os.fspath(output_dir), **arguments)
 
     def callbacks(self) -> list[TrainerCallback]:
-        """New callbacks for one Trainer: freezing, early stopping, zeros that stay."""
-        names = ("trainable", "last_n_layers", "reset_classifier", "dropout", "trunk_layers")
+        """New callbacks for one Trainer: freezing, early stopping, zeros that stay, a bounded logit scale."""
+        names = ("trainable", "last_n_layers", "reset_classifier", "dropout", "trunk_layers", "towers")
         callbacks: list[TrainerCallback] = [PostPruningCallback(**{name: getattr(self, name) for name in names})]
         if self.early_stopping_patience is not None:
             callbacks.append(EarlyStoppingCallback(self.early_stopping_patience, self.early_stopping_threshold))
         if self.keep_zeros:
             callbacks.append(KeepZerosCallback())
+        if self.max_logit_scale is not None:
+            callbacks.append(LogitScaleCallback(self.max_logit_scale))
         return callbacks
 
 
@@ -146,7 +157,28 @@ SST2 = Recipe(
     early_stopping_threshold=5e-4,
 )
 
-RECIPES = {recipe.name: recipe for recipe in (IMAGENET1K, CIFAR100, SST2)}
+CLIP = Recipe(
+    name="clip",
+    arguments={
+        "optim": "adamw_torch",
+        "learning_rate": 5e-5,
+        "weight_decay": 0.2,
+        "adam_beta2": 0.98,
+        "adam_epsilon": 1e-6,
+        "max_grad_norm": 0.0,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 100,
+        "num_train_epochs": 1,
+        "per_device_train_batch_size": 1_500,
+        "per_device_eval_batch_size": 1_500,
+    },
+    learning_rates=(1e-4, 5e-5, 1e-5),
+    trainable=PARTS,
+    towers=("text",),
+    max_logit_scale=100.0,
+)
+
+RECIPES = {recipe.name: recipe for recipe in (IMAGENET1K, CIFAR100, SST2, CLIP)}
 """All recipes, by name."""
 
 
@@ -154,9 +186,9 @@ def recipe(name: str) -> Recipe:
     """The paper's recipe for fine-tuning after pruning.
 
     Args:
-        name (`str`): "imagenet1k", "cifar100" or "sst2".
+        name (`str`): "imagenet1k", "cifar100", "sst2" or "clip".
 
-    They are from appendix D.2, with these points settled:
+    They are from appendices D.2 and D.3, with these points settled:
 
     - The paper does not say which learning rate of a grid won. `learning_rate` is then 0.01, which is in both grids;
       `finetune_members(learning_rates="grid")` chooses one of the grid on validation data, as the paper does.
@@ -169,6 +201,12 @@ def recipe(name: str) -> Recipe:
       fine-tuning (C.2): weight decay 0.01, up to 7 epochs, early stopping on validation accuracy (patience 2, delta
       5e-4), and the epoch with the best validation accuracy is kept. The first 3,000 training examples are the
       validation set, and texts have 128 tokens. BERT's dropout stays.
+    - "clip" locks the images' tower and its projection (LiT), and trains the text tower, its embeddings too, and the logit
+      scale, for one epoch over pairs of images and texts. What D.3 takes from OpenCLIP are its defaults: betas of 0.9 and
+      0.98, an epsilon of 1e-6, weight decay 0.2, a cosine to zero, no clipping, a logit scale of at most 100. The paper
+      chooses the rate of a grid by the training loss; `learning_rates="grid"` does so by the validation loss. Its batch has
+      1,500 pairs on each GPU, and four of them are accumulated. There each image is compared with the texts of the whole
+      batch, on all GPUs; here with those of its own step and process.
     - How training images are cropped, flipped and augmented is up to your data: see docs/fine-tuning.md.
     """
     if name not in RECIPES:

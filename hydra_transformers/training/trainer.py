@@ -20,7 +20,7 @@ from ..data.prediction import padding_of
 from ..models.decision import task_name
 from .checkpoints import has_ended, last_checkpoint, load_member, trainer_state
 from .lora import is_peft_model
-from .losses import IGNORED_LABEL, EnsembleLoss
+from .losses import IGNORED_LABEL, EnsembleLoss, learns_from_pairs
 from .parameter_groups import decayed_by_another_name, set_rates
 
 
@@ -93,7 +93,8 @@ class HydraTrainer(Trainer):
         processing_class (*optional*):
             The tokenizer, image processor or feature extractor; saved with the model.
         data_collator (`Callable`, *optional*):
-            By default rows are stacked, and tokens padded to the longest row of their batch.
+            By default rows are stacked, and tokens padded to the longest row of their batch. CLIP and SigLIP are asked for the
+            loss of pairs.
         kwargs (*optional*):
             All else that `Trainer` takes: `compute_metrics`, `callbacks`, ...
 
@@ -123,7 +124,8 @@ class HydraTrainer(Trainer):
         data = (prepared(data, self.model, processing_class) for data in (train_dataset, eval_dataset))
         self.train_dataset, self.eval_dataset = data
         if data_collator is None:
-            self.data_collator = partial(collate, padding=padding_of(self.model) or 0)
+            collate_rows = collate_pairs if learns_from_pairs(self.model) else collate
+            self.data_collator = partial(collate_rows, padding=padding_of(self.model) or 0)
         balanced = getattr(args, "class_weights", None) is not None
         if self.compute_loss_func is None and (args.label_smoothing_factor or balanced):
             self.label_smoother = None
@@ -245,6 +247,11 @@ class HydraTrainer(Trainer):
             condition = condition.to(torch.uint8)
             dist.all_reduce(condition, op=dist.ReduceOp.MIN)
         return bool(condition)
+
+
+def collate_pairs(rows: list[Mapping[str, Any]], padding: int = 0) -> dict[str, Any]:
+    """Return rows of an image and a text each as one batch, which asks CLIP for its loss."""
+    return collate(rows, padding) | {"return_loss": True}
 
 
 def prepared(data: Any, model: nn.Module, processing_class: Any) -> Any:

@@ -1,13 +1,14 @@
 """PostPruningCallback: what trains, what stays, and what it refuses."""
 
+import math
 import re
 import shutil
 
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hydra_transformers.training import PostPruningCallback
+from hydra_transformers.training import HydraTrainer, LogitScaleCallback, PostPruningCallback
 from hydra_transformers.training.parameter_groups import PARTS, layer_dropouts, places
 from tests.training.tiny import FORMS, QUIET, changed, tiny_dataset, tiny_model, tiny_trainer, weights_of
 
@@ -101,6 +102,49 @@ def test_a_trunk_does_not_train_nor_what_comes_before_it(family, form):
     assert PostPruningCallback(PARTS, trunk_layers=0.75).trains(model) == found
 
 
+@pytest.mark.parametrize(("name", "form"), [("clip", "fused"), ("clip", "backbone"), ("siglip", "unshared")])
+def test_a_locked_tower_stays_bit_for_bit_with_its_projection(name, form, tmp_path):
+    model = tiny_model(name, form)
+    before = weights_of(model)
+    callback = PostPruningCallback(PARTS, towers=("text",))
+    trainer = HydraTrainer(model, two_steps(tmp_path), train_dataset=tiny_dataset("clip"), callbacks=[callback])
+    trainer.train()
+
+    moved = changed(before, model)
+    locked = ("vision_model.", "visual_projection.")
+    # Softmax does not see a shift of all keys: the gradient of a plain model's bias of keys is rounding, if anything.
+    expected = {parameter for parameter in can_train(model) if not parameter.startswith(locked)}
+    assert {parameter for parameter in expected - moved if "k_proj.bias" not in parameter} == set()
+    assert moved - expected == set()
+    assert any(parameter.startswith("logit_scale") for parameter in moved)
+    trained = {parameter for parameter, trains in callback.trains(model).items() if trains}
+    other = {
+        parameter for parameter, trains in PostPruningCallback(PARTS, towers="vision").trains(model).items() if trains
+    }
+    everything = {parameter for parameter, trains in PostPruningCallback(PARTS).trains(model).items() if trains}
+    assert trained | other == everything
+    assert trained & other == {parameter for parameter in before if parameter.startswith("logit_")}
+
+
+class SettingTheLogitScale(TrainerCallback):
+    """What a step of the optimizer might do."""
+
+    def __init__(self, value: float):
+        self.value = value
+
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        kwargs["model"].logit_scale.data.fill_(self.value)
+
+
+@pytest.mark.parametrize(("found", "bounded"), [(3.0, 2.0), (1.5, 1.5), (-1.0, 0.0)])
+def test_the_logit_scale_stays_within_its_bounds(found, bounded, tmp_path):
+    model = tiny_model("clip", "fused")
+    model.logit_scale.data.fill_(1.0)
+    callbacks = [SettingTheLogitScale(found), LogitScaleCallback(math.exp(2.0))]
+    tiny_trainer("clip", model, two_steps(tmp_path), callbacks=callbacks).train()
+    assert model.logit_scale.tolist() == pytest.approx([bounded] * 3)
+
+
 @pytest.mark.parametrize(("name", "form"), [("vit", "fused"), ("roberta", "fused"), ("ast", "backbone")])
 def test_a_classifier_of_several_layers_that_was_reset_trains(name, form, tmp_path):
     """With zeros in all of them, their weights would never get a gradient."""
@@ -183,8 +227,26 @@ def test_a_model_or_optimizer_that_is_not_the_prepared_one_raises_with_the_remed
         ({"reset_classifier": True}, "HydraCLIPModel has no classifier to reset"),
         ({"dropout": 0.1}, "HydraCLIPModel has no dropout inside its layers"),
         ({"trunk_layers": 4}, "trunk_layers is 4: the model has 3 layers"),
+        ({"towers": ("image",)}, r'towers is \(\'image\',\): pass some of "vision" and "text"'),
+        ({"towers": ()}, r'towers is \(\): pass some of "vision" and "text"'),
     ],
 )
 def test_wrong_arguments_and_what_a_model_does_not_have_are_refused(arguments, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         tiny_trainer("clip", tiny_model("clip"), two_steps(tmp_path), callbacks=[PostPruningCallback(**arguments)])
+
+
+def test_towers_and_a_logit_scale_are_those_of_clip(tmp_path):
+    with pytest.raises(ValueError, match=r"towers is \('text',\): a HydraViTForImageClassification has one encoder"):
+        tiny_trainer("vit", tiny_model("vit"), two_steps(tmp_path), callbacks=[PostPruningCallback(towers="text")])
+    with pytest.raises(
+        ValueError, match="HydraViTForImageClassification has no logit_scale: leave LogitScaleCallback"
+    ):
+        tiny_trainer("vit", tiny_model("vit"), two_steps(tmp_path), callbacks=[LogitScaleCallback()]).train()
+    clip = tiny_model("clip")
+    with torch.no_grad():
+        clip.logit_scale.fill_(math.log(117.0))
+    with pytest.raises(ValueError, match=r"maximum is 100\.0, and the model's logit scale is 117: pass a larger one"):
+        tiny_trainer("clip", clip, two_steps(tmp_path), callbacks=[LogitScaleCallback()]).train()
+    with pytest.raises(ValueError, match=r"maximum is 1\.0: pass a number above 1"):
+        LogitScaleCallback(1.0)

@@ -1,6 +1,7 @@
 """finetune_members: members trained one by one in folders that can be picked up again."""
 
 import dataclasses
+import json
 import math
 import shutil
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import EvalPrediction, ViTForImageClassification
 
-from hydra_transformers import HydraViTForImageClassification
+from hydra_transformers import HydraCLIPModel, HydraViTForImageClassification
 from hydra_transformers.training import DivergedError, Recipe, compute_accuracy, finetune_members, lora_config, recipe
 from hydra_transformers.training.checkpoints import last_checkpoint
 from tests.training import tiny
@@ -193,6 +194,33 @@ def test_plain_backbones_and_clip_train_too(tmp_path):
     [tuned] = finetune_members([member], contrastive, pairs, pairs, tmp_path / "clip", **loss, **ARGUMENTS)
     losses = [model(**tiny.clip_pairs(pairs)).loss.item() for model in (member, tuned)]
     assert losses[1] < losses[0]
+
+
+@pytest.mark.parametrize("form", ["backbone", "member"])
+def test_clip_learns_from_pairs_and_is_judged_by_their_loss(form, tmp_path):
+    """With the recipe's defaults: no collator, metric or label is passed."""
+    pairs = tiny_dataset("clip")
+    held = tiny_dataset("clip", 6, seed=2)
+    short = recipe("clip").with_arguments(num_train_epochs=4, warmup_steps=1, per_device_train_batch_size=6)
+    short = short.with_arguments(per_device_eval_batch_size=6)
+    models = [tiny_model("clip", form)] * 2
+    rates = {"learning_rates": [1e-9, 3e-3]}
+    tuned = finetune_members(models, short, pairs, held, tmp_path, **rates, **tiny.QUIET)
+
+    def loss_of(model) -> float:
+        return model.eval()(**tiny.clip_pairs(pairs)).loss.item()
+
+    for model in tuned:
+        assert loss_of(model) < loss_of(models[0])
+        assert tiny.changed(tiny.weights_of(models[0]), model) >= {"text_projection.weight", "logit_scale"}
+    fused = HydraCLIPModel.from_pruned_members(tuned)
+    assert fused.config.vision_config.num_members == 2
+    found = json.loads((tmp_path / "learning-rates.json").read_text())
+    losses = {float(rate): metrics["loss"] for rate, metrics in found["validation"].items()}
+    assert found["chosen"] == min(losses, key=losses.get)
+    # The validation data are one batch: their loss is that of the first member, which was tuned with the best rate.
+    again = tuned[0].eval()(**tiny.clip_pairs(held)).loss.item()
+    assert losses[found["chosen"]] == pytest.approx(again, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from transformers import EarlyStoppingCallback
+from transformers import EarlyStoppingCallback, Trainer
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.training import HydraTrainer, PostPruningCallback, compute_accuracy, recipe
@@ -180,5 +180,38 @@ def test_a_recipe_can_be_changed_and_raises_where_it_would_not_train(tmp_path):
         dataclasses.replace(mine, keep_zeros=True)
     with pytest.raises(ValueError, match="max_steps is 100 and warmup_steps is 5000"):
         recipe("imagenet1k").training_arguments(tmp_path, max_steps=100)
-    with pytest.raises(ValueError, match="no recipe 'mnist': choose from imagenet1k, cifar100, sst2"):
+    with pytest.raises(ValueError, match="no recipe 'mnist': choose from imagenet1k, cifar100, sst2, clip"):
         recipe("mnist")
+
+
+@pytest.mark.parametrize("trainer_class", [Trainer, HydraTrainer])
+def test_a_recipe_trains_without_validation_data_unless_it_decides_by_them(trainer_class, tmp_path):
+    cifar100 = recipe("cifar100")
+    arguments = cifar100.training_arguments(tmp_path, max_steps=2, warmup_steps=1, **QUIET)
+    rows = tiny_dataset("vit")
+    model = tiny_model("vit", "member")
+    trainer_class(model, arguments, train_dataset=rows, callbacks=cifar100.callbacks()).train()
+    assert arguments.eval_strategy == "no"
+    assert recipe("sst2").training_arguments(tmp_path, **QUIET).eval_strategy == "epoch"
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
+    assert cifar100.training_arguments(tmp_path, **best, **QUIET).eval_strategy == "epoch"
+    assert cifar100.training_arguments(tmp_path, eval_strategy="steps", **QUIET).eval_strategy == "steps"
+
+
+# CLIP
+
+
+def test_the_recipe_of_clip_locks_the_images_tower_and_is_openclips_otherwise(tmp_path):
+    clip = recipe("clip")
+    arguments = clip.training_arguments(tmp_path, **QUIET)
+    assert (arguments.learning_rate, arguments.warmup_steps, arguments.num_train_epochs) == (5e-5, 100, 1)
+    assert clip.learning_rates == (1e-4, 5e-5, 1e-5)
+    assert (arguments.adam_beta1, arguments.adam_beta2, arguments.adam_epsilon) == (0.9, 0.98, 1e-6)
+    assert (arguments.weight_decay, arguments.max_grad_norm, arguments.lr_scheduler_type) == (0.2, 0.0, "cosine")
+    freezing, bound = clip.callbacks()
+    trains = freezing.trains(tiny_model("clip", "member"))
+    assert {name.partition(".")[0] for name, is_trained in trains.items() if is_trained} == {
+        *("text_model", "text_projection", "logit_scale")
+    }
+    assert trains["text_model.embeddings.token_embedding.weight"]
+    assert bound.maximum == 100.0
