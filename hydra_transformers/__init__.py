@@ -1,14 +1,15 @@
 """Hydra Ensembles for Hugging Face Transformers.
 
-Several checkpoints of one pre-trained transformer, or copies of a trained one with different attention heads cut out, run
-fused as a single model that knows when it does not know. Importing this package registers the Hydra models with the Auto
-classes of Transformers. The names a user needs first are here; the rest is in the subpackages. All of them are imported when
-they are asked for.
+Several checkpoints of one pre-trained transformer, or copies of a trained one with different
+attention heads cut out, run fused as a single model that knows when it does not know. Importing
+this package registers the Hydra models with the Auto classes of Transformers. The names a user
+needs first are here; the rest is in the subpackages. All of them are imported when they are asked
+for.
 """
 
 import importlib
 import sys
-from types import ModuleType
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import models
@@ -23,7 +24,7 @@ NAMES = {
     "compare_fusions": "reports",
     "decompose": "uncertainty",
     "evaluate_uncertainty": "reports",
-    "export": "export",
+    "export": "exporting",
     "finetune": "training",
     "load_data": "data",
     "predict_uncertainty": "uncertainty",
@@ -31,7 +32,7 @@ NAMES = {
 }
 if TYPE_CHECKING:
     from .data import load_data as load_data
-    from .export import export as export
+    from .exporting import export as export
     from .models import *  # noqa: F403
     from .pruning import prune_heads as prune_heads
     from .reports import compare_fusions as compare_fusions
@@ -46,15 +47,10 @@ if TYPE_CHECKING:
 __all__ = ["__version__", *NAMES, *models.__all__]
 
 
-class _Package(ModuleType):
-    """Keeps the module `export` from hiding the function of that name."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in NAMES or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
+# The command registers when it runs one of its commands: `--help` need not wait for torch.
+_is_command = [Path(word).stem for word in sys.argv[:1]] == ["hydra-transformers"]
+if not _is_command:
+    models.register()
 
 
 def __getattr__(name: str) -> Any:

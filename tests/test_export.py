@@ -3,7 +3,6 @@ and the example of the page in serving/test_conformance.
 """
 
 import json
-import sys
 import warnings
 
 import onnxruntime
@@ -12,15 +11,13 @@ import torch
 from transformers import AutoTokenizer, ViTImageProcessorPil
 
 from hydra_transformers import AutoHydra, export
+from hydra_transformers import exporting as formats
 from hydra_transformers.cli import main
-from hydra_transformers.export import ExportError, inputs_of
+from hydra_transformers.exporting import ExportError, inputs_of
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.models.configuration_hydra import OUTPUTS_OF_HYDRAS
 from tests.families import CLIP, DINOV2, VIT, images
 from tests.tiny_data import save_bert
-
-
-formats = sys.modules["hydra_transformers.export"]  # `hydra_transformers.export` is the function
 
 
 def calibrated_hydra():

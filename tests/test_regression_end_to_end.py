@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.cli import main
-from hydra_transformers.export import FILES, RUNNERS, export
+from hydra_transformers.exporting import FILES, RUNNERS, export
 from hydra_transformers.pruning import extract_circuit, taylor_scores
 from hydra_transformers.reports import Report, evaluate_uncertainty
 from hydra_transformers.serving import HydraPredictor, create_app

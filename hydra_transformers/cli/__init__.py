@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from .._version import __version__
+from ..models import register
 from . import app as page
 from . import calibrate, compare, demo, evaluate, export, finetune, fuse, info, predict, prune, push, serve, watch
 from .errors import MISTAKES, sentence_of
@@ -56,6 +57,7 @@ def quietly(function: Callable) -> Callable:
     @wraps(function)
     def start(**values: Any) -> None:
         with quiet_libraries(), joined_processes(function.__name__):
+            register()
             function(**values)
 
     return start

@@ -16,8 +16,8 @@ def export(
 ) -> None:
     """Write a model as ONNX or for torch.export.load, to run it without this package."""
     from ..data.processors import load_processor
-    from ..export import FILES
-    from ..export import export as write
+    from ..exporting import FILES
+    from ..exporting import export as write
     from ..serving.saved_models import load_config, load_model
     from ..uncertainty import CalibratedClassifier
 

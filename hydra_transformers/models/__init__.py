@@ -1,12 +1,13 @@
 # ruff: noqa: F403
-"""The Hydra models. What lies in this folder, but for `auto` and `families`, is what saved models take along to the Hub.
+"""The Hydra models. Saved models take the files of this folder along to the Hub, but for `auto` and `families`.
 
 A family is imported when one of its names is asked for.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from .families import MODEL_TYPES, public_class, register
+from .families import MODEL_TYPES, public_class
+from .families import register as register
 
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from .modeling_hydra_towers import *
     from .modeling_hydra_vit import *
     from .modeling_hydra_waveforms import *
-
-register()
 
 __all__ = ["AutoHydra", *MODEL_TYPES]
 

@@ -1,5 +1,6 @@
 """The config fields of every Hydra: kept heads, shared parts, the trunk, and how its layers are built."""
 
+import re
 from dataclasses import dataclass
 
 
@@ -62,21 +63,11 @@ PIPELINES = {
 }
 
 
-def task_of(pipeline: str) -> str:
-    """ "pipeline_hydra.HydraImageClassificationPipeline" -> "hydra-image-classification\""""
-    name = pipeline.partition(".")[2].removesuffix("Pipeline")
-    return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
-
-
-def class_paths(module: str, prefix: str, *heads: str, **others: str) -> dict[str, str]:
-    """By Auto class of Transformers, where it finds the classes of a family: "modeling_hydra_vit.HydraViTModel", for example.
-
-    heads: the ends of its other classes' names, "ForImageClassification" for example
-    others: classes that are named otherwise, by the end of their Auto class
-    """
-    names = {"": f"{prefix}Model"} | {head: prefix + head for head in heads} | others
-    models = {f"AutoModel{head}": f"modeling_hydra_{module}.{name}" for head, name in names.items()}
-    return {"AutoConfig": f"configuration_hydra_{module}.{prefix}Config"} | models
+def pipeline_task(path: str) -> str:
+    """Return a pipeline's task: of "pipeline_hydra.HydraImageClassificationPipeline" this is "hydra-image-classification"."""
+    class_name = path.partition(".")[2].removesuffix("Pipeline")
+    words = re.findall("[A-Z][a-z]*", class_name)
+    return "-".join(words).lower()
 
 
 class ShippedPipelines:
@@ -88,7 +79,7 @@ class ShippedPipelines:
         names = [name for name in PIPELINES if name in self.auto_classes]
         # A family may have several heads. With the pipelines of all of them, Transformers could not choose one by itself.
         of_head = [name for name in names if str(self.architectures).endswith(f"{name.removeprefix('AutoModel')}']")]
-        return {task_of(PIPELINES[name]): {"impl": PIPELINES[name], "pt": [name]} for name in of_head or names}
+        return {pipeline_task(PIPELINES[name]): {"impl": PIPELINES[name], "pt": [name]} for name in of_head or names}
 
     @property
     def custom_pipelines(self) -> dict[str, dict]:

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import ASTConfig
 
-from .configuration_hydra import HydraConfigMixin, class_paths
+from .configuration_hydra import HydraConfigMixin
 from .configuration_hydra_vit import vit_layer_spec
 
 
@@ -12,5 +12,9 @@ class HydraASTConfig(HydraConfigMixin, ASTConfig):
     r"""A [`ASTConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_ast"
-    auto_classes = class_paths("ast", "HydraAST", "ForAudioClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_ast.HydraASTConfig",
+        "AutoModel": "modeling_hydra_ast.HydraASTModel",
+        "AutoModelForAudioClassification": "modeling_hydra_ast.HydraASTForAudioClassification",
+    }
     layer_spec = property(vit_layer_spec)

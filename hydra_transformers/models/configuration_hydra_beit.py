@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import BeitConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerScaleConfigMixin, LayerSpec, class_paths
+from .configuration_hydra import HydraConfigMixin, LayerScaleConfigMixin, LayerSpec
 
 
 @strict
@@ -12,7 +12,11 @@ class HydraBeitConfig(LayerScaleConfigMixin, HydraConfigMixin, BeitConfig):
 
     model_type = "hydra_beit"
     add_pooling_layer: bool = True
-    auto_classes = class_paths("beit", "HydraBeit", "ForImageClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_beit.HydraBeitConfig",
+        "AutoModel": "modeling_hydra_beit.HydraBeitModel",
+        "AutoModelForImageClassification": "modeling_hydra_beit.HydraBeitForImageClassification",
+    }
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from huggingface_hub.dataclasses import strict
 from transformers import AlbertConfig, BertConfig, DistilBertConfig, ElectraConfig, RobertaConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 
 
 def bert_layer_spec(config: HydraConfigMixin) -> LayerSpec:
@@ -25,7 +25,12 @@ class HydraBertConfig(HydraConfigMixin, BertConfig):
 
     model_type = "hydra_bert"
     add_pooling_layer: bool = True
-    auto_classes = class_paths("bert", "HydraBert", "ForSequenceClassification", "ForTokenClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_bert.HydraBertConfig",
+        "AutoModel": "modeling_hydra_bert.HydraBertModel",
+        "AutoModelForSequenceClassification": "modeling_hydra_bert.HydraBertForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_bert.HydraBertForTokenClassification",
+    }
     layer_spec = property(bert_layer_spec)
 
 
@@ -35,7 +40,12 @@ class HydraRobertaConfig(HydraConfigMixin, RobertaConfig):
 
     model_type = "hydra_roberta"
     add_pooling_layer: bool = True
-    auto_classes = class_paths("bert", "HydraRoberta", "ForSequenceClassification", "ForTokenClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_bert.HydraRobertaConfig",
+        "AutoModel": "modeling_hydra_bert.HydraRobertaModel",
+        "AutoModelForSequenceClassification": "modeling_hydra_bert.HydraRobertaForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_bert.HydraRobertaForTokenClassification",
+    }
     layer_spec = property(bert_layer_spec)
 
 
@@ -44,7 +54,12 @@ class HydraElectraConfig(HydraConfigMixin, ElectraConfig):
     r"""An [`ElectraConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_electra"
-    auto_classes = class_paths("bert", "HydraElectra", "ForSequenceClassification", "ForTokenClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_bert.HydraElectraConfig",
+        "AutoModel": "modeling_hydra_bert.HydraElectraModel",
+        "AutoModelForSequenceClassification": "modeling_hydra_bert.HydraElectraForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_bert.HydraElectraForTokenClassification",
+    }
     layer_spec = property(bert_layer_spec)
 
 
@@ -59,7 +74,12 @@ class HydraAlbertConfig(HydraConfigMixin, AlbertConfig):
 
     model_type = "hydra_albert"
     add_pooling_layer: bool = True
-    auto_classes = class_paths("bert", "HydraAlbert", "ForSequenceClassification", "ForTokenClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_bert.HydraAlbertConfig",
+        "AutoModel": "modeling_hydra_bert.HydraAlbertModel",
+        "AutoModelForSequenceClassification": "modeling_hydra_bert.HydraAlbertForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_bert.HydraAlbertForTokenClassification",
+    }
 
     def __post_init__(self, **kwargs):
         if self.inner_group_num != 1:
@@ -86,7 +106,12 @@ class HydraDistilBertConfig(HydraConfigMixin, DistilBertConfig):
     r"""A [`DistilBertConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_distilbert"
-    auto_classes = class_paths("bert", "HydraDistilBert", "ForSequenceClassification", "ForTokenClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_bert.HydraDistilBertConfig",
+        "AutoModel": "modeling_hydra_bert.HydraDistilBertModel",
+        "AutoModelForSequenceClassification": "modeling_hydra_bert.HydraDistilBertForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_bert.HydraDistilBertForTokenClassification",
+    }
 
     @property
     def layer_spec(self) -> LayerSpec:

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import DebertaV2Config
 
-from .configuration_hydra import HydraConfigMixin, class_paths
+from .configuration_hydra import HydraConfigMixin
 from .configuration_hydra_bert import bert_layer_spec
 
 
@@ -36,7 +36,12 @@ class HydraDebertaV2Config(HydraConfigMixin, DebertaV2Config):
     cls_dropout: float | int | None = None
     conv_kernel_size: int = 0
 
-    auto_classes = class_paths("deberta_v2", "HydraDebertaV2", "ForSequenceClassification", "ForTokenClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_deberta_v2.HydraDebertaV2Config",
+        "AutoModel": "modeling_hydra_deberta_v2.HydraDebertaV2Model",
+        "AutoModelForSequenceClassification": "modeling_hydra_deberta_v2.HydraDebertaV2ForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_deberta_v2.HydraDebertaV2ForTokenClassification",
+    }
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)

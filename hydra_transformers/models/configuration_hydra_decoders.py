@@ -5,7 +5,7 @@ from dataclasses import replace
 from huggingface_hub.dataclasses import strict
 from transformers import Gemma3TextConfig, GemmaConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 
 
 class HydraDecoderConfigMixin(HydraConfigMixin):
@@ -62,7 +62,12 @@ class HydraLlamaConfig(HydraDecoderConfigMixin, LlamaConfig):
     r"""A [`LlamaConfig`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
 
     model_type = "hydra_llama"
-    auto_classes = class_paths("decoders", "HydraLlama", "ForSequenceClassification", "ForTokenClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_decoders.HydraLlamaConfig",
+        "AutoModel": "modeling_hydra_decoders.HydraLlamaModel",
+        "AutoModelForSequenceClassification": "modeling_hydra_decoders.HydraLlamaForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_decoders.HydraLlamaForTokenClassification",
+    }
 
 
 @strict
@@ -70,7 +75,12 @@ class HydraQwen2Config(HydraDecoderConfigMixin, Qwen2Config):
     r"""A [`Qwen2Config`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
 
     model_type = "hydra_qwen2"
-    auto_classes = class_paths("decoders", "HydraQwen2", "ForSequenceClassification", "ForTokenClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_decoders.HydraQwen2Config",
+        "AutoModel": "modeling_hydra_decoders.HydraQwen2Model",
+        "AutoModelForSequenceClassification": "modeling_hydra_decoders.HydraQwen2ForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_decoders.HydraQwen2ForTokenClassification",
+    }
     has_windows = True
 
     @property
@@ -83,7 +93,12 @@ class HydraQwen3Config(HydraDecoderConfigMixin, Qwen3Config):
     r"""A [`Qwen3Config`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
 
     model_type = "hydra_qwen3"
-    auto_classes = class_paths("decoders", "HydraQwen3", "ForSequenceClassification", "ForTokenClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_decoders.HydraQwen3Config",
+        "AutoModel": "modeling_hydra_decoders.HydraQwen3Model",
+        "AutoModelForSequenceClassification": "modeling_hydra_decoders.HydraQwen3ForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_decoders.HydraQwen3ForTokenClassification",
+    }
     has_windows = True
 
 
@@ -92,7 +107,12 @@ class HydraGemmaConfig(HydraDecoderConfigMixin, GemmaConfig):
     r"""A [`GemmaConfig`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
 
     model_type = "hydra_gemma"
-    auto_classes = class_paths("decoders", "HydraGemma", "ForSequenceClassification", "ForTokenClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_decoders.HydraGemmaConfig",
+        "AutoModel": "modeling_hydra_decoders.HydraGemmaModel",
+        "AutoModelForSequenceClassification": "modeling_hydra_decoders.HydraGemmaForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_decoders.HydraGemmaForTokenClassification",
+    }
 
 
 @strict
@@ -101,7 +121,11 @@ class HydraGemma3TextConfig(HydraDecoderConfigMixin, Gemma3TextConfig):
 
     model_type = "hydra_gemma3_text"
     attribute_map = {"hidden_act": "hidden_activation"}
-    auto_classes = class_paths("decoders", "HydraGemma3Text", "ForSequenceClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_decoders.HydraGemma3TextConfig",
+        "AutoModel": "modeling_hydra_decoders.HydraGemma3TextModel",
+        "AutoModelForSequenceClassification": "modeling_hydra_decoders.HydraGemma3TextForSequenceClassification",
+    }
     has_windows = True
 
     def __post_init__(self, **kwargs):

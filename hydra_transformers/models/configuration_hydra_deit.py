@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import DeiTConfig
 
-from .configuration_hydra import HydraConfigMixin, class_paths
+from .configuration_hydra import HydraConfigMixin
 from .configuration_hydra_vit import vit_layer_spec
 
 
@@ -13,5 +13,9 @@ class HydraDeiTConfig(HydraConfigMixin, DeiTConfig):
 
     model_type = "hydra_deit"
     add_pooling_layer: bool = True
-    auto_classes = class_paths("deit", "HydraDeiT", "ForImageClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_deit.HydraDeiTConfig",
+        "AutoModel": "modeling_hydra_deit.HydraDeiTModel",
+        "AutoModelForImageClassification": "modeling_hydra_deit.HydraDeiTForImageClassification",
+    }
     layer_spec = property(vit_layer_spec)

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import Dinov2Config, Dinov2WithRegistersConfig, __version__
 
-from .configuration_hydra import HydraConfigMixin, LayerScaleConfigMixin, LayerSpec, class_paths
+from .configuration_hydra import HydraConfigMixin, LayerScaleConfigMixin, LayerSpec
 
 
 def dinov2_layer_spec(config: HydraConfigMixin) -> LayerSpec:
@@ -30,7 +30,11 @@ class HydraDinov2Config(LayerScaleConfigMixin, HydraConfigMixin, Dinov2Config):
     r"""A [`Dinov2Config`] with the fields of [`HydraConfigMixin`] and [`LayerScaleConfigMixin`] and [`LayerScaleConfigMixin`]."""
 
     model_type = "hydra_dinov2"
-    auto_classes = class_paths("dinov2", "HydraDinov2", "ForImageClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_dinov2.HydraDinov2Config",
+        "AutoModel": "modeling_hydra_dinov2.HydraDinov2Model",
+        "AutoModelForImageClassification": "modeling_hydra_dinov2.HydraDinov2ForImageClassification",
+    }
     layer_spec = property(dinov2_layer_spec)
 
 
@@ -39,5 +43,9 @@ class HydraDinov2WithRegistersConfig(LayerScaleConfigMixin, HydraConfigMixin, Di
     r"""A [`Dinov2WithRegistersConfig`] with the fields of [`HydraConfigMixin`] and [`LayerScaleConfigMixin`] and [`LayerScaleConfigMixin`]."""
 
     model_type = "hydra_dinov2_with_registers"
-    auto_classes = class_paths("dinov2", "HydraDinov2WithRegisters", "ForImageClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_dinov2.HydraDinov2WithRegistersConfig",
+        "AutoModel": "modeling_hydra_dinov2.HydraDinov2WithRegistersModel",
+        "AutoModelForImageClassification": "modeling_hydra_dinov2.HydraDinov2WithRegistersForImageClassification",
+    }
     layer_spec = property(dinov2_layer_spec)

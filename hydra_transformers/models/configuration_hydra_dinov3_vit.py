@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import DINOv3ViTConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerScaleConfigMixin, LayerSpec, class_paths
+from .configuration_hydra import HydraConfigMixin, LayerScaleConfigMixin, LayerSpec
 
 
 @strict
@@ -19,7 +19,10 @@ class HydraDINOv3ViTConfig(LayerScaleConfigMixin, HydraConfigMixin, DINOv3ViTCon
     """
 
     model_type = "hydra_dinov3_vit"
-    auto_classes = class_paths("dinov3_vit", "HydraDINOv3ViT")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_dinov3_vit.HydraDINOv3ViTConfig",
+        "AutoModel": "modeling_hydra_dinov3_vit.HydraDINOv3ViTModel",
+    }
 
     def __post_init__(self, **kwargs):
         if self.query_bias != self.value_bias:

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import ModernBertConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 
 
 @strict
@@ -11,7 +11,12 @@ class HydraModernBertConfig(HydraConfigMixin, ModernBertConfig):
     r"""A [`ModernBertConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_modernbert"
-    auto_classes = class_paths("modernbert", "HydraModernBert", "ForSequenceClassification", "ForTokenClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_modernbert.HydraModernBertConfig",
+        "AutoModel": "modeling_hydra_modernbert.HydraModernBertModel",
+        "AutoModelForSequenceClassification": "modeling_hydra_modernbert.HydraModernBertForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_modernbert.HydraModernBertForTokenClassification",
+    }
 
     @property
     def attention_window(self) -> int:

@@ -20,7 +20,6 @@ from .configuration_hydra import (
     ShippedPipelines,
     check_ensemble_loss,
     check_model_type,
-    class_paths,
 )
 
 
@@ -106,7 +105,10 @@ class HydraCLIPTextConfig(HydraTowerConfigMixin, CLIPTextConfig):
     r"""A [`CLIPTextConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_clip_text_model"
-    auto_classes = class_paths("towers", "HydraCLIPText")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_towers.HydraCLIPTextConfig",
+        "AutoModel": "modeling_hydra_towers.HydraCLIPTextModel",
+    }
     base_config_key = "text_config"
 
 
@@ -116,7 +118,11 @@ class HydraCLIPVisionConfig(HydraTowerConfigMixin, CLIPVisionConfig):
     head."""
 
     model_type = "hydra_clip_vision_model"
-    auto_classes = class_paths("towers", "HydraCLIPVision", ForImageClassification="HydraCLIPForImageClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_towers.HydraCLIPVisionConfig",
+        "AutoModel": "modeling_hydra_towers.HydraCLIPVisionModel",
+        "AutoModelForImageClassification": "modeling_hydra_towers.HydraCLIPForImageClassification",
+    }
     base_config_key = "vision_config"
 
 
@@ -133,7 +139,11 @@ class HydraCLIPConfig(HydraTowersConfigMixin, CLIPConfig):
     text_config: HydraCLIPTextConfig | dict | None = None
     vision_config: HydraCLIPVisionConfig | dict | None = None
 
-    auto_classes = class_paths("towers", "HydraCLIP", ForZeroShotImageClassification="HydraCLIPModel")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_towers.HydraCLIPConfig",
+        "AutoModel": "modeling_hydra_towers.HydraCLIPModel",
+        "AutoModelForZeroShotImageClassification": "modeling_hydra_towers.HydraCLIPModel",
+    }
 
 
 @strict
@@ -141,7 +151,10 @@ class HydraSiglipTextConfig(HydraTowerConfigMixin, SiglipTextConfig):
     r"""A [`SiglipTextConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_siglip_text_model"
-    auto_classes = class_paths("towers", "HydraSiglipText")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_towers.HydraSiglipTextConfig",
+        "AutoModel": "modeling_hydra_towers.HydraSiglipTextModel",
+    }
     base_config_key = "text_config"
 
 
@@ -155,9 +168,11 @@ class HydraSiglipVisionConfig(HydraTowerConfigMixin, SiglipVisionConfig):
     """
 
     model_type = "hydra_siglip_vision_model"
-    auto_classes = class_paths(
-        "towers", "HydraSiglipVision", ForImageClassification="HydraSiglipForImageClassification"
-    )
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_towers.HydraSiglipVisionConfig",
+        "AutoModel": "modeling_hydra_towers.HydraSiglipVisionModel",
+        "AutoModelForImageClassification": "modeling_hydra_towers.HydraSiglipForImageClassification",
+    }
     base_config_key = "vision_config"
 
     vision_use_head: bool = True
@@ -176,4 +191,8 @@ class HydraSiglipConfig(HydraTowersConfigMixin, SiglipConfig):
     text_config: HydraSiglipTextConfig | dict | None = None
     vision_config: HydraSiglipVisionConfig | dict | None = None
 
-    auto_classes = class_paths("towers", "HydraSiglip", ForZeroShotImageClassification="HydraSiglipModel")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_towers.HydraSiglipConfig",
+        "AutoModel": "modeling_hydra_towers.HydraSiglipModel",
+        "AutoModelForZeroShotImageClassification": "modeling_hydra_towers.HydraSiglipModel",
+    }

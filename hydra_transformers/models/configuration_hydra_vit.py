@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import ViTConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 
 
 def vit_layer_spec(config: HydraConfigMixin) -> LayerSpec:
@@ -22,5 +22,9 @@ class HydraViTConfig(HydraConfigMixin, ViTConfig):
 
     model_type = "hydra_vit"
     add_pooling_layer: bool = True
-    auto_classes = class_paths("vit", "HydraViT", "ForImageClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_vit.HydraViTConfig",
+        "AutoModel": "modeling_hydra_vit.HydraViTModel",
+        "AutoModelForImageClassification": "modeling_hydra_vit.HydraViTForImageClassification",
+    }
     layer_spec = property(vit_layer_spec)

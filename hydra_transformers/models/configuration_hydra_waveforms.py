@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import HubertConfig, Wav2Vec2Config, WavLMConfig, WhisperConfig
 
-from .configuration_hydra import HydraConfigMixin, LayerSpec, class_paths
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 
 
 class HydraWaveformConfigMixin(HydraConfigMixin):
@@ -32,9 +32,11 @@ class HydraWav2Vec2Config(HydraWaveformConfigMixin, Wav2Vec2Config):
     r"""A [`Wav2Vec2Config`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_wav2vec2"
-    auto_classes = class_paths(
-        "waveforms", "HydraWav2Vec2", ForAudioClassification="HydraWav2Vec2ForSequenceClassification"
-    )
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_waveforms.HydraWav2Vec2Config",
+        "AutoModel": "modeling_hydra_waveforms.HydraWav2Vec2Model",
+        "AutoModelForAudioClassification": "modeling_hydra_waveforms.HydraWav2Vec2ForSequenceClassification",
+    }
 
 
 @strict
@@ -42,9 +44,11 @@ class HydraHubertConfig(HydraWaveformConfigMixin, HubertConfig):
     r"""A [`HubertConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_hubert"
-    auto_classes = class_paths(
-        "waveforms", "HydraHubert", ForAudioClassification="HydraHubertForSequenceClassification"
-    )
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_waveforms.HydraHubertConfig",
+        "AutoModel": "modeling_hydra_waveforms.HydraHubertModel",
+        "AutoModelForAudioClassification": "modeling_hydra_waveforms.HydraHubertForSequenceClassification",
+    }
 
 
 @strict
@@ -52,7 +56,11 @@ class HydraWavLMConfig(HydraWaveformConfigMixin, WavLMConfig):
     r"""A [`WavLMConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_wavlm"
-    auto_classes = class_paths("waveforms", "HydraWavLM", ForAudioClassification="HydraWavLMForSequenceClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_waveforms.HydraWavLMConfig",
+        "AutoModel": "modeling_hydra_waveforms.HydraWavLMModel",
+        "AutoModelForAudioClassification": "modeling_hydra_waveforms.HydraWavLMForSequenceClassification",
+    }
 
 
 @strict
@@ -60,7 +68,11 @@ class HydraWhisperConfig(HydraConfigMixin, WhisperConfig):
     r"""A [`WhisperConfig`], of its encoder, with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_whisper"
-    auto_classes = class_paths("waveforms", "HydraWhisper", "ForAudioClassification")
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_waveforms.HydraWhisperConfig",
+        "AutoModel": "modeling_hydra_waveforms.HydraWhisperModel",
+        "AutoModelForAudioClassification": "modeling_hydra_waveforms.HydraWhisperForAudioClassification",
+    }
 
     attribute_map = WhisperConfig.attribute_map | {
         "intermediate_size": "encoder_ffn_dim",

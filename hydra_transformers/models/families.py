@@ -1,195 +1,291 @@
-"""The table of families, and their registration with Transformers without importing them.
+"""The table of families, and their registration with Transformers.
 
-A family is imported when one of its names is asked for, or when `AutoConfig` meets its `model_type`. Until then, the Auto
-classes and `pipeline` hold placeholders. This module imports neither Transformers nor torch.
+A family is imported when one of its names is asked for, or when `AutoConfig` meets its `model_type`.
 """
 
 import importlib
 import sys
-from collections.abc import Callable
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from types import ModuleType
+from functools import cache
 from typing import Any, NamedTuple
 
-from .configuration_hydra import PIPELINES, task_of
+from .configuration_hydra import PIPELINES, pipeline_task
 
 
 class Family(NamedTuple):
     """A `model_type` of Hydras.
 
     module: its files are `configuration_hydra_{module}.py` and `modeling_hydra_{module}.py`
-    names: its public classes, the config first
+    config: its config class
+    models: its model classes
     backbone_types: the `model_type`s of the Transformers models that it is built from
     """
 
     module: str
-    names: tuple[str, ...]
+    config: str
+    models: tuple[str, ...]
     backbone_types: tuple[str, ...]
 
-
-def _family(module: str, names: str, *backbone_types: str) -> Family:
-    return Family(module, tuple(f"Hydra{name}" for name in names.split()), backbone_types)
-
-
-def _texts(prefix: str) -> str:
-    return f"{prefix}Config {prefix}Model {prefix}ForSequenceClassification {prefix}ForTokenClassification"
-
-
-def _images(prefix: str) -> str:
-    return f"{prefix}Config {prefix}Model {prefix}ForImageClassification"
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its public classes, the config first."""
+        return (self.config, *self.models)
 
 
 FAMILIES: dict[str, Family] = {
-    "hydra_vit": _family("vit", _images("ViT"), "vit"),
-    "hydra_deit": _family("deit", _images("DeiT"), "deit"),
-    "hydra_beit": _family("beit", _images("Beit"), "beit"),
-    "hydra_dinov2": _family("dinov2", _images("Dinov2"), "dinov2"),
-    "hydra_dinov2_with_registers": _family("dinov2", _images("Dinov2WithRegisters"), "dinov2_with_registers"),
-    "hydra_dinov3_vit": _family("dinov3_vit", "DINOv3ViTConfig DINOv3ViTModel", "dinov3_vit"),
-    "hydra_clip": _family("towers", "CLIPConfig CLIPModel", "clip"),
-    "hydra_clip_text_model": _family("towers", "CLIPTextConfig CLIPTextModel", "clip_text_model"),
-    "hydra_clip_vision_model": _family(
-        "towers", "CLIPVisionConfig CLIPVisionModel CLIPForImageClassification", "clip_vision_model", "clip"
+    "hydra_vit": Family(
+        module="vit",
+        config="HydraViTConfig",
+        models=("HydraViTModel", "HydraViTForImageClassification"),
+        backbone_types=("vit",),
     ),
-    "hydra_siglip": _family("towers", "SiglipConfig SiglipModel", "siglip"),
-    "hydra_siglip_text_model": _family("towers", "SiglipTextConfig SiglipTextModel", "siglip_text_model"),
-    "hydra_siglip_vision_model": _family(
-        "towers", "SiglipVisionConfig SiglipVisionModel SiglipForImageClassification", "siglip_vision_model", "siglip"
+    "hydra_deit": Family(
+        module="deit",
+        config="HydraDeiTConfig",
+        models=("HydraDeiTModel", "HydraDeiTForImageClassification"),
+        backbone_types=("deit",),
     ),
-    "hydra_albert": _family("bert", _texts("Albert"), "albert"),
-    "hydra_bert": _family("bert", _texts("Bert"), "bert"),
-    "hydra_deberta_v2": _family("deberta_v2", _texts("DebertaV2"), "deberta-v2"),
-    "hydra_distilbert": _family("bert", _texts("DistilBert"), "distilbert"),
-    "hydra_electra": _family("bert", _texts("Electra"), "electra"),
-    "hydra_modernbert": _family("modernbert", _texts("ModernBert"), "modernbert"),
-    "hydra_mpnet": _family("mpnet", _texts("MPNet"), "mpnet"),
-    "hydra_roberta": _family("bert", _texts("Roberta"), "roberta", "xlm-roberta", "camembert"),
-    "hydra_llama": _family("decoders", _texts("Llama"), "llama"),
-    "hydra_qwen2": _family("decoders", _texts("Qwen2"), "qwen2"),
-    "hydra_qwen3": _family("decoders", _texts("Qwen3"), "qwen3"),
-    "hydra_gemma": _family("decoders", _texts("Gemma"), "gemma"),
-    "hydra_gemma3_text": _family(
-        "decoders", "Gemma3TextConfig Gemma3TextModel Gemma3TextForSequenceClassification", "gemma3_text"
+    "hydra_beit": Family(
+        module="beit",
+        config="HydraBeitConfig",
+        models=("HydraBeitModel", "HydraBeitForImageClassification"),
+        backbone_types=("beit",),
     ),
-    "hydra_ast": _family("ast", "ASTConfig ASTModel ASTForAudioClassification", "audio-spectrogram-transformer"),
-    "hydra_wav2vec2": _family(
-        "waveforms", "Wav2Vec2Config Wav2Vec2Model Wav2Vec2ForSequenceClassification", "wav2vec2"
+    "hydra_dinov2": Family(
+        module="dinov2",
+        config="HydraDinov2Config",
+        models=("HydraDinov2Model", "HydraDinov2ForImageClassification"),
+        backbone_types=("dinov2",),
     ),
-    "hydra_hubert": _family("waveforms", "HubertConfig HubertModel HubertForSequenceClassification", "hubert"),
-    "hydra_wavlm": _family("waveforms", "WavLMConfig WavLMModel WavLMForSequenceClassification", "wavlm"),
-    "hydra_whisper": _family("waveforms", "WhisperConfig WhisperModel WhisperForAudioClassification", "whisper"),
+    "hydra_dinov2_with_registers": Family(
+        module="dinov2",
+        config="HydraDinov2WithRegistersConfig",
+        models=("HydraDinov2WithRegistersModel", "HydraDinov2WithRegistersForImageClassification"),
+        backbone_types=("dinov2_with_registers",),
+    ),
+    "hydra_dinov3_vit": Family(
+        module="dinov3_vit",
+        config="HydraDINOv3ViTConfig",
+        models=("HydraDINOv3ViTModel",),
+        backbone_types=("dinov3_vit",),
+    ),
+    "hydra_clip": Family(
+        module="towers",
+        config="HydraCLIPConfig",
+        models=("HydraCLIPModel",),
+        backbone_types=("clip",),
+    ),
+    "hydra_clip_text_model": Family(
+        module="towers",
+        config="HydraCLIPTextConfig",
+        models=("HydraCLIPTextModel",),
+        backbone_types=("clip_text_model",),
+    ),
+    "hydra_clip_vision_model": Family(
+        module="towers",
+        config="HydraCLIPVisionConfig",
+        models=("HydraCLIPVisionModel", "HydraCLIPForImageClassification"),
+        backbone_types=("clip_vision_model", "clip"),
+    ),
+    "hydra_siglip": Family(
+        module="towers",
+        config="HydraSiglipConfig",
+        models=("HydraSiglipModel",),
+        backbone_types=("siglip",),
+    ),
+    "hydra_siglip_text_model": Family(
+        module="towers",
+        config="HydraSiglipTextConfig",
+        models=("HydraSiglipTextModel",),
+        backbone_types=("siglip_text_model",),
+    ),
+    "hydra_siglip_vision_model": Family(
+        module="towers",
+        config="HydraSiglipVisionConfig",
+        models=("HydraSiglipVisionModel", "HydraSiglipForImageClassification"),
+        backbone_types=("siglip_vision_model", "siglip"),
+    ),
+    "hydra_albert": Family(
+        module="bert",
+        config="HydraAlbertConfig",
+        models=("HydraAlbertModel", "HydraAlbertForSequenceClassification", "HydraAlbertForTokenClassification"),
+        backbone_types=("albert",),
+    ),
+    "hydra_bert": Family(
+        module="bert",
+        config="HydraBertConfig",
+        models=("HydraBertModel", "HydraBertForSequenceClassification", "HydraBertForTokenClassification"),
+        backbone_types=("bert",),
+    ),
+    "hydra_deberta_v2": Family(
+        module="deberta_v2",
+        config="HydraDebertaV2Config",
+        models=(
+            "HydraDebertaV2Model",
+            "HydraDebertaV2ForSequenceClassification",
+            "HydraDebertaV2ForTokenClassification",
+        ),
+        backbone_types=("deberta-v2",),
+    ),
+    "hydra_distilbert": Family(
+        module="bert",
+        config="HydraDistilBertConfig",
+        models=(
+            "HydraDistilBertModel",
+            "HydraDistilBertForSequenceClassification",
+            "HydraDistilBertForTokenClassification",
+        ),
+        backbone_types=("distilbert",),
+    ),
+    "hydra_electra": Family(
+        module="bert",
+        config="HydraElectraConfig",
+        models=("HydraElectraModel", "HydraElectraForSequenceClassification", "HydraElectraForTokenClassification"),
+        backbone_types=("electra",),
+    ),
+    "hydra_modernbert": Family(
+        module="modernbert",
+        config="HydraModernBertConfig",
+        models=(
+            "HydraModernBertModel",
+            "HydraModernBertForSequenceClassification",
+            "HydraModernBertForTokenClassification",
+        ),
+        backbone_types=("modernbert",),
+    ),
+    "hydra_mpnet": Family(
+        module="mpnet",
+        config="HydraMPNetConfig",
+        models=("HydraMPNetModel", "HydraMPNetForSequenceClassification", "HydraMPNetForTokenClassification"),
+        backbone_types=("mpnet",),
+    ),
+    "hydra_roberta": Family(
+        module="bert",
+        config="HydraRobertaConfig",
+        models=("HydraRobertaModel", "HydraRobertaForSequenceClassification", "HydraRobertaForTokenClassification"),
+        backbone_types=("roberta", "xlm-roberta", "camembert"),
+    ),
+    "hydra_llama": Family(
+        module="decoders",
+        config="HydraLlamaConfig",
+        models=("HydraLlamaModel", "HydraLlamaForSequenceClassification", "HydraLlamaForTokenClassification"),
+        backbone_types=("llama",),
+    ),
+    "hydra_qwen2": Family(
+        module="decoders",
+        config="HydraQwen2Config",
+        models=("HydraQwen2Model", "HydraQwen2ForSequenceClassification", "HydraQwen2ForTokenClassification"),
+        backbone_types=("qwen2",),
+    ),
+    "hydra_qwen3": Family(
+        module="decoders",
+        config="HydraQwen3Config",
+        models=("HydraQwen3Model", "HydraQwen3ForSequenceClassification", "HydraQwen3ForTokenClassification"),
+        backbone_types=("qwen3",),
+    ),
+    "hydra_gemma": Family(
+        module="decoders",
+        config="HydraGemmaConfig",
+        models=("HydraGemmaModel", "HydraGemmaForSequenceClassification", "HydraGemmaForTokenClassification"),
+        backbone_types=("gemma",),
+    ),
+    "hydra_gemma3_text": Family(
+        module="decoders",
+        config="HydraGemma3TextConfig",
+        models=("HydraGemma3TextModel", "HydraGemma3TextForSequenceClassification"),
+        backbone_types=("gemma3_text",),
+    ),
+    "hydra_ast": Family(
+        module="ast",
+        config="HydraASTConfig",
+        models=("HydraASTModel", "HydraASTForAudioClassification"),
+        backbone_types=("audio-spectrogram-transformer",),
+    ),
+    "hydra_wav2vec2": Family(
+        module="waveforms",
+        config="HydraWav2Vec2Config",
+        models=("HydraWav2Vec2Model", "HydraWav2Vec2ForSequenceClassification"),
+        backbone_types=("wav2vec2",),
+    ),
+    "hydra_hubert": Family(
+        module="waveforms",
+        config="HydraHubertConfig",
+        models=("HydraHubertModel", "HydraHubertForSequenceClassification"),
+        backbone_types=("hubert",),
+    ),
+    "hydra_wavlm": Family(
+        module="waveforms",
+        config="HydraWavLMConfig",
+        models=("HydraWavLMModel", "HydraWavLMForSequenceClassification"),
+        backbone_types=("wavlm",),
+    ),
+    "hydra_whisper": Family(
+        module="waveforms",
+        config="HydraWhisperConfig",
+        models=("HydraWhisperModel", "HydraWhisperForAudioClassification"),
+        backbone_types=("whisper",),
+    ),
 }
 MODEL_TYPES: dict[str, str] = {name: kind for kind, family in FAMILIES.items() for name in family.names}
 
-_loaded: dict[str, type] = {}
+
+def register() -> None:
+    """Let the Auto classes and `pipeline` of Transformers find Hydras, without importing any family.
+
+    Transformers keeps the names of its own configs in a table, and imports the module of a config
+    when its `model_type` is asked for. Hydras' configs stand in the same table, with the package
+    `models` as their module: it imports the config and registers the family's models.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    for model_type, family in FAMILIES.items():
+        CONFIG_MAPPING._mapping[model_type] = family.config
+        CONFIG_MAPPING._modules[model_type] = sys.modules[__package__]
+    for auto_class in PIPELINES:
+        pipeline_class(auto_class)
 
 
+@cache
 def config_class(model_type: str) -> type:
-    """The config class of a family, which is imported and registered with the Auto classes of Transformers."""
-    if model_type not in _loaded:
-        family = FAMILIES[model_type]
-        module = importlib.import_module(f".configuration_hydra_{family.module}", __package__)
-        config = getattr(module, family.names[0])
-        import transformers
+    """Import a family's config, and register its models with the Auto classes of Transformers."""
+    import transformers
 
-        transformers.AutoConfig.register(model_type, config, exist_ok=True)
-        for auto_class in config.auto_classes:
-            if auto_class != "AutoConfig":
-                getattr(transformers, auto_class).register(config, model_class(config, auto_class), exist_ok=True)
-        _loaded[model_type] = config
-    return _loaded[model_type]
+    family = FAMILIES[model_type]
+    module = importlib.import_module(f".configuration_hydra_{family.module}", __package__)
+    config = getattr(module, family.config)
+    for auto_class in config.auto_classes:
+        if auto_class != "AutoConfig":
+            model = model_class(config, auto_class)
+            getattr(transformers, auto_class).register(config, model, exist_ok=True)
+    return config
 
 
 def model_class(config: type, auto_class: str) -> type:
-    """The class that an Auto class of Transformers builds from configs of the class `config`."""
-    module, _, name = config.auto_classes[auto_class].rpartition(".")
-    return getattr(importlib.import_module(f".{module}", __package__), name)
+    """Return the class that an Auto class of Transformers builds from configs of the class `config`."""
+    return _import_class(config.auto_classes[auto_class])
 
 
 def public_class(name: str) -> type:
-    """A family's class by its name."""
-    config = config_class(MODEL_TYPES[name])
-    module = "configuration" if name == config.__name__ else "modeling"
-    return getattr(importlib.import_module(f".{module}_hydra_{FAMILIES[MODEL_TYPES[name]].module}", __package__), name)
+    """Return a family's class by its name."""
+    model_type = MODEL_TYPES[name]
+    config = config_class(model_type)
+    if name == config.__name__:
+        return config
+    return _import_class(f"modeling_hydra_{FAMILIES[model_type].module}.{name}")
 
 
+@cache
 def pipeline_class(auto_class: str) -> type:
-    """The pipeline that says how sure it is, of models that this Auto class loads."""
+    """Import and register the pipeline that says how sure it is, of models that an Auto class loads."""
+    import transformers
     from transformers.pipelines import PIPELINE_REGISTRY
 
-    module, _, name = PIPELINES[auto_class].partition(".")
-    pipeline = getattr(importlib.import_module(f".{module}", __package__), name)
-    task = task_of(PIPELINES[auto_class])
-    PIPELINE_REGISTRY.supported_tasks[task]["impl"] = pipeline
-    pipeline._registered_impl = {task: PIPELINE_REGISTRY.supported_tasks[task]}
+    path = PIPELINES[auto_class]
+    pipeline = _import_class(path)
+    PIPELINE_REGISTRY.register_pipeline(pipeline_task(path), pipeline, getattr(transformers, auto_class))
     return pipeline
 
 
-class Placeholder(type):
-    """A class that is imported when it is called, or when an attribute is read."""
-
-    load: Callable[[], type]
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return cls.load()(*args, **kwargs)
-
-    def __getattr__(cls, name: str) -> Any:
-        return getattr(cls.load(), name)
-
-
-def placeholder(path: str, load: Callable[[], type]) -> Placeholder:
-    """path: module and name of the class that `load` returns"""
+def _import_class(path: str) -> Any:
+    """Import a class of this package: "modeling_hydra_vit.HydraViTModel", for example."""
     module, _, name = path.rpartition(".")
-    return Placeholder(name, (), {"__module__": f"{__package__}.{module}", "load": staticmethod(load)})
-
-
-def _register_configs(configuration_auto: ModuleType) -> None:
-    for model_type, family in FAMILIES.items():
-        path = f"configuration_hydra_{family.module}.{family.names[0]}"
-        config = placeholder(path, lambda model_type=model_type: config_class(model_type))
-        configuration_auto.CONFIG_MAPPING.register(model_type, config)
-
-
-def _register_pipelines(pipelines: ModuleType) -> None:
-    import transformers
-
-    for auto_class, path in PIPELINES.items():
-        pipeline = placeholder(path, lambda auto_class=auto_class: pipeline_class(auto_class))
-        pipelines.PIPELINE_REGISTRY.register_pipeline(task_of(path), pipeline, getattr(transformers, auto_class))
-
-
-class _AfterImport(MetaPathFinder):
-    """Finds one module, and calls `run` with it when it has been imported."""
-
-    def __init__(self, name: str, run: Callable[[ModuleType], None]):
-        self.name, self.run = name, run
-
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        execute = spec.loader.exec_module
-
-        def execute_and_run(module: ModuleType) -> None:
-            execute(module)
-            self.run(module)
-
-        spec.loader.exec_module = execute_and_run
-        return spec
-
-
-def after_import(name: str, run: Callable[[ModuleType], None]) -> None:
-    """Calls `run` with a module once it has been imported: at once, where it has been already."""
-    if name in sys.modules:
-        run(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _AfterImport(name, run))
-
-
-def register() -> None:
-    """Lets the Auto classes and `pipeline` of Transformers find Hydras, without importing either."""
-    after_import("transformers.models.auto.configuration_auto", _register_configs)
-    after_import("transformers.pipelines", _register_pipelines)
+    return getattr(importlib.import_module(f".{module}", __package__), name)

@@ -66,7 +66,8 @@ def test_wrong_words_get_one_sentence(line, sentence, fails):
 
 @pytest.mark.parametrize("words", [["finetune", "--help"], ["info", "setup.cfg"]], ids=["help", "a file for a model"])
 def test_what_needs_no_model_loads_neither_torch_nor_transformers(words):
-    code = f"import sys; from hydra_transformers.cli import main; main({words}); "
+    code = "import sys; sys.argv[0] = 'bin/hydra-transformers'; from hydra_transformers.cli import main; "
+    code += f"main({words}); "
     code += "print([name for name in ('torch', 'transformers', 'datasets', 'pandas') if name in sys.modules])"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert finished.stdout.splitlines()[-1] == "[]"

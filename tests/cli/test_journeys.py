@@ -201,7 +201,7 @@ def test_info_export_and_push_take_the_calibrated_model(workplace, calibrated, t
     for part in ("\ncalibrated\n", "member 2", "3 classes: red, green, blue", "| Deep Ensemble of 3 |"):
         assert part in text
     exported, pushed = [], {}
-    formats = importlib.import_module("hydra_transformers.export")
+    formats = importlib.import_module("hydra_transformers.exporting")
     monkeypatch.setattr(formats, "export", lambda model, *others: exported.append((model, others)))
     run("export", calibrated, "--to", "torch", "--output", tmp_path / "exported")
     [(model, (folder, names, _))] = exported

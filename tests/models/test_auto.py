@@ -12,7 +12,8 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.errors import RepositoryNotFoundError
-from transformers import AutoModel, GPT2Config, GPT2ForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModel, GPT2Config, GPT2ForSequenceClassification, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import hydra_transformers
 from hydra_transformers import AutoHydra, load_data
@@ -201,11 +202,19 @@ def test_the_table_says_of_every_family_what_its_classes_say():
         assert {backbone.config_class.model_type for backbone in backbones} == set(family.backbone_types)
 
 
-def test_importing_the_package_imports_no_library():
-    code = "import sys, hydra_transformers; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "transformers", "pandas", "datasets", "peft", "numpy"} & set(modules)
-    assert not [name for name in modules if name.startswith("hydra_transformers.models.modeling")]
+def modules_after(code: str) -> set[str]:
+    """The names of all modules that are imported after `code` ran in a new process."""
+    process = [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"]
+    return set(subprocess.run(process, capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_importing_the_package_imports_no_family_and_no_other_library():
+    """It costs what the Auto classes and pipelines of Transformers cost."""
+    of_transformers = modules_after("from transformers import AutoModel, PreTrainedModel, pipeline")
+    more = modules_after("import hydra_transformers") - of_transformers
+    assert "hydra_transformers.models.families" in more
+    assert not [name for name in more if re.search(r"(modeling|configuration)_hydra_|^transformers\.models\.", name)]
+    assert not {"pandas", "datasets", "peft"} & more
 
 
 def test_auto_classes_and_pipelines_import_the_family_that_they_meet(tmp_path):
@@ -218,16 +227,23 @@ print(AutoModelForImageClassification.from_pretrained(sys.argv[1]).num_members)
 print(*(name.rpartition(".")[2] for name in sys.modules if "modeling_hydra_" in name))
 from transformers.pipelines import check_task
 print(check_task("hydra-image-classification")[1]["impl"]._load_image_processor)
-import hydra_transformers.export
+import hydra_transformers.exporting
 print(type(hydra_transformers.export).__name__, hydra_transformers.HydraBertConfig().model_type)
 """
     result = run_fresh(code, tmp_path / "saved", folder=tmp_path)
     assert result.stdout.splitlines() == ["3", "modeling_hydra_vit", "True", "function hydra_bert"], result.stderr
 
 
+def test_every_family_is_in_the_tables_of_transformers():
+    for model_type, family in TABLE.items():
+        assert CONFIG_MAPPING[model_type] is getattr(hydra_transformers, family.config)
+        assert AutoConfig.for_model(model_type).model_type == model_type
+    assert len(set(CONFIG_MAPPING)) == len(list(CONFIG_MAPPING))
+
+
 def test_type_checkers_see_the_names_that_are_imported_when_they_are_asked_for():
     tree = ast.parse(Path(hydra_transformers.__file__).read_text())
-    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    [block] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     seen = {alias.name: node.module for node in block.body for alias in node.names if alias.name != "*"}
     assert seen == hydra_transformers.NAMES
     for name in hydra_transformers.__all__:

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydra_transformers import export
-from hydra_transformers.export import FILES, RUNNERS
+from hydra_transformers.exporting import FILES, RUNNERS
 from hydra_transformers.models.modeling_hydra import ROWS_FOR_ONE_PRODUCT_PER_MEMBER
 from tests.families import BEIT, CLIP, DEBERTA, LLAMA, MODERNBERT, SIGLIP, VIT, Family, each_of, keep_layers
 

@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 from transformers import AutoImageProcessor, AutoTokenizer, BertForSequenceClassification
 
 from hydra_transformers import export, load_data
-from hydra_transformers.export import FILES, RUNNERS
+from hydra_transformers.exporting import FILES, RUNNERS
 from hydra_transformers.models.auto import auto_class_of, load_trained
 from hydra_transformers.models.configuration_hydra import OUTPUTS_OF_HYDRAS
 from hydra_transformers.models.families import pipeline_class

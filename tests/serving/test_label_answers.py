@@ -117,7 +117,7 @@ print([outputs.prediction_set.tolist(), outputs.abstain.tolist(), [sorted(each["
 
 @pytest.mark.slow
 def test_an_exported_model_decides_alike(calibrated, tmp_path):
-    from hydra_transformers.export import FILES, RUNNERS, export
+    from hydra_transformers.exporting import FILES, RUNNERS, export
 
     _, hydra, tokenizer = calibrated
     run = RUNNERS["torch"](export(hydra, tmp_path / "exported", "torch", processor=tokenizer) / FILES["torch"])
