@@ -6,7 +6,7 @@ from typing import Any
 
 from hydra_transformers._io.files import write_atomically
 
-from . import monitoring, one_run_table, tasks, zero_shot_tables
+from . import checked_rows, monitoring, one_run_table, tasks, zero_shot_tables
 from .figures import ROOT, table_of_figures
 from .results import RESULTS, read_results
 
@@ -15,6 +15,9 @@ def render(results: dict[str, Any]) -> dict[str, str]:
     """All tables by name, `setting/table`."""
     tables = {}
     for name, content in results.items():
+        if content.get("what") == "checked rows":
+            tables[name] = checked_rows.render(content)
+            continue
         if "cases" in content:
             tables[name] = monitoring.render(content)
             continue

@@ -7,7 +7,7 @@ from .folders import note_training_rows
 from .options import DataOptions, ModelArgument, best_device, number, option, share
 
 
-ABSTAIN = "When to abstain (default: never)"
+ABSTAIN = "When to abstain (without one it never does)"
 
 
 def calibrate(
@@ -29,11 +29,21 @@ def calibrate(
         ABSTAIN,
         parser=number(lambda value: 0 <= value < 1, "not a share between 0 and 1: pass 0.9 for 90 %"),
     ) = None,
-    alpha: option(float, "the share of prediction sets or intervals that may miss the label", parser=share) = 0.1,
+    alpha: option(
+        float | None,
+        "the share of prediction sets or intervals that may miss the label (default: 0.1); alone, for a model that never abstains",
+        "SHARE",
+        parser=share,
+    ) = None,
 ) -> None:
     """Fit when a model abstains ("I don't know") and its sets of possible classes; saved with the model."""
     if risk is not None and coverage is not None:
         raise ValueError("--risk and --coverage exclude each other: pass one of them")
+    if risk is None and coverage is None and alpha is None:
+        raise ValueError(
+            "there is no target, so that the model would never abstain: pass --risk 0.05 or --coverage 0.9, or --alpha alone for "
+            "prediction sets or intervals"
+        )
     check_is_new(output)
     target = {name: value for name, value in {"risk": risk, "coverage": coverage}.items() if value is not None}
     from .._io.files import written_whole
@@ -51,7 +61,10 @@ def calibrate(
     prompts = class_prompts(config, processor, rows.class_names)
     loaded = load_model(model, best_device())
     classifier = loaded if prompts is None else ZeroShotClassifier(loaded, prompts, rows.class_names)
-    calibration = fit(classifier, rows, target=target or None, confidence=confidence, alpha=alpha)
+    settings = {"target": target or None, "confidence": confidence}
+    if alpha is not None:
+        settings["alpha"] = alpha
+    calibration = fit(classifier, rows, **settings)
     with written_whole(output) as unfinished:
         loaded.save_pretrained(unfinished)
         if isinstance(calibration.model, CalibratedClassifier):  # a Hydra classifier's decision is part of it

@@ -1,7 +1,13 @@
 """`info`: the heads that each member keeps, sizes and cost."""
 
+from typing import TYPE_CHECKING
+
 from .folders import check_is_hydra
 from .options import argument, model_name
+
+
+if TYPE_CHECKING:
+    from ..models.pretrained import HydraModelMixin
 
 
 def info(model: argument(str, "MODEL", "a Hydra; its weights are not read", parser=model_name)) -> None:
@@ -13,7 +19,6 @@ def info(model: argument(str, "MODEL", "a Hydra; its weights are not read", pars
     from ..models.auto import head_of, is_zero_shot
     from ..reports import cost_table
     from ..serving.saved_models import load_config
-    from ..uncertainty import CalibratedClassifier
 
     config = load_config(model)
     check_is_hydra(config, model)
@@ -26,8 +31,7 @@ def info(model: argument(str, "MODEL", "a Hydra; its weights are not read", pars
         aggregate = getattr(config, "aggregate", None)
         first_names = ", ".join([*names[:10], "..."] if len(names) > 10 else names)
         print(f"{task}: {first_names}{f', aggregated by {aggregate!r}' if aggregate else ''}")
-    is_calibrated = hydra.decision is not None or CalibratedClassifier.is_saved_in(model)
-    print("calibrated" if is_calibrated else "not calibrated: it never abstains and has no sets")
+    print(_state_of_calibration(hydra, model))
     print(f"{count_parameters(hydra):,} parameters\n")
     print(kept_heads_map(config), end="\n\n")
     models = {"This model": hydra, "Its backbone": unpruned_backbone(hydra)}
@@ -35,3 +39,17 @@ def info(model: argument(str, "MODEL", "a Hydra; its weights are not read", pars
         backbones = [unpruned_backbone(hydra) for _ in range(config.num_members)]
         models[f"Deep Ensemble of {config.num_members}"] = DeepEnsemble(backbones)
     print(cost_table(compare_costs(models)))
+
+
+def _state_of_calibration(hydra: "HydraModelMixin", folder: str) -> str:
+    """Say whether a model was calibrated, and whether it ever abstains."""
+    from ..uncertainty import CalibratedClassifier
+
+    threshold = None
+    if hydra.decision is not None:
+        threshold = hydra.decision.settings["threshold"]
+    elif CalibratedClassifier.is_saved_in(folder):
+        threshold = CalibratedClassifier.settings_saved_in(folder)["threshold"]
+    else:
+        return "not calibrated: it never abstains and has no sets"
+    return "calibrated" if threshold is not None else "calibrated without a target: it never abstains"

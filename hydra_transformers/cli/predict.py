@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from .folders import data_name
 from .options import BatchSize, Column, ModelArgument, MonitorFile, argument, best_device, option, switch
-from .serve import UNCALIBRATED, predictor_of
+from .serve import NEVER_ABSTAINS, UNCALIBRATED, predictor_of
 
 
 DATA = "A data set"
@@ -99,6 +99,8 @@ def _predict_data(model: str, data: str, output: Path, **settings: Any) -> None:
     finished = predict_data(model, data, output, **settings)
     if not finished.is_calibrated:
         print(UNCALIBRATED, file=sys.stderr)
+    elif not finished.has_target:
+        print(NEVER_ABSTAINS, file=sys.stderr)
     rows, bad = finished.rows, finished.bad_rows
     of_split = "" if finished.split is None or os.path.isfile(data) else f" of the split {finished.split}"
     rest = f" and {len(bad) - 1:,} more" if len(bad) > 1 else ""

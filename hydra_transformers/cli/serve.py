@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ..serving.predictor import HydraPredictor
 
 UNCALIBRATED = "note: this model was not calibrated, so it never abstains and has no sets"
+NEVER_ABSTAINS = "note: this model was calibrated without a target (--risk, --coverage), so it never abstains"
 
 
 def serve(
@@ -35,10 +36,12 @@ def serve(
 
 
 def predictor_of(name: str, **settings: Any) -> "HydraPredictor":
-    """The predictor of a model; notes on stderr if it was not calibrated."""
+    """Return the predictor of a model; print a note on stderr if it never abstains."""
     from ..serving.predictor import HydraPredictor
 
     predictor = HydraPredictor(name, device=best_device(), **settings)
     if predictor.calibration is None:
         print(UNCALIBRATED, file=sys.stderr)
+    elif predictor.calibration["threshold"] is None:
+        print(NEVER_ABSTAINS, file=sys.stderr)
     return predictor

@@ -37,12 +37,17 @@ ROWS_PER_PART = 1024
 
 
 class Finished(NamedTuple):
-    """A job that wrote its file. split: of the data, whose rows these are; None without splits"""
+    """A job that wrote its file.
+
+    split: of the data, whose rows these are; None without splits
+    has_target: whether the model was calibrated to abstain
+    """
 
     rows: int
     bad_rows: list[int]
     is_calibrated: bool
     split: str | None
+    has_target: bool = False
 
 
 def predict_data(
@@ -81,6 +86,8 @@ def predict_data(
     """
     output, source = Path(output), DataSource(_absolute(data), split=split, column=column)
     check_output(output, source)
+    if monitor is not None:
+        check_monitor_file(Path(monitor), output)
     if engine not in ("local", "ray"):
         raise ValueError(f"engine is {engine!r}: pass local or ray")
     settings["processor"] = _absolute(settings.get("processor"))
@@ -111,8 +118,9 @@ def predict_data(
                 watched.save(monitor)
             write_atomically(files[number], content)
             bar.update(len(job.places(number)))
-    is_calibrated = job.predictor.calibration is not None
-    return Finished(len(job.rows), join_parts(files, output), is_calibrated, job.split)
+    calibration = job.predictor.calibration
+    has_target = calibration is not None and calibration["threshold"] is not None
+    return Finished(len(job.rows), join_parts(files, output), calibration is not None, job.split, has_target)
 
 
 def _absolute(name: Any) -> Any:
@@ -130,6 +138,15 @@ def check_output(output: Path, source: DataSource) -> None:
     if output.exists():
         raise exists_already(output)
     check_takes_files(output.parent)
+
+
+def check_monitor_file(monitor: Path, output: Path) -> None:
+    """Raise, before any work, for a monitor's file that is the output, or that cannot be written."""
+    if os.path.realpath(monitor) == os.path.realpath(output):
+        raise ValueError(f"monitor and output are both {output}: pass a file of its own, such as monitor.json")
+    if monitor.is_dir():
+        raise ValueError(f"monitor is {monitor}, a folder: pass a file, such as {monitor / 'monitor.json'}")
+    check_takes_files(monitor.parent)
 
 
 def exists_already(output: Path) -> ValueError:

@@ -12,6 +12,7 @@ import torch
 from scipy.special import bdtr
 from torch import Tensor
 
+from .few_rows import note_on_risk, note_on_share
 from .inputs import as_scores, as_tensor, in_float64, widened
 
 
@@ -36,6 +37,7 @@ class Abstention:
             `None` without either.
         tpr (`float` or `None`): share of the out-of-distribution rows that are not answered; `None` without any.
         unit (`str`): what is counted, for sentences.
+        is_share (`bool`): whether a risk is a share of errors, and not a mean error of any size.
     """
 
     threshold: float
@@ -50,6 +52,7 @@ class Abstention:
     fpr: float
     tpr: float | None
     unit: str = "rows"
+    is_share: bool = True
 
     @classmethod
     def fit(
@@ -101,6 +104,7 @@ class Abstention:
             confidence = check_share(confidence, "confidence")
         is_wide = all(in_float64(part).dtype == torch.float64 for part in (scores, ood_scores) if part is not None)
         dtype = torch.float64 if is_wide else torch.float32
+        is_share = errors is None
         scores, errors, ood_scores = _checked(scores, correct, ood_scores, errors)
         if {"risk": errors, "tpr": ood_scores}.get(target, scores) is None:
             raise ValueError(f"a {target} is fitted on {'correct' if target == 'risk' else 'ood_scores'}: pass it")
@@ -117,7 +121,7 @@ class Abstention:
                 raise ValueError(f"tpr={value:g} cannot be reached: too many of ood_scores are -inf")
         counts = len(scores), 0 if ood_scores is None else len(ood_scores)
         shares = _shares(threshold, scores, errors, ood_scores)
-        return cls(threshold, target, value, confidence, *counts, **shares, unit=unit)
+        return cls(threshold, target, value, confidence, *counts, **shares, unit=unit, is_share=is_share)
 
     def abstain(self, scores: Any) -> Tensor:
         """Which rows not to answer: a bool tensor of the scores' shape. NaN is not answered either."""
@@ -127,7 +131,8 @@ class Abstention:
     def guarantee(self) -> str:
         """What is promised for new rows, and under which conditions."""
         if self.confidence is None:
-            return f"No guarantee: the target holds on the fitting rows, new rows may miss it. {SHIFT}"
+            missed = f"No guarantee: the target holds on the fitting rows, new rows may miss it. {SHIFT}"
+            return f"{missed} {self._note_on_few_rows}".rstrip()
         promise = {
             "risk": f"at most {_percent(self.value)} of the answered {self.unit} are wrong",
             "coverage": f"at least {_percent(self.value)} of the {self.unit} are answered",
@@ -138,6 +143,19 @@ class Abstention:
             f"With {_percent(self.confidence)} confidence {promise}, if new rows are independent and of the same "
             f"distribution as the {rows} fitting rows. {SHIFT}"
         )
+
+    @property
+    def _note_on_few_rows(self) -> str:
+        """How far the target may be missed on new rows; empty where there were many."""
+        answered = round(self.coverage * self.rows)
+        if self.target == "tpr" and self.tpr is not None:
+            refused = round(self.tpr * self.ood_rows)
+            return note_on_share(refused, self.ood_rows, "of new out-of-distribution rows are refused")
+        if self.target == "coverage":
+            return note_on_share(answered, self.rows, f"of new {self.unit} are answered")
+        if self.risk is not None and self.is_share:
+            return note_on_risk(round(self.risk * answered), answered, self.unit)
+        return ""
 
     @staticmethod
     def _effect_on_errors(risk: float, risk_without: float) -> str:

@@ -96,6 +96,11 @@ class CalibratedClassifier(nn.Module):
         classes = _read(folder)[1].get("classes")
         return classes if isinstance(classes, list) and all(isinstance(name, str) for name in classes) else None
 
+    @staticmethod
+    def settings_saved_in(folder: str | os.PathLike) -> dict[str, Any]:
+        """Return the settings of a saved decision."""
+        return _read(folder)[1]
+
     @classmethod
     def load(cls, model: nn.Module, folder: str | os.PathLike) -> "CalibratedClassifier":
         """The model with the decision saved in `folder`, or in a repository of the Hub."""

@@ -22,6 +22,7 @@ from .tasks import task_of
 
 
 LEAST_ROWS = 20  # half of fewer rows fits nothing
+NEVER_ABSTAINS = "It never abstains: no target was given."
 DEFAULT_CONFIDENCE = 0.9  # of a risk: "at most 5 % of the answers are wrong" is read as a promise
 
 
@@ -113,7 +114,8 @@ def calibrate(
         ood = None if ood_data is None else task.collect_rows(ood_data, batch_size)
         rows = ValidationRows(*halves, ood, target, confidence or None, alpha)
         fitted = task.fit(rows)
-    settings = fitted.settings | {"sentences": fitted.sentences}
+    sentences = fitted.sentences if fitted.abstention is not None else [*fitted.sentences, NEVER_ABSTAINS]
+    settings = fitted.settings | {"sentences": sentences}
     if fitted.abstention is not None:
         threshold = fitted.abstention.threshold
         settings["threshold"] = threshold if math.isfinite(threshold) else str(threshold)  # JSON has no infinity
@@ -124,7 +126,7 @@ def calibrate(
     if is_hydra:
         inner.eval().decision, inner.config.decision = decision.eval(), decision.settings
     result = inner if is_hydra else CalibratedClassifier(inner, decision)
-    return Calibration(result, decision.settings, fitted.abstention, rows.counts, fitted.sentences)
+    return Calibration(result, decision.settings, fitted.abstention, rows.counts, sentences)
 
 
 def _summary(task: Task, decision: Decision, rows: ValidationRows) -> dict[str, Any]:

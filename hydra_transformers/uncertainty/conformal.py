@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..models.ensembling import log_mean
 from .abstention import SHIFT, exact
+from .few_rows import note_on_share
 from .inputs import as_labels, as_member_logits, wide_log_softmax
 
 
@@ -41,12 +42,16 @@ def fit_sets(member_logits: Tensor, labels: Tensor, alpha: float) -> float:
 
 
 def sets_sentence(alpha: float, rows: int, threshold: float) -> str:
-    """What is promised for new rows, under which conditions, and whether there were too few rows for it."""
-    note = f" {too_few_rows(alpha, rows)}" if threshold == math.inf else ""
-    return (
+    """Return what is promised for new rows, under which conditions, and whether there were too few rows for it."""
+    rank = math.ceil((rows + 1) * (1 - exact(alpha)))
+    note = note_on_share(rank, rows, "of the sets hold the right class")
+    if threshold == math.inf:
+        note = too_few_rows(alpha, rows)
+    sentence = (
         f"For at least {100 * (1 - alpha):.6g} % of the rows the prediction set holds the right class, on average over "
-        f"calibration sets, if new rows are exchangeable with the {rows} calibration rows. {SHIFT}{note}"
+        f"calibration sets, if new rows are exchangeable with the {rows} calibration rows. {SHIFT}"
     )
+    return f"{sentence} {note}".rstrip()
 
 
 def too_few_rows(alpha: float, rows: int) -> str:

@@ -25,16 +25,19 @@ from .._io.files import write_atomically
 from ..models.decision import DecisionOutput
 from .abstention import check_share
 from .features import without_decision
+from .monitor_files import BLOCK, VERSION, check_bins, parse_state
 from .task import Outcomes
 from .tasks import task_of
 
 
-VERSION = 1
+# How the rows that somebody has checked were chosen, and the promises that they count for.
+CHOICES = {"random": ("risk", "coverage"), "answered": ("risk",), "other": ()}
+LEFT_OUT = "other"  # the counts of rows that were chosen otherwise, beside those of the promises
 CUTS = np.array([0.5, 0.1, 0.25, 0.75, 0.9, 0.95, 0.99])  # at which ranks of scores are compared; the first is shown
 SCORE_BINS, ROUNDING = 50, 1e-6  # of scores, on another device or in a batch of another size
 # The odds of a loss under the bets, relative to those at the limit.
 ODDS = np.array([1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0])
-BLOCK, MOST_BLOCKS = 50, 128  # rows until bets start anew; when there are too many blocks, two become one
+MOST_BLOCKS = 128  # when there are more, two become one
 SPARKS = "▁▂▃▄▅▆▇█"
 WORDS = {  # a promise's title, and its losses
     "risk": ("Wrong answers", "of the checked answers are wrong"),
@@ -80,16 +83,8 @@ class Promise(NamedTuple):
     kept: np.ndarray
 
     def add(self, counts: dict[str, Any], bins: np.ndarray) -> None:
-        """Counts rows by their bins, in blocks."""
-        blocks, num_bins = counts["blocks"], self.bins.shape[1]
-        while len(bins):
-            if not blocks or sum(blocks[-1]) >= counts["size"]:
-                if len(blocks) == MOST_BLOCKS:
-                    counts["size"] *= 2
-                    blocks[:] = np.reshape(blocks, (-1, 2, num_bins)).sum(axis=1).tolist()
-                blocks.append([0] * num_bins)
-            taken, bins = np.split(bins, [counts["size"] - sum(blocks[-1])])
-            blocks[-1] = (np.bincount(taken, minlength=num_bins) + blocks[-1]).tolist()
+        """Count rows by their bins, and remember the highest evidence."""
+        add_to_blocks(counts, bins, self.bins.shape[1])
         counts["peak"] = max(counts["peak"], self.e_value(counts))
 
     def e_value(self, counts: Mapping[str, Any]) -> float:
@@ -123,6 +118,19 @@ class Promise(NamedTuple):
             between = f"{rows:,} rows, between {100 * low:.3g} and {100 * high:.3g} %"
             sentence = f"{self.title}: {status}. {100 * rate:.3g} % {self.loss} ({between}; {self.expected})."
         return PromiseState(status, e_value, rows, rate, (low, high), sentence)
+
+
+def add_to_blocks(counts: dict[str, Any], bins: np.ndarray, num_bins: int) -> None:
+    """Count rows by their bins, in blocks of equally many rows; when there are too many blocks, two become one."""
+    blocks = counts["blocks"]
+    while len(bins):
+        if not blocks or sum(blocks[-1]) >= counts["size"]:
+            if len(blocks) == MOST_BLOCKS:
+                counts["size"] *= 2
+                blocks[:] = np.reshape(blocks, (-1, 2, num_bins)).sum(axis=1).tolist()
+            blocks.append([0] * num_bins)
+        taken, bins = np.split(bins, [counts["size"] - sum(blocks[-1])])
+        blocks[-1] = (np.bincount(taken, minlength=num_bins) + blocks[-1]).tolist()
 
 
 def _intervals(losses: np.ndarray, rows: int, level: float) -> np.ndarray:
@@ -172,7 +180,9 @@ class Monitor:
     The last two notice inputs that look different. They cannot notice that the same inputs now have other labels.
 
     The chance that any of them is reported as broken while all are kept is at most `level`, however long and however often one
-    looks. Labels may be of any rows, as long as which rows are checked does not depend on whether the model was right.
+    looks. A promise is an average over rows, so that the rows with labels must be a random choice among those that it speaks of:
+    all rows for coverage, the answered ones for risk. Rows that were chosen by their score, by their prediction, or because a
+    user complained, tell of neither: pass them with `chosen="other"`, and they are counted apart.
 
     Args:
         settings (`dict`): of a calibrated model's decision; `Monitor.of(model)` takes them from the model.
@@ -210,15 +220,19 @@ class Monitor:
         monitor.model, monitor.task = model, task_of(inner)
         return monitor
 
-    def update(self, outputs: Any, labels: Any = None, *, batch: str | None = None) -> None:
-        """Counts the rows of a batch.
+    def update(self, outputs: Any, labels: Any = None, *, chosen: str = "random", batch: str | None = None) -> None:
+        """Count the rows of a batch.
 
         Args:
             outputs: a model's output, or the rows that `predict` returns.
             labels (*optional*): the right labels, for rows that somebody has checked. Rows with labels count for risk and coverage
                 alone, rows without for the other two, so a row may be passed first without and later with its label.
+            chosen (`str`, *optional*, defaults to `"random"`): how the rows with labels were chosen: "random" among all rows,
+                "answered" at random among the answered ones, which count for the risk alone, or "other", for no promise.
             batch (`str`, *optional*): a name; a batch with a name that was counted before is not counted again.
         """
+        if chosen not in CHOICES:
+            raise ValueError(f"chosen is {chosen!r}: pass one of {', '.join(CHOICES)}")
         name = f"{'rows' if labels is None else 'labels'} {batch}"
         if batch is not None and name in self.batches:
             return
@@ -235,21 +249,35 @@ class Monitor:
             parts = [getattr(outputs, field.name, None) for field in fields(DecisionOutput)]
             output = DecisionOutput(*(None if part is None else part.detach().cpu() for part in parts))
             labels = None if labels is None else torch.as_tensor(labels).cpu()
-            self.count(self.task.outcomes(output, labels, self.decision_settings, random))
+            self.count(self.task.outcomes(output, labels, self.decision_settings, random), chosen)
         if batch is not None:
             self.batches.add(name)
 
-    def count(self, outcomes: Outcomes) -> None:
-        """`update` with the outcomes themselves."""
-        losses = {"risk": outcomes.wrong, "coverage": outcomes.missed}
+    def count(self, outcomes: Outcomes, chosen: str = "random") -> None:
+        """Count the outcomes of rows, see `update`."""
         if outcomes.wrong is None and outcomes.missed is None:
-            losses = {"answered": ~outcomes.answered, "inputs": outcomes.scores}
-        for name, values in losses.items():
-            if name in self.promises and values is not None and len(values):
-                empty = {"size": BLOCK, "blocks": [], "peak": 0.0}
-                counts = self.streams.setdefault(self.stream, {}).setdefault(name, empty)
-                bins = self._rank_bins(values, counts) if name == "inputs" else values.long().numpy()
-                self.promises[name].add(counts, bins)
+            self._count_as("answered", ~outcomes.answered)
+            self._count_as("inputs", outcomes.scores)
+            return
+        losses = {"risk": outcomes.wrong, "coverage": outcomes.missed}
+        for name in CHOICES[chosen]:
+            self._count_as(name, losses[name])
+        if chosen == "other":
+            self._count_as(LEFT_OUT, outcomes.missed if outcomes.wrong is None else outcomes.wrong)
+
+    def _count_as(self, name: str, values: Tensor | None) -> None:
+        """Count the losses of rows, or for `inputs` their scores, for a promise, or apart from all promises."""
+        is_counted = name in self.promises or name == LEFT_OUT
+        if not is_counted or values is None or not len(values):
+            return
+        empty = {"size": BLOCK, "blocks": [], "peak": 0.0}
+        counts = self.streams.setdefault(self.stream, {}).setdefault(name, empty)
+        if name == LEFT_OUT:
+            add_to_blocks(counts, values.long().numpy(), 2)
+        elif name == "inputs":
+            self.promises[name].add(counts, self._rank_bins(values, counts))
+        else:
+            self.promises[name].add(counts, values.long().numpy())
 
     def _rank_bins(self, scores: Tensor, counts: dict[str, Any]) -> np.ndarray:
         """Between which cuts lies the rank of each score among the validation rows and all rows before it, ties broken at random?
@@ -281,6 +309,11 @@ class Monitor:
             rates = [np.dot(block, promise.bins[0]) / sum(block) for block in blocks[-64:]]
             bars = "".join(SPARKS[min(7, int(4 * rate / promise.limits[0]))] for rate in rates)
             lines += [f"  over time {bars}"] if bars else []
+        left_out = sum((np.sum(counts["blocks"], axis=0) for counts in self._counts(LEFT_OUT)), np.zeros(2))
+        if left_out.any():
+            loss = "miss their intervals" if self.settings["task"] == "regression" else "are wrong"
+            share = f"{100 * left_out[1] / left_out.sum():.3g} %"
+            lines.append(f"Chosen otherwise: {share} of {int(left_out.sum()):,} checked rows {loss}, in no promise.")
         return "\n".join(lines)
 
     def save(self, file: str | os.PathLike) -> None:
@@ -296,9 +329,11 @@ class Monitor:
     def load(self, file: str | os.PathLike) -> "Monitor":
         """Goes on with a saved state of the same calibration, and returns the monitor. A stream of rows that it has is counted once."""
         text = Path(file).read_text()
-        saved, streams = _parsed(text, file), {}
+        saved, streams = parse_state(text, file), {}
         if (saved["settings"], saved["level"]) != (self.settings, self.level):
             raise ValueError(f"{file} watches another calibration or has another level: pass another file")
+        num_bins = {name: promise.bins.shape[1] for name, promise in self.promises.items()}
+        check_bins(saved["streams"], num_bins | {LEFT_OUT: 2}, file)
         for name, stream in saved["streams"].items():
             earlier, streams[name] = sorted((self.streams.get(name, {}), stream), key=_num_rows)
             if not _goes_on(streams[name], earlier):
@@ -310,21 +345,11 @@ class Monitor:
     @classmethod
     def read(cls, *files: str | os.PathLike) -> "Monitor":
         """The state in one or several files, to look at: those of several processes or days are put together."""
-        saved = _parsed(Path(files[0]).read_text(), files[0])
+        saved = parse_state(Path(files[0]).read_text(), files[0])
         monitor = cls(saved["settings"], saved["level"])
         for file in files:
             monitor.load(file)
         return monitor
-
-
-def _parsed(text: str, file: str | os.PathLike) -> dict[str, Any]:
-    try:
-        saved = json.loads(text)
-        if saved["version"] == VERSION and {"level", "settings", "streams", "stream", "batches"} <= saved.keys():
-            return saved
-    except (KeyError, TypeError, json.JSONDecodeError):
-        pass
-    raise ValueError(f"{file} is not the state of a monitor: pass a file of Monitor.save")
 
 
 def _num_rows(stream: Mapping[str, Any]) -> int:

@@ -145,6 +145,23 @@ def test_calibrate_keeps_the_input_and_writes_all_that_belongs_to_the_model(work
     assert ViTImageProcessorPil.from_pretrained(calibrated).size.height == 8
 
 
+def test_a_model_that_never_abstains_says_so(workplace, calibrated, tmp_path, capsys):
+    for name in ("hydra", "vit"):
+        folder = tmp_path / name
+        run("calibrate", workplace / name, "--data", workplace / "pictures", "--alpha", 0.2, "--output", folder)
+        assert "It never abstains: no target was given." in capsys.readouterr().out
+        run("predict", folder, workplace / "0.png")
+        assert "without a target (--risk, --coverage), so it never abstains" in capsys.readouterr().err
+        run("predict", folder, workplace / "pictures", "--output", tmp_path / f"{name}.csv")
+        assert "without a target (--risk, --coverage), so it never abstains" in capsys.readouterr().err
+    run("info", tmp_path / "hydra")
+    assert "calibrated without a target: it never abstains" in capsys.readouterr().out
+    run("predict", calibrated, workplace / "pictures", "--output", tmp_path / "answers.csv")
+    run("info", calibrated)
+    shown = capsys.readouterr()
+    assert "never abstains" not in shown.out + shown.err and "\ncalibrated\n" in shown.out
+
+
 def test_a_plain_classifier_is_calibrated_beside_its_weights(workplace, tmp_path, capsys):
     data, target = ["--data", workplace / "pictures"], ["--coverage", 0.5]
     run("calibrate", workplace / "vit", *data, *target, "--output", tmp_path / "d")

@@ -6,6 +6,7 @@ import torch
 from scipy.stats import beta, binom
 
 from hydra_transformers.uncertainty import Abstention, ood_metrics
+from hydra_transformers.uncertainty.few_rows import highest_share, range_of_share
 
 
 def validation(rows=500, seed=0, steps=None):
@@ -217,6 +218,33 @@ def test_the_sentence_tells_what_it_buys_and_what_it_promises():
     caught = Abstention.fit(scores, ood_scores=scores + 0.5, tpr=0.9, confidence=0.9)
     assert "90 % of the out-of-distribution rows are refused, if new rows" in caught.sentence
     assert all("Nothing holds under distribution shift." in rule.sentence for rule in (plain, sure, useless, caught))
+
+
+@pytest.mark.parametrize("rows", [30, 499, 500])
+def test_few_rows_say_how_far_the_target_may_be_missed(rows):
+    scores, correct = validation(rows)
+    by_target = [
+        Abstention.fit(scores, correct, coverage=0.9),
+        Abstention.fit(scores, correct, risk=0.3),
+        Abstention.fit(scores, ood_scores=scores, tpr=0.9),
+    ]
+    for rule in by_target:
+        is_few = rows < 500 or (rule.target == "risk" and rule.coverage < 1)
+        assert ("few" in rule.sentence) == is_few, rule.sentence
+    sure = Abstention.fit(scores, correct, coverage=0.5, confidence=0.9)
+    assert "few" not in sure.sentence  # what is promised holds however few they are
+    mean_error = Abstention.fit(scores, errors=10 * scores, risk=100.0)
+    assert "may be wrong" not in mean_error.sentence
+
+
+def test_nine_of_ten_calibrations_answer_a_share_in_the_range_that_is_named():
+    low, high = range_of_share(27, 30)
+    shares = np.sort(np.random.default_rng(0).random((4000, 30)), axis=1)[:, 26]  # scores are uniform
+    assert np.mean((low <= shares) & (shares <= high)) == pytest.approx(0.9, abs=0.02)
+    assert range_of_share(0, 30)[0] == 0 and range_of_share(31, 30)[1] == 1
+    wrong = np.random.default_rng(0).binomial(40, 0.2, size=4000)
+    bounds = {count: highest_share(count, 40) for count in range(41)}
+    assert np.mean([bounds[count] >= 0.2 for count in wrong]) >= 0.9
 
 
 def test_the_order_of_the_rows_does_not_matter():

@@ -218,6 +218,79 @@ def test_a_state_is_saved_resumed_and_put_together(tmp_path):
     assert len(json.loads((tmp_path / "monitor.json").read_text())["streams"]) == 1
 
 
+def changed(content, place, value):
+    """The content with one value replaced; place: the names on the way to it."""
+    *way, last = place
+    for name in way:
+        content = content[name]
+    content[last] = value
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "sentence"),
+    [
+        (("level",), math.nan, "level is nan, and should be a share"),
+        (("streams",), [], r"streams is \[\], and should hold counts"),
+        (("stream",), 3, "stream is 3, and should be a name"),
+        (("batches",), {}, "batches is {}, and should be a list of names"),
+        (("streams", "one"), 3, "streams.one is 3, and should hold counts"),
+        (("streams", "one", "risk", "blocks", 0), [-3, 53], r"streams.one.risk.blocks\[0\] is \[-3, 53\]"),
+        (("streams", "one", "risk", "blocks", 0), [math.nan, 3], r"blocks\[0\] is \[nan, 3\]"),
+        (("streams", "one", "risk", "blocks", 0), [1, 2], r"blocks\[0\] has 3 rows, and should have 50"),
+        (("streams", "one", "risk", "blocks", 1), [1, 2, 3], r"blocks\[1\] is \[1, 2, 3\]"),
+        (("streams", "one", "risk", "blocks"), [[1, 2, 3]], "blocks of streams.one.risk should have 2 counts"),
+        (("streams", "one", "risk", "size"), 0, "size is 0, and should be a multiple of 50"),
+        (("streams", "one", "risk", "peak"), math.nan, "peak is nan, and should be 0 or more"),
+        (("streams", "one", "risk"), {"blocks": []}, "should have size, blocks and peak"),
+        (("streams", "one", "joy"), {"size": 50, "blocks": [], "peak": 0}, "streams.one.joy is of no promise"),
+        (("streams", "one", "inputs", "pool"), [1, 2], "pool is .* and should be 4 counts"),
+        (("settings",), {}, "settings has no validation"),
+        (("settings", "threshold"), "low", "settings.threshold is 'low'"),
+        (("settings", "alpha"), 2, "settings.alpha is 2, and should be a share"),
+        (("settings", "validation", "risk"), math.nan, "validation.risk is nan, and should be a share"),
+        (("settings", "validation", "answered"), 500, "500 answered of 400 rows"),
+        (("settings", "validation", "wrong"), [9, 3], r"validation.wrong is \[9, 3\]"),
+        (("settings", "validation", "cuts"), [1, 0, 2], "validation.cuts is .* numbers in order"),
+        (("settings", "validation", "scores"), [1, 2, 3, -4], "validation.scores is .* 4 counts"),
+    ],
+    ids=str,
+)
+def test_a_damaged_file_is_refused_with_a_sentence(place, value, sentence, tmp_path):
+    monitor = Monitor(SETTINGS)
+    monitor.stream = "one"
+    monitor.count(outcomes(np.zeros(60), np.zeros(60), np.zeros(60)))
+    monitor.count(outcomes(np.zeros(60)))
+    monitor.save(tmp_path / "monitor.json")
+    Monitor.read(tmp_path / "monitor.json")  # as it is
+    saved = json.loads((tmp_path / "monitor.json").read_text())
+    changed(saved, place, value)
+    (tmp_path / "monitor.json").write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match=f"monitor.json is damaged: .*{sentence}"):
+        Monitor.read(tmp_path / "monitor.json")
+
+
+def test_rows_that_were_chosen_otherwise_count_for_no_promise(tmp_path):
+    monitor = Monitor(SETTINGS)
+    checked = outcomes(np.zeros(200), np.ones(200), np.ones(200))
+    monitor.count(checked, "other")
+    assert not {"risk", "coverage"} & monitor.streams[monitor.stream].keys()
+    assert "Chosen otherwise: 100 % of 200 checked rows are wrong, in no promise." in str(monitor)
+    monitor.count(outcomes(np.zeros(60), np.arange(60) < 3, np.ones(60)), "answered")
+    assert counts(monitor, "risk") == [57, 3] and "coverage" not in monitor.streams[monitor.stream]
+    monitor.save(tmp_path / "monitor.json")
+    again = Monitor.read(tmp_path / "monitor.json", tmp_path / "monitor.json")
+    assert str(again) == str(monitor) and again.state()["risk"].rows == 60
+    hydra = calibrated("single_label_classification").model.eval()
+    with torch.no_grad():
+        output = hydra(**batch_of("single_label_classification"))
+    labels = torch.stack([row["labels"] for row in data_of("single_label_classification", seed=1)])
+    with pytest.raises(ValueError, match="chosen is 'best': pass one of random, answered, other"):
+        Monitor.of(hydra).update(output, labels, chosen="best")
+    watched = Monitor.of(hydra)
+    watched.update(output, labels, chosen="other")
+    assert watched.state()["coverage"].rows == 0 and counts(watched, "other")[1] > 0
+
+
 def test_what_is_broken_stays_broken_when_files_are_put_together(tmp_path):
     random, bad, good = np.random.default_rng(0), Monitor(SETTINGS), Monitor(SETTINGS)
     for monitor, rate, rows in ((bad, 0.3, 600), (bad, 0.01, 6000), (good, 0.01, 100)):
