@@ -13,45 +13,64 @@ HISTOGRAM_BINS = 30
 
 
 def reliability_curve(confidence: Tensor, correct: Tensor) -> dict[str, list]:
-    """Per equal-width bin: mean confidence, accuracy (both `None` in an empty bin) and share of the samples."""
-    bins = calibration_bins(confidence)
-    members = [bins == b for b in range(NUM_BINS)]
-    return {
-        "confidence": [exact_mean(confidence[chosen]) if chosen.any() else None for chosen in members],
-        "accuracy": [exact_mean(correct[chosen]) if chosen.any() else None for chosen in members],
-        "share": [int(chosen.sum()) / len(bins) for chosen in members],
-    }
+    """Return mean confidence, accuracy and share of the samples of each equal-width bin.
+
+    The first two are `None` in an empty bin.
+    """
+    bin_of_row = calibration_bins(confidence)
+    curve: dict[str, list] = {"confidence": [], "accuracy": [], "share": []}
+    for number in range(NUM_BINS):
+        is_member = bin_of_row == number
+        mean_confidence = None
+        accuracy = None
+        if is_member.any():
+            mean_confidence = exact_mean(confidence[is_member])
+            accuracy = exact_mean(correct[is_member])
+        curve["confidence"].append(mean_confidence)
+        curve["accuracy"].append(accuracy)
+        curve["share"].append(int(is_member.sum()) / len(bin_of_row))
+    return curve
 
 
 def risk_curve(confidence: Tensor, correct: Tensor) -> dict[str, list[float]]:
-    """Coverage and risk, see `error_coverage_curve`."""
+    """Return coverage and risk, see `error_coverage_curve`."""
     coverage, risk = error_coverage_curve(confidence, 1 - correct)
-    chosen = _thinned(len(risk))
-    return {"coverage": coverage[chosen].tolist(), "risk": risk[chosen].tolist()}
+    kept = _thinned(len(risk))
+    return {"coverage": coverage[kept].tolist(), "risk": risk[kept].tolist()}
 
 
 def roc_curve(id_scores: Tensor, ood_scores: Tensor) -> dict[str, list[float]]:
-    """False and true positive rate from (0, 0) to (1, 1), out of distribution being positive."""
+    """Return false and true positive rates from (0, 0) to (1, 1).
+
+    Out of distribution is positive.
+    """
     hits, false_alarms = detection_counts(id_scores, ood_scores)
-    chosen = _thinned(len(hits))
-    return {
-        "fpr": [0.0, *(false_alarms[chosen] / false_alarms[-1]).tolist()],
-        "tpr": [0.0, *(hits[chosen] / hits[-1]).tolist()],
-    }
+    kept = _thinned(len(hits))
+    false_positive_rates = false_alarms[kept] / false_alarms[-1]
+    true_positive_rates = hits[kept] / hits[-1]
+    return {"fpr": [0.0, *false_positive_rates.tolist()], "tpr": [0.0, *true_positive_rates.tolist()]}
 
 
 def score_histograms(id_scores: Tensor, ood_scores: dict[str, Tensor]) -> dict[str, list[float] | dict]:
-    """Share of each data set's samples per bin; all data sets share the bins' edges."""
+    """Return the share of each data set's samples per bin; all data sets share the bins' edges."""
+    # From the lowest to the highest score; scores that are all alike get a bin around them.
     scores = torch.cat([id_scores, *ood_scores.values()])
     finite = scores[scores.isfinite()]
-    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    low = 0.0
+    high = 1.0
+    if len(finite):
+        low = float(finite.min())
+        high = float(finite.max())
     if not low < high or math.isclose(low, high, rel_tol=1e-12):
-        low, high = low - 0.5, high + 0.5
+        low -= 0.5
+        high += 0.5
     edges = torch.linspace(low, high, HISTOGRAM_BINS + 1, dtype=torch.float64, device=scores.device)
 
     def shares(scores: Tensor) -> list[float]:
-        place = (torch.bucketize(scores.contiguous(), edges, right=True) - 1).clamp(0, HISTOGRAM_BINS - 1)
-        return (place.bincount(minlength=HISTOGRAM_BINS) / len(scores)).tolist()
+        bins = torch.bucketize(scores.contiguous(), edges, right=True) - 1
+        bins = bins.clamp(0, HISTOGRAM_BINS - 1)
+        counts = bins.bincount(minlength=HISTOGRAM_BINS)
+        return (counts / len(scores)).tolist()
 
     return {
         "edges": edges.tolist(),
@@ -61,4 +80,6 @@ def score_histograms(id_scores: Tensor, ood_scores: dict[str, Tensor]) -> dict[s
 
 
 def _thinned(length: int) -> Tensor:
-    return torch.linspace(0, length - 1, min(length, POINTS), dtype=torch.float64, device="cpu").round().long()
+    """Return indices of at most `POINTS` of so many points, evenly spaced, with both ends."""
+    indices = torch.linspace(0, length - 1, min(length, POINTS), dtype=torch.float64, device="cpu")
+    return indices.round().long()

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,9 @@ from .report import CORRUPTION, ID, Metrics, Report
 from .table import DATA
 
 
-ENERGY = "energy"  # shown beside any other score: it needs no fit, and is often better than the maximum probability
+# Shown beside any other score: it needs no fit, and is often better than the maximum probability.
+ENERGY = "energy"
+Groups = dict[str, tuple[str, str, str]]  # see `Report.groups`
 
 
 def evaluate_uncertainty(
@@ -39,72 +41,101 @@ def evaluate_uncertainty(
     class_prompts: Mapping[str, Tensor] | None = None,
     batch_size: int = 32,
 ) -> Report:
-    """Evaluates models of any task in and out of distribution. Each predicts on its own device.
+    """Evaluate models of any task in and out of distribution. Each predicts on its own device.
 
-    What a calibrated model decides is measured, too: how much it answers, and how much of that is wrong.
+    What a calibrated model decides is measured, too: how much it answers, and how much of that is
+    wrong.
 
     Args:
-        models (`nn.Module` or `Mapping[str, nn.Module]`): a Hydra, a Hugging Face classifier or a baseline; or several of one
-            task, `{name: model}`.
-        data (`DataLoader`, `Dataset` or `list`): labelled data: a DataLoader, a list of dict batches, a Dataset or list of
-            dict rows; or the name, folder or file of a data set, which `load_data` reads for the first model, as with
-            `ood_data`. For reward models `{"chosen": data, "rejected": data}`, or texts in columns of these names.
-        ood_data (*optional*): `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set.
-        score (`str` or `Detector`, defaults to `"msp"`): the OOD score of single-label models: a name, see `ood_score`, or a
-            `Detector`. A fitted detector belongs to one model: evaluate each by itself, and join the reports (`joined`).
-        corruptions (*optional*): labelled data under shift, `{corruption: {severity: data}}`, such as the result of
-            `hydra_transformers.shift.corrupted_sets`.
-        class_prompts (*optional*): for CLIP and SigLIP, the tokenizer's output with one prompt per class.
+        models (`nn.Module` or `Mapping[str, nn.Module]`): a Hydra, a Hugging Face classifier or a
+            baseline; or several of one task, `{name: model}`.
+        data (`DataLoader`, `Dataset` or `list`): labelled data: a DataLoader, a list of dict
+            batches, a Dataset or list of dict rows; or the name, folder or file of a data set,
+            which `load_data` reads for the first model, as with `ood_data`. For reward models
+            `{"chosen": data, "rejected": data}`, or texts in columns of these names.
+        ood_data (*optional*): `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one
+            data set.
+        score (`str` or `Detector`, defaults to `"msp"`): the OOD score of single-label models: a
+            name, see `ood_score`, or a `Detector`. A fitted detector belongs to one model: evaluate
+            each by itself, and join the reports (`joined`).
+        corruptions (*optional*): labelled data under shift, `{corruption: {severity: data}}`, such
+            as the result of `hydra_transformers.shift.corrupted_sets`.
+        class_prompts (*optional*): for CLIP and SigLIP, the tokenizer's output with one prompt per
+            class.
         batch_size (`int`, defaults to 32): rows per batch, where data comes in rows.
 
     Returns:
-        `Report`: the metrics of each model on each data set. With `torch.distributed` initialised, the processes share the
-        batches of single-label models: give every process the whole data in the same order; all get the same report.
+        `Report`: the metrics of each model on each data set. With `torch.distributed` initialised,
+        the processes share the batches of single-label models: give every process the whole data in
+        the same order; all get the same report.
 
     Example:
-        >>> print(evaluate_uncertainty({"One": backbone, "Hydra": hydra}, test, {"noise": noise}))  # doctest: +SKIP
+        >>> models = {"One": backbone, "Hydra": hydra}  # doctest: +SKIP
+        >>> print(evaluate_uncertainty(models, test, {"noise": noise}))  # doctest: +SKIP
     """
-    models = dict(models) if isinstance(models, Mapping) else {type(models).__name__: models}
+    # Models of one task.
+    models = _named(models)
+    tasks = _tasks(models, data)
+    task = next(iter(tasks.values()))
+    first_model = next(iter(models.values()))
+    if not task.has_detector and (score != "msp" or class_prompts is not None):
+        raise ValueError(f"score and class_prompts are for single-label models, not for {task.title}: leave them out")
+
+    # The data sets, each of which every model reads.
+    data = task.load(data, first_model)
+    if task.has_detector:
+        ood_data = load_if_named(ood_data, first_model, labelled=False)
+    else:
+        ood_data = load_if_named(ood_data, first_model)
+    data_sets, groups = _data_sets(data, ood_data, corruptions or {})
+    is_read_again = len(models) > 1 or bool(corruptions)
+    for name, data_set in data_sets.items():
+        if isinstance(data_set, ChangedBatches):
+            data_set = data_set.data
+        if is_read_again and hasattr(data_set, "__next__"):
+            raise TypeError(f"{name} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
+        if task.has_detector:
+            check_can_be_shared(data_set, name)
+    detector = as_detector(score)
+    if detector.needs_fit and len(models) > 1:
+        raise ValueError(f"score is {detector.name}, fitted on one model: evaluate each by itself and join reports")
+
+    # Measure every model on every data set.
+    report = Report(task.name, {}, "uncertainty of the prediction", groups)
+    if task.has_detector:
+        report = replace(report, score=detector.description)
+    for model_name, model in models.items():
+        if class_prompts is not None:
+            model = ZeroShotClassifier(model, class_prompts)
+        model, decision = without_decision(model)
+        reader = _Reader(tasks[model_name], model, decision, detector, batch_size)
+        measured = {}
+        for name, data_set in data_sets.items():
+            group, _, _ = groups[name]
+            measured[name] = reader.measure(name, data_set, labelled=group in (ID, CORRUPTION))
+        _warn_of_useless_results(model_name, task, measured, groups)
+        metrics, curves, rows = _results(measured, groups)
+        report.models[model_name] = metrics
+        report.curves[model_name] = curves
+        report.rows[model_name] = rows
+        report.num_members[model_name] = measured[DATA].num_members
+    return report
+
+
+def _named(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return models by their names; raise for what is not a model."""
+    if not isinstance(models, Mapping):
+        models = {type(models).__name__: models}
     for name, model in models.items():
         if not isinstance(model, nn.Module):
             raise TypeError(f"{name} is not a model: pass one model, or several as {{name: model}}")
     if not models:
         raise ValueError("models is empty: pass at least one model")
-    tasks = _tasks(models, data)
-    task, first = next(iter(tasks.values())), next(iter(models.values()))
-    if not task.has_detector and (score != "msp" or class_prompts is not None):
-        raise ValueError(f"score and class_prompts are for single-label models, not for {task.title}: leave them out")
-    data = task.load(data, first)
-    ood_data = load_if_named(ood_data, first, **({"labelled": False} if task.has_detector else {}))
-    data_sets, groups = _data_sets(data, ood_data, corruptions or {})
-    for place, data_set in data_sets.items():
-        data_set = data_set.data if isinstance(data_set, ChangedBatches) else data_set
-        if (len(models) > 1 or corruptions) and hasattr(data_set, "__next__"):
-            raise TypeError(f"{place} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
-        if task.has_detector:
-            check_can_be_shared(data_set, place)
-    detector = as_detector(score)
-    if detector.needs_fit and len(models) > 1:
-        raise ValueError(f"score is {detector.name}, fitted on one model: evaluate each by itself and join reports")
-    readings = {}
-    for name, model in models.items():
-        model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model
-        model, decision = without_decision(model)
-        reader = _Reader(tasks[name], model, decision, detector, batch_size)
-        readings[name] = {
-            place: reader.measure(place, data_set, labelled=groups[place][0] in (ID, CORRUPTION))
-            for place, data_set in data_sets.items()
-        }
-        _warn_of_useless_results(name, task, readings[name], groups)
-    described = detector.description if task.has_detector else "uncertainty of the prediction"
-    num_members = {name: measured[DATA].num_members for name, measured in readings.items()}
-    results = {name: _results(measured, groups) for name, measured in readings.items()}
-    metrics, curves, rows = ({name: parts[place] for name, parts in results.items()} for place in range(3))
-    return Report(task.name, metrics, described, groups, num_members, curves, rows)
+    return dict(models)
 
 
 def _tasks(models: Mapping[str, nn.Module], data: Any) -> dict[str, Task]:
-    """The models' task, which must be one."""
+    """Return each model's task; raise for models of several."""
     tasks = {name: task_of(model) for name, model in models.items()}
     names = {task.name for task in tasks.values()}
     are_pairs = isinstance(data, Mapping) and set(data) == {"chosen", "rejected"}
@@ -120,22 +151,36 @@ def _tasks(models: Mapping[str, nn.Module], data: Any) -> dict[str, Task]:
 
 def _data_sets(
     data: Any, ood_data: Any, corruptions: Mapping[str, Mapping[Any, Any]]
-) -> tuple[dict[str, Any], dict[str, tuple[str, str, str]]]:
-    """The data sets by their names in the report, and their groups, see `Report.groups`."""
+) -> tuple[dict[str, Any], Groups]:
+    """Return the data sets by their names in the report, and their groups, see `Report.groups`."""
     if not isinstance(corruptions, Mapping) or not all(isinstance(sweep, Mapping) for sweep in corruptions.values()):
         raise TypeError("corruptions is not {corruption: {severity: data}}: pass corrupted_sets(data, names)")
-    named = [(DATA, data, (ID, DATA, ""))]
-    for group, sets in ({} if isinstance(ood_data, Mapping) and not ood_data else ood_groups(ood_data)).items():
+    titles = [DATA]
+    data_sets = {DATA: data}
+    groups: Groups = {DATA: (ID, DATA, "")}
+
+    # Out-of-distribution data sets.
+    has_none = isinstance(ood_data, Mapping) and not ood_data
+    sets_of_groups = {} if has_none else ood_groups(ood_data)
+    for group, sets in sets_of_groups.items():
         if group in (ID, CORRUPTION):
             raise ValueError(f"ood_data has a group called {group!r}, as the report calls others: rename it")
         for name, rows in sets.items():
-            named.append((name if group == "OOD" else f"{name} ({group})", rows, (group, name, "")))
+            title = name if group == "OOD" else f"{name} ({group})"
+            titles.append(title)
+            data_sets[title] = rows
+            groups[title] = (group, name, "")
+
+    # Corrupted data sets.
     for corruption, sweep in corruptions.items():
         for severity, rows in sweep.items():
-            named.append((f"{corruption}, severity {severity}", rows, (CORRUPTION, corruption, str(severity))))
-    data_sets, groups = {title: rows for title, rows, _ in named}, {title: group for title, _, group in named}
-    if len(data_sets) < len(named):
-        raise ValueError(f"two data sets have one name ({', '.join(title for title, *_ in named)}): rename one")
+            title = f"{corruption}, severity {severity}"
+            titles.append(title)
+            data_sets[title] = rows
+            groups[title] = (CORRUPTION, corruption, str(severity))
+
+    if len(data_sets) < len(titles):
+        raise ValueError(f"two data sets have one name ({', '.join(titles)}): rename one")
     return data_sets, groups
 
 
@@ -144,12 +189,14 @@ def _data_sets(
 
 @dataclass
 class _Measured:
-    """
+    """What one model does on one data set.
+
     metrics: of the task
     scores: (rows,), higher is less sure
     num_members: of the model
     constant: the first metric of always predicting the same
-    values: per row what intervals and curves need; energies: a second score
+    values: per row what intervals and curves need
+    energies: a second score, (rows,)
     """
 
     metrics: Metrics
@@ -162,7 +209,14 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Measures one model; `decision` is its own, which `model` does not apply, `score` that of single-label models."""
+    """Measures one model on data sets.
+
+    task: the model's
+    model: predicts, and does not apply its decision
+    decision: the model's own, where it is calibrated
+    score: the OOD score of single-label models
+    batch_size: rows per batch
+    """
 
     task: Task
     model: nn.Module
@@ -170,96 +224,166 @@ class _Reader:
     score: Detector
     batch_size: int
 
-    def measure(self, place: str, data: Any, labelled: bool) -> _Measured:
+    def measure(self, name: str, data: Any, labelled: bool) -> _Measured:
+        """Measure the model on one data set, which errors call `name`."""
         if self.task.has_detector:
-            return self._measure_by_batch(place, data, labelled)
+            return self._measure_by_batch(name, data, labelled)
         answers, labels = self.task.collect(self.model, data, self.batch_size)
         if labelled and labels is None:
-            raise ValueError(f"{place} has no labels: add a column labels")
+            raise ValueError(f"{name} has no labels: add a column labels")
 
         def metrics_of(rows: Any) -> Metrics:
-            decided = None if self.decision is None else self.task.decide(self.decision, answers[rows])
-            return self.task.measure(answers[rows], None if labels is None else labels[rows], decided)
+            decided = None
+            if self.decision is not None:
+                decided = self.task.decide(self.decision, answers[rows])
+            labels_of_rows = None
+            if labels is not None:
+                labels_of_rows = labels[rows]
+            return self.task.measure(answers[rows], labels_of_rows, decided)
 
-        metrics, values = metrics_of(slice(None)) | {"num_samples": len(answers)}, {}
-        if labelled and place == DATA:
+        num_rows, num_members = answers.shape[:2]
+        metrics = metrics_of(slice(None))
+        metrics["num_samples"] = num_rows
+
+        # What intervals need.
+        values = {}
+        if labelled and name == DATA:
             first = next(iter(self.task.metrics))
-            values["first_metric"] = jackknife_values(lambda rows: metrics_of(rows).get(first, math.nan), len(answers))
-        constant = self.task.constant_metric(labels) if labelled else None
-        return _Measured(metrics, self.task.scores(answers), answers[:1].shape[1], constant, values)
+            values["first_metric"] = jackknife_values(lambda rows: metrics_of(rows).get(first, math.nan), num_rows)
+        constant = None
+        if labelled:
+            constant = self.task.constant_metric(labels)
+        return _Measured(metrics, self.task.scores(answers), num_members, constant, values)
 
-    def _measure_by_batch(self, place: str, data: Any, labelled: bool) -> _Measured:
-        """Of single-label models: no logits are kept, and processes share the batches."""
+    def _measure_by_batch(self, name: str, data: Any, labelled: bool) -> _Measured:
+        """Measure a single-label model: no logits are kept, and processes share the batches."""
         reads_features = self.score.reads_features or bool(self.decision and self.decision.reads_features)
-        reader, parts = AnswerReader(self.model, reads_features), []
+        reader = AnswerReader(self.model, reads_features)
+        parts = []  # of each batch: values per row, and the number of members
         for batch in batches(data, self.batch_size, reader.device, *rank_and_world_size()):
             member_logits, features = reader(batch)
-            labels = split_labels(batch)[1] if labelled else None
-            if labelled and labels is None:
-                raise ValueError(f"{place} has no labels: add a column labels (or label) with class indices")
-            decided = None if self.decision is None else self.decision(member_logits, features)
-            values = self.task.row_values(Rows(member_logits, labels, features), decided, self.score)
-            values["energy"] = ood_score(member_logits if decided is None else decided.member_logits, ENERGY).cpu()
-            values |= {} if labels is None else {"label": labels.cpu()}
-            parts.append((values, member_logits.shape[1]))
+            labels = None
+            if labelled:
+                _, labels = split_labels(batch)
+                if labels is None:
+                    raise ValueError(f"{name} has no labels: add a column labels (or label) with class indices")
+            parts.append((self._values_of_rows(Rows(member_logits, labels, features)), member_logits.shape[1]))
+
+        # The values of all rows, from all processes.
         parts = gather_batches(parts)
         if not parts:
-            raise ValueError(f"{place} is empty: pass at least one sample")
-        values = {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}
-        threshold = None if self.decision is None else self.decision.settings["threshold"]
+            raise ValueError(f"{name} is empty: pass at least one sample")
+        first_values, num_members = parts[0]
+        values = {value: torch.cat([part[value] for part, _ in parts]) for value in first_values}
+        threshold = None
+        if self.decision is not None:
+            threshold = self.decision.settings["threshold"]
         if threshold is None:
             values.pop("answered", None)
-        metrics = self.task.summarize(values) | {name: exact_mean(values[name]) for name in ("total", "aleatoric")}
-        metrics["num_samples"], most_frequent = len(values["score"]), None
+
+        # Their summary.
+        num_rows = len(values["score"])
+        metrics = self.task.summarize(values)
+        for part in ("total", "aleatoric"):
+            metrics[part] = exact_mean(values[part])
+        metrics["num_samples"] = num_rows
+        most_frequent = None
         if labelled:
-            metrics |= {} if threshold is None else {"threshold": float(threshold)}
-            most_frequent = float(values["label"].bincount().max()) / len(values["score"])
-        energies = None if self.score.name == ENERGY else values["energy"]
-        return _Measured(metrics, values["score"], parts[0][1], most_frequent, values, energies)
+            if threshold is not None:
+                metrics["threshold"] = float(threshold)
+            most_frequent = float(values["label"].bincount().max()) / num_rows
+        energies = None
+        if self.score.name != ENERGY:
+            energies = values["energy"]
+        return _Measured(metrics, values["score"], num_members, most_frequent, values, energies)
+
+    def _values_of_rows(self, rows: Rows) -> dict[str, Tensor]:
+        """Return what is measured of each row of a batch: name -> (rows,), on the CPU."""
+        member_logits = rows.answers
+        decided = None
+        if self.decision is not None:
+            decided = self.decision(rows.answers, rows.features)
+            member_logits = decided.member_logits
+        values = self.task.row_values(rows, decided, self.score)
+        values["energy"] = ood_score(member_logits, ENERGY).cpu()
+        if rows.labels is not None:
+            values["label"] = rows.labels.cpu()
+        return values
 
 
 # All data sets of one model
 
 
-def _results(measured: Mapping[str, _Measured], groups: Mapping) -> tuple[dict[str, Metrics], dict, dict]:
-    """The `models`, `curves` and `rows` of a report for one model: with how well the score tells OOD and corrupted data."""
-    known, by_group = measured[DATA], {}
-    ood = {place: data_set.scores for place, data_set in measured.items() if groups[place][0] not in (ID, CORRUPTION)}
-    metrics = {place: dict(data_set.metrics) for place, data_set in measured.items()}
-    for place, data_set in measured.items():
-        group, name, _ = groups[place]
-        if place in ood:
-            by_group.setdefault(group, {})[name] = data_set.scores
-            metrics[place] |= ood_metrics(known.scores, data_set.scores)
+def _results(measured: Mapping[str, _Measured], groups: Groups) -> tuple[dict[str, Metrics], dict, dict]:
+    """Return the `models`, `curves` and `rows` of a report for one model.
+
+    The metrics say how well the score tells OOD and corrupted data, too.
+    """
+    known = measured[DATA]
+    ood_scores = {}
+    for name, data_set in measured.items():
+        group, _, _ = groups[name]
+        if group not in (ID, CORRUPTION):
+            ood_scores[name] = data_set.scores
+
+    # Metrics, with those of detection.
+    metrics = {name: dict(data_set.metrics) for name, data_set in measured.items()}
+    ood_by_group: dict[str, dict[str, Tensor]] = {}
+    for name, data_set in measured.items():
+        group, short_name, _ = groups[name]
+        if name in ood_scores:
+            ood_by_group.setdefault(group, {})[short_name] = data_set.scores
+            metrics[name] |= ood_metrics(known.scores, data_set.scores)
             if data_set.energies is not None:
-                metrics[place]["energy_auroc"] = ood_metrics(known.energies, data_set.energies)["auroc"]
+                metrics[name]["energy_auroc"] = ood_metrics(known.energies, data_set.energies)["auroc"]
         elif group == CORRUPTION:
-            metrics[place]["shift_auroc"] = ood_metrics(known.scores, data_set.scores)["auroc"]
-            aurocs = [ood_metrics(data_set.scores, scores)["auroc"] for scores in ood.values()]
-            metrics[place] |= {"ood_auroc": math.fsum(aurocs) / len(aurocs)} if aurocs else {}
-    curves = {"roc": {name: roc_curve(known.scores, scores) for name, scores in ood.items()}}
-    curves["histograms"] = score_histograms(known.scores, ood)
+            metrics[name]["shift_auroc"] = ood_metrics(known.scores, data_set.scores)["auroc"]
+            aurocs = [ood_metrics(data_set.scores, scores)["auroc"] for scores in ood_scores.values()]
+            if aurocs:
+                metrics[name]["ood_auroc"] = math.fsum(aurocs) / len(aurocs)
+
+    # Curves.
+    curves: dict[str, Any] = {
+        "roc": {name: roc_curve(known.scores, scores) for name, scores in ood_scores.items()},
+        "histograms": score_histograms(known.scores, ood_scores),
+    }
     if "correct" in known.values:
-        rows = known.values["confidence"], known.values["correct"]
-        curves |= {"reliability": reliability_curve(*rows), "risk_coverage": risk_curve(*rows)}
-    kept = {name: known.values[name] for name in ("correct", "nll", "first_metric") if name in known.values}
-    return metrics, curves, packed_rows(kept | {"score": known.scores, "ood": by_group})
+        confidence = known.values["confidence"]
+        correct = known.values["correct"]
+        curves["reliability"] = reliability_curve(confidence, correct)
+        curves["risk_coverage"] = risk_curve(confidence, correct)
+
+    # Numbers per row.
+    kept: dict[str, Any] = {}
+    for value in ("correct", "nll", "first_metric"):
+        if value in known.values:
+            kept[value] = known.values[value]
+    kept["score"] = known.scores
+    kept["ood"] = ood_by_group
+    return metrics, curves, packed_rows(kept)
 
 
-def _warn_of_useless_results(name: str, task: Task, measured: Mapping[str, _Measured], groups: Mapping) -> None:
-    """Warns of a model that learned nothing, and of OOD data that is the data."""
-    known, (metric, (title, better)) = measured[DATA], next(iter(task.metrics.items()))
-    value, constant = known.metrics.get(metric), known.constant
-    is_useless = None not in (value, constant) and (value <= constant if better == "high" else value >= constant)
+def _warn_of_useless_results(name: str, task: Task, measured: Mapping[str, _Measured], groups: Groups) -> None:
+    """Warn of a model that learned nothing, and of OOD data that is the data."""
+    known = measured[DATA]
+    metric, (title, better) = next(iter(task.metrics.items()))
+    value = known.metrics.get(metric)
+    constant = known.constant
+    is_useless = False
+    if value is not None and constant is not None:
+        is_useless = value <= constant if better == "high" else value >= constant
     if constant == 1.0:
         warnings.warn("all labels of data are of one class: the metrics say nothing of the others", stacklevel=3)
     elif is_useless:
         warnings.warn(
-            f"{name} is no better than always predicting the same ({title} {value:.4g}; the most frequent class, or the mean, "
-            f"has {constant:.4g}): it has learned nothing about these data",
+            f"{name} is no better than always predicting the same ({title} {value:.4g}; the most frequent class, or "
+            f"the mean, has {constant:.4g}): it has learned nothing about these data",
             stacklevel=3,
         )
-    for place, data_set in measured.items():
-        mine, theirs = (side.values.get("confidence", side.scores).sort().values for side in (known, data_set))
-        if groups[place][0] not in (ID, CORRUPTION) and torch.equal(mine, theirs):
-            warnings.warn(f"{name} predicts {place} exactly as data: are they the same data?", stacklevel=3)
+
+    known_values = known.values.get("confidence", known.scores).sort().values
+    for data_name, data_set in measured.items():
+        group, _, _ = groups[data_name]
+        values = data_set.values.get("confidence", data_set.scores).sort().values
+        if group not in (ID, CORRUPTION) and torch.equal(known_values, values):
+            warnings.warn(f"{name} predicts {data_name} exactly as data: are they the same data?", stacklevel=3)

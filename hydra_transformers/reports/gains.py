@@ -23,7 +23,8 @@ class Gain:
     """How a metric changes from one model to another on the same rows.
 
     Attributes:
-        metric (`str`): its title: "Accuracy", "NLL", "AUROC" (or "near AUROC", one for each OOD group).
+        metric (`str`): its title: "Accuracy", "NLL", "AUROC" (or "near AUROC", one for each OOD
+            group).
         change (`Change`): the difference and its 95 % interval.
         is_share (`bool`): whether the metric is a share, shown in points.
         higher_is_better (`bool`): which way is better.
@@ -36,43 +37,62 @@ class Gain:
 
     @property
     def verdict(self) -> str:
-        """ "better" or "worse" where all of the interval lies on one side of 0, otherwise "no difference"."""
-        low, high = self.change.low, self.change.high
-        if not self.higher_is_better:
-            low, high = -high, -low
-        return "better" if low > 0 else "worse" if high < 0 else "no difference"
+        """Whether all of the interval lies on one side of 0: "better", "worse", "no difference"."""
+        if self.change.low > 0:
+            return "better" if self.higher_is_better else "worse"
+        if self.change.high < 0:
+            return "worse" if self.higher_is_better else "better"
+        return "no difference"
 
     @property
     def numbers(self) -> list[str]:
         """The difference and the ends of its interval, shares in points."""
         values = (self.change.difference, self.change.low, self.change.high)
-        return [f"{100 * value:+.1f}" if self.is_share else f"{value:+.3f}" for value in values]
+        if self.is_share:
+            return [f"{100 * value:+.1f}" for value in values]
+        return [f"{value:+.3f}" for value in values]
 
     def __str__(self) -> str:
         difference, low, high = self.numbers
-        return f"{self.metric} ({difference}{' points' * self.is_share}, 95 % interval {low} to {high})"
+        if self.is_share:
+            difference += " points"
+        return f"{self.metric} ({difference}, 95 % interval {low} to {high})"
 
 
 def gains(task: type[Task], rows: Mapping[str, Any], other_rows: Mapping[str, Any]) -> dict[str, Gain]:
-    """What one model gains over another: metric -> `Gain`, for the task's first metric, NLL and the AUROC of each OOD group.
+    """Return what one model gains over another: metric -> `Gain`.
 
-    rows, other_rows: of the two models, from `packed_rows`, on the same data. Empty where a report has no rows. Another order
-    of the rows (a shuffled DataLoader) makes the intervals wider, not wrong
+    The metrics are the task's first one, NLL and the AUROC of each OOD group.
+
+    Args:
+        task (`type`): of both models.
+        rows (`Mapping`), other_rows (`Mapping`): of the two models, from `packed_rows`, on the same
+            data. Empty where a report has no rows. Another order of the rows (a shuffled
+            DataLoader) makes the intervals wider, not wrong.
     """
-    mine, theirs = unpacked_rows(rows), unpacked_rows(other_rows)
+    mine = unpacked_rows(rows)
+    theirs = unpacked_rows(other_rows)
     if not mine or not theirs:
         return {}
-    sizes = [map_leaves(side, len) for side in (mine, theirs)]
-    if sizes[0] != sizes[1]:
-        raise ValueError(f"the models have other rows ({sizes[0]} and {sizes[1]}): compare them on the same data")
+    my_sizes = map_leaves(mine, len)
+    their_sizes = map_leaves(theirs, len)
+    if my_sizes != their_sizes:
+        raise ValueError(f"the models have other rows ({my_sizes} and {their_sizes}): compare them on the same data")
+
+    # The task's first metric, a mean over rows for classifiers.
     metric = next(iter(task.metrics))
     title, better = task.metrics[metric]
+    results = {}
     if "correct" in mine:
-        results = {metric: Gain(title, accuracy_change(theirs["correct"], mine["correct"]))}
-        results["nll"] = Gain("NLL", mean_change(theirs["nll"], mine["nll"]), is_share=False, higher_is_better=False)
+        results[metric] = Gain(title, accuracy_change(theirs["correct"], mine["correct"]))
+        nll_change = mean_change(theirs["nll"], mine["nll"])
+        results["nll"] = Gain("NLL", nll_change, is_share=False, higher_is_better=False)
     else:
         change = jackknife_change(theirs["first_metric"], mine["first_metric"])
-        results = {metric: Gain(title, change, is_share=better == "high", higher_is_better=better == "high")}
+        is_high = better == "high"
+        results[metric] = Gain(title, change, is_share=is_high, higher_is_better=is_high)
+
+    # Detection, for each group of OOD data sets.
     for group, sets in mine["ood"].items():
         scores = [(theirs["ood"][group][name], values) for name, values in sets.items()]
         change = auroc_change(theirs["score"], mine["score"], scores)
@@ -82,57 +102,88 @@ def gains(task: type[Task], rows: Mapping[str, Any], other_rows: Mapping[str, An
 
 
 def gain_sentence(name: str, other: str, found: Mapping[str, Gain]) -> str:
-    """The result of `gains` as a sentence: "Hydra against Single: better in Accuracy (+1.5 points, ...); no difference that
-    these rows can show in NLL"."""
+    """Write the result of `gains` as a sentence.
+
+    "Hydra against Single: better in Accuracy (+1.5 points, ...); no difference that these rows can
+    show in NLL"
+    """
     clauses = []
     for verdict, words in (("better", "better"), ("worse", "worse"), ("no difference", NO_DIFFERENCE)):
-        texts = [
-            gain.metric if words == NO_DIFFERENCE else str(gain) for gain in found.values() if gain.verdict == verdict
-        ]
-        clauses += [f"{words} in {', '.join(texts)}"] if texts else []
-    return f"{name} against {other}: {'; '.join(clauses)}." if clauses else ""
+        same_verdict = [gain for gain in found.values() if gain.verdict == verdict]
+        if not same_verdict:
+            continue
+        if verdict == "no difference":
+            texts = [gain.metric for gain in same_verdict]
+        else:
+            texts = [str(gain) for gain in same_verdict]
+        clauses.append(f"{words} in {', '.join(texts)}")
+    if not clauses:
+        return ""
+    return f"{name} against {other}: {'; '.join(clauses)}."
 
 
 def jackknife_values(measure: Callable[[Tensor], float], num_rows: int) -> Tensor:
-    """A metric of all rows, then of all rows but each of 20 random groups; NaN for these with fewer than 20 rows.
+    """Return a metric of all rows, then of all rows but each of 20 random groups.
 
-    measure: numbers of rows -> the metric on them
+    The latter are NaN with fewer than 20 rows.
+
+    Args:
+        measure (`Callable`): numbers of rows -> the metric on them.
+        num_rows (`int`): how many rows there are.
     """
+    all_rows = torch.arange(num_rows)
     if num_rows < GROUPS_LEFT_OUT:
         without = [math.nan] * GROUPS_LEFT_OUT
-        return torch.tensor([measure(torch.arange(num_rows)), *without], dtype=torch.float64)
+        return torch.tensor([measure(all_rows), *without], dtype=torch.float64)
+
+    # The same groups for every model, so that two of them can be compared group by group.
     order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(0))
     group_of_row = torch.empty(num_rows, dtype=torch.long)
     group_of_row[order] = torch.arange(num_rows) % GROUPS_LEFT_OUT
     subsets = [(group_of_row != group).nonzero().flatten() for group in range(GROUPS_LEFT_OUT)]
-    return torch.tensor([measure(rows) for rows in (torch.arange(num_rows), *subsets)], dtype=torch.float64)
+    return torch.tensor([measure(rows) for rows in (all_rows, *subsets)], dtype=torch.float64)
 
 
 def jackknife_change(before: Tensor, after: Tensor) -> Change:
-    """The change of a metric, from its `jackknife_values` before and after; with the delete-a-group jackknife's interval."""
+    """Return the change of a metric, with the delete-a-group jackknife's interval.
+
+    before, after: its `jackknife_values`
+    """
     whole, *without = (after - before).tolist()
     if not all(map(math.isfinite, (whole, *without))):
         return Change(whole, -math.inf, math.inf)
     mean = math.fsum(without) / len(without)
-    variance = (len(without) - 1) / len(without) * math.fsum((value - mean) ** 2 for value in without)
+    squares = math.fsum((value - mean) ** 2 for value in without)
+    variance = (len(without) - 1) / len(without) * squares
     reach = STUDENT_95 * math.sqrt(variance)
     return Change(whole, whole - reach, whole + reach)
 
 
 def packed_rows(values: Mapping[str, Tensor | Mapping[str, Mapping[str, Tensor]]]) -> dict[str, Any]:
-    """The numbers per row that `gains` needs, as 32-bit floats in base64, which keeps a JSON file small."""
-    return map_leaves(values, lambda leaf: base64.b64encode(leaf.float().numpy().astype("<f4").tobytes()).decode())
+    """Pack the numbers per row that `gains` needs, so that a JSON file stays small.
+
+    Tensors become 32-bit floats in base64.
+    """
+
+    def pack(values: Tensor) -> str:
+        content = values.float().numpy().astype("<f4").tobytes()
+        return base64.b64encode(content).decode()
+
+    return map_leaves(values, pack)
 
 
 def unpacked_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with float64 tensors (samples,)."""
-    return map_leaves(
-        rows, lambda text: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.float32).double()
-    )
+    """Unpack what `packed_rows` packed, into float64 tensors (samples,)."""
+
+    def unpack(text: str) -> Tensor:
+        content = bytearray(base64.b64decode(text))
+        return torch.frombuffer(content, dtype=torch.float32).double()
+
+    return map_leaves(rows, unpack)
 
 
 def map_leaves(content: Any, function: Callable[[Any], Any]) -> Any:
-    """Applies a function to every value in nested dicts and lists."""
+    """Apply a function to every value in nested dicts and lists."""
     if isinstance(content, Mapping):
         return {name: map_leaves(part, function) for name, part in content.items()}
     if isinstance(content, Sequence) and not isinstance(content, str):
