@@ -28,7 +28,7 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> Path:
     if isinstance(content, str):
         content = content.encode()
 
-    unfinished = _unfinished(target.parent, target.name)
+    unfinished = unfinished_path(target.parent, target.name)
     try:
         unfinished.write_bytes(content)
         os.replace(unfinished, target)
@@ -61,7 +61,7 @@ def written_whole(folder: str | os.PathLike) -> Iterator[Path]:
     # An existing folder may be a mount point, and renames work within one file system only: its
     # files are written inside it.
     beside = folder.parent if is_new else folder
-    unfinished = _unfinished(beside, folder.name)
+    unfinished = unfinished_path(beside, folder.name)
     unfinished.mkdir(parents=True)
     try:
         yield unfinished
@@ -97,7 +97,7 @@ def check_takes_files(folder: str | os.PathLike) -> None:
         raise ValueError(f"{folder} cannot be written into ({error.strerror}: {existing}): pass another") from error
 
 
-def _unfinished(folder: Path, name: str) -> Path:
+def unfinished_path(folder: Path, name: str) -> Path:
     """Return a path in `folder` that nothing else has."""
     random_id = uuid.uuid4().hex[:12]
     return folder / f".{name}.{random_id}.tmp"

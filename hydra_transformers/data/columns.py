@@ -4,15 +4,18 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from .audio import is_audio
+from .tables import kind_of_cells, typed_values
 
 
 # The usual names, first choice first.
 INPUT_NAMES = {"text": ("text", "sentence", "content", "review", "question"), "words": ("tokens", "words")}
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "class")
 TAG_NAMES = ("ner_tags", "tags", "labels", "pos_tags", "upos", "label")
+USUAL_NAMES = {*chain.from_iterable(INPUT_NAMES.values()), *LABEL_NAMES, *TAG_NAMES}
 PLURALS = {"image": "images", "text": "texts", "audio": "audio", "words": "lists of words"}
 
 
@@ -56,7 +59,23 @@ def column_kinds(rows: Any) -> dict[str, str]:
     return {name: _kind_of_value(value) for name, value in rows[0].items()}
 
 
+def _has_cells(rows: Any, column: str) -> bool:
+    """Whether a column is of a csv file, whose cells have no type."""
+    return kind_of_cells(feature_of(rows, column)) is not None
+
+
+def values_of(rows: Any, column: str) -> list[Any]:
+    """Return a column of the rows; that of a csv file with the type that its cells look like."""
+    if not hasattr(rows, "features"):
+        return [row.get(column) for row in rows]
+    values = list(rows[column])
+    kind = kind_of_cells(feature_of(rows, column))
+    return values if kind is None else typed_values(values, kind)
+
+
 def _kind_of_feature(feature: Any) -> str:
+    if (kind := kind_of_cells(feature)) is not None:
+        return kind
     name, inside = type(feature).__name__, getattr(feature, "feature", None)
     if name == "Value":
         return "text" if feature.dtype in ("string", "large_string") else feature.dtype
@@ -89,6 +108,10 @@ def find_columns(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
         if len(source.columns) > (2 if kind == "text" else 1):
             raise ValueError(f"column is {source.column!r}: name one, or two of pairs for a model of texts")
         return tuple(_existing(name, kinds, source) for name in source.columns)
+    if kind == "text":  # texts of a csv file may all be numbers
+        kinds = {
+            name: "text" if name in INPUT_NAMES["text"] and _has_cells(rows, name) else kinds[name] for name in kinds
+        }
     matching = [name for name in kinds if kinds[name] == kind and name != source.label]
     usual = [name for name in INPUT_NAMES.get(kind, ()) if name in matching]
     inputs = [name for name in matching if name not in (TAG_NAMES if kind == "words" else LABEL_NAMES)]

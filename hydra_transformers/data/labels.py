@@ -10,10 +10,12 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from .columns import DataSource, column_kinds, feature_of
+from .columns import DataSource, column_kinds, feature_of, values_of
+from .tables import NUMBER, kind_of_cells
 
 
 NO_TAG = -100  # of tokens that no loss and no metric counts
+MISSING = {"na", "n/a", "nan", "null", "none", "-", "?"}  # among numbers, these name no class
 GENERIC_NAME = re.compile(r"LABEL_\d+")
 
 
@@ -32,9 +34,18 @@ class Labels:
     are_lists = False
 
     def __init__(self, rows: Any, column: str, source: DataSource):
-        self.column, self.source, kind = column, source, column_kinds(rows)[column]
-        self.values = list(rows[column]) if hasattr(rows, "features") else [row.get(column) for row in rows]
+        self.column = column
+        self.source = source
+        kind = column_kinds(rows)[column]
+        self.values = values_of(rows, column)
+        # Cells of a csv file have no type: numbers are indices of classes, or their names.
+        self.cells: list[Any] | None = None
+        if kind_of_cells(feature_of(rows, column)) is not None:
+            self.cells = list(rows[column])
+            self._check_are_numbers_or_names()
         if self.are_lists:
+            if self.cells is not None and source.label_separator is not None:
+                self.values = self.cells
             self.values = [self._listed(value, row) for row, value in enumerate(self.values)]
         labels = chain.from_iterable(self.values) if self.are_lists else self.values
         texts = {label for label in labels if isinstance(label, str)}
@@ -42,6 +53,25 @@ class Labels:
         self.names: list[str] | None = sorted(texts) or getattr(feature_of(rows, column), "names", None)
         self.places = {name: place for place, name in enumerate(self.names or ())}
         self.are_bools = kind == "bool"
+
+    def _check_are_numbers_or_names(self) -> None:
+        """Raises for a csv column of numbers and words for "nothing", which would become a class."""
+        others = {cell for cell in self.cells if cell is not None and not NUMBER.fullmatch(cell)}
+        numbers = len(set(self.cells) - others - {None})
+        if numbers and others and {cell.lower() for cell in others} <= MISSING:
+            raise ValueError(
+                f"the column {self.column!r} of {self.source.name} has numbers and {sorted(others)[0]!r}: leave the cell "
+                "empty or remove the row where there is no label"
+            )
+
+    def _take_cells_as_names(self) -> None:
+        """Reads numbers of a csv file as the names of classes."""
+        self.values = self.cells
+        self.are_texts = True
+        names = {cell for cell in self.cells if cell is not None}
+        are_whole = all(name.lstrip("-").isdecimal() for name in names)
+        self.names = sorted(names, key=int) if are_whole else sorted(names)
+        self.places = {name: place for place, name in enumerate(self.names)}
 
     def index(self, value: Any) -> int:
         """A label as the data's own class index; -1 where it is missing."""
@@ -101,13 +131,15 @@ class Labels:
         labels = list(map(self.index, self.values))
         if -1 in labels:
             raise ValueError(
-                f"{self.source.name} has {labels.count(-1)} rows without a label (-1, or an empty cell, as which csv files also "
-                "count NA and None): remove them, or choose another split"
+                f"{self.source.name} has {labels.count(-1)} rows without a label (-1, or an empty cell): "
+                "remove them, or choose another split"
             )
         return labels
 
     def matched(self, classes: Sequence[str]) -> list[Any]:
         """The labels as indices of the model's `classes`."""
+        if self.cells is not None and not self.are_texts and set(self.cells) - {None} <= set(classes):
+            self._take_cells_as_names()
         labels = self.indices()
         places = self.to_model(labels, classes)
         return [places[label] for label in labels]
@@ -117,7 +149,11 @@ class Labels:
         if self.names:
             return self.names
         labels = self.indices()
-        if len(set(labels)) < (max(labels) + 1) / 10:
+        is_sparse = len(set(labels)) < (max(labels) + 1) / 10
+        if self.cells is not None and (self.are_bools or is_sparse or min(labels) > 0):
+            self._take_cells_as_names()
+            return self.names
+        if is_sparse:
             found = f"{len(set(labels))} labels, up to {max(labels)}"
             raise ValueError(f"column {self.column!r} has {found}: numbers are class indices, give codes as texts")
         if min(labels) > 0:  # a class without rows would be added

@@ -1,6 +1,7 @@
 """Finds the rows of a data set: by Hub name, folder, file or DataFrame, of one split or part."""
 
 import glob
+import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,12 @@ from typing import Any
 import torch
 
 from .._io.access import access_to
-from .columns import DataSource, find_label_column, find_words
+from .columns import USUAL_NAMES, DataSource, find_label_column, find_words, values_of
 from .labels import NO_TAG
+from .tables import TableError, digest_of_files, read_tables
 
 
 FILE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-AS_ROWS = {"skip_blank_lines": False}  # of csv files, where all other rows would move up
 SEPARATORS = "put commas between columns, and texts with commas into quotes, or pass pandas.read_csv(file, sep=';')"
 MOST_HELD_OUT_ROWS = 3_000
 PREFERRED_SPLITS = ("validation", "test", "train")
@@ -58,7 +59,7 @@ def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
         rows, split, note = _part_of(rows, source)
     elif isinstance(rows, Mapping):
         split = _choose_split(rows, source, PREFERRED_SPLITS)
-        rows, note = _rows_of_split(rows, split), f" of the split {split}"
+        rows, note = _rows_of_split(rows, split, source.name), f" of the split {split}"
     elif source.split is not None:
         raise ValueError(f"{source.name} has no splits: leave out the split {source.split!r}")
     elif source.part is not None:
@@ -96,18 +97,13 @@ def _load(source: DataSource) -> Any:
     if path.is_file() and path.suffix not in FILE_FORMATS:
         raise ValueError(f"{path} is not a {', '.join(FILE_FORMATS)} file: pass one, or a folder")
     try:
-        if path.is_file():
-            settings = {"sep": "\t"} if path.suffix == ".tsv" else {}
-            settings |= AS_ROWS if FILE_FORMATS[path.suffix] == "csv" else {}
-            file = glob.escape(str(path.absolute()))
-            return datasets.load_dataset(FILE_FORMATS[path.suffix], data_files=file, **settings)
-        if path.is_dir():
-            builder = datasets.load_dataset_builder(str(path.absolute()))
-            is_csv = hasattr(builder.config, "skip_blank_lines")
-            return datasets.load_dataset(str(path.absolute()), **(AS_ROWS if is_csv else {}))
+        if path.exists():
+            return _read_files(path, source)
         name, _, config = name.partition(":")
         with access_to(source.name, "data set"):
             return datasets.load_dataset(name, config or None)
+    except TableError:
+        raise
     except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         reason += f" ({SEPARATORS})" * ("tokenizing" in reason)
@@ -115,15 +111,65 @@ def _load(source: DataSource) -> Any:
         raise ValueError(f"{name} cannot be read: {reason}") from error
 
 
+def _read_files(path: Path, source: DataSource) -> Any:
+    """The splits of a file or a folder, whose fingerprint is of its content, whenever it was written."""
+    import datasets
+
+    kind = FILE_FORMATS.get(path.suffix) if path.is_file() else None
+    place = str(path.absolute())
+    if kind == "csv":
+        return datasets.DatasetDict(read_tables({"train": [source.name]}, _known_names(source)))
+    files = {"data_files": glob.escape(place)} if kind else {}
+    builder = datasets.load_dataset_builder(kind or place, **files)
+    by_split = {str(split): list(map(str, names)) for split, names in builder.config.data_files.items()}
+    if hasattr(builder.config, "skip_blank_lines"):  # csv files
+        return datasets.DatasetDict(read_tables(by_split, _known_names(source)))
+
+    # The cache of `datasets` goes by time stamps, which a file that was replaced may share.
+    digests = {split: _digest_of(names) for split, names in by_split.items()}
+    digest = hashlib.sha256(repr(digests).encode()).hexdigest()[:32]
+    cache = Path(datasets.config.HF_DATASETS_CACHE, "hydra_transformers", digest)
+    splits = datasets.load_dataset(kind or place, **files, cache_dir=str(cache))
+    return datasets.DatasetDict(
+        {
+            split: datasets.Dataset(
+                rows.data,
+                info=rows.info,
+                split=rows.split,
+                fingerprint=f"{digests[split][:16]}{rows._fingerprint[:16]}",
+            )
+            for split, rows in splits.items()
+        }
+    )
+
+
+def _known_names(source: DataSource) -> set[str]:
+    return {*USUAL_NAMES, *source.columns, *filter(None, [source.label])}
+
+
+def _digest_of(files: Sequence[str]) -> str:
+    """Of the content of tables, and of size and times of other files, which may be many images."""
+    tables = [file for file in files if Path(file).suffix in FILE_FORMATS]
+    times = [(file, os.stat(file)) for file in files if Path(file).suffix not in FILE_FORMATS]
+    described = [(file, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for file, stat in times]
+    return hashlib.sha256(f"{tables} {digest_of_files(tables)} {described}".encode()).hexdigest()
+
+
 # Splits and parts
 
 
-def _rows_of_split(splits: Mapping[str, Any], split: str) -> Any:
+def _rows_of_split(splits: Mapping[str, Any], split: str, name: str) -> Any:
     """The rows of a split, or of a slice of it in the notation of `datasets`."""
     if split in splits:
         return splits[split]
     import datasets
 
+    named = [part.partition("[")[0].strip() for part in split.split("+")]
+    unknown = next((part for part in named if part not in splits), None)
+    if unknown is not None:
+        parts = [f"part={part!r} (--split {part})" for part in ("validation", "test") if part not in splits]
+        rest = f"; {' and '.join(parts)} would be a random tenth" if parts else ""
+        raise ValueError(f"{name} has no split {unknown!r}: it has {', '.join(splits)}{rest}")
     instruction = datasets.ReadInstruction.from_spec(split)
     slices = instruction.to_absolute({name: len(rows) for name, rows in splits.items()})
     parts = [splits[part.splitname].select(range(part.from_, part.to)) for part in slices]
@@ -154,7 +200,7 @@ def _part_of(splits: Mapping[str, Any], source: DataSource) -> tuple[Any, str, s
         split = matching[source.part]
         return splits[split], split, f" of the split {split}"
     missing = [part for part in ("test", "validation") if part not in matching]
-    rows = _cut(_rows_of_split(splits, first), source, missing)
+    rows = _cut(_rows_of_split(splits, first, source.name), source, missing)
     note = f", a random part for {source.part}" if missing else ""
     return rows, first, f" of the split {first}{note}"
 
@@ -166,7 +212,7 @@ def _has_labels(rows: Any, source: DataSource) -> bool:
         column = find_label_column(rows, source, words)
     except ValueError:
         return False
-    values = rows[column] if hasattr(rows, "features") else [row.get(column) for row in rows]
+    values = values_of(rows, column)
     values = values if words is None else chain.from_iterable(tags or () for tags in values)
     return any(value not in (None, -1, NO_TAG) for value in values)
 

@@ -111,6 +111,30 @@ def test_rows_of_a_dataframe_or_a_list_are_answered(folders, tmp_path):
         assert [row["row"] for row in found] == list(range(5)) and found[0]["when"].startswith("2024-05-06")
 
 
+def test_columns_that_are_not_read_are_copied_as_they_stand(folders, tmp_path):
+    """Two long ids became equal where a cell of their column was empty, and 00003 became 3."""
+    ids = [
+        "00003",
+        "12E5",
+        "1E400",
+        "9007199254740993",
+        "9007199254740992",
+        "",
+        "NA",
+        " a ",
+        'a "b"',
+        "a\r\nb",
+        "é;\t|",
+    ]
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=";").writerows([["id", "text"], *([cell, "NA"] for cell in ids)])
+    for suffix in (".csv", ".jsonl", ".parquet"):
+        finished = predict_data(folders["texts"], tmp_path / "a.csv", tmp_path / f"b{suffix}", device="cpu")
+        rows = read(tmp_path / f"b{suffix}")
+        assert [row["id"] or "" for row in rows] == ids and not finished.bad_rows
+        assert all(row["text"] == "NA" and row["prediction"] for row in rows)
+
+
 def test_blank_lines_are_bad_rows_and_shift_nothing(folders, tmp_path):
     """A join by `row` would get answers to other texts."""
     (tmp_path / "texts.csv").write_text("text\na good film\n\nbad\n\n\njoy\n")
@@ -361,7 +385,7 @@ def test_a_folder_wins_over_a_data_set_of_its_name_on_the_hub(folders, reviews, 
         ({"data": "."}, ValueError, "inside the data"),
         ({"engine": "spark"}, ValueError, "engine is .spark.: pass local or ray"),
         ({"engine": "ray"}, ImportError, r"engine='ray' \(--engine ray\) needs Ray: pip install 'ray\[data,serve\]"),
-        ({"data": "none.csv"}, ValueError, r"none\.csv cannot be read"),
+        ({"data": "none.csv"}, ValueError, r"none\.csv cannot be read: it has no rows"),
         ({"data": "./nowhere"}, ValueError, "there is no folder or file"),
         ({"output": "reviews.csv"}, ValueError, r"reviews\.csv exists already"),
         (

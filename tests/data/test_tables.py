@@ -1,0 +1,259 @@
+"""csv and tsv files: every cell is its text, the separator is found, and a first line without names is questioned."""
+
+import csv
+import json
+import os
+
+import pandas as pd
+import pytest
+from transformers import BertConfig
+
+from hydra_transformers import load_data
+from hydra_transformers.data import tables
+from hydra_transformers.data.loading import classes_in
+from hydra_transformers.data.rows import DataSource, load_rows
+from tests.tiny_data import names_of
+
+
+def written(path, content, encoding="utf-8"):
+    path.write_bytes(content.encode(encoding))
+    return str(path)
+
+
+def rows_of(path, **source) -> list[dict]:
+    rows, *_ = load_rows(DataSource(path, **source))
+    return [dict(row) for row in rows]
+
+
+def labels_of(path, tokenizer, classes, **settings) -> list:
+    return load_data(path, BertConfig(**names_of(classes)), processor=tokenizer, labelled=True, **settings).labels
+
+
+# Cells
+
+
+CELLS = [
+    "00003",
+    "12E5",
+    "1E400",
+    "9007199254740993",
+    "9007199254740992",
+    "NA",
+    "None",
+    "null",
+    "nan",
+    "N/A",
+    "True",
+    " padded ",
+    'a "quoted" word',
+    'say ""',
+    "two\nlines",
+    "two\r\nlines",
+    "a, b",
+    "a; b\t| c",
+    "2020-01-01",
+    "naïve café",
+    "日本語",
+    "\U0001f600",
+    "'",
+    "#",
+    "=1+1",
+    "x" * 200_000,
+]
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("separator", tables.SEPARATORS)
+def test_every_cell_is_its_text(separator, is_large, tmp_path, monkeypatch):
+    """Also where another cell of the column is empty, and in files that are kept on disk."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    if is_large:
+        monkeypatch.setattr(tables, "MOST_BYTES_IN_MEMORY", 0)
+        monkeypatch.setattr(tables, "CHARACTERS_PER_BATCH", 100)
+    path = tmp_path / "cells.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter=separator)
+        writer.writerows([["id", "text"], *([cell, f"text {cell}"] for cell in CELLS), ["", "empty"]])
+    for _ in range(2):
+        rows = rows_of(path)
+        assert [row["id"] for row in rows] == [*CELLS, None]
+        assert [row["text"] for row in rows] == [*(f"text {cell}" for cell in CELLS), "empty"]
+    assert (tmp_path / "cache").exists() == is_large
+
+
+def test_columns_of_numbers_are_not_texts_and_texts_may_be_numbers(tokenizer, tmp_path):
+    path = written(tmp_path / "a.csv", "id,score,code,flag,comment\n1,0.5,007,True,good\n2,,1,false,NA\n")
+    data = load_data(path, tokenizer, labelled=False)
+    assert data.columns == ("comment",) and data[1]["input_ids"] == tokenizer("NA")["input_ids"]
+    assert load_data(path, tokenizer, column="code", labelled=False)[0]["input_ids"] == tokenizer("007")["input_ids"]
+    path = written(tmp_path / "b.csv", "id,text\n1,5\n2,7\n")
+    assert load_data(path, tokenizer).columns == ("text",)
+
+
+# Separators and encodings
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "text;label\na, b;1\n"),
+        ("a.csv", "text\tlabel\na, b\t1\n"),
+        ("a.csv", "text|label\r\na, b|1\r\n"),
+        ("a.csv", 'label,text\n1,"a, b"\n'),
+        ("a.csv", "\ufefftext;label\na, b;1\n"),
+        ("a.tsv", 'text,label\n"a, b",1\n'),
+        ("a.tsv", "text\tlabel\na, b\t1"),
+        ("a.csv", 'text,"label;"\n"a, b",1'.replace(";", "")),
+    ],
+)
+def test_the_separator_is_found(name, content, tmp_path):
+    [row] = rows_of(written(tmp_path / name, content))
+    assert row == {"text": "a, b", "label": "1"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("text;label,kind\na;1\nb,2\n", "may have commas or semicolons between its columns"),
+        ("text^label\ngood^1\nbad^0\n", "has one column, and '\\^' in every line"),
+        (
+            "text,label\na film,1\na, film,0\n",
+            "line 3 of .* has 3 cells, .* names 2 columns .commas are between them.",
+        ),
+        ("text,label\na\nfilm,0\n", "line 2 of .* has 1 cells, and its first line names 2"),
+        ('text,label\n"a" film,1\n', 'cannot be read from line 2 on .*each " inside is written twice'),
+        ('text,label\na,1\n"a film,1\nbad,0\n', "cannot be read from line 3 on .unexpected end of data"),
+        ("text,text\na,b\n", "has two columns 'text': rename one"),
+        ("text,label\na,1\ntext,label\nb,0\n", "line 3 of .* has the names of the columns again: remove it"),
+        ("t\0e\0x\0t\0", "has zero bytes"),
+    ],
+)
+def test_a_file_whose_columns_are_in_doubt_raises(content, words, tmp_path):
+    with pytest.raises(ValueError, match=words) as raised:
+        rows_of(written(tmp_path / "a.csv", content))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("encoding", "text"), [("latin-1", "café"), ("cp1252", "it\u2019s"), ("utf-16", "film")])
+def test_the_error_names_the_encoding_to_try(encoding, text, tmp_path):
+    path = written(tmp_path / "a.csv", f"text,label\ngood,1\n{text},0\n", encoding)
+    with pytest.raises(
+        ValueError, match=f"not written in utf-8.*: try {encoding}, with `iconv -f .*encoding='{encoding}'"
+    ):
+        rows_of(path)
+    frame = pd.read_csv(path, encoding=encoding, dtype=str, keep_default_na=False)
+    assert rows_of(frame)[1]["text"] == text
+
+
+# The first line
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("a film,positive\nbad,negative\ngood,positive\n", "'positive' is also a cell below it"),
+        ("a film,0.25\nbad,0.5\n", "'0.25' is a number, as the cells below it"),
+        ("I love this film very much,x\nbad,y\n", "'I love this film very much' is a text"),
+        ("Great film.\nbad\n", "'Great film.' is a text"),
+        ("great film\nbad\n", "'great film' is a text"),
+    ],
+)
+def test_a_first_line_that_looks_like_a_row_is_questioned(content, why, tmp_path):
+    path = written(tmp_path / "a.csv", content)
+    with pytest.raises(
+        ValueError, match=rf"looks like a row and not like names of columns \({why}\): put names on top"
+    ):
+        rows_of(path)
+    first = content.split("\n")[0].split(",")[0]
+    assert len(rows_of(path, column=first)) == content.count("\n") - 1, "who names a column of it confirms it"
+
+
+def test_names_of_columns_are_not_questioned(tmp_path):
+    for header in ("text,1", "what did you like most about it?,label", "customer message,kind", "0,1", ",comment"):
+        content = f"{header}\ngood film,3\nbad,4\n"
+        assert len(rows_of(written(tmp_path / "a.csv", content))) == 2
+
+
+# Labels
+
+
+@pytest.mark.parametrize(
+    ("cells", "classes", "expected"),
+    [
+        ("0 1 1", ["negative", "positive"], [0, 1, 1]),
+        ("1.0 0.0 1.0", ["negative", "positive"], [1, 0, 1]),
+        ("True False TRUE", ["no", "yes"], [1, 0, 1]),
+        ("1 3 2", ["1", "2", "3"], [0, 2, 1]),
+        ("1 2 1", ["1", "2", "3"], [0, 1, 0]),
+        ("0 1 2", ["1", "2", "3"], [0, 1, 2]),  # no class is called 0
+        ("0 1 2", ["2", "1", "0"], [2, 1, 0]),
+        ("007 7 7", ["007", "7"], [0, 1, 1]),
+        ("None x None", ["None", "x"], [0, 1, 0]),
+    ],
+)
+def test_numbers_of_a_csv_file_are_the_names_of_classes_or_their_indices(
+    cells, classes, expected, tokenizer, tmp_path
+):
+    content = "text,label\n" + "".join(f"a film,{cell}\n" for cell in cells.split())
+    assert labels_of(written(tmp_path / "a.csv", content), tokenizer, classes) == expected
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ("0 1 0 1", (["LABEL_0", "LABEL_1"], None)),
+        ("1 2 10 2", (["1", "2", "10"], None)),
+        ("7001 7002 7001 7002", (["7001", "7002"], None)),
+        ("True False True False", (["False", "True"], None)),
+        ("01 02 01 02", (["01", "02"], None)),
+        ("0.5 1.25 1.25 2", (["label"], "regression")),
+    ],
+)
+def test_classes_of_a_csv_file(cells, expected, tmp_path):
+    content = "text,label\n" + "".join(f"a film,{cell}\n" for cell in cells.split())
+    assert classes_in(DataSource(written(tmp_path / "a.csv", content))) == expected
+
+
+def test_the_files_of_a_folder_are_read_in_the_same_way(tokenizer, tmp_path):
+    """Numbers of one split are names, where another split has words."""
+    written(tmp_path / "train.csv", "text;label\nNA;1\nfilm;x\n")
+    written(tmp_path / "test.csv", "label,text\n1,00003\n1,nan\n")
+    train, test = (rows_of(tmp_path, split=split) for split in ("train", "test"))
+    assert train == [{"text": "NA", "label": "1"}, {"text": "film", "label": "x"}]
+    assert test == [{"label": "1", "text": "00003"}, {"label": "1", "text": "nan"}]
+    assert labels_of(tmp_path, tokenizer, ["x", "1"], split="test") == [1, 1]
+    with pytest.raises(ValueError, match="has no split 'tset': it has train, test; part='validation'"):
+        rows_of(tmp_path, split="tset")
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    written(hidden / "train.csv", "text,label\n" + "a,1\nb,0\n" * 10)
+    written(hidden / "test.csv", "text,label\na,-1\nb,-1\n")
+    assert len(load_data(hidden, tokenizer, part="test")) == 2, "a test split of -1 has no labels"
+
+
+# Content, not time
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_file_that_was_replaced_is_read_anew_whatever_its_time(name, is_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / name
+
+    def save(text):
+        frame = pd.DataFrame({"text": [text, "b"]})
+        writers = {".csv": frame.to_csv, ".parquet": frame.to_parquet}
+        if path.suffix == ".jsonl":
+            path.write_text("".join(json.dumps({"text": row}) + "\n" for row in (text, "b")))
+        else:
+            writers[path.suffix](path, index=False)
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+
+    fingerprints = []
+    for text in ("good", "evil", "good"):
+        save(text)
+        rows, *_ = load_rows(DataSource(path.parent if is_folder else path))
+        assert rows[0]["text"] == text
+        fingerprints.append(rows._fingerprint)
+    assert fingerprints[0] == fingerprints[2] != fingerprints[1], "by which a prediction that was stopped goes on"
