@@ -14,6 +14,7 @@ FLAGS = {
     r"candidate_labels\b": "--labels",
     r"set HF_TOKEN, or pass token=": "or set HF_TOKEN",
     r"pass another token=": "set another HF_TOKEN",
+    r"pass method='(\w+)'": r"pass --method \1",
     r"call calibrate\(\) first": "run `hydra-transformers calibrate` first",
 }
 

@@ -1,6 +1,7 @@
 """`prune`: from one model, or several checkpoints, to members without some of their heads."""
 
 from pathlib import Path
+from typing import Literal
 
 from .._io.records import claim
 from .folders import PRUNE_SETTINGS, models_named, read_members
@@ -16,8 +17,16 @@ def prune(
     ),
     data: DataOptions,
     output: option(Path, "gets member-0, member-1, ... and the circuits; run again to continue after a stop", "DIR"),
+    method: option(
+        Literal["circuits", "taylor"] | None,
+        "how heads are chosen: by circuits, or by Taylor scores, which need no --ood-data (default: circuits with --ood-data, "
+        "else taylor)",
+    ) = None,
     members: option(int | None, "how many members (default: 3)", "M", min=1) = None,
-    budget: option(int | None, "heads that each member loses (default: a sixth of them)", "N", min=1) = None,
+    budget: option(int | None, "circuits: heads that each member loses (default: a sixth of them)", "N", min=1) = None,
+    heads_per_layer: option(
+        int | None, "taylor: heads that each layer keeps (default: two thirds of them)", "N", min=1
+    ) = None,
     trunk_layers: option(
         float,
         "keep all heads of the first N layers, or of a share such as 0.75, which fused members can then share",
@@ -32,12 +41,15 @@ def prune(
     from .._io.processes import on_one_process
     from ..data.loading import check_has_variety
     from ..data.processors import class_prompts, load_processor
-    from ..pruning.members import make_members
+    from ..pruning.members import choose_method, make_members
     from ..serving.saved_models import load_model
 
     names = models_named(models)
     count = members or (len(names) if len(names) > 1 else 3)
+    method = choose_method(method, ood_data is not None, budget=budget, heads_per_layer=heads_per_layer)
     settings = {"model": names, "members": count, "budget": budget, "trunk_layers": trunk_layers}
+    settings["heads_per_layer"] = heads_per_layer
+    settings["method"] = None if method == "circuits" else method  # folders of earlier versions have no method
     settings |= {"ood_data": ood_data, "seed": seed} | vars(data)
     _, configs, processor = read_members(names)
     config = configs[0]
@@ -53,8 +65,10 @@ def prune(
         [load_model(name, best_device()) for name in names],
         rows,
         ood_rows,
+        method=method,
         num_members=members,
         budget=budget,
+        heads_per_layer=heads_per_layer,
         trunk_layers=trunk_layers,
         seed=seed,
         class_prompts=class_prompts(config, processor, rows.class_names),

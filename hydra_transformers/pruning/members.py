@@ -245,31 +245,55 @@ def make_members(
     data: Any,
     ood_data: Any = None,
     *,
+    method: Literal["circuits", "taylor"] | None = None,
     num_members: int | None = None,
     budget: int | None = None,
+    heads_per_layer: int | None = None,
     trunk_layers: int | float = 0,
     seed: int = 0,
     class_prompts: Prompts | None = None,
     folder: str | os.PathLike | None = None,
 ) -> list[PreTrainedModel]:
-    """Extract circuits and draw members from one model, or one member from each of several.
+    """Make pruned members of one model, or one member of each of several, as the paper does (4.3).
 
-    With `ood_data`, three members of one model are those of the objectives "acc", "ood" and "avg";
-    other numbers are sampled from the first heads of one circuit, and several models have one
-    circuit each ("avg"). Without `ood_data` the objective is "acc".
+    Strategy 1, "taylor", needs no OOD data: each member is pruned by Taylor scores on its own
+    random half of the data; members may keep the same heads, which causes a warning.
+
+    Strategy 2, "circuits": with `ood_data`, three members of one model are those of the objectives
+    "acc", "ood" and "avg"; other numbers are sampled from the first heads of one circuit, and
+    several models have one circuit each ("avg"). Circuits without `ood_data` have the objective
+    "acc".
 
     Args:
         models: one backbone, or several models fine-tuned from one
         data, ood_data: Datasets or lists of dict rows
+        method: by default "circuits" with `ood_data`, and "taylor" without
         num_members: of one model, by default 3
-        budget: how many heads each member loses; by default a sixth of those that compete
+        budget: of circuits, how many heads each member loses; by default a sixth of those that
+            compete
+        heads_per_layer: of Taylor, how many heads each layer keeps; by default two thirds
         trunk_layers: how many first layers keep all their heads, or which share
         seed: of the sampling
         class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class
         folder: gets the circuits, and a checkpoint of each, from which the same call resumes
     """
+    method = choose_method(method, ood_data is not None, budget=budget, heads_per_layer=heads_per_layer)
     is_several = len(models) > 1
     source = list(models) if is_several else models[0]
+    if method == "taylor":
+        members = draw_members(
+            source,
+            data=_loader(data),
+            heads_per_layer=heads_per_layer or _two_thirds_of_heads(models[0]),
+            num_members=num_members,
+            seed=seed,
+            class_prompts=class_prompts,
+            trunk_layers=trunk_layers,
+            allow_equal=True,
+        )
+        if not is_several:
+            _warn_of_equal_heads(members)
+        return members
     heads = heads_of(prune_heads(models[0]), None, trunk_layers)
 
     # The objectives, for each model.
@@ -328,6 +352,52 @@ def make_members(
     if num_circuits > 1:
         return draw_members(source, circuits=circuits, budget=budget, seed=seed)
     return draw_members(source, circuit=circuits[0], budget=budget, num_members=num_members, seed=seed)
+
+
+def choose_method(method: str | None, has_ood_data: bool, **options: int | None) -> str:
+    """Return how heads are chosen, "circuits" or "taylor".
+
+    Raises for what that method has no use for.
+
+    options: `budget` and `heads_per_layer`, None where they are not given
+    """
+    if method is None:
+        method = "circuits" if has_ood_data else "taylor"
+    of_others = {"circuits": "heads_per_layer", "taylor": "budget"}
+    if method not in of_others:
+        raise ValueError(f"method is {method!r}: pass 'circuits' or 'taylor'")
+    name = of_others[method]
+    if options[name] is not None:
+        [other] = set(of_others) - {method}
+        raise ValueError(
+            f"{name} is {options[name]}, and the method is {method}: leave it out, or pass method={other!r}"
+        )
+    if method == "taylor" and has_ood_data:
+        raise ValueError("ood_data is for the method circuits, and the method is taylor: leave one of them out")
+    return method
+
+
+def _warn_of_equal_heads(members: Sequence[PreTrainedModel]) -> None:
+    """Warn where members of one model keep the same heads, which Taylor scores often lead to."""
+    kept = [[config.kept_heads for config in tower_configs(member.config).values()] for member in members]
+    for index, heads in enumerate(kept):
+        first = kept.index(heads)
+        if first < index:
+            warnings.warn(
+                f"members[{first}] and members[{index}] keep the same heads: fine-tune them, and they differ by their "
+                "seeds, or keep fewer heads; they cannot be fused as they are",
+                stacklevel=3,
+            )
+
+
+def _two_thirds_of_heads(model: PreTrainedModel) -> int:
+    """Return how many heads a layer keeps by default: the paper's 8 of 12.
+
+    Of CLIP the vision tower is pruned.
+    """
+    configs = tower_configs(prune_heads(model).config)
+    heads = next(iter(configs.values())).num_attention_heads
+    return max(1, round(2 * heads / 3))
 
 
 def _loader(rows: Any) -> DataLoader | None:

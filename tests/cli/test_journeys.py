@@ -13,13 +13,17 @@ from types import SimpleNamespace
 import pandas
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from transformers import AutoModelForImageClassification, AutoModelForZeroShotImageClassification, ViTImageProcessorPil
 
 from hydra_transformers import AutoHydra, HydraViTForImageClassification
 from hydra_transformers._io import progress
 from hydra_transformers.cli import main
 from hydra_transformers.cli.folders import note_training_rows
+from hydra_transformers.data import load_data
+from hydra_transformers.data.batches import collate
 from hydra_transformers.models.auto import load_trained
+from hydra_transformers.pruning import draw_members
 from hydra_transformers.reports import Report
 from tests import tiny_tags
 from tests.command_line import call, run
@@ -291,9 +295,36 @@ def test_pruned_members_are_tuned_and_fused(workplace, pruned, tmp_path, fails):
     assert (tmp_path / "hydra" / "circuits" / "acc.json").exists()
 
 
+def test_without_ood_data_members_are_pruned_by_taylor_scores(workplace, tmp_path, capsys):
+    """The paper's Strategy 1; `vit` has two layers of four heads."""
+    data = ["--data", workplace / "pictures", "--limit", 24]
+    run("prune", workplace / "vit", *data, "--heads-per-layer", 2, "--output", tmp_path / "pruned")
+    assert not (tmp_path / "pruned" / "circuits").exists()
+    rows = load_data(str(workplace / "pictures"), str(workplace / "vit"), limit=24, labelled=True)
+    backbone = AutoModelForImageClassification.from_pretrained(workplace / "vit").eval()
+    loader = DataLoader(rows, 32, collate_fn=collate)
+    expected = draw_members(backbone, data=loader, heads_per_layer=2, allow_equal=True)
+    for index, member in enumerate(expected):
+        kept = json.loads((tmp_path / "pruned" / f"member-{index}" / "config.json").read_text())["kept_heads"]
+        assert kept == member.config.kept_heads
+        assert [len(heads) for [heads] in kept] == [2, 2]
+
+    words = ["prune", workplace / "vit", *data, "--output", tmp_path / "pruned"]
+    capsys.readouterr()
+    assert call(*words) == 2
+    assert "was made with --heads-per-layer 2, which now is None" in capsys.readouterr().err
+    run("prune", workplace / "clip", *data, "--members", 2, "--output", tmp_path / "clip")
+    config = json.loads((tmp_path / "clip" / "member-1" / "config.json").read_text())
+    assert {len(heads) for [heads] in config["vision_config"]["kept_heads"]} == {3}, "two thirds of four, rounded"
+    run("finetune", tmp_path / "pruned", "--data", workplace / "splits", *TRAIN, "--output", tmp_path / "tuned")
+    run("fuse", tmp_path / "tuned", "--output", tmp_path / "hydra")
+    assert AutoModelForImageClassification.from_pretrained(tmp_path / "hydra").num_members == 3
+
+
 def test_clip_is_pruned_fused_and_judged_without_training(workplace, tmp_path, capsys):
     data = ["--data", workplace / "pictures", "--limit", 9]
-    run("prune", workplace / "clip", *data, "--budget", 4, "--members", 2, "--output", tmp_path / "pruned")
+    circuits = ["--method", "circuits", "--budget", 4, "--members", 2]
+    run("prune", workplace / "clip", *data, *circuits, "--output", tmp_path / "pruned")
     run("fuse", tmp_path / "pruned", "--output", tmp_path / "hydra")
     run("evaluate", tmp_path / "hydra", *data, "--near", f"grey={workplace / 'grey'}")
     run("info", tmp_path / "hydra")
@@ -316,7 +347,7 @@ def killed_at_the_second_member(words: list[str]) -> None:
 def test_a_prune_that_was_killed_is_not_fused_and_goes_on(workplace, tmp_path, capsys):
     """`kill -9` while the second member is written; a finished one does nothing."""
     out = tmp_path / "out"
-    data = ["--data", workplace / "pictures", "--limit", 12, "--budget", 2]
+    data = ["--data", workplace / "pictures", "--limit", 12, "--method", "circuits", "--budget", 2]
     words = [str(word) for word in ["prune", workplace / "vit", *data, "--output", out]]
     assert exit_code(start(tmp_path / "log", killed_at_the_second_member, words)) == -signal.SIGKILL
     assert [path.name for path in out.glob("member-*")] == ["member-0"]

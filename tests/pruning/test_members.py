@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from hydra_transformers import HydraCLIPModel, HydraViTForImageClassification, HydraViTModel
+from hydra_transformers.data.batches import collate
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, prune_heads, taylor_prune
 from hydra_transformers.pruning.members import half_of_each, make_members
 from tests.families import VIT
@@ -181,11 +183,11 @@ def called(monkeypatch) -> list[str]:
 @pytest.mark.parametrize(
     ("count", "settings", "objectives", "members"),
     [
-        (1, {}, ["acc"], 3),
-        (1, {"num_members": 2}, ["acc"], 2),
+        (1, {"method": "circuits"}, ["acc"], 3),
+        (1, {"method": "circuits", "num_members": 2}, ["acc"], 2),
         (1, {"ood_data": OOD}, ["acc", "ood", "avg"], 3),
         (1, {"ood_data": OOD, "num_members": 5}, ["avg"], 5),
-        (2, {}, ["acc"] * 2, 2),
+        (2, {"method": "circuits"}, ["acc"] * 2, 2),
         (2, {"ood_data": OOD}, ["avg"] * 2, 2),
     ],
 )
@@ -206,3 +208,39 @@ def test_several_models_are_pruned_by_their_circuits_which_stay_in_the_folder(tm
     assert [each.ranking for each in saved] == [each.ranking for each in circuits]
     again = make_members(several, ROWS, OOD, budget=2, folder=tmp_path)
     assert [each.config.kept_heads for each in again] == [each.config.kept_heads for each in members]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_without_ood_data_members_are_those_of_taylor_scores(called, count):
+    made = make_members(models(count), ROWS, num_members=2, seed=3)
+    source = models(2) if count == 2 else models(1)[0]
+    expected = draw_members(
+        source, data=DataLoader(ROWS, 32, collate_fn=collate), heads_per_layer=3, num_members=2, seed=3
+    )
+    assert [each.config.kept_heads for each in made] == [each.config.kept_heads for each in expected]
+    assert called == [], "no circuit was extracted"
+    assert {len(heads) for member in made for [heads] in member.config.kept_heads} == {3}, (
+        "two thirds of four, rounded"
+    )
+
+
+def test_members_with_equal_heads_by_taylor_scores_cause_a_warning():
+    """One row in each batch: the random halves are the same."""
+    with pytest.warns(UserWarning, match=r"members\[0\] and members\[1\] keep the same heads: fine-tune them"):
+        members = make_members(models(1), ROWS[:1], num_members=2)
+    assert members[0].config.kept_heads == members[1].config.kept_heads
+    with pytest.raises(ValueError, match="have the same heads and weights"):
+        HydraViTForImageClassification.from_pruned_members(members)
+
+
+def test_options_of_the_other_method_are_refused():
+    with pytest.raises(
+        ValueError, match="budget is 2, and the method is taylor: leave it out, or pass method='circuits'"
+    ):
+        make_members(models(1), ROWS, budget=2)
+    with pytest.raises(ValueError, match="heads_per_layer is 2, and the method is circuits"):
+        make_members(models(1), ROWS, OOD, heads_per_layer=2)
+    with pytest.raises(ValueError, match="ood_data is for the method circuits"):
+        make_members(models(1), ROWS, OOD, method="taylor")
+    with pytest.raises(ValueError, match="method is 'magnitude': pass 'circuits' or 'taylor'"):
+        make_members(models(1), ROWS, method="magnitude")
