@@ -9,6 +9,9 @@ from .folders import note_training_rows
 from .options import BatchSize, DataOptions, ModelArgument, best_device, named, option
 
 
+REPORT_FILES = ("report.json", "report.md", "report.html")  # the first one shows that a folder is of a report
+PLOTS = "plots"
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -44,6 +47,7 @@ def evaluate(
         raise ValueError(f"{model} is not a folder to write into: pass --output")
     output = output or path / "evaluation"
     check_takes_files(output)
+    check_holds_no_other_report(output)
     processor = load_processor(model, config)
     loaded, ood_rows, corrupted = load_model(model, best_device()), None, None
     if getattr(config, "aggregate", None) is not None:  # reward models are judged by pairs
@@ -84,17 +88,33 @@ def _with_decision(model: "nn.Module", name: str, config: Any, processor: Any, c
         return model
 
 
+def check_holds_no_other_report(output: Path) -> None:
+    """Raises, before any work, for a folder with files of the names of a report that are not of one."""
+    from .._io.files import parse_json
+
+    names = [name for name in (*REPORT_FILES, PLOTS) if (output / name).exists()]
+    if not names:
+        return
+    try:
+        content = parse_json((output / REPORT_FILES[0]).read_bytes())
+        is_report = isinstance(content, dict) and {"models", "groups"} <= content.keys()
+    except (OSError, ValueError):
+        is_report = False
+    if not is_report:
+        raise ValueError(f"{output} has {' and '.join(names)}, which `evaluate` did not write: pass another --output")
+
+
 def write_report(report: "Report", output: Path) -> None:
     """Prints a report and writes all its forms."""
     from .._io.files import write_atomically
     from .._io.processes import on_one_process
 
     def write() -> None:
-        report.to_json(output / "report.json")
-        write_atomically(output / "report.md", report.to_markdown())
+        report.to_json(output / REPORT_FILES[0])
+        write_atomically(output / REPORT_FILES[1], report.to_markdown())
         print(report)
         try:
-            report.to_html(output / "report.html", pictures=report.plot(output / "plots"))
+            report.to_html(output / REPORT_FILES[2], pictures=report.plot(output / PLOTS))
         except ImportError as error:
             print(f"no plots: {error}")
         print(f"The report is in {output}.")

@@ -2,9 +2,10 @@
 
 import glob
 import hashlib
+import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,34 @@ def as_rows(data: Any) -> Any:
     try:
         return datasets.Dataset.from_pandas(data, preserve_index=False)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):  # it knows no objects such as images of PIL
-        return data.to_dict("records")
+        return data.astype(object).where(data.notna(), None).to_dict("records")
+
+
+def as_dataset(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """Return a list of dict rows as a `Dataset` with the columns of all rows. name: of the data, in messages"""
+    import datasets
+    import pyarrow
+
+    names = dict.fromkeys(chain.from_iterable(rows))
+    columns = {column: _without_nan([row.get(column) for row in rows]) for column in names}
+    try:
+        return datasets.Dataset.from_dict(columns)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
+        for column, values in columns.items():
+            kinds = sorted({type(value).__name__ for value in values if value is not None})
+            if len(kinds) > 1:
+                raise ValueError(
+                    f"the column {column!r} of {name} has values of several types ({', '.join(kinds)}): give them one, "
+                    "such as texts, or leave the column out"
+                ) from error
+        raise ValueError(f"the rows of {name} do not make a table: {' '.join(str(error).split())}") from error
+
+
+def _without_nan(values: list[Any]) -> list[Any]:
+    """None for each NaN of a column that is not of numbers; pandas has it where a value is missing."""
+    if all(value is None or isinstance(value, float) for value in values):
+        return values
+    return [None if isinstance(value, float) and math.isnan(value) else value for value in values]
 
 
 def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
@@ -61,7 +89,7 @@ def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
         split = _choose_split(rows, source, PREFERRED_SPLITS)
         rows, note = _rows_of_split(rows, split, source.name), f" of the split {split}"
     elif source.split is not None:
-        raise ValueError(f"{source.name} has no splits: leave out the split {source.split!r}")
+        raise ValueError(f"{source.name} has no splits: leave out the split {source.split!r}{_parts_to_cut(())}")
     elif source.part is not None:
         rows, note = _cut(rows, source, ("test", "validation")), f", a random part for {source.part}"
     features = getattr(rows, "features", None) or {}
@@ -167,13 +195,17 @@ def _rows_of_split(splits: Mapping[str, Any], split: str, name: str) -> Any:
     named = [part.partition("[")[0].strip() for part in split.split("+")]
     unknown = next((part for part in named if part not in splits), None)
     if unknown is not None:
-        parts = [f"part={part!r} (--split {part})" for part in ("validation", "test") if part not in splits]
-        rest = f"; {' and '.join(parts)} would be a random tenth" if parts else ""
-        raise ValueError(f"{name} has no split {unknown!r}: it has {', '.join(splits)}{rest}")
+        raise ValueError(f"{name} has no split {unknown!r}: it has {', '.join(splits)}{_parts_to_cut(splits)}")
     instruction = datasets.ReadInstruction.from_spec(split)
     slices = instruction.to_absolute({name: len(rows) for name, rows in splits.items()})
     parts = [splits[part.splitname].select(range(part.from_, part.to)) for part in slices]
     return datasets.concatenate_datasets(parts)
+
+
+def _parts_to_cut(splits: Collection[str]) -> str:
+    """The parts that could be cut out, as the end of a sentence."""
+    parts = [f"part={part!r} (--split {part})" for part in ("validation", "test") if part not in splits]
+    return f"; {' and '.join(parts)} would be a random tenth" if parts else ""
 
 
 def _choose_split(splits: Mapping[str, Any], source: DataSource, preferred: Sequence[str]) -> str:

@@ -80,6 +80,10 @@ def create_model_card(
     if report is not None:
         if dataset is None:
             raise ValueError("dataset is missing: name the report's in-distribution data, such as dataset='cifar100'")
+        if report_model is None and len(report.models) > 1:
+            raise ValueError(
+                f"report_model is missing: the report has the models {', '.join(report.models)}: name one of them"
+            )
         evaluation = re.sub(r"^##", "###", report.to_markdown(), flags=re.MULTILINE).strip()
         data.eval_results = report.to_eval_results(
             dataset, dataset_type=dataset, model=report_model, task_type=task["pipeline_tag"]

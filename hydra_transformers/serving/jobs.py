@@ -21,12 +21,12 @@ from .._io.files import check_takes_files, write_atomically
 from .._io.progress import progress_bar
 from .._version import __version__
 from ..data.columns import PLURALS, column_kinds, find_columns, find_words
-from ..data.rows import DataSource, load_rows
+from ..data.rows import DataSource, as_dataset, load_rows
 from ..hub.handler import as_json
 from ..models.weights_digest import digest_of
 from ..uncertainty import Monitor
 from .answers import to_table
-from .predictor import HydraPredictor, kind_of
+from .predictor import HydraPredictor, kind_of, kind_of_model
 from .saved_models import load_config
 
 
@@ -51,7 +51,7 @@ class Finished(NamedTuple):
 
 
 def predict_data(
-    model: str | os.PathLike,
+    model: str | os.PathLike | torch.nn.Module,
     data: Any,
     output: str | os.PathLike,
     *,
@@ -64,13 +64,13 @@ def predict_data(
 ) -> Finished:
     """Predicts for every row of a data set, and writes the table with the answers to a file.
 
-    The file has all rows in their order: `row`, which counts from 0, the columns of the data (images and audio as paths; one with a
-    name of ours becomes `input_NAME`), then `answer` (empty where the model abstains), `prediction` (what it would say if it never
-    abstained; empty only where a row cannot be read), `why`, and the other fields of `predict`. Until it is complete, its parts are in
+    The file has all rows in their order: `row`, which counts from 0, the columns of the data (images and audio as paths,
+    classes by name; one with a name of ours becomes `input_NAME`), then `answer` (empty where the model abstains),
+    `prediction` (what it would say if it never abstained; empty only where a row cannot be read), `why`, and the other fields of `predict`. Until it is complete, its parts are in
     the folder `OUTPUT.ID.parts`: call it again with the same arguments to go on after a stop. No row is lost or predicted twice.
 
     Args:
-        model (`str` or `os.PathLike`): a folder or Hub name, as in `HydraPredictor`.
+        model (`str`, `os.PathLike` or `nn.Module`): a folder, a Hub name or a model, as in `HydraPredictor`.
         data (`str`, `os.PathLike`, `Dataset`, `DataFrame` or `list[dict]`): what `load_data` accepts.
         output (`str` or `os.PathLike`): a new file, .parquet, .jsonl or .csv.
         split (`str`, *optional*): of the data; by default the first of validation, test and train.
@@ -87,11 +87,14 @@ def predict_data(
     output, source = Path(output), DataSource(_absolute(data), split=split, column=column)
     check_output(output, source)
     if monitor is not None:
-        check_monitor_file(Path(monitor), output)
+        check_monitor_file(Path(monitor), output, source)
     if engine not in ("local", "ray"):
         raise ValueError(f"engine is {engine!r}: pass local or ray")
+    if engine == "ray" and isinstance(model, torch.nn.Module):
+        raise ValueError("engine is 'ray', and model is in memory: save it with its processor, and pass its folder")
     settings["processor"] = _absolute(settings.get("processor"))
-    arguments = {"model": _absolute(model), "source": source, "rows_per_part": ROWS_PER_PART, "settings": settings}
+    model = model if isinstance(model, torch.nn.Module) else os.fspath(_absolute(model))
+    arguments = {"model": model, "source": source, "rows_per_part": ROWS_PER_PART, "settings": settings}
     if engine == "ray":
         from .ray_engine import predicted_by_workers, start_cluster
 
@@ -140,12 +143,15 @@ def check_output(output: Path, source: DataSource) -> None:
     check_takes_files(output.parent)
 
 
-def check_monitor_file(monitor: Path, output: Path) -> None:
-    """Raise, before any work, for a monitor's file that is the output, or that cannot be written."""
+def check_monitor_file(monitor: Path, output: Path, source: DataSource) -> None:
+    """Raise, before any work, for a monitor's file that is the output, among the data, or cannot be written."""
     if os.path.realpath(monitor) == os.path.realpath(output):
         raise ValueError(f"monitor and output are both {output}: pass a file of its own, such as monitor.json")
     if monitor.is_dir():
         raise ValueError(f"monitor is {monitor}, a folder: pass a file, such as {monitor / 'monitor.json'}")
+    data = Path(source.data).resolve() if isinstance(source.data, str) and os.path.exists(source.data) else None
+    if data is not None and data in (monitor.resolve(), *monitor.resolve().parents):
+        raise ValueError(f"monitor is {monitor}, among the data {source.name}: pass a file elsewhere")
     check_takes_files(monitor.parent)
 
 
@@ -156,21 +162,22 @@ def exists_already(output: Path) -> ValueError:
 class Job:
     """The rows of a data set in parts, and the model that predicts for them: what each process of a job has."""
 
-    def __init__(self, model: str, source: DataSource, settings: Mapping[str, Any], rows_per_part: int):
+    def __init__(
+        self, model: str | torch.nn.Module, source: DataSource, settings: Mapping[str, Any], rows_per_part: int
+    ):
         self.rows_per_part = rows_per_part
-        kind = kind_of(load_config(model), model)
+        kind = kind_of(load_config(model), model) if isinstance(model, str) else kind_of_model(model)
         with access_to(source.name, "data set"):
             rows, self.split, _ = load_rows(source)
-        if isinstance(rows, list):
-            from datasets import Dataset
-
-            rows = Dataset.from_list(rows)
+        if not hasattr(rows, "features"):
+            rows = as_dataset(rows, source.name)
         words = find_words(rows, source) if kind == "tokens" else None
         kind = {"zero-shot": "image", "tokens": "text"}.get(kind, kind)
         self.columns = find_columns(rows, kind, source) if words is None else (words,)
         if kind != "text" and column_kinds(rows)[self.columns[0]] == "text":
+            name = model if isinstance(model, str) else type(model).__name__
             raise ValueError(
-                f"the column {self.columns[0]!r} holds texts, and {model} reads {PLURALS[kind]}: for paths, call the column "
+                f"the column {self.columns[0]!r} holds texts, and {name} reads {PLURALS[kind]}: for paths, call the column "
                 "file_name and the table metadata.csv, and pass the folder of both"
             )
         self.rows = rows.with_format("arrow")  # files stay undecoded: a broken one is a bad row
@@ -205,6 +212,7 @@ class Job:
         for name, column in zip(batch.column_names, batch.columns, strict=True):
             if pyarrow.types.is_struct(column.type) and {field.name for field in column.type} == {"bytes", "path"}:
                 column = struct_field(column, "path")  # an image or audio
+            column = named_classes(column, self.rows.features[name])
             while name in table or name in predicted.column_names:
                 name = f"input_{name}"
             if not pyarrow.types.is_binary(column.type):
@@ -221,6 +229,23 @@ class Job:
         if folders and folder not in folders:
             logger.warning(f"{folders[0]} is of another model, data or settings: this job starts anew")
         return folder
+
+
+def named_classes(column: Any, feature: Any) -> Any:
+    """Return a column of class indices, or of lists of them, with the names of the classes; others as they are."""
+    import pyarrow
+
+    inside = getattr(feature, "feature", None) or feature
+    names = getattr(inside, "names", None)
+    if names is None:
+        return column
+
+    def name(value: Any) -> Any:
+        if isinstance(value, list):
+            return [name(part) for part in value]
+        return names[value] if value is not None and value >= 0 else None
+
+    return pyarrow.array([name(value) for value in column.to_pylist()])
 
 
 def digest_of_model(predictor: HydraPredictor) -> str:

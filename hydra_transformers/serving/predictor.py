@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig
 from .._io.access import in_one_line
 from ..data.audio import waveform
 from ..data.prediction import classes_of, config_of, member_logits_of
+from ..data.processors import find_processor
 from ..data.zero_shot import zero_shot_in
 from ..hub.handler import KINDS, Answerer
 from ..models.auto import auto_class_of
@@ -37,6 +38,16 @@ def kind_of(config: PreTrainedConfig, name: str) -> str:
     if kind is None:
         raise ValueError(f"{name} is a {config.model_type}: pass a classifier of images, texts or audio")
     return kind
+
+
+def kind_of_model(model: nn.Module, name: str | None = None) -> str:
+    """The inputs of a model in memory, as for `kind_of`; one with the classes of its prompts reads images."""
+    if zero_shot_in(model) is not None:
+        return "image"
+    config = config_of(model)
+    if config is None:
+        raise TypeError(f"model is a {type(model).__name__}, which has no config: pass a classifier of Transformers")
+    return kind_of(config, name or type(model).__name__)
 
 
 class HydraPredictor(Answerer):
@@ -83,9 +94,12 @@ class HydraPredictor(Answerer):
             model, processor = load_with_decision(folder, processor, device)
         elif device is not None:
             model = model.to(device)
-        config, zero_shot = config_of(model), zero_shot_in(model)
+        kind = kind_of_model(model, name)
+        config = config_of(model)
         self.name = name or config.name_or_path or type(model).__name__
-        super().__init__(model.eval(), processor, kind_of(config, self.name) if zero_shot is None else "image")
+        if processor is None:
+            processor = find_processor(config.name_or_path, config)
+        super().__init__(model.eval(), processor, kind)
         self.config = config  # of the model inside, where one holds another
         self.task = task_of(model)
         self.class_names = None if self.needs_classes else classes_of(model)

@@ -55,6 +55,8 @@ def workplace(tmp_path_factory) -> Path:
     (folder / "broken.png").write_bytes((folder / "0.png").read_bytes()[:60])
     (folder / "file").write_text("")
     (folder / "empty").mkdir()
+    (folder / "reported" / "plots").mkdir(parents=True)
+    (folder / "reported" / "report.md").write_text("mine")
     (folder / "full").mkdir()
     (folder / "full" / "mine.txt").write_text("")
     return folder

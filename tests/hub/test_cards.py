@@ -190,7 +190,7 @@ def test_names_are_not_markup_in_the_text_nor_in_the_metadata(report):
     "arguments, sentence",
     [
         ({"report": True}, r"dataset is missing: name the report's in-distribution data"),
-        ({"report": True, "dataset": "d"}, r"the report has the models Single, Hydra: name one of them"),
+        ({"report": True, "dataset": "d"}, r"report_model is missing: the report has the models Single, Hydra: name"),
         ({"report": True, "dataset": "d", "report_model": "Deep"}, r"Single, Hydra: name one of them, not 'Deep'"),
         ({"base_model": "./runs/my backbone"}, r"base_model is './runs/my backbone': pass an id of the Hub"),
         ({"dataset": "./data/my reviews"}, r"dataset is './data/my reviews': pass an id of the Hub such as 'uoft-cs/"),

@@ -135,6 +135,44 @@ def test_columns_that_are_not_read_are_copied_as_they_stand(folders, tmp_path):
         assert all(row["text"] == "NA" and row["prediction"] for row in rows)
 
 
+def test_columns_of_all_rows_are_kept_and_values_of_several_types_are_named(folders, tmp_path):
+    rows = [{"text": "a"}, {"text": "b", "id": 7}]
+    predict_data(folders["texts"], rows, tmp_path / "a.jsonl", device="cpu")
+    assert [row["id"] for row in read(tmp_path / "a.jsonl")] == [None, 7]
+    frame = pandas.DataFrame({"text": ["a", "b", None], "id": ["x", 7, float("nan")]})
+    for data in (frame, frame.to_dict("records")):
+        with pytest.raises(ValueError, match=r"column 'id' of data has values of several types \(int, str\)"):
+            predict_data(folders["texts"], data, tmp_path / "b.jsonl", device="cpu")
+
+
+def test_classes_of_the_data_have_their_names(folders, tmp_path):
+    """As the model's classes beside them, which may be in another order."""
+    features = datasets.Features(
+        {
+            "text": datasets.Value("string"),
+            "label": datasets.ClassLabel(names=["-", "+"]),
+            "several": datasets.Sequence(datasets.ClassLabel(names=["x", "y"])),
+        }
+    )
+    columns = {"text": ["good", "bad", "a"], "label": [1, 0, -1], "several": [[0, 1], [], [1]]}
+    rows = datasets.Dataset.from_dict(columns, features=features)
+    predict_data(folders["texts"], rows, tmp_path / "a.jsonl", device="cpu")
+    found = read(tmp_path / "a.jsonl")
+    assert [row["input_label"] if "input_label" in row else row["label"] for row in found] == ["+", "-", None]
+    assert [row["several"] for row in found] == [["x", "y"], [], ["y"]]
+
+
+def test_a_model_in_memory_predicts_for_a_data_set(folders, reviews, tmp_path):
+    loaded = HydraPredictor(folders["texts"], device="cpu")
+    predict_data(folders["texts"], reviews, tmp_path / "a.jsonl", device="cpu")
+    predict_data(loaded.model, reviews, tmp_path / "b.jsonl")  # with the processor beside its folder
+    predict_data(loaded.model, reviews, tmp_path / "c.jsonl", processor=loaded.processor)
+    contents = [(tmp_path / f"{name}.jsonl").read_text() for name in "abc"]
+    assert contents[0] == contents[1] == contents[2]
+    with pytest.raises(ValueError, match="model is in memory: save it with its processor, and pass its folder"):
+        predict_data(loaded.model, reviews, tmp_path / "d.jsonl", engine="ray")
+
+
 def test_blank_lines_are_bad_rows_and_shift_nothing(folders, tmp_path):
     """A join by `row` would get answers to other texts."""
     (tmp_path / "texts.csv").write_text("text\na good film\n\nbad\n\n\njoy\n")
