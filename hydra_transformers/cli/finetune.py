@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .._io.records import claim
 from .folders import PRUNE_SETTINGS, data_name, models_named
@@ -10,6 +10,11 @@ from .options import BatchSize, Column, Seed, argument, best_device, layers_or_s
 
 
 EVALUATION = "evaluation"
+GRID = "grid"  # of learning rates
+
+
+def positive_or_grid(text: str) -> float | str:
+    return GRID if text == GRID else positive(text)
 
 
 def finetune(
@@ -27,9 +32,16 @@ def finetune(
         float, "how many first layers all members share: a number, or a share of all", "N", parser=layers_or_share
     ) = 0.75,
     learning_rate: option(
-        float | None, "of the shared layers (default: by the number of steps)", "LR", parser=positive
+        float | None,
+        'of the shared layers (default: by the number of steps); with --recipe, "grid" chooses the recipe\'s best one on '
+        "validation data",
+        "LR",
+        parser=positive_or_grid,
     ) = None,
     epochs: option(int | None, "passes over the data (default: 3 to 12, fewer for more rows)", "N", min=1) = None,
+    recipe: option(
+        Literal["imagenet1k", "cifar100", "sst2"] | None, "pruned members: the paper's fine-tuning for this data (D.2)"
+    ) = None,
     max_length: option(int | None, "cut texts to N tokens, also when it predicts (default: 128)", "N", min=1) = None,
     batch_size: BatchSize = 32,
     seed: Seed = 0,
@@ -41,10 +53,16 @@ def finetune(
         if (members, trunk_layers, regression, max_length) != (3, 0.75, False, None):
             raise ValueError("members were pruned: leave out --members, --trunk-layers, --regression, --max-length")
         training = {"per_device_train_batch_size": batch_size, "per_device_eval_batch_size": batch_size}
-        given = ("num_train_epochs", epochs), ("learning_rate", learning_rate)
-        training |= {name: value for name, value in given if value is not None}
-        _tune_members(names, data, output, columns, seed, **training)
+        if epochs is not None:
+            training["num_train_epochs"] = epochs
+        if learning_rate == GRID:
+            training["learning_rates"] = GRID
+        elif learning_rate is not None:
+            training["learning_rate"] = learning_rate
+        _tune_members(names, data, output, columns, seed, recipe, **training)
         return
+    if recipe is not None or learning_rate == GRID:
+        raise ValueError(f"--recipe and --learning-rate {GRID} are for members that `prune` made: leave them out")
     from ..serving.saved_models import load_config
 
     load_config(model)  # its errors are clearer
@@ -73,23 +91,34 @@ def finetune(
     print(f"The Hydra is in {output}. Next: hydra-transformers calibrate {output} {options} --output ...")
 
 
-def _tune_members(names: list[str], data: str, output: Path, columns: dict, seed: int, **training: Any) -> None:
-    """Fine-tunes pruned members, each by itself."""
+def _tune_members(
+    names: list[str], data: str, output: Path, columns: dict, seed: int, recipe: str | None, **training: Any
+) -> None:
+    """Fine-tunes pruned members, each by itself.
+
+    training: arguments of `finetune_members`
+    """
     from .._io.processes import on_one_process
     from ..data.loading import load_data
     from ..data.processors import load_processor
     from ..hub.member_heads import copy_circuits
+    from ..models.auto import is_zero_shot
     from ..serving.saved_models import load_config, load_model
     from ..training import finetune_members
 
     config = load_config(names[0])
+    if is_zero_shot(config):
+        raise ValueError(
+            f"{names[0]} learns from pairs of images and texts, which this command does not read: fine-tune it in Python, with "
+            'finetune_members(members, "clip", ...), or fuse the members as they are'
+        )
     on_one_process(lambda: claim(output, PRUNE_SETTINGS, {"members": len(names)}))
     processor = load_processor(names[0], config)
     columns = {**columns, "processor": processor, "labelled": True}
     train, validation = (load_data(data, config, part=part, **columns) for part in ("training", "validation"))
     print(train.notes[0], *validation.notes, sep="\n", flush=True)
     models = [load_model(name) for name in names]
-    finetune_members(models, None, train, validation, output, seed=seed, progress=sys.stderr.isatty(), **training)
+    finetune_members(models, recipe, train, validation, output, seed=seed, progress=sys.stderr.isatty(), **training)
     on_one_process(lambda: copy_circuits(Path(names[0]).parent, output))
     on_one_process(lambda: [processor.save_pretrained(output / f"member-{index}") for index in range(len(names))])
     print(f"{len(names)} members are in {output}. Next: hydra-transformers fuse {output} --output ...")

@@ -1,6 +1,6 @@
 """Fine-tuning on Transformers' Trainer: one run for a whole Hydra, or pruned members one by one."""
 
-from .callbacks import KeepZerosCallback, LogitScaleCallback, PostPruningCallback
+from .callbacks import KeepZerosCallback, PostPruningCallback
 from .finetune import finetune
 from .lora import lora_config
 from .losses import EnsembleLoss
@@ -15,7 +15,6 @@ __all__ = [
     "HydraTrainer",
     "HydraTrainingArguments",
     "KeepZerosCallback",
-    "LogitScaleCallback",
     "PostPruningCallback",
     "Recipe",
     "compute_accuracy",

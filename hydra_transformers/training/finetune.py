@@ -15,7 +15,7 @@ from transformers.utils import logging
 from .._io.processes import rank_and_world_size
 from .._io.progress import shows_bars
 from ..data.descriptions import describe_few_rows, describe_training_data
-from ..data.image_changes import crop_and_flip
+from ..data.image_changes import CropAndFlip
 from ..data.loading import PreparedData, check_has_variety, classes_in, load_data, remember_max_length
 from ..data.processors import load_processor
 from ..data.rows import DataSource
@@ -160,7 +160,7 @@ def finetune(
     for sentence in warnings:
         logger.warning(sentence)
     if train.kind == "image" and train.change is None:
-        train = replace(train, change=crop_and_flip)
+        train = replace(train, change=CropAndFlip())
     by_accuracy = has_accuracy and arguments.get("class_weights") is None  # accuracy hides errors in rare classes
     metric = {"metric_for_best_model": "accuracy" if by_accuracy else "loss", "greater_is_better": by_accuracy}
     settings = {

@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
 from ..data.fingerprints import fingerprint_of_labels, fingerprint_of_tokens, fingerprint_of_weights
+from ..data.image_changes import CropAndFlip
 from ..data.loading import PreparedData
 from ..data.prediction import config_of
 from ..models.decision import task_name
@@ -34,6 +35,9 @@ RECORDED = (
     *("weight_decay", "label_smoothing_factor", "class_weights", "max_grad_norm", "bf16", "fp16", "data_seed"),
     *("adam_beta1", "adam_beta2", "adam_epsilon", "optim_args", "lr_scheduler_kwargs"),
 )
+
+
+DEFAULT = Recipe("default", image_change=CropAndFlip())
 
 
 def finetune_members(
@@ -63,7 +67,8 @@ def finetune_members(
             Pruned members, of one backbone or of several; plain models of Transformers; `PeftModel`s, whose adapters are
             trained and saved; or baselines around a model, such as a `BatchEnsemble`.
         recipe (`Recipe` or `str`):
-            The recipe, or the name of one; `None` for three epochs with the defaults of `HydraTrainingArguments`.
+            The recipe, or the name of one; `None` for three epochs with the defaults of `HydraTrainingArguments`, on images
+            that are cropped and flipped at random.
         train_data (`DataLoader`, `Dataset` or `list`), validation_data (`DataLoader`, `Dataset` or `list`):
             The rows to train on and to validate with, as `HydraTrainer` takes them.
         output_dir (`str` or `os.PathLike`):
@@ -102,7 +107,10 @@ def finetune_members(
             raise ValueError(
                 f'members[{index}] has the adapters {", ".join(member.peft_config)}: pass one adapter, named "default"'
             )
-    recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe or Recipe("default")
+    recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe or DEFAULT
+    is_of_images = isinstance(train_data, PreparedData) and train_data.kind == "image"
+    if is_of_images and train_data.change is None:
+        train_data = replace(train_data, change=recipe.image_change)
     seeds = _seed_of_each(seed, "seed", len(members))
     data_seeds = seeds if data_seed is None else _seed_of_each(data_seed, "data_seed", len(members))
     rates = None if learning_rates is None else rates_to_try(learning_rates, recipe, training_arguments)
@@ -156,7 +164,11 @@ class _Tuning:
     def tune(self, member: nn.Module, folder: Path, **arguments: Any) -> Any:
         """Fine-tunes a copy of `member`, or goes on with it, and loads the result from `folder`."""
         training = self.recipe.training_arguments(folder / CHECKPOINTS, **self.arguments | arguments)
-        record_training(folder, settings_of(member, training, self.data))
+        settings = settings_of(member, training, self.data)
+        training_data = self.data["training"]
+        if isinstance(training_data, PreparedData) and training_data.kind == "image":
+            settings["image_change"] = _name_of(training_data.change)
+        record_training(folder, settings)
         if not is_finished(folder):
             callbacks = [*self.recipe.callbacks(), *self.callbacks]
             train_and_save(self._trainer(copy.deepcopy(member), training, callbacks), folder)
@@ -182,6 +194,15 @@ class _Tuning:
         if not self.progress:
             trainer.remove_callback(PrinterCallback)
         return trainer
+
+
+def _name_of(change: Callable | None) -> str | None:
+    """Return what a change of images is called in the record of a training: the same when the script is started again."""
+    if change is None:
+        return None
+    if is_dataclass(change):
+        return repr(change)
+    return getattr(change, "__qualname__", type(change).__qualname__)
 
 
 def _seed_of_each(seed: int | Sequence[int], name: str, count: int) -> list[int]:

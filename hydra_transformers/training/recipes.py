@@ -1,12 +1,13 @@
 """The paper's recipes for fine-tuning after pruning (appendices D.2 and D.3)."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import EarlyStoppingCallback, TrainerCallback
 
+from ..data.image_changes import CropAndFlip, InTurn, RandAugment
 from .callbacks import KeepZerosCallback, LogitScaleCallback, PostPruningCallback
 from .parameter_groups import PARTS
 from .trainer import HydraTrainingArguments
@@ -38,6 +39,9 @@ class Recipe:
             The largest factor of CLIP's cosines, as in `LogitScaleCallback`.
         keep_zeros (`bool`, defaults to `False`):
             Keep weights at zero that are zero at the start, as after `oba_prune`.
+        image_change (`Callable`, *optional*):
+            Changes every training image before the processor reads it, such as `CropAndFlip()`. `finetune_members` applies it
+            to images that `load_data` read; with a Trainer of your own, pass `dataclasses.replace(data, change=...)`.
     """
 
     name: str
@@ -53,6 +57,7 @@ class Recipe:
     keep_zeros: bool = False
     towers: tuple[str, ...] | None = None
     max_logit_scale: float | None = None
+    image_change: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.keep_zeros and self.reset_classifier:
@@ -76,7 +81,8 @@ class Recipe:
             output_dir (`str` or `os.PathLike`):
                 The folder of the checkpoints.
             overrides:
-                Arguments of `HydraTrainingArguments`, which win over the recipe's.
+                Arguments of `HydraTrainingArguments`, which win over the recipe's. With `num_train_epochs` in place of its steps,
+            the warm-up is the recipe's share of them.
         """
         arguments = {
             "branch_rate": 1.0,
@@ -91,7 +97,11 @@ class Recipe:
         decides_by_validation = self.early_stopping_patience is not None or arguments.get("load_best_model_at_end")
         arguments.setdefault("eval_strategy", "epoch" if decides_by_validation else "no")
         if "num_train_epochs" in overrides and "max_steps" not in overrides:
-            arguments["max_steps"] = -1  # otherwise the recipe's steps would silently win over the epochs
+            # Otherwise the recipe's steps would silently win over the epochs, and all of them might be warm-up.
+            steps = arguments.get("max_steps", -1)
+            arguments["max_steps"] = -1
+            if steps > 0 and "warmup_steps" not in overrides:
+                arguments["warmup_steps"] = arguments.get("warmup_steps", 0) / steps
         if 0 < arguments.get("max_steps", -1) <= arguments.get("warmup_steps", 0):
             raise ValueError(
                 f"max_steps is {arguments['max_steps']} and warmup_steps is {arguments['warmup_steps']}: training "
@@ -128,6 +138,7 @@ IMAGENET1K = Recipe(
     },
     learning_rates=(0.003, 0.01, 0.03, 0.06),
     dropout=0.1,
+    image_change=InTurn((CropAndFlip(least_share=0.08), RandAugment(operations=2, magnitude=12))),
 )
 
 CIFAR100 = replace(
@@ -137,6 +148,7 @@ CIFAR100 = replace(
     dropout=None,
     last_n_layers=5,
     reset_classifier=True,
+    image_change=CropAndFlip(least_share=0.08),
 )
 
 SST2 = Recipe(
@@ -207,7 +219,10 @@ def recipe(name: str) -> Recipe:
       chooses the rate of a grid by the training loss; `learning_rates="grid"` does so by the validation loss. Its batch has
       1,500 pairs on each GPU, and four of them are accumulated. There each image is compared with the texts of the whole
       batch, on all GPUs; here with those of its own step and process.
-    - How training images are cropped, flipped and augmented is up to your data: see docs/fine-tuning.md.
+    - Training images are cropped and flipped, for "imagenet1k" also changed by RandAugment (2 operations, magnitude 12),
+      where `finetune_members` gets images that `load_data` read (`Recipe.image_change`). D.2 does not say how much of an
+      image a crop keeps; we take torchvision's default, at least 8 % of its area. Its crop is resized before RandAugment,
+      ours behind it, by the processor, which also normalises as the model's own does.
     """
     if name not in RECIPES:
         raise ValueError(f"there is no recipe {name!r}: choose from {', '.join(RECIPES)}, or make a Recipe")

@@ -54,6 +54,8 @@ def test_words_are_read(words, values):
         ("export m --to nose --output o", "'nose' is not one of 'onnx', 'torch'"),
         ("calibrate m --data d --output o --coverage 90", "90 is not a share between 0 and 1: pass 0.05 for 5 %"),
         ("evaluate m --data d --near grey", "'grey' is not NAME=VALUE"),
+        ("finetune m --data d --output o --recipe mnist", "'mnist' is not one of 'imagenet1k', 'cifar100', 'sst2'"),
+        ("finetune m --data d --output o --learning-rate best", "best is not a positive number"),
         ("finetune m --data d --output o --learning-rate 0", "0 is not a positive number"),
         ("serve m --max-wait-ms nan", "nan is not a time"),
         ("finetune m --data d", "Missing option '--output'"),

@@ -295,6 +295,34 @@ def test_pruned_members_are_tuned_and_fused(workplace, pruned, tmp_path, fails):
     assert (tmp_path / "hydra" / "circuits" / "acc.json").exists()
 
 
+def test_members_are_tuned_by_a_recipe_of_the_paper(workplace, pruned, tmp_path, fails, monkeypatch):
+    given = {}
+    tune = importlib.import_module("hydra_transformers.training").finetune_members
+
+    def watched(members, recipe, train, validation, folder, **options):
+        given.update(options, recipe=recipe)
+        return tune(members, recipe, train, validation, folder, **options)
+
+    monkeypatch.setattr("hydra_transformers.training.finetune_members", watched)
+    words = ["finetune", pruned, "--data", workplace / "splits", "--recipe", "cifar100", "--epochs", 1]
+    run(*words, "--learning-rate", "grid", "--output", tmp_path / "tuned")
+    assert (given["recipe"], given["learning_rates"], given["num_train_epochs"]) == ("cifar100", "grid", 1)
+    rates = json.loads((tmp_path / "tuned" / "learning-rates.json").read_text())
+    assert rates["learning_rates"] == [0.001, 0.003, 0.01, 0.03]
+    record = json.loads((tmp_path / "tuned" / "member-1" / "finetune.json").read_text())
+    assert (record["optim"], record["label_smoothing_factor"], record["warmup_steps"]) == ("sgd", 0.1, 0.05)
+    assert record["image_change"] == "CropAndFlip(least_share=0.08)"
+    assert "has no grid" in fails(*words[:4], "--learning-rate", "grid", "--output", tmp_path / "other")
+    one_run = ["finetune", workplace / "encoder", "--data", workplace / "splits", "--output", tmp_path / "one"]
+    for option in (["--recipe", "cifar100"], ["--learning-rate", "grid"]):
+        assert "are for members that `prune` made" in fails(*one_run, *option)
+    clip = tmp_path / "clip"
+    for index in range(2):
+        shutil.copytree(workplace / "clip", clip / f"member-{index}")
+    words = ["finetune", clip, "--data", workplace / "splits", "--output", tmp_path / "pairs"]
+    assert "learns from pairs of images and texts, which this command does not read" in fails(*words)
+
+
 def test_without_ood_data_members_are_pruned_by_taylor_scores(workplace, tmp_path, capsys):
     """The paper's Strategy 1; `vit` has two layers of four heads."""
     data = ["--data", workplace / "pictures", "--limit", 24]

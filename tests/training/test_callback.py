@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hydra_transformers.training import HydraTrainer, LogitScaleCallback, PostPruningCallback
+from hydra_transformers.training import HydraTrainer, PostPruningCallback
+from hydra_transformers.training.callbacks import LogitScaleCallback
 from hydra_transformers.training.parameter_groups import PARTS, layer_dropouts, places
 from tests.training.tiny import FORMS, QUIET, changed, tiny_dataset, tiny_model, tiny_trainer, weights_of
 

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import EvalPrediction, ViTForImageClassification
 
-from hydra_transformers import HydraCLIPModel, HydraViTForImageClassification
+from hydra_transformers import HydraCLIPModel, HydraViTForImageClassification, load_data
 from hydra_transformers.training import DivergedError, Recipe, compute_accuracy, finetune_members, lora_config, recipe
 from hydra_transformers.training.checkpoints import last_checkpoint
+from tests.tiny_data import picture_rows, save_vit
 from tests.training import tiny
 from tests.training.tiny import Interrupting, assert_same_weights, tiny_dataset, tiny_members, tiny_model
 
@@ -221,6 +222,44 @@ def test_clip_learns_from_pairs_and_is_judged_by_their_loss(form, tmp_path):
     # The validation data are one batch: their loss is that of the first member, which was tuned with the best rate.
     again = tuned[0].eval()(**tiny.clip_pairs(held)).loss.item()
     assert losses[found["chosen"]] == pytest.approx(again, rel=1e-5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """A change of images that leaves a note each time."""
+
+    name: str
+    notes: list = dataclasses.field(repr=False, compare=False)
+
+    def __call__(self, image):
+        self.notes.append(self.name)
+        return image
+
+
+def test_training_images_are_changed_as_the_recipe_says_and_others_are_not(tmp_path):
+    """Four rows for training, two for validation, one epoch; a change that the data have already is left."""
+    torch.manual_seed(0)
+    vit = ViTForImageClassification.from_pretrained(save_vit(tmp_path / "vit"))
+    rows = load_data(picture_rows(4), vit)
+    held = load_data(picture_rows(2, seed=1), vit)
+    notes = []
+    short = Recipe("short", {"num_train_epochs": 1}, image_change=Counted("recipe", notes))
+    finetune_members([vit], short, rows, held, tmp_path / "members", **tiny.QUIET)
+    assert notes == ["recipe"] * 4
+    own = dataclasses.replace(rows, change=Counted("own", notes))
+    finetune_members([vit], short, own, held, tmp_path / "own", **tiny.QUIET)
+    assert notes[4:] == ["own"] * 4
+    assert rows.change is None
+
+    other = dataclasses.replace(short, image_change=Counted("other", notes))
+    with pytest.raises(ValueError, match=r"member-0 was made with image_change .*recipe.*, which now is .*other"):
+        finetune_members([vit], other, rows, held, tmp_path / "members", **tiny.QUIET)
+    with pytest.raises(ValueError, match=r"member-0 was made with image_change .*recipe.*, which now is None"):
+        without = dataclasses.replace(short, image_change=None)
+        finetune_members([vit], without, rows, held, tmp_path / "members", **tiny.QUIET)
+    finetune_members([vit], None, rows, held, tmp_path / "usual", num_train_epochs=1, **tiny.QUIET)
+    record = json.loads((tmp_path / "usual" / "member-0" / "finetune.json").read_text())
+    assert record["image_change"] == "CropAndFlip(least_share=0.7)"
 
 
 @pytest.mark.slow

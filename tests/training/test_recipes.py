@@ -8,6 +8,7 @@ import torch
 from transformers import EarlyStoppingCallback, Trainer
 
 from hydra_transformers import AutoHydra
+from hydra_transformers.data.image_changes import CropAndFlip, InTurn, RandAugment
 from hydra_transformers.training import HydraTrainer, PostPruningCallback, compute_accuracy, recipe
 from hydra_transformers.training.parameter_groups import layer_dropouts
 from tests.training.tiny import QUIET, changed, tiny_dataset, tiny_model, weights_of
@@ -215,3 +216,20 @@ def test_the_recipe_of_clip_locks_the_images_tower_and_is_openclips_otherwise(tm
     }
     assert trains["text_model.embeddings.token_embedding.weight"]
     assert bound.maximum == 100.0
+
+
+# Images
+
+
+def test_images_are_cropped_and_flipped_and_for_imagenet_changed_by_randaugment():
+    crop = CropAndFlip(least_share=0.08)
+    assert recipe("imagenet1k").image_change == InTurn((crop, RandAugment(operations=2, magnitude=12)))
+    assert recipe("cifar100").image_change == crop
+    assert recipe("sst2").image_change is None and recipe("clip").image_change is None
+
+
+def test_epochs_in_place_of_steps_keep_the_share_of_the_warm_up(tmp_path):
+    arguments = recipe("cifar100").training_arguments(tmp_path, num_train_epochs=2, **QUIET)
+    assert (arguments.max_steps, arguments.warmup_steps) == (-1, 500 / 10_000)
+    arguments = recipe("cifar100").training_arguments(tmp_path, num_train_epochs=2, warmup_steps=7, **QUIET)
+    assert arguments.warmup_steps == 7
