@@ -21,19 +21,27 @@ from ..models.modeling_hydra import HydraClassifierOutput, mean_loss, warn_if_lo
 
 
 class Baseline(nn.Module):
-    """A model that answers with `member_logits`, and is trained, evaluated, calibrated and saved like a Hydra.
+    """A model that answers with `member_logits`, and is trained, evaluated, calibrated and saved
+    like a Hydra.
 
-    A subclass passes the model (a copy, if it changes it) and all its plain arguments on to `super().__init__`, creates its
-    parameters and buffers in `__init__` from these alone (counting builds it again), and computes `member_logits(**inputs)`,
-    (batch, members, classes), from the inputs that the model's forward names. It may override `loss` and `num_members`.
+    A subclass passes the model (a copy, if it changes it) and all its plain arguments on to
+    `super().__init__`, creates its parameters and buffers in `__init__` from these alone (counting
+    builds it again), and computes `member_logits(**inputs)`, (batch, members, classes), from the
+    inputs that the model's forward names. It may override `loss` and `num_members`.
+
+    Args:
+        model (`PreTrainedModel`): becomes part of this.
+        arguments: those of the subclass, beside the model.
     """
 
     def __init__(self, model: PreTrainedModel, **arguments: Any):
         super().__init__()
         check_has_no_adapters(model, "model")
-        self.model, self.arguments = model, arguments
+        self.model = model
+        self.arguments = arguments
         parameters = inspect.signature(model.forward).parameters.values()
-        self.reads = frozenset(arg.name for arg in parameters if arg.kind is not arg.VAR_KEYWORD) - {"labels"}
+        names = frozenset(parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD)
+        self.reads = names - {"labels"}
 
     @property
     def num_members(self) -> int:
@@ -66,10 +74,19 @@ class Baseline(nn.Module):
         num_items_in_batch: Tensor | int | None = None,
         **inputs: Any,
     ) -> HydraClassifierOutput:
-        """`member_logits` (batch, members, classes), `logits` (batch, classes), and with labels the `loss`.
+        """Return `member_logits` (batch, members, classes), `logits` (batch, classes), and a
+        `loss`.
 
-        num_items_in_batch: divides the summed loss in place of the batch size; Trainer passes it
-        inputs: others that the model's forward names
+        The loss needs labels.
+
+        Args:
+            input_ids (`Tensor`, *optional*), attention_mask, token_type_ids, position_ids,
+                inputs_embeds, pixel_values, input_values, input_features: as the model's forward
+                names them; what it does not name is left out.
+            labels (`Tensor`, *optional*): as for the model.
+            num_items_in_batch (`Tensor` or `int`, *optional*): divides the summed loss in place of
+                the batch size; Trainer passes it.
+            inputs: others that the model's forward names.
         """
         inputs |= {
             "input_ids": input_ids,
@@ -87,31 +104,36 @@ class Baseline(nn.Module):
     def outputs(
         self, inputs: dict[str, Tensor], labels: Tensor | None, num_items_in_batch: Tensor | int | None
     ) -> HydraClassifierOutput:
-        """What `forward` returns, for the inputs that the model reads."""
+        """Return what `forward` returns, for the inputs that the model reads."""
         output = answer_of(self.model, self.member_logits(**inputs))
         if labels is not None:
-            count = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
-            output.loss = self.loss(output.member_logits, labels, **count)
+            divisor = {}
+            if num_items_in_batch is not None:
+                divisor["num_items_in_batch"] = num_items_in_batch
+            output.loss = self.loss(output.member_logits, labels, **divisor)
         elif self.training and self.num_members > 1:
             reason = f"each member of a {type(self).__name__} has a loss of its own"
             warn_if_loss_uses_ensemble_logits(output.logits, num_items_in_batch is not None, reason)
         return output
 
     def member_logits(self, **inputs: Tensor) -> Tensor:
-        """(batch, members, classes)"""
+        """Return (batch, members, classes)."""
         raise NotImplementedError
 
     def loss(self, member_logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
-        """The mean over members of the model's own loss."""
+        """Return the mean over members of the model's own loss."""
         set_problem_type(self.config)
-        return mean_loss(self.model.loss_function, labels, member_logits.unbind(dim=1), self.config, **kwargs)
+        logits_of_members = member_logits.unbind(dim=1)
+        return mean_loss(self.model.loss_function, labels, logits_of_members, self.config, **kwargs)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
+        """Recompute activations of the model in backward; Trainer calls it."""
         self.model.gradient_checkpointing_enable(**kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Tied weights are copied: Trainer saves with safetensors, which refuses shared memory."""
-        state, seen = super().state_dict(*args, **kwargs), set()
+        """Return all weights; tied ones are copied, for safetensors raises for shared memory."""
+        state = super().state_dict(*args, **kwargs)
+        seen = set()
         for name, tensor in state.items():
             if tensor.requires_grad or tensor.is_meta or tensor.numel() == 0:
                 continue
@@ -122,23 +144,30 @@ class Baseline(nn.Module):
         return state
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
-        """Writes all weights into `model.safetensors`, as Trainer does; a baseline that is made again with the same arguments
-        loads them by `load_state_dict`."""
+        """Write all weights into `model.safetensors`, as Trainer does.
+
+        A baseline that is made again with the same arguments loads them by `load_state_dict`.
+
+        Args:
+            folder (`str` or `os.PathLike`): where to write the file.
+        """
         weights = {name: tensor.detach().contiguous().cpu() for name, tensor in self.state_dict().items()}
         write_atomically(Path(folder) / SAFE_WEIGHTS_NAME, save(weights, metadata={"format": "pt"}))
 
     def count_multiply_adds(self) -> int:
-        return multiply_adds_of(self.without_weights(), **inputs_for(self, 1, "meta"))
+        """Count multiply-adds for one sample."""
+        inputs = inputs_for(self, 1, "meta")
+        return multiply_adds_of(self.without_weights(), **inputs)
 
     def without_weights(self) -> "Baseline":
-        """The same baseline on the meta device, for counting."""
+        """Make the same baseline on the meta device, for counting."""
         model = without_weights(type(self.model), self.config)
         with torch.device("meta"):
             return type(self)(model, **self.arguments).eval()
 
 
 def check_is_classifier(model: Any) -> None:
-    """Raises for models without classes, classifiers of tokens, and Hydras."""
+    """Raise for models without classes, classifiers of tokens, and Hydras."""
     kind = type(model).__name__
     is_plain = isinstance(model, PreTrainedModel) and not hasattr(type(model), "from_pruned_members")
     if not is_plain or "Classification" not in kind or "TokenClassification" in kind:
@@ -146,5 +175,6 @@ def check_is_classifier(model: Any) -> None:
 
 
 def check_is_count(value: Any, name: str = "num_members", least: int = 1) -> None:
+    """Raise for a count that is not a whole number from `least` on."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is {value!r}: pass at least {least}, a whole number")

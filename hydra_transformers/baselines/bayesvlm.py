@@ -1,4 +1,7 @@
-"""BayesVLM (Baumann et al., 2024): a Laplace approximation of CLIP's two projections, with analytic similarities."""
+"""BayesVLM (Baumann et al., 2024): a Laplace approximation of CLIP's two projections.
+
+The similarities of their embeddings are analytic.
+"""
 
 from typing import Any
 
@@ -20,11 +23,12 @@ ROWS_PER_PASS = 1024  # bounds the memory of a curvature
 
 
 class BayesVLM(ClipBaseline):
-    """CLIP with uncertain projections, so that embeddings and their similarities have a mean and a variance. Nothing trains.
+    """CLIP with uncertain projections, so that embeddings have a mean and a variance.
 
-    `fit` finds the distributions from pairs of images and texts; until then the answers are CLIP's.
-    `zero_shot(class_prompts)` is a classifier. The one member's logits are CLIP's, damped where they are uncertain (the probit
-    approximation), which can change accuracy too.
+    So do their similarities. Nothing trains. `fit` finds the distributions from pairs of images and
+    texts; until then the answers are CLIP's. `zero_shot(class_prompts)` is a classifier. The one
+    member's logits are CLIP's, damped where they are uncertain (the probit approximation), which
+    can change accuracy too.
 
     Args:
         model (`CLIPModel`): becomes part of this.
@@ -39,9 +43,13 @@ class BayesVLM(ClipBaseline):
             self.add_module(f"{side}_posterior", posterior.to(self.device, dtype))
 
     def _projection(self, side: str) -> nn.Linear:
-        return self.model.visual_projection if side == "image" else self.model.text_projection
+        """Return the last linear map of one side."""
+        if side == "image":
+            return self.model.visual_projection
+        return self.model.text_projection
 
     def _posterior(self, side: str) -> KroneckerPosterior:
+        """Return the distribution of that map's weights."""
         return self.get_submodule(f"{side}_posterior")
 
     @torch.no_grad()
@@ -53,17 +61,20 @@ class BayesVLM(ClipBaseline):
         prior_precision: float | None = None,
         pseudo_count: float = 1.0,
     ) -> "BayesVLM":
-        """Finds the distributions in one pass over pairs like CLIP's training data; returns itself.
+        """Find the distributions in one pass over pairs like CLIP's training data; return itself.
 
         Args:
             data: batches or rows with `pixel_values` and the tokens of one text per image.
             batch_size (`int`, defaults to 32): rows per batch, for a Dataset of rows.
-            pairs_together (`int`, defaults to 32768): how many pairs are each other's classes; a smaller rest at the end
-                counts too.
-            prior_precision (`float`, *optional*): λ; None for those with the highest evidence, one per tower.
+            pairs_together (`int`, defaults to 32768): how many pairs are each other's classes; a
+                smaller rest at the end counts too.
+            prior_precision (`float`, *optional*): λ; None for those with the highest evidence, one
+                per tower.
             pseudo_count (`float`, defaults to 1.0): τ, how many times the data count.
         """
         check_is_count(pairs_together, "pairs_together", 2)
+
+        # The inputs of both projections, for all pairs.
         activations: dict[str, list[Tensor]] = {side: [] for side in SIDES}
         with evaluation_mode(self):
             for batch in batches(data, batch_size, self.device):
@@ -74,80 +85,109 @@ class BayesVLM(ClipBaseline):
                 activations["text"].append(self._activations("text", **batch))
         if not activations["image"]:
             raise ValueError("data has no samples: pass at least one batch")
+
+        # Their outputs.
         inputs = {side: torch.cat(parts) for side, parts in activations.items()}
         weights = {side: at_least_float32(self._projection(side).weight) for side in SIDES}
         embeddings = {side: inputs[side] @ weights[side].t() for side in SIDES}
         scale = at_least_float32(self.model.logit_scale).exp().double()
+
+        # The curvature of each side's loss, whose classes are the pairs' other sides.
         fitted = {}
         for side, other in (("image", "text"), ("text", "image")):
-            factors = Factors(*reversed(weights[side].shape), self.device)
+            num_outputs, num_inputs = weights[side].shape
+            factors = Factors(num_inputs, num_outputs, self.device)
             for start in range(0, len(inputs[side]), pairs_together):
-                part = slice(start, start + pairs_together)
-                targets = nn.functional.normalize(embeddings[other][part], dim=-1)
-                rows = embeddings[side][part].split(ROWS_PER_PASS)
-                curvature = sum(second_derivatives_of_similarity(chunk, targets, scale) for chunk in rows)
-                factors.add(inputs[side][part], curvature)
-            fitted[side] = self._posterior(side).fit(*factors.scaled(), weights[side], prior_precision, pseudo_count)
+                pairs = slice(start, start + pairs_together)
+                targets = nn.functional.normalize(embeddings[other][pairs], dim=-1)
+                curvature = 0
+                for rows in embeddings[side][pairs].split(ROWS_PER_PASS):
+                    curvature = curvature + second_derivatives_of_similarity(rows, targets, scale)
+                factors.add(inputs[side][pairs], curvature)
+            input_factor, output_factor = factors.scaled()
+            fitted[side] = self._posterior(side).fit(
+                input_factor, output_factor, weights[side], prior_precision, pseudo_count
+            )
+
+        # Both at once: an error above leaves this as it was.
         for side, values in fitted.items():
             self._posterior(side).set(values)
         return self
 
     def _activations(self, side: str, **inputs: Tensor) -> Tensor:
-        """The inputs of a projection: (images or texts, hidden), at least in float32"""
-        tower = self.model.vision_model if side == "image" else self.model.text_model
-        names = ("pixel_values",) if side == "image" else ("input_ids", "attention_mask", "position_ids")
+        """Return the inputs of a projection, (images or texts, hidden), at least in float32."""
+        if side == "image":
+            tower = self.model.vision_model
+            names = ("pixel_values",)
+        else:
+            tower = self.model.text_model
+            names = ("input_ids", "attention_mask", "position_ids")
         read = {name: inputs[name].to(self.device) for name in names if name in inputs}
         return at_least_float32(tower(**read).pooler_output)
 
     def image_embeddings(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and variances, (images, dim) each, not normalised"""
+        """Return means and variances, (images, dim) each, not normalised."""
         return self._embeddings("image", self._activations("image", pixel_values=pixel_values))
 
     def text_embeddings(self, **tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and variances, (texts, dim) each, not normalised"""
+        """Return means and variances, (texts, dim) each, not normalised."""
         return self._embeddings("text", self._activations("text", **tokens))
 
     def _embeddings(self, side: str, activations: Tensor) -> tuple[Tensor, Tensor]:
+        """Project activations; return means and variances of the result."""
         with without_autocast(activations.device):
-            means = activations @ at_least_float32(self._projection(side).weight).t()
-            return means, self._posterior(side).output_variance(activations)
+            weight = at_least_float32(self._projection(side).weight)
+            variances = self._posterior(side).output_variance(activations)
+            return activations @ weight.t(), variances
 
     def logits(self, images: tuple[Tensor, Tensor], texts: tuple[Tensor, Tensor]) -> Tensor:
-        """Means and variances of embeddings -> (images, 1, texts)"""
+        """Return logits (images, 1, texts) of embeddings, each given by means and variances."""
         with without_autocast(images[0].device):
             scale = at_least_float32(self.model.logit_scale).exp()
             means, variances = similarity_moments(*images, *texts)
-            return probit_logits(scale * means, scale**2 * variances).unsqueeze(1)
+            logits = probit_logits(scale * means, scale**2 * variances)
+            return logits.unsqueeze(1)
 
     def member_logits(self, pixel_values: Tensor, **tokens: Tensor) -> Tensor:
-        """(images, 1, texts)"""
-        return self.logits(self.image_embeddings(pixel_values), self.text_embeddings(**tokens))
+        """Return (images, 1, texts)."""
+        images = self.image_embeddings(pixel_values)
+        texts = self.text_embeddings(**tokens)
+        return self.logits(images, texts)
 
     def loss(self, member_logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
-        """The cross-entropy over the texts; labels are the number of each image's text, (images,)."""
+        """Return the cross-entropy over the texts; labels: the number of each image's text."""
         total = nn.functional.cross_entropy(member_logits.squeeze(1), labels, reduction="sum")
         return total / kwargs.get("num_items_in_batch", len(labels))
 
     def prompt_features(self, **prompts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and variances of the prompts' embeddings, (classes, dim) each."""
         return self.text_embeddings(**prompts)
 
     def classify(
         self, pixel_values: Tensor, means: Tensor, variances: Tensor, labels: Tensor | None = None
     ) -> HydraClassifierOutput:
+        """Return the prediction for images over classes of these means and variances."""
         member_logits = self.logits(self.image_embeddings(pixel_values), (means, variances))
-        loss = None if labels is None else self.loss(member_logits, labels)
+        loss = None
+        if labels is not None:
+            loss = self.loss(member_logits, labels)
         return HydraClassifierOutput(loss, log_mean_probability(member_logits), member_logits=member_logits)
 
 
 def similarity_moments(
     image_means: Tensor, image_variances: Tensor, text_means: Tensor, text_variances: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the cosine similarity of independent normal embeddings with diagonal variances: (images, texts) each.
+    """Return mean and variance of the cosine similarities of embeddings, (images, texts) each.
 
-    The lengths count as constants, the roots of their mean squares; this makes the variance rather too large than too small.
+    The embeddings are independent and normal, with diagonal variances. Their lengths count as
+    constants, the roots of their mean squares; this makes the variance rather too large than too
+    small.
     """
-    image_squares, text_squares = image_means.square(), text_means.square()
-    lengths = (image_squares + image_variances).sum(dim=-1)[:, None] * (text_squares + text_variances).sum(dim=-1)
+    image_squares = image_means.square()
+    text_squares = text_means.square()
+    image_lengths = (image_squares + image_variances).sum(dim=-1)  # squared
+    text_lengths = (text_squares + text_variances).sum(dim=-1)
+    lengths = image_lengths[:, None] * text_lengths
     means = image_means @ text_means.t() / lengths.sqrt()
     variances = image_variances @ (text_variances + text_squares).t() + image_squares @ text_variances.t()
     return means, variances / lengths

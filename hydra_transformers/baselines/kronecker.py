@@ -1,8 +1,10 @@
-"""Laplace approximations of linear maps with Kronecker factors (Ritter et al., 2018; Daxberger et al., 2021).
+"""Laplace approximations of linear maps with Kronecker factors (Ritter et al., 2018; Daxberger et
+al., 2021).
 
-The weights W (outputs, inputs) of y = W a are normal around the trained ones. The precision is the generalized Gauss-Newton
-matrix of the loss, Σ_n (a_n a_nᵀ) ⊗ Λ_n with Λ_n its second derivative in y_n, plus the prior precision λ. The sum of products
-is approximated by A ⊗ B, with A = n^-1/2 Σ a aᵀ and B = n^-1/2 Σ Λ. This is exact for one row, and if Λ is the same for all.
+The weights W (outputs, inputs) of y = W a are normal around the trained ones. The precision is the
+generalized Gauss-Newton matrix of the loss, Σ_n (a_n a_nᵀ) ⊗ Λ_n with Λ_n its second derivative in
+y_n, plus the prior precision λ. The sum of products is approximated by A ⊗ B, with A = n^-1/2 Σ a
+aᵀ and B = n^-1/2 Σ Λ. This is exact for one row, and if Λ is the same for all.
 
 In the eigenbases of A and B the precision is diagonal: (outputs, inputs), one number for each pair.
 """
@@ -28,41 +30,58 @@ class Factors:
         self.of_outputs = torch.zeros(outputs, outputs, dtype=torch.float64, device=device)
 
     def add(self, inputs: Tensor, second_derivatives: Tensor) -> None:
-        """inputs: (rows, inputs); second_derivatives: (outputs, outputs), summed over these rows"""
+        """Add a batch.
+
+        inputs: (rows, inputs)
+        second_derivatives: (outputs, outputs), summed over these rows
+        """
         inputs = inputs.double()
         self.rows += len(inputs)
         self.of_inputs += inputs.t() @ inputs
         self.of_outputs += second_derivatives.double()
 
     def scaled(self) -> tuple[Tensor, Tensor]:
-        """A and B"""
-        return self.of_inputs / math.sqrt(self.rows), self.of_outputs / math.sqrt(self.rows)
+        """Return A and B."""
+        root = math.sqrt(self.rows)
+        return self.of_inputs / root, self.of_outputs / root
 
 
 def second_derivatives_of_softmax(logits: Tensor) -> Tensor:
-    """Σ diag(p) − p pᵀ over (rows, classes): those of the cross-entropy in its logits, for any labels."""
+    """Return Σ diag(p) − p pᵀ over the rows of logits (rows, classes).
+
+    These are the second derivatives of the cross-entropy in its logits, for any labels.
+    """
     probabilities = logits.double().softmax(dim=-1)
     return probabilities.sum(dim=0).diag() - probabilities.t() @ probabilities
 
 
 def second_derivatives_of_similarity(embeddings: Tensor, targets: Tensor, scale: Tensor | float) -> Tensor:
-    """Σ_n t² J_n Yᵀ (diag p_n − p_n p_nᵀ) Y J_n over embeddings g (rows, dim): the Gauss-Newton form of the cross-entropy of
-    softmax(t ĝ Yᵀ) in g, with ĝ = g / ‖g‖ and J = (I − ĝ ĝᵀ) / ‖g‖. Multiplied out, it needs no matrix per row.
+    """Return Σ_n t² J_n Yᵀ (diag p_n − p_n p_nᵀ) Y J_n over embeddings g (rows, dim).
 
-    targets: Y, unit vectors (targets, dim); scale: t
+    This is the Gauss-Newton form of the cross-entropy of softmax(t ĝ Yᵀ) in g, with ĝ = g / ‖g‖ and
+    J = (I − ĝ ĝᵀ) / ‖g‖. Multiplied out, it needs no matrix per row.
+
+    targets: Y, unit vectors (targets, dim)
+    scale: t
     """
-    embeddings, targets = embeddings.double(), targets.double()
+    embeddings = embeddings.double()
+    targets = targets.double()
     lengths = embeddings.norm(dim=-1, keepdim=True)
-    units = embeddings / lengths
+    units = embeddings / lengths  # ĝ
+    weights = lengths.squeeze(1) ** -2  # (rows,), from the two J
     cosines = units @ targets.t()  # (rows, targets)
     probabilities = (scale * cosines).softmax(dim=-1)
-    weights = lengths.squeeze(1) ** -2
     means = probabilities @ targets  # Yᵀ p: (rows, dim)
-    # M = Yᵀ (diag p − p pᵀ) Y, times ĝ
-    along = (probabilities * cosines) @ targets - means * (probabilities * cosines).sum(dim=-1, keepdim=True)
+
+    # M ĝ with M = Yᵀ (diag p − p pᵀ) Y: (rows, dim)
+    weighted_cosines = probabilities * cosines
+    along = weighted_cosines @ targets - means * weighted_cosines.sum(dim=-1, keepdim=True)
+
+    # (I − ĝ ĝᵀ) M (I − ĝ ĝᵀ) = M − ĝ (M ĝ)ᵀ − (M ĝ) ĝᵀ + ĝ (ĝᵀ M ĝ) ĝᵀ, summed over the rows
     middle = (targets.t() * (weights @ probabilities)) @ targets - (means.t() * weights) @ means
     crossed = (units.t() * weights) @ along
-    twice = (units.t() * (weights * (units * along).sum(dim=-1))) @ units
+    lengths_along = weights * (units * along).sum(dim=-1)
+    twice = (units.t() * lengths_along) @ units
     return scale**2 * (middle - crossed - crossed.t() + twice)
 
 
@@ -70,7 +89,8 @@ class KroneckerPosterior(nn.Module):
     """The distribution of a linear map's weights.
 
     inputs, outputs: the map's sizes; a bias is the weight of one more input that is always 1
-    form: "sum" for the precision τ A ⊗ B + λ; "factors" for (√τ A + √λ) ⊗ (√τ B + √λ), as in BayesVLM
+    form: "sum" for the precision τ A ⊗ B + λ; "factors" for (√τ A + √λ) ⊗ (√τ B + √λ), as in
+        BayesVLM
 
     Before it is fitted the prior precision is infinite, so the weights are certain.
     """
@@ -92,7 +112,9 @@ class KroneckerPosterior(nn.Module):
         prior_precision: float | None = None,
         pseudo_count: float = 1.0,
     ) -> dict[str, Tensor]:
-        """New values of the buffers, for `set`: nothing changes here, so that several posteriors can be set together.
+        """Return new values of the buffers, for `set`.
+
+        Nothing changes here, so that several posteriors can be set together.
 
         input_factor, output_factor: A (inputs, inputs) and B (outputs, outputs)
         weight: the trained weights (outputs, inputs)
@@ -101,32 +123,46 @@ class KroneckerPosterior(nn.Module):
         """
         if not pseudo_count > 0 or not (prior_precision is None or prior_precision > 0):
             raise ValueError(f"prior_precision {prior_precision!r}, pseudo_count {pseudo_count!r}: pass numbers > 0")
-        (of_inputs, input_basis), (of_outputs, output_basis) = map(_eigen, (input_factor, output_factor))
+        of_inputs, input_basis = _eigen(input_factor)
+        of_outputs, output_basis = _eigen(output_factor)
         if prior_precision is None:
             squared_length = float(weight.double().square().sum())
             prior_precision = best_prior_precision(of_inputs, of_outputs, squared_length, self.form, pseudo_count)
-        prior, count = (torch.tensor(number, dtype=torch.float64) for number in (prior_precision, pseudo_count))
-        fitted = {"input_eigenvalues": of_inputs, "input_basis": input_basis, "output_eigenvalues": of_outputs}
-        return fitted | {"output_basis": output_basis, "prior_precision": prior, "pseudo_count": count}
+        return {
+            "input_eigenvalues": of_inputs,
+            "input_basis": input_basis,
+            "output_eigenvalues": of_outputs,
+            "output_basis": output_basis,
+            "prior_precision": torch.tensor(prior_precision, dtype=torch.float64),
+            "pseudo_count": torch.tensor(pseudo_count, dtype=torch.float64),
+        }
 
     def set(self, fitted: dict[str, Tensor]) -> None:
+        """Take the values that `fit` returned."""
         for name, value in fitted.items():
             getattr(self, name).copy_(value)
 
     def precisions(self) -> Tensor:
-        """(outputs, inputs), in the eigenbases"""
-        names = ("input_eigenvalues", "output_eigenvalues", "prior_precision", "pseudo_count")
-        of_inputs, of_outputs, prior, count = (at_least_float32(getattr(self, name)) for name in names)
-        return precisions_of(of_inputs, of_outputs, prior, self.form, count)
+        """Return the precisions (outputs, inputs), in the eigenbases."""
+        return precisions_of(
+            at_least_float32(self.input_eigenvalues),
+            at_least_float32(self.output_eigenvalues),
+            at_least_float32(self.prior_precision),
+            self.form,
+            at_least_float32(self.pseudo_count),
+        )
 
     def output_variance(self, inputs: Tensor) -> Tensor:
-        """(rows, inputs) -> the variance of each output, (rows, outputs)"""
+        """Return the variance of each output, (rows, outputs), for inputs (rows, inputs)."""
         along = at_least_float32(inputs) @ at_least_float32(self.input_basis)
         of_eigenvectors = along.square() @ (1 / self.precisions()).t()  # of B
         return of_eigenvectors @ at_least_float32(self.output_basis).square().t()
 
     def sample(self, count: int, seed: int) -> Tensor:
-        """Differences from the trained weights, (count, outputs, inputs), the same on every device."""
+        """Draw differences from the trained weights, (count, outputs, inputs).
+
+        They are the same on every device.
+        """
         shape = (count, len(self.output_eigenvalues), len(self.input_eigenvalues))
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
         deviations = noise.to(self.input_basis) / self.precisions().sqrt()
@@ -134,7 +170,7 @@ class KroneckerPosterior(nn.Module):
 
 
 def _eigen(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, none below zero, and eigenvectors"""
+    """Return eigenvalues, none below zero, and eigenvectors."""
     if not factor.isfinite().all():
         raise ValueError("a Kronecker factor is not finite: check the model's weights and the data")
     values, vectors = torch.linalg.eigh(factor.double().cpu())
@@ -148,50 +184,71 @@ def precisions_of(
     form: str,
     pseudo_count: Tensor | float = 1.0,
 ) -> Tensor:
-    """The eigenvalues of the precision, (outputs, inputs), from those of A (inputs,) and B (outputs,)"""
+    """Return the eigenvalues of the precision, (outputs, inputs).
+
+    of_inputs, of_outputs: those of A (inputs,) and B (outputs,)
+    """
     if form == "sum":
         return pseudo_count * torch.outer(of_outputs, of_inputs) + prior_precision
-    data, prior = pseudo_count**0.5, prior_precision**0.5
+    data = pseudo_count**0.5
+    prior = prior_precision**0.5
     return torch.outer(data * of_outputs + prior, data * of_inputs + prior)
 
 
 def best_prior_precision(
     of_inputs: Tensor, of_outputs: Tensor, squared_length: float, form: str, pseudo_count: float = 1.0
 ) -> float:
-    """The λ with the highest evidence ½ (P log λ − λ ‖W‖² − log det), for P weights, ‖W‖² = squared_length and the
-    determinant of the precision. The slope in log λ falls from end to end, so it is found by bisection."""
+    """Return the λ with the highest evidence ½ (P log λ − λ ‖W‖² − log det).
+
+    For P weights, ‖W‖² = squared_length and the determinant of the precision. The slope in log λ
+    falls from end to end, so it is found by bisection.
+    """
 
     def slope(prior_precision: float) -> float:
-        """Twice d evidence / d log λ: the number of weights that the data determine, less λ ‖W‖²."""
+        """Return twice d evidence / d log λ.
+
+        It is the number of weights that the data determine, less λ ‖W‖².
+        """
         if form == "sum":
             data = pseudo_count * torch.outer(of_outputs, of_inputs)
             determined = float((data / (data + prior_precision)).sum())
         else:
-            data, prior = math.sqrt(pseudo_count), math.sqrt(prior_precision)
-            free = [float((prior / (data * values + prior)).sum()) for values in (of_inputs, of_outputs)]
-            rows, columns = len(of_outputs), len(of_inputs)
-            determined = rows * columns - 0.5 * (rows * free[0] + columns * free[1])
+            data = math.sqrt(pseudo_count)
+            prior = math.sqrt(prior_precision)
+            free_inputs = float((prior / (data * of_inputs + prior)).sum())
+            free_outputs = float((prior / (data * of_outputs + prior)).sum())
+            rows = len(of_outputs)
+            columns = len(of_inputs)
+            determined = rows * columns - 0.5 * (rows * free_inputs + columns * free_outputs)
         return determined - prior_precision * squared_length
 
     low, high = LOG_RANGE
     if slope(math.exp(low)) <= 0 or slope(math.exp(high)) >= 0:
         raise ValueError(
-            "no prior precision has the highest evidence: the data say nothing about these weights, or all weights are zero; pass "
-            "prior_precision, or more data"
+            "no prior precision has the highest evidence: the data say nothing about these weights, or all weights "
+            "are zero; pass prior_precision, or more data"
         )
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if slope(math.exp(middle)) > 0 else (low, middle)
+        if slope(math.exp(middle)) > 0:
+            low = middle
+        else:
+            high = middle
     return math.exp((low + high) / 2)
 
 
 def probit_logits(means: Tensor, variances: Tensor) -> Tensor:
-    """mean / √(1 + π/8 · variance): their softmax is about the mean softmax of normal logits (MacKay, 1992)."""
+    """Return mean / √(1 + π/8 · variance).
+
+    Their softmax is about the mean softmax of normal logits (MacKay, 1992).
+    """
     return means / (1 + math.pi / 8 * variances).sqrt()
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
-    """For small products that need more digits than autocast keeps."""
-    # Not on the meta device. torch 2.11 cannot compile the question.
-    is_there = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if is_there else nullcontext()
+    """Turn autocast off, for small products that need more digits than it keeps."""
+    # The meta device has none. torch 2.11 cannot compile the question.
+    has_autocast = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device.type)
+    if has_autocast:
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()

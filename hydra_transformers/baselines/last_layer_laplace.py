@@ -1,4 +1,4 @@
-"""A Laplace approximation of a classifier's last layer (Daxberger et al., 2021; Kristiadi et al., 2020)."""
+"""A Laplace approximation of the last layer (Daxberger et al., 2021; Kristiadi et al., 2020)."""
 
 import copy
 from typing import Any
@@ -20,27 +20,34 @@ from .layer_replacement import head_name
 class LastLayerLaplace(Baseline):
     """A classifier whose last linear layer has a normal distribution around its trained weights.
 
-    `fit` finds the distribution; until then the answers are the model's. It costs little more than one forward.
+    `fit` finds the distribution; until then the answers are the model's. It costs little more than
+    one forward.
 
     Args:
-        model (`PreTrainedModel`): a Transformers classifier whose logits are the outputs of an `nn.Linear`; it is copied.
-        num_samples (`int`, defaults to 0): 0 for one member with analytic logits, damped where they are uncertain (the probit
-            approximation); otherwise the number of members, whose last layers `fit` draws from the distribution.
+        model (`PreTrainedModel`): a Transformers classifier whose logits are the outputs of an
+            `nn.Linear`; it is copied.
+        num_samples (`int`, defaults to 0): 0 for one member with analytic logits, damped where they
+            are uncertain (the probit approximation); otherwise the number of members, whose last
+            layers `fit` draws from the distribution.
     """
 
     def __init__(self, model: PreTrainedModel, num_samples: int = 0):
         check_is_count(num_samples, "num_samples", 0)
         super().__init__(model, num_samples=num_samples)
         check_chooses_one_class(model, "model")
-        # `model` computes the features that its last layer, `head`, turns into logits.
         self._head_name = head_name(model)
         if model.config.num_labels == 1:
             raise ValueError("model has 1 output: pass a classifier with several classes")
+
+        # `model` computes the features that its last layer, `head`, turns into logits.
         self.model = copy.deepcopy(model)
         self.head = self.model.get_submodule(self._head_name)
         self.model.set_submodule(self._head_name, nn.Identity())
+
+        # The distribution of the head's weights.
         weight = at_least_float32(self._weight().detach())
-        self.posterior = KroneckerPosterior(*reversed(weight.shape)).to(weight)
+        num_outputs, num_inputs = weight.shape
+        self.posterior = KroneckerPosterior(num_inputs, num_outputs).to(weight)
         if num_samples:
             self.register_buffer("samples", weight.new_zeros(num_samples, *weight.shape))
 
@@ -52,33 +59,41 @@ class LastLayerLaplace(Baseline):
     def fit(
         self, data: Any, batch_size: int = 32, prior_precision: float | None = None, seed: int = 0
     ) -> "LastLayerLaplace":
-        """Finds the distribution in one pass over the model's training data; returns itself.
+        """Find the distribution in one pass over the model's training data; return itself.
 
         Args:
-            data: as `evaluate_uncertainty` takes it; the curvature of the cross-entropy needs no labels.
+            data: as `evaluate_uncertainty` takes it; the curvature of the cross-entropy needs no
+                labels.
             batch_size (`int`, defaults to 32): rows per batch, for a Dataset of rows.
-            prior_precision (`float`, *optional*): λ; None for the one with the highest evidence, see
-                `posterior.prior_precision`.
+            prior_precision (`float`, *optional*): λ; None for the one with the highest evidence,
+                see `posterior.prior_precision`.
             seed (`int`, defaults to 0): for the members that are drawn.
         """
+        # The curvature of the loss on all rows.
         weight = self._weight()
-        factors = Factors(*reversed(weight.shape), self.device)
+        num_outputs, num_inputs = weight.shape
+        factors = Factors(num_inputs, num_outputs, self.device)
         with evaluation_mode(self):
             for batch in batches(data, batch_size, self.device):
-                inputs = accepted_inputs(self.model, split_labels(batch)[0])
+                inputs, _ = split_labels(batch)
+                inputs = accepted_inputs(self.model, inputs)
                 if not factors.rows:
                     self._check_is_head(inputs)
                 features, logits = self._apply_head(self.model(**inputs).logits)
                 factors.add(features, second_derivatives_of_softmax(logits))
         if not factors.rows:
             raise ValueError("data has no samples: pass at least one batch")
-        self.posterior.set(self.posterior.fit(*factors.scaled(), weight, prior_precision))
-        if self.arguments["num_samples"]:
-            self.samples.copy_(self.posterior.sample(self.arguments["num_samples"], seed))
+
+        # The distribution, and members drawn from it.
+        input_factor, output_factor = factors.scaled()
+        self.posterior.set(self.posterior.fit(input_factor, output_factor, weight, prior_precision))
+        num_samples = self.arguments["num_samples"]
+        if num_samples:
+            self.samples.copy_(self.posterior.sample(num_samples, seed))
         return self
 
     def _check_is_head(self, inputs: dict[str, Tensor]) -> None:
-        """Raises for a classifier that does more with its features than apply the head."""
+        """Raise for a classifier that does more with its features than apply the head."""
         model = copy_sharing_weights(self.model)
         model.set_submodule(self._head_name, self.head)
         try:
@@ -88,18 +103,23 @@ class LastLayerLaplace(Baseline):
             is_head = False
         if not is_head:
             raise ValueError(
-                f"the logits of {type(model).__name__} are not the outputs of its {self._head_name}: pass a classifier that "
-                "ends in one linear layer"
+                f"the logits of {type(model).__name__} are not the outputs of its {self._head_name}: pass a "
+                "classifier that ends in one linear layer"
             )
 
     def _weight(self) -> Tensor:
-        """The head's weight, with its bias as the last column."""
-        weight, bias = self.head.weight, self.head.bias
-        return weight if bias is None else torch.cat([weight, bias.unsqueeze(1)], dim=1)
+        """Return the head's weight, with its bias as the last column."""
+        if self.head.bias is None:
+            return self.head.weight
+        return torch.cat([self.head.weight, self.head.bias.unsqueeze(1)], dim=1)
 
     def _apply_head(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The head's inputs, with a 1 for its bias, and logits (batch, classes); at least in float32."""
-        features, weight = at_least_float32(features), at_least_float32(self._weight())
+        """Return the head's inputs, with a 1 for its bias, and logits (batch, classes).
+
+        Both are at least in float32.
+        """
+        features = at_least_float32(features)
+        weight = at_least_float32(self._weight())
         if self.head.bias is not None:
             features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
         return features, features @ weight.t()
@@ -109,5 +129,7 @@ class LastLayerLaplace(Baseline):
         with without_autocast(features.device):
             features, logits = self._apply_head(features)
             if not self.arguments["num_samples"]:
-                return probit_logits(logits, self.posterior.output_variance(features)).unsqueeze(1)
-            return logits.unsqueeze(1) + torch.einsum("bi,mci->bmc", features, at_least_float32(self.samples))
+                variances = self.posterior.output_variance(features)
+                return probit_logits(logits, variances).unsqueeze(1)
+            deviations = torch.einsum("bi,mci->bmc", features, at_least_float32(self.samples))
+            return logits.unsqueeze(1) + deviations

@@ -1,4 +1,4 @@
-"""LoRA ensembles (Wang et al., 2023; Mühlematter et al., 2024): one backbone, one small adapter per member."""
+"""LoRA ensembles (Wang et al., 2023; Mühlematter et al., 2024): an adapter for each member."""
 
 import copy
 import os
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 class LoRAEnsemble(nn.Module):
@@ -34,7 +35,8 @@ class LoRAEnsemble(nn.Module):
     Threads may share it; they wait for each other, since it switches between adapters.
 
     Args:
-        model (`PeftModel`): has an adapter per member; the ensemble freezes and uses it. `finetune_lora_ensemble` makes one.
+        model (`PeftModel`): has an adapter per member; the ensemble freezes and uses it.
+            `finetune_lora_ensemble` makes one.
     """
 
     def __init__(self, model: "PeftModel"):
@@ -53,9 +55,11 @@ class LoRAEnsemble(nn.Module):
         return self.model.get_base_model()
 
     def count_multiply_adds(self) -> int:
+        """Count multiply-adds of all members, with their adapters."""
         from peft import get_peft_model
 
-        count, inputs = 0, inputs_for(self, 1, "meta")
+        count = 0
+        inputs = inputs_for(self, 1, "meta")
         for adapter in self.adapters:
             backbone = without_weights(type(self.input_model), self.model.config)
             model = get_peft_model(backbone, copy.deepcopy(self.model.peft_config[adapter]))
@@ -63,18 +67,26 @@ class LoRAEnsemble(nn.Module):
         return count
 
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
-        backbone, member_logits = self.input_model, []
+        """Return `member_logits` (batch, members, classes)."""
+        backbone = self.input_model
         inputs = accepted_inputs(backbone, inputs)
+        per_token = classifies_tokens(backbone)
+        member_logits = []
         with ONE_PASS:
             for adapter in self.adapters:
                 self.model.set_adapter(adapter, inference_mode=True)
                 output = self.model(**inputs)
-                member_logits.append(member_logits_of(output, type(backbone).__name__, classifies_tokens(backbone)))
+                member_logits.append(member_logits_of(output, type(backbone).__name__, per_token))
         return answer_of(backbone, join_members(member_logits, "adapters"))
 
     @classmethod
     def from_pretrained(cls, backbone: PreTrainedModel, folder: str | os.PathLike) -> "LoRAEnsemble":
-        """Loads what `finetune_lora_ensemble` wrote (`member-0`, `member-1`, ...), if it is complete; the backbone is copied."""
+        """Load what `finetune_lora_ensemble` wrote; raise if it is not complete.
+
+        Args:
+            backbone (`PreTrainedModel`): the model that the adapters were trained on; it is copied.
+            folder (`str` or `os.PathLike`): has `member-0`, `member-1`, ...
+        """
         count = len(list(Path(folder).glob("member-*")))
         members = [Path(folder) / f"member-{index}" for index in range(max(1, count))]
         for member in members:
@@ -85,7 +97,7 @@ class LoRAEnsemble(nn.Module):
 
 
 def _with_adapters(backbone: PreTrainedModel, folders: Sequence[Path]) -> LoRAEnsemble:
-    """Loads an adapter from each folder; refuses those of which PEFT would leave out weights without a word."""
+    """Load an adapter from each folder; raise where PEFT would silently leave out weights."""
     from peft import PeftModel, get_peft_model_state_dict
 
     try:
@@ -93,17 +105,21 @@ def _with_adapters(backbone: PreTrainedModel, folders: Sequence[Path]) -> LoRAEn
         model = PeftModel.from_pretrained(copy.deepcopy(backbone), folders[0], adapter_name=folders[0].name)
         for member in folders[1:]:
             model.load_adapter(member, adapter_name=member.name)
+
+        # Compare what was saved with what the model has a place for.
         # Resized embeddings are saved with an adapter, but belong to the backbone.
         of_backbone = {f"base_model.model.{name}" for name in backbone.state_dict()}
         for member in folders:
             with safe_open(member / WEIGHTS_FILE, "pt") as file:
                 saved = set(file.keys())
             # Looking for resized embeddings, PEFT would ask the Hub for the backbone's config.
-            places = set(get_peft_model_state_dict(model, adapter_name=member.name, save_embedding_layers=False))
-            if saved - places - of_backbone:
-                raise RuntimeError(f"no place for {min(saved - places - of_backbone)} of {member.name}")
-            if places - saved:
-                raise RuntimeError(f"no {min(places - saved)} in {member.name}")
+            expected = set(get_peft_model_state_dict(model, adapter_name=member.name, save_embedding_layers=False))
+            unknown = saved - expected - of_backbone
+            if unknown:
+                raise RuntimeError(f"no place for {min(unknown)} of {member.name}")
+            missing = expected - saved
+            if missing:
+                raise RuntimeError(f"no {min(missing)} in {member.name}")
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise ValueError(
@@ -126,28 +142,37 @@ def finetune_lora_ensemble(
     seed: int = 0,
     **options: Any,
 ) -> LoRAEnsemble:
-    """Fine-tunes a new adapter and classifier `num_members` times (paper, C.1.4); called again, it resumes.
+    """Fine-tune a new adapter and classifier `num_members` times (paper, C.1.4).
+
+    Called again, it resumes. The defaults of `num_members`, `r` and `lora_alpha` are the paper's.
 
     Args:
         model (`PreTrainedModel`): the backbone, a Hugging Face classifier; it stays as it is.
-        recipe, train_data, validation_data, options: as in `finetune_members`, without the recipe's choice of parts and layers.
-        output_dir (`str` or `os.PathLike`): gets one folder per member, which `LoRAEnsemble.from_pretrained` reads.
-        num_members (`int`, defaults to 3), r (`int`, defaults to 4), lora_alpha (`float`, defaults to 8): how many adapters,
-            their rank, and their scale times the rank; the defaults are the paper's.
-        targets (`Sequence[str]`, defaults to `("q", "v")`): the attention's projections that get an adapter, of "q", "k", "v"
-            and "o"; see `lora_config`.
+        recipe (`Recipe` or `str`): as in `finetune_members`, without its choice of parts and
+        layers. train_data, validation_data: as in `finetune_members`.
+        output_dir (`str` or `os.PathLike`): gets one folder per member, which
+            `LoRAEnsemble.from_pretrained` reads.
+        num_members (`int`, defaults to 3): how many adapters.
+        r (`int`, defaults to 4): their rank.
+        lora_alpha (`float`, defaults to 8): their scale times the rank.
+        targets (`Sequence[str]`, defaults to `("q", "v")`): the attention's projections that get an
+            adapter, of "q", "k", "v" and "o"; see `lora_config`.
         seed (`int`, defaults to 0): member i starts and trains with `seed + i`.
+        options: further arguments of `finetune_members`.
     """
     from peft import get_peft_model
 
+    # New adapters and classifiers.
     check_is_count(num_members)
     members = []
     for index in range(num_members):
         with seeded(seed + index, model):
             config = lora_config(model, r=r, targets=targets, lora_alpha=lora_alpha)
             members.append(get_peft_model(copy.deepcopy(model), config))
+
+    # All folders at once, so that an ensemble that lacks members is not taken for a whole one.
     folders = [Path(output_dir) / f"member-{index}" for index in range(num_members)]
-    for folder in folders:  # so that an ensemble of which members are missing is not taken for a whole one
+    for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     finetune_members(members, recipe, train_data, validation_data, output_dir, seed=seed, **options)
     return _with_adapters(model, folders)

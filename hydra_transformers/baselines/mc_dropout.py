@@ -1,5 +1,6 @@
 """MC Dropout (Gal & Ghahramani, 2016): one model, sampled several times with its dropout on."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,15 +21,17 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 class MCDropout(nn.Module):
     """A classifier sampled `num_samples` times with dropout on; each sample is a member.
 
-    Only the dropouts are in train mode, those on attention weights included. Sampling runs on a copy that shares the
-    weights, so other threads may use the model meanwhile; threads that sample wait for each other.
+    Only the dropouts are in train mode, those on attention weights included. Sampling runs on a
+    copy that shares the weights, so other threads may use the model meanwhile; threads that sample
+    wait for each other.
 
     Args:
         model (`nn.Module`): a Hugging Face classifier, or a Hydra, whose members are all sampled.
         num_samples (`int`, defaults to 10): how many samples.
-        p (`float`, *optional*): the probability of every dropout; by default the model's own, which is 0 in many ViTs.
-        seed (`int`, *optional*): makes the samples of an input reproducible in every thread, and leaves the global
-            random state alone.
+        p (`float`, *optional*): the probability of every dropout; by default the model's own, which
+            is 0 in many ViTs.
+        seed (`int`, *optional*): makes the samples of an input reproducible in every thread, and
+            leaves the global random state alone.
     """
 
     rows_per_pass = 256  # the samples of a batch run in one forward, up to this many rows
@@ -45,56 +48,82 @@ class MCDropout(nn.Module):
             raise ValueError(f"{type(model).__name__} has no dropout to sample from")
         if p is None and not any(probabilities):
             raise ValueError(f"every dropout of {type(model).__name__} is 0, all samples would be equal: pass p=0.1")
-        self.model, self.num_samples, self.p, self.seed = model, num_samples, p, seed
+        self.model = model
+        self.num_samples = num_samples
+        self.p = p
+        self.seed = seed
 
     @property
     def input_model(self) -> nn.Module:
         return self.model
 
     def count_multiply_adds(self) -> int:
+        """Count multiply-adds of all samples of one input."""
         return self.num_samples * count_multiply_adds(self.model)
 
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
-        """`member_logits` is (batch, num_samples * the model's members, classes), sample by sample."""
+        """Return `member_logits` (batch, num_samples * the model's members, classes).
+
+        They are in the order of the samples.
+        """
         inputs = accepted_inputs(self.model, inputs)
-        rows = max(len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0)
+        rows = num_rows(inputs)
         samples_per_pass = max(1, self.rows_per_pass // max(1, rows))
-        sampled = []
-        with ONE_PASS, nullcontext() if self.seed is None else seeded(self.seed, self.model):
+        randomness = nullcontext()
+        if self.seed is not None:
+            randomness = seeded(self.seed, self.model)
+
+        sampled = []  # of each pass (samples, batch, members, classes)
+        with ONE_PASS, randomness:
             model = with_dropout_on(self.model, self.p)
             for start in range(0, self.num_samples, samples_per_pass):
                 samples = min(samples_per_pass, self.num_samples - start)
                 # Dropout is drawn per element, so repeated rows are different samples.
                 output = model(**{name: repeated(value, rows, samples) for name, value in inputs.items()})
-                sampled.append(member_logits_of(output, type(self.model).__name__).unflatten(0, (samples, rows)))
+                member_logits = member_logits_of(output, type(self.model).__name__)
+                sampled.append(member_logits.unflatten(0, (samples, rows)))
         return answer_of(self.model, torch.cat(sampled).transpose(0, 1).flatten(1, 2))
 
 
+def num_rows(inputs: Mapping[str, Any]) -> int:
+    """Return the number of rows of a batch, the length of its longest tensor."""
+    return max(len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0)
+
+
 def repeated(value: Any, rows: int, times: int) -> Any:
-    """A tensor of `rows` rows, tiled `times` along the batch; anything else as it is."""
+    """Return a tensor of `rows` rows tiled `times` along the batch; anything else as it is."""
     if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != rows:
         return value
     return value.repeat(times, *[1] * (value.dim() - 1))
 
 
 def dropouts_of(model: nn.Module) -> list[tuple[nn.Module, str]]:
-    """(module, attribute) of each dropout probability: those of dropout modules, and numbers such as `attention_dropout`,
-    which modules pass to a function."""
+    """Return (module, attribute) of each dropout probability.
+
+    These are those of dropout modules, and numbers such as `attention_dropout`, which modules pass
+    to a function.
+    """
     dropouts = []
     for module in model.modules():
         if isinstance(module, DROPOUTS):
             dropouts.append((module, "p"))
-        else:
-            numbers = {name: value for name, value in vars(module).items() if type(value) in (int, float)}
-            dropouts.extend((module, name) for name, value in numbers.items() if "dropout" in name and 0 <= value < 1)
+            continue
+        for name, value in vars(module).items():
+            is_number = type(value) in (int, float)
+            if is_number and "dropout" in name and 0 <= value < 1:
+                dropouts.append((module, name))
     return dropouts
 
 
 def with_dropout_on(model: nn.Module, p: float | None = None) -> nn.Module:
-    """A copy that shares the weights, in eval mode with its dropouts on, at probability `p` if given."""
+    """Copy a model, sharing its weights: in eval mode with its dropouts on.
+
+    p: their probability; None for the model's own
+    """
     copied = copy_sharing_weights(model)
     for module in copied.modules():
-        # BERT's attention passes its dropout's probability to a function, if the attention itself is in train mode.
+        # BERT's attention passes its dropout's probability to a function, if the attention itself
+        # is in train mode.
         has_dropout = any(isinstance(child, DROPOUTS) for child in module.children())
         module.training = "Attention" in type(module).__name__ and has_dropout
         if "layerdrop" in vars(module):  # drops whole layers, by the same flag

@@ -1,4 +1,4 @@
-"""Packed-Ensembles (Laurent et al., 2023): M narrow networks that run as one, with nothing shared."""
+"""Packed-Ensembles (Laurent et al., 2023): M narrow networks that run as one."""
 
 import copy
 from fractions import Fraction
@@ -12,15 +12,24 @@ from .baseline import check_is_classifier, check_is_count
 from .seeding import seeded
 
 
-WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "hidden_dim", "encoder_ffn_dim", "embedding_size")
-WIDTHS += ("pooler_hidden_size",)
+# Fields of configs that are widths.
+WIDTHS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "hidden_dim",
+    "encoder_ffn_dim",
+    "embedding_size",
+    "pooler_hidden_size",
+)
 
 
 class PackedEnsemble:
     """Makes Packed-Ensembles of every family that Hydras support.
 
-    Each of the M members is alpha / M times as wide as the model: hidden size, MLP and number of heads; the size of a head
-    stays. The encoder has alpha² / M times the weights and multiply-adds of one model's. With alpha = M it is a Deep Ensemble.
+    Each of the M members is alpha / M times as wide as the model: hidden size, MLP and number of
+    heads; the size of a head stays. The encoder has alpha² / M times the weights and multiply-adds
+    of one model's. With alpha = M it is a Deep Ensemble.
 
     The result is a Hydra that shares nothing.
     """
@@ -29,20 +38,28 @@ class PackedEnsemble:
     def from_backbone(
         model: PreTrainedModel, num_members: int = 3, alpha: float = 2.0, seed: int = 0
     ) -> PreTrainedModel:
-        """A Hydra of `num_members` narrow models of the model's class, with NEW WEIGHTS: no pre-trained network has that width,
-        so train it from scratch. (`AutoHydra.from_pruned_members(models, shared=())` keeps the weights of full-size models.)
+        """Return a Hydra of `num_members` narrow models of the model's class, with NEW WEIGHTS.
 
-        model: any supported classifier, for its class, config, dtype and device
-        alpha: the width of all members together, in widths of the model
-        seed: for the new weights; member i has those of `seed + i`
+        No pre-trained network has that width, so train it from scratch.
+        (`AutoHydra.from_pruned_members(models, shared=())` keeps the weights of full-size models.)
+
+        Args:
+            model (`PreTrainedModel`): any supported classifier, for its class, config, dtype and
+                device.
+            num_members (`int`, defaults to 3): M.
+            alpha (`float`, defaults to 2.0): the width of all members together, in widths of the
+                model.
+            seed (`int`, defaults to 0): for the new weights; member i has those of `seed + i`.
         """
+        # The config of a member.
         check_is_classifier(model)
-        key = hydra_class(model).backbone_config_key  # refuses families without Hydras
+        key = hydra_class(model).backbone_config_key  # raises for families without Hydras
         config = copy.deepcopy(model.config)
         if key is None:
             config = PackedEnsemble.narrow_config(config, num_members, alpha)
         else:  # a classifier on one of two towers
             setattr(config, key, PackedEnsemble.narrow_config(getattr(config, key), num_members, alpha))
+
         members = []
         for index in range(num_members):
             with seeded(seed + index, model), torch.device(model.device), default_dtype(model.dtype):
@@ -52,12 +69,20 @@ class PackedEnsemble:
 
     @staticmethod
     def narrow_config(config: PreTrainedConfig, num_members: int = 3, alpha: float = 2.0) -> PreTrainedConfig:
-        """The config of one member; its widths must be whole numbers."""
+        """Return the config of one member; raise where a width is not a whole number.
+
+        Args:
+            config (`PreTrainedConfig`): of the full-size model.
+            num_members (`int`, defaults to 3), alpha (`float`, defaults to 2.0): as for
+                `from_backbone`.
+        """
         check_is_count(num_members)
         if not 0 < alpha <= num_members:
             raise ValueError(f"alpha is {alpha!r}: pass a width of up to num_members ({num_members}) models")
         if not hasattr(config, "hidden_size"):
             raise ValueError(f"config is a {type(config).__name__} without a hidden_size: pass that of one encoder")
+
+        # Every width, with exact fractions.
         factor = Fraction(alpha).limit_denominator(1000) / num_members
         narrow = copy.deepcopy(config)
         for name in WIDTHS:
@@ -68,13 +93,16 @@ class PackedEnsemble:
                 heads = config.num_attention_heads
                 nearest = num_members * max(1, round(alpha * heads / num_members)) / heads
                 raise ValueError(
-                    f"{name} is {width}, and {alpha} / {num_members} of that is not a whole number: pass an alpha so that "
-                    f"alpha * {heads} / {num_members} is the number of heads, such as {nearest:.4g}"
+                    f"{name} is {width}, and {alpha} / {num_members} of that is not a whole number: pass an alpha so "
+                    f"that alpha * {heads} / {num_members} is the number of heads, such as {nearest:.4g}"
                 )
             setattr(narrow, name, int(width * factor))
+
+        # As many queries per key as in the model, or the nearest number that divides the heads.
         if getattr(config, "num_key_value_heads", None):
-            # As many queries per key as in the model, or the nearest number that divides the heads.
-            heads, together = narrow.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
-            fitting = (count for count in range(1, heads + 1) if heads % count == 0)
-            narrow.num_key_value_heads = heads // min(fitting, key=lambda count: abs(count - together))
+            heads = narrow.num_attention_heads
+            queries_per_key = config.num_attention_heads // config.num_key_value_heads
+            divisors = [count for count in range(1, heads + 1) if heads % count == 0]
+            nearest = min(divisors, key=lambda count: abs(count - queries_per_key))
+            narrow.num_key_value_heads = heads // nearest
         return narrow

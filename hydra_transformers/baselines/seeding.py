@@ -14,12 +14,14 @@ from .._io.threads import ONE_PASS
 
 @contextmanager
 def seeded(seed: int, model: nn.Module) -> Iterator[None]:
-    """Seeds the CPU and the model's GPUs inside, and restores their random states afterwards.
+    """Seed the CPU and the model's GPUs inside, and restore their random states afterwards.
 
-    On the CPU, numbers come from a generator of this thread's own. A GPU's fused kernels use its one global generator: there,
-    this package's threads wait for each other, and others should not draw meanwhile.
+    On the CPU, numbers come from a generator of this thread's own. A GPU's fused kernels use its
+    one global generator: there, this package's threads wait for each other, and others should not
+    draw meanwhile.
     """
-    devices = {tensor.device.index for tensor in chain(model.parameters(), model.buffers()) if tensor.is_cuda}
+    tensors = chain(model.parameters(), model.buffers())
+    devices = {tensor.device.index for tensor in tensors if tensor.is_cuda}
     with ONE_PASS, torch.random.fork_rng(devices=devices, device_type="cuda"):
         # Not torch.manual_seed, which also seeds the GPUs that the model is not on.
         torch.default_generator.manual_seed(seed)
@@ -43,7 +45,8 @@ class _DrawFrom(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in operator.tags and is_on_cpu:
             if any(argument.name == "generator" for argument in operator._schema.arguments):
                 return operator(*args, **kwargs | {"generator": self.generator})
-            # In inference mode, dropout and attention with dropout arrive whole: decompose them to see what they draw.
+            # In inference mode, dropout and attention with dropout arrive whole: decompose them to
+            # see what they draw.
             if operator is torch.ops.aten.dropout.default:
                 return self._dropout(*args)
             with self:
@@ -53,6 +56,8 @@ class _DrawFrom(TorchDispatchMode):
         return operator(*args, **kwargs)
 
     def _dropout(self, inputs: Tensor, p: float, train: bool) -> Tensor:
+        """Compute what torch's dropout does, with numbers of the generator."""
         if not train or p == 0:
             return inputs
-        return inputs * torch.empty_like(inputs).bernoulli_(1 - p, generator=self.generator).div_(1 - p)
+        is_kept = torch.empty_like(inputs).bernoulli_(1 - p, generator=self.generator)
+        return inputs * is_kept.div_(1 - p)
