@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel, Dinov2Config, Dinov2Model, PreTrainedTokenizerFast
 
-from hydra_transformers import HydraDinov2Model
-
 from .captions import Captions, captions_for, word_tokenizer
+from .pretrained import with_folded_factors
 from .rows import TensorRows
 from .splits import Splits
 
@@ -78,7 +77,7 @@ def vision_weights(dinov2: Dinov2Model, image_size: int) -> dict[str, Tensor]:
       the LayerNorm's weight makes them large again;
     - DINOv2 normalises all tokens at its end, CLIP the [CLS] token that it reads.
     """
-    hydra = HydraDinov2Model.from_backbone(dinov2)  # has the factors folded in
+    hydra = with_folded_factors(dinov2)
     embeddings, scale = dinov2.embeddings, EMBEDDING_SCALE
     projection = embeddings.patch_embeddings.projection
     patches = (image_size // dinov2.config.patch_size) ** 2

@@ -33,19 +33,19 @@ FAR_COUNT = 1_000  # of each made-up set
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def new_dinov2(start: str | None) -> PreTrainedModel:
-    """DINOv2-S for images of 112 pixels a side, as a ViT with a new classifier that reads the [CLS] token alone.
+def new_dinov2(start: str | None, size: int = IMAGE_SIZE) -> PreTrainedModel:
+    """DINOv2-S for images of `size` pixels a side, as a ViT with a new classifier that reads the [CLS] token alone.
 
     Positions are interpolated once. What DINOv2 has beyond a ViT, a factor on each branch of a layer, becomes part of the
     weights in front of it, so that the encoder computes the same.
     """
     dinov2 = Dinov2Model.from_pretrained(start, dtype=torch.float32)
-    hydra = HydraDinov2Model.from_backbone(dinov2)  # has those factors folded in
+    hydra = with_folded_factors(dinov2)
     same = ("hidden_size", "num_hidden_layers", "num_attention_heads", "patch_size", "layer_norm_eps", "hidden_act")
     config = ViTConfig(
         **{name: getattr(dinov2.config, name) for name in same},
         intermediate_size=dinov2.config.hidden_size * dinov2.config.mlp_ratio,
-        image_size=IMAGE_SIZE,
+        image_size=size,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         num_labels=CLASSES,
@@ -54,7 +54,7 @@ def new_dinov2(start: str | None) -> PreTrainedModel:
         # Before 5.22 a step that is recorded makes a mask that masks nothing, which rules out the fastest kernels.
         modeling_vit.create_bidirectional_mask = no_mask
     model = ViTForImageClassification(config)
-    patches = (IMAGE_SIZE // config.patch_size) ** 2
+    patches = (size // config.patch_size) ** 2
     weights = {
         "layernorm": hydra.layernorm.state_dict(),
         "embeddings.patch_embeddings": dinov2.embeddings.patch_embeddings.state_dict(),
@@ -71,11 +71,28 @@ def new_dinov2(start: str | None) -> PreTrainedModel:
         weights[f"{place}.mlp"] = layer.mlp.state_dict()
     with torch.no_grad():
         blank = torch.zeros(1, patches + 1, config.hidden_size)
-        positions = dinov2.embeddings.interpolate_pos_encoding(blank, IMAGE_SIZE, IMAGE_SIZE)
+        positions = dinov2.embeddings.interpolate_pos_encoding(blank, size, size)
     tensors = {f"{place}.{name}": tensor for place, part in weights.items() for name, tensor in part.items()}
     tensors |= {"embeddings.cls_token": dinov2.embeddings.cls_token, "embeddings.position_embeddings": positions}
     model.vit.load_state_dict(tensors)
     return model
+
+
+@torch.no_grad()
+def with_folded_factors(dinov2: Dinov2Model) -> PreTrainedModel:
+    """Return a Hydra that computes the same, with the factors on each branch of a layer (LayerScale) made part of the weights in
+    front of them."""
+    hydra = HydraDinov2Model.from_backbone(dinov2)
+    for layer in hydra.layers:
+        # (1, hidden) each
+        of_attention, of_mlp = layer.attention_scale.weight, layer.mlp_scale.weight
+        layer.attention.o_proj.weight.mul_(of_attention)
+        layer.attention.o_proj.bias.mul_(of_attention)
+        layer.mlp.fc2.weight.mul_(of_mlp.t())
+        layer.mlp.fc2.bias.mul_(of_mlp[0])
+        of_attention.fill_(1.0)
+        of_mlp.fill_(1.0)
+    return hydra
 
 
 def no_mask(*_: Any, **__: Any) -> None:
@@ -132,12 +149,12 @@ HUB_IMAGES: dict[str, Callable[[], tuple[Tensor, Tensor | None]]] = {
 }
 
 
-def read_tiny_imagenet(folder: Path | None, start: str | None) -> Splits:
+def read_tiny_imagenet(folder: Path | None, start: str | None, size: int = IMAGE_SIZE) -> Splits:
     """Of the images that are held out, 1,000 are for circuits and 2,000 for validation. The out-of-distribution images for
     circuits and for the choice between recipes are of different classes."""
     images = Images(folder)
-    prepare = PrepareImages(IMAGENET_MEAN, IMAGENET_STD, size=IMAGE_SIZE)
-    changed = PrepareImages(IMAGENET_MEAN, IMAGENET_STD, partial(resized_crop_and_flip, size=IMAGE_SIZE))
+    prepare = PrepareImages(IMAGENET_MEAN, IMAGENET_STD, size=size)
+    changed = PrepareImages(IMAGENET_MEAN, IMAGENET_STD, partial(resized_crop_and_flip, size=size))
 
     def rows(name: str, preparation: PrepareImages = prepare) -> TensorRows:
         pixels, labels = images(name)

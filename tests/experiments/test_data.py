@@ -110,15 +110,14 @@ def test_texts_are_read_from_files_or_the_hub(folder, tmp_path, monkeypatch):
     assert len(pretrained.read_sst2(None, tokenizer).train) == 3
 
 
-def test_dinov2_as_a_vit_computes_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrained, "IMAGE_SIZE", 8)
+def test_dinov2_as_a_vit_computes_the_same(tmp_path):
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 12}
     torch.manual_seed(0)
     dinov2 = Dinov2Model(Dinov2Config(**sizes, mlp_ratio=2, layerscale_value=0.3)).eval()
     with torch.no_grad():
         dinov2.embeddings.position_embeddings.normal_()
     dinov2.save_pretrained(tmp_path)
-    vit = pretrained.new_dinov2(str(tmp_path)).eval()
+    vit = pretrained.new_dinov2(str(tmp_path), size=8).eval()
     pictures = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         states = dinov2(pictures).last_hidden_state
