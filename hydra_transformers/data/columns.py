@@ -2,8 +2,8 @@
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -16,12 +16,17 @@ INPUT_NAMES = {"text": ("text", "sentence", "content", "review", "question"), "w
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "class")
 TAG_NAMES = ("ner_tags", "tags", "labels", "pos_tags", "upos", "label")
 USUAL_NAMES = {*chain.from_iterable(INPUT_NAMES.values()), *LABEL_NAMES, *TAG_NAMES}
+REMEMBERED = "data_columns"  # of a config: the columns that `finetune` has read
 PLURALS = {"image": "images", "text": "texts", "audio": "audio", "words": "lists of words"}
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """The arguments of `load_data` that select rows and columns."""
+    """The arguments of `load_data` that select rows and columns.
+
+    remembered: names of columns that the model was fine-tuned on, {"column": [...], "label": ...}; chosen where the data has
+        them, and the user has named none
+    """
 
     data: Any
     split: str | None = None
@@ -30,6 +35,17 @@ class DataSource:
     column: str | Sequence[str] | None = None
     label: str | None = None
     label_separator: str | None = None
+    remembered: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_model(cls, config: Any, *arguments: Any) -> "DataSource":
+        """Return a source with the columns that a model remembers in its config."""
+        source = cls(*arguments)
+        columns = getattr(config, REMEMBERED, None)
+        if not isinstance(columns, Mapping):
+            return source
+        separator = columns.get("label_separator") if source.label is None else None
+        return replace(source, remembered=columns, label_separator=source.label_separator or separator)
 
     @property
     def name(self) -> str:
@@ -40,6 +56,16 @@ class DataSource:
     def columns(self) -> tuple[str, ...]:
         """The columns that `column` names: none, one, or two of pairs."""
         return (self.column,) if isinstance(self.column, str) else tuple(self.column or ())
+
+    def columns_among(self, names: Collection[str]) -> tuple[str, ...]:
+        """The columns that `column` names, or those that are remembered, if all are among the names of the data."""
+        remembered = tuple(self.remembered.get("column") or ())
+        return self.columns or (remembered if all(name in names for name in remembered) else ())
+
+    def label_among(self, names: Collection[str]) -> str | None:
+        """The column that `label` names, or the one that is remembered, if it is among the names of the data."""
+        remembered = self.remembered.get("label")
+        return self.label or (remembered if remembered in names else None)
 
 
 def feature_of(rows: Any, column: str) -> Any:
@@ -97,17 +123,18 @@ def find_words(rows: Any, source: DataSource) -> str | None:
     kinds, usual = column_kinds(rows), INPUT_NAMES["words"]
     if any(kind == "text" and name not in (*TAG_NAMES, "id", "lang") for name, kind in kinds.items()):
         usual = ()
-    words = [name for name in source.columns or usual if kinds.get(name) == "words"]
-    return words[0] if words and len(source.columns) < 2 else None
+    columns = source.columns_among(kinds)
+    words = [name for name in columns or usual if kinds.get(name) == "words"]
+    return words[0] if words and len(columns) < 2 else None
 
 
 def find_columns(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
     """The column of images, audio, texts or words (`kind`: "image", "audio", "text", "words"); two for text pairs."""
     kinds = column_kinds(rows)
-    if source.columns:
-        if len(source.columns) > (2 if kind == "text" else 1):
-            raise ValueError(f"column is {source.column!r}: name one, or two of pairs for a model of texts")
-        return tuple(_existing(name, kinds, source) for name in source.columns)
+    if columns := source.columns_among(kinds):
+        if len(columns) > (2 if kind == "text" else 1):
+            raise ValueError(f"column is {columns!r}: name one, or two of pairs for a model of texts")
+        return tuple(_existing(name, kinds, source) for name in columns)
     if kind == "text":  # texts of a csv file may all be numbers
         kinds = {
             name: "text" if name in INPUT_NAMES["text"] and _has_cells(rows, name) else kinds[name] for name in kinds
@@ -125,8 +152,8 @@ def find_label_column(rows: Any, source: DataSource, words: str | None = None) -
     words: the column of words, whose tags are the labels
     """
     kinds = column_kinds(rows)
-    if source.label is not None:
-        return _existing(source.label, kinds, source)
+    if label := source.label_among(kinds):
+        return _existing(label, kinds, source)
     if words is not None:
         columns = [name for name in kinds if kinds[name] in ("words", "classes", "numbers") and name != words]
         usual = [name for name in TAG_NAMES if name in columns]

@@ -46,6 +46,7 @@ class PreparedData(torch.utils.data.Dataset):
     image_mode: the Pillow mode that the model reads
     change: a function applied to each image or text before it is processed
     split: the one that the rows are of, whole or in part; None where the data has none
+    label: the column of labels; None without labels
     """
 
     rows: Any
@@ -59,6 +60,7 @@ class PreparedData(torch.utils.data.Dataset):
     image_mode: str = "RGB"
     change: Callable[[Any], Any] | None = None
     split: str | None = None
+    label: str | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -139,8 +141,8 @@ def load_data(
     """
     if isinstance(data, PreparedData):
         return data
-    source = DataSource(data, split, part, limit, column, label, label_separator)
     config, processor = _config_and_processor(model, processor)
+    source = DataSource.of_model(config, data, split, part, limit, column, label, label_separator)
     rows, split_of_rows, note = load_rows(source)
     rows = undecoded(rows)
     if labelled is False:
@@ -167,12 +169,23 @@ def load_data(
 
 
 def load_if_named(data: Any, model: Any, **settings: Any) -> Any:
-    """Loads data by Hub name, folder or file, and DataFrames, also in a dict of several; other data is returned as it is."""
+    """Loads data by Hub name, folder or file, and DataFrames, also in a dict of several; other data is returned as it is.
+
+    settings: of `load_data`; those that name columns are refused where there is nothing to load
+    """
     if isinstance(data, Mapping):
         return {name: load_if_named(part, model, **settings) for name, part in data.items()}
+    if isinstance(data, (str, os.PathLike)):
+        return load_data(data, model, **settings)
     if not is_dataframe(data):
+        named = [name for name in ("column", "label") if settings.get(name) is not None]
+        if named and settings.get("labelled"):  # out-of-distribution data may have another form than the labelled data
+            raise ValueError(
+                f"{named[0]} is for a name, file, folder or DataFrame, and data is a {type(data).__name__}: pass "
+                f"load_data(data, model, {named[0]}={settings[named[0]]!r})"
+            )
         check_class_order(data, model)
-        return load_data(data, model, **settings) if isinstance(data, (str, os.PathLike)) else data
+        return data
     if {"input_ids", "pixel_values", *AUDIO_INPUTS} & set(data.columns):
         return as_rows(data)
     return load_data(data, model, **settings | {"split": None})  # it has no splits
@@ -287,6 +300,7 @@ def _add_labels(data: PreparedData, source: DataSource, config: PreTrainedConfig
         raise ValueError(f"the labels of {source.name} are names: pass the model in place of its processor")
     else:
         data.labels = labels.values
+    data.label = column
     data.notes.append(f"labels: column {column!r}")
 
 

@@ -172,7 +172,8 @@ def _read_files(path: Path, source: DataSource) -> Any:
 
 
 def _known_names(source: DataSource) -> set[str]:
-    return {*USUAL_NAMES, *source.columns, *filter(None, [source.label])}
+    remembered = source.remembered.get("column") or ()
+    return {*USUAL_NAMES, *source.columns, *remembered, *filter(None, [source.label])}
 
 
 def _digest_of(files: Sequence[str]) -> str:

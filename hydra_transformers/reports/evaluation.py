@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +39,8 @@ def evaluate_uncertainty(
     score: str | Detector = "msp",
     corruptions: Mapping[str, Mapping[Any, Any]] | None = None,
     class_prompts: Mapping[str, Tensor] | None = None,
+    column: str | Sequence[str] | None = None,
+    label: str | None = None,
     batch_size: int = 32,
 ) -> Report:
     """Evaluate models of any task in and out of distribution. Each predicts on its own device.
@@ -62,6 +64,9 @@ def evaluate_uncertainty(
             as the result of `hydra_transformers.shift.corrupted_sets`.
         class_prompts (*optional*): for CLIP and SigLIP, the tokenizer's output with one prompt per
             class.
+        column (`str` or pair of `str`, *optional*), label (`str`, *optional*): the columns of a
+            DataFrame or of a named set, as for `load_data`; by default those that the first model
+            was fine-tuned on, or found.
         batch_size (`int`, defaults to 32): rows per batch, where data comes in rows.
 
     Returns:
@@ -82,11 +87,15 @@ def evaluate_uncertainty(
         raise ValueError(f"score and class_prompts are for single-label models, not for {task.title}: leave them out")
 
     # The data sets, each of which every model reads.
+    if column is not None or label is not None:
+        if isinstance(task, RewardTask):
+            raise ValueError("column and label are not for reward models: call the columns chosen and rejected")
+        data = load_if_named(data, first_model, labelled=True, column=column, label=label)
     data = task.load(data, first_model)
     if task.has_detector:
-        ood_data = load_if_named(ood_data, first_model, labelled=False)
+        ood_data = load_if_named(ood_data, first_model, labelled=False, column=column)
     else:
-        ood_data = load_if_named(ood_data, first_model)
+        ood_data = load_if_named(ood_data, first_model, column=column)
     data_sets, groups = _data_sets(data, ood_data, corruptions or {})
     is_read_again = len(models) > 1 or bool(corruptions)
     for name, data_set in data_sets.items():

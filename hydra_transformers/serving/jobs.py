@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from .._io.files import check_takes_files, write_atomically
 from .._io.progress import progress_bar
 from .._version import __version__
 from ..data.columns import PLURALS, column_kinds, find_columns, find_words
+from ..data.prediction import config_of
 from ..data.rows import DataSource, as_dataset, load_rows
 from ..hub.handler import as_json
 from ..models.weights_digest import digest_of
@@ -166,7 +168,9 @@ class Job:
         self, model: str | torch.nn.Module, source: DataSource, settings: Mapping[str, Any], rows_per_part: int
     ):
         self.rows_per_part = rows_per_part
-        kind = kind_of(load_config(model), model) if isinstance(model, str) else kind_of_model(model)
+        config = load_config(model) if isinstance(model, str) else config_of(model)
+        kind = kind_of(config, model) if isinstance(model, str) else kind_of_model(model)
+        source = replace(source, remembered=DataSource.of_model(config, source.data).remembered)
         with access_to(source.name, "data set"):
             rows, self.split, _ = load_rows(source)
         if not hasattr(rows, "features"):

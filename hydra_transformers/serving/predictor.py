@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 
 from .._io.access import in_one_line
 from ..data.audio import waveform
+from ..data.columns import REMEMBERED
 from ..data.prediction import classes_of, config_of, member_logits_of
 from ..data.processors import find_processor
 from ..data.zero_shot import zero_shot_in
@@ -64,8 +65,8 @@ class HydraPredictor(Answerer):
             saved with the model.
         device (`str`, *optional*): by default cuda where there is one, otherwise cpu.
         name (`str`, *optional*): shown by the server and the page; by default the folder's or Hub name.
-        column (`str` or pair of `str`, *optional*): the one that is read, or two of pairs of texts. By default "image", "audio" or
-            "text", with "text_pair" if there is one.
+        column (`str` or pair of `str`, *optional*): the one that is read, or two of pairs of texts. By default those that
+            the model was fine-tuned on, else "image", "audio" or "text", with "text_pair" if there is one.
         candidate_labels (`list[str]`, *optional*): for CLIP and SigLIP: the classes to choose from.
         top_k (`int`, defaults to 5): how many of the likeliest labels `scores` holds; None for all.
         batch_size (`int`, defaults to 32): rows per pass of the model.
@@ -144,7 +145,8 @@ class HydraPredictor(Answerer):
 
     def values_in(self, batch: Mapping[str, Sequence[Any]]) -> list[Any]:
         """The inputs of the model in a batch of columns."""
-        names = self.input_columns
+        remembered = (getattr(self.config, REMEMBERED, None) or {}).get("column") or []
+        names = self.input_columns or [name for name in remembered if set(remembered) <= batch.keys()]
         if not names:
             usual = {"zero-shot": ["image"], "tokens": ["tokens" if "tokens" in batch else "text"]}
             usual["text"] = ["text", "text_pair"] if "text_pair" in batch else ["text"]

@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from .._io.processes import rank_and_world_size
 from .._io.progress import shows_bars
+from ..data.columns import REMEMBERED
 from ..data.descriptions import describe_few_rows, describe_training_data
 from ..data.image_changes import CropAndFlip
 from ..data.loading import PreparedData, check_has_variety, classes_in, load_data, remember_max_length
@@ -153,6 +154,8 @@ def finetune(
     columns |= {"processor": processor, "labelled": True, "max_length": max_length}
     train, validation, test = (load_data(data, hydra, part=p, **columns) for p in ("training", "validation", "test"))
     has_accuracy = task_name(hydra) in ONE_OF_SEVERAL
+    remembered = {"column": list(train.columns), "label": train.label, "label_separator": label_separator}
+    setattr(hydra.config, REMEMBERED, remembered)
     if progress and rank_and_world_size()[0] == 0:
         print(*describe_training_data((train, validation, test), class_names, problem_type), sep="\n", flush=True)
     check_has_variety(train, "the training split", "to learn")

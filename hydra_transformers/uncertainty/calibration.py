@@ -1,7 +1,7 @@
 """Fits a decision on validation data, and makes it part of the model."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +57,8 @@ def calibrate(
     confidence: float | None = None,
     detector: str | Detector = "msp",
     alpha: float | None = 0.1,
+    column: str | Sequence[str] | None = None,
+    label: str | None = None,
     batch_size: int = 32,
     seed: int = 0,
 ) -> Calibration:
@@ -84,6 +86,9 @@ def calibrate(
             A name (see `Detector`), or a detector, such as one that was fitted on the training data.
         alpha (`float`, *optional*, defaults to 0.1):
             The share of prediction sets that may miss the right class; None for no sets.
+        column (`str` or pair of `str`, *optional*), label (`str`, *optional*):
+            The columns of a DataFrame or of a named set, as for `load_data`; by default those that the model was fine-tuned
+            on, or found.
         batch_size (`int`, *optional*, defaults to 32):
             Rows per batch, if data comes in rows.
         seed (`int`, *optional*, defaults to 0):
@@ -101,8 +106,8 @@ def calibrate(
     inner = model.model if isinstance(model, CalibratedClassifier) else model
     task = task_of(inner)
     task.set_detector(detector)
-    data = load_if_named(data, inner, labelled=True)
-    ood_data = load_if_named(ood_data, inner, labelled=False)
+    data = load_if_named(data, inner, labelled=True, column=column, label=label)
+    ood_data = load_if_named(ood_data, inner, labelled=False, column=column)
     _check(task, data, ood_data, target, confidence, alpha)
     if confidence is None and target is not None and "risk" in target and task.guarantees_risk:
         confidence = DEFAULT_CONFIDENCE

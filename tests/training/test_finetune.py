@@ -1,8 +1,10 @@
 """finetune: a pre-trained model and data in, a fine-tuned Hydra out."""
 
 import json
+from functools import partial
 
 import datasets
+import pandas
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, BertTokenizer, TrainerCallback
@@ -11,6 +13,8 @@ from hydra_transformers import AutoHydra, HydraTrainingArguments
 from hydra_transformers.data.loading import PreparedData, classes_in, load_data
 from hydra_transformers.data.rows import DataSource
 from hydra_transformers.models.decision import task_name
+from hydra_transformers.reports import evaluate_uncertainty
+from hydra_transformers.serving import HydraPredictor, predict_data
 from hydra_transformers.training import DivergedError, finetune, lora_config
 from hydra_transformers.training.finetune import learning_rate_for, no_better_than_most_frequent
 from tests.tiny_data import WORDS, picture_rows, save_bert, save_vit
@@ -216,6 +220,41 @@ def test_what_is_found_in_the_data_is_printed_before_the_training(bert, tmp_path
         assert task in lines, lines
         few = [message for message in caplog.messages if "very few" in message]
         assert len(few) == len(notes) and all(map(str.startswith, few, notes))
+
+
+def test_a_model_remembers_the_columns_it_was_finetuned_on(bert, tmp_path):
+    """Two columns of texts and two of labels fit: what was named once need not be named again."""
+    rows = [
+        {"title": "a film", "body": row["text"], "kind": row["label"], "label": "x" * (n % 3)}
+        for n, row in enumerate(reviews(80))
+    ]
+    frame = pandas.DataFrame(rows)
+    named = {"column": "body", "label": "kind"}
+    finetune(bert, frame, tmp_path / "hydra", max_steps=1, **named, **FAST)
+    hydra = AutoHydra.from_pretrained(tmp_path / "hydra")
+    expected = load_data(frame, hydra, part="validation", **named)
+    found = load_data(frame, hydra, part="validation")
+    assert (found.columns, found.label) == (("body",), "kind")
+    assert [row["input_ids"] for row in found] == [row["input_ids"] for row in expected]
+    assert found.labels == expected.labels
+    hydra.calibrate(frame, target={"coverage": 0.9})
+    assert evaluate_uncertainty(hydra, frame).models["HydraBertForSequenceClassification"]["data"]["num_samples"] == 80
+    predict_data(hydra, frame, tmp_path / "answers.csv")
+    answered = pandas.read_csv(tmp_path / "answers.csv")["prediction"].tolist()
+    assert answered == HydraPredictor(hydra)({"body": [row["body"] for row in rows]})["label"]
+    # Other names, and data without these columns
+    titles = load_data(frame, hydra, column="title")
+    assert titles.columns == ("title",) and titles.label == "kind"
+    assert load_data([{"text": "good", "label": "+"}], hydra).columns == ("text",)
+    renamed = frame.rename(columns={"body": "review", "kind": "sign"})
+    for measure in (hydra.calibrate, partial(evaluate_uncertainty, hydra)):
+        with pytest.raises(ValueError, match="has the class '', which the model does not know"):
+            measure(renamed)
+        measure(renamed, column="review", label="sign")
+        with pytest.raises(
+            ValueError, match=r"column is for a name, file, folder or DataFrame, .* load_data\(data, model"
+        ):
+            measure([{"text": "good"}], column="text")
 
 
 def test_images_with_splits_of_their_own_are_changed_in_training_only(tmp_path):
