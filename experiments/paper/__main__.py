@@ -1,0 +1,172 @@
+"""Runs the tables and figures of the paper (arXiv 2510.18358).
+
+    python -m experiments.paper --list                                     # what each table is made of and needs
+    python -m experiments.paper --table 1 --data OPENOOD --workers 4       # ImageNet-1K and CIFAR-100, days on a GPU
+    python -m experiments.paper --table 2 --setting sst2-gte --data DIR    # with a small model: minutes
+    python -m experiments.paper --table 2 --smallest                       # does it run? tiny models, made-up data
+    python -m experiments.paper --tables                                   # docs/results/paper.md from the results
+
+DIR/data and DIR/weights hold plain files (see experiments/local_files.py) and pre-trained models; what is not there comes
+from the Hub. Each method's numbers with each seed go to RUNS/SETTING/results/SEED/METHOD.json, and all of them to one
+file for each setting in `--results`. Stop it at any time: started again, it goes on with what lies in `--runs`.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hydra_transformers._io.files import write_atomically
+
+from ..results import RESULTS as ALL_RESULTS
+from ..results import gather, results_file, write_results
+from .pictures import FIGURES, draw
+from .settings import SETTINGS, Setting, smallest_of
+from .study import RESULTS, Study
+from .tables import SHIFTED_TABLES, TABLES, page, render
+from .work import do_all
+
+
+PAPER_RESULTS = ALL_RESULTS / "paper"
+RUNS = Path("runs/paper")
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "paper.md"
+
+
+def new_study(setting_name: str, smallest: bool, data: Path | None, runs: Path, device: str) -> Study:
+    """Return the work of a setting; in each process anew."""
+    setting = SETTINGS[setting_name]
+    start = start_of(setting, data)
+    if smallest:
+        setting = smallest_of(setting)
+    files = None
+    if data is not None:
+        files = data / "data" if (data / "data").is_dir() else data
+    return Study(setting, files, start, runs / setting.name, device)
+
+
+def start_of(setting: Setting, data: Path | None) -> str:
+    """Return the folder of the pre-trained model, or its Hub name."""
+    folder = None if data is None else data / "weights" / setting.start.rpartition("/")[2]
+    return str(folder) if folder is not None and folder.is_dir() else setting.start
+
+
+def what_is_asked(args: argparse.Namespace) -> list[tuple[str, list[str], bool]]:
+    """Return (setting, methods, whether corrupted data are judged, too) of the table or figure."""
+    found = []
+    if args.figure is not None:
+        figure = FIGURES[args.figure]
+        for name in args.setting or figure.settings:
+            found.append((name, list(figure.methods(SETTINGS[name], args.smallest)), False))
+        return found
+    table = TABLES[args.table]
+    for name in args.setting or table.settings:
+        found.append((name, list(args.methods or table.rows(SETTINGS[name])), args.table in SHIFTED_TABLES))
+    return found
+
+
+def run(args: argparse.Namespace, name: str, methods: list[str], with_shift: bool) -> list[str]:
+    """Do the work of one setting and write its results file; return a line on each part that failed or is left."""
+    make = partial(new_study, name, args.smallest, args.data, args.runs, args.device)
+    study = make()
+    goals = study.goals(methods, args.seeds, with_shift)
+    lines = do_all(study.all_parts(goals), study.needs, make, args.workers, args.stop_after)
+    collected = gather(study.folder, args.device) | {"learning_rates": tried_rates(study.folder)}
+    write_results(collected, results_file(args.results, name))
+    return lines
+
+
+def tried_rates(folder: Path) -> dict[str, dict[str, float]]:
+    """Return {"member" or "backbone": {rate: accuracy}}."""
+    found: dict[str, dict[str, float]] = {}
+    for path in sorted((folder / "rates").glob("rate-0-*.json")):
+        of, rate = path.stem.removeprefix("rate-0-").split("-rate")
+        found.setdefault(of, {})[rate] = json.loads(path.read_text())["accuracy"]
+    return found
+
+
+def read_paper_results(folder: Path) -> dict[str, Any]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json")) if path.stem in SETTINGS}
+
+
+def show(args: argparse.Namespace, name: str) -> None:
+    """Print the table, or draw the figure."""
+    setting = smallest_of(SETTINGS[name]) if args.smallest else SETTINGS[name]
+    content = json.loads(results_file(args.results, name).read_text())
+    if args.figure is not None:
+        print(draw(FIGURES[args.figure], setting, content["seeds"], args.results))
+        return
+    table = TABLES[args.table]
+    print(f"Table {table.number}: {table.title} ({setting.title})\n")
+    print(render(table, setting, content["seeds"]))
+
+
+def list_all() -> None:
+    for table in TABLES.values():
+        print(f"--table {table.number}: {table.title}. Settings: {', '.join(table.settings)}.")
+    for figure in FIGURES.values():
+        print(f"--figure {figure.number}: {figure.title}. Settings: {', '.join(figure.settings)}.")
+    print("Tables 7 and figure 3: python benchmarks/inference_cost.py.")
+    for setting in SETTINGS.values():
+        stands_in = "" if setting.paper == setting.name else f" In place of {setting.paper}."
+        print(f"\n--setting {setting.name}: {setting.title}.{stands_in} {setting.about}")
+
+
+def parsed(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--table", type=int, choices=TABLES)
+    what.add_argument("--figure", type=int, choices=FIGURES)
+    what.add_argument("--list", action="store_true", help="what each table and setting needs")
+    what.add_argument("--tables", action="store_true", help="write docs/results/paper.md")
+    parser.add_argument("--setting", nargs="+", choices=SETTINGS, help="by default the table's own")
+    parser.add_argument("--methods", nargs="+", help="some of the table's rows")
+    parser.add_argument("--data", type=Path, help="the folder of files")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1, help="processes; 0 for none but this one")
+    parser.add_argument("--stop-after", type=float, help="seconds after which the work stops, and can go on later")
+    parser.add_argument("--device", help="by default a GPU where there is one; for --smallest the CPU")
+    parser.add_argument("--runs", type=Path, help=f"where work in progress lies, by default {RUNS}")
+    parser.add_argument("--results", type=Path, help="the folder of the results files and figures")
+    parser.add_argument("--smallest", action="store_true", help="tiny models, made-up data, one seed; tables printed")
+    args = parser.parse_args(words)
+    if args.smallest:
+        args.seeds = 1
+        args.workers = 0
+    if args.device is None:
+        has_gpu = torch.cuda.is_available() and not args.smallest
+        args.device = "cuda" if has_gpu else "cpu"
+    return args
+
+
+def main(words: list[str] | None = None) -> None:
+    args = parsed(words)
+    if args.list:
+        list_all()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        # What made-up data give is not kept, unless a folder is named.
+        args.runs = args.runs or (Path(folder) / "runs" if args.smallest else RUNS)
+        args.results = args.results or (Path(folder) / RESULTS if args.smallest else PAPER_RESULTS)
+        if args.tables:
+            write_atomically(PAGE, page(read_paper_results(args.results)))
+        else:
+            run_and_show(args)
+
+
+def run_and_show(args: argparse.Namespace) -> None:
+    lines = []
+    for name, methods, with_shift in what_is_asked(args):
+        lines += run(args, name, methods, with_shift)
+        if results_file(args.results, name).exists():
+            show(args, name)
+    if lines:
+        sys.exit("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

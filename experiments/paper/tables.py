@@ -1,0 +1,348 @@
+"""Which table of the paper has which rows and columns, and what it looks like with our numbers beside the paper's."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from ..table import markdown
+from .methods import SOURCES, methods_of, varied_name
+from .settings import SETTINGS, Setting
+from .study import DISTANCES, SHIFT
+
+
+NUMBERS = json.loads((Path(__file__).parent / "numbers.json").read_text())  # {setting: {method: {column: value}}}
+IMAGE_METHODS = (
+    *("single", "deep-ensembles", "packed", "mimo", "batch-ensemble", "mc-dropout", "lora", "oba"),
+    *("taylor", "circ-avg", "hydra-taylor", "hydra-circ"),
+)
+TEXT_METHODS = (
+    *("single", "deep-ensembles-d", "mc-dropout", "lora", "taylor", "circ-avg", "hydra-taylor", "hydra-circ"),
+)
+# With small models that exist with one width only, Packed-Ensembles would have new weights.
+SMALL_IMAGE_METHODS = tuple(name for name in IMAGE_METHODS if name != "packed")
+WITH_LORA_SINGLE = ("single", "lora-single")
+
+CLASSIFICATION = ("accuracy", "brier", "nll", "ece", "aece")
+DETECTION = ("auroc", "fpr95", "aupr")
+NEAR, FAR, OOD = (tuple(f"{group}.{metric}" for metric in DETECTION) for group in ("near", "far", "ood"))
+DIVERSITY = ("mutual_information", "disagreement", "ood.mutual_information", "ood.disagreement")
+SEVERITIES = (*(f"severity{number}" for number in (1, 2, 3, 4, 5)), "severity_average")
+TITLES = {
+    "accuracy": "Acc ↑",
+    "brier": "Brier ↓",
+    "nll": "NLL ↓",
+    "ece": "ECE ↓",
+    "aece": "aECE ↓",
+    "auroc": "AUROC ↑",
+    "fpr95": "FPR95 ↓",
+    "aupr": "AUPR ↑",
+    "mutual_information": "MI ↑",
+    "disagreement": "DI ↑",
+    "euclidean": "Euclidean ↑",
+    "mahalanobis": "Mahalanobis ↑",
+}
+PERCENT = ("accuracy", *DETECTION)
+LOWER_IS_BETTER = ("brier", "nll", "ece", "aece", "fpr95")
+
+
+@dataclass(frozen=True)
+class Table:
+    """
+    number: the paper's
+    title: what it shows
+    settings: the paper's
+    methods: the rows
+    columns: "accuracy", "near.auroc" (the mean over a group), "yelp.auroc"; "near" stands for each set of the group
+    """
+
+    number: int
+    title: str
+    settings: tuple[str, ...]
+    methods: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    def rows(self, setting: Setting) -> tuple[str, ...]:
+        """Return the methods: those of the setting's task, where the table is the task's main one."""
+        if self.methods == IMAGE_METHODS and setting.name == "tinyimagenet-dinov2":
+            return SMALL_IMAGE_METHODS
+        return self.methods
+
+
+VARIED = tuple(varied_name(sources) for sources in SOURCES)
+UNTUNED = ("single", "taylor-untuned", "circ-avg-untuned")
+WITH_SINGLES = (IMAGE_METHODS[0], "lora-single", *IMAGE_METHODS[1:])
+TEXTS_WITH_SINGLES = (TEXT_METHODS[0], "lora-single", *TEXT_METHODS[1:])
+TABLES = {
+    table.number: table
+    for table in (
+        Table(1, "Images", ("imagenet1k", "cifar100"), IMAGE_METHODS, (*CLASSIFICATION, *OOD)),
+        Table(2, "Texts", ("sst2",), TEXT_METHODS, (*CLASSIFICATION, *OOD)),
+        Table(
+            4,
+            "Pruned and not fine-tuned",
+            ("imagenet1k", "cifar100", "sst2"),
+            UNTUNED,
+            ("accuracy", "ece", *NEAR, *FAR),
+        ),
+        Table(5, "Distances of known and OOD rows in the last layer's heads", ("cifar100",), (DISTANCES,), ()),
+        Table(
+            6,
+            "Circuits for one objective, not fine-tuned",
+            ("imagenet1k",),
+            ("circ-ood-untuned", "circ-acc-untuned"),
+            ("accuracy", *NEAR, *FAR, *OOD),
+        ),
+        Table(8, "Sources of diversity", ("imagenet1k",), ("single", "circ-avg", *VARIED), (*CLASSIFICATION, *OOD)),
+        Table(9, "Diversity by its source", ("imagenet1k",), ("deep-ensembles", *VARIED), DIVERSITY),
+        Table(
+            10,
+            "Number of members",
+            ("imagenet1k",),
+            ("single", "deep-ensembles", "hydra-circ", "hydra-circ-5"),
+            (*CLASSIFICATION, *OOD),
+        ),
+        Table(
+            11,
+            "MLPs merged and not",
+            ("imagenet1k",),
+            ("single", "hydra-circ", "hydra-circ-not-fused"),
+            (*CLASSIFICATION, *OOD),
+        ),
+        Table(
+            12,
+            "Seeds (--seeds 8)",
+            ("imagenet1k", "cifar100"),
+            ("single", "deep-ensembles", "hydra-circ"),
+            (*CLASSIFICATION, *OOD),
+        ),
+        Table(
+            13,
+            "Accuracy under shift",
+            ("imagenet1k",),
+            IMAGE_METHODS,
+            tuple(f"{severity}.accuracy" for severity in SEVERITIES),
+        ),
+        Table(
+            14,
+            "Brier score under shift",
+            ("imagenet1k",),
+            IMAGE_METHODS,
+            tuple(f"{severity}.brier" for severity in SEVERITIES),
+        ),
+        Table(15, "ImageNet-1K, near and far", ("imagenet1k",), WITH_SINGLES, (*NEAR, *FAR, *OOD)),
+        Table(16, "CIFAR-100, near and far", ("cifar100",), WITH_SINGLES, (*NEAR, *FAR, *OOD)),
+        Table(17, "SST-2, near and far", ("sst2",), TEXTS_WITH_SINGLES, (*NEAR, *FAR, *OOD)),
+        Table(18, "SST-2, near sets", ("sst2",), TEXTS_WITH_SINGLES, ("near", *NEAR)),
+        Table(19, "SST-2, far sets", ("sst2",), TEXTS_WITH_SINGLES, ("far",)),
+        Table(20, "SST-2, far sets (with table 19)", ("sst2",), TEXTS_WITH_SINGLES, ("far",)),
+        Table(21, "ImageNet-1K, near sets", ("imagenet1k",), WITH_SINGLES, ("near", *NEAR)),
+        Table(22, "ImageNet-1K, far sets", ("imagenet1k",), WITH_SINGLES, ("far", *FAR)),
+        Table(23, "CIFAR-100, far sets", ("cifar100",), WITH_SINGLES, ("far", *FAR)),
+    )
+}
+SHIFTED_TABLES = (13, 14)
+
+# The differences that the paper speaks of: (method, what it is compared with).
+COMPARED = {
+    task: (
+        ("hydra-circ", ensemble),
+        ("hydra-circ", "single"),
+        ("hydra-circ", "hydra-taylor"),
+        ("hydra-taylor", ensemble),
+        ("circ-avg", "taylor"),
+        ("hydra-circ", "circ-avg"),
+    )
+    for task, ensemble in (("images", "deep-ensembles"), ("texts", "deep-ensembles-d"))
+}
+COMPARED_COLUMNS = ("accuracy", "nll", "ece", *OOD)
+HOLDS, OPPOSITE, UNCLEAR = "holds", "the opposite", "not shown"
+
+
+# Values
+
+
+def value(run: Mapping[str, Any], column: str) -> float:
+    """Return one number of a result; shares in percent, as in the paper."""
+    place, _, metric = column.rpartition(".")
+    if not place:
+        found = run["data"][metric]
+    elif place.startswith("severity"):
+        found = run["severities"][place.removeprefix("severity").removeprefix("_")][metric]
+    else:
+        found = mean(of_set[metric] for of_set in sets_of(run, place).values())
+    return 100 * found if metric in PERCENT else found
+
+
+def sets_of(run: Mapping[str, Any], place: str) -> dict[str, Mapping[str, float]]:
+    """Return the OOD sets of a group, or all ("ood"), or one by its name."""
+    ood = run["ood"]
+    if place in ood:
+        return ood[place]
+    all_sets = {name: of_set for of_group in ood.values() for name, of_set in of_group.items()}
+    return all_sets if place == "ood" else {place: all_sets[place]}
+
+
+def columns_of(table: Table, run: Mapping[str, Any]) -> list[str]:
+    """Return the columns, with "near" and "far" as those of their sets."""
+    found = []
+    for column in table.columns:
+        if column in ("near", "far"):
+            found += [f"{name}.{metric}" for name in run["ood"][column] for metric in DETECTION]
+        else:
+            found.append(column)
+    return list(dict.fromkeys(found))
+
+
+def title_of(column: str) -> str:
+    place, _, metric = column.rpartition(".")
+    return f"{place.replace('_', ' ')} {TITLES[metric]}".strip()
+
+
+def digits(column: str) -> int:
+    return 2 if column.rpartition(".")[2] in PERCENT else 3
+
+
+# Tables
+
+
+Seeds = Mapping[str, Mapping[str, Any]]  # {seed: {method: result}}
+
+
+def runs_of(seeds: Seeds, method: str) -> list[Mapping[str, Any]]:
+    """Return what a method reached with each seed."""
+    return [of_seed[method] for of_seed in seeds.values() if method in of_seed]
+
+
+def render(table: Table, setting: Setting, seeds: Seeds) -> str:
+    """Return the table as markdown: mean ± deviation over seeds, the paper's number in brackets."""
+    if table.number == 5:
+        return distances_table(setting, seeds)
+    titles = {name: method.title for name, method in methods_of(setting).items()}
+    paper = NUMBERS[setting.paper]
+    suffix = f"-{SHIFT}" if table.number in SHIFTED_TABLES else ""
+    example = next((runs[0] for name in table.rows(setting) if (runs := runs_of(seeds, name + suffix))), None)
+    if example is None:
+        return "No results."
+    columns = columns_of(table, example)
+    rows = {}
+    for name in table.rows(setting):
+        runs = runs_of(seeds, name + suffix)
+        if runs:
+            cells = [cell([value(run, column) for run in runs], column, paper.get(name, {})) for column in columns]
+            rows[titles[name]] = cells
+    return markdown([title_of(column) for column in columns], rows)
+
+
+def cell(values: Sequence[float], column: str, paper: Mapping[str, float]) -> str:
+    places = digits(column)
+    text = f"{mean(values):.{places}f}"
+    if len(values) > 1:
+        text += f" ± {stdev(values):.{places}f}"
+    return f"{text} ({paper[column]:g})" if column in paper else text
+
+
+def distances_table(setting: Setting, seeds: Seeds) -> str:
+    """Return table 5: the mean over the last layer's heads, of the dense model and of CircOOD."""
+    runs = [run["distances"] for run in runs_of(seeds, DISTANCES)]
+    if not runs:
+        return "No results."
+    paper = NUMBERS[setting.paper]
+    rows = {}
+    for name in runs[0]["dense"]:
+        cells = []
+        for network, theirs in (("circ-ood", "circ-ood-untuned"), ("dense", "single")):
+            for metric in ("euclidean", "mahalanobis"):
+                found = [run[network][name][metric] for run in runs if run[network][name] is not None]
+                cells.append(cell(found, f"{name}.{metric}", paper.get(theirs, {})) if found else "-")
+        rows[name] = cells
+    headings = [
+        f"{network} {TITLES[metric]}" for network in ("CircOOD", "Dense") for metric in ("euclidean", "mahalanobis")
+    ]
+    return markdown(headings, rows)
+
+
+# Differences
+
+
+def differences(setting: Setting, seeds: Seeds) -> str:
+    """Return the paper's differences between methods, ours, and whether the paper's sign holds here."""
+    titles = {name: method.title for name, method in methods_of(setting).items()}
+    paper = NUMBERS[setting.paper]
+    rows = {}
+    for first, second in COMPARED[setting.task]:
+        pairs = [(of_seed[first], of_seed[second]) for of_seed in seeds.values() if {first, second} <= set(of_seed)]
+        if not pairs or first not in paper or second not in paper:
+            continue
+        cells = []
+        for column in COMPARED_COLUMNS:
+            theirs = paper[first][column] - paper[second][column]
+            ours = [value(one, column) - value(other, column) for one, other in pairs]
+            cells.append(difference_cell(theirs, ours, column))
+        rows[f"{titles[first]} - {titles[second]}"] = cells
+    return markdown([title_of(column) for column in COMPARED_COLUMNS], rows) if rows else "No results."
+
+
+def difference_cell(theirs: float, ours: Sequence[float], column: str) -> str:
+    places = digits(column)
+    spread = f" ± {stdev(ours):.{places}f}" if len(ours) > 1 else ""
+    # The paper rounds Brier, NLL and ECE to two decimals: equal numbers say nothing.
+    verdict = f", {verdict_of(theirs, ours)}" if theirs else ""
+    return f"{mean(ours):+.{places}f}{spread} ({theirs:+.{places}f}{verdict})"
+
+
+def verdict_of(theirs: float, ours: Sequence[float]) -> str:
+    """Return whether the sign is the paper's, if the mean is twice its standard error from zero."""
+    error = stdev(ours) / math.sqrt(len(ours)) if len(ours) > 1 else math.inf
+    if abs(mean(ours)) < 2 * error:
+        return UNCLEAR
+    return HOLDS if mean(ours) * theirs > 0 else OPPOSITE
+
+
+# The page
+
+
+HEAD = """# The paper's tables, run here
+
+Numbers of the paper (arXiv 2510.18358) in brackets, ours before them: mean ± standard deviation over seeds.
+The paper's are of its own setting, which `paper` names: other models and more data. Only differences compare.
+Every table: `python -m experiments.paper --table N`; what each needs: `--list`.
+Accuracy, AUROC, FPR95 and AUPR in percent; ECE as a fraction. *holds*: our difference has the paper's sign, and is twice
+its standard error over the seeds or more; *the opposite*: so with the other sign; *not shown*: it is nearer to zero.
+"""
+
+
+def page(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the page of all settings that were run."""
+    parts = [HEAD]
+    for name, content in results.items():
+        setting, seeds = SETTINGS[name], content["seeds"]
+        parts.append(f"## {setting.title}")
+        where = ", ".join(content[part] for part in ("machine", "versions", "date"))
+        parts.append(
+            f"{where}, commit {content['commit']}; {len(seeds)} seeds. In brackets: the paper's `{setting.paper}`.\n"
+            f"{setting.about}"
+        )
+        for table in TABLES.values():
+            if setting.paper not in table.settings:
+                continue
+            text = render(table, setting, seeds)
+            if text != "No results.":
+                parts.append(f"### Table {table.number}: {table.title}\n\n{text}")
+        parts.append(f"### Differences\n\n{differences(setting, seeds)}")
+        if content.get("learning_rates"):
+            parts.append(
+                f"Learning rates tried, by accuracy on validation data: {rates_text(content['learning_rates'])}."
+            )
+    return "\n\n".join(parts) + "\n"
+
+
+def rates_text(tried: Mapping[str, Mapping[str, float]]) -> str:
+    found = []
+    for of, by_rate in tried.items():
+        listed = ", ".join(f"{rate} ({100 * accuracy:.2f} %)" for rate, accuracy in by_rate.items())
+        found.append(f"{of}: {listed}")
+    return "; ".join(found)

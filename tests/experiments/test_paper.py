@@ -1,0 +1,207 @@
+"""The paper's tables: every one is made with tiny models and made-up data, and says what was measured."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiments.paper import __main__ as paper
+from experiments.paper import tables
+from experiments.paper.methods import METHODS, methods_of, varied_members
+from experiments.paper.parts import CIRC, TAYLOR, Part, expanded, needs_of, rates
+from experiments.paper.pictures import FIGURES
+from experiments.paper.settings import SETTINGS, smallest_of
+from experiments.paper.tables import NUMBERS, TABLES, difference_cell, value, verdict_of
+from experiments.paper.work import do_all
+
+
+def run(detected: float, accuracy: float = 0.9) -> dict:
+    """A result with two near sets and one far set."""
+    metrics = {"auroc": detected, "fpr95": 0.5, "aupr": 0.6, "mutual_information": 0.1, "disagreement": 0.2}
+    near = {"yelp": metrics, "amazon": metrics | {"auroc": detected + 0.1}}
+    data = {"accuracy": accuracy, "brier": 0.1, "nll": 0.3, "ece": 0.01, "aece": 0.02}
+    return {"data": data, "ood": {"near": near, "far": {"trec": metrics | {"auroc": 0.9}}}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [("cifar100", "imagenet1k"), ("sst2",), ("sst2-gte",), ("tinyimagenet-dinov2",)])
+def test_every_table_and_figure_is_made_with_tiny_models(settings, tmp_path, capsys):
+    for name in settings:
+        own = SETTINGS[name].paper
+        words = ["--smallest", "--setting", name, "--runs", str(tmp_path / "runs"), "--results", str(tmp_path)]
+        asked = [["--table", str(number)] for number, table in TABLES.items() if own in table.settings]
+        asked += [["--figure", str(number)] for number, figure in FIGURES.items() if own in figure.settings]
+        for what in asked:
+            paper.main([*words, *what])
+            shown = capsys.readouterr().out
+            assert "No results" not in shown
+            if what[0] == "--table":
+                table = TABLES[int(what[1])]
+                titles = [
+                    methods_of(SETTINGS[name])[row].title for row in table.rows(SETTINGS[name]) if row in METHODS
+                ]
+                assert [line.split(" | ")[0][2:] for line in shown.splitlines()[4:]][
+                    : len(titles)
+                ] == titles or not titles
+            else:
+                assert (tmp_path / f"figure-{what[1]}-{name}.png").stat().st_size > 10_000
+        content = json.loads((tmp_path / f"{name}.json").read_text())
+        assert set(content) >= {"machine", "versions", "date", "commit", "seeds"}
+        for result in content["seeds"]["0"].values():
+            assert "data" not in result or set(result["data"]) >= set(tables.CLASSIFICATION)
+
+
+@pytest.mark.slow
+def test_what_is_there_is_not_done_again_and_workers_do_what_one_process_does(tmp_path, capsys):
+    words = ["--table", "2", "--smallest", "--methods", "single", "taylor"]
+    alone = [*words, "--runs", str(tmp_path / "alone"), "--results", str(tmp_path / "alone")]
+    paper.main(alone)
+    first = capsys.readouterr().out
+    results = tmp_path / "alone" / "sst2" / "results" / "0" / "taylor.json"
+    written = results.stat().st_mtime_ns
+    paper.main(alone)
+    assert capsys.readouterr().out == first and results.stat().st_mtime_ns == written
+
+    args = paper.parsed([*words, "--runs", str(tmp_path / "two"), "--results", str(tmp_path / "two")])
+    args.workers = 2
+    paper.run_and_show(args)
+    assert capsys.readouterr().out.endswith(first)
+
+
+def test_every_part_stands_behind_what_it_needs():
+    for setting in SETTINGS.values():
+        methods = methods_of(setting)
+        goals = [part for seed in range(2) for method in methods.values() for part in method.needs(setting, seed)]
+        order = expanded(goals, lambda part, setting=setting: needs_of(setting, part))
+        assert len(order) == len(set(order)) and set(goals) <= set(order)
+        for place, part in enumerate(order):
+            assert set(needs_of(setting, part)) <= set(order[:place])
+
+
+def test_learning_rates_are_tried_where_the_recipe_has_several():
+    assert [part.rate for part in rates(SETTINGS["cifar100"], "member")] == [0.001, 0.003, 0.01, 0.03]
+    assert [part.rate for part in rates(SETTINGS["imagenet1k"], "backbone")] == [0.003, 0.01, 0.03, 0.06]
+    assert rates(SETTINGS["sst2"], "member") == [] == rates(SETTINGS["sst2"], "backbone")
+    member = Part("member", 2, "circ-avg")
+    assert set(rates(SETTINGS["cifar100"], "member")) <= set(needs_of(SETTINGS["cifar100"], member))
+
+
+def test_the_papers_budgets():
+    for name, heads, kept in (("imagenet1k", 48, 8), ("cifar100", 24, 10), ("sst2", 72, 6), ("sst2-gte", 72, 6)):
+        setting = SETTINGS[name]
+        assert (setting.heads_to_prune, setting.heads_per_layer) == (heads, kept)
+        assert setting.heads_to_prune == setting.layers * (setting.heads - setting.heads_per_layer)
+    small = SETTINGS["tinyimagenet-dinov2"]
+    assert small.heads_to_prune == small.layers * (small.heads - small.heads_per_layer)
+    circuit = needs_of(SETTINGS["imagenet1k"], Part("member", 0, "sampled-1"))[1]
+    assert circuit == Part("circuit", 0, "avg", 100)  # B.5: 48 of the first 100
+
+
+def test_members_of_the_sources_differ_in_them_alone():
+    heads = varied_members(0, ("heads",))
+    assert [part.name for part in heads] == ["sampled-0", "sampled-1", "sampled-2"]
+    assert {(part.order, part.noise) for part in heads} == {(0, 0)}
+    order = varied_members(0, ("order",))
+    assert [(part.name, part.order, part.noise) for part in order] == [
+        ("sampled-0", place, 0) for place in (0, 10, 20)
+    ]
+    assert len(set(varied_members(0, ()))) == 1
+
+
+def test_hydras_are_made_of_the_papers_members():
+    setting = SETTINGS["sst2"]
+    assert [part.name for part in METHODS["hydra-circ"].needs(setting, 1)] == list(CIRC)
+    assert [part.name for part in METHODS["hydra-taylor"].needs(setting, 1)] == list(TAYLOR)
+    assert [part.seed for part in METHODS["deep-ensembles"].needs(setting, 1)] == [1, 2, 3]
+
+
+def test_columns_are_means_over_sets_in_percent():
+    result = run(0.7)
+    assert value(result, "accuracy") == pytest.approx(90)
+    assert value(result, "nll") == pytest.approx(0.3)
+    assert value(result, "near.auroc") == pytest.approx(75)
+    assert value(result, "ood.auroc") == pytest.approx(100 * (0.7 + 0.8 + 0.9) / 3)
+    assert value(result, "amazon.auroc") == pytest.approx(80)
+    assert value(result, "ood.disagreement") == pytest.approx(0.2)
+    shifted = {"severities": {"1": {"accuracy": 0.5}, "average": {"accuracy": 0.4}}}
+    assert [value(shifted, f"severity{name}.accuracy") for name in ("1", "_average")] == [50, 40]
+
+
+def test_a_table_has_our_mean_and_deviation_and_the_papers_number():
+    seeds = {"0": {"single": run(0.6, 0.90)}, "1": {"single": run(0.6, 0.92)}}
+    text = tables.render(TABLES[2], SETTINGS["sst2-gte"], seeds)
+    [row] = [line for line in text.splitlines() if line.startswith("| Single")]
+    assert row.startswith("| Single | 91.00 ± 1.41 (92.55) |")
+    assert NUMBERS["sst2"]["single"]["accuracy"] == 92.55
+    per_set = tables.render(TABLES[18], SETTINGS["sst2-gte"], seeds)
+    assert "yelp AUROC ↑" in per_set and "(62.43)" in per_set
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "verdict"),
+    [
+        (2.8, [2.0, 2.2, 1.8], tables.HOLDS),
+        (2.8, [-2.0, -2.2, -1.8], tables.OPPOSITE),
+        (2.8, [2.0, -1.0, 0.5], tables.UNCLEAR),
+        (2.8, [2.0], tables.UNCLEAR),
+    ],
+)
+def test_a_difference_holds_if_it_is_clear_and_of_the_papers_sign(theirs, ours, verdict):
+    assert verdict_of(theirs, ours) == verdict
+    assert difference_cell(theirs, ours, "ood.auroc").endswith(f"(+2.80, {verdict})")
+
+
+def test_the_papers_numbers_agree_with_their_own_averages():
+    """A wrong digit in a set or in a mean would show."""
+    groups = {"sst2": {"near": ("yelp", "amazon"), "far": ("20ng", "trec", "mnli", "rte", "wmt16")}}
+    groups["imagenet1k"] = {"near": ("ssb_hard", "ninco"), "far": ("inaturalist", "textures")}
+    for setting, of_setting in groups.items():
+        for method, numbers in NUMBERS[setting].items():
+            for group, sets in of_setting.items():
+                for metric in tables.DETECTION:
+                    values = [numbers.get(f"{name}.{metric}") for name in sets]
+                    mean = numbers.get(f"{group}.{metric}")
+                    # The paper's table 15 has LoRA's numbers in the row of Batch Ensembles.
+                    if None in (*values, mean) or method == "batch-ensemble":
+                        continue
+                    assert math.fsum(values) / len(values) == pytest.approx(mean, abs=0.06), (setting, method, group)
+
+
+class Failing:
+    def __init__(self):
+        self.made = []
+
+    def make(self, part):
+        if part.name == "fails":
+            raise RuntimeError("no memory")
+        self.made.append(part)
+
+
+def test_what_fails_loses_nothing_but_what_needs_it():
+    first, second, third = Part("a", 0, "fails"), Part("b", 0), Part("c", 0)
+    study = Failing()
+    needs = {first: [], second: [first], third: []}.__getitem__
+    lines = do_all([first, second, third], needs, lambda: study, workers=0)
+    assert study.made == [third]
+    assert [line.split(" failed")[0] for line in lines] == [str(first), str(second)] and "no memory" in lines[0]
+
+
+def test_the_smallest_setting_keeps_recipes_and_has_few_steps():
+    for setting in SETTINGS.values():
+        small = smallest_of(setting)
+        assert small.layers == 2 and small.member_recipe.arguments["max_steps"] == 2
+        assert small.member_recipe.reset_classifier == setting.member_recipe.reset_classifier
+        model = replace(small).new_backbone(small.start, 0)
+        assert model.config.num_attention_heads == small.heads and not torch.equal(
+            model.classifier.weight, small.new_backbone(small.start, 1).classifier.weight
+        )
+
+
+def test_list_names_every_table_and_setting(capsys):
+    paper.main(["--list"])
+    shown = capsys.readouterr().out
+    assert all(f"--table {number}:" in shown for number in TABLES)
+    assert all(f"--figure {number}:" in shown for number in FIGURES)
+    assert all(f"--setting {name}:" in shown for name in SETTINGS)
