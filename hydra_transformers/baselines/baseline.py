@@ -17,7 +17,8 @@ from ..data.prediction import answer_of, device_of
 from ..fusion.structure import without_weights
 from ..models.auto import check_has_no_adapters
 from ..models.configuration_hydra import set_problem_type
-from ..models.modeling_hydra import HydraClassifierOutput, mean_loss, warn_if_loss_uses_ensemble_logits
+from ..models.modeling_hydra import HydraClassifierOutput, warn_if_loss_uses_ensemble_logits
+from ..models.task import task_of_config
 
 
 class Baseline(nn.Module):
@@ -124,7 +125,8 @@ class Baseline(nn.Module):
         """Return the mean over members of the model's own loss."""
         set_problem_type(self.config)
         logits_of_members = member_logits.unbind(dim=1)
-        return mean_loss(self.model.loss_function, labels, logits_of_members, self.config, **kwargs)
+        task = task_of_config(self.config)
+        return task.mean_loss(self.model.loss_function, labels, logits_of_members, self.config, **kwargs)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
         """Recompute activations of the model in backward; Trainer calls it."""

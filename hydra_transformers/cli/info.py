@@ -47,7 +47,7 @@ def _state_of_calibration(hydra: "HydraModelMixin", folder: str) -> str:
 
     threshold = None
     if hydra.decision is not None:
-        threshold = hydra.decision.settings["threshold"]
+        threshold = hydra.decision.settings.threshold
     elif CalibratedClassifier.is_saved_in(folder):
         threshold = CalibratedClassifier.settings_saved_in(folder)["threshold"]
     else:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ..models.ensembling import log_mean_probability
 from ..models.inputs import evaluation_mode
-from ..models.modeling_hydra import HydraClassifierOutput, load_problem
+from ..models.modeling_hydra import HydraClassifierOutput
+from ..models.task import load_task
 from .batches import split_labels
 from .labels import model_classes
 from .zero_shot import ZeroShotClassifier, zero_shot_in
@@ -62,7 +63,7 @@ def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
         problem_type = "regression"  # as in Transformers' loss
     elif problem_type is None and member_logits.shape[-1] == 1:
         problem_type = "multi_label_classification"  # a probability, as the pipelines read it
-    logits = load_problem(problem_type).ensemble_logits(member_logits, getattr(config_of(model), "aggregate", None))
+    logits = load_task(problem_type).ensemble_logits(member_logits, config_of(model))
     return HydraClassifierOutput(logits=logits, member_logits=member_logits)
 
 

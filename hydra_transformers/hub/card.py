@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..cost import count_parameters, inputs_for, multiply_adds_of, readable_count, unpruned_backbone
 from ..data.zero_shot import first_token_kwargs
 from ..fusion.structure import slots, without_weights
+from ..models.decision_settings import typed_settings
 from ..pruning import Circuit
 from ..pruning.heads import heads_in
 from ..reports.table import escape_markdown, markdown_table
@@ -72,7 +73,7 @@ def create_model_card(
     fine_tunings = config.num_members > 1 and (_has_all_heads(config) or has_own_weights)
     shared = ", ".join(name for part, name in SHARED_NAMES.items() if part in config.shared)
     is_current = model.decision is not None and (model.device.type == "meta" or model.decision.compare(model))
-    sentences = model.decision.settings["sentences"] if is_current else ()
+    sentences = typed_settings(model.decision.settings).sentences if is_current else ()
     named = {"base_model": base_model, "datasets": [dataset] if dataset else None, "license": license}
     tags = TAGS if _has_all_heads(config) else [*TAGS, "head-pruning"]
     data = ModelCardData(**named, library_name="transformers", pipeline_tag=task["pipeline_tag"], tags=tags)

@@ -36,6 +36,37 @@ def log_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
     return log_mean_of_exponentials(log_probabilities)
 
 
+def pool_then_scale(member_logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return member logits whose mean probability is the ensemble's prediction with a temperature: (batch, members, classes).
+
+    With p the members' mean probability, the prediction is q = softmax(log p / T). Each member is first divided by T alone;
+    then its probability of a class is multiplied by what is missing from the mean of all to q, the same factor for all members.
+    A member whose probabilities now sum to more than 1 is reduced to 1, and what it loses goes, class by class, to those
+    below 1: every member sums to 1 again, and the mean stays q. Each member keeps its log Σ exp z / T.
+    """
+    scaled = member_logits / temperature
+    if member_logits.shape[1] == 1 or temperature == 1:
+        return scaled
+    smallest = torch.finfo(scaled.dtype).tiny  # keeps logarithms, and their gradients, finite
+
+    # Every member divided by T, and the factor that is missing from their mean to q
+    sums = scaled.logsumexp(dim=-1, keepdim=True)
+    log_members = scaled - sums
+    log_mean = log_mean_of_exponentials(log_members)
+    factor = (log_mean_probability(member_logits) / temperature).log_softmax(dim=-1) - log_mean
+    factor = factor.masked_fill(log_mean == -math.inf, 0.0)  # a class that no member allows
+
+    # What members have above 1 goes to those below
+    log_members = log_members + factor.unsqueeze(1)
+    log_total = log_members.logsumexp(dim=-1, keepdim=True)  # near 0
+    surplus = -torch.expm1(-log_total.clamp(min=0))  # as a share of what the member has
+    lack = -torch.expm1(log_total.clamp(max=0))
+    lost = (log_members + surplus.clamp(min=smallest).log()).logsumexp(dim=1, keepdim=True)
+    shares = lack / lack.sum(dim=1, keepdim=True).clamp(min=smallest)
+    received = lost + shares.clamp(min=smallest).log()
+    return torch.stack([log_members - log_total.clamp(min=0), received]).logsumexp(dim=0) + sums
+
+
 def entropy_split(log_probabilities: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the entropy of the mean probability, the mean of the members' entropies, and their difference:
     (batch, members, ..., classes) -> (batch, ...) each"""

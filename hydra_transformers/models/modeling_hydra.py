@@ -6,7 +6,6 @@ attention over (members * batch) and shared layers over all rows copy nothing. A
 embeddings that they share, and the trunk, the first `config.trunk_layers` layers, which run once as those of one member.
 """
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +20,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import ModelOutput, logging
 
-from .configuration_hydra import PROBLEM_TYPES, LayerSpec, set_problem_type
-from .ensembling import is_exporting, log_mean_probability
+from .configuration_hydra import LayerSpec, set_problem_type
+from .ensembling import is_exporting
+from .task import Task, task_of_config
 
 
 logger = logging.get_logger(f"transformers.{__name__}")
@@ -634,7 +634,7 @@ class HydraClassifierOutput(ModelOutput):
     member_logits: (batch, members, classes); of a token classifier (batch, members, tokens, classes)
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
     attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
-    detector_score, abstain, prediction_set, interval: what a calibrated model decides, see `decision.DecisionOutput`; the
+    detector_score, abstain, prediction_set, interval: what a calibrated model decides, see `task.DecisionOutput`; the
         logits of a calibrated classifier have its temperature
     """
 
@@ -668,9 +668,7 @@ class HydraClassifierMixin:
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
         set_problem_type(config)  # again: `from_pretrained` changes configs that were checked
-        load_problem(config.problem_type)  # raises where its code is not here
-        if config.aggregate is not None:
-            load_problem("regression").check_aggregate(config)  # how scores become one, see `config.aggregate`
+        self.task.check_config(config)  # raises where its code is not here
         self.num_labels = config.num_labels
         setattr(self, self.base_model_prefix, self.encoder_class(config, **self.encoder_options))
         self.dropout = None
@@ -690,13 +688,18 @@ class HydraClassifierMixin:
         features = hidden_states[:, :, 0] if pooled is None else pooled
         return features if self.dropout is None else self.dropout(features)
 
+    @property
+    def task(self) -> Task:
+        """What the model predicts. A user may change it in the config of a loaded model."""
+        return task_of_config(self.config)
+
     def compute_loss(self, labels: torch.Tensor, member_logits: torch.Tensor, **kwargs) -> torch.Tensor:
         """The mean of the members' losses, or the loss of the ensemble's prediction, as `config.ensemble_loss` says:
         labels (batch, ...) and logits (batch, members, ...) -> a scalar"""
-        config, predictions = self.config, member_logits.unbind(dim=1)
-        if config.ensemble_loss == "ensemble":
-            predictions = [load_problem(config.problem_type).ensemble_logits(member_logits, config.aggregate)]
-        return mean_loss(self.loss_function, labels, predictions, config, **kwargs)
+        predictions = member_logits.unbind(dim=1)
+        if self.config.ensemble_loss == "ensemble":
+            predictions = [self.task.ensemble_logits(member_logits, self.config)]
+        return self.task.mean_loss(self.loss_function, labels, predictions, self.config, **kwargs)
 
     def encode_and_classify(self, inputs: dict, labels: torch.Tensor | None, **kwargs) -> HydraClassifierOutput:
         """The forward of every classifier: the encoder, the members' heads, the loss, and the ensemble's prediction."""
@@ -709,9 +712,9 @@ class HydraClassifierMixin:
         config, loss, decided = self.config, None, {}
         if labels is not None or config.problem_type is None or config.num_labels == 1:
             set_problem_type(config)  # a user may have changed it; Transformers' loss would go by the labels
-        problem = PROBLEMS.get(config.problem_type) or load_problem(config.problem_type)  # was loaded, unless changed
+        task = self.task
         if config.aggregate is not None:
-            load_problem("regression").check_aggregate(config)  # it may be set on a loaded model
+            task.check_config(config)  # it may be set on a loaded model
         if labels is not None:
             loss = self.compute_loss(labels, member_logits, **kwargs)
         if self.decision is not None:
@@ -719,65 +722,12 @@ class HydraClassifierMixin:
         if self.decision is not None and self.is_calibrated:
             decision = self.decision(member_logits, features.transpose(0, 1) if self.decision.reads_features else None)
             member_logits, decided = decision.member_logits, decision.outputs()
-        logits = problem.ensemble_logits(member_logits, config.aggregate)
+        logits = task.ensemble_logits(member_logits, config)
         if loss is None and self.training and self.num_members > 1 and config.ensemble_loss == "members":
             reason = "config.ensemble_loss is 'members', a loss for each member"
             other_way = ", or set config.ensemble_loss to 'ensemble'"
             warn_if_loss_uses_ensemble_logits(logits, "num_items_in_batch" in kwargs, reason, other_way)
         return HydraClassifierOutput(loss, logits, member_logits, outputs.hidden_states, outputs.attentions, **decided)
-
-
-class SingleLabel:
-    """What logits mean where one class of several is right. Other problem types have a file of their name with a
-    `Problem`, which ships with the models that need it."""
-
-    expected_labels = "one class index per row"
-    divides_by_items = True  # whether Transformers' loss is a sum that is divided by `num_items_in_batch`
-
-    @staticmethod
-    def accepts(labels: torch.Tensor, batch: int, classes: int) -> bool:
-        return labels.numel() == batch and not labels.is_floating_point()
-
-    @staticmethod
-    def ensemble_logits(member_logits: torch.Tensor, aggregate: None = None) -> torch.Tensor:
-        """The log of the members' mean probability: (batch, members, classes) -> (batch, classes), at least float32."""
-        return log_mean_probability(member_logits)
-
-
-PROBLEMS: dict[str | None, type[SingleLabel]] = {None: SingleLabel, "single_label_classification": SingleLabel}
-
-
-def load_problem(problem_type: str | None) -> type[SingleLabel]:
-    """The class of a config's problem type: `SingleLabel`, unless the type has a file of its own."""
-    if problem_type not in PROBLEMS and problem_type in PROBLEM_TYPES:
-        try:
-            PROBLEMS[problem_type] = importlib.import_module(f".{problem_type}", __package__).Problem
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                f"this model was saved for another problem, without the code of {problem_type}: pip install "
-                "hydra_transformers, and import it before loading the model"
-            ) from error
-    return PROBLEMS.get(problem_type, SingleLabel)
-
-
-def mean_loss(loss_function: Callable, labels: torch.Tensor, predictions: Sequence[torch.Tensor], config, **kwargs):
-    """The mean of the losses of several logits (batch, classes); with `num_items_in_batch`, of sums divided by it.
-
-    loss_function: `loss_function(labels, logits, config, **kwargs)`, as Transformers' models have it
-    """
-    problem = load_problem(config.problem_type)
-    if not problem.accepts(labels, *predictions[0].shape):
-        raise ValueError(
-            f"labels are {labels.dtype} of shape {tuple(labels.shape)}, config.problem_type is {config.problem_type!r},"
-            f" which takes {problem.expected_labels}: pass these, or set another config.problem_type"
-        )
-    loss = torch.stack([loss_function(labels, logits, config, **kwargs) for logits in predictions]).mean()
-    items = kwargs.get("num_items_in_batch")
-    if items is None or problem.divides_by_items:
-        return loss
-    # Trainer leaves -100 out of the number, though labels that are not class indices have no ignore index.
-    counted, items = labels.ne(-100).sum(), torch.as_tensor(items, device=labels.device)
-    return torch.where(items > 0, loss * counted / items.clamp(min=1), loss)
 
 
 def warn_if_loss_uses_ensemble_logits(

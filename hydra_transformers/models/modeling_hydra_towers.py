@@ -42,8 +42,8 @@ from .modeling_hydra import (
     mean_of_members,
     shared_or_per_member,
 )
-from .multi_label_classification import logit_of_mean_probability
 from .pretrained import HydraModelMixin
+from .task_multi_label import logit_of_mean_probability
 from .texts import HydraTextEncoderMixin
 
 

@@ -8,14 +8,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel
 from transformers.pipelines import ImageClassificationPipeline, Pipeline
 
 from .configuration_hydra import OUTPUTS_OF_HYDRAS
-from .ensembling import entropy_split
 from .inputs import evaluation_mode, image_mode, read_image
-from .modeling_hydra import load_problem
+from .task import PARTS_OF_UNCERTAINTY, task_of_answer
 
 
 class PredictionsMixin:
@@ -32,7 +31,7 @@ class PredictionsMixin:
     truncated: of texts, whether the model read only the beginning
     scores: the `top_k` likeliest labels with their scores (5; None for all)
 
-    Multi-label models also have `labels`, see `predicted_labels`; for regression see `prediction_fields`.
+    Some tasks have further fields, and mean others by these: see `Task.prediction_fields`.
     """
 
     def check_model_type(self, supported_models: Any) -> None:
@@ -53,63 +52,39 @@ class PredictionsMixin:
         return super()._forward(model_inputs)
 
     def postprocess(self, model_outputs: dict, top_k: int | None = 5) -> dict[str, Any]:
-        logits, notes = model_outputs["logits"][0], model_outputs.pop("notes") or {}
-        candidates, config = model_outputs.get("candidate_labels"), self.model.config
-        names, problem_type = candidates or config.id2label, getattr(config, "problem_type", None)
-        truncated = {"truncated": notes["truncated"]} if "truncated" in notes else {}
-        # A single output of a plain model may have no problem type, and be calibrated for regression.
-        if model_outputs.get("interval") is not None or problem_type == "regression":
-            decided = self.decided(model_outputs, notes.get("empty"), logits.isfinite())
-            return load_problem("regression").prediction_fields(model_outputs, names) | decided | truncated
-        members, chosen = (model_outputs.get(name) for name in ("member_logits", "prediction_set"))
-        members = (logits.unsqueeze(0) if members is None else members[0]).unsqueeze(0).double()
-        has_labels = problem_type == "multi_label_classification"
-        # Two towers with a bias say yes or no to each text.
-        is_multi_label = has_labels or hasattr(self.model, "logit_bias") or (not candidates and len(logits) == 1)
-        multi_label = load_problem("multi_label_classification") if is_multi_label else None
-        parts = multi_label.log_probabilities(members) if is_multi_label else members.log_softmax(dim=-1)
-        parts = dict(zip(PARTS_OF_UNCERTAINTY, entropy_split(parts), strict=True))
-        # Ranked here: Transformers' own pipelines read the config for every class, which takes a third of the time of an image.
-        order = logits.argsort(descending=True, stable=True).tolist()
-        values = (logits.double().sigmoid() if is_multi_label else logits.double().softmax(dim=-1)).tolist()
-        scores, labels = [{"label": names[place], "score": values[place]} for place in order[:top_k]], {}
-        if has_labels:
-            settings = decision_settings(self.model, model_outputs)
-            places = multi_label.predicted_labels(scores, order, logits.tolist(), parts, settings)
-            labels = {"labels": [names[place] for place in places]}
-        return {
-            "label": names[order[0]],
-            "score": values[order[0]],
-            **{name: part.sum().item() for name, part in parts.items()},
-            **self.decided(model_outputs, notes.get("empty"), torch.tensor(values).isfinite()),
-            "prediction_set": None if chosen is None else [names[index] for index in order if chosen[0, index]],
-            **labels,
-            **truncated,
-            "scores": scores,
-        }
+        notes = model_outputs.pop("notes") or {}
+        names = model_outputs.get("candidate_labels") or self.model.config.id2label
+        settings = decision_settings(self.model, model_outputs)
+        task = task_of_answer(self.model, model_outputs, settings)
 
-    def decided(self, outputs: dict, empty: str | None, is_number: Tensor) -> dict[str, Any]:
-        """Whether to abstain, by what, and why; empty: what is wrong with an input that holds nothing."""
-        settings = decision_settings(self.model, outputs)
-        fields = dict.fromkeys(("abstain", "detector", "detector_score", "threshold", "reason"))
+        # What is predicted, and how sure the model is
+        fields = task.prediction_fields(model_outputs, names, top_k, settings)
+        first = {name: fields.pop(name) for name in ("label", "score", *PARTS_OF_UNCERTAINTY)}
+        scores = fields.pop("scores")
+
+        # Whether to answer, by what, and why
+        decided = dict.fromkeys(("abstain", "detector", "detector_score", "threshold", "reason"))
         if settings is not None:
-            # By name: models that are not calibrated ship without it.
-            fields = importlib.import_module(".decision", __package__).prediction_fields(settings, outputs)
-        if empty is not None or not is_number.all():
-            fields |= {"abstain": True, "reason": empty or "The answer is not a number."}
-        return fields
+            decided = settings.prediction_fields(model_outputs)
+        is_number = bool(task.scores(model_outputs["logits"][0]).isfinite().all())
+        if notes.get("empty") is not None or not is_number:
+            decided |= {"abstain": True, "reason": notes.get("empty") or "The answer is not a number."}
+
+        truncated = {"truncated": notes["truncated"]} if "truncated" in notes else {}
+        return {**first, **decided, **fields, **truncated, "scores": scores}
 
 
 KEPT_OUTPUTS = ("logits", *OUTPUTS_OF_HYDRAS, "candidate_labels")
-PARTS_OF_UNCERTAINTY = ("uncertainty", "aleatoric", "epistemic")
 
 
-def decision_settings(model: nn.Module, outputs: dict) -> dict[str, Any] | None:
-    """Those of the decision that these outputs have; None without one."""
+def decision_settings(model: nn.Module, outputs: Mapping[str, Any]) -> Any:
+    """Return the `DecisionSettings` of the decision that made these outputs; None without one."""
     if outputs.get("detector_score") is None:
         return None
     # By name: the model may have come with its repository, and this pipeline with the package.
-    return next(module.settings for module in model.modules() if type(module).__name__.endswith("Decision"))
+    decision = next(module for module in model.modules() if type(module).__name__.endswith("Decision"))
+    # By name, too: models that are not calibrated ship without it.
+    return importlib.import_module(".decision_settings", __package__).typed_settings(decision.settings)
 
 
 class ImagesMixin:

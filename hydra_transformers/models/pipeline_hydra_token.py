@@ -9,7 +9,8 @@ from transformers.pipelines import Pipeline, TokenClassificationPipeline
 from .ensembling import entropy_split
 from .entities import entities_in, have_prefixes, worst_and_mean
 from .inputs import has_content, most_tokens
-from .pipeline_hydra import PARTS_OF_UNCERTAINTY, decision_settings
+from .pipeline_hydra import decision_settings
+from .task import PARTS_OF_UNCERTAINTY, classifies_tokens
 
 
 KEPT_OUTPUTS = ("logits", "member_logits", "detector_score", "abstain")
@@ -37,7 +38,7 @@ class HydraTokenClassificationPipeline(TokenClassificationPipeline):
 
     def check_model_type(self, supported_models: Any) -> None:
         # Also one that came with its repository, or that a wrapper holds.
-        if not any("ForTokenClassification" in type(module).__name__ for module in self.model.modules()):
+        if not classifies_tokens(self.model):
             raise ValueError(f"model is a {type(self.model).__name__}: this pipeline takes token classifiers")
 
     def _sanitize_parameters(self, top_k: int | None = None, **parameters):
@@ -94,8 +95,9 @@ class HydraTokenClassificationPipeline(TokenClassificationPipeline):
         members = words["member_logits"] if "member_logits" in words else words["logits"].unsqueeze(0)
         parts = entropy_split(members.double().log_softmax(dim=-1).unsqueeze(0))
         parts = {name: part[0].tolist() for name, part in zip(PARTS_OF_UNCERTAINTY, parts, strict=True)}
-        settings = decision_settings(self.model, words) or {"detector": {"name": None}, "threshold": None}
-        detector, threshold = settings["detector"]["name"], settings["threshold"]
+        settings = decision_settings(self.model, words)
+        detector = None if settings is None else settings.detector.name
+        threshold = None if settings is None else settings["threshold"]  # as JSON has it
         abstain, reason = None if threshold is None else False, None
         if notes["empty"] or probabilities.isnan().any():
             abstain, reason = True, "The text is empty." if notes["empty"] else "The answer is not a number."

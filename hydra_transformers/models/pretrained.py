@@ -19,14 +19,15 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from .configuration_hydra import SHARED_PARTS, TrunkLayers
+from .configuration_hydra import PROBLEM_TYPES, SHARED_PARTS, TrunkLayers
 from .modeling_hydra import Grouped, HydraAttention, LayerScale, make_kept_heads_mask
+from .task import TASKS, task_of_config
 
 
 # A checkpoint is one of the first two; where both lie in a folder, Transformers loads the first.
 WHOLE, INDEX_OF_SHARDS, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
-# Problem types whose code ships with the models that need it.
-OWN_FILE = ("multi_label_classification", "regression")
+# Files that a decision brings along, be there others of these names from another version or not.
+OF_DECISIONS = ("decision", "detection", "weights_digest", "task")
 Model = TypeVar("Model", bound="HydraModelMixin")
 
 
@@ -192,11 +193,14 @@ class HydraModelMixin:
         return saved
 
     def _add_code(self, folder: Path) -> None:
-        for problem_type in OWN_FILE:
-            if self.is_base_model or getattr(self.config, "problem_type", None) == problem_type:
-                add_code(Path(__file__).with_name(f"{problem_type}.py"), "Problem", folder)
+        # An encoder may get a head for any task.
+        tasks = PROBLEM_TYPES if self.is_base_model else [task_of_config(self.config).name]
+        for task in tasks:
+            module, _, name = TASKS[task].rpartition(".")
+            if module != "task":  # which every model has
+                add_code(Path(__file__).with_name(f"{module}.py"), name, folder)
         if self.decision is not None:
-            add_code(Path(inspect.getfile(type(self.decision))), "TaskDecision", folder)
+            add_code(Path(inspect.getfile(type(self.decision))), type(self.decision).__name__, folder)
 
     def _upload_modified_files(self, working_dir, repo_id, *args, token=None, revision=None, **kwargs):
         self._add_code(Path(working_dir))  # `save_pretrained(push_to_hub=True)` uploads before it returns
@@ -256,8 +260,8 @@ def package(part: str) -> ModuleType:
 
 
 def add_code(source: Path, name: str, folder: Path) -> None:
-    """Adds a file that not every model needs to the code in a folder, where Transformers finds it by an import at the
-    end of `modeling_hydra.py`, which models and pipelines read.
+    """Add a file that not every model needs to the code in a folder, where Transformers finds it by an import at the end of
+    the files that all models and all pipelines read.
 
     name: of something in it
     """
@@ -265,13 +269,10 @@ def add_code(source: Path, name: str, folder: Path) -> None:
         return  # this model came without it
     for path in (source, *map(Path, get_relative_import_files(source))):
         # Others, such as modeling_hydra.py, are there already, and may be of another version than this package's.
-        if (
-            path.name.startswith(("decision", "detection", "weights_digest", *OWN_FILE))
-            or not (folder / path.name).exists()
-        ):
+        if path.name.startswith(OF_DECISIONS) or not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
-    code = folder / "modeling_hydra.py"
     line = f"from .{source.stem} import {name}  # noqa: E402, F401\n"
-    if code.exists() and line not in code.read_text(encoding="utf-8"):
-        with open(code, "a", encoding="utf-8") as file:
-            file.write(f"\n{line}")
+    for code in (folder / "modeling_hydra.py", folder / "pipeline_hydra.py"):
+        if code.exists() and line not in code.read_text(encoding="utf-8"):
+            with open(code, "a", encoding="utf-8") as file:
+                file.write(f"\n{line}")

@@ -1,11 +1,11 @@
 """Classifiers of tokens: a class for every token of a text, such as the tags of words (NER, POS)."""
 
 import torch
-from torch import nn
 from transformers import PreTrainedConfig
 
 from .configuration_hydra import set_problem_type
-from .ensembling import at_least_float32, log_mean_probability
+from .task import load_task
+from .task_tokens import TokenClassification
 from .texts import HydraTextClassifierMixin, HydraTypedTextClassifierMixin
 
 
@@ -13,7 +13,7 @@ class HydraTokenClassifierMixin(HydraTextClassifierMixin):
     """A head per member on every token, for tags of words (NER, POS).
 
     `member_logits` are (batch, members, tokens, classes): members stay the second axis, as in every Hydra, so that the ensemble's
-    prediction `logits` (batch, tokens, classes) is computed by the same code. `rows_of_tokens` makes rows of them,
+    prediction `logits` (batch, tokens, classes) is computed by the same code. `task_tokens.rows_of_tokens` makes rows of them,
     (tokens, members, classes), as every function of rows reads them.
     """
 
@@ -48,18 +48,9 @@ class HydraTokenClassifierMixin(HydraTextClassifierMixin):
         """(members, batch, tokens, hidden), all of them"""
         return hidden_states if self.dropout is None else self.dropout(hidden_states)
 
-    def compute_loss(self, labels: torch.Tensor, member_logits: torch.Tensor, **kwargs) -> torch.Tensor:
-        """labels: (batch, tokens) class indices, -100 where a token has none"""
-        batch, _, tokens, _ = member_logits.shape
-        if labels.shape != (batch, tokens) or labels.is_floating_point():
-            raise ValueError(
-                f"labels are {labels.dtype} of shape {tuple(labels.shape)}, and a token classifier takes a class index per token, "
-                f"({batch}, {tokens}): give every token one, and -100 to those that have none"
-            )
-        if self.config.ensemble_loss == "ensemble":
-            member_logits = log_mean_probability(member_logits).unsqueeze(1)
-        losses = [token_loss(labels, logits, **kwargs) for logits in member_logits.unbind(dim=1)]
-        return torch.stack(losses).mean()
+    @property
+    def task(self) -> TokenClassification:
+        return load_task(TokenClassification.name)
 
     def pipeline_class(self) -> type:
         from .pipeline_hydra_token import HydraTokenClassificationPipeline  # not above, as in `predict`
@@ -69,23 +60,3 @@ class HydraTokenClassifierMixin(HydraTextClassifierMixin):
 
 class HydraTypedTokenClassifierMixin(HydraTokenClassifierMixin, HydraTypedTextClassifierMixin):
     """Of families with `token_type_ids`."""
-
-
-def token_loss(
-    labels: torch.Tensor, logits: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None, **kwargs
-) -> torch.Tensor:
-    """Cross-entropy of logits (batch, tokens, classes) over the tokens with a label other than -100: their mean, or with
-    `num_items_in_batch` their sum divided by it."""
-    labels = labels.to(logits.device).flatten()
-    total = nn.functional.cross_entropy(
-        at_least_float32(logits).flatten(0, 1), labels, reduction="mean" if num_items_in_batch is None else "sum"
-    )
-    if num_items_in_batch is None:
-        return total
-    is_tensor = isinstance(num_items_in_batch, torch.Tensor)
-    return total / (num_items_in_batch.to(total.device) if is_tensor else num_items_in_batch)
-
-
-def rows_of_tokens(member_logits: torch.Tensor) -> torch.Tensor:
-    """(batch, members, tokens, ...) -> (batch * tokens, members, ...)"""
-    return member_logits.transpose(1, 2).flatten(0, 1)

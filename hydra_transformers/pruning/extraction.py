@@ -22,8 +22,8 @@ from .._io.progress import progress_bar
 from ..data.fingerprints import fingerprint_of_weights, fingerprints_of_rows
 from ..data.prediction import check_chooses_one_class
 from ..data.tags import NO_TAG, check_tags
-from ..models.decision import task_name
 from ..models.ensembling import at_least_float32
+from ..models.task import task_name
 from .ablation import GIB, Ablate, ablation_of
 from .circuits import MODES, Circuit
 from .evaluation_data import EvaluationData, read_data

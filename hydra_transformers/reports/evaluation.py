@@ -14,6 +14,7 @@ from ..data.batches import ChangedBatches, batches, split_labels
 from ..data.loading import load_if_named, ood_groups
 from ..data.zero_shot import ZeroShotClassifier
 from ..models.decision import Decision
+from ..models.decision_settings import typed_settings
 from ..uncertainty.detectors import Detector, as_detector, ood_score
 from ..uncertainty.features import AnswerReader, without_decision
 from ..uncertainty.metrics import exact_mean, ood_metrics
@@ -286,7 +287,7 @@ class _Reader:
         values = {value: torch.cat([part[value] for part, _ in parts]) for value in first_values}
         threshold = None
         if self.decision is not None:
-            threshold = self.decision.settings["threshold"]
+            threshold = typed_settings(self.decision.settings).threshold
         if threshold is None:
             values.pop("answered", None)
 

@@ -21,6 +21,7 @@ from ..data.processors import find_processor
 from ..data.zero_shot import zero_shot_in
 from ..hub.handler import KINDS, Answerer
 from ..models.auto import auto_class_of
+from ..models.decision_settings import typed_settings
 from ..models.inputs import image_mode, read_image
 from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
@@ -230,7 +231,7 @@ class HydraPredictor(Answerer):
     def calibration(self) -> dict[str, Any] | None:
         """The settings of its calibration; None if it is not calibrated, or has other weights since."""
         _, decision = without_decision(self.model)
-        return None if decision is None else decision.settings
+        return None if decision is None else typed_settings(decision.settings).to_dict()
 
     def answer(self, inputs: list[Any], parameters: dict[str, Any]) -> list[dict[str, Any]]:
         with self._one_at_a_time:

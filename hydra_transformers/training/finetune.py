@@ -22,7 +22,7 @@ from ..data.processors import load_processor
 from ..data.rows import DataSource
 from ..fusion.probe import TEXT_TOKENS
 from ..models.auto import AutoHydra, class_with_new_classifier, config_of, config_with_architecture
-from ..models.decision import task_name
+from ..models.task import task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, record_training
 from .losses import ONE_OF_SEVERAL
 from .members import compute_accuracy, settings_of, train_and_save

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ..fusion.structure import has_two_towers
 from ..models.ensembling import at_least_float32, log_mean_probability
-from ..models.tokens import rows_of_tokens
+from ..models.task_tokens import rows_of_tokens
 from .lora import is_peft_model
 
 

@@ -18,7 +18,7 @@ from ..data.fingerprints import fingerprint_of_labels, fingerprint_of_tokens, fi
 from ..data.image_changes import CropAndFlip
 from ..data.loading import PreparedData
 from ..data.prediction import config_of
-from ..models.decision import task_name
+from ..models.task import task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, load_member, record_training
 from .learning_rates import Validation, choose_learning_rate, rates_to_try, validation_of
 from .lora import is_peft_model

@@ -17,7 +17,7 @@ from transformers.utils import logging
 from ..data.batches import collate
 from ..data.loading import PreparedData, check_class_order, load_data
 from ..data.prediction import padding_of
-from ..models.decision import task_name
+from ..models.task import task_name
 from .checkpoints import has_ended, last_checkpoint, load_member, trainer_state
 from .lora import is_peft_model
 from .losses import IGNORED_LABEL, EnsembleLoss, learns_from_pairs

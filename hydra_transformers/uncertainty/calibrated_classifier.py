@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ FILE_NAME = "decision.safetensors"
 class OtherClassesError(ValueError):
     """A decision was fitted for other prompts than the model's."""
 
-    def __init__(self, classes: list[str] | None):
+    def __init__(self, classes: Sequence[str] | None):
         named = "those of other prompts" if classes is None else ", ".join(classes[:10])
         super().__init__(f"the decision is about other classes ({named}): pass a model with these, or calibrate again")
 
@@ -41,8 +42,8 @@ class CalibratedClassifier(nn.Module):
 
     def __init__(self, model: nn.Module, decision: Decision):
         super().__init__()
-        if prompts_of(model).get("prompts") != decision.settings.get("prompts"):
-            raise OtherClassesError(decision.settings.get("classes"))
+        if prompts_of(model).get("prompts") != getattr(decision.settings, "prompts", None):
+            raise OtherClassesError(getattr(decision.settings, "classes", None))
         self.model, self.decision = model, decision
         self._make_reader()
         model.register_forward_hook(TrainingWatch(decision))
@@ -82,7 +83,7 @@ class CalibratedClassifier(nn.Module):
         """Writes the decision, not the model, to `decision.safetensors` in a folder, with the settings as metadata."""
         self.decision.compare(self.model)
         tensors = {name: tensor.contiguous().cpu() for name, tensor in self.decision.state_dict().items()}
-        metadata = {"format": "pt", "decision": json.dumps(self.decision.settings)}
+        metadata = {"format": "pt", "decision": json.dumps(self.decision.settings.to_dict())}
         return write_atomically(Path(folder) / FILE_NAME, format_tensors(tensors, metadata=metadata))
 
     @staticmethod

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -125,13 +125,14 @@ def calibrate(
         threshold = fitted.abstention.threshold
         settings["threshold"] = threshold if math.isfinite(threshold) else str(threshold)  # JSON has no infinity
     decision = task.decision(settings, fitted.state)
-    decision.settings["validation"] = _summary(task, decision, rows)
+    decision.settings = replace(decision.settings, validation=_summary(task, decision, rows))
     decision.to(device_of(inner))
     decision.remember(inner)
     if is_hydra:
-        inner.eval().decision, inner.config.decision = decision.eval(), decision.settings
+        inner.eval().decision = decision.eval()
+        inner.config.decision = decision.settings.to_dict()
     result = inner if is_hydra else CalibratedClassifier(inner, decision)
-    return Calibration(result, decision.settings, fitted.abstention, rows.counts, sentences)
+    return Calibration(result, decision.settings.to_dict(), fitted.abstention, rows.counts, sentences)
 
 
 def _summary(task: Task, decision: Decision, rows: ValidationRows) -> dict[str, Any]:

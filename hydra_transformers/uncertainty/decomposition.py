@@ -11,9 +11,9 @@ from ..data.prediction import classifies_tokens, device_of, predict, problem_typ
 from ..data.tags import NO_TAG, collect_words
 from ..models.detection import differing_pairs
 from ..models.ensembling import entropy_split, log_mean
-from ..models.multi_label_classification import label_log_probabilities
-from ..models.regression import spread
-from ..models.tokens import rows_of_tokens
+from ..models.task_multi_label import label_log_probabilities
+from ..models.task_regression import spread
+from ..models.task_tokens import rows_of_tokens
 from .features import collect_answers
 from .inputs import as_member_logits, as_tensor, check_predictions, wide_log_softmax, widened
 

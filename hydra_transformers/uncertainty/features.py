@@ -13,6 +13,7 @@ from ..data.batches import batches, labels_of
 from ..data.prediction import config_of, device_of, joined_labels, predict
 from ..data.zero_shot import PromptSimilarity
 from ..models.decision import Decision
+from ..models.decision_settings import typed_settings
 from ..models.modeling_hydra import GroupedLinear
 from .temperature import TemperatureScaledClassifier, TemperatureScaling
 
@@ -91,7 +92,7 @@ def without_decision(model: nn.Module) -> tuple[nn.Module, Decision | None]:
     A Hydra is copied, sharing its weights, so that other threads still get decisions.
     """
     decision = dict(model.named_children()).get("decision")  # its own: PEFT's wrappers pass on attributes
-    if not isinstance(getattr(decision, "settings", None), dict):
+    if not hasattr(decision, "is_current"):
         return model, None
     if isinstance(model, PreTrainedModel):
         inside = copy_sharing_weights(model)
@@ -106,7 +107,9 @@ def _without_temperature(model: nn.Module) -> tuple[nn.Module, TemperatureScalin
     if isinstance(model, TemperatureScaledClassifier):
         return model.model, model.scaling
     inside, decision = without_decision(model)
-    return inside, TemperatureScaling(1.0 if decision is None else decision.settings.get("temperature", 1.0))
+    return inside, TemperatureScaling(
+        1.0 if decision is None else typed_settings(decision.settings).temperature_or_one
+    )
 
 
 def _linear_maps(model: nn.Module) -> list[nn.Module]:

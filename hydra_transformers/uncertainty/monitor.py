@@ -22,7 +22,8 @@ from scipy.stats import beta
 from torch import Tensor, nn
 
 from .._io.files import write_atomically
-from ..models.decision import DecisionOutput
+from ..models.decision_settings import typed_settings
+from ..models.task import DecisionOutput
 from .abstention import check_share
 from .features import without_decision
 from .monitor_files import BLOCK, VERSION, check_bins, parse_state
@@ -214,7 +215,7 @@ class Monitor:
         inner, decision = without_decision(model)
         if decision is None:
             raise ValueError("model is not calibrated, or has changed since: call calibrate() first")
-        monitor = cls(decision.settings, level)
+        monitor = cls(typed_settings(decision.settings).to_dict(), level)
         if file is not None and Path(file).exists():
             monitor.load(file)
         monitor.model, monitor.task = model, task_of(inner)
@@ -243,7 +244,7 @@ class Monitor:
             self.count(_outcomes_of_predictions(outputs, self.settings["threshold"], random))
         elif outputs.abstain is None:
             raise ValueError("outputs has no abstain: the model has changed since calibrate(), or is in training mode")
-        elif getattr(getattr(self.model, "decision", None), "settings", None) != self.decision_settings:
+        elif _settings_in(self.model) != self.decision_settings:
             raise ValueError("this monitor is not of the model's calibration: make one with Monitor.of(model)")
         else:
             parts = [getattr(outputs, field.name, None) for field in fields(DecisionOutput)]
@@ -365,6 +366,12 @@ def _goes_on(stream: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
         if len(counts) < len(blocks) or (counts[:-1] != blocks[:-1]).any() or (counts[-1] < blocks[-1]).any():
             return False
     return True
+
+
+def _settings_in(model: nn.Module | None) -> dict[str, Any] | None:
+    """Return the settings of a model's decision as JSON has them; None without one."""
+    decision = getattr(model, "decision", None)
+    return None if decision is None else typed_settings(decision.settings).to_dict()
 
 
 def _outcomes_of_predictions(rows: Sequence[Mapping[str, Any]], threshold: Any, random: torch.Generator) -> Outcomes:

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from ..models.decision import DecisionOutput
 from ..models.ensembling import at_least_float32
-from ..models.multi_label_classification import logit_of_mean_probability
+from ..models.task import DecisionOutput
+from ..models.task_multi_label import logit_of_mean_probability
 from .abstention import SHIFT, exact
 from .conformal import too_few_rows
 from .decomposition import decompose

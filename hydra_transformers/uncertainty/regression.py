@@ -7,9 +7,9 @@ import pandas
 import torch
 from torch import Generator, Tensor
 
-from ..models.decision import DecisionOutput
 from ..models.ensembling import at_least_float32
-from ..models.regression import spread
+from ..models.task import DecisionOutput
+from ..models.task_regression import spread
 from .abstention import Abstention
 from .conformal import conformal_quantile
 from .inputs import as_tensor, check_predictions, widened

@@ -9,8 +9,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ..data.loading import PreparedData, load_data, load_if_named
-from ..models.decision import Decision, DecisionOutput
-from ..models.regression import aggregated, spread
+from ..models.decision import Decision
+from ..models.task import DecisionOutput
+from ..models.task_regression import aggregated, spread
 from .inputs import as_multi_hot, as_tensor, widened
 from .metrics import ood_metrics
 from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Settings, Task, ValidationRows

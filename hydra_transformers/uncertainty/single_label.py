@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Generator, Tensor
 
 from ..data.zero_shot import zero_shot_in
-from ..models.decision import DecisionOutput
+from ..models.task import DecisionOutput
 from .calibrated_classifier import prompts_of
 from .conformal import fit_sets, sets_sentence
 from .decomposition import decompose

@@ -9,7 +9,9 @@ from torch import Generator, Tensor, nn
 
 from ..data.loading import load_if_named
 from ..data.prediction import classes_of, config_of
-from ..models.decision import VERSION, Decision, DecisionOutput, config_settings, decision_of
+from ..models.decision import Decision, config_settings
+from ..models.decision_settings import typed_settings
+from ..models.task import DecisionOutput
 from .abstention import Abstention
 from .features import collect_answers
 
@@ -206,10 +208,13 @@ class Task:
     def decision(self, settings: Mapping[str, Any], state: Mapping[str, Tensor] | None = None) -> Decision:
         """A decision with these settings and tensors, for the model."""
         state = state or {}
-        common = dict.fromkeys(("threshold", "alpha", "dtype", "digests"))
-        common |= {"version": VERSION, "task": self.name, "config": config_settings(self.model), "sentences": []}
-        common["state"] = {name: list(tensor.shape) for name, tensor in state.items()}
-        decision = decision_of({**common, **settings}, sum(weight.numel() for weight in self.model.parameters()))
+        saved = {
+            "task": self.name,
+            "config": config_settings(self.model),
+            "state": {name: list(tensor.shape) for name, tensor in state.items()},
+        }
+        typed = typed_settings({**saved, **settings})
+        decision = Decision(typed, sum(weight.numel() for weight in self.model.parameters()))
         for name, tensor in state.items():
             getattr(decision, name).copy_(tensor)
         return decision

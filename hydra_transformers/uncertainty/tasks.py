@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from ..models.decision import task_name
+from ..models.task import task_name
 from .multi_label import MultiLabelTask
 from .regression import RegressionTask
 from .rewards import RewardTask

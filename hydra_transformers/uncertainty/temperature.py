@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
-from ..models.decision_single_label_classification import pool_then_scale
-from ..models.ensembling import log_mean
+from ..models.ensembling import log_mean, pool_then_scale
 from ..models.modeling_hydra import HydraClassifierOutput
 from .inputs import as_labels, as_member_logits, as_multi_hot, as_tensor, wide_log_softmax, widened
 

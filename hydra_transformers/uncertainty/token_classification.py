@@ -11,9 +11,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ..data.tags import NO_TAG, collect_words, rows_of_words
-from ..models.decision import Decision, DecisionOutput
+from ..models.decision import Decision
 from ..models.ensembling import entropy_split, log_mean_probability
 from ..models.entities import Entity, entities_in, have_prefixes, worst_and_mean
+from ..models.task import DecisionOutput
 from .abstention import Abstention
 from .inputs import check_predictions, wide_log_softmax, widened
 from .metrics import classification_metrics, error_coverage_curve, exact_mean

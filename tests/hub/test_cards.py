@@ -175,7 +175,7 @@ def test_names_are_not_markup_in_the_text_nor_in_the_metadata(report):
     calibrated = hydra_of(VIT).eval()
     rows = [{"pixel_values": torch.randn(40, 3, 8, 8), "labels": torch.arange(40) % 5}]
     calibrated.calibrate(rows, target={"coverage": 0.5})
-    calibrated.decision.settings["sentences"] = [HOSTILE]
+    calibrated.decision.settings = replace(calibrated.decision.settings, sentences=(HOSTILE,))
     circuit, license = replace(ACC, objective="mine", made_from={"metric": HOSTILE}), HOSTILE.partition("\n")[0]
     card = create_model_card(calibrated, named, dataset="d", license=license, circuits=[circuit])
     for markup in ("<img", "[a](", " `c`", "\n# d"):

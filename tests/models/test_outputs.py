@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from transformers import AutoModel, pipeline
 
 from hydra_transformers.models.ensembling import log_mean_probability
-from hydra_transformers.models.multi_label_classification import logit_of_mean_probability
+from hydra_transformers.models.task_multi_label import logit_of_mean_probability
 from tests.families import (
     ALBERT,
     BERT,

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, BertTokenizer, Trai
 from hydra_transformers import AutoHydra, HydraTrainingArguments
 from hydra_transformers.data.loading import PreparedData, classes_in, load_data
 from hydra_transformers.data.rows import DataSource
-from hydra_transformers.models.decision import task_name
+from hydra_transformers.models.task import task_name
 from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.serving import HydraPredictor, predict_data
 from hydra_transformers.training import DivergedError, finetune, lora_config

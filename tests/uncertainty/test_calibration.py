@@ -12,7 +12,7 @@ import torch
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
-from hydra_transformers.models.decision_single_label_classification import prediction_sets
+from hydra_transformers.models.task import prediction_sets
 from hydra_transformers.uncertainty import CalibratedClassifier, Detector, TemperatureScaling, calibrate, decompose
 from hydra_transformers.uncertainty.conformal import fit_sets
 from hydra_transformers.uncertainty.features import collect_answers

@@ -231,11 +231,27 @@ def test_a_decision_of_an_earlier_version_asks_for_a_new_calibration(change, war
         ("state", {"bank": [1_000_000, 1_000_000]}),
         ("state", {"center": [2, 2]}),
         ("task", "several labels"),
+        ("task", None),
+        ("threshold", math.inf),
+        ("threshold", "high"),
+        ("threshold", True),
+        ("alpha", 2),
+        ("alpha", math.nan),
+        ("sets", {"method": "lac"}),
+        ("sets", [0.1]),
+        ("detector", None),
+        ("detector", {"name": "knn", "by": "member", "settings": 3}),
+        ("state", {"bank": "large"}),
+        ("config", ["problem_type"]),
+        ("sentences", "none"),
+        ("digests", {"weights": "abc", "state": "def"}),
+        ("validation", 1),
     ],
 )
 def test_settings_that_calibrate_cannot_have_written_are_refused(path, value, tmp_path):
     hydra = calibrated_hydra(detector=Detector("knn", k=3))
-    settings = hydra.config.decision | {path: value}
+    digests = {name: digest for name, digest in hydra.config.decision["digests"].items() if name != "settings"}
+    settings = hydra.config.decision | {"digests": digests} | {path: value}
     config = copy.deepcopy(hydra.config)
     config.decision = settings
     with pytest.raises(ValueError, match=r"decision\."), torch.device("meta"):
@@ -245,6 +261,41 @@ def test_settings_that_calibrate_cannot_have_written_are_refused(path, value, tm
     )
     with pytest.raises(ValueError, match=r"decision\."):
         CalibratedClassifier.load(backbone_of("vit"), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["threshold", "alpha", "temperature", "sentences", "detector", "validation"])
+def test_settings_that_were_edited_are_refused(name, tmp_path):
+    """Though they are such as `calibrate` may have written."""
+    hydra = calibrated_hydra()
+    hydra.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    edited = {"threshold": 0.999, "alpha": 0.05, "temperature": 2.0, "sentences": ["Never wrong."], "validation": {}}
+    edited["detector"] = config["decision"]["detector"] | {"settings": {"k": 3}}
+    assert config["decision"][name] != edited[name]
+    config["decision"][name] = edited[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"decision has settings that were changed since calibrate\(\) wrote them"):
+        AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert AutoModelForImageClassification.from_pretrained(tmp_path, decision=None).decision is None
+
+
+@pytest.mark.parametrize("name", ["detector", "temperature"])
+def test_settings_that_are_missing_are_named(name):
+    config = copy.deepcopy(calibrated_hydra().config)
+    del config.decision[name]
+    with pytest.raises(ValueError, match=rf"decision\.{name} is missing: call calibrate\(\) again"):
+        type(hydra_of("vit"))(config)
+
+
+def test_settings_without_a_digest_of_their_own_load_as_before(tmp_path):
+    """As models that were calibrated before version 0.4 have them."""
+    hydra = calibrated_hydra()
+    hydra.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["decision"]["digests"]["settings"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert loaded.is_calibrated and loaded.decision.settings.threshold == hydra.decision.settings.threshold
 
 
 def test_a_file_that_is_not_a_decision_is_refused(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import betabinom, binom
 
-from hydra_transformers.models.decision_single_label_classification import prediction_sets
+from hydra_transformers.models.task import prediction_sets
 from hydra_transformers.uncertainty.conformal import fit_sets, sets_sentence
 
 

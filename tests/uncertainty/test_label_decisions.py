@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,7 +106,7 @@ def test_sets_in_the_model_are_those_of_the_mathematics(hydra):
 def test_a_decision_for_another_number_of_labels_is_refused(hydra):
     """One number would silently serve all labels."""
     calibrate(hydra, [texts_for(hydra, 60)])
-    hydra.decision.settings |= {"log_odds": [0.5], "set_log_odds": [0.1]}
+    hydra.decision.settings = replace(hydra.decision.settings, log_odds=(0.5,), set_log_odds=(0.1,))
     with pytest.raises(ValueError, match=r"decision.log_odds has 1 values, and the model has \d outputs: call"):
         hydra(input_ids=texts_for(hydra, 2)["input_ids"])
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -357,7 +358,7 @@ def test_what_is_not_calibrated_is_refused():
     monitor = Monitor.of(hydra)
     with pytest.raises(ValueError, match="has no abstain"):
         monitor.update(hydra.train()(**batch_of("single_label_classification")))
-    del hydra.decision.settings["validation"]
+    hydra.decision.settings = replace(hydra.decision.settings, validation=None)
     with pytest.raises(ValueError, match="call calibrate"):
         Monitor.of(hydra.eval())
 

@@ -11,7 +11,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
 
 from hydra_transformers import AutoHydra
-from hydra_transformers.models.decision import TASKS as NAMES
+from hydra_transformers.models.task import TASKS as TASKS_OF_MODELS
 from hydra_transformers.uncertainty import CalibratedClassifier, calibrate, predict_decisions
 from hydra_transformers.uncertainty.calibration import _halves
 from hydra_transformers.uncertainty.features import without_decision
@@ -29,7 +29,8 @@ FIELDS = {
     "reward": {"num_labels": 1, "problem_type": "regression"},
 }
 OUTPUTS = ("logits", "member_logits", "detector_score", "abstain", "prediction_set", "interval")
-FILES = {"single_label_classification": {"detection.py"}}
+NAMES = tuple(TASKS_OF_MODELS)
+
 all_tasks = pytest.mark.parametrize("name", list(NAMES))
 
 
@@ -109,7 +110,7 @@ def test_a_calibrated_hydra_decides_and_says_what_was_fitted(name):
 
 
 @all_tasks
-def test_saved_is_loaded_with_the_code_of_its_task_alone(name, tmp_path):
+def test_saved_is_loaded_with_the_code_of_decisions(name, tmp_path):
     hydra = calibrated(name).model.eval()
     hydra.save_pretrained(tmp_path)
     loaded = type(hydra).from_pretrained(tmp_path).eval()
@@ -118,8 +119,13 @@ def test_saved_is_loaded_with_the_code_of_its_task_alone(name, tmp_path):
     for field in OUTPUTS:
         assert (field in ours) == (field in theirs)
         assert field not in ours or torch.equal(ours[field], theirs[field]), field
-    files = {path.name for path in tmp_path.glob("de*ion*.py")}
-    assert files == {"decision.py", f"decision_{name}.py"} | FILES.get(name, set())
+    added = {path.name for path in tmp_path.glob("*.py")}
+    with hydra.uncalibrated():
+        hydra.save_pretrained(tmp_path / "uncalibrated")
+    before = {path.name for path in (tmp_path / "uncalibrated").glob("*.py")}
+    tasks = {f"{path.partition('.')[0]}.py" for path in TASKS_OF_MODELS.values()}
+    of_decisions = {"decision.py", "decision_settings.py", "detection.py", "fixed_dtype.py", "weights_digest.py"}
+    assert added == before | of_decisions | tasks
 
 
 @all_tasks
@@ -162,6 +168,14 @@ def test_predictions_have_the_columns_of_the_task(name):
     for prediction in predictions:
         assert set(prediction) == {*task_of(hydra).columns, "truncated"}
         assert prediction["abstain"] in (True, False) and prediction["threshold"] == hydra.config.decision["threshold"]
+
+
+def test_a_reward_model_says_that_a_score_is_too_low():
+    hydra = calibrated("reward").model.eval()
+    threshold = -hydra.decision.settings.threshold
+    [prediction] = predict_decisions(hydra, ["annabelle smith went to paris ."], tiny_tags.tokenizer())
+    expected = f"The score is {prediction['score']:.3g}, below the threshold {threshold:.3g}."
+    assert prediction["abstain"] is True and prediction["reason"] == expected
 
 
 @pytest.mark.parametrize("mine, other", pairwise((*NAMES, NAMES[0])))
