@@ -5,6 +5,7 @@ These are ONNX, and torch.export's archive.
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -255,8 +256,32 @@ def _write_onnx(program: ExportedProgram, path: Path, exportable: Exportable) ->
     try:
         written = torch.onnx.export(program, dynamo=True, verbose=False, output_names=outputs)
         written.save(path)
+        _name_axes(path)
     except Exception as error:  # of any kind
         raise ExportError(f"ONNX cannot hold this model: {first_line(error)}") from error
+
+
+def _name_axes(path: Path) -> None:
+    """Rename an ONNX file's axes of any size, s18 or s41, to batch, tokens and samples.
+
+    With two towers, `batch` counts the images, and `texts` the texts.
+    """
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    has_images = any(value.name == "pixel_values" for value in model.graph.input)
+    names: dict[str, str] = {}
+    for value in model.graph.input:
+        first = "texts" if has_images and value.name != "pixel_values" else "batch"
+        second = "samples" if value.name in AUDIO_INPUTS else "tokens"
+        for axis, dim in zip((first, second), value.type.tensor_type.shape.dim, strict=False):
+            if dim.dim_param:
+                names.setdefault(dim.dim_param, axis)
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = re.sub(r"\w+", lambda symbol: names.get(symbol[0], symbol[0]), dim.dim_param)
+    onnx.save(model, path)
 
 
 def _run_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:

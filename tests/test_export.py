@@ -16,7 +16,7 @@ from hydra_transformers.cli import main
 from hydra_transformers.exporting import ExportError, inputs_of
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.models.configuration_hydra import OUTPUTS_OF_HYDRAS
-from tests.families import CLIP, DINOV2, VIT, images
+from tests.families import BERT, CLIP, DINOV2, VIT, WAV2VEC2, images
 from tests.tiny_data import save_bert
 
 
@@ -87,6 +87,30 @@ def test_the_command_writes_a_folder_that_reads_texts(tmp_path, capsys):
     assert "exported exists already: pass another --output" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "bert"), "--output", str(tmp_path / "other")]) == 2
     assert "is a plain bert: pass a Hydra" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        (BERT, {"input_ids": ["batch", "tokens"], "attention_mask": ["batch", "tokens"], "logits": ["batch", 3]}),
+        (WAV2VEC2, {"input_values": ["batch", "samples"], "logits": ["batch", 5]}),
+        (
+            CLIP,
+            {
+                "pixel_values": ["batch", 3, 8, 8],
+                "input_ids": ["texts", "tokens"],
+                "logits": ["batch", "texts"],
+            },
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_the_axes_of_an_onnx_file_have_names(family, expected, tmp_path):
+    export(family.fused().float(), tmp_path / "exported")
+    session = onnxruntime.InferenceSession(tmp_path / "exported" / "model.onnx")
+    shapes = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
+    assert {name: shapes[name] for name in expected} == expected
 
 
 def test_what_cannot_be_exported_is_refused_with_a_sentence(tmp_path, monkeypatch):

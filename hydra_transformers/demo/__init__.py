@@ -140,7 +140,6 @@ def _finetuned(hydra: "PreTrainedModel", data: Any, tokenizer: Any, folder: Path
         logging_strategy="no",
         report_to="none",
         disable_tqdm=not sys.stderr.isatty(),
-        dataloader_pin_memory=has_gpu,
         use_cpu=not has_gpu,
     )
     trainer = HydraTrainer(hydra, arguments, train_dataset=data, processing_class=tokenizer)

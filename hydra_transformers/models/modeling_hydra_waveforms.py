@@ -157,7 +157,8 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
                 f"input_values has {input_values.shape[1]} samples, too few for one frame: pass longer audio, or pad it with zeros"
             )
         frame_mask = None if attention_mask is None else self.frame_mask(attention_mask, frames)
-        input_values = input_values.to(self.first_embeddings().feature_projection.projection.weight.dtype)
+        # Of a convolution: quantised linear maps have no tensor of weights.
+        input_values = input_values.to(self.get_input_embeddings().conv_layers[0].conv.weight.dtype)
         states, mask, _ = super().embed_inputs(frame_mask, input_values=input_values, frame_mask=frame_mask)
         has_bias = self.position_bias_class is not None
         return states, mask, {"positions": (self.relative_attention_bias(states),)} if has_bias else {}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
@@ -175,7 +174,6 @@ def finetune(
         "save_total_limit": 1,
         "load_best_model_at_end": True,
         "report_to": "none",
-        "dataloader_pin_memory": torch.cuda.is_available(),
         "disable_tqdm": not (progress and shows_bars()),
         "seed": seed,
     }

@@ -52,6 +52,8 @@ class HydraTrainingArguments(TrainingArguments):
             "balanced" gives rare classes more weight: each class counts as if it had as many training rows as the others.
         per_device_train_batch_size, weight_decay, warmup_steps, lr_scheduler_type:
             As in `TrainingArguments`, with the defaults 32, 0.05, 0.1 (a share of all steps) and "cosine".
+        dataloader_pin_memory:
+            As in `TrainingArguments`; without an accelerator False, as torch would warn.
     """
 
     learning_rate: float = _setting(1.25e-5, "The peak learning rate of trunk and embeddings.")
@@ -65,6 +67,8 @@ class HydraTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not torch.accelerator.is_available():
+            self.dataloader_pin_memory = False
         if self.class_weights not in (None, "balanced"):
             raise ValueError(f'class_weights is {self.class_weights!r}: pass "balanced" or None')
         for name in ("branch_rate", "classifier_learning_rate"):

@@ -8,7 +8,7 @@ from torch import nn
 from hydra_transformers.models.auto import check_has_no_adapters
 from hydra_transformers.pruning import draw_members, prune_heads, taylor_scores
 from hydra_transformers.training import lora_config
-from tests.families import BERT, CLIP, VIT, each_of, images
+from tests.families import AST, BERT, CLIP, HUBERT, VIT, WAV2VEC2, WAVLM, each_of, images
 
 
 class Int8Weight(torch.Tensor):
@@ -81,6 +81,16 @@ def test_quantised_models_are_refused(family, quantise):
     ):
         with pytest.raises(ValueError, match=sentence):
             build()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("family", [WAV2VEC2, HUBERT, WAVLM, AST, BERT, VIT], ids=lambda family: family.name)
+def test_linear_maps_in_int8_of_torch_give_nearly_the_same_logits(family):
+    hydra = family.fused().float().eval()
+    quantised = torch.ao.quantization.quantize_dynamic(hydra, {nn.Linear}, dtype=torch.qint8)
+    inputs = family.inputs()
+    with torch.no_grad():
+        assert torch.allclose(quantised(**inputs).logits, hydra(**inputs).logits, atol=0.05)
 
 
 def test_a_part_that_was_replaced_is_named():

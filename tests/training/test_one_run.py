@@ -37,6 +37,14 @@ def trainer_for(model, folder, name: str = "vit", trainer=HydraTrainer, **option
     return trainer(model=model, args=arguments_for(folder, **options), **data)
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="memory is pinned for an accelerator")
+def test_nothing_warns_of_pinned_memory_without_an_accelerator(tmp_path, recwarn):
+    arguments = HydraTrainingArguments(tmp_path, max_steps=1, report_to="none", disable_tqdm=True)
+    HydraTrainer(hydra_of(num_members=2), arguments, train_dataset=tiny_dataset("vit")).train()
+    assert not [warning for warning in recwarn if "pin_memory" in str(warning.message)]
+    assert arguments.dataloader_pin_memory is False
+
+
 def batch_of(name: str, rows: int = 6) -> dict[str, torch.Tensor]:
     data = tiny_dataset(name, rows)
     return {key: torch.stack([torch.as_tensor(row[key]) for row in data]) for key in data[0]}
