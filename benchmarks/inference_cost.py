@@ -3,6 +3,7 @@
     python benchmarks/inference_cost.py                                     # everything, eager
     python benchmarks/inference_cost.py --families vit --batches 4 256 --modes eager compiled
     python benchmarks/inference_cost.py --device cpu --families vit --batches 8 --dtypes float32
+    python benchmarks/inference_cost.py --paper                             # table 7's own row: ViT-B/16, batches of 4
     python benchmarks/inference_cost.py --smallest                          # does it run? tiny models, seconds
 
 Compared, with random weights: the Transformers model with sdpa (= 1); that model pruned to 8 heads per layer (a
@@ -50,8 +51,9 @@ IN_SEQUENCE = "3 models in sequence"
 WHOLE = "Hydra 3, nothing merged"  # nor pruned
 THREE_QUARTERS = "Hydra 3, three quarters merged"
 ONE_RUN = "Hydra 3, one run"  # not for CLIP, which has no classifier
-METHODS = [SINGLE, "pruned to 8 heads", IN_SEQUENCE, "Hydra 3 x 8", "Hydra 3, ragged", "Hydra 5 x 8"]
-METHODS += [WHOLE, THREE_QUARTERS, ONE_RUN]
+# Table 7: one model, one that is pruned, Deep Ensembles, three and five members of eight heads.
+PAPER_METHODS = [SINGLE, "pruned to 8 heads", IN_SEQUENCE, "Hydra 3 x 8", "Hydra 3, ragged", "Hydra 5 x 8"]
+METHODS = [*PAPER_METHODS, WHOLE, THREE_QUARTERS, ONE_RUN]
 # As --modes names them, and as torch.compile does.
 COMPILE_MODES = {"compiled": "default", "reduce-overhead": "reduce-overhead"}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -340,6 +342,11 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), help="bfloat16 and float32, if none is given")
     parser.add_argument("--modes", nargs="+", default=["eager"], choices=["eager", *COMPILE_MODES])
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument(
+        "--paper",
+        action="store_true",
+        help="table 7: ViT-B/16 in batches of 4, bfloat16 and float32, the paper's methods",
+    )
     parser.add_argument("--limit", type=float, help="seconds after which no further group is begun")
     parser.add_argument(
         "--no-masks",
@@ -355,6 +362,10 @@ def main() -> None:
         help="tiny models, one batch size, few calls: shows that it runs, not what it costs",
     )
     args = parser.parse_args()
+    if args.paper:
+        args.families = ["vit"]
+        args.batches = [4]
+        args.methods = PAPER_METHODS
     if SINGLE not in args.methods:
         args.methods = [SINGLE, *args.methods]
     # CPUs without instructions for bfloat16 take a hundred times as long for it.

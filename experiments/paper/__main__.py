@@ -26,8 +26,8 @@ from hydra_transformers._io.files import write_atomically
 from ..results import RESULTS as ALL_RESULTS
 from ..results import gather, results_file, write_results
 from .pictures import FIGURES, draw
-from .settings import SETTINGS, Setting, smallest_of
-from .study import RESULTS, Study
+from .settings import SETTINGS, smallest_of
+from .study import RESULTS, new_study
 from .tables import SHIFTED_TABLES, TABLES, page, render
 from .work import do_all
 
@@ -35,24 +35,6 @@ from .work import do_all
 PAPER_RESULTS = ALL_RESULTS / "paper"
 RUNS = Path("runs/paper")
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "paper.md"
-
-
-def new_study(setting_name: str, smallest: bool, data: Path | None, runs: Path, device: str) -> Study:
-    """Return the work of a setting; in each process anew."""
-    setting = SETTINGS[setting_name]
-    start = start_of(setting, data)
-    if smallest:
-        setting = smallest_of(setting)
-    files = None
-    if data is not None:
-        files = data / "data" if (data / "data").is_dir() else data
-    return Study(setting, files, start, runs / setting.name, device)
-
-
-def start_of(setting: Setting, data: Path | None) -> str:
-    """Return the folder of the pre-trained model, or its Hub name."""
-    folder = None if data is None else data / "weights" / setting.start.rpartition("/")[2]
-    return str(folder) if folder is not None and folder.is_dir() else setting.start
 
 
 def what_is_asked(args: argparse.Namespace) -> list[tuple[str, list[str], bool]]:

@@ -30,6 +30,17 @@ def test_every_benchmark_runs_and_names_its_machine_and_commit(script, tmp_path,
 
 
 @pytest.mark.slow
+def test_the_papers_row_is_one_vit_in_batches_of_four(tmp_path, monkeypatch):
+    words = ["--paper", "--smallest", "--device", "cpu", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["inference_cost.py", *words])
+    inference_cost.main()
+    rows = json.loads((tmp_path / "inference_cost.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == inference_cost.PAPER_METHODS
+    assert {"single", "3 models in sequence", "Hydra 3 x 8"} <= set(inference_cost.PAPER_METHODS)
+    assert {row["family"] for row in rows} == {"vit"}
+
+
+@pytest.mark.slow
 def test_whatever_is_measured_was_loaded_and_runs(tmp_path):
     family = inference_cost.FAMILIES["vit"]
     saved = inference_cost.SavedModels(family, family.smallest, tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -186,6 +187,29 @@ def test_what_fails_loses_nothing_but_what_needs_it():
     lines = do_all([first, second, third], needs, lambda: study, workers=0)
     assert study.made == [third]
     assert [line.split(" failed")[0] for line in lines] == [str(first), str(second)] and "no memory" in lines[0]
+
+
+class Dying(Failing):
+    """Its process ends in the middle of a part."""
+
+    def make(self, part):
+        if part.name == "dies":
+            os._exit(1)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_loses_its_part_alone():
+    parts = [Part("a", 0, "dies"), Part("b", 0, "needs it"), Part("c", 0), Part("c", 1)]
+    lines = do_all(parts, lambda part: parts[:1] if part == parts[1] else [], Dying, 1)
+    assert [line.split(" failed: ")[1] for line in lines] == ["its process died", f"needs {parts[0]}"]
+
+
+@pytest.mark.slow
+def test_work_stops_in_time_and_says_what_is_left():
+    parts = [Part("a", seed) for seed in range(3)]
+    assert do_all(parts, lambda part: [], Failing, 1, stop_after=0.01) == [
+        f"3 parts are left, the first is {parts[0]}: start again to go on"
+    ]
 
 
 def test_the_smallest_setting_keeps_recipes_and_has_few_steps():
