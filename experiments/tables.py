@@ -6,17 +6,21 @@ from typing import Any
 
 from hydra_transformers._io.files import write_atomically
 
-from . import checked_rows, monitoring, one_run_table, tasks, zero_shot_tables
+from . import checked_rows, monitoring, one_run_table, recalibration, tasks, zero_shot_tables
 from .figures import ROOT, table_of_figures
 from .results import RESULTS, read_results
+
+
+# By what a results file says that it is.
+SIMULATIONS = {"checked rows": checked_rows, "recalibration": recalibration}
 
 
 def render(results: dict[str, Any]) -> dict[str, str]:
     """All tables by name, `setting/table`."""
     tables = {}
     for name, content in results.items():
-        if content.get("what") == "checked rows":
-            tables[name] = checked_rows.render(content)
+        if content.get("what") in SIMULATIONS:
+            tables[name] = SIMULATIONS[content["what"]].render(content)
             continue
         if "cases" in content:
             tables[name] = monitoring.render(content)

@@ -1,18 +1,33 @@
 """`calibrate`: when a model abstains, and which classes its prediction sets name."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .._io.records import RECORD, check_is_new, read_settings, record_settings
-from .folders import note_training_rows
-from .options import DataOptions, ModelArgument, best_device, number, option, share
+from .folders import data_name, note_training_rows
+from .options import DATA_HELP, DataOptions, ModelArgument, best_device, number, option, share
+
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..uncertainty.calibration import Calibration
 
 
 ABSTAIN = "When to abstain (without one it never does)"
 
 
+@dataclass(kw_only=True)
+class CalibrationData(DataOptions):
+    """Which rows to read; none, where audited answers are enough."""
+
+    data: option(str | None, f"{DATA_HELP}; with --add it may be left out", "NAME_OR_FOLDER", parser=data_name) = None
+
+
 def calibrate(
     model: ModelArgument,
-    data: DataOptions,
+    data: CalibrationData,
     output: option(Path, "gets the calibrated model with its code and processor", "DIR"),
     risk: option(
         float | None,
@@ -35,6 +50,13 @@ def calibrate(
         "SHARE",
         parser=share,
     ) = None,
+    add: option(
+        Path | None,
+        "the file of `predict --audit` with labels: lowers the threshold of a calibrated model for --risk, by these answers, and by "
+        "the rows of --data if there are any, which must be those that it was calibrated on",
+        "FILE",
+        ABSTAIN,
+    ) = None,
 ) -> None:
     """Fit when a model abstains ("I don't know") and its sets of possible classes; saved with the model."""
     if risk is not None and coverage is not None:
@@ -44,14 +66,31 @@ def calibrate(
             "there is no target, so that the model would never abstain: pass --risk 0.05 or --coverage 0.9, or --alpha alone for "
             "prediction sets or intervals"
         )
+    if add is not None and (risk is None or alpha is not None):
+        raise ValueError(
+            "--add lowers the threshold of a calibrated model for a --risk: pass that, and neither --coverage nor --alpha"
+        )
+    if data.data is None and add is None:
+        raise ValueError("there are no rows: pass --data")
     check_is_new(output)
-    target = {name: value for name, value in {"risk": risk, "coverage": coverage}.items() if value is not None}
-    from .._io.files import written_whole
+    if add is not None:
+        calibration, loaded, processor = _recalibrated(model, data, add, risk, confidence)
+    else:
+        target = {name: value for name, value in {"risk": risk, "coverage": coverage}.items() if value is not None}
+        settings = {"target": target or None, "confidence": confidence}
+        if alpha is not None:
+            settings["alpha"] = alpha
+        calibration, loaded, processor = _calibrated(model, data, settings)
+    _save(calibration, loaded, processor, Path(model), output)
+    print(calibration)
+    print(f"The calibrated model is in {output}. Next: hydra-transformers predict {output} ...")
+
+
+def _calibrated(model: str, data: DataOptions, settings: dict[str, Any]) -> "tuple[Calibration, nn.Module, Any]":
+    """Return the calibration of a model on data, the model that is saved with it, and its processor."""
     from ..data.processors import class_prompts, load_processor
     from ..data.zero_shot import ZeroShotClassifier
-    from ..hub.member_heads import copy_circuits
     from ..serving.saved_models import load_config, load_model
-    from ..uncertainty import CalibratedClassifier
     from ..uncertainty import calibrate as fit
 
     config = load_config(model)
@@ -61,18 +100,45 @@ def calibrate(
     prompts = class_prompts(config, processor, rows.class_names)
     loaded = load_model(model, best_device())
     classifier = loaded if prompts is None else ZeroShotClassifier(loaded, prompts, rows.class_names)
-    settings = {"target": target or None, "confidence": confidence}
-    if alpha is not None:
-        settings["alpha"] = alpha
-    calibration = fit(classifier, rows, **settings)
+    return fit(classifier, rows, **settings), loaded, processor
+
+
+def _recalibrated(
+    model: str, data: DataOptions, add: Path, risk: float, confidence: float | None
+) -> "tuple[Calibration, nn.Module, Any]":
+    """Return the calibration of a calibrated model by audited answers, the model that is saved with it, and its processor."""
+    from ..serving.saved_models import load_config, load_with_decision
+    from ..uncertainty import CalibratedClassifier
+    from ..uncertainty.recalibration import recalibrate
+
+    calibrated, processor = load_with_decision(model, device=best_device())
+    rows = None
+    if data.data is not None:
+        rows = data.read(load_config(model), processor)
+        note_training_rows(model, data, rows)
+    settings: dict[str, Any] = {"risk": risk}
+    if confidence is not None:
+        settings["confidence"] = confidence
+    calibration = recalibrate(calibrated, add, rows, **settings)
+    loaded = calibrated
+    if isinstance(calibrated, CalibratedClassifier):
+        loaded = calibrated.model
+        loaded = getattr(loaded, "model", loaded) if hasattr(loaded, "class_prompts") else loaded
+    return calibration, loaded, processor
+
+
+def _save(calibration: "Calibration", loaded: "nn.Module", processor: Any, model: Path, output: Path) -> None:
+    """Write the calibrated model with all that belongs to it."""
+    from .._io.files import written_whole
+    from ..hub.member_heads import copy_circuits
+    from ..uncertainty import CalibratedClassifier
+
     with written_whole(output) as unfinished:
         loaded.save_pretrained(unfinished)
         if isinstance(calibration.model, CalibratedClassifier):  # a Hydra classifier's decision is part of it
             calibration.model.save(unfinished)
         processor.save_pretrained(unfinished)
-        copy_circuits(Path(model), unfinished)
-        if (Path(model) / RECORD).exists():  # of the rows that it was trained on
-            record = read_settings(Path(model) / RECORD)
+        copy_circuits(model, unfinished)
+        if (model / RECORD).exists():  # of the rows that it was trained on
+            record = read_settings(model / RECORD)
             record_settings(unfinished, RECORD, {name: record.get(name) for name in ("data", "split", "rows")})
-    print(calibration)
-    print(f"The calibrated model is in {output}. Next: hydra-transformers predict {output} ...")

@@ -84,6 +84,10 @@ def argument(kind: Any, metavar: str, help: str, **settings: Any) -> Any:
     return Annotated[kind, typer.Argument(metavar=metavar, help=help, **settings)]
 
 
+DATA_HELP = (
+    'a data set on the Hub ("cifar100", "glue:sst2"), a folder of images, of csv, json or parquet files or that save_to_disk wrote, '
+    "or one such file"
+)
 ANY_MODEL = "a Hydra, or any classifier, CLIP or SigLIP model, by folder or Hub name"
 ModelArgument = argument(str, "MODEL", ANY_MODEL, parser=model_name)
 BatchSize = option(int, "rows per batch", "N", min=1)
@@ -98,8 +102,7 @@ class DataOptions:
 
     data: option(
         str,
-        'a data set on the Hub ("cifar100", "glue:sst2"), a folder of images, of csv, json or parquet files or that '
-        "save_to_disk wrote, or one such file",
+        DATA_HELP,
         "NAME_OR_FOLDER",
         parser=data_name,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .folders import data_name
-from .options import BatchSize, Column, ModelArgument, MonitorFile, argument, best_device, option, switch
+from .options import BatchSize, Column, ModelArgument, MonitorFile, argument, best_device, option, share, switch
 from .serve import NEVER_ABSTAINS, UNCALIBRATED, predictor_of
 
 
@@ -39,6 +39,15 @@ def predict(
     engine: option(Literal["local", "ray"], "ray: on a Ray cluster, or in processes here", panel=DATA) = "local",
     workers: option(int | None, "processes of Ray (default: one per GPU; several share it)", "N", DATA, min=1) = None,
     monitor: MonitorFile = None,
+    audit: option(
+        float | None,
+        "draw this share of the answers at random for people to check: marked in the column audit, and in OUTPUT.audit.csv, to be "
+        "filled in for `watch --labels` and `calibrate --add`",
+        "SHARE",
+        DATA,
+        parser=share,
+    ) = None,
+    audit_seed: option(int, "of the draw, which depends on it and on row numbers alone", panel=DATA, min=0) = 0,
     batch_size: BatchSize = 8,
 ) -> None:
     """Predict for texts, images or audio, or all rows of a data set, with uncertainty and abstention."""
@@ -59,9 +68,11 @@ def predict(
         # Workers of a cluster may have other devices than this machine.
         settings["device"] = best_device() if engine == "local" else None
         settings |= {"split": split, "column": column or None, "engine": engine, "workers": workers}
-        _predict_data(model, inputs[0], output, monitor=monitor, **settings)
+        settings |= {"monitor": monitor, "audit": audit, "audit_seed": audit_seed}
+        _predict_data(model, inputs[0], output, **settings)
         return
     only = {"--split": split, "--column": column or None, "--workers": workers, "--monitor": monitor}
+    only |= {"--audit": audit, "--audit-seed": audit_seed or None}
     if unused := [flag for flag, value in only.items() if value is not None]:
         raise ValueError(f"{unused[0]} is for a data set: name the file of its answers with --output")
     for name in inputs:
@@ -106,6 +117,11 @@ def _predict_data(model: str, data: str, output: Path, **settings: Any) -> None:
     rest = f" and {len(bad) - 1:,} more" if len(bad) > 1 else ""
     unread = f"; row {bad[0]}{rest} cannot be read, see the column why" if bad else ""
     print(f"{output}: answers to {rows - len(bad):,} of {rows:,} rows{of_split}{unread}.")
+    if finished.audited is not None:
+        file = output.with_suffix(".audit.csv")
+        print(
+            f"{file}: {finished.audited:,} of these answers to be checked. Write the right label of each into reviewed_label."
+        )
 
 
 def _names(inputs: Sequence[str]) -> Iterator[str]:

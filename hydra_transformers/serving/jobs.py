@@ -27,7 +27,9 @@ from ..data.rows import DataSource, as_dataset, load_rows
 from ..hub.handler import as_json
 from ..models.weights_digest import digest_of
 from ..uncertainty import Monitor
+from ..uncertainty.abstention import check_share
 from .answers import to_table
+from .audit_files import Audit
 from .predictor import HydraPredictor, kind_of, kind_of_model
 from .saved_models import load_config
 
@@ -43,6 +45,7 @@ class Finished(NamedTuple):
 
     split: of the data, whose rows these are; None without splits
     has_target: whether the model was calibrated to abstain
+    audited: how many answers were drawn for an audit; None without one
     """
 
     rows: int
@@ -50,6 +53,7 @@ class Finished(NamedTuple):
     is_calibrated: bool
     split: str | None
     has_target: bool = False
+    audited: int | None = None
 
 
 def predict_data(
@@ -62,6 +66,8 @@ def predict_data(
     engine: str = "local",
     workers: int | None = None,
     monitor: str | os.PathLike | None = None,
+    audit: float | None = None,
+    audit_seed: int = 0,
     **settings: Any,
 ) -> Finished:
     """Predicts for every row of a data set, and writes the table with the answers to a file.
@@ -81,6 +87,9 @@ def predict_data(
             model and data under the same names.
         workers (`int`, *optional*): of Ray; by default one per GPU, or without GPUs one. Several share a GPU.
         monitor (`str` or `os.PathLike`, *optional*): the file of a `Monitor`, which counts the rows that are predicted.
+        audit (`float`, *optional*): the share of the answers that people shall check. They are drawn at random, by row number and
+            seed alone, and marked in the column `audit`; `OUTPUT.audit.csv` has them with an empty column `reviewed_label`.
+        audit_seed (`int`, defaults to 0): of the draw.
         settings (*optional*): of `HydraPredictor`: processor, device, candidate_labels, top_k, batch_size.
 
     Returns:
@@ -90,6 +99,8 @@ def predict_data(
     check_output(output, source)
     if monitor is not None:
         check_monitor_file(Path(monitor), output, source)
+    if audit is not None:
+        check_share(audit, "audit")
     if engine not in ("local", "ray"):
         raise ValueError(f"engine is {engine!r}: pass local or ray")
     if engine == "ray" and isinstance(model, torch.nn.Module):
@@ -104,6 +115,7 @@ def predict_data(
         settings = settings | {"device": "cpu"}
     job = Job(**arguments | {"settings": settings})
     folder = job.folder_for(output)
+    drawn = None if audit is None else Audit.of(job, folder, output, audit, audit_seed)
     watched = None if monitor is None else Monitor.of(job.predictor.model, file=monitor)
     files = [folder / f"part-{number:08d}.parquet" for number in range(job.num_parts)]
     missing = [number for number, file in enumerate(files) if read_part(file) is None]
@@ -125,7 +137,9 @@ def predict_data(
             bar.update(len(job.places(number)))
     calibration = job.predictor.calibration
     has_target = calibration is not None and calibration["threshold"] is not None
-    return Finished(len(job.rows), join_parts(files, output), calibration is not None, job.split, has_target)
+    bad_rows = join_parts(files, output, drawn)
+    audited = None if drawn is None else drawn.count
+    return Finished(len(job.rows), bad_rows, calibration is not None, job.split, has_target, audited)
 
 
 def _absolute(name: Any) -> Any:
@@ -278,7 +292,7 @@ def read_part(file: Path | io.BytesIO) -> Any:
         return None
 
 
-def join_parts(files: Sequence[Path], output: Path) -> list[int]:
+def join_parts(files: Sequence[Path], output: Path, audit: Audit | None = None) -> list[int]:
     """Writes the output, with one part at a time in memory, and removes the parts. Returns the numbers of the bad rows."""
     bad_rows: list[int] = []
 
@@ -288,11 +302,15 @@ def join_parts(files: Sequence[Path], output: Path) -> list[int]:
             if table is None:
                 raise RuntimeError(f"{file} is not what was written: run the command again")
             bad_rows.extend(table.filter(table["prediction"].is_null())["row"].to_pylist())
-            yield table
+            yield table if audit is None else audit.marked(table)
 
     joined = files[0].with_name(f"joined{output.suffix}")
     joined.unlink(missing_ok=True)  # a user may have moved the output of a killed job, which is the same file
     write_tables(joined, tables())
+    if audit is not None:
+        for_reviewers = joined.with_name("audit.csv")
+        write_tables(for_reviewers, iter([audit.for_reviewers()]))
+        os.replace(for_reviewers, audit.file)
     try:
         os.link(joined, output)  # never replaces a file
     except OSError:  # one that appeared meanwhile, or a file system without links

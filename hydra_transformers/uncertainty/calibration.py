@@ -115,7 +115,7 @@ def calibrate(
     # An earlier decision is off meanwhile, and stays in place should anything fail.
     with inner.uncalibrated() if is_hydra else nullcontext():
         collected = task.collect_rows(data, batch_size)
-        halves = [collected.take(places) for places in _halves(collected.labels, seed)]
+        halves = [collected.take(places) for places in halves_of(collected.labels, seed)]
         ood = None if ood_data is None else task.collect_rows(ood_data, batch_size)
         rows = ValidationRows(*halves, ood, target, confidence or None, alpha)
         fitted = task.fit(rows)
@@ -163,8 +163,8 @@ def _check(task: Task, data: Any, ood_data: Any, target: Any, confidence: float 
             check_is_data(value, name)
 
 
-def _halves(labels: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
-    """The places of the rows of two random halves."""
+def halves_of(labels: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the places of the rows of two random halves."""
     if labels is None:
         raise ValueError("data has no labels: calibrate on labelled rows, add a column labels")
     if len(labels) < LEAST_ROWS:

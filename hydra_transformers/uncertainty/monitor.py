@@ -393,11 +393,13 @@ def _promises(settings: Mapping[str, Any], level: float) -> dict[str, Promise]:
     """
     validation, two = settings["validation"], np.eye(2, dtype=bool)[::-1]  # of two bins the second, and the first
     rows, answered = validation["rows"], validation["answered"]
-    least = None if settings["threshold"] is None else 0.0
+    # Nobody knows the share of answers after a calibration on audited answers alone.
+    least = None if settings["threshold"] is None or answered is None else 0.0
+    unanswered = [rows - answered, answered] if answered is not None else None
     planned = {
         "risk": (validation["risk"], validation["wrong"], two[:1]),
         "coverage": (settings["alpha"], validation["missed"], two[:1]),
-        "answered": (least, ([rows - answered, answered], rows), two),
+        "answered": (least, (unanswered, rows), two),
     }
     planned = {name: plan for name, plan in planned.items() if None not in plan[:2]}
     promises = {}

@@ -85,7 +85,8 @@ def _problem_of_settings(settings: Any) -> str | None:
         if value is not None and not (_is_number(value) and 0 < value < 1):
             return f"{place} is {_shown(value)}, and should be a share"
     rows, answered = (validation.get(name) for name in ("rows", "answered"))
-    if not _are_counts([rows, answered]) or rows == 0 or answered > rows:
+    is_known = answered is not None  # not after a calibration on audited answers alone
+    if not _are_counts([rows, answered] if is_known else [rows]) or rows == 0 or (is_known and answered > rows):
         return f"validation has {_shown(answered)} answered of {_shown(rows)} rows"
     for name in ("wrong", "missed"):
         value = validation.get(name)

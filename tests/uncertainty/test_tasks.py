@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertForToken
 from hydra_transformers import AutoHydra
 from hydra_transformers.models.task import TASKS as TASKS_OF_MODELS
 from hydra_transformers.uncertainty import CalibratedClassifier, calibrate, predict_decisions
-from hydra_transformers.uncertainty.calibration import _halves
+from hydra_transformers.uncertainty.calibration import halves_of
 from hydra_transformers.uncertainty.features import without_decision
 from hydra_transformers.uncertainty.tasks import TASKS, task_of
 from tests import tiny_tags
@@ -227,7 +227,7 @@ def test_a_prediction_that_is_not_a_number_is_refused_in_both_halves(name, half,
     task = task_of(hydra)
     task.set_detector("msp")
     rows = task.collect_rows(data_of(name), 32)
-    rows.answers[_halves(rows.labels, 0)[half][0]] = math.nan
+    rows.answers[halves_of(rows.labels, 0)[half][0]] = math.nan
     monkeypatch.setattr(type(task), "collect_rows", lambda *_: rows)
     with pytest.raises(ValueError, match=r"is not a prediction|not NaN"):
         calibrate(hydra, data_of(name), target={"coverage": 0.7})

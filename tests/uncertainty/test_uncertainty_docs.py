@@ -10,6 +10,7 @@ from tests.pages import run_python_blocks
 
 MODULES = (
     "uncertainty.abstention",
+    "uncertainty.audits",
     "uncertainty.decomposition",
     "uncertainty.detectors",
     "uncertainty.metrics",
