@@ -220,15 +220,115 @@ def eager_attention_forward(
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
+class MembersOnBatch:
+    """The layout with members on the batch axis: (members * batch, heads, tokens, head_dim).
+
+    All members keep equally many heads, `width` rows of queries. Nothing is copied.
+    """
+
+    def __init__(self, num_members: int, width: int, head_dim: int, is_trunk: bool):
+        self.num_members = num_members
+        self.width = width
+        self.head_dim = head_dim
+        self.is_trunk = is_trunk
+
+    def split(self, projected: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+        """Split `count` of query, key and value.
+
+        (members, batch, tokens, count * width) -> (members * batch, heads, tokens, head_dim) each
+        """
+        heads = projected.shape[-1] // (count * self.head_dim)
+        states = projected.view(-1, projected.shape[2], count, heads, self.head_dim)
+        return states.permute(2, 0, 3, 1, 4).unbind(0)
+
+    def cut_off_queries(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cut what is projected into queries, and keys and values."""
+        return projected[..., : self.width], projected[..., self.width :]
+
+    def mask(self, attention_mask: torch.Tensor, batch: int) -> torch.Tensor:
+        """Return the rows of a mask that is repeated over the members: (members * batch, ...)"""
+        return attention_mask[:batch] if self.is_trunk else attention_mask
+
+    def unpack(self, output: torch.Tensor) -> torch.Tensor:
+        """(members * batch, tokens, heads, head_dim) -> (members, batch, tokens, width)"""
+        return output.reshape(self.num_members, -1, output.shape[1], self.width)
+
+    def norm(self, norms: PerMember, states: torch.Tensor, heads: Sequence[int]) -> torch.Tensor:
+        """Norm each member's queries or keys, (members * batch, heads, tokens, head_dim).
+
+        heads: how many of them each member has
+        """
+        return norms(states.unflatten(0, (self.num_members, -1))).flatten(0, 1)
+
+    def in_order(self, heads: Sequence[Sequence[int]]) -> list[int]:
+        """Join what is given for each head of each member in the order of the head axis."""
+        return list(heads[0])
+
+
+class MembersOnHeads:
+    """The layout with members on the head axis: (batch, heads of all members, tokens, head_dim).
+
+    Members may keep different numbers of heads; those without any are left out.
+
+    widths: each member's rows of queries
+    """
+
+    def __init__(self, widths: Sequence[int], head_dim: int):
+        self.num_members = len(widths)
+        self.widths = [width for width in widths if width > 0]
+        self.head_dim = head_dim
+        self.is_uniform = len(set(widths)) == 1
+
+    def split(self, projected: Sequence[torch.Tensor], count: int) -> tuple[torch.Tensor, ...]:
+        """Split `count` of query, key and value.
+
+        (batch, tokens, count * width) of each member -> (batch, heads of all members, tokens, head_dim) each
+        """
+        members = [states.unflatten(-1, (count, -1, self.head_dim)) for states in projected]
+        return torch.cat(members, dim=-2).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def cut_off_queries(self, projected: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Cut what is projected into queries, and keys and values."""
+        members = list(zip(projected, self.widths, strict=True))
+        queries = [states[..., :width] for states, width in members]
+        keys_and_values = [states[..., width:] for states, width in members]
+        return queries, keys_and_values
+
+    def mask(self, attention_mask: torch.Tensor, batch: int) -> torch.Tensor:
+        """Return the rows of a mask that is repeated over the members: (batch, ...)"""
+        return attention_mask[:batch]
+
+    def unpack(self, output: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, heads of all members, head_dim) -> (members, batch, tokens, width), or
+        where widths differ (batch, tokens, sum of widths)"""
+        output = output.flatten(2)
+        if self.is_uniform:
+            output = output.unflatten(-1, (self.num_members, -1)).movedim(-2, 0)
+        return output
+
+    def norm(self, norms: PerMember, states: torch.Tensor, heads: Sequence[int]) -> torch.Tensor:
+        """Norm each member's queries or keys, (batch, heads of all members, tokens, head_dim).
+
+        heads: how many of them each member has
+        """
+        norms_with_heads = [norm for norm, count in zip(norms, heads, strict=True) if count]
+        parts = states.split([count for count in heads if count], dim=1)
+        return torch.cat([norm(part) for norm, part in zip(norms_with_heads, parts, strict=True)], dim=1)
+
+    def in_order(self, heads: Sequence[Sequence[int]]) -> list[int]:
+        """Join what is given for each head of each member in the order of the head axis."""
+        return [value for of_member in heads for value in of_member]
+
+
+Layout = MembersOnBatch | MembersOnHeads
+
+
 class HydraAttention(nn.Module):
     """Multi-head attention of all members at once; member m keeps `kept_heads[m]` of the backbone's heads.
 
     A member's queries, keys and values lie below each other in `qkv_proj`: one product. Attention is computed head by head,
-    so members cannot mix, whichever axis carries them:
-
-    - the batch axis, (members * batch, heads, tokens, head_dim), where all keep equally many heads: nothing is copied;
-    - the head axis, (batch, heads of all members, tokens, head_dim), where head counts differ, where scores have a bias, and
-      for the eager backend, which returns its weights in this shape.
+    so members cannot mix, whichever axis carries them (`layout`): the batch axis where all keep equally many heads, the head
+    axis where head counts differ, where scores have a bias, and for the eager backend, which returns its weights in this shape.
 
     Families with positions in the attention override `place`, or set `adds_bias` and have `add_bias` (`relative_attention`);
     both get what `embed_inputs` returns as "positions". `norm` is for those that normalise queries and keys.
@@ -238,13 +338,17 @@ class HydraAttention(nn.Module):
 
     def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm):
         super().__init__()
-        spec, kept_heads = config.layer_spec, config.kept_heads[layer][: config.members_in(layer)]
-        self.config, self.layer = config, layer
-        self.num_members, self.is_trunk = len(kept_heads), layer < config.trunk_layers
+        spec = config.layer_spec
+        kept_heads = config.kept_heads[layer][: config.members_in(layer)]
+        self.config = config
+        self.layer = layer
+        self.num_members = len(kept_heads)
+        self.is_trunk = layer < config.trunk_layers
         # The softmax keeps the scale of the backbone's heads, however many are left.
         self.head_dim = spec.head_dim or config.hidden_size // config.num_attention_heads
         self.scaling = self.head_dim**-0.5
-        self.attention_dropout, self.float32_softmax = spec.attention_dropout, spec.float32_softmax
+        self.attention_dropout = spec.attention_dropout
+        self.float32_softmax = spec.float32_softmax
         self.is_causal = False
         self.set_kept_heads(kept_heads)
         self.qkv_proj = GroupedLinear(config.hidden_size, self.qkv_widths(), spec.qkv_bias)
@@ -253,10 +357,20 @@ class HydraAttention(nn.Module):
         self.register_buffer("kept_heads_mask", make_kept_heads_mask(kept_heads, config.num_attention_heads))
 
     def set_kept_heads(self, kept_heads: list[list[int]]) -> None:
+        """Keep these heads of each member, and choose the layout."""
         self.kept_heads = kept_heads
         self.widths = [len(heads) * self.head_dim for heads in kept_heads]  # of each member's heads together
         self.has_no_head = not any(self.widths)
-        self.is_uniform = self.fits_batch_axis = len(set(self.widths)) == 1  # decoders may unset the second
+        self.has_grouped_queries = self.qkv_widths() != [3 * width for width in self.widths]
+        self.layout_on_heads = MembersOnHeads(self.widths, self.head_dim)
+        self.layout: Layout = self.layout_on_heads
+        if self.fits_batch_axis():
+            self.layout = MembersOnBatch(self.num_members, self.widths[0], self.head_dim, self.is_trunk)
+
+    def fits_batch_axis(self) -> bool:
+        """Whether members are alike enough for the batch axis; a bias of positions is one of each member's heads."""
+        has_bias_per_member = self.adds_bias and self.num_members > 1
+        return len(set(self.widths)) == 1 and not has_bias_per_member
 
     def qkv_widths(self) -> list[int]:
         return [3 * width for width in self.widths]
@@ -291,52 +405,64 @@ class HydraAttention(nn.Module):
         positions: for `place` and `add_bias`
         """
         backend = self.config._attn_implementation
-        is_eager, (_, batch, tokens, _) = backend == "eager", hidden_states.shape
         if self.has_no_head:
-            queries = 1 if first_token_only else tokens
-            weights = hidden_states.new_zeros(batch, 0, queries, tokens) if is_eager else None
-            return hidden_states.new_zeros(self.num_members, batch, queries, 0), weights
-        on_batch_axis = self.fits_batch_axis and not is_eager and (not self.adds_bias or self.num_members == 1)
+            return self.outputs_without_heads(hidden_states, first_token_only, backend)
+        layout = self.layout_on_heads if backend == "eager" else self.layout
+
+        # Project and place: (rows, heads, tokens, head_dim) each, queries of the first token alone where only it is computed.
+        query, key, value = self.project(hidden_states, first_token_only, layout)
+        if positions:
+            query, key, value = self.place(query, key, value, layout, *positions)
+
+        # Mask: (rows, heads or 1, query tokens, tokens), or what else the backend reads.
         if attention_mask is not None:
-            if self.is_trunk or not on_batch_axis:
-                attention_mask = attention_mask[:batch]  # it was repeated over the members
+            attention_mask = layout.mask(attention_mask, hidden_states.shape[1])
             if first_token_only and attention_mask.dim() == 4:
                 attention_mask = attention_mask[:, :, :1]
-        if first_token_only:
-            queries = self.qkv_proj(hidden_states[:, :, :1], [slice(width) for width in self.widths])
-            parts = ((queries, 1), (self.qkv_proj(hidden_states, [slice(width, None) for width in self.widths]), 2))
-        elif on_batch_axis:
-            projected, width = self.qkv_proj(hidden_states), self.widths[0]
-            parts = ((projected, 3),)
-            if projected.shape[-1] != 3 * width:  # several query heads read one key
-                parts = ((projected[..., :width], 1), (projected[..., width:], 2))
-        else:  # member by member, those without heads left out
-            members = list(zip(self.qkv_proj(hidden_states), filter(None, self.widths), strict=True))
-            queries = [projected[..., :width] for projected, width in members]
-            parts = ((queries, 1), ([projected[..., width:] for projected, width in members], 2))
-        heads = []
-        for states, count in parts:  # count: how many of query, key and value the projected states hold
-            if on_batch_axis:
-                heads_of_each = states.shape[-1] // (count * self.head_dim)
-                states = states.view(-1, states.shape[2], count, heads_of_each, self.head_dim)
-            else:
-                states = torch.cat([member.unflatten(-1, (count, -1, self.head_dim)) for member in states], dim=-2)
-            heads += states.permute(2, 0, 3, 1, 4).unbind(0)
-        query, key, value = self.place(*heads, on_batch_axis, *positions) if positions else heads
         if self.adds_bias:
             attention_mask = self.add_bias(attention_mask, hidden_states, query, key, *positions)
-        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
-        kwargs |= {"dropout": self.attention_dropout if self.training else 0.0, "scaling": self.scaling}
-        output, weights = attention_interface(self, query, key, value, attention_mask, **kwargs)
-        if on_batch_axis:
-            return output.reshape(self.num_members, -1, output.shape[1], self.widths[0]), weights
-        output = output.flatten(2)
-        if self.is_uniform:
-            output = output.unflatten(-1, (self.num_members, -1)).movedim(-2, 0)
-        return output, weights
 
-    def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, on_batch_axis: bool, *positions):
-        """Puts the positions into query and key: (rows, heads, tokens, head_dim) each, value too."""
+        # Attend: (rows, query tokens, heads, head_dim).
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
+        dropout = self.attention_dropout if self.training else 0.0
+        output, weights = attend(
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
+        return layout.unpack(output), weights
+
+    def outputs_without_heads(
+        self, hidden_states: torch.Tensor, first_token_only: bool, backend: str
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return what `forward` does of a layer in which no member keeps a head: outputs and weights of size zero."""
+        _, batch, tokens, _ = hidden_states.shape
+        queries = 1 if first_token_only else tokens
+        weights = None
+        if backend == "eager":
+            weights = hidden_states.new_zeros(batch, 0, queries, tokens)
+        return hidden_states.new_zeros(self.num_members, batch, queries, 0), weights
+
+    def project(
+        self, hidden_states: torch.Tensor, first_token_only: bool, layout: Layout
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return query, key and value, (rows, heads, tokens, head_dim) each: rows and heads as `layout` has them."""
+        if first_token_only:
+            query_rows = [slice(width) for width in self.widths]
+            other_rows = [slice(width, None) for width in self.widths]
+            queries = self.qkv_proj(hidden_states[:, :, :1], query_rows)
+            keys_and_values = self.qkv_proj(hidden_states, other_rows)
+        elif self.has_grouped_queries:
+            queries, keys_and_values = layout.cut_off_queries(self.qkv_proj(hidden_states))
+        else:
+            query, key, value = layout.split(self.qkv_proj(hidden_states), 3)
+            return query, key, value
+        [query] = layout.split(queries, 1)
+        key, value = layout.split(keys_and_values, 2)
+        return query, key, value
+
+    def place(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, *positions
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Put the positions into query and key: (rows, heads, tokens, head_dim) each, value too."""
         return query, key, value
 
 
@@ -445,14 +571,15 @@ class HydraLayer(GradientCheckpointingLayer):
 
         Returns (members, ..., query tokens, hidden).
         """
+        # A dropout is called in training alone: a call takes as long as a small kernel.
         branch = self.attention.o_proj(heads)
-        if self.output_dropout is not None:
+        if self.output_dropout is not None and self.output_dropout.training:
             branch = self.output_dropout(branch)
         hidden_states = self.add(branch, hidden_states, self.attention_scale)
         if not self.norm_first:
             hidden_states = self.attention_norm(hidden_states)
         branch = self.mlp(self.mlp_norm(hidden_states) if self.norm_first else hidden_states)
-        if self.mlp_dropout is not None:
+        if self.mlp_dropout is not None and self.mlp_dropout.training:
             branch = self.mlp_dropout(branch)
         hidden_states = self.add(branch, hidden_states, self.mlp_scale)
         return hidden_states if self.norm_first else self.mlp_norm(hidden_states)
@@ -574,12 +701,13 @@ class HydraEncoderMixin:
             all_hidden_states.append(batch_first(states, members))
             return all_hidden_states[-1].transpose(0, 1)
 
-        order = self.layer_order or range(len(self.layers))
+        layers = list(self.layers)  # indexing a ModuleList takes longer
+        order = self.layer_order or range(len(layers))
         for step, layer in enumerate(order):
             if output_hidden_states:
                 hidden_states = returned(hidden_states)[: self.config.members_in(layer)]
             is_for_first_token = first_token_only and step == len(order) - 1
-            hidden_states = self.layers[layer](hidden_states, mask, is_for_first_token, *positions, **kwargs)
+            hidden_states = layers[layer](hidden_states, mask, is_for_first_token, *positions, **kwargs)
         if output_hidden_states and not self.last_hidden_state_is_normed:
             hidden_states = returned(hidden_states)
         if self.last_norm is not None:
@@ -712,7 +840,7 @@ class HydraClassifierMixin:
         config, loss, decided = self.config, None, {}
         if labels is not None or config.problem_type is None or config.num_labels == 1:
             set_problem_type(config)  # a user may have changed it; Transformers' loss would go by the labels
-        task = self.task
+        task = task_of_config(config)
         if config.aggregate is not None:
             task.check_config(config)  # it may be set on a loaded model
         if labels is not None:

@@ -45,9 +45,12 @@ class HydraBeitAttention(HydraTableBiasAttention):
 
     def __init__(self, config: HydraBeitConfig, layer: int, norm: Norm):
         super().__init__(config, layer, norm)
-        self.adds_bias = config.use_relative_position_bias or config.use_shared_relative_position_bias
         if config.use_relative_position_bias:
             self.distance_bias = DistanceBias([len(heads) for heads in self.kept_heads], config.num_distances)
+
+    @property
+    def adds_bias(self) -> bool:
+        return self.config.use_relative_position_bias or self.config.use_shared_relative_position_bias
 
     def rows_per_head(self) -> dict[str, int]:
         return {"distance_bias": 1} if self.config.use_relative_position_bias else {}

@@ -15,7 +15,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Embeddin
 
 from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
 from .ensembling import is_exporting
-from .modeling_hydra import GroupedLinear, GroupedPooler, Norm, encoder_mask, shared_or_per_member
+from .modeling_hydra import GroupedLinear, GroupedPooler, Layout, Norm, encoder_mask, shared_or_per_member
 from .pretrained import HydraModelMixin
 from .relative_attention import HydraBiasAttention
 from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
@@ -102,7 +102,7 @@ class HydraDebertaV2Attention(HydraBiasAttention):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        on_batch_axis: bool,
+        layout: Layout,
         is_text=None,
         *positions,
     ) -> tuple[torch.Tensor, ...]:

@@ -26,6 +26,7 @@ from .modeling_hydra import (
     HydraAttention,
     HydraLayer,
     HydraModelOutput,
+    Layout,
     Norm,
     PerMember,
     encoder_mask,
@@ -76,20 +77,22 @@ class HydraDecoderAttention(HydraRotaryAttention):
     computed once."""
 
     def set_kept_heads(self, kept_heads: list[list[int]]) -> None:
-        super().set_kept_heads(kept_heads)
         # How many query heads read each head of keys and values, of every member.
         self.queries_per_kv_head = [queries_per_kv_head(heads, self.config.queries_per_key) for heads in kept_heads]
-        self.fits_batch_axis = all(counts == self.queries_per_kv_head[0] for counts in self.queries_per_kv_head)
+        super().set_kept_heads(kept_heads)
+
+    def fits_batch_axis(self) -> bool:
+        return all(counts == self.queries_per_kv_head[0] for counts in self.queries_per_kv_head)
 
     def qkv_widths(self) -> list[int]:
         return [self.head_dim * (sum(counts) + 2 * len(counts)) for counts in self.queries_per_kv_head]
 
-    def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, on_batch_axis: bool, *positions):
-        query, key, value = super().place(query, key, value, on_batch_axis, *positions)
+    def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, *positions):
+        query, key, value = super().place(query, key, value, layout, *positions)
         if self.config.queries_per_key > 1:
-            counts = self.queries_per_kv_head
-            counts = counts[0] if on_batch_axis else [count for of_member in counts for count in of_member]
-            key, value = for_each_query(key, counts), for_each_query(value, counts)
+            counts = layout.in_order(self.queries_per_kv_head)
+            key = for_each_query(key, counts)
+            value = for_each_query(value, counts)
         return query, key, value
 
 
@@ -103,20 +106,20 @@ class HydraNormedDecoderAttention(HydraDecoderAttention):
             shared_or_per_member(config, "attention", partial(norm, self.head_dim), layer) for _ in range(2)
         )
 
-    def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, on_batch_axis: bool, *positions):
-        query = self.normed(self.query_norm, query, [len(heads) for heads in self.kept_heads], on_batch_axis)
-        key = self.normed(self.key_norm, key, list(map(len, self.queries_per_kv_head)), on_batch_axis)
-        return super().place(query, key, value, on_batch_axis, *positions)
+    def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, *positions):
+        query_heads = [len(heads) for heads in self.kept_heads]
+        key_heads = [len(queries) for queries in self.queries_per_kv_head]
+        query = norm_heads(self.query_norm, query, query_heads, layout)
+        key = norm_heads(self.key_norm, key, key_heads, layout)
+        return super().place(query, key, value, layout, *positions)
 
-    def normed(self, norm: nn.Module, states: torch.Tensor, heads: list[int], on_batch_axis: bool) -> torch.Tensor:
-        """Queries or keys through the norm of their member, of which each has so many heads: (rows, heads, tokens, head_dim)"""
-        if not isinstance(norm, PerMember):
-            return norm(states)
-        if on_batch_axis:
-            return norm(states.unflatten(0, (self.num_members, -1))).flatten(0, 1)
-        norms = [norm_of_member for norm_of_member, count in zip(norm, heads, strict=True) if count]
-        parts = states.split(list(filter(None, heads)), dim=1)
-        return torch.cat([norm_of_member(part) for norm_of_member, part in zip(norms, parts, strict=True)], dim=1)
+
+def norm_heads(norm: nn.Module, states: torch.Tensor, heads: list[int], layout: Layout) -> torch.Tensor:
+    """Pass queries or keys, (rows, heads, tokens, head_dim), through the norm, or each member's through its own.
+
+    heads: how many of them each member has
+    """
+    return layout.norm(norm, states, heads) if isinstance(norm, PerMember) else norm(states)
 
 
 class HydraRotaryEmbedding(FixedDtype, LlamaRotaryEmbedding):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from transformers import PreTrainedConfig
 
-from .modeling_hydra import HydraAttention, Norm
+from .modeling_hydra import HydraAttention, Layout, Norm
 
 
 # cos and sin of the rotary angles, (batch or 1, tokens, head_dim) each
@@ -40,7 +40,7 @@ class HydraRotaryAttention(HydraAttention):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        on_batch_axis: bool,
+        layout: Layout,
         tables: RotaryTables | Mapping[str, RotaryTables] | None = None,
     ) -> tuple[torch.Tensor, ...]:
         if tables is not None:
