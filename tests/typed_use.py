@@ -59,7 +59,7 @@ def evaluate_and_share(backbone: PreTrainedModel, hydra: PreTrainedModel, rows: 
 
 def train(rows: Batches, images: list[Image]) -> HydraViTForImageClassification:
     hydra = AutoHydra.from_backbone("facebook/dinov2-small", num_members=3, class_names=["cat", "dog"])
-    arguments = HydraTrainingArguments("run", learning_rate=2.5e-5, branch_rate=3.0)
+    arguments = HydraTrainingArguments("run", learning_rate=2.5e-5, layer_decay=0.9, mixing=0.5)
     HydraTrainer(hydra, arguments, train_dataset=rows, eval_dataset=rows).train()
     hydra.calibrate(rows)
     fine_tunings = finetune_members([ViTForImageClassification(ViTConfig())], recipe("cifar100"), rows, rows, "tuned")

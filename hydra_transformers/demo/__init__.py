@@ -132,8 +132,7 @@ def _finetuned(hydra: "PreTrainedModel", data: Any, tokenizer: Any, folder: Path
     has_gpu = torch.cuda.is_available()
     arguments = HydraTrainingArguments(
         os.fspath(folder),
-        learning_rate=5e-5,
-        branch_rate=3.0,
+        learning_rate=2e-4,
         num_train_epochs=EPOCHS,
         max_steps=4 if fast else -1,
         save_strategy="no",

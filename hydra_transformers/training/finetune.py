@@ -116,7 +116,7 @@ def finetune(
         progress (`bool`, defaults to `True`):
             Print what was found in the data, its rows, columns, task and classes, and show Trainer's progress bar.
         callbacks, arguments (*optional*):
-            Further callbacks of Trainer, and arguments of `HydraTrainingArguments` (`class_weights`, `branch_rate`, ...).
+            Further callbacks of Trainer, and arguments of `HydraTrainingArguments` (`class_weights`, `mixing`, ...).
 
     Returns:
         [`FineTuned`]: The model, its splits and its metrics on the validation split. The model is not calibrated.

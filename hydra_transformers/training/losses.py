@@ -11,6 +11,7 @@ from ..fusion.structure import has_two_towers
 from ..models.ensembling import at_least_float32, log_mean_probability
 from ..models.task_tokens import rows_of_tokens
 from .lora import is_peft_model
+from .mixing import MixedLabels
 
 
 IGNORED_LABEL = -100
@@ -40,6 +41,8 @@ class EnsembleLoss:
             A factor for the rows of each class, `(classes,)`.
     """
 
+    takes_mixed_labels = True
+
     def __init__(self, kind: str = "members", label_smoothing: float = 0.0, class_weights: torch.Tensor | None = None):
         if kind not in ("members", "ensemble"):
             raise ValueError(f'kind is {kind!r}: pass "members" or "ensemble"')
@@ -48,16 +51,20 @@ class EnsembleLoss:
         self.kind, self.label_smoothing, self.class_weights = kind, label_smoothing, class_weights
 
     def __call__(
-        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+        self, outputs: Any, labels: torch.Tensor | MixedLabels, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """The loss of a batch, a scalar.
 
         Args:
             outputs: The model's, with `member_logits` (batch, members, classes) or, from a plain model, `logits`.
-            labels: (batch,) class indices, or (batch, tokens); -100 is left out.
+            labels: (batch,) class indices, or (batch, tokens); -100 is left out. Of mixed inputs the `MixedLabels`.
             num_items_in_batch: The number that the sum is divided by, by default the labels of this batch; Trainer passes that
                 of all accumulated batches on all processes.
         """
+        if isinstance(labels, MixedLabels):
+            first = self(outputs, labels.first, num_items_in_batch)
+            second = self(outputs, labels.second, num_items_in_batch)
+            return labels.share * first + (1 - labels.share) * second
         member_logits = outputs.get("member_logits")
         member_logits = outputs["logits"].unsqueeze(1) if member_logits is None else member_logits
         if member_logits.dim() == 4 and labels.shape == member_logits.shape[::2]:

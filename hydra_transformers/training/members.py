@@ -30,7 +30,15 @@ from .trainer import HydraTrainer
 
 
 RECORDED = (
-    *("learning_rate", "branch_rate", "classifier_learning_rate", "lr_scheduler_type", "warmup_steps", "optim"),
+    *(
+        "learning_rate",
+        "layer_decay",
+        "classifier_learning_rate",
+        "mixing",
+        "lr_scheduler_type",
+        "warmup_steps",
+        "optim",
+    ),
     *("num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "seed"),
     *("weight_decay", "label_smoothing_factor", "class_weights", "max_grad_norm", "bf16", "fp16", "data_seed"),
     *("adam_beta1", "adam_beta2", "adam_epsilon", "optim_args", "lr_scheduler_kwargs"),

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformers.utils import logging
 
 from ..fusion.reading import backbone_names, backbone_source, projection_names
-from ..fusion.structure import hydra_class_of, isinstance_by_name, outline, slots, tower_configs, without_weights
+from ..fusion.structure import hydra_class_of, isinstance_by_name, outline, slots, without_weights
 from ..models.auto import AutoHydra, closest, hydra_classes
 from ..models.modeling_hydra import HydraAttention
 from .lora import is_peft_model
 
+
+logger = logging.get_logger(f"transformers.{__name__}")
 
 # By the names of a Hydra's parameters; the first pattern that matches decides. BERT's LayerNorm of the embeddings is part of
 # them, the LayerNorms of a head are part of the classifier, and so is everything else outside the layers.
@@ -25,6 +28,8 @@ PART_PATTERNS = {
 }
 PARTS = tuple(PART_PATTERNS)
 
+# What PEFT writes into the name of a parameter, beside the "base_model.model." in front of it.
+ADAPTER_PARTS = re.compile(r"\.base_layer|\.modules_to_save\.\w+|\.original_module|\.lora_\w+(\.\w+)?(?=\.weight)")
 LAYER = re.compile(r"(?P<tower>^|.*?\.)layers\.(?P<layer>\d+)\.")
 
 
@@ -36,11 +41,13 @@ class Place:
         projections and its logit scale
     layers_to_end: layers to the end of the tower: 1 in the last layer, 0 behind it, infinite before the first
     layers_before: layers before this one: 0 in the first layer, infinite behind the last, -1 before the first
+    depth: how many layers the tower has
     """
 
     part: str
     layers_to_end: float
     layers_before: float
+    depth: int = 0
 
 
 def places(model: nn.Module) -> dict[str, Place]:
@@ -54,8 +61,10 @@ def places(model: nn.Module) -> dict[str, Place]:
 
 
 def hydra_parameter_names(model: nn.Module) -> dict[str, str]:
-    """The name in a Hydra of each parameter of a Hydra, a supported backbone, or a baseline around one."""
+    """The name in a Hydra of each parameter of a Hydra, a supported backbone, one with adapters, or a baseline around one."""
     names = [name for name, _ in model.named_parameters()]
+    if is_peft_model(model):
+        return _names_around_adapters(model)
     if is_baseline(model):
         # Weights of the baseline's own go by the module that they belong to.
         known = hydra_parameter_names(without_weights(type(model.model), model.config))
@@ -78,6 +87,18 @@ def hydra_parameter_names(model: nn.Module) -> dict[str, str]:
     return {name: hydra_names[name] for name in names}
 
 
+def _names_around_adapters(model: nn.Module) -> dict[str, str]:
+    """The same for a `PeftModel`: adapters go by the module that they change."""
+    inner = model.get_base_model()
+    known = hydra_parameter_names(without_weights(type(inner), inner.config))
+    by_module = {name.rpartition(".")[0]: ours for name, ours in known.items()}
+    names = {}
+    for name, _ in model.named_parameters():
+        key = ADAPTER_PARTS.sub("", name).removeprefix("base_model.model.")
+        names[name] = known.get(key) or by_module.get(key.rpartition(".")[0]) or key
+    return names
+
+
 def is_baseline(model: nn.Module) -> bool:
     """Whether `model` is a `baselines.Baseline`, a model with weights around it. (That module imports this one.)"""
     return hasattr(type(model), "without_weights")
@@ -87,51 +108,72 @@ def _place(ours: str, depths: dict[str, int]) -> Place:
     part = next(part for part, pattern in PART_PATTERNS.items() if re.search(pattern, ours))
     if match := LAYER.match(ours):
         layer = int(match["layer"])
-        return Place(part, depths[match["tower"]] - layer, layer)
+        depth = depths[match["tower"]]
+        return Place(part, depth - layer, layer, depth)
+    depth = next((depth for tower, depth in depths.items() if ours.startswith(tower)), max(depths.values(), default=0))
     # CLIP's vision tower also has a LayerNorm in front of its first layer.
     is_before = part == "embeddings" or re.search(r"(^|\.)pre_layernorm", ours)
-    return Place(part, math.inf, -1) if is_before else Place(part, 0, math.inf)
+    return Place(part, math.inf, -1, depth) if is_before else Place(part, 0, math.inf, depth)
 
 
 def set_rates(
-    optimizer: torch.optim.Optimizer, model: nn.Module, branch_rate: float, classifier_rate: float | None
+    optimizer: torch.optim.Optimizer, model: nn.Module, layer_decay: float, classifier_rate: float | None
 ) -> None:
-    """Gives branches and classifiers their learning rates, in groups of their own; call it before any step.
+    """Give layers and classifier their learning rates, in groups of their own; call it before any step.
 
-    classifier_rate: None for that of the trunk
+    Args:
+        layer_decay: What multiplies the rate from one layer to the one before it.
+        classifier_rate: The rate of what follows the encoder, None for that of the last layer.
     """
-    branches, classifier = branches_and_classifier(model)
-    for ids, rate in ((branches, branch_rate), (classifier, classifier_rate)):
-        for group in list(optimizer.param_groups):
-            apart = [parameter for parameter in group["params"] if id(parameter) in ids]
-            if apart and rate is not None:
-                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in ids]
-                optimizer.add_param_group({**group, "params": apart, "lr": rate})
-    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+    factors = {}
+    if layer_decay != 1:
+        try:
+            factors = layer_factors(model, layer_decay)
+        except ValueError as error:
+            logger.warning(f"all layers get the same learning rate: {error}")
+    classifier = classifier_parameters(model) if classifier_rate is not None else set()
+    factor_of = {id(parameter): factors.get(name, 1.0) for name, parameter in model.named_parameters()}
+
+    groups = []
+    for group in optimizer.param_groups:
+        by_rate: dict[float, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            rate = group["lr"] * factor_of.get(id(parameter), 1.0)
+            if id(parameter) in classifier:
+                rate = classifier_rate
+            by_rate.setdefault(rate, []).append(parameter)
+        groups += [{**group, "params": parameters, "lr": rate} for rate, parameters in by_rate.items()]
+    optimizer.param_groups.clear()
+    for group in groups:
+        optimizer.add_param_group(group)
 
 
-def branches_and_classifier(model: nn.Module) -> tuple[set[int], set[int]]:
-    """The `id` of each parameter behind the trunk of several members, and of each that follows the encoder.
-
-    A pooler inside the encoder belongs to the branches. A model with one member has no branches.
+def layer_factors(model: nn.Module, layer_decay: float) -> dict[str, float]:
+    """Return, by name, what multiplies the learning rate of each parameter: 1 in the last layer and behind it, `layer_decay` in
+    the layer before, its square before that, and so on; least in the embeddings. Towers count their layers each by itself.
     """
-    inner = model.get_base_model() if is_peft_model(model) else model.model if is_baseline(model) else model
-    is_hydra = hasattr(type(inner), "from_pruned_members")
-    encoder = getattr(
-        inner, getattr(type(inner) if is_hydra else hydra_class_of(inner), "base_model_prefix", ""), None
-    )
-    inside = set(map(id, encoder.parameters())) if isinstance(encoder, nn.Module) else set(map(id, inner.parameters()))
-    classifier = {id(parameter) for parameter in inner.parameters() if id(parameter) not in inside}
-    if not is_hydra or inner.num_members == 1:
-        return set(), classifier
-    towers = tower_configs(inner.config)
+    factors = {}
+    for name, place in places(model).items():
+        steps = max(place.layers_to_end - 1, 0)
+        if math.isinf(place.layers_to_end):
+            steps = place.depth
+        factors[name] = layer_decay**steps
+    return factors
 
-    def trunk_of(name: str) -> int:
-        return next((config.trunk_layers for tower, config in towers.items() if name.startswith(tower)), 0)
 
-    where = places(inner)
-    branches = {id(tensor) for name, tensor in inner.named_parameters() if where[name].layers_before >= trunk_of(name)}
-    return branches - classifier, classifier
+def classifier_parameters(model: nn.Module) -> set[int]:
+    """Return the `id` of each parameter that follows the encoder. A pooler inside the encoder is a part of it."""
+    inner = model.model if is_baseline(model) else model
+    if is_peft_model(model):
+        inner = model.get_base_model()
+    model_class = type(inner)
+    if not hasattr(model_class, "from_pruned_members"):
+        model_class = hydra_class_of(inner) or type(inner)
+    encoder = getattr(inner, getattr(model_class, "base_model_prefix", ""), None)
+    if not isinstance(encoder, nn.Module):
+        return set()
+    inside = set(map(id, encoder.parameters()))
+    return {id(parameter) for parameter in inner.parameters() if id(parameter) not in inside}
 
 
 def decayed_by_another_name(hydra: nn.Module) -> list[str]:

@@ -85,7 +85,7 @@ class Recipe:
             the warm-up is the recipe's share of them.
         """
         arguments = {
-            "branch_rate": 1.0,
+            "layer_decay": 1.0,
             "classifier_learning_rate": None,
             "save_strategy": "epoch",
             "save_total_limit": 2,

@@ -1,4 +1,4 @@
-"""`HydraTrainer` and its arguments: Transformers' Trainer with learning rates for trunk, branches and classifiers."""
+"""`HydraTrainer` and its arguments: Transformers' Trainer with learning rates for layers and classifiers, and mixed images."""
 
 import math
 import os
@@ -20,7 +20,8 @@ from ..data.prediction import padding_of
 from ..models.task import task_name
 from .checkpoints import has_ended, last_checkpoint, load_member, trainer_state
 from .lora import is_peft_model
-from .losses import IGNORED_LABEL, EnsembleLoss, learns_from_pairs
+from .losses import IGNORED_LABEL, ONE_OF_SEVERAL, EnsembleLoss, learns_from_pairs
+from .mixing import check_can_mix, mix_inputs
 from .parameter_groups import decayed_by_another_name, set_rates
 
 
@@ -37,17 +38,22 @@ def _setting(default: Any, help_text: str) -> Any:
 
 @dataclass
 class HydraTrainingArguments(TrainingArguments):
-    """`TrainingArguments` with the learning rates of a Hydra that is fine-tuned in one run. A plain `Trainer` takes them, too, and
-    trains everything at `learning_rate`. `finetune` chooses the learning rate by the number of steps: see docs/fine-tuning.md.
+    """`TrainingArguments` with learning rates that fall from layer to layer, and with mixing of images.
+
+    A plain `Trainer` takes them, too; it trains everything at `learning_rate` and mixes nothing. `finetune` chooses what is
+    best for its data: see docs/fine-tuning.md.
 
     Args:
-        learning_rate (`float`, defaults to 1.25e-5):
-            The peak learning rate of the trunk and the embeddings, and of all layers of a model with one member.
-        branch_rate (`float`, defaults to 6.0):
-            The learning rate of the branches, the layers behind the trunk of several members, as a multiple of
-            `learning_rate`. A pooler inside the encoder is part of them.
+        learning_rate (`float`, defaults to 1e-4):
+            The peak learning rate of the last layer.
+        layer_decay (`float`, defaults to 0.85):
+            What multiplies the learning rate from one layer to the layer before it; the embeddings have the lowest. With 1 all
+            layers have the same.
         classifier_learning_rate (`float`, *optional*, defaults to 1e-3):
             The peak learning rate of what follows the encoder, for new classifiers; `None` for `learning_rate`.
+        mixing (`float`, defaults to 0.0):
+            The share of the steps, the first ones, in which each image is mixed with another one of its batch, by mixup or by
+            cutmix, and learned with the labels of both.
         class_weights (`str`, *optional*):
             "balanced" gives rare classes more weight: each class counts as if it had as many training rows as the others.
         per_device_train_batch_size, weight_decay, warmup_steps, lr_scheduler_type:
@@ -56,9 +62,10 @@ class HydraTrainingArguments(TrainingArguments):
             As in `TrainingArguments`; without an accelerator False, as torch would warn.
     """
 
-    learning_rate: float = _setting(1.25e-5, "The peak learning rate of trunk and embeddings.")
-    branch_rate: float = _setting(6.0, "The learning rate of the branches, as a multiple of learning_rate.")
+    learning_rate: float = _setting(1e-4, "The peak learning rate of the last layer.")
+    layer_decay: float = _setting(0.85, "What multiplies the learning rate from a layer to the one before it.")
     classifier_learning_rate: float | None = _setting(1e-3, "Of what follows the encoder; None for learning_rate.")
+    mixing: float = _setting(0.0, "The share of the steps in which images are mixed.")
     class_weights: str | None = _setting(None, '"balanced" gives rare classes more weight.')
     per_device_train_batch_size: int = _setting(32, "Rows per step and device.")
     weight_decay: float = _setting(0.05, "Decoupled weight decay, not on biases and norms.")
@@ -71,17 +78,23 @@ class HydraTrainingArguments(TrainingArguments):
             self.dataloader_pin_memory = False
         if self.class_weights not in (None, "balanced"):
             raise ValueError(f'class_weights is {self.class_weights!r}: pass "balanced" or None')
-        for name in ("branch_rate", "classifier_learning_rate"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} is {value}: pass a finite number that is not negative")
+        rate = self.classifier_learning_rate
+        if rate is not None and not (math.isfinite(rate) and rate >= 0):
+            raise ValueError(f"classifier_learning_rate is {rate}: pass a finite number that is not negative")
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(
+                f"layer_decay is {self.layer_decay}: pass a number above 0, and 1 for the same rate in all layers"
+            )
+        if not 0 <= self.mixing <= 1:
+            raise ValueError(f"mixing is {self.mixing}: pass a share of the steps, from 0 to 1")
 
 
 class HydraTrainer(Trainer):
     """A `Trainer` for Hydras, and for the plain models and baselines that they are compared with.
 
-    - Trunk, branches and classifiers have learning rates of their own, see `HydraTrainingArguments`.
-    - Label smoothing and class weights apply to each member's loss.
+    - Learning rates fall from layer to layer, classifiers have their own, and images can be mixed: see
+      `HydraTrainingArguments`. With `optimizer_cls_and_kwargs`, or an optimizer, all rates are the optimizer's.
+    - Label smoothing, class weights and the labels of mixed images apply to each member's loss.
     - It raises a `DivergedError` when a loss, or a weight that would be saved, is not finite; a plain `Trainer` goes on.
     - Accumulated batches, and those of several processes, count by their labels: many models of Transformers ignore the number
       of labels that a plain `Trainer` passes, and their gradients are too large. Labels of regression have no ignore index.
@@ -124,32 +137,41 @@ class HydraTrainer(Trainer):
         args = HydraTrainingArguments("tmp_trainer") if args is None else args
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         if hasattr(self.model, "from_pruned_members") and not isinstance(args, HydraTrainingArguments):
-            logger.warning("args are TrainingArguments: branches and classifiers get the learning rate of all layers")
+            logger.warning("args are TrainingArguments: all layers and the classifiers get the same learning rate")
         data = (prepared(data, self.model, processing_class) for data in (train_dataset, eval_dataset))
         self.train_dataset, self.eval_dataset = data
         if data_collator is None:
             collate_rows = collate_pairs if learns_from_pairs(self.model) else collate
             self.data_collator = partial(collate_rows, padding=padding_of(self.model) or 0)
-        balanced = getattr(args, "class_weights", None) is not None
-        if self.compute_loss_func is None and (args.label_smoothing_factor or balanced):
-            self.label_smoother = None
-            self._set_loss(balanced)
+        is_balanced = getattr(args, "class_weights", None) is not None
+        self.mixing = getattr(args, "mixing", 0.0)
+        if self.mixing:
+            check_can_mix(self._inner_model(), self.compute_loss_func)
+        if self.compute_loss_func is None and (args.label_smoothing_factor or is_balanced or self.mixing):
+            self._set_loss(is_balanced)
 
-    def _set_loss(self, balanced: bool) -> None:
-        model = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        if task_name(model) not in ("single_label_classification", "token_classification"):
-            raise ValueError("label_smoothing_factor and class_weights are for models that choose one class")
-        weights = balanced_weights(self.train_dataset, model.config.num_labels) if balanced else None
+    def _inner_model(self) -> nn.Module:
+        """Return the model without the adapters of PEFT around it."""
+        return self.model.get_base_model() if is_peft_model(self.model) else self.model
+
+    def _set_loss(self, is_balanced: bool) -> None:
+        model = self._inner_model()
+        if task_name(model) not in ONE_OF_SEVERAL:
+            if self.args.label_smoothing_factor or is_balanced:
+                raise ValueError("label_smoothing_factor and class_weights are for models that choose one class")
+            return  # several labels: those of mixed images are averaged, for the model's own loss
+        self.label_smoother = None
+        weights = None
+        if is_balanced:
+            weights = balanced_weights(self.train_dataset, model.config.num_labels)
         kind = getattr(model.config, "ensemble_loss", "members")
         self.compute_loss_func = EnsembleLoss(kind, self.args.label_smoothing_factor, weights)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        is_new = self.optimizer is None
+        is_ours = self.optimizer is None and self.optimizer_cls_and_kwargs is None
         optimizer = super().create_optimizer(*args, **kwargs)
-        branch_rate = getattr(self.args, "branch_rate", 1.0)
-        classifier_rate = getattr(self.args, "classifier_learning_rate", None)
-        if is_new and (branch_rate != 1.0 or classifier_rate is not None):
-            set_rates(optimizer, self.model, branch_rate * self.args.learning_rate, classifier_rate)
+        if is_ours and isinstance(self.args, HydraTrainingArguments):
+            set_rates(optimizer, self.model, self.args.layer_decay, self.args.classifier_learning_rate)
         return optimizer
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
@@ -173,6 +195,8 @@ class HydraTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        if self.mixing and model.training and self.state.global_step < self.mixing * self.state.max_steps:
+            inputs = mix_inputs(inputs)
         is_mean = self.compute_loss_func is None and self.args.n_gpu <= 1 and self._gives_means(inputs.get("labels"))
         if num_items_in_batch is None or not is_mean:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -187,7 +211,7 @@ class HydraTrainer(Trainer):
         """Whether the model's loss without the number of labels is right: a mean over the batch."""
         if not isinstance(labels, Tensor):
             return False
-        model = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        model = self._inner_model()
         is_plain = isinstance(model, PreTrainedModel) and not hasattr(type(model), "from_pruned_members")
         return is_plain or (isinstance(model, PreTrainedModel) and labels.is_floating_point())
 

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import re
 import shutil
 from functools import partial
 
@@ -57,38 +58,79 @@ def in_float64(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 # Learning rates
 
 
+def rates_of(trainer: Trainer) -> dict[str, float]:
+    """Return the learning rate of each trained parameter, by name."""
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    groups = trainer.create_optimizer().param_groups
+    rates = {names[id(parameter)]: group["lr"] for group in groups for parameter in group["params"]}
+    assert len(rates) == sum(len(group["params"]) for group in groups), "each in one group"
+    return rates
+
+
+@pytest.mark.parametrize("is_hydra", [True, False])
 @pytest.mark.parametrize("name", ["vit", "bert", "llama"])
-def test_trunk_branches_and_classifiers_have_their_learning_rates(name, tmp_path):
-    model = hydra_of(name)
-    trainer = trainer_for(model, tmp_path, name, learning_rate=1e-4, branch_rate=5.0, classifier_learning_rate=2e-3)
+def test_learning_rates_fall_from_layer_to_layer_and_classifiers_have_their_own(name, is_hydra, tmp_path):
+    model = hydra_of(name) if is_hydra else tiny_model(name, "backbone")
+    trainer = trainer_for(model, tmp_path, name, learning_rate=1e-4, layer_decay=0.5, classifier_learning_rate=2e-3)
     optimizer = trainer.create_optimizer()
     assert trainer.create_optimizer() is optimizer
-    names = {id(parameter): each for each, parameter in model.named_parameters()}
-    rates = {names[id(each)]: group["lr"] for group in optimizer.param_groups for each in group["params"]}
-    assert len(rates) == sum(len(group["params"]) for group in optimizer.param_groups) == len(names)
-    prefix = model.base_model_prefix
+    rates = rates_of(trainer)
+    assert len(rates) == len(list(model.parameters()))
+    depth = model.config.num_hidden_layers
     for parameter, rate in rates.items():
-        is_trunk = "embeddings" in parameter or any(f"layers.{layer}." in parameter for layer in range(2))
-        in_encoder = parameter.startswith(f"{prefix}.")
-        assert rate == pytest.approx(1e-4 if is_trunk else 5e-4 if in_encoder else 2e-3), parameter
+        layer = re.search(r"layers?\.(\d+)\.", parameter)
+        if layer:
+            expected = 1e-4 * 0.5 ** (depth - 1 - int(layer[1]))
+        elif "embed" in parameter:
+            expected = 1e-4 * 0.5**depth
+        elif parameter.startswith(f"{model.base_model_prefix}."):  # the last norm, BERT's pooler
+            expected = 1e-4
+        else:
+            expected = 2e-3
+        assert rate == pytest.approx(expected), parameter
     assert "bert.pooler.dense.weight" in rates or name != "bert"
 
 
-def test_one_member_and_plain_models_have_no_branches_and_adapters_have_their_place(tmp_path):
-    peft = pytest.importorskip("peft")
+def test_one_rate_for_all_leaves_the_groups_as_trainer_makes_them(tmp_path):
     for model in (hydra_of(num_members=1), tiny_model("vit", "backbone")):
-        optimizer = trainer_for(model, tmp_path).create_optimizer()
-        assert {group["lr"] for group in optimizer.param_groups} == {1e-3}, "1e-3 is the classifier's rate, too"
-        optimizer = trainer_for(model, tmp_path, classifier_learning_rate=None).create_optimizer()
-        assert len(optimizer.param_groups) == 2
+        trainer = trainer_for(model, tmp_path, layer_decay=1.0, classifier_learning_rate=None)
+        assert len(trainer.create_optimizer().param_groups) == 2
+        assert set(rates_of(trainer).values()) == {1e-3}
+
+
+def test_adapters_learn_at_the_rate_of_their_layer(tmp_path):
+    peft = pytest.importorskip("peft")
     hydra = hydra_of()
     adapted = peft.get_peft_model(hydra, lora_config(hydra, r=2))
-    optimizer = trainer_for(adapted, tmp_path, learning_rate=1e-4).create_optimizer()
-    rates = {id(each): group["lr"] for group in optimizer.param_groups for each in group["params"]}
-    by_name = {name: rates[id(each)] for name, each in adapted.named_parameters() if each.requires_grad}
-    assert {rate for name, rate in by_name.items() if "layers.0." in name} == {1e-4}
-    assert {rate for name, rate in by_name.items() if "layers.2." in name} == {6 * 1e-4}
-    assert {rate for name, rate in by_name.items() if "classifier" in name} == {1e-3}
+    rates = rates_of(trainer_for(adapted, tmp_path, learning_rate=1e-4, layer_decay=0.5))
+    last = hydra.config.num_hidden_layers - 1
+    for layer in range(last + 1):
+        found = [rate for name, rate in rates.items() if f"layers.{layer}." in name]
+        assert found == pytest.approx([1e-4 * 0.5 ** (last - layer)] * len(found)) and found
+    assert {rate for name, rate in rates.items() if "classifier" in name} == {1e-3}
+
+
+def test_an_optimizer_of_ones_own_keeps_its_rates(tmp_path):
+    """Rates that were passed with an optimizer are not changed by those of the arguments."""
+    data = {"train_dataset": tiny_dataset("vit")}
+    arguments = arguments_for(tmp_path, learning_rate=1e-4)
+    optimizer = (torch.optim.SGD, {"lr": 0.1})
+    trainer = HydraTrainer(hydra_of(), arguments, optimizer_cls_and_kwargs=optimizer, **data)
+    assert set(rates_of(trainer).values()) == {0.1}
+
+
+def test_a_model_that_is_not_known_trains_at_one_rate_and_says_so(tmp_path, caplog):
+    class Unknown(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, pixel_values, labels=None):
+            return {"loss": self.weight.sum()}
+
+    trainer = trainer_for(Unknown(), tmp_path, learning_rate=1e-4)
+    assert set(rates_of(trainer).values()) == {1e-4}
+    assert "all layers get the same learning rate" in caplog.text
 
 
 # Members
@@ -191,12 +233,12 @@ def test_a_checkpoint_that_is_not_whole_is_left_out(tmp_path):
 def test_a_plain_trainer_works_only_without_the_rates(tmp_path, caplog):
     plain, same = hydra_of(), hydra_of()
     trainer_for(plain, tmp_path / "plain", trainer=Trainer, num_train_epochs=1).train()
-    rates = {"branch_rate": 1.0, "classifier_learning_rate": None}
+    rates = {"layer_decay": 1.0, "classifier_learning_rate": None}
     trainer_for(same, tmp_path / "same", num_train_epochs=1, **rates).train()
     assert_same_weights(plain, same)
     arguments = TrainingArguments(tmp_path / "other", **QUIET | {"max_steps": 1, "report_to": "none"})
     HydraTrainer(hydra_of(), arguments, train_dataset=tiny_dataset("vit")).train()
-    assert "branches and classifiers get the learning rate of all layers" in caplog.text
+    assert "all layers and the classifiers get the same learning rate" in caplog.text
 
 
 @pytest.mark.slow
@@ -247,12 +289,12 @@ def test_label_smoothing_and_class_weights_are_of_each_members_loss(tmp_path):
 
 
 def test_a_step_over_accumulated_batches_with_smoothed_labels_is_that_of_the_loss_by_hand(tmp_path):
-    """Trunk, branches and classifiers each move by their learning rate times the gradient over all rows."""
+    """Layers and classifiers each move by their learning rate times the gradient over all rows."""
     model = hydra_of()
     model.config.hidden_dropout_prob = 0.0
     model = type(model)(model.config).eval()
     expected, batch, before = copy.deepcopy(model), batch_of("vit", 12), weights_of(model)
-    rates = {"learning_rate": 0.01, "branch_rate": 3.0, "classifier_learning_rate": 0.1}
+    rates = {"learning_rate": 0.01, "layer_decay": 0.5, "classifier_learning_rate": 0.1}
     accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 1}
     plain = {"optim": "sgd", "weight_decay": 0.0, "max_grad_norm": 0.0, "save_strategy": "no"}
     plain |= {"lr_scheduler_type": "constant", "warmup_steps": 0}
@@ -261,8 +303,13 @@ def test_a_step_over_accumulated_batches_with_smoothed_labels_is_that_of_the_los
     members = expected(batch["pixel_values"]).member_logits.log_softmax(-1).unbind(1)
     (sum(-(targets * logs).sum(-1).mean() for logs in members) / 3).backward()
     for name, weight in expected.named_parameters():
-        is_trunk = "embeddings" in name or "layers.0." in name or "layers.1." in name
-        rate = 0.01 if is_trunk else 0.03 if name.startswith("vit.") else 0.1
+        layer = re.search(r"layers\.(\d)\.", name)
+        if layer:
+            rate = 0.01 * 0.5 ** (model.config.num_hidden_layers - 1 - int(layer[1]))
+        elif "embeddings" in name:
+            rate = 0.01 * 0.5**model.config.num_hidden_layers
+        else:
+            rate = 0.01 if name.startswith("vit.") else 0.1
         step = model.get_parameter(name) - before[name]
         torch.testing.assert_close(step, -rate * weight.grad, rtol=1e-3, atol=1e-6, msg=name)
 
@@ -373,7 +420,14 @@ def test_models_that_trainer_makes_get_the_same_data(tmp_path):
 
 
 def test_what_a_model_cannot_be_trained_with_gets_one_sentence(tmp_path):
-    for options, words in (({"class_weights": "rare"}, "class_weights is 'rare'"), ({"branch_rate": -1.0}, "is -1.0")):
+    wrong = {
+        "class_weights is 'rare'": {"class_weights": "rare"},
+        "classifier_learning_rate is -1.0": {"classifier_learning_rate": -1.0},
+        "layer_decay is 0.0": {"layer_decay": 0.0},
+        "layer_decay is 1.5": {"layer_decay": 1.5},
+        "mixing is 2": {"mixing": 2},
+    }
+    for words, options in wrong.items():
         with pytest.raises(ValueError, match=words):
             arguments_for(tmp_path, **options)
     numbers = hydra_of("bert", num_labels=1, problem_type="regression")
