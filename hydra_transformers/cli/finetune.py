@@ -110,7 +110,7 @@ def _tune_members(
     if is_zero_shot(config):
         raise ValueError(
             f"{names[0]} learns from pairs of images and texts, which this command does not read: fine-tune it in Python, with "
-            'finetune_members(members, "clip", ...), or fuse the members as they are'
+            'finetune_members(members, "clip-lit", ...), or fuse the members as they are'
         )
     on_one_process(lambda: claim(output, PRUNE_SETTINGS, {"members": len(names)}))
     processor = load_processor(names[0], config)

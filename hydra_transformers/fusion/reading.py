@@ -72,9 +72,11 @@ def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
 
 
 def _pooler_field(cls: type, model: PreTrainedModel) -> dict[str, bool]:
-    """The config field of a base model that says whether it has a pooler."""
-    if not cls.is_base_model or not hasattr(cls.config_class, "add_pooling_layer"):
+    """The config field that says whether a base model has a pooler; a model with a head writes it when it is saved."""
+    if not hasattr(cls.config_class, "add_pooling_layer"):
         return {}
+    if not cls.is_base_model:
+        return {"add_pooling_layer": True}
     return {"add_pooling_layer": getattr(model, "pooler", None) is not None}
 
 

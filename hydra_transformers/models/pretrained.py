@@ -183,6 +183,9 @@ class HydraModelMixin:
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
         # Every Auto class that can load the folder; Transformers by itself would only add the one of this class.
         self.config.auto_map = dict(self.config.auto_classes)
+        # AutoModel then makes the encoder with a pooler where there is one, and its weights are in the folder.
+        for name, value in getattr(self, "encoder_options", {}).items():
+            setattr(self.config, name, value)
         if self.decision is not None:
             self.decision.compare(self)  # says so where the decision is about other weights
         saved = super().save_pretrained(save_directory, *args, **kwargs)

@@ -170,7 +170,7 @@ SST2 = Recipe(
 )
 
 CLIP = Recipe(
-    name="clip",
+    name="clip-lit",
     arguments={
         "optim": "adamw_torch",
         "learning_rate": 5e-5,
@@ -198,7 +198,7 @@ def recipe(name: str) -> Recipe:
     """The paper's recipe for fine-tuning after pruning.
 
     Args:
-        name (`str`): "imagenet1k", "cifar100", "sst2" or "clip".
+        name (`str`): "imagenet1k", "cifar100", "sst2" or "clip-lit".
 
     They are from appendices D.2 and D.3, with these points settled:
 
@@ -213,7 +213,7 @@ def recipe(name: str) -> Recipe:
       fine-tuning (C.2): weight decay 0.01, up to 7 epochs, early stopping on validation accuracy (patience 2, delta
       5e-4), and the epoch with the best validation accuracy is kept. The first 3,000 training examples are the
       validation set, and texts have 128 tokens. BERT's dropout stays.
-    - "clip" locks the images' tower and its projection (LiT), and trains the text tower, its embeddings too, and the logit
+    - "clip-lit" locks the images' tower and its projection (LiT), and trains the text tower, its embeddings too, and the logit
       scale, for one epoch over pairs of images and texts. What D.3 takes from OpenCLIP are its defaults: betas of 0.9 and
       0.98, an epsilon of 1e-6, weight decay 0.2, a cosine to zero, no clipping, a logit scale of at most 100. The paper
       chooses the rate of a grid by the training loss; `learning_rates="grid"` does so by the validation loss. Its batch has

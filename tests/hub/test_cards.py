@@ -106,6 +106,16 @@ def summary_of(card: ModelCard) -> str:
     return " ".join(card.text.split())
 
 
+def test_the_card_says_which_auto_class_predicts():
+    vit, clip = (create_model_card(hydra_of(family)).text for family in (VIT, CLIP))
+    assert (
+        "`AutoModelForImageClassification` loads the model that predicts. `AutoModel` loads its encoder alone" in vit
+    )
+    assert (
+        "`AutoModelForZeroShotImageClassification` loads the model that predicts. `AutoModel` loads the same" in clip
+    )
+
+
 def test_the_card_of_several_fine_tuned_models_says_so():
     backbones = [VIT.backbone(seed).float() for seed in range(2)]
     circuits = [replace(each, made_from={"weights": each.objective}) for each in (OOD, ACC)]

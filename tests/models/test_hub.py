@@ -102,6 +102,23 @@ def test_every_family_loads_where_the_package_is_not_importable_and_saves_again(
     assert_same_tensors({name: of_the_base[name] for name in expected}, expected)
 
 
+@torch.no_grad()
+def test_automodel_loads_the_encoder_of_a_saved_model_without_new_weights(family, tmp_path):
+    hydra, _, folder = save(family, tmp_path)
+    encoder, info = AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"], info["missing_keys"]
+    expected = hydra.state_dict()
+    for name, weight in encoder.state_dict().items():
+        known = expected.get(name, expected.get(f"{hydra.base_model_prefix}.{name}"))
+        assert torch.equal(weight, known), name
+    # What is loaded is fused with what was never saved.
+    one = family.hydra.from_backbone(family.backbone(0).float())
+    other = family.hydra.from_backbone(family.backbone(1).float())
+    other.save_pretrained(folder)
+    fused = family.hydra.from_pruned_members([one, family.hydra.from_pretrained(folder)], shared=())
+    assert fused.num_members == 2
+
+
 def imports_of(path) -> set[str]:
     """The modules that a file imports: "torch", "os", or ".modeling_hydra" for one beside it."""
     found = set()

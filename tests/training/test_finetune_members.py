@@ -202,7 +202,7 @@ def test_clip_learns_from_pairs_and_is_judged_by_their_loss(form, tmp_path):
     """With the recipe's defaults: no collator, metric or label is passed."""
     pairs = tiny_dataset("clip")
     held = tiny_dataset("clip", 6, seed=2)
-    short = recipe("clip").with_arguments(num_train_epochs=4, warmup_steps=1, per_device_train_batch_size=6)
+    short = recipe("clip-lit").with_arguments(num_train_epochs=4, warmup_steps=1, per_device_train_batch_size=6)
     short = short.with_arguments(per_device_eval_batch_size=6)
     models = [tiny_model("clip", form)] * 2
     rates = {"learning_rates": [1e-9, 3e-3]}

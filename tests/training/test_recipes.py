@@ -181,7 +181,7 @@ def test_a_recipe_can_be_changed_and_raises_where_it_would_not_train(tmp_path):
         dataclasses.replace(mine, keep_zeros=True)
     with pytest.raises(ValueError, match="max_steps is 100 and warmup_steps is 5000"):
         recipe("imagenet1k").training_arguments(tmp_path, max_steps=100)
-    with pytest.raises(ValueError, match="no recipe 'mnist': choose from imagenet1k, cifar100, sst2, clip"):
+    with pytest.raises(ValueError, match="no recipe 'mnist': choose from imagenet1k, cifar100, sst2, clip-lit"):
         recipe("mnist")
 
 
@@ -203,7 +203,7 @@ def test_a_recipe_trains_without_validation_data_unless_it_decides_by_them(train
 
 
 def test_the_recipe_of_clip_locks_the_images_tower_and_is_openclips_otherwise(tmp_path):
-    clip = recipe("clip")
+    clip = recipe("clip-lit")
     arguments = clip.training_arguments(tmp_path, **QUIET)
     assert (arguments.learning_rate, arguments.warmup_steps, arguments.num_train_epochs) == (5e-5, 100, 1)
     assert clip.learning_rates == (1e-4, 5e-5, 1e-5)
@@ -225,7 +225,7 @@ def test_images_are_cropped_and_flipped_and_for_imagenet_changed_by_randaugment(
     crop = CropAndFlip(least_share=0.08)
     assert recipe("imagenet1k").image_change == InTurn((crop, RandAugment(operations=2, magnitude=12)))
     assert recipe("cifar100").image_change == crop
-    assert recipe("sst2").image_change is None and recipe("clip").image_change is None
+    assert recipe("sst2").image_change is None and recipe("clip-lit").image_change is None
 
 
 def test_epochs_in_place_of_steps_keep_the_share_of_the_warm_up(tmp_path):
