@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from ._io.access import first_line
 from ._io.files import written_whole
+from ._io.progress import timed_step
 from .data.batches import AUDIO_INPUTS
 from .data.prediction import accepted_inputs
 from .fusion.probe import example_inputs
@@ -79,12 +80,15 @@ def export(
     with_decision = nullcontext() if is_current else model.uncalibrated()
     with evaluation_mode(model), with_decision, torch.no_grad(), _quiet():
         exportable = Exportable(model, processor)
-        program = exportable.program()
+        with timed_step("graph recorded"):
+            program = exportable.program()
         with written_whole(path) as folder:
             for name in formats:
                 file = folder / FILES[name]
-                WRITERS[name](program, file, exportable)
-                _check_outputs(exportable, RUNNERS[name](file), name)
+                with timed_step(f"{name} written"):
+                    WRITERS[name](program, file, exportable)
+                with timed_step(f"{name} checked"):
+                    _check_outputs(exportable, RUNNERS[name](file), name)
             model.config.to_json_file(folder / "config.json", use_diff=False)  # with all names of classes
             if processor is not None:
                 processor.save_pretrained(folder)

@@ -108,13 +108,15 @@ def write_report(report: "Report", output: Path) -> None:
     """Prints a report and writes all its forms."""
     from .._io.files import write_atomically
     from .._io.processes import on_one_process
+    from .._io.progress import timed_step
 
     def write() -> None:
         report.to_json(output / REPORT_FILES[0])
         write_atomically(output / REPORT_FILES[1], report.to_markdown())
         print(report)
         try:
-            report.to_html(output / REPORT_FILES[2], pictures=report.plot(output / PLOTS))
+            with timed_step("plots and page written"):
+                report.to_html(output / REPORT_FILES[2], pictures=report.plot(output / PLOTS))
         except ImportError as error:
             print(f"no plots: {error}")
         print(f"The report is in {output}.")

@@ -1,16 +1,69 @@
 """`finetune`: a Hydra of a pre-trained model in one run, or pruned members one by one."""
 
-import sys
+import difflib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from .._io.records import claim
 from .folders import PRUNE_SETTINGS, data_name, models_named
-from .options import BatchSize, Column, Seed, argument, best_device, layers_or_share, option, positive, switch, typed
+from .options import (
+    BatchSize,
+    Column,
+    Seed,
+    argument,
+    best_device,
+    layers_or_share,
+    named,
+    option,
+    positive,
+    switch,
+    typed,
+)
 
 
 EVALUATION = "evaluation"
 GRID = "grid"  # of learning rates
+
+
+# Fields of HydraTrainingArguments that have an option of their own.
+OPTIONS = {
+    "output_dir": "--output",
+    "num_train_epochs": "--epochs",
+    "learning_rate": "--learning-rate",
+    "per_device_train_batch_size": "--batch-size",
+    "seed": "--seed",
+    "report_to": "--report-to",
+}
+
+
+def training_settings(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Read --set NAME=VALUE: fields of `HydraTrainingArguments`, each as the type that it has."""
+    if not pairs:
+        return {}
+    from transformers import HfArgumentParser
+
+    from ..training import HydraTrainingArguments
+
+    class Parser(HfArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(f"--set: {message.removeprefix('argument ')}")
+
+    parser = Parser(HydraTrainingArguments)
+    fields = list(HydraTrainingArguments.__dataclass_fields__)
+    settings: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in OPTIONS:
+            raise ValueError(f"--set has {name}: use {OPTIONS[name]}")
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, n=1)
+            meant = f", did you mean {close[0]}?" if close else ""
+            raise ValueError(f"--set {name}: HydraTrainingArguments has no such field{meant}")
+        if value.lower() in ("none", "null"):
+            settings[name] = None
+        else:
+            settings[name] = getattr(parser.parse_args(["--output_dir", "", f"--{name}={value}"]), name)
+    return settings
 
 
 def positive_or_grid(text: str) -> float | str:
@@ -45,14 +98,27 @@ def finetune(
     max_length: option(int | None, "cut texts to N tokens, also when it predicts (default: 128)", "N", min=1) = None,
     batch_size: BatchSize = 32,
     seed: Seed = 0,
+    report_to: option(
+        list[str] | None, "log the training there, as Trainer does: tensorboard, wandb, ...; may be repeated", "NAME"
+    ) = None,
+    further: option(
+        list[tuple] | None,
+        "any other field of HydraTrainingArguments, such as weight_decay=0.1; may be repeated",
+        "NAME=VALUE",
+        flag="--set",
+        parser=named,
+    ) = None,
 ) -> None:
     """Fine-tune a pre-trained model as an ensemble (a Hydra) in one run, and evaluate it."""
     names = models_named([model])
     columns = {"column": column or None, "label": label, "label_separator": label_separator}
+    arguments = training_settings(further or [])
+    if report_to:
+        arguments["report_to"] = report_to
     if len(names) > 1:
         if (members, trunk_layers, regression, max_length) != (3, 0.75, False, None):
             raise ValueError("members were pruned: leave out --members, --trunk-layers, --regression, --max-length")
-        training = {"per_device_train_batch_size": batch_size, "per_device_eval_batch_size": batch_size}
+        training = {"per_device_train_batch_size": batch_size, "per_device_eval_batch_size": batch_size} | arguments
         if epochs is not None:
             training["num_train_epochs"] = epochs
         if learning_rate == GRID:
@@ -81,6 +147,7 @@ def finetune(
         max_length=max_length,
         seed=seed,
         **columns,
+        **arguments,
     )
     from ..reports import evaluate_uncertainty
     from .evaluate import write_report
@@ -118,7 +185,7 @@ def _tune_members(
     train, validation = (load_data(data, config, part=part, **columns) for part in ("training", "validation"))
     print(train.notes[0], *validation.notes, sep="\n", flush=True)
     models = [load_model(name) for name in names]
-    finetune_members(models, recipe, train, validation, output, seed=seed, progress=sys.stderr.isatty(), **training)
+    finetune_members(models, recipe, train, validation, output, seed=seed, **training)
     on_one_process(lambda: copy_circuits(Path(names[0]).parent, output))
     on_one_process(lambda: [processor.save_pretrained(output / f"member-{index}") for index in range(len(names))])
     print(f"{len(names)} members are in {output}. Next: hydra-transformers fuse {output} --output ...")

@@ -69,9 +69,17 @@ def named(text: str) -> tuple[str, str]:
 # Declarations
 
 
-def option(kind: Any, help: str, metavar: str | None = None, panel: str | None = None, **settings: Any) -> Any:
-    """The annotation of a parameter that becomes --its-name."""
-    return Annotated[kind, typer.Option(help=help, metavar=metavar, rich_help_panel=panel, **settings)]
+def option(
+    kind: Any,
+    help: str,
+    metavar: str | None = None,
+    panel: str | None = None,
+    flag: str | None = None,
+    **settings: Any,
+) -> Any:
+    """The annotation of a parameter that becomes --its-name, or `flag`."""
+    names = [] if flag is None else [flag]
+    return Annotated[kind, typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, **settings)]
 
 
 def switch(flag: str, help: str) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
 from .._io.processes import rank_and_world_size
@@ -23,6 +23,7 @@ from ..fusion.probe import TEXT_TOKENS
 from ..models.auto import AutoHydra, class_with_new_classifier, config_of, config_with_architecture
 from ..models.task import task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, record_training
+from .epoch_lines import show_progress, tensorboard_in
 from .losses import ONE_OF_SEVERAL
 from .members import compute_accuracy, settings_of, train_and_save
 from .trainer import HydraTrainer, HydraTrainingArguments
@@ -114,7 +115,8 @@ def finetune(
         seed (`int`, defaults to 0):
             Of the new classifiers, the order of the data and dropout.
         progress (`bool`, defaults to `True`):
-            Print what was found in the data, its rows, columns, task and classes, and show Trainer's progress bar.
+            Print what was found in the data, its rows, columns, task and classes, and show Trainer's progress bar; where
+            stderr is no terminal, one line for each epoch.
         callbacks, arguments (*optional*):
             Further callbacks of Trainer, and arguments of `HydraTrainingArguments` (`class_weights`, `mixing`, ...).
 
@@ -173,6 +175,7 @@ def finetune(
         "save_strategy": "epoch",
         "save_total_limit": 1,
         "load_best_model_at_end": True,
+        "logging_strategy": "epoch" if arguments.get("report_to", "none") == "none" else "steps",
         "report_to": "none",
         "disable_tqdm": not (progress and shows_bars()),
         "seed": seed,
@@ -190,17 +193,17 @@ def finetune(
     record_training(folder, made_with | {"learning_rate": learning_rate}, data=where, split=train.split)
     if finished:
         hydra = AutoHydra.from_pretrained(folder)
-    trainer = HydraTrainer(
-        hydra,
-        training,
-        train_dataset=train,
-        eval_dataset=validation,
-        processing_class=processor,
-        compute_metrics=compute_accuracy if has_accuracy else None,
-        callbacks=list(callbacks),
-    )
-    if not (progress and shows_bars()):
-        trainer.remove_callback(PrinterCallback)
+    with tensorboard_in(folder / "runs"):
+        trainer = HydraTrainer(
+            hydra,
+            training,
+            train_dataset=train,
+            eval_dataset=validation,
+            processing_class=processor,
+            compute_metrics=compute_accuracy if has_accuracy else None,
+            callbacks=list(callbacks),
+        )
+    show_progress(trainer, progress)
     if not finished:
         train_and_save(trainer, folder)
     hydra.name_or_path = hydra.config.name_or_path = os.path.abspath(folder)  # where its processor is

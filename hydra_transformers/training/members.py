@@ -12,14 +12,16 @@ from typing import Any, Literal
 
 import numpy as np
 from torch import nn
-from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
+from .._io.progress import shows_bars
 from ..data.fingerprints import fingerprint_of_labels, fingerprint_of_tokens, fingerprint_of_weights
 from ..data.image_changes import CropAndFlip
 from ..data.loading import PreparedData
 from ..data.prediction import config_of
 from ..models.task import task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, load_member, record_training
+from .epoch_lines import show_progress
 from .learning_rates import Validation, choose_learning_rate, rates_to_try, validation_of
 from .lora import is_peft_model
 from .losses import IGNORED_LABEL, ONE_OF_SEVERAL, learns_from_pairs
@@ -95,7 +97,7 @@ def finetune_members(
         data_collator, processing_class, callbacks (*optional*):
             As in `HydraTrainer`; the recipe's callbacks come first.
         progress (`bool`, defaults to `True`):
-            Show Trainer's progress bar.
+            Show Trainer's progress bar; where stderr is no terminal, one line for each epoch.
         training_arguments (*optional*):
             Arguments of `HydraTrainingArguments` that override the recipe's.
 
@@ -123,7 +125,7 @@ def finetune_members(
     data_seeds = seeds if data_seed is None else _seed_of_each(data_seed, "data_seed", len(members))
     rates = None if learning_rates is None else rates_to_try(learning_rates, recipe, training_arguments)
 
-    training_arguments = {"disable_tqdm": not progress} | training_arguments
+    training_arguments = {"disable_tqdm": not (progress and shows_bars())} | training_arguments
     if validation_data is not None and "eval_strategy" not in recipe.arguments:
         training_arguments = {"eval_strategy": "epoch"} | training_arguments
     has_accuracy = task_name(members[0]) in ONE_OF_SEVERAL and not learns_from_pairs(members[0])
@@ -199,8 +201,7 @@ class _Tuning:
             callbacks=list(callbacks),
             **self.options,
         )
-        if not self.progress:
-            trainer.remove_callback(PrinterCallback)
+        show_progress(trainer, self.progress)
         return trainer
 
 

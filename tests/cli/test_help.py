@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
+from hydra_transformers import training
 from hydra_transformers.cli import COMMANDS, main, runner
+from hydra_transformers.cli.finetune import training_settings
+from hydra_transformers.serving import saved_models
 from tests.command_line import parsed
 from tests.pages import ROOT
 
@@ -16,11 +19,11 @@ NAMES = {function.__name__: example for commands in COMMANDS.values() for functi
 NEEDED = ["--data", "d", "--output", "o"]
 
 
-def test_there_are_fourteen_commands_of_at_most_fifteen_options():
+def test_there_are_fourteen_commands_of_at_most_sixteen_options():
     assert sorted(NAMES) == sorted(runner().commands) and len(NAMES) == 14
     for name, command in runner().commands.items():
         options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
-        assert len(options) <= 15, name
+        assert len(options) <= 16, name
         assert all(option.help for option in options), name
 
 
@@ -87,3 +90,42 @@ def test_all_commands_on_pages_are_read():
             parsed(words)
         else:
             assert words[0].startswith("--"), line
+
+
+def test_any_field_of_the_training_arguments_may_be_set():
+    """Each as the type that it has."""
+    pairs = ["weight_decay=0.1", "bf16=true", "class_weights=balanced", "classifier_learning_rate=None", "optim=sgd"]
+    pairs += ["gradient_accumulation_steps=4", 'lr_scheduler_kwargs={"a": 1}']
+    values = parsed(["finetune", "m", *NEEDED, *(word for pair in pairs for word in ("--set", pair))])
+    assert training_settings(values["further"]) == {
+        "weight_decay": 0.1,
+        "bf16": True,
+        "class_weights": "balanced",
+        "classifier_learning_rate": None,
+        "optim": "sgd",
+        "gradient_accumulation_steps": 4,
+        "lr_scheduler_kwargs": '{"a": 1}',
+    }
+
+
+def test_what_is_set_and_reported_reaches_the_training(monkeypatch):
+    def stop(*arguments, **settings):
+        seen.update(settings)
+        raise ValueError("enough")
+
+    seen = {}
+    monkeypatch.setattr(training, "finetune", stop)
+    monkeypatch.setattr(saved_models, "load_config", lambda name: None)
+    words = [
+        "finetune",
+        "m",
+        *NEEDED,
+        "--set",
+        "weight_decay=0.1",
+        "--report-to",
+        "wandb",
+        "--report-to",
+        "tensorboard",
+    ]
+    assert main(words) == 2
+    assert seen["weight_decay"] == 0.1 and seen["report_to"] == ["wandb", "tensorboard"]

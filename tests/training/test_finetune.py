@@ -1,6 +1,8 @@
 """finetune: a pre-trained model and data in, a fine-tuned Hydra out."""
 
 import json
+import os
+import re
 from functools import partial
 
 import datasets
@@ -8,6 +10,7 @@ import pandas
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, BertTokenizer, TrainerCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from hydra_transformers import AutoHydra, HydraTrainingArguments
 from hydra_transformers.data.loading import PreparedData, classes_in, load_data
@@ -22,6 +25,8 @@ from tests.training.tiny import assert_same_weights
 
 
 FAST = {"epochs": 2, "batch_size": 8, "progress": False, "use_cpu": True, "learning_rate": 1e-3}
+
+KEEP = {"load_best_model_at_end": False}  # without evaluations none is the best
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +225,40 @@ def test_what_is_found_in_the_data_is_printed_before_the_training(bert, tmp_path
         assert task in lines, lines
         few = [message for message in caplog.messages if "very few" in message]
         assert len(few) == len(notes) and all(map(str.startswith, few, notes))
+
+
+def test_a_log_gets_one_line_for_each_epoch(bert, tmp_path, capsys):
+    """Where stderr is no terminal: with the losses, the accuracy and the time left; and none with progress=False."""
+    shown = FAST | {"progress": True, "num_members": 2}
+    finetune(bert, reviews(), tmp_path / "hydra", **shown)
+    lines = capsys.readouterr().err.splitlines()
+    lines = [line for line in lines if line.startswith(("epoch", "step"))]
+    number = r"\d\.?\d*"
+    measured = rf"loss {number}, validation loss {number}, validation accuracy \d+\.\d%"
+    assert re.fullmatch(rf"epoch 1 of 2, {measured}, \d+ seconds? left", lines[0]), lines
+    assert re.fullmatch(rf"epoch 2 of 2, {measured}", lines[1]) and len(lines) == 2
+    finetune(bert, reviews(), tmp_path / "steps", max_steps=3, eval_strategy="no", save_strategy="no", **shown | KEEP)
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("epoch", "step"))]
+    assert re.fullmatch(rf"step 3 of 3, loss {number}", line)
+    finetune(bert, reviews(), tmp_path / "silent", **shown | {"progress": False, "max_steps": 1})
+    captured = capsys.readouterr()
+    assert not captured.out and "epoch" not in captured.err
+
+
+def test_a_training_is_logged_for_tensorboard_beside_the_model(bert, tmp_path, monkeypatch):
+    """Its checkpoints, where Trainer would log, are removed."""
+    seen = []
+
+    class Board(TrainerCallback):
+        def __init__(self):
+            seen.append(os.environ["TENSORBOARD_LOGGING_DIR"])
+
+    monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "tensorboard", Board)
+    finetune(bert, reviews(), tmp_path / "hydra", report_to=["tensorboard"], max_steps=1, **FAST)
+    assert seen == [str(tmp_path / "hydra" / "runs")] and "TENSORBOARD_LOGGING_DIR" not in os.environ
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "elsewhere")
+    finetune(bert, reviews(), tmp_path / "other", report_to=["tensorboard"], max_steps=1, **FAST)
+    assert seen[1] == "elsewhere" == os.environ["TENSORBOARD_LOGGING_DIR"]
 
 
 def test_a_model_remembers_the_columns_it_was_finetuned_on(bert, tmp_path):
