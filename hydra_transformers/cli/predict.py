@@ -130,9 +130,9 @@ def _names(inputs: Sequence[str]) -> Iterator[str]:
 
 
 def _line(name: str, answer: dict[str, Any]) -> str:
-    from ..serving.answers import text_of
+    from ..serving.answers import prediction_text
 
-    label, may_be = text_of(answer), answer.get("prediction_set")
+    label, may_be = prediction_text(answer), answer.get("prediction_set")
     if answer.get("interval") is not None:
         may_be = ["{:.4g} to {:.4g}".format(*interval) for interval in answer["interval"]]
     is_class = "entities" not in answer and "interval" not in answer

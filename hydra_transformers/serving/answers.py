@@ -8,18 +8,31 @@ from ..models.pipeline_hydra import PARTS_OF_UNCERTAINTY
 
 # The fields of columns that hold lists of dicts.
 NUMBERS = dict.fromkeys(("score", *PARTS_OF_UNCERTAINTY), "double")
-PLACE = {"entity_group": "string", "word": "string", "start": "int64", "end": "int64"}
 FIELDS = {
     "scores": {"label": "string", "score": "double"},
     "label scores": {"label": "string", **NUMBERS},
-    "entities": {**PLACE, **NUMBERS, "mean_uncertainty": "double", "detector_score": "double", "abstain": "bool"},
+    "entities": {
+        "entity_group": "string",
+        "word": "string",
+        "start": "int64",
+        "end": "int64",
+        **NUMBERS,
+        "mean_uncertainty": "double",
+        "detector_score": "double",
+        "abstain": "bool",
+    },
 }
 
 
-def text_of(prediction: Mapping[str, Any], number: str = "{!r}") -> str:
-    """What a model predicts, whether it abstains or not: a label, labels, numbers (in this format) or entities."""
+def prediction_text(prediction: Mapping[str, Any], number: str = "{!r}") -> str:
+    """Write what a model predicts, whether it abstains or not.
+
+    Args:
+        prediction (`Mapping`): of `predict`: a label, labels, numbers or entities.
+        number (`str`, *optional*): the format of numbers; by default all digits.
+    """
     if "entities" in prediction:
-        return _names(prediction["entities"]) or "no entity"
+        return _entity_names(prediction["entities"]) or "no entity"
     if "labels" in prediction:
         return ", ".join(prediction["labels"]) or "no label"
     if "interval" in prediction:
@@ -30,46 +43,72 @@ def text_of(prediction: Mapping[str, Any], number: str = "{!r}") -> str:
     return prediction["label"]
 
 
-def answer_of(prediction: Mapping[str, Any]) -> str | None:
-    """What a model predicts; None where it abstains. Of entities those that it does not abstain on."""
-    if prediction["abstain"]:
-        return _names([entity for entity in prediction.get("entities", ()) if not entity["abstain"]]) or None
-    return text_of(prediction)
+def answer_text(prediction: Mapping[str, Any]) -> str | None:
+    """Write what a model predicts; None where it abstains.
+
+    Of entities those that it does not abstain on.
+    """
+    if not prediction["abstain"]:
+        return prediction_text(prediction)
+    sure_entities = [entity for entity in prediction.get("entities", ()) if not entity["abstain"]]
+    return _entity_names(sure_entities) or None
 
 
-def _names(entities: Sequence[Mapping[str, Any]]) -> str:
+def _entity_names(entities: Sequence[Mapping[str, Any]]) -> str:
+    """Write entities with their groups, separated by commas."""
     return ", ".join(f"{entity['word']} ({entity['entity_group']})" for entity in entities)
 
 
 def check_fields(answers: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
-    """Raises an error for a field without a column: it would be lost."""
-    extra = {name for answer in answers for name in answer} - columns.keys() - {"error"}
+    """Raise for a field without a column: it would be lost."""
+    fields = {name for answer in answers for name in answer}
+    extra = fields - columns.keys() - {"error"}
     if extra:
         raise ValueError(f"predictions have the field {min(extra)!r}, which is not among the columns of their task")
 
 
 def to_table(answers: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Any:
-    """A table with `answer`, `prediction` and `why` in place of `label` and `reason`, and with the other columns."""
+    """Return a table of Arrow, with `answer`, `prediction` and `why` and the other columns.
+
+    They stand in place of `label` and `reason`.
+
+    Args:
+        answers (`Sequence[Mapping]`): predictions, or {"error": why} for rows that cannot be read.
+        columns (`Mapping[str, str]`): of the task, see `Task.columns`.
+    """
     import pyarrow
 
     check_fields(answers, columns)
     rows: list[dict[str, Any]] = []
     for answer in answers:
-        texts = {"why": f"It cannot be read: {answer.get('error')}."}
-        if "error" not in answer:
-            texts = {"answer": answer_of(answer), "prediction": text_of(answer), "why": answer["reason"]}
-        rows.append({**answer, **texts})
+        row = dict(answer)
+        if "error" in answer:
+            row["why"] = f"It cannot be read: {answer['error']}."
+        else:
+            row["answer"] = answer_text(answer)
+            row["prediction"] = prediction_text(answer)
+            row["why"] = answer["reason"]
+        rows.append(row)
+
     types = dict.fromkeys(("answer", "prediction", "why"), "string")
     types |= {name: kind for name, kind in columns.items() if name not in ("label", "reason")}
     return pyarrow.Table.from_pylist(rows, schema=arrow_schema(types))
 
 
 def arrow_schema(columns: Mapping[str, str]) -> Any:
-    """The schema of columns with the types of `Task.columns`."""
+    """Return Arrow's schema for columns with the types of `Task.columns`."""
     import pyarrow
 
-    alias = pyarrow.type_for_alias
-    types = {"strings": pyarrow.list_(pyarrow.string()), "intervals": pyarrow.list_(pyarrow.list_(pyarrow.float64()))}
+    # The types that Arrow has no name for.
+    types = {
+        "strings": pyarrow.list_(pyarrow.string()),
+        "intervals": pyarrow.list_(pyarrow.list_(pyarrow.float64())),
+    }
     for kind, fields in FIELDS.items():
-        types[kind] = pyarrow.list_(pyarrow.struct([(name, alias(field)) for name, field in fields.items()]))
-    return pyarrow.schema([(name, types.get(kind) or alias(kind)) for name, kind in columns.items()])
+        struct = [(name, pyarrow.type_for_alias(field)) for name, field in fields.items()]
+        types[kind] = pyarrow.list_(pyarrow.struct(struct))
+
+    schema = []
+    for name, kind in columns.items():
+        schema.append((name, types.get(kind) or pyarrow.type_for_alias(kind)))
+    return pyarrow.schema(schema)

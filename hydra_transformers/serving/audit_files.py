@@ -33,7 +33,9 @@ class Audit:
 
     @classmethod
     def of(cls, job: "Job", folder: Path, output: Path, share: float, seed: int) -> "Audit":
-        """Return the audit of a job; raise, before any work, where it cannot be audited or the file is there already.
+        """Return the audit of a job.
+
+        Raises, before any work, where it cannot be audited or the file is there already.
 
         Args:
             job (`Job`): which answers.
@@ -67,8 +69,11 @@ class Audit:
         return table.append_column("audit", pyarrow.array(marks))
 
     def for_reviewers(self) -> Any:
-        """Return the drawn rows as people shall see them: the data and the prediction, not how sure the model was, but for the
-        score that decides, which a later calibration needs; with an empty column for the label."""
+        """Return the drawn rows as people shall see them.
+
+        They have the data and the prediction, not how sure the model was, but for the score that
+        decides, which a later calibration needs; with an empty column for the label.
+        """
         import pyarrow
 
         drawn = pyarrow.concat_tables(self.drawn)

@@ -22,13 +22,16 @@ class Batcher:
 
     answer: (inputs, parameters) -> a dict for each input
     max_batch: inputs per pass; a request with more goes alone
-    max_wait: seconds that the first request waits for others. While the model is busy they gather anyway
+    max_wait: seconds that the first request waits for others; while the model is busy they gather
+        anyway
     """
 
     def __init__(
         self, answer: Callable[[list[Any], dict[str, Any]], list[dict[str, Any]]], max_batch: int, max_wait: float
     ):
-        self.answer, self.max_batch, self.max_wait = answer, max_batch, max_wait
+        self.answer = answer
+        self.max_batch = max_batch
+        self.max_wait = max_wait
         self.queue: list[Waiting] = []
         self.changed = asyncio.Condition()
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
@@ -36,14 +39,16 @@ class Batcher:
         self.is_closing = False
 
     def start(self) -> None:
-        """Call it in the event loop that submits."""
+        """Start to answer; call it in the event loop that submits."""
         self.task = asyncio.create_task(self._run())
 
     @property
     def is_running(self) -> bool:
+        """Whether it answers requests."""
         return self.task is not None and not self.task.done() and not self.is_closing
 
     async def submit(self, inputs: list[Any], parameters: dict[str, Any]) -> list[dict[str, Any]]:
+        """Wait for the answers to a request."""
         if self.is_closing:
             raise RuntimeError("the server is closing and takes no more requests")
         waiting = Waiting(inputs, parameters, asyncio.get_running_loop().create_future())
@@ -53,7 +58,7 @@ class Batcher:
         return await waiting.answers
 
     async def close(self) -> None:
-        """Answers the waiting requests, then ends."""
+        """Answer the waiting requests, then end."""
         self.is_closing = True
         async with self.changed:
             self.changed.notify_all()
@@ -62,6 +67,7 @@ class Batcher:
         self.thread.shutdown()
 
     async def _run(self) -> None:
+        """Answer one batch after the other, until it is closed and the queue is empty."""
         while self.queue or not self.is_closing:
             async with self.changed:
                 await self.changed.wait_for(lambda: self.queue or self.is_closing)
@@ -71,23 +77,36 @@ class Batcher:
                 await self._answer(batch)
 
     def _is_ready(self) -> bool:
-        return self.is_closing or sum(len(request.inputs) for request in self.queue) >= self.max_batch
+        """Whether there is no reason to wait for more requests."""
+        num_inputs = sum(len(request.inputs) for request in self.queue)
+        return self.is_closing or num_inputs >= self.max_batch
 
     def _next_batch(self) -> list[Waiting]:
-        """Takes the first request and those that fit it out of the queue; clients that went away are dropped."""
+        """Take the first request, and those that fit it, out of the queue.
+
+        Clients that went away are dropped.
+        """
         self.queue = [request for request in self.queue if not request.answers.done()]
-        batch, size = self.queue[:1], sum(len(request.inputs) for request in self.queue[:1])
-        for request in self.queue[1:]:
-            if request.parameters == batch[0].parameters and size + len(request.inputs) <= self.max_batch:
+        if not self.queue:
+            return []
+        first, *others = self.queue
+        batch = [first]
+        size = len(first.inputs)
+        for request in others:
+            has_room = size + len(request.inputs) <= self.max_batch
+            if has_room and request.parameters == first.parameters:
                 batch.append(request)
                 size += len(request.inputs)
         self.queue = [request for request in self.queue if request not in batch]
         return batch
 
     async def _answer(self, batch: list[Waiting]) -> None:
-        inputs, parameters = [value for request in batch for value in request.inputs], batch[0].parameters
+        """Run the model on a batch, and hand its answers or its error to the requests."""
+        inputs = [value for request in batch for value in request.inputs]
+        parameters = batch[0].parameters
+        loop = asyncio.get_running_loop()
         try:
-            answers = await asyncio.get_running_loop().run_in_executor(self.thread, self.answer, inputs, parameters)
+            answers = await loop.run_in_executor(self.thread, self.answer, inputs, parameters)
             if len(answers) != len(inputs):  # they could go to the wrong clients
                 raise RuntimeError(f"the model gave {len(answers)} answers to {len(inputs)} inputs")
         except Exception as error:
@@ -97,6 +116,8 @@ class Batcher:
             elif not batch[0].answers.done():
                 batch[0].answers.set_exception(error)
             return
+
+        # To each request its own.
         remaining = iter(answers)
         for request in batch:
             answers = [next(remaining) for _ in request.inputs]

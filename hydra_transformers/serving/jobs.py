@@ -1,4 +1,7 @@
-"""Predicts for all rows of a data set into one file, part by part; a job that was stopped goes on where it was."""
+"""Predicts for all rows of a data set into one file, part by part.
+
+A job that was stopped goes on where it was.
+"""
 
 import csv
 import glob
@@ -43,9 +46,13 @@ ROWS_PER_PART = 1024
 class Finished(NamedTuple):
     """A job that wrote its file.
 
-    split: of the data, whose rows these are; None without splits
-    has_target: whether the model was calibrated to abstain
-    audited: how many answers were drawn for an audit; None without one
+    Attributes:
+        rows (`int`): how many there are.
+        bad_rows (`list[int]`): the numbers of those that could not be read.
+        is_calibrated (`bool`): whether the model is calibrated.
+        split (`str` or `None`): of the data, whose rows these are; None without splits.
+        has_target (`bool`): whether the model was calibrated to abstain.
+        audited (`int` or `None`): how many answers were drawn for an audit; None without one.
     """
 
     rows: int
@@ -70,32 +77,44 @@ def predict_data(
     audit_seed: int = 0,
     **settings: Any,
 ) -> Finished:
-    """Predicts for every row of a data set, and writes the table with the answers to a file.
+    """Predict for every row of a data set, and write the table with the answers to a file.
 
-    The file has all rows in their order: `row`, which counts from 0, the columns of the data (images and audio as paths,
-    classes by name; one with a name of ours becomes `input_NAME`), then `answer` (empty where the model abstains),
-    `prediction` (what it would say if it never abstained; empty only where a row cannot be read), `why`, and the other fields of `predict`. Until it is complete, its parts are in
-    the folder `OUTPUT.ID.parts`: call it again with the same arguments to go on after a stop. No row is lost or predicted twice.
+    The file has all rows in their order. Its columns are `row`, which counts from 0; those of the
+    data (images and audio as paths, classes by name; one with a name of ours becomes `input_NAME`);
+    `answer` (empty where the model abstains); `prediction` (what it would say if it never
+    abstained; empty only where a row cannot be read); `why`; and the other fields of `predict`.
+
+    Until the file is complete, its parts are in the folder `OUTPUT.ID.parts`: call this again with
+    the same arguments to go on after a stop. No row is lost or predicted twice.
 
     Args:
-        model (`str`, `os.PathLike` or `nn.Module`): a folder, a Hub name or a model, as in `HydraPredictor`.
-        data (`str`, `os.PathLike`, `Dataset`, `DataFrame` or `list[dict]`): what `load_data` accepts.
+        model (`str`, `os.PathLike` or `nn.Module`): a folder, a Hub name or a model, as in
+            `HydraPredictor`.
+        data (`str`, `os.PathLike`, `Dataset`, `DataFrame` or `list[dict]`): what `load_data`
+            accepts.
         output (`str` or `os.PathLike`): a new file, .parquet, .jsonl or .csv.
         split (`str`, *optional*): of the data; by default the first of validation, test and train.
-        column (`str` or pair of `str`, *optional*): the column that is read, by default found; two of pairs of texts.
-        engine (`str`, defaults to `"local"`): "local" for this process, or "ray" for the processes of a Ray cluster, which must see
-            model and data under the same names.
-        workers (`int`, *optional*): of Ray; by default one per GPU, or without GPUs one. Several share a GPU.
-        monitor (`str` or `os.PathLike`, *optional*): the file of a `Monitor`, which counts the rows that are predicted.
-        audit (`float`, *optional*): the share of the answers that people shall check. They are drawn at random, by row number and
-            seed alone, and marked in the column `audit`; `OUTPUT.audit.csv` has them with an empty column `reviewed_label`.
+        column (`str` or pair of `str`, *optional*): the column that is read, by default found; two
+            of pairs of texts.
+        engine (`str`, defaults to `"local"`): "local" for this process, or "ray" for the processes
+            of a Ray cluster, which must see model and data under the same names.
+        workers (`int`, *optional*): of Ray; by default one per GPU, or without GPUs one. Several
+            share a GPU.
+        monitor (`str` or `os.PathLike`, *optional*): the file of a `Monitor`, which counts the rows
+            that are predicted.
+        audit (`float`, *optional*): the share of the answers that people shall check. They are
+            drawn at random, by row number and seed alone, and marked in the column `audit`;
+            `OUTPUT.audit.csv` has them with an empty column `reviewed_label`.
         audit_seed (`int`, defaults to 0): of the draw.
-        settings (*optional*): of `HydraPredictor`: processor, device, candidate_labels, top_k, batch_size.
+        settings (*optional*): of `HydraPredictor`: processor, device, candidate_labels, top_k,
+            batch_size.
 
     Returns:
         `Finished`: how many rows there are, and which could not be read.
     """
-    output, source = Path(output), DataSource(_absolute(data), split=split, column=column)
+    # Check all arguments before anything is loaded.
+    output = Path(output)
+    source = DataSource(_absolute(data), split=split, column=column)
     check_output(output, source)
     if monitor is not None:
         check_monitor_file(Path(monitor), output, source)
@@ -105,128 +124,183 @@ def predict_data(
         raise ValueError(f"engine is {engine!r}: pass local or ray")
     if engine == "ray" and isinstance(model, torch.nn.Module):
         raise ValueError("engine is 'ray', and model is in memory: save it with its processor, and pass its folder")
+    if not isinstance(model, torch.nn.Module):
+        model = os.fspath(_absolute(model))
     settings["processor"] = _absolute(settings.get("processor"))
-    model = model if isinstance(model, torch.nn.Module) else os.fspath(_absolute(model))
     arguments = {"model": model, "source": source, "rows_per_part": ROWS_PER_PART, "settings": settings}
+
+    # The job in this process; the workers of Ray make their own.
     if engine == "ray":
         from .ray_engine import predicted_by_workers, start_cluster
 
-        cluster = start_cluster(workers, settings.get("device"))  # raises errors before anything is loaded
+        cluster = start_cluster(workers, settings.get("device"))  # raises before anything is loaded
         settings = settings | {"device": "cpu"}
     job = Job(**arguments | {"settings": settings})
     folder = job.folder_for(output)
-    drawn = None if audit is None else Audit.of(job, folder, output, audit, audit_seed)
-    watched = None if monitor is None else Monitor.of(job.predictor.model, file=monitor)
+    drawn = None
+    if audit is not None:
+        drawn = Audit.of(job, folder, output, audit, audit_seed)
+    watched = None
+    if monitor is not None:
+        watched = Monitor.of(job.predictor.model, file=monitor)
+
+    # What is missing, and how it comes.
     files = [folder / f"part-{number:08d}.parquet" for number in range(job.num_parts)]
     missing = [number for number, file in enumerate(files) if read_part(file) is None]
     contents: Iterable = ((number, job.predicted(number)) for number in missing)
     if engine == "ray" and missing:
         contents = predicted_by_workers(Job, arguments, job.identity, missing, *cluster)
-    done = len(job.rows) - sum(len(job.places(number)) for number in missing)
-    with progress_bar(len(job.rows), "predict", "row", initial=done) as bar:
+
+    # Write it, part by part.
+    missing_rows = sum(len(job.rows_of(number)) for number in missing)
+    with progress_bar(len(job.rows), "predict", "row", initial=len(job.rows) - missing_rows) as bar:
         for number, content in contents:
-            if watched is not None:  # before the part is there: one that is predicted again, anywhere, counts once
-                table = read_part(io.BytesIO(content))
-                columns = [
-                    name for name in table.column_names if name in job.predictor.columns
-                ]  # not those of the data
-                readable = table.filter(table["prediction"].is_valid()).select(columns)
-                watched.update(readable.to_pylist(), batch=f"{folder.suffixes[-2]} {number}")
+            # Count before the part is there: one that is predicted again, anywhere, counts once.
+            if watched is not None:
+                predictions = predictions_in(read_part(io.BytesIO(content)), job.predictor.columns)
+                watched.update(predictions, batch=f"{folder.suffixes[-2]} {number}")
                 watched.save(monitor)
             write_atomically(files[number], content)
-            bar.update(len(job.places(number)))
+            bar.update(len(job.rows_of(number)))
+
+    bad_rows = join_parts(files, output, drawn)
+    audited = None
+    if drawn is not None:
+        audited = drawn.count
     calibration = job.predictor.calibration
     has_target = calibration is not None and calibration["threshold"] is not None
-    bad_rows = join_parts(files, output, drawn)
-    audited = None if drawn is None else drawn.count
     return Finished(len(job.rows), bad_rows, calibration is not None, job.split, has_target, audited)
 
 
+def predictions_in(table: Any, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the predictions in a part's table, without bad rows and the columns of the data."""
+    names = [name for name in table.column_names if name in columns]
+    readable = table.filter(table["prediction"].is_valid())
+    return readable.select(names).to_pylist()
+
+
 def _absolute(name: Any) -> Any:
-    """A folder or file by its whole path, as workers may start elsewhere; a name on the Hub, or anything else, as it is."""
-    return os.path.abspath(name) if isinstance(name, (str, os.PathLike)) and os.path.exists(name) else name
+    """Return a folder or file by its whole path, for workers may start elsewhere.
+
+    A name on the Hub, or anything else, stays as it is.
+    """
+    if isinstance(name, (str, os.PathLike)) and os.path.exists(name):
+        return os.path.abspath(name)
+    return name
 
 
 def check_output(output: Path, source: DataSource) -> None:
-    """Raises an error, before any work, for a file that exists, is among the data, or cannot be written."""
+    """Raise, before any work, for a file that exists, is among the data, or cannot be written."""
     if output.suffix not in FORMATS:
         raise ValueError(f"output is {output}: pass a file that ends in {', '.join(FORMATS)}")
-    data = source.data if isinstance(source.data, str) and os.path.isdir(source.data) else None
-    if data is not None and Path(data).resolve() in output.resolve().parents:
-        raise ValueError(f"output is {output}, inside the data {data}: pass a file elsewhere")
+    is_folder = isinstance(source.data, str) and os.path.isdir(source.data)
+    if is_folder and Path(source.data).resolve() in output.resolve().parents:
+        raise ValueError(f"output is {output}, inside the data {source.data}: pass a file elsewhere")
     if output.exists():
         raise exists_already(output)
     check_takes_files(output.parent)
 
 
 def check_monitor_file(monitor: Path, output: Path, source: DataSource) -> None:
-    """Raise, before any work, for a monitor's file that is the output, among the data, or cannot be written."""
+    """Raise, before any work, for a monitor's file that cannot be one.
+
+    It is the output, among the data, or cannot be written.
+    """
     if os.path.realpath(monitor) == os.path.realpath(output):
         raise ValueError(f"monitor and output are both {output}: pass a file of its own, such as monitor.json")
     if monitor.is_dir():
         raise ValueError(f"monitor is {monitor}, a folder: pass a file, such as {monitor / 'monitor.json'}")
-    data = Path(source.data).resolve() if isinstance(source.data, str) and os.path.exists(source.data) else None
-    if data is not None and data in (monitor.resolve(), *monitor.resolve().parents):
-        raise ValueError(f"monitor is {monitor}, among the data {source.name}: pass a file elsewhere")
+    if isinstance(source.data, str) and os.path.exists(source.data):
+        path = monitor.resolve()
+        if Path(source.data).resolve() in (path, *path.parents):
+            raise ValueError(f"monitor is {monitor}, among the data {source.name}: pass a file elsewhere")
     check_takes_files(monitor.parent)
 
 
 def exists_already(output: Path) -> ValueError:
+    """Make the error for an output that is there, before the job or at its end."""
     return ValueError(f"{output} exists already: pass another --output, or remove it")
 
 
 class Job:
-    """The rows of a data set in parts, and the model that predicts for them: what each process of a job has."""
+    """What each process of a job has: the rows of a data set in parts, and the model.
+
+    model: as in `predict_data`
+    source: the data
+    settings: of the predictor
+    rows_per_part: of the table
+    """
 
     def __init__(
         self, model: str | torch.nn.Module, source: DataSource, settings: Mapping[str, Any], rows_per_part: int
     ):
         self.rows_per_part = rows_per_part
-        config = load_config(model) if isinstance(model, str) else config_of(model)
-        kind = kind_of(config, model) if isinstance(model, str) else kind_of_model(model)
+        if isinstance(model, str):
+            name = model
+            config = load_config(model)
+            kind = kind_of(config, model)
+        else:
+            name = type(model).__name__
+            config = config_of(model)
+            kind = kind_of_model(model)
+
+        # The rows, and which columns are read.
         source = replace(source, remembered=DataSource.of_model(config, source.data).remembered)
         with access_to(source.name, "data set"):
             rows, self.split, _ = load_rows(source)
         if not hasattr(rows, "features"):
             rows = as_dataset(rows, source.name)
-        words = find_words(rows, source) if kind == "tokens" else None
+        words = None
+        if kind == "tokens":
+            words = find_words(rows, source)
         kind = {"zero-shot": "image", "tokens": "text"}.get(kind, kind)
-        self.columns = find_columns(rows, kind, source) if words is None else (words,)
-        if kind != "text" and column_kinds(rows)[self.columns[0]] == "text":
-            name = model if isinstance(model, str) else type(model).__name__
+        if words is not None:
+            self.columns = (words,)
+        else:
+            self.columns = find_columns(rows, kind, source)
+        first_column = self.columns[0]
+        if kind != "text" and column_kinds(rows)[first_column] == "text":
             raise ValueError(
-                f"the column {self.columns[0]!r} holds texts, and {name} reads {PLURALS[kind]}: for paths, call the column "
-                "file_name and the table metadata.csv, and pass the folder of both"
+                f"the column {first_column!r} holds texts, and {name} reads {PLURALS[kind]}: for paths, call the "
+                "column file_name and the table metadata.csv, and pass the folder of both"
             )
         self.rows = rows.with_format("arrow")  # files stay undecoded: a broken one is a bad row
         self.num_parts = math.ceil(len(rows) / rows_per_part)
+
         self.predictor = HydraPredictor(model, **settings)
         self.identity = [digest_of_model(self.predictor), len(rows)]  # equal in all processes
 
-    def places(self, part: int) -> range:
-        """The rows of a part."""
-        return range(part * self.rows_per_part, min((part + 1) * self.rows_per_part, len(self.rows)))
+    def rows_of(self, part: int) -> range:
+        """Return the numbers of a part's rows."""
+        start = part * self.rows_per_part
+        return range(start, min(start + self.rows_per_part, len(self.rows)))
 
     def predicted(self, part: int) -> bytes:
-        """A part of the table with its predictions, as the content of a parquet file."""
+        """Return a part of the table with its predictions, as the content of a parquet file."""
         import pyarrow.parquet
 
-        places, size, sink = self.places(part), self.predictor.batch_size, io.BytesIO()
         # By batches: the images of a whole part may be large.
-        batches = [self._batch(places[start : start + size]) for start in range(0, len(places), size)]
-        pyarrow.parquet.write_table(pyarrow.concat_tables(batches), sink, write_page_checksum=True)
-        return sink.getvalue()
+        rows = self.rows_of(part)
+        size = self.predictor.batch_size
+        batches = [self._batch(rows[start : start + size]) for start in range(0, len(rows), size)]
+        file = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.concat_tables(batches), file, write_page_checksum=True)
+        return file.getvalue()
 
-    def _batch(self, places: range) -> Any:
+    def _batch(self, rows: range) -> Any:
+        """Predict for some rows; return their table."""
         import pyarrow
         from pyarrow.compute import struct_field
 
-        batch = self.rows[places.start : places.stop]
+        # Predictions.
+        batch = self.rows[rows.start : rows.stop]
         inputs, *pairs = [batch.column(column).to_pylist() for column in self.columns]
         if pairs:
             inputs = [{"text": text, "text_pair": pair} for text, pair in zip(inputs, *pairs, strict=True)]
         predicted = to_table(self.predictor.answers(inputs), self.predictor.columns)
-        table = {"row": pyarrow.array(places)}
+
+        # The columns of the data, then those of the predictions.
+        table = {"row": pyarrow.array(rows)}
         for name, column in zip(batch.column_names, batch.columns, strict=True):
             if pyarrow.types.is_struct(column.type) and {field.name for field in column.type} == {"bytes", "path"}:
                 column = struct_field(column, "path")  # an image or audio
@@ -235,22 +309,32 @@ class Job:
                 name = f"input_{name}"
             if not pyarrow.types.is_binary(column.type):
                 table[name] = column
-        return pyarrow.table(table | dict(zip(predicted.column_names, predicted.columns, strict=True)))
+        table |= dict(zip(predicted.column_names, predicted.columns, strict=True))
+        return pyarrow.table(table)
 
     def folder_for(self, output: Path) -> Path:
-        """Of the parts: its name has a digest of model, data and settings, so no other job reads, replaces or removes them."""
+        """Return the folder of the parts.
+
+        Its name has a digest of model, data and settings, so no other job reads, replaces or
+        removes them.
+        """
         # `datasets` makes the fingerprint of the data's files.
         settings = [self.rows._fingerprint, self.predictor.parameters, self.columns, self.rows_per_part]
         digest = _digest([*self.identity, *settings])[:12]
         folder = output.with_name(f"{output.name}.{digest}.parts")
-        folders = [path for path in output.parent.glob(f"{glob.escape(output.name)}.*.parts") if path.is_dir()]
+
+        pattern = f"{glob.escape(output.name)}.*.parts"
+        folders = [path for path in output.parent.glob(pattern) if path.is_dir()]
         if folders and folder not in folders:
             logger.warning(f"{folders[0]} is of another model, data or settings: this job starts anew")
         return folder
 
 
 def named_classes(column: Any, feature: Any) -> Any:
-    """Return a column of class indices, or of lists of them, with the names of the classes; others as they are."""
+    """Return a column of class indices, or of lists of them, with the names of the classes.
+
+    Other columns stay as they are.
+    """
     import pyarrow
 
     inside = getattr(feature, "feature", None) or feature
@@ -261,29 +345,42 @@ def named_classes(column: Any, feature: Any) -> Any:
     def name(value: Any) -> Any:
         if isinstance(value, list):
             return [name(part) for part in value]
-        return names[value] if value is not None and value >= 0 else None
+        if value is None or value < 0:
+            return None
+        return names[value]
 
     return pyarrow.array([name(value) for value in column.to_pylist()])
 
 
 def digest_of_model(predictor: HydraPredictor) -> str:
-    """Of weights, config, decision, processor and this package's version; the same on every device."""
+    """Digest weights, config, decision, processor and this package's version.
+
+    The result is the same on every device.
+    """
+    # What the tokenizer does; the rules of a fast one also say whether it ignores case, and the
+    # like.
     tokenizer = getattr(predictor.processor, "tokenizer", predictor.processor)
-    rules = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
-    if hasattr(tokenizer, "backend_tokenizer"):  # also whether it ignores case, and the like
+    rules: Any = {}
+    if hasattr(tokenizer, "backend_tokenizer"):
         rules = tokenizer.backend_tokenizer.to_str()
-    state, config = predictor.model.state_dict(), predictor.config.to_dict() | {"_name_or_path": None}
+    elif hasattr(tokenizer, "get_vocab"):
+        rules = tokenizer.get_vocab()
+
+    state = predictor.model.state_dict()
     tensors = [state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor)]
+    config = predictor.config.to_dict() | {"_name_or_path": None}
     described = [config, predictor.calibration, str(predictor.processor), rules, __version__]
     return _digest([digest_of(tensors), sorted(state), *described])
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+    """Digest a value that JSON can hold."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_part(file: Path | io.BytesIO) -> Any:
-    """The table of a part; None if it is not there, or not what was written."""
+    """Return the table of a part; None if it is not there, or not what was written."""
     import pyarrow.parquet
 
     try:
@@ -293,7 +390,11 @@ def read_part(file: Path | io.BytesIO) -> Any:
 
 
 def join_parts(files: Sequence[Path], output: Path, audit: Audit | None = None) -> list[int]:
-    """Writes the output, with one part at a time in memory, and removes the parts. Returns the numbers of the bad rows."""
+    """Write the output, with one part at a time in memory, and remove the parts.
+
+    With an audit, its answers are marked, and written for reviewers, too. Returns the numbers of
+    the bad rows.
+    """
     bad_rows: list[int] = []
 
     def tables() -> Iterator[Any]:
@@ -301,11 +402,15 @@ def join_parts(files: Sequence[Path], output: Path, audit: Audit | None = None) 
             table = read_part(file)
             if table is None:
                 raise RuntimeError(f"{file} is not what was written: run the command again")
-            bad_rows.extend(table.filter(table["prediction"].is_null())["row"].to_pylist())
-            yield table if audit is None else audit.marked(table)
+            unread = table.filter(table["prediction"].is_null())
+            bad_rows.extend(unread["row"].to_pylist())
+            if audit is not None:
+                table = audit.marked(table)
+            yield table
 
+    # Remove first: a user may have moved the output of a killed job, which is the same file.
     joined = files[0].with_name(f"joined{output.suffix}")
-    joined.unlink(missing_ok=True)  # a user may have moved the output of a killed job, which is the same file
+    joined.unlink(missing_ok=True)
     write_tables(joined, tables())
     if audit is not None:
         for_reviewers = joined.with_name("audit.csv")
@@ -317,6 +422,7 @@ def join_parts(files: Sequence[Path], output: Path, audit: Audit | None = None) 
         if output.exists():
             raise exists_already(output) from None
         os.replace(joined, output)
+
     unfinished = joined.parent.glob(".part-*.tmp")  # of killed processes
     for file in (*files, *unfinished, joined):
         file.unlink(missing_ok=True)
@@ -326,7 +432,10 @@ def join_parts(files: Sequence[Path], output: Path, audit: Audit | None = None) 
 
 
 def write_tables(path: Path, tables: Iterator[Any]) -> None:
-    """Writes one table or more, one after the other, into a file of the format that its name ends in."""
+    """Write one table or more into a file, one after the other.
+
+    path: the format is the one that its name ends in
+    """
     import pyarrow.parquet
 
     first = next(tables)
@@ -337,15 +446,24 @@ def write_tables(path: Path, tables: Iterator[Any]) -> None:
                 writer.write_table(table)
         return
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer, is_csv = csv.writer(file), path.suffix == ".csv"
-        if is_csv:
-            writer.writerow(first.column_names)
-        for row in chain.from_iterable(as_json(table.to_pylist()) for table in tables):
-            if is_csv:
-                writer.writerow(_json(cell) if isinstance(cell, (list, dict)) else cell for cell in row.values())
-            else:
+        rows = chain.from_iterable(as_json(table.to_pylist()) for table in tables)
+        if path.suffix == ".jsonl":
+            for row in rows:
                 file.write(_json(row) + "\n")
+            return
+        writer = csv.writer(file)
+        writer.writerow(first.column_names)
+        for row in rows:
+            writer.writerow(_csv_cell(value) for value in row.values())
+
+
+def _csv_cell(value: Any) -> Any:
+    """Return a value as a cell: lists and dicts as JSON."""
+    if isinstance(value, (list, dict)):
+        return _json(value)
+    return value
 
 
 def _json(value: Any) -> str:
+    """Return a value as JSON on one line."""
     return json.dumps(value, ensure_ascii=False, default=str)

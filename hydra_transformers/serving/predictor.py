@@ -1,4 +1,7 @@
-"""The predictor: a saved model that predicts for columns of rows, for batch engines, the server and the page."""
+"""The predictor: a saved model that predicts for columns of rows.
+
+It serves batch engines, the server and the page.
+"""
 
 import io
 import os
@@ -35,7 +38,10 @@ READS = {"image": "images", "zero-shot": "images", "audio": "audio", "text": "te
 
 
 def kind_of(config: PreTrainedConfig, name: str) -> str:
-    """The inputs of a model: "image", "text", "tokens", "audio", or "zero-shot" for images with classes that are named for it."""
+    """Return what a model reads: "image", "text", "tokens", "audio" or "zero-shot".
+
+    The last is for images with classes that are named for it.
+    """
     kind = KINDS.get(auto_class_of(config))
     if kind is None:
         raise ValueError(f"{name} is a {config.model_type}: pass a classifier of images, texts or audio")
@@ -43,7 +49,7 @@ def kind_of(config: PreTrainedConfig, name: str) -> str:
 
 
 def kind_of_model(model: nn.Module, name: str | None = None) -> str:
-    """The inputs of a model in memory, as for `kind_of`; one with the classes of its prompts reads images."""
+    """Return what a model in memory reads, as `kind_of`; with the classes of prompts, images."""
     if zero_shot_in(model) is not None:
         return "image"
     config = config_of(model)
@@ -53,21 +59,26 @@ def kind_of_model(model: nn.Module, name: str | None = None) -> str:
 
 
 class HydraPredictor(Answerer):
-    """A model that maps a dict of columns to a dict of columns, as Ray Data (`map_batches`), `datasets.map` and Spark expect. Any
-    number of threads may call it. Pickled, it is only its arguments: each process loads the model itself.
+    """A model that maps a dict of columns to a dict of columns.
+
+    Ray Data (`map_batches`), `datasets.map` and Spark expect that. Any number of threads may call
+    it. Pickled, it is only its arguments: each process loads the model itself.
 
         >>> predictor = HydraPredictor("my-calibrated-hydra")
         >>> predictor({"image": ["one.jpg", "two.jpg"]})["label"]
 
     Args:
-        model (`str`, `os.PathLike` or `nn.Module`): a folder or Hub name: the output of `calibrate` or `fuse`, any classifier, CLIP
-            or SigLIP model. Or the model itself, which is put into eval mode, stays on its device and cannot be pickled.
-        processor (*optional*): the tokenizer, image processor or feature extractor, or its folder or Hub name; by default the one
-            saved with the model.
+        model (`str`, `os.PathLike` or `nn.Module`): a folder or Hub name: the output of `calibrate`
+            or `fuse`, any classifier, CLIP or SigLIP model. Or the model itself, which is put into
+            eval mode, stays on its device and cannot be pickled.
+        processor (*optional*): the tokenizer, image processor or feature extractor, or its folder
+            or Hub name; by default the one saved with the model.
         device (`str`, *optional*): by default cuda where there is one, otherwise cpu.
-        name (`str`, *optional*): shown by the server and the page; by default the folder's or Hub name.
-        column (`str` or pair of `str`, *optional*): the one that is read, or two of pairs of texts. By default those that
-            the model was fine-tuned on, else "image", "audio" or "text", with "text_pair" if there is one.
+        name (`str`, *optional*): shown by the server and the page; by default the folder's or Hub
+            name.
+        column (`str` or pair of `str`, *optional*): the one that is read, or two of pairs of texts.
+            By default those that the model was fine-tuned on, else "image", "audio" or "text", with
+            "text_pair" if there is one.
         candidate_labels (`list[str]`, *optional*): for CLIP and SigLIP: the classes to choose from.
         top_k (`int`, defaults to 5): how many of the likeliest labels `scores` holds; None for all.
         batch_size (`int`, defaults to 32): rows per pass of the model.
@@ -85,14 +96,24 @@ class HydraPredictor(Answerer):
         top_k: int | None = 5,
         batch_size: int = 32,
     ):
-        settings = {"column": column, "candidate_labels": candidate_labels, "top_k": top_k}
-        settings |= {"batch_size": batch_size, "name": name}
+        # The model: loaded, or as it is given.
         self._arguments: dict[str, Any] | None = None
         if not isinstance(model, nn.Module):
             folder = os.fspath(model)
-            self._arguments = {"model": folder, "processor": processor, "device": device, **settings}
+            self._arguments = {
+                "model": folder,
+                "processor": processor,
+                "device": device,
+                "name": name,
+                "column": column,
+                "candidate_labels": candidate_labels,
+                "top_k": top_k,
+                "batch_size": batch_size,
+            }
             kind_of(load_config(folder), folder)  # raises its error before anything large is loaded
-            name = name or (Path(folder).resolve().name if Path(folder).exists() else folder)
+            if not name and Path(folder).exists():
+                name = Path(folder).resolve().name
+            name = name or folder
             model, processor = load_with_decision(folder, processor, device)
         elif device is not None:
             model = model.to(device)
@@ -102,17 +123,28 @@ class HydraPredictor(Answerer):
         if processor is None:
             processor = find_processor(config.name_or_path, config)
         super().__init__(model.eval(), processor, kind)
+
+        # What it predicts.
         self.config = config  # of the model inside, where one holds another
         self.task = task_of(model)
-        self.class_names = None if self.needs_classes else classes_of(model)
+        self.class_names = None
+        if not self.needs_classes:
+            self.class_names = classes_of(model)
+        self.columns = dict(self.task.columns)
+        if self.kind == "text":
+            self.columns["truncated"] = "bool"
+
+        # How it is called.
         self.parameters: dict[str, Any] = {"top_k": top_k}
         if candidate_labels is not None:
             if not self.needs_classes:
                 raise ValueError(f"candidate_labels is for CLIP and SigLIP, {self.name} has its own: leave it out")
             self.parameters["candidate_labels"] = list(candidate_labels)
-        self.input_columns = [column] if isinstance(column, str) else list(column or ())
+        if isinstance(column, str):
+            column = [column]
+        self.input_columns = list(column or ())
         self.batch_size = batch_size
-        self.columns = dict(self.task.columns) | ({"truncated": "bool"} if self.kind == "text" else {})
+
         # Two threads cannot use one tokenizer at once, and a pass already takes all cores.
         self._one_at_a_time = threading.Lock()
         self._answered: Any = None  # an input that was answered
@@ -124,57 +156,94 @@ class HydraPredictor(Answerer):
 
     @property
     def features(self) -> Any:
-        """The columns' types as `datasets` names them: `map` would guess them from its first rows, where some may be None."""
+        """The columns' types as `datasets` names them.
+
+        `map` would guess them from its first rows, where some may be None.
+        """
         import datasets
 
         return datasets.Features.from_arrow_schema(arrow_schema(self.columns | {"error": "string"}))
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-        """Predicts for a batch of columns.
+        """Predict for a batch of columns.
 
         Args:
-            batch: columns of equal length, such as {"text": [...]}. An image is one of PIL, an array of 8 bits (height, width, 3), a
-                path, URL or the content of a file; audio is what `waveform` takes. Other columns are not read.
+            batch (`Mapping[str, Sequence]`): columns of equal length, such as {"text": [...]}. An
+                image is one of PIL, an array of 8 bits (height, width, 3), a path, URL or the
+                content of a file; audio is what `waveform` takes. Other columns are not read.
 
         Returns:
-            A list per field of `predict`: label, score, uncertainty, aleatoric, epistemic, abstain, prediction_set and so on
-            (`columns` names them all), and `error`: why a row cannot be read, whose other fields are None.
+            A list per field of `predict`: label, score, uncertainty, aleatoric, epistemic, abstain,
+            prediction_set and so on (`columns` names them all), and `error`: why a row cannot be
+            read, whose other fields are None.
         """
         answers = self.answers(self.values_in(batch))
         check_fields(answers, self.columns)
         return {name: [answer.get(name) for answer in answers] for name in (*self.columns, "error")}
 
     def values_in(self, batch: Mapping[str, Sequence[Any]]) -> list[Any]:
-        """The inputs of the model in a batch of columns."""
-        remembered = (getattr(self.config, REMEMBERED, None) or {}).get("column") or []
-        names = self.input_columns or [name for name in remembered if set(remembered) <= batch.keys()]
-        if not names:
-            usual = {"zero-shot": ["image"], "tokens": ["tokens" if "tokens" in batch else "text"]}
-            usual["text"] = ["text", "text_pair"] if "text_pair" in batch else ["text"]
-            names = usual.get(self.kind, [self.kind])
+        """Return the inputs of the model in a batch of columns.
+
+        Args:
+            batch (`Mapping[str, Sequence]`): as for a call.
+        """
+        names = self.input_columns or self._usual_columns(batch)
         missing = [name for name in names if name not in batch]
         if missing:
             raise ValueError(f"the batch has no column {missing[0]!r}, it has {', '.join(batch)}: name it as column=")
         inputs, *pairs = (list(batch[name]) for name in names)
-        return (
-            [{"text": text, "text_pair": pair} for text, pair in zip(inputs, *pairs, strict=True)] if pairs else inputs
-        )
+        if not pairs:
+            return inputs
+        return [{"text": text, "text_pair": pair} for text, pair in zip(inputs, *pairs, strict=True)]
+
+    def _usual_columns(self, batch: Mapping[str, Any]) -> list[str]:
+        """Return the columns that are read where none is named.
+
+        These are the columns that the model was fine-tuned on, if the batch has them.
+        """
+        remembered = (getattr(self.config, REMEMBERED, None) or {}).get("column") or []
+        if remembered and set(remembered) <= batch.keys():
+            return list(remembered)
+        if self.kind == "zero-shot":
+            return ["image"]
+        if self.kind == "tokens" and "tokens" not in batch:
+            return ["text"]
+        if self.kind == "text" and "text_pair" in batch:
+            return ["text", "text_pair"]
+        return [self.kind]
 
     def answers(self, values: Sequence[Any]) -> list[dict[str, Any]]:
-        """The prediction for each input; {"error": why} for one that cannot be read."""
+        """Return the prediction for each input; {"error": why} for one that cannot be read.
+
+        Args:
+            values (`Sequence`): inputs, as in the columns of a call.
+        """
         if self.needs_classes and "candidate_labels" not in self.parameters:
             raise ValueError(f"candidate_labels is missing: {self.name} chooses among classes that you name")
         answers: list[Any] = []
-        for start in range(0, len(values), self.batch_size):  # one batch of images at a time is in memory
+        for start in range(0, len(values), self.batch_size):
+            # Only these images are in memory.
             batch = [self._read(value) for value in values[start : start + self.batch_size]]
             readable = [value for value, error in batch if error is None]
-            predicted = iter(self._answers_of_batch(readable) if readable else [])
-            answers += [next(predicted) if error is None else {"error": error} for _, error in batch]
+            predicted: list[dict[str, Any]] = []
+            if readable:
+                predicted = self._answers_of_batch(readable)
+
+            # In the order of the rows.
+            remaining = iter(predicted)
+            for _, error in batch:
+                if error is None:
+                    answers.append(next(remaining))
+                else:
+                    answers.append({"error": error})
         return answers
 
     def _answers_of_batch(self, inputs: list[Any]) -> list[dict[str, Any]]:
-        """If a batch fails, its rows are tried alone. A row that fails is bad, unless the model no longer answers a row that it
-        has answered before; where it has answered none yet, the model is to blame if all of several fail."""
+        """Predict for a batch; if it fails, try its rows alone.
+
+        A row that fails is bad, unless the model no longer answers a row that it has answered
+        before; where it has answered none yet, the model is to blame if all of several fail.
+        """
         try:
             answers = self.answer(inputs, self.parameters)
             self._answered = inputs[-1]
@@ -192,15 +261,18 @@ class HydraPredictor(Answerer):
             return results
 
     def _read(self, value: Any) -> tuple[Any, str | None]:
-        """An input as the model's pipeline takes it, and why it cannot be read, or None."""
+        """Return an input as the model's pipeline takes it, and why it cannot be read, or None."""
         try:
-            if isinstance(value, Mapping) and value.keys() == {"bytes", "path"} and self.kind != "audio":
+            is_file = isinstance(value, Mapping) and value.keys() == {"bytes", "path"}
+            if is_file and self.kind != "audio":
                 value = value["path"] if value["bytes"] is None else value["bytes"]
             if value is None:
                 return None, "there is none"
             if self.kind == "audio":
                 return waveform(value, self.processor.sampling_rate), None
-            return self._text_of(value) if self.reads == "texts" else _image_of(value, image_mode(self.config)), None
+            if self.reads == "texts":
+                return self._text_of(value), None
+            return _image_of(value, image_mode(self.config)), None
         except FileNotFoundError:
             return None, "there is no such file"
         except Exception as error:  # decoders raise anything for a broken file
@@ -209,13 +281,18 @@ class HydraPredictor(Answerer):
             return None, in_one_line(error)
 
     def _text_of(self, value: Any) -> Any:
-        """A text, a pair of texts, or for tokens a list of words."""
-        texts = list(value.values()) if isinstance(value, Mapping) else [value]
+        """Return a text, a pair of texts, or for tokens a list of words; raise for others."""
+        texts = [value]
         if self.kind == "tokens" and not isinstance(value, str):
-            value = texts = list(value)
+            value = list(value)
+            texts = value
+        elif isinstance(value, Mapping):
+            texts = list(value.values())
         for text in texts:
+            if text is None:
+                raise TypeError("there is none")
             if not isinstance(text, str):
-                raise TypeError("there is none" if text is None else f"it is a {type(text).__name__}")
+                raise TypeError(f"it is a {type(text).__name__}")
         return value
 
     @property
@@ -225,22 +302,32 @@ class HydraPredictor(Answerer):
 
     @property
     def reads(self) -> str:
+        """What it reads, in the plural: "images", "texts", "audio"."""
         return READS[self.kind]
 
     @property
     def calibration(self) -> dict[str, Any] | None:
-        """The settings of its calibration; None if it is not calibrated, or has other weights since."""
+        """The settings of its calibration; None without one, or if it has other weights since."""
         _, decision = without_decision(self.model)
-        return None if decision is None else typed_settings(decision.settings).to_dict()
+        if decision is None:
+            return None
+        return typed_settings(decision.settings).to_dict()
 
     def answer(self, inputs: list[Any], parameters: dict[str, Any]) -> list[dict[str, Any]]:
+        """Predict for inputs that were read; one thread at a time.
+
+        Args:
+            inputs (`list`): as the model's pipeline takes them.
+            parameters (`dict`): of `predict`, such as `top_k`.
+        """
         with self._one_at_a_time:
             return predict_decisions(self.model, inputs, self.processor, self.together(inputs), **parameters)
 
     def answer_with_members(self, value: Any) -> dict[str, Any]:
-        """A prediction with the `scores` of all classes, and with `members`: each member's probabilities in their order.
+        """Predict with the `scores` of all classes, and with `members`.
 
-        Multi-label models also have `thresholds`; for regression `members` are the members' numbers; token classifiers have
+        These are each member's probabilities, in the classes' order. Multi-label models also have
+        `thresholds`; for regression `members` are the members' numbers; token classifiers have
         `text` and `num_classes`, and no `members`.
 
         Args:
@@ -262,7 +349,10 @@ class HydraPredictor(Answerer):
 
 
 def _image_of(value: Any, mode: str) -> Any:
-    """An image of PIL as a model reads it, from one of PIL, an array, a file's content, a path or a URL."""
+    """Return an image of PIL as a model reads it.
+
+    value: an image of PIL, an array, a file's content, a path or a URL
+    """
     from PIL import Image
 
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -270,7 +360,9 @@ def _image_of(value: Any, mode: str) -> Any:
             return read_image(opened, "it", mode)
     if isinstance(value, (np.ndarray, torch.Tensor)):
         pixels = np.asarray(value)
-        if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))):
+        is_grey = pixels.ndim == 2
+        is_colour = pixels.ndim == 3 and pixels.shape[2] in (3, 4)
+        if pixels.dtype != np.uint8 or not (is_grey or is_colour):
             raise ValueError(f"it is an array {pixels.shape} of {pixels.dtype}: pass (height, width, 3) of uint8")
         value = Image.fromarray(pixels)
     return read_image(value, "it", mode, timeout=SECONDS_FOR_URL)

@@ -1,4 +1,4 @@
-"""Loads models from folders and the Hub as they were saved: classifiers, CLIP, Hydras, with their decisions."""
+"""Loads models from folders and the Hub as they were saved, with their decisions."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..uncertainty.tasks import task_of
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """The config of a supported model by Hub name or folder."""
+    """Load the config of a supported model by Hub name or folder."""
     path = Path(name)
     if path.is_file():
         raise ValueError(f"{name} is a file: pass the folder or Hub name of a model")
@@ -33,39 +33,58 @@ def load_config(name: str) -> PreTrainedConfig:
         try:
             config = auto.config_of(name)
         except ValueError as error:
-            raise ValueError(f"Transformers does not know the model {name}: {str(error).splitlines()[0]}") from error
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"Transformers does not know the model {name}: {reason}") from error
     check_type_is_supported(config, name)
     return config
 
 
 def load_model(name: str, device: str = "cpu") -> PreTrainedModel:
-    """A trained classifier, CLIP or SigLIP model by Hub name or folder, ready to predict."""
+    """Load a trained classifier, CLIP or SigLIP model by Hub name or folder, ready to predict."""
     load_config(name)  # its errors are clearer
     with access_to(name, "model"):
         return load_trained(name).to(device)
 
 
 def load_with_decision(name: str, processor: Any = None, device: str | None = None) -> tuple[nn.Module, Any]:
-    """The model with its decision, and its processor; two towers become a classifier if they were calibrated as one."""
+    """Load a model with its decision, and its processor.
+
+    Two towers become a classifier if they were calibrated as one.
+
+    Args:
+        name (`str`): a folder, or a name on the Hub.
+        processor (*optional*): the processor, or its folder or Hub name; by default the model's.
+        device (`str`, *optional*): by default cuda where there is one, otherwise cpu.
+    """
     config = load_config(name)
     if processor is None or isinstance(processor, (str, Path)):
         processor = load_processor(processor or name, config)
-    model = load_model(name, device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if CalibratedClassifier.is_saved_in(name):
-        classes = CalibratedClassifier.classes_saved_in(name)
-        if classes is not None:
-            model = ZeroShotClassifier(model, class_prompts(config, processor, classes), classes)
-        model = CalibratedClassifier.load(model, name).eval()
-        if task_of(model).name == "regression":  # the config of a model with one output may not say so
-            config_of(model).problem_type = "regression"
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load_model(name, device)
+    if not CalibratedClassifier.is_saved_in(name):
+        return model, processor
+
+    # A decision beside the model, for models that are no Hydras.
+    classes = CalibratedClassifier.classes_saved_in(name)
+    if classes is not None:
+        model = ZeroShotClassifier(model, class_prompts(config, processor, classes), classes)
+    model = CalibratedClassifier.load(model, name).eval()
+    if task_of(model).name == "regression":  # the config of a model with one output may not say so
+        config_of(model).problem_type = "regression"
     return model, processor
 
 
 def member_folders(folder: Path) -> list[Path]:
-    """`member-0`, `member-1`, ... of a folder, in order."""
-    members = [path for path in folder.glob("member-*") if re.fullmatch(r"member-\d+", path.name)]
-    return sorted(filter(_holds_model, members), key=lambda path: int(path.name.removeprefix("member-")))
+    """Return `member-0`, `member-1`, ... of a folder, in order."""
+    members = {}
+    for path in folder.glob("member-*"):
+        match = re.fullmatch(r"member-(\d+)", path.name)
+        if match is not None and _holds_model(path):
+            members[path] = int(match[1])
+    return sorted(members, key=members.__getitem__)
 
 
 def _holds_model(folder: Path) -> bool:
+    """Whether a folder has a model, or an adapter of one."""
     return (folder / "config.json").exists() or is_adapter_folder(folder)

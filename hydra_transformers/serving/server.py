@@ -34,20 +34,25 @@ def create_app(
     max_body: int = 10_000_000,
     monitor: str | os.PathLike | None = None,
 ) -> FastAPI:
-    """The app with POST /predict, GET /health and GET /metrics.
+    """Make the app with POST /predict, GET /health and GET /metrics.
 
     Args:
         answerer (`HydraPredictor`): the model.
         max_batch (`int`, defaults to 16): inputs per pass of the model, and per request.
-        max_wait_ms (`float`, defaults to 5.0): how long a request waits for others to share its pass.
-        max_queue (`int`, defaults to 64): requests that wait or are being answered; another gets 503 and a time to retry.
-        max_body (`int`, defaults to 10,000,000): bytes of a request; a larger one gets 413. Requests that are still arriving
-            may hold `max_queue` times as many.
-        monitor (`str` or `os.PathLike`, *optional*): the file of a `Monitor`, which counts all predictions; it is written
-            every second. /health and /metrics then say whether the promises are kept.
+        max_wait_ms (`float`, defaults to 5.0): how long a request waits for others to share its
+            pass.
+        max_queue (`int`, defaults to 64): requests that wait or are being answered; another gets
+            503 and a time to retry.
+        max_body (`int`, defaults to 10,000,000): bytes of a request; a larger one gets 413.
+            Requests that are still arriving may hold `max_queue` times as many.
+        monitor (`str` or `os.PathLike`, *optional*): the file of a `Monitor`, which counts all
+            predictions; it is written every second. /health and /metrics then say whether the
+            promises are kept.
     """
     answerer.most_inputs = max_batch
-    watched = None if monitor is None else WatchedPromises(answerer.model, monitor)
+    watched = None
+    if monitor is not None:
+        watched = WatchedPromises(answerer.model, monitor)
     batcher = Batcher(answerer.answer, max_batch, max_wait_ms / 1000)
     arriving = Arriving(max_body, max_queue)
 
@@ -59,6 +64,7 @@ def create_app(
         if watched is not None:
             watched.save()
 
+    # The app, and what it knows of itself.
     app = FastAPI(lifespan=lifespan, openapi_url=None)  # without /docs, whose scripts come from a public server
     app.state.requests = 0
     metrics = Metrics(watched)
@@ -69,16 +75,23 @@ def create_app(
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        """Whether the server is well, how many requests it has, and with a monitor whether the promises are kept."""
-        status = {"status": "ok" if batcher.is_running else "closing", "requests": app.state.requests}
-        status |= {} if watched is None else {"promises": watched.states()}
-        return JSONResponse(status, 200 if batcher.is_running else 503)
+        """Say whether the server is well, how many requests it has, and how the promises stand."""
+        status = "closing"
+        code = 503
+        if batcher.is_running:
+            status = "ok"
+            code = 200
+        content: dict[str, Any] = {"status": status, "requests": app.state.requests}
+        if watched is not None:
+            content["promises"] = watched.states()
+        return JSONResponse(content, code)
 
     @app.get("/metrics")
     async def prometheus() -> Response:
-        """Requests, latencies and abstentions, for Prometheus."""
+        """Count requests, latencies and abstentions, for Prometheus."""
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
+    # Predictions.
     def response(answers: list[dict[str, Any]], is_list: bool) -> JSONResponse:
         if watched is not None:
             watched.count(answers)
@@ -92,15 +105,17 @@ def create_app(
             raise arriving.too_busy()
         app.state.requests += 1
         try:
-            # Large requests and responses are decoded and written outside of the event loop, which others wait for.
+            # Large requests and responses are decoded and written outside of the event loop, which
+            # others wait for.
             is_list, inputs, parameters = await asyncio.to_thread(_read, body, answerer)
-            return await asyncio.to_thread(response, await batcher.submit(inputs, parameters), is_list)
+            answers = await batcher.submit(inputs, parameters)
+            return await asyncio.to_thread(response, answers, is_list)
         finally:
             app.state.requests -= 1
 
     @app.post("/predict")
     async def predict(request: Request) -> JSONResponse:
-        """Predicts for texts, images or audio, with the uncertainty."""
+        """Predict for texts, images or audio, with the uncertainty."""
         status = 500
         with metrics.seconds.time():
             try:
@@ -120,13 +135,24 @@ def create_app(
 
 
 class Arriving:
-    """Reads the bodies of requests. Slow clients hold bytes, not places in the queue, so they keep nobody out."""
+    """Reads the bodies of requests.
+
+    Slow clients hold bytes, not places in the queue, so they keep nobody out. Starlette can limit
+    the bytes of one request; here all that are still arriving are limited together, too.
+
+    max_body: bytes of a request
+    max_queue: how many times as many all requests together may hold
+    """
 
     def __init__(self, max_body: int, max_queue: int):
-        self.max_body, self.max_queue, self.held = max_body, max_queue, 0
+        self.max_body = max_body
+        self.max_queue = max_queue
+        self.held = 0
 
     async def read(self, request: Request) -> bytes:
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        """Return a request's body; raise for one that is too large, too slow, or not JSON."""
+        content_type, _, _ = request.headers.get("content-type", "").partition(";")
+        if content_type.strip().lower() != "application/json":
             raise HTTPException(415, "the request is not JSON: send it with Content-Type: application/json")
         body = bytearray()
         try:
@@ -140,6 +166,7 @@ class Arriving:
         return bytes(body)
 
     async def _read_into(self, body: bytearray, request: Request) -> None:
+        """Append what arrives to `body`, and count it."""
         async for part in request.stream():
             body.extend(part)
             self.held += len(part)
@@ -150,11 +177,12 @@ class Arriving:
                 raise self.too_busy()
 
     def too_busy(self) -> HTTPException:
+        """Make the error for a client that has to come again."""
         return HTTPException(503, f"{self.max_queue} requests wait already: try again", {"Retry-After": "1"})
 
 
 def _read(body: bytes, answerer: Answerer) -> tuple[bool, list[Any], dict[str, Any]]:
-    """Whether the request has a list of inputs, and its inputs and parameters."""
+    """Return whether the request has a list of inputs, and its inputs and parameters."""
     try:
         data = parse_json(body)
     except ValueError as error:
@@ -167,13 +195,22 @@ def _read(body: bytes, answerer: Answerer) -> tuple[bool, list[Any], dict[str, A
 
 
 def run(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Serves until SIGINT or SIGTERM, then answers the requests in flight; the log says where it listens.
+    """Serve until SIGINT or SIGTERM, then answer the requests in flight.
+
+    The log says where it listens.
 
     Args:
         app (`FastAPI`): of `create_app`.
-        host (`str`, defaults to `"127.0.0.1"`), port (`int`, defaults to 8000): where it listens.
+        host (`str`, defaults to `"127.0.0.1"`): where it listens.
+        port (`int`, defaults to 8000): where it listens.
     """
-    quiet = {"access_log": False, "server_header": False}
-    settings = uvicorn.Config(app, host=host, port=port, timeout_graceful_shutdown=SECONDS_TO_CLOSE, **quiet)
+    settings = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        timeout_graceful_shutdown=SECONDS_TO_CLOSE,
+        access_log=False,
+        server_header=False,
+    )
     with suppress(KeyboardInterrupt):
         uvicorn.Server(settings).run()

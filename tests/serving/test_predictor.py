@@ -12,7 +12,7 @@ from PIL import Image
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.serving import HydraPredictor
-from hydra_transformers.serving.answers import answer_of, arrow_schema, check_fields, text_of, to_table
+from hydra_transformers.serving.answers import answer_text, arrow_schema, check_fields, prediction_text, to_table
 from hydra_transformers.uncertainty import calibrate, predict_decisions
 from tests.serving.tiny import asked
 from tests.tiny_data import CLASSES, picture_rows, pictures
@@ -156,7 +156,7 @@ ENTITIES = [{"word": "Anna", "entity_group": "PER", "abstain": False}, {"word": 
 )
 def test_an_answer_is_the_prediction_unless_the_model_abstains(answer, prediction, sure):
     answer = {"reason": None, "scores": [], **answer}
-    assert (text_of(answer), answer_of(answer)) == (prediction, sure)
+    assert (prediction_text(answer), answer_text(answer)) == (prediction, sure)
 
 
 def test_a_table_holds_every_column_and_no_field_is_lost(folders):
