@@ -30,11 +30,11 @@ TITLES = {
     "MIMO": f"MIMO of {MEMBERS}",
     "MC Dropout": f"MC Dropout, {SAMPLES} passes",
     "Laplace": "Laplace on the last layer",
-    "Hydra, Taylor": "The paper's Hydra of one model, Taylor",
-    "Hydra, circuits": "The paper's Hydra of one model, circuits",
+    "Hydra, Taylor": "Hydra pruned from one model, Taylor",
+    "Hydra, circuits": "Hydra pruned from one model, circuits",
 }
 # In the order of the table; a method that has no place here comes last.
-ORDER = ("One model", "One run", "Three checkpoints", "Soup", "Deep Ensemble", "The paper", *TITLES.values())
+ORDER = ("One model", "One run", "Three checkpoints", "Soup", "Deep Ensemble", "Hydra pruned", *TITLES.values())
 LONGER = "One model, trained"
 COMPARED = ("One model", LONGER, "Deep Ensemble of 3")  # or what begins so
 SHOWN_DIFFERENCES = ("One model,", "One run", "Soup of three,", "Deep Ensemble")  # the file has all

@@ -41,7 +41,8 @@ class ZeroShotSetting:
         its tokenizer
     pairs: of the data, the labelled rows that BayesVLM is fitted on, each with its class's prompt
     views: of the data, the labelled rows that ViLU is trained on, augmented, and num_views: how often it sees each
-    heads_to_prune: how many a circuit removes in all, fewer_heads: and how many of these in a second look
+    heads_to_prune: how many a circuit removes in all, fewer_heads: and how many of these in a second look (the "-6 heads"
+        of the paper are six heads more that are removed)
     heads_per_layer: how many heads Taylor pruning keeps in each layer of the vision tower
     start: a folder or Hub name, of the CLIP or of what its vision tower starts from
     circuit_mode: "exact" or "shortlist"

@@ -17,10 +17,10 @@ METHODS = {
     "circ-avg-both": "CircAvg, both towers",
     "hydra-circ-vision": "Hydra (Circ), vision tower",
     "hydra-circ-both": "**Hydra (Circ)**, both towers",
-    "hydra-circ-vision-fewer": "Hydra (Circ), vision tower, fewer heads pruned",
-    "hydra-circ-both-fewer": "Hydra (Circ), both towers, fewer heads pruned",
+    "hydra-circ-vision-fewer": "Hydra (Circ), vision tower, half as many heads pruned",
+    "hydra-circ-both-fewer": "Hydra (Circ), both towers, half as many heads pruned",
     "hydra-circ-both-temperature": "Hydra (Circ), both towers, temperature",
-    "hydra-circ-both-fewer-temperature": "Hydra (Circ), both towers, fewer heads pruned, temperature",
+    "hydra-circ-both-fewer-temperature": "Hydra (Circ), both towers, half as many heads pruned, temperature",
 }
 
 

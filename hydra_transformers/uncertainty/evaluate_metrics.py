@@ -1,16 +1,17 @@
-"""The metrics as `evaluate.Metric` classes, for `add_batch` / `compute`; they need no download.
+"""The metrics as `evaluate.Metric` classes, to be combined with those of others and computed batch by batch; no download.
 
-from hydra_transformers.uncertainty.evaluate_metrics import ClassificationMetrics, OODMetrics
+from hydra_transformers.uncertainty.evaluate_metrics import ClassificationMetrics, DiversityMetrics, OODMetrics
 """
 
 import evaluate
 import torch
 from datasets import Features, Sequence, Value
 
-from .metrics import classification_metrics, ood_metrics
+from .metrics import classification_metrics, diversity_metrics, ood_metrics
 
 
 LABELS = {"references": Value("int64")}
+MEMBER_LOGITS = {"predictions": Sequence(Sequence(Value("float64")))}  # of each sample (members, classes)
 
 
 class _Metrics(evaluate.Metric):
@@ -23,10 +24,19 @@ class _Metrics(evaluate.Metric):
 class ClassificationMetrics(_Metrics):
     """`classification_metrics` of member logits (samples, members, classes) and class indices (samples,)."""
 
-    columns = {"predictions": Sequence(Sequence(Value("float64")))} | LABELS  # of each sample (members, classes)
+    columns = MEMBER_LOGITS | LABELS
 
     def _compute(self, predictions: list, references: list) -> dict[str, float]:
         return classification_metrics(torch.tensor(predictions, dtype=torch.float64), references)
+
+
+class DiversityMetrics(_Metrics):
+    """`diversity_metrics` of member logits (samples, members, classes); the class indices (samples,) are not read."""
+
+    columns = MEMBER_LOGITS | LABELS
+
+    def _compute(self, predictions: list, references: list) -> dict[str, float]:
+        return diversity_metrics(torch.tensor(predictions, dtype=torch.float64))
 
 
 class OODMetrics(_Metrics):

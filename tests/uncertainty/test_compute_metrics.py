@@ -1,13 +1,15 @@
 """The metrics inside Trainer and `evaluate`."""
 
+import evaluate
 import numpy as np
 import pytest
 import torch
+from datasets import Features
 from transformers import EvalPrediction, Trainer, TrainingArguments
 
 from hydra_transformers.data.prediction import predict
 from hydra_transformers.uncertainty import classification_metrics, compute_metrics, ood_metrics
-from hydra_transformers.uncertainty.evaluate_metrics import ClassificationMetrics, OODMetrics
+from hydra_transformers.uncertainty.evaluate_metrics import ClassificationMetrics, DiversityMetrics, OODMetrics
 from hydra_transformers.uncertainty.metrics import diversity_metrics
 from tests.families import VIT, images
 
@@ -78,3 +80,18 @@ def test_evaluate_metrics_take_batches(tmp_path):
             batch = slice(start, start + 7)
             metric.add_batch(predictions=predictions[batch], references=references[batch])
         assert metric.compute() == expected
+
+
+def test_evaluate_combines_them_with_metrics_of_others(tmp_path):
+    class Rows(evaluate.Metric):
+        def _info(self):
+            return evaluate.MetricInfo("", "", Features(ClassificationMetrics.columns))
+
+        def _compute(self, predictions, references):
+            return {"rows": len(references)}
+
+    kinds = (ClassificationMetrics, DiversityMetrics, Rows)
+    metrics = evaluate.combine([kind(cache_dir=str(tmp_path / kind.__name__)) for kind in kinds])
+    found = metrics.compute(predictions=LOGITS, references=LABELS)
+    expected = classification_metrics(LOGITS, LABELS) | diversity_metrics(LOGITS)
+    assert found == expected | {"rows": len(LABELS)}
