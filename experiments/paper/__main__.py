@@ -26,8 +26,8 @@ from hydra_transformers._io.files import write_atomically
 from ..results import RESULTS as ALL_RESULTS
 from ..results import gather, results_file, write_results
 from .pictures import FIGURES, draw
-from .settings import SETTINGS, smallest_of
-from .study import RESULTS, new_study
+from .studies import SETTINGS, new_study, smallest_of
+from .study import RESULTS
 from .tables import SHIFTED_TABLES, TABLES, page, render
 from .work import do_all
 

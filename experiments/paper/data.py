@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 from transformers import AutoConfig, BertConfig, BertForSequenceClassification, PreTrainedModel
 
 from hydra_transformers.data.batches import collate
@@ -57,7 +57,6 @@ class PaperSets:
     ood: {"near": {name: source}, "far": {name: source}}
     num_labels: of the task
     held_out: how many training rows are for validation and circuits; 0 takes a hundredth of the test rows for both
-    transforms: names of torchvision's random changes of a training image, and their options (C.1.1, D.2)
     """
 
     train: DataSource
@@ -66,11 +65,7 @@ class PaperSets:
     ood: Mapping[str, Mapping[str, Source]]
     num_labels: int
     held_out: int
-    transforms: Sequence[tuple[str, Mapping[str, Any]]] = ()
 
-
-CROP_AND_FLIP = (("RandomResizedCrop", {"size": 224}), ("RandomHorizontalFlip", {"p": 0.5}))
-RAND_AUGMENT = (*CROP_AND_FLIP, ("RandAugment", {"num_ops": 2, "magnitude": 12}))
 
 IMAGENET1K = PaperSets(
     train=DataSource("ILSVRC/imagenet-1k", "train"),
@@ -85,7 +80,6 @@ IMAGENET1K = PaperSets(
     },
     num_labels=1000,
     held_out=0,
-    transforms=RAND_AUGMENT,
 )
 CIFAR100 = PaperSets(
     train=DataSource("uoft-cs/cifar100", "train", label="fine_label"),
@@ -102,7 +96,6 @@ CIFAR100 = PaperSets(
     },
     num_labels=100,
     held_out=2 * CIRCUIT_ROWS,
-    transforms=CROP_AND_FLIP,
 )
 SST2 = PaperSets(
     train=DataSource("nyu-mll/glue:sst2", "train"),
@@ -137,11 +130,10 @@ def reader(sets: PaperSets) -> Callable[[Path | None, str], Splits]:
 
         train = load(sets.train, labelled=True)
         test = load(sets.test, labelled=True)
-        changed = replace(train, change=Augmented(sets.transforms)) if sets.transforms else train
         if sets.held_out:
-            parts = held_out_of_train(changed, train, test, sets.held_out)
+            parts = held_out_of_train(train, test, sets.held_out)
         else:
-            parts = held_out_of_test(changed, test)
+            parts = held_out_of_test(train, test)
         ood = {
             group: {name: load(source) for name, source in of_group.items()} for group, of_group in sets.ood.items()
         }
@@ -157,38 +149,28 @@ def prepared(source: Source, folder: Path | None, config: Any, processor: Any, l
     return load_data(**vars(source), model=config, processor=processor, labelled=labelled)
 
 
-def held_out_of_train(changed: Any, train: Any, test: Any, held_out: int) -> dict[str, Any]:
+def part_of(rows: PreparedData, indices: Sequence[int]) -> PreparedData:
+    """Return some of the rows."""
+    labels = None if rows.labels is None else [rows.labels[index] for index in indices]
+    return replace(rows, rows=rows.rows.select(indices), labels=labels)
+
+
+def held_out_of_train(train: PreparedData, test: PreparedData, held_out: int) -> dict[str, PreparedData]:
     """Keep the first rows from training: `CIRCUIT_ROWS` of them for circuits, the others for validation."""
     return {
-        "train": Subset(changed, range(held_out, len(train))),
-        "validation": Subset(train, range(CIRCUIT_ROWS, held_out)),
-        "circuit_id": Subset(train, range(CIRCUIT_ROWS)),
+        "train": part_of(train, range(held_out, len(train))),
+        "validation": part_of(train, range(CIRCUIT_ROWS, held_out)),
+        "circuit_id": part_of(train, range(CIRCUIT_ROWS)),
         "test": test,
     }
 
 
-def held_out_of_test(changed: Any, test: Any) -> dict[str, Any]:
+def held_out_of_test(train: PreparedData, test: PreparedData) -> dict[str, PreparedData]:
     """Split the official validation set (C.1.2): 1 % of it validates, the rest tests."""
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0)).tolist()
     few = max(1, len(test) // 100)
-    held_out = Subset(test, order[:few])
-    return {"train": changed, "validation": held_out, "circuit_id": held_out, "test": Subset(test, order[few:])}
-
-
-class Augmented:
-    """Random changes of a training image, which are torchvision's; the processor normalises."""
-
-    def __init__(self, transforms: Sequence[tuple[str, Mapping[str, Any]]]):
-        try:
-            from torchvision import transforms as torchvisions
-        except ImportError as error:
-            raise ImportError("training on images needs torchvision: pip install torchvision") from error
-        self.changes = [getattr(torchvisions, name)(**options) for name, options in transforms]
-
-    def __call__(self, image: Any) -> Any:
-        for change in self.changes:
-            image = change(image)
-        return image
+    held_out = part_of(test, order[:few])
+    return {"train": train, "validation": held_out, "circuit_id": held_out, "test": part_of(test, order[few:])}
 
 
 class ImageFiles:

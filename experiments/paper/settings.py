@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForImageClassification, PreTrainedModel
 
+from hydra_transformers.data.image_changes import CropAndFlip
 from hydra_transformers.training import Recipe, recipe
 
 from ..pretrained import new_dinov2
@@ -100,10 +101,11 @@ def new_small_dinov2(start: str, seed: int) -> PreTrainedModel:
 
 VIT = "google/vit-base-patch16-224-in21k"
 LOADING = {"dataloader_num_workers": 8, "dataloader_pin_memory": True}
-# C.1.2 and C.1.3: all of the model trains, without dropout and without label smoothing.
+# C.1.2 and C.1.3: all of the model trains, on crops and flips, without dropout and without label smoothing.
 IMAGENET1K_BACKBONE = replace(
     recipe("imagenet1k").with_arguments(warmup_steps=500, max_steps=20_000, label_smoothing_factor=0.0),
     name="imagenet1k-backbone",
+    image_change=CropAndFlip(least_share=0.08),
     dropout=0.0,
     trainable=ALL_PARTS,
 )

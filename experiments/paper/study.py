@@ -17,7 +17,6 @@ from .data import as_batches
 from .judging import judged, judged_under_shift
 from .methods import Method, methods_of
 from .parts import Part, Parts, expanded, needs_of
-from .settings import SETTINGS, Setting, smallest_of
 
 
 RESULTS = "results"
@@ -71,6 +70,9 @@ class Study(Parts):
         else:
             model = self.methods[part.name].build(self, part.seed).to(self.device).eval()
             found = judged(model, self.splits.test, self.splits.ood)
+        self.write(part, found)
+
+    def write(self, part: Part, found: dict[str, Any]) -> None:
         write_atomically(self.result_file(part), json.dumps(found, indent=1) + "\n")
 
     def under_shift(self, part: Part) -> dict[str, Any]:
@@ -138,21 +140,3 @@ def principal_components(known: torch.Tensor, unknown: torch.Tensor) -> dict[str
 def as_batches_on(rows: Any, device: str) -> Any:
     for batch in as_batches(rows):
         yield {name: value.to(device) for name, value in batch.items()}
-
-
-def new_study(setting_name: str, smallest: bool, data: Path | None, runs: Path, device: str) -> Study:
-    """Return the work of a setting; in each process anew."""
-    setting = SETTINGS[setting_name]
-    start = start_of(setting, data)
-    if smallest:
-        setting = smallest_of(setting)
-    files = None
-    if data is not None:
-        files = data / "data" if (data / "data").is_dir() else data
-    return Study(setting, files, start, runs / setting.name, device)
-
-
-def start_of(setting: Setting, data: Path | None) -> str:
-    """Return the folder of the pre-trained model, or its Hub name."""
-    folder = None if data is None else data / "weights" / setting.start.rpartition("/")[2]
-    return str(folder) if folder is not None and folder.is_dir() else setting.start

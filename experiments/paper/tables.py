@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from ..table import markdown
-from .methods import SOURCES, methods_of, varied_name
-from .settings import SETTINGS, Setting
+from ..table import NOT_JUDGED, markdown
+from .methods import SOURCES, varied_name
+from .studies import SETTINGS, AnySetting, rows_of
 from .study import DISTANCES, SHIFT
 
 
@@ -56,7 +56,9 @@ class Table:
     title: what it shows
     settings: the paper's
     methods: the rows
-    columns: "accuracy", "near.auroc" (the mean over a group), "yelp.auroc"; "near" stands for each set of the group
+    columns: "accuracy", "near.auroc" (the mean over a group), "yelp.auroc"; "near" stands for each set of the group. Of
+        several label sets "imagenet1k:accuracy" and "mean:accuracy"; "each:accuracy" stands for all of them
+    is_split: whether each of the columns, with what it stands for, is a table of its own
     """
 
     number: int
@@ -64,14 +66,23 @@ class Table:
     settings: tuple[str, ...]
     methods: tuple[str, ...]
     columns: tuple[str, ...]
+    is_split: bool = False
 
-    def rows(self, setting: Setting) -> tuple[str, ...]:
+    def rows(self, setting: AnySetting) -> tuple[str, ...]:
         """Return the methods: those of the setting's task, where the table is the task's main one."""
         if self.methods == IMAGE_METHODS and setting.name == "tinyimagenet-dinov2":
             return SMALL_IMAGE_METHODS
         return self.methods
 
 
+def detection_of(label_set: str) -> tuple[str, ...]:
+    """Return the columns of tables 25 and 26: each set, and the means."""
+    return tuple(f"{label_set}:{column}" for column in ("near", *NEAR, "far", *FAR, *OOD))
+
+
+CLIP_METHODS = ("single", "temperature", "bayesvlm", "vilu", "taylor", "circ-avg", "hydra-circ")
+CLIP_DETECTORS = tuple(name for name in CLIP_METHODS if name != "temperature")
+CLIP_HYDRAS = ("hydra-circ", "hydra-circ-6-more", "hydra-circ-vision", "hydra-circ-vision-tuned")
 VARIED = tuple(varied_name(sources) for sources in SOURCES)
 UNTUNED = ("single", "taylor-untuned", "circ-avg-untuned")
 WITH_SINGLES = (IMAGE_METHODS[0], "lora-single", *IMAGE_METHODS[1:])
@@ -81,6 +92,13 @@ TABLES = {
     for table in (
         Table(1, "Images", ("imagenet1k", "cifar100"), IMAGE_METHODS, (*CLASSIFICATION, *OOD)),
         Table(2, "Texts", ("sst2",), TEXT_METHODS, (*CLASSIFICATION, *OOD)),
+        Table(
+            3,
+            "Zero-shot classification",
+            ("clip-vit-b32",),
+            CLIP_METHODS,
+            (*(f"mean:{metric}" for metric in CLASSIFICATION), *(f"imagenet1k:{column}" for column in OOD)),
+        ),
         Table(
             4,
             "Pruned and not fine-tuned",
@@ -142,11 +160,36 @@ TABLES = {
         Table(21, "ImageNet-1K, near sets", ("imagenet1k",), WITH_SINGLES, ("near", *NEAR)),
         Table(22, "ImageNet-1K, far sets", ("imagenet1k",), WITH_SINGLES, ("far", *FAR)),
         Table(23, "CIFAR-100, far sets", ("cifar100",), WITH_SINGLES, ("far", *FAR)),
+        Table(
+            24,
+            "Zero-shot classification by data set",
+            ("clip-vit-b32",),
+            CLIP_METHODS,
+            tuple(f"each:{metric}" for metric in CLASSIFICATION),
+            is_split=True,
+        ),
+        Table(25, "Zero-shot detection, ImageNet-1K", ("clip-vit-b32",), CLIP_DETECTORS, detection_of("imagenet1k")),
+        Table(26, "Zero-shot detection, CIFAR-100", ("clip-vit-b32",), CLIP_DETECTORS, detection_of("cifar100")),
+        Table(
+            27,
+            "Towers and fine-tuning, classification",
+            ("clip-vit-b32",),
+            CLIP_HYDRAS,
+            ("each:accuracy", "each:nll", "each:ece"),
+            is_split=True,
+        ),
+        Table(
+            28,
+            "Towers and fine-tuning, detection",
+            ("clip-vit-b32",),
+            CLIP_HYDRAS,
+            tuple(f"{name}:{column}" for name in ("imagenet1k", "cifar100") for column in (*NEAR, *FAR, *OOD)),
+        ),
     )
 }
 SHIFTED_TABLES = (13, 14)
 
-# The differences that the paper speaks of: (method, what it is compared with).
+# The differences that the paper speaks of: (method, what it is compared with), and their columns.
 COMPARED = {
     task: (
         ("hydra-circ", ensemble),
@@ -158,7 +201,9 @@ COMPARED = {
     )
     for task, ensemble in (("images", "deep-ensembles"), ("texts", "deep-ensembles-d"))
 }
-COMPARED_COLUMNS = ("accuracy", "nll", "ece", *OOD)
+COMPARED["clip"] = tuple(("hydra-circ", other) for other in CLIP_METHODS[:-1])
+COMPARED_COLUMNS = dict.fromkeys(("images", "texts"), ("accuracy", "nll", "ece", *OOD))
+COMPARED_COLUMNS["clip"] = ("mean:accuracy", "mean:nll", "mean:ece", *(f"imagenet1k:{column}" for column in OOD))
 HOLDS, OPPOSITE, UNCLEAR = "holds", "the opposite", "not shown"
 
 
@@ -167,6 +212,11 @@ HOLDS, OPPOSITE, UNCLEAR = "holds", "the opposite", "not shown"
 
 def value(run: Mapping[str, Any], column: str) -> float:
     """Return one number of a result; shares in percent, as in the paper."""
+    label_set, _, column = column.rpartition(":")
+    if label_set == "mean":
+        return mean(value({"data": metrics}, column) for metrics in run["data"].values())
+    if label_set:
+        run = {"data": run["data"].get(label_set, {}), "ood": run["ood"].get(label_set, {})}
     place, _, metric = column.rpartition(".")
     if not place:
         found = run["data"][metric]
@@ -175,6 +225,14 @@ def value(run: Mapping[str, Any], column: str) -> float:
     else:
         found = mean(of_set[metric] for of_set in sets_of(run, place).values())
     return 100 * found if metric in PERCENT else found
+
+
+def values(runs: Sequence[Mapping[str, Any]], column: str) -> list[float]:
+    """Return a number for each run; none where it is not measured, such as the accuracy of ViLU."""
+    try:
+        return [value(run, column) for run in runs]
+    except KeyError:
+        return []
 
 
 def sets_of(run: Mapping[str, Any], place: str) -> dict[str, Mapping[str, float]]:
@@ -186,24 +244,27 @@ def sets_of(run: Mapping[str, Any], place: str) -> dict[str, Mapping[str, float]
     return all_sets if place == "ood" else {place: all_sets[place]}
 
 
-def columns_of(table: Table, run: Mapping[str, Any]) -> list[str]:
-    """Return the columns, with "near" and "far" as those of their sets."""
-    found = []
-    for column in table.columns:
-        if column in ("near", "far"):
-            found += [f"{name}.{metric}" for name in run["ood"][column] for metric in DETECTION]
-        else:
-            found.append(column)
-    return list(dict.fromkeys(found))
+def columns_of(column: str, run: Mapping[str, Any]) -> list[str]:
+    """Return what a column of a `Table` stands for: "near" for each set of the group, "each" for each label set."""
+    label_set, colon, rest = column.rpartition(":")
+    if label_set == "each":
+        return [f"{name}:{rest}" for name in (*run["data"], "mean")]
+    if rest in ("near", "far"):
+        ood = run["ood"][label_set] if label_set else run["ood"]
+        return [f"{label_set}{colon}{name}.{metric}" for name in ood[rest] for metric in DETECTION]
+    return [column]
 
 
 def title_of(column: str) -> str:
-    place, _, metric = column.rpartition(".")
-    return f"{place.replace('_', ' ')} {TITLES[metric]}".strip()
+    label_set, _, rest = column.rpartition(":")
+    place, _, metric = rest.rpartition(".")
+    words = (label_set, place.replace("_", " "), TITLES[metric])
+    return " ".join(word for word in words if word)
 
 
 def digits(column: str) -> int:
-    return 2 if column.rpartition(".")[2] in PERCENT else 3
+    metric = column.rpartition(":")[2].rpartition(".")[2]
+    return 2 if metric in PERCENT else 3
 
 
 # Tables
@@ -217,35 +278,42 @@ def runs_of(seeds: Seeds, method: str) -> list[Mapping[str, Any]]:
     return [of_seed[method] for of_seed in seeds.values() if method in of_seed]
 
 
-def render(table: Table, setting: Setting, seeds: Seeds) -> str:
+def render(table: Table, setting: AnySetting, seeds: Seeds) -> str:
     """Return the table as markdown: mean ± deviation over seeds, the paper's number in brackets."""
     if table.number == 5:
         return distances_table(setting, seeds)
-    titles = {name: method.title for name, method in methods_of(setting).items()}
+    titles = {name: method.title for name, method in rows_of(setting).items()}
     paper = NUMBERS[setting.paper]
     suffix = f"-{SHIFT}" if table.number in SHIFTED_TABLES else ""
     example = next((runs[0] for name in table.rows(setting) if (runs := runs_of(seeds, name + suffix))), None)
     if example is None:
         return "No results."
-    columns = columns_of(table, example)
-    rows = {}
-    for name in table.rows(setting):
-        runs = runs_of(seeds, name + suffix)
-        if runs:
-            cells = [cell([value(run, column) for run in runs], column, paper.get(name, {})) for column in columns]
-            rows[titles[name]] = cells
-    return markdown([title_of(column) for column in columns], rows)
+    sections = [columns_of(column, example) for column in table.columns]
+    if not table.is_split:
+        # A group of one set is its own mean.
+        sections = [list(dict.fromkeys(column for section in sections for column in section))]
+    texts = []
+    for columns in sections:
+        rows = {}
+        for name in table.rows(setting):
+            runs = runs_of(seeds, name + suffix)
+            if runs:
+                rows[titles[name]] = [cell(values(runs, column), column, paper.get(name, {})) for column in columns]
+        texts.append(markdown([title_of(column) for column in columns], rows))
+    return "\n\n".join(texts)
 
 
-def cell(values: Sequence[float], column: str, paper: Mapping[str, float]) -> str:
+def cell(found: Sequence[float], column: str, paper: Mapping[str, float]) -> str:
+    if not found:
+        return NOT_JUDGED
     places = digits(column)
-    text = f"{mean(values):.{places}f}"
-    if len(values) > 1:
-        text += f" ± {stdev(values):.{places}f}"
+    text = f"{mean(found):.{places}f}"
+    if len(found) > 1:
+        text += f" ± {stdev(found):.{places}f}"
     return f"{text} ({paper[column]:g})" if column in paper else text
 
 
-def distances_table(setting: Setting, seeds: Seeds) -> str:
+def distances_table(setting: AnySetting, seeds: Seeds) -> str:
     """Return table 5: the mean over the last layer's heads, of the dense model and of CircOOD."""
     runs = [run["distances"] for run in runs_of(seeds, DISTANCES)]
     if not runs:
@@ -257,7 +325,7 @@ def distances_table(setting: Setting, seeds: Seeds) -> str:
         for network, theirs in (("circ-ood", "circ-ood-untuned"), ("dense", "single")):
             for metric in ("euclidean", "mahalanobis"):
                 found = [run[network][name][metric] for run in runs if run[network][name] is not None]
-                cells.append(cell(found, f"{name}.{metric}", paper.get(theirs, {})) if found else "-")
+                cells.append(cell(found, f"{name}.{metric}", paper.get(theirs, {})))
         rows[name] = cells
     headings = [
         f"{network} {TITLES[metric]}" for network in ("CircOOD", "Dense") for metric in ("euclidean", "mahalanobis")
@@ -268,22 +336,25 @@ def distances_table(setting: Setting, seeds: Seeds) -> str:
 # Differences
 
 
-def differences(setting: Setting, seeds: Seeds) -> str:
+def differences(setting: AnySetting, seeds: Seeds) -> str:
     """Return the paper's differences between methods, ours, and whether the paper's sign holds here."""
-    titles = {name: method.title for name, method in methods_of(setting).items()}
+    titles = {name: method.title for name, method in rows_of(setting).items()}
     paper = NUMBERS[setting.paper]
+    columns = COMPARED_COLUMNS[setting.task]
     rows = {}
     for first, second in COMPARED[setting.task]:
         pairs = [(of_seed[first], of_seed[second]) for of_seed in seeds.values() if {first, second} <= set(of_seed)]
         if not pairs or first not in paper or second not in paper:
             continue
         cells = []
-        for column in COMPARED_COLUMNS:
-            theirs = paper[first][column] - paper[second][column]
-            ours = [value(one, column) - value(other, column) for one, other in pairs]
-            cells.append(difference_cell(theirs, ours, column))
+        for column in columns:
+            ours = [a - b for a, b in zip(*(values(runs, column) for runs in zip(*pairs, strict=True)), strict=False)]
+            theirs = [paper[method].get(column) for method in (first, second)]
+            cells.append(
+                difference_cell(theirs[0] - theirs[1], ours, column) if ours and None not in theirs else NOT_JUDGED
+            )
         rows[f"{titles[first]} - {titles[second]}"] = cells
-    return markdown([title_of(column) for column in COMPARED_COLUMNS], rows) if rows else "No results."
+    return markdown([title_of(column) for column in columns], rows) if rows else "No results."
 
 
 def difference_cell(theirs: float, ours: Sequence[float], column: str) -> str:

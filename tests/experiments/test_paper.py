@@ -5,17 +5,23 @@ import math
 import os
 from dataclasses import replace
 
+import datasets
 import pytest
 import torch
+from PIL import Image
 
 from experiments.paper import __main__ as paper
-from experiments.paper import tables
+from experiments.paper import data, tables
 from experiments.paper.methods import METHODS, methods_of, varied_members
 from experiments.paper.parts import CIRC, TAYLOR, Part, expanded, needs_of, rates
 from experiments.paper.pictures import FIGURES
-from experiments.paper.settings import SETTINGS, smallest_of
-from experiments.paper.tables import NUMBERS, TABLES, difference_cell, value, verdict_of
+from experiments.paper.settings import SETTINGS as CLASSIFIERS
+from experiments.paper.studies import SETTINGS, rows_of, smallest_of
+from experiments.paper.study import DISTANCES
+from experiments.paper.tables import NUMBERS, TABLES, columns_of, difference_cell, value, verdict_of
 from experiments.paper.work import do_all
+from experiments.splits import Splits
+from hydra_transformers.data.loading import PreparedData
 
 
 def run(detected: float, accuracy: float = 0.9) -> dict:
@@ -27,7 +33,11 @@ def run(detected: float, accuracy: float = 0.9) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [("cifar100", "imagenet1k"), ("sst2",), ("sst2-gte",), ("tinyimagenet-dinov2",)])
+@pytest.mark.parametrize(
+    "settings",
+    [("cifar100", "imagenet1k"), ("sst2",), ("sst2-gte",), ("tinyimagenet-dinov2",), ("clip-vit-b32",)],
+    ids=lambda names: names[0],
+)
 def test_every_table_and_figure_is_made_with_tiny_models(settings, tmp_path, capsys):
     for name in settings:
         own = SETTINGS[name].paper
@@ -40,18 +50,15 @@ def test_every_table_and_figure_is_made_with_tiny_models(settings, tmp_path, cap
             assert "No results" not in shown
             if what[0] == "--table":
                 table = TABLES[int(what[1])]
-                titles = [
-                    methods_of(SETTINGS[name])[row].title for row in table.rows(SETTINGS[name]) if row in METHODS
-                ]
-                assert [line.split(" | ")[0][2:] for line in shown.splitlines()[4:]][
-                    : len(titles)
-                ] == titles or not titles
+                titles = [rows_of(SETTINGS[name])[row].title for row in table.rows(SETTINGS[name]) if row != DISTANCES]
+                assert all(f"| {title} | " in shown for title in titles)
             else:
                 assert (tmp_path / f"figure-{what[1]}-{name}.png").stat().st_size > 10_000
         content = json.loads((tmp_path / f"{name}.json").read_text())
         assert set(content) >= {"machine", "versions", "date", "commit", "seeds"}
         for result in content["seeds"]["0"].values():
-            assert "data" not in result or set(result["data"]) >= set(tables.CLASSIFICATION)
+            if "data" in result and not isinstance(next(iter(result["data"].values())), dict):
+                assert set(result["data"]) >= set(tables.CLASSIFICATION)
 
 
 @pytest.mark.slow
@@ -72,7 +79,7 @@ def test_what_is_there_is_not_done_again_and_workers_do_what_one_process_does(tm
 
 
 def test_every_part_stands_behind_what_it_needs():
-    for setting in SETTINGS.values():
+    for setting in CLASSIFIERS.values():
         methods = methods_of(setting)
         goals = [part for seed in range(2) for method in methods.values() for part in method.needs(setting, seed)]
         order = expanded(goals, lambda part, setting=setting: needs_of(setting, part))
@@ -130,6 +137,17 @@ def test_columns_are_means_over_sets_in_percent():
     assert [value(shifted, f"severity{name}.accuracy") for name in ("1", "_average")] == [50, 40]
 
 
+def test_columns_of_several_label_sets():
+    both = {"data": {"imagenet1k": run(0.7, 0.6)["data"], "dtd": run(0.7, 0.4)["data"]}}
+    both["ood"] = {"imagenet1k": run(0.7)["ood"]}
+    assert value(both, "dtd:accuracy") == pytest.approx(40) and value(both, "mean:accuracy") == pytest.approx(50)
+    assert value(both, "imagenet1k:near.auroc") == pytest.approx(75)
+    assert tables.values([both], "cifar100:accuracy") == [] == tables.values([both], "dtd:near.auroc")
+    assert columns_of("each:nll", both) == ["imagenet1k:nll", "dtd:nll", "mean:nll"]
+    assert columns_of("imagenet1k:far", both) == [f"imagenet1k:trec.{metric}" for metric in tables.DETECTION]
+    assert tables.title_of("imagenet1k:near.auroc") == "imagenet1k near AUROC ↑"
+
+
 def test_a_table_has_our_mean_and_deviation_and_the_papers_number():
     seeds = {"0": {"single": run(0.6, 0.90)}, "1": {"single": run(0.6, 0.92)}}
     text = tables.render(TABLES[2], SETTINGS["sst2-gte"], seeds)
@@ -168,6 +186,52 @@ def test_the_papers_numbers_agree_with_their_own_averages():
                     if None in (*values, mean) or method == "batch-ensemble":
                         continue
                     assert math.fsum(values) / len(values) == pytest.approx(mean, abs=0.06), (setting, method, group)
+
+
+# The paper's data
+
+
+def test_openoods_lists_name_images_in_its_folders(tmp_path):
+    (tmp_path / "benchmark_imglist" / "cifar100").mkdir(parents=True)
+    (tmp_path / "images_classic").mkdir()
+    for name in ("first", "second"):
+        Image.new("RGB", (3, 2), "red").save(tmp_path / "images_classic" / f"{name}.png")
+    (tmp_path / "benchmark_imglist" / "cifar100" / "test_places365.txt").write_text("first.png -1\nsecond.png -1\n")
+    source = data.CIFAR100.ood["far"]["places365"]
+    rows = data.listed_images(source, tmp_path, processor=None)
+    assert len(rows) == 2 and rows.rows[1]["image"].size == (3, 2)
+    with pytest.raises(FileNotFoundError, match="test_ninco is not in"):
+        data.listed_images(data.IMAGENET1K.ood["near"]["ninco"], tmp_path, processor=None)
+
+
+def test_no_row_is_in_two_splits():
+    rows = PreparedData(
+        datasets.Dataset.from_dict({"text": [f"row {n}" for n in range(2_050)]}),
+        None,
+        "text",
+        ("text",),
+        [0, 1] * 1_025,
+    )
+    parts = data.held_out_of_train(rows, rows, held_out=2_000)
+    assert [len(parts[name]) for name in ("circuit_id", "validation", "train")] == [1_000, 1_000, 50]
+    seen = [row["text"] for name in ("circuit_id", "validation", "train") for row in parts[name].rows]
+    assert sorted(seen) == sorted(row["text"] for row in rows.rows)
+    parts = data.held_out_of_test(rows, rows)
+    held, tested = ({row["text"] for row in parts[name].rows} for name in ("validation", "test"))
+    assert len(held) == 20 and len(tested) == 2_030 and not held & tested
+    assert parts["test"].labels[0] == int(parts["test"].rows[0]["text"].split()[1]) % 2
+
+
+def test_real_ood_sets_alone_and_few_rows_for_circuits():
+    texts = {name: data.made_up_texts(8, seed) for seed, name in enumerate(("amazon", "spliced", "trec"))}
+    many = data.made_up_texts(600, 9)
+    ood = {"near": {"amazon": texts["amazon"], "spliced": texts["spliced"]}, "far": {"trec": texts["trec"]}}
+    splits = data.shortened(Splits(many, many, many, many, many, ood, validation_ood=many))
+    assert {group: list(sets) for group, sets in splits.ood.items()} == {"near": ["amazon"], "far": ["trec"]}
+    assert len(splits.circuit_id) == 500 == len(splits.circuit_ood) and len(splits.test) == 600
+
+
+# Work
 
 
 class Failing:
@@ -213,7 +277,7 @@ def test_work_stops_in_time_and_says_what_is_left():
 
 
 def test_the_smallest_setting_keeps_recipes_and_has_few_steps():
-    for setting in SETTINGS.values():
+    for setting in CLASSIFIERS.values():
         small = smallest_of(setting)
         assert small.layers == 2 and small.member_recipe.arguments["max_steps"] == 2
         assert small.member_recipe.reset_classifier == setting.member_recipe.reset_classifier
