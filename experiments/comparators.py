@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -25,7 +25,8 @@ from .runs import PRUNED_HYDRAS, Run
 
 
 if TYPE_CHECKING:
-    from .one_run import Judge
+    from .rows import Batch, TensorRows
+    from .splits import Splits
 
 MEMBERS = 3
 DROPOUT, SAMPLES = 0.1, 10
@@ -34,7 +35,22 @@ PRUNED = 6  # one of so many heads
 OBJECTIVES = ("acc", "ood", "avg")
 
 
-def lora_ensemble(judge: "Judge", run: Run) -> nn.Module:
+class Judge(Protocol):
+    """What a comparator needs of `one_run.Judge`: data on a device, and a way to train."""
+
+    args: Any
+    splits: "Splits"
+    train_rows: "TensorRows"
+    sets: "dict[str, TensorRows]"
+
+    def new_model(self, seed: int) -> PreTrainedModel: ...
+
+    def train(self, model: nn.Module, run: Run, collate: "Callable[[Batch], Batch]" = ...) -> nn.Module: ...
+
+    def batches(self, rows: "TensorRows") -> "list[Batch]": ...
+
+
+def lora_ensemble(judge: Judge, run: Run) -> nn.Module:
     """Adapters of rank 4, as in the paper, on three models with classifiers of their own."""
     from peft import get_peft_model
 
@@ -46,16 +62,16 @@ def lora_ensemble(judge: "Judge", run: Run) -> nn.Module:
     return DeepEnsemble(models)
 
 
-def batch_ensemble(judge: "Judge", run: Run) -> nn.Module:
+def batch_ensemble(judge: Judge, run: Run) -> nn.Module:
     return judge.train(BatchEnsemble(judge.new_model(run.seed), num_members=MEMBERS, seed=run.seed), run)
 
 
-def mimo(judge: "Judge", run: Run) -> nn.Module:
+def mimo(judge: Judge, run: Run) -> nn.Module:
     model = MIMO(judge.new_model(run.seed), num_members=MEMBERS, seed=run.seed)
     return judge.train(model, run, MIMOCollator(MEMBERS, collator=as_it_is, **MIMO_ROWS))
 
 
-def mc_dropout(judge: "Judge", run: Run) -> nn.Module:
+def mc_dropout(judge: Judge, run: Run) -> nn.Module:
     """Trained with the dropout that is sampled."""
     model = judge.new_model(run.seed)
     for module, name in dropouts_of(model):
@@ -63,7 +79,7 @@ def mc_dropout(judge: "Judge", run: Run) -> nn.Module:
     return MCDropout(judge.train(model, run), num_samples=SAMPLES, seed=0)
 
 
-TRAINED: dict[str, Callable[["Judge", Run], nn.Module]] = {
+TRAINED: dict[str, Callable[[Judge, Run], nn.Module]] = {
     "LoRA ensemble": lora_ensemble,
     "BatchEnsemble": batch_ensemble,
     "MIMO": mimo,
@@ -74,20 +90,20 @@ TRAINED: dict[str, Callable[["Judge", Run], nn.Module]] = {
 # Made of a checkpoint
 
 
-def laplace(judge: "Judge", checkpoint: PreTrainedModel) -> nn.Module:
+def laplace(judge: Judge, checkpoint: PreTrainedModel) -> nn.Module:
     """Fitted on the training rows as they are, not augmented."""
     rows = judge.train_rows.prepared_by(judge.sets["validation"].prepare)
     return LastLayerLaplace(checkpoint).fit(judge.batches(rows))
 
 
-def taylor_members(judge: "Judge", checkpoint: PreTrainedModel, seed: int) -> list[PreTrainedModel]:
+def taylor_members(judge: Judge, checkpoint: PreTrainedModel, seed: int) -> list[PreTrainedModel]:
     """Of each layer, a share of the heads goes, drawn by their Taylor scores."""
     heads = checkpoint.config.num_attention_heads
     options = {"heads_per_layer": heads - heads // PRUNED, "num_members": MEMBERS, "seed": seed, "allow_equal": True}
     return draw_members(checkpoint, data=judge.batches(judge.splits.circuit_id), **options)
 
 
-def circuit_members(judge: "Judge", checkpoint: PreTrainedModel, seed: int) -> list[PreTrainedModel]:
+def circuit_members(judge: Judge, checkpoint: PreTrainedModel, seed: int) -> list[PreTrainedModel]:
     """The heads go whose removal costs least accuracy, least detection, and least of both."""
     config = checkpoint.config
     budget = config.num_attention_heads * config.num_hidden_layers // PRUNED

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._io.records import RECORD, check_is_new, read_settings, record_settings
-from .folders import data_name, note_training_rows
-from .options import DATA_HELP, DataOptions, ModelArgument, best_device, number, option, share
+from .folders import note_training_rows
+from .options import DATA_HELP, DataOptions, ModelArgument, best_device, data_name, number, option, share
 
 
 if TYPE_CHECKING:

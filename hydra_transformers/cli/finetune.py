@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from .._io.records import claim
-from .folders import PRUNE_SETTINGS, data_name, models_named
+from .folders import PRUNE_SETTINGS, models_named
 from .options import (
     BatchSize,
     Column,
     Seed,
     argument,
     best_device,
+    data_name,
     layers_or_share,
     named,
     option,

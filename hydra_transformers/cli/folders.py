@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 PRUNE_SETTINGS = "prune.json"  # in a folder of members, pruned or tuned: how many there will be
 
 
-def data_name(text: str) -> str:
-    """A folder, file or Hub name; a file that is not there is refused before anything is loaded."""
-    if text.endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet")) and not Path(text).exists():
-        raise FileNotFoundError(f"there is no folder or file {text}")
-    return text
-
-
 def check_is_hydra(config: "PreTrainedConfig", name: str) -> None:
     if not config.model_type.startswith("hydra_"):
         raise ValueError(f"{name} is a plain {config.model_type}: pass a Hydra, the output of `finetune` or `fuse`")

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .folders import data_name
-
 
 if TYPE_CHECKING:
     from ..data.loading import PreparedData
@@ -102,6 +100,13 @@ BatchSize = option(int, "rows per batch", "N", min=1)
 MonitorFile = option(Path | None, "counts whether promises are kept, for `watch`; continued if it exists", "FILE")
 Seed = option(int, "seed of everything that is random", min=0, max=MAX_SEED)
 Column = option(list[str] | None, "the column of inputs (default: the only one); twice for pairs of texts", "NAME")
+
+
+def data_name(text: str) -> str:
+    """Return a folder, file or Hub name; raise, before anything is loaded, for a missing file."""
+    if text.endswith((".csv", ".tsv", ".json", ".jsonl", ".parquet")) and not Path(text).exists():
+        raise FileNotFoundError(f"there is no folder or file {text}")
+    return text
 
 
 @dataclass(kw_only=True)

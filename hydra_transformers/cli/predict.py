@@ -8,8 +8,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from .folders import data_name
-from .options import BatchSize, Column, ModelArgument, MonitorFile, argument, best_device, option, share, switch
+from .options import (
+    BatchSize,
+    Column,
+    ModelArgument,
+    MonitorFile,
+    argument,
+    best_device,
+    data_name,
+    option,
+    share,
+    switch,
+)
 from .serve import NEVER_ABSTAINS, UNCALIBRATED, predictor_of
 
 
