@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import BayesVLM, ViLU, collect_confidences, failure_metrics
-from hydra_transformers.data.prediction import ZeroShotClassifier
+from hydra_transformers.data.zero_shot import ZeroShotClassifier
 from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads, taylor_prune
 from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics, ood_metrics
 

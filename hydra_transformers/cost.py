@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from .data.prediction import accepted_inputs
 from .data.zero_shot import ZeroShotClassifier, first_token_kwargs
 from .fusion.probe import example_inputs
 from .fusion.structure import plain_config, without_weights
 from .models.inputs import most_tokens
+from .models.task import config_inside
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def inputs_for(model: nn.Module, batch_size: int, device: str = "cpu") -> dict[s
     its config says.
     """
     reader = _reader_in(model)
-    config = config_in(model)
+    config = config_inside(reader)
     inputs = accepted_inputs(reader, example_inputs(config, batch_size, device))
     if "input_ids" in inputs and getattr(config, "max_position_embeddings", 0) > 0:
         length = most_tokens(reader)
@@ -123,14 +124,6 @@ def _reader_in(model: nn.Module) -> nn.Module:
     while hasattr(model, "input_model"):
         model = model.input_model
     return model
-
-
-def config_in(model: nn.Module) -> PreTrainedConfig:
-    """Return a model's config, or that of the model inside it."""
-    model = _reader_in(model)
-    if hasattr(model, "config"):
-        return model.config
-    return config_in(model.model)
 
 
 def unpruned_backbone(model: PreTrainedModel) -> PreTrainedModel:

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from hydra_transformers.data.prediction import ZeroShotClassifier
+from hydra_transformers.data.zero_shot import ZeroShotClassifier
 from hydra_transformers.pruning import prune_heads, taylor_scores
 from hydra_transformers.uncertainty.calibrated_classifier import prompts_of
 from tests.families import CLIP, SIGLIP, padded_texts, pixels

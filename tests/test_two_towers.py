@@ -9,7 +9,7 @@ from transformers import AutoProcessor, CLIPForImageClassification, SiglipForIma
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble, temperature_scaled_clip
-from hydra_transformers.data.prediction import ZeroShotClassifier
+from hydra_transformers.data.zero_shot import ZeroShotClassifier
 from hydra_transformers.fusion import to_transformers
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.models.auto import load_trained

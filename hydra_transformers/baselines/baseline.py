@@ -15,7 +15,7 @@ from .._io.files import write_atomically
 from ..cost import inputs_for, multiply_adds_of
 from ..data.prediction import answer_of, device_of
 from ..fusion.structure import without_weights
-from ..models.auto import check_has_no_adapters
+from ..models.auto import check_has_no_adapters, is_hydra_class
 from ..models.configuration_hydra import set_problem_type
 from ..models.modeling_hydra import HydraClassifierOutput, warn_if_loss_uses_ensemble_logits
 from ..models.task import task_of_config
@@ -171,7 +171,7 @@ class Baseline(nn.Module):
 def check_is_classifier(model: Any) -> None:
     """Raise for models without classes, classifiers of tokens, and Hydras."""
     kind = type(model).__name__
-    is_plain = isinstance(model, PreTrainedModel) and not hasattr(type(model), "from_pruned_members")
+    is_plain = isinstance(model, PreTrainedModel) and not is_hydra_class(type(model))
     if not is_plain or "Classification" not in kind or "TokenClassification" in kind:
         raise TypeError(f"model is a {kind}: pass a classifier of whole inputs, as Transformers makes it")
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ..cost import count_multiply_adds
-from ..data.prediction import accepted_inputs, answer_of, classifies_tokens, member_logits_of
+from ..data.prediction import accepted_inputs, answer_of, member_logits_of
 from ..models.modeling_hydra import HydraClassifierOutput
+from ..models.task import classifies_tokens
 
 
 class DeepEnsemble(nn.Module):

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from .._io.threads import copy_sharing_weights
 from ..data.batches import batches, split_labels
-from ..data.prediction import accepted_inputs, check_chooses_one_class
+from ..data.prediction import accepted_inputs
+from ..model_info import check_chooses_one_class
 from ..models.ensembling import at_least_float32
 from ..models.inputs import evaluation_mode
 from .baseline import Baseline, check_is_count

@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 
 from .._io.threads import ONE_PASS
 from ..cost import inputs_for, multiply_adds_of
-from ..data.prediction import accepted_inputs, answer_of, classifies_tokens, member_logits_of
+from ..data.prediction import accepted_inputs, answer_of, member_logits_of
 from ..fusion.structure import without_weights
 from ..models.modeling_hydra import HydraClassifierOutput
+from ..models.task import classifies_tokens
 from ..training import Recipe, finetune_members, lora_config
 from .baseline import check_is_count
 from .deep_ensemble import join_members

@@ -14,6 +14,7 @@ from ..data.prediction import device_of
 from ..models.configuration_hydra import set_problem_type
 from ..models.inputs import evaluation_mode
 from ..models.modeling_hydra import HydraClassifierOutput
+from ..models.task import task_of_config
 from ..uncertainty.inputs import widened
 from .baseline import Baseline, check_is_classifier, check_is_count
 from .layer_replacement import changed, head_name
@@ -140,8 +141,8 @@ class MIMO(Baseline):
         labels: one for all, (rows, ...), or each member's own, (rows, members, ...)
         """
         set_problem_type(self.config)
-        is_single_label = self.config.problem_type == "single_label_classification"
-        has_several = not is_single_label and member_logits.shape[-1] > 1  # labels of a row
+        chooses_one_class = task_of_config(self.config).chooses_one_class
+        has_several = not chooses_one_class and member_logits.shape[-1] > 1  # labels of a row
         dims_of_common_labels = 2 if has_several else 1
         if labels.dim() == dims_of_common_labels:
             return self.num_members * super().loss(member_logits, labels, **kwargs)

@@ -170,12 +170,12 @@ def _tune_members(
     from ..data.loading import load_data
     from ..data.processors import load_processor
     from ..hub.member_heads import copy_circuits
-    from ..models.auto import is_zero_shot
+    from ..model_info import ModelInfo
     from ..serving.saved_models import load_config, load_model
     from ..training import finetune_members
 
     config = load_config(names[0])
-    if is_zero_shot(config):
+    if ModelInfo.of(config).is_zero_shot:
         raise ValueError(
             f"{names[0]} learns from pairs of images and texts, which this command does not read: fine-tune it in Python, with "
             'finetune_members(members, "clip-lit", ...), or fuse the members as they are'

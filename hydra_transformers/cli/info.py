@@ -16,18 +16,20 @@ def info(model: argument(str, "MODEL", "a Hydra; its weights are not read", pars
     from ..cost import compare_costs, count_parameters, unpruned_backbone
     from ..fusion.structure import without_weights
     from ..hub import kept_heads_map
-    from ..models.auto import head_of, is_zero_shot
+    from ..model_info import ModelInfo
     from ..reports import cost_table
     from ..serving.saved_models import load_config
 
-    config = load_config(model)
+    about = ModelInfo.of(load_config(model))
+    config = about.config
     check_is_hydra(config, model)
-    hydra = without_weights(head_of(config), config)
+    hydra = without_weights(about.model_class, config)
     members = f"{config.num_members} member{'s' if config.num_members > 1 else ''}"
     print(f"{type(hydra).__name__}, {members}, sharing {', '.join(config.shared) or 'nothing'}")
-    if getattr(config, "id2label", None) and not is_zero_shot(config):
-        is_regression, names = config.problem_type == "regression", list(map(str, config.id2label.values()))
-        task = f"regression with {config.num_labels} output(s)" if is_regression else f"{config.num_labels} classes"
+    names = about.class_names
+    if names:
+        is_regression = about.task.predicts_numbers
+        task = f"regression with {len(names)} output(s)" if is_regression else f"{len(names)} classes"
         aggregate = getattr(config, "aggregate", None)
         first_names = ", ".join([*names[:10], "..."] if len(names) > 10 else names)
         print(f"{task}: {first_names}{f', aggregated by {aggregate!r}' if aggregate else ''}")

@@ -65,12 +65,13 @@ def predict(
         data_name(inputs[0])
     from ..data.rows import FILE_FORMATS
     from ..hub.handler import as_json as finite
+    from ..model_info import ModelInfo
     from ..serving.predictor import kind_of
     from ..serving.saved_models import load_config
 
     if labels and len(set(labels)) < len(labels):
         raise ValueError("--labels names a class twice: name each once")
-    kind = kind_of(load_config(model), model)
+    kind = kind_of(ModelInfo.of(load_config(model)), model)
     settings = {"batch_size": batch_size, "candidate_labels": labels or None}
     if output is not None:
         if len(inputs) != 1:

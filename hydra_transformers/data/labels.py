@@ -8,8 +8,6 @@ from itertools import chain
 from numbers import Real
 from typing import Any
 
-from transformers import PreTrainedConfig
-
 from .columns import DataSource, column_kinds, feature_of, values_of
 from .tables import NUMBER, kind_of_cells
 
@@ -17,10 +15,6 @@ from .tables import NUMBER, kind_of_cells
 NO_TAG = -100  # of tokens that no loss and no metric counts
 MISSING = {"na", "n/a", "nan", "null", "none", "-", "?"}  # among numbers, these name no class
 GENERIC_NAME = re.compile(r"LABEL_\d+")
-
-
-def model_classes(config: PreTrainedConfig) -> list[str]:
-    return [str(config.id2label[index]) for index in range(config.num_labels)]
 
 
 class Labels:

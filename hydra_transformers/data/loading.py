@@ -10,7 +10,7 @@ from torch import nn
 from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedTokenizerBase, SequenceFeatureExtractor
 
 from ..fusion.structure import without_weights
-from ..models import auto
+from ..model_info import ModelInfo, class_names_of
 from ..models.inputs import image_mode, most_tokens, read_image
 from .audio import prepared_audio, undecoded
 from .batches import AUDIO_INPUTS, LABEL_NAMES
@@ -22,8 +22,7 @@ from .columns import (
     find_words,
     without_missing_columns,
 )
-from .labels import LabelLists, Labels, has_lists, model_classes
-from .prediction import classes_of, classifies_tokens, config_of
+from .labels import LabelLists, Labels, has_lists
 from .processors import load_processor
 from .rows import DataSource, as_rows, is_dataframe, load_rows
 from .tags import TOKEN_CLASSIFICATION, tokens_of_words
@@ -141,13 +140,14 @@ def load_data(
     """
     if isinstance(data, PreparedData):
         return data
-    config, processor = _config_and_processor(model, processor)
+    info, processor = _info_and_processor(model, processor)
+    config = None if info is None else info.config
     source = DataSource.of_model(config, data, split, part, limit, column, label, label_separator)
     rows, split_of_rows, note = load_rows(source)
     rows = undecoded(rows)
     if labelled is False:
         source = without_missing_columns(source, rows)
-    kind = _kind_of(processor, model, config)
+    kind = _kind_of(processor, info)
     columns = find_columns(rows, kind, source)
     for column in columns:
         check_none_is_missing(rows, column, kind, source)
@@ -155,7 +155,7 @@ def load_data(
         rows = rows.cast_column(columns[0], type(rows.features[columns[0]])())
     prepared = PreparedData(rows, processor, kind, columns, notes=[note], split=split_of_rows)
     if labelled is not False:
-        _add_labels(prepared, source, config, is_required=bool(labelled))
+        _add_labels(prepared, source, info, is_required=bool(labelled))
     if config is not None:
         prepared.image_mode = image_mode(config)
     elif len(getattr(processor, "image_mean", None) or ()) == 1:
@@ -193,7 +193,7 @@ def load_if_named(data: Any, model: Any, **settings: Any) -> Any:
 
 def check_class_order(data: Any, model: Any) -> None:
     """Raises for prepared rows whose labels count the model's classes in another order."""
-    classes, features = classes_of(model), getattr(data, "features", None) or {}
+    classes, features = class_names_of(model), getattr(data, "features", None) or {}
     for name in LABEL_NAMES if classes else ():
         names = getattr(features.get(name), "names", None)
         if names is not None and names != classes and sorted(names) == sorted(classes):
@@ -220,33 +220,33 @@ def check_has_variety(data: PreparedData, name: str, purpose: str) -> None:
         )
 
 
-def _config_and_processor(model: Any, processor: Any) -> tuple[PreTrainedConfig | None, Any]:
-    """A model's config and processor; no config where `model` is the processor itself."""
-    config = model if isinstance(model, PreTrainedConfig) else None
-    if isinstance(model, (str, os.PathLike)):
-        config = auto.config_of(model)
-        processor = processor or load_processor(model, config)
-    elif isinstance(model, nn.Module):
-        config = config_of(model)
-    elif config is None:
+def _info_and_processor(model: Any, processor: Any) -> tuple[ModelInfo | None, Any]:
+    """Return what a model is, and its processor; None where `model` is the processor itself, or has no config."""
+    info = None
+    if isinstance(model, (str, os.PathLike, PreTrainedConfig, nn.Module)):
+        info = ModelInfo.of(model)
+    else:
         processor = processor or model
-    if processor is None and config is not None:
-        processor = load_processor(config.name_or_path, config)
+    if info is not None and info.config is None:
+        info = None
+    if processor is None and info is not None:
+        name = model if isinstance(model, (str, os.PathLike)) else info.config.name_or_path
+        processor = load_processor(name, info.config)
     if not callable(processor):
         raise TypeError(
             f"model is a {type(model).__name__}: pass the model, its name or folder, or its tokenizer, image processor or feature "
             "extractor; of a model without a config its processor= besides"
         )
-    return config, processor
+    return info, processor
 
 
-def _kind_of(processor: Any, model: Any, config: PreTrainedConfig | None) -> str:
+def _kind_of(processor: Any, info: ModelInfo | None) -> str:
     if isinstance(processor, SequenceFeatureExtractor):
         return "audio"
     if not isinstance(processor, PreTrainedTokenizerBase):
         return "image"
-    is_tagger = config is not None and "Token" in auto.auto_class_of(config)
-    return "words" if (classifies_tokens(model) if isinstance(model, nn.Module) else is_tagger) else "text"
+    is_of_tokens = info is not None and info.task.name == TOKEN_CLASSIFICATION
+    return "words" if is_of_tokens else "text"
 
 
 def _max_length(config: PreTrainedConfig | None, tokenizer: Any, max_length: int | None) -> int | None:
@@ -272,8 +272,8 @@ def remember_max_length(tokenizer: Any, config: PreTrainedConfig, max_length: in
         tokenizer.model_max_length = length if max_length is not None else min(default, length)
 
 
-def _add_labels(data: PreparedData, source: DataSource, config: PreTrainedConfig | None, is_required: bool) -> None:
-    num_labels, problem_type = getattr(config, "num_labels", None), getattr(config, "problem_type", None)
+def _add_labels(data: PreparedData, source: DataSource, info: ModelInfo | None, is_required: bool) -> None:
+    """Read the labels as the model's task reads them; without a model they are taken as they are."""
     words = data.columns[0] if data.kind == "words" else None
     try:
         column = find_label_column(data.rows, source, words)
@@ -281,21 +281,17 @@ def _add_labels(data: PreparedData, source: DataSource, config: PreTrainedConfig
         if is_required or source.label is not None:
             raise
         return
-    are_lists = problem_type == MULTI_LABEL
-    labels = (LabelLists if are_lists or words else Labels)(data.rows, column, source)
-    is_zero_shot = config is not None and auto.is_zero_shot(config)
+
+    reads_lists = info is not None and info.task.reads_lists
+    labels = (LabelLists if reads_lists else Labels)(data.rows, column, source)
     data.class_names = labels.names
-    classes = None if config is None or is_zero_shot else model_classes(config)
-    if words:
-        data.labels = labels.of_words([row[words] for row in data.rows], classes)
-    elif is_zero_shot:
+    if info is not None and info.is_zero_shot:
         if labels.names is None:
             raise ValueError(f"column {column!r} of {source.name} has no class names, which the prompts are made of")
         data.labels = labels.indices()
-    elif problem_type == "regression":
-        data.labels = labels.numbers(num_labels)
-    elif are_lists or (num_labels not in (None, 1) and problem_type in (None, "single_label_classification")):
-        data.labels = labels.matched(classes)
+    elif info is not None and info.says_task:
+        words_of_rows = None if words is None else [row[words] for row in data.rows]
+        data.labels = info.task.read_labels(labels, info.class_names, words_of_rows)
     elif labels.are_texts:
         raise ValueError(f"the labels of {source.name} are names: pass the model in place of its processor")
     else:

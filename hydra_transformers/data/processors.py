@@ -9,17 +9,18 @@ import transformers
 from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
+from ..model_info import ModelInfo
 from ..models.adapters import base_of_adapters, is_adapter_folder
-from ..models.auto import auto_class_of, check_type_is_supported, head_of, hydra_classes, is_zero_shot
+from ..models.auto import check_type_is_supported, hydra_classes
 
 
-# By the Auto class of the model's task.
+# By what a model reads.
 PROCESSORS = {
-    "AutoModelForAudioClassification": "AutoFeatureExtractor",
-    "AutoModelForImageClassification": "AutoImageProcessor",
-    "AutoModelForSequenceClassification": "AutoTokenizer",
-    "AutoModelForTokenClassification": "AutoTokenizer",
-    "AutoModelForZeroShotImageClassification": "AutoProcessor",
+    "audio": "AutoFeatureExtractor",
+    "image": "AutoImageProcessor",
+    "text": "AutoTokenizer",
+    "tokens": "AutoTokenizer",
+    "zero-shot": "AutoProcessor",
 }
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
 PROCESSOR_FILES += ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
@@ -34,7 +35,7 @@ def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
     processor = find_processor(name, config)
     if processor is None:
         name = name or "the model, which was not loaded from a folder or the Hub,"
-        kind = PROCESSORS[auto_class_of(config)].removeprefix("Auto")
+        kind = PROCESSORS[ModelInfo.of(config).inputs].removeprefix("Auto")
         raise ValueError(f"{name} has no {kind} saved with it: save one there, or pass processor=")
     return processor
 
@@ -45,7 +46,8 @@ def find_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any | N
         name = base_of_adapters(name)
     if not name or not _has_processor_files(name):  # AutoTokenizer would make an empty one
         return None
-    auto_class = PROCESSORS[auto_class_of(config)]
+    inputs = ModelInfo.of(config).inputs
+    auto_class = PROCESSORS[inputs]
     load = getattr(transformers, auto_class).from_pretrained
     try:
         processor = load(name)
@@ -54,7 +56,7 @@ def find_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any | N
             raise
         return transformers.ViTImageProcessorPil.from_pretrained(name)
     # Byte-level tokenizers read lists of words only if a space belongs to the word behind it.
-    is_byte_level = "Token" in auto_class_of(config) and getattr(processor, "add_prefix_space", None) is False
+    is_byte_level = inputs == "tokens" and getattr(processor, "add_prefix_space", None) is False
     return load(name, add_prefix_space=True) if is_byte_level else processor
 
 
@@ -67,9 +69,10 @@ def _has_processor_files(name: str | os.PathLike) -> bool:
 
 def class_prompts(config: PreTrainedConfig, processor: Any, class_names: Sequence[str] | None) -> dict | None:
     """The tokenized prompts of classes for a model of two towers; None for a classifier, which has its own classes."""
-    if not is_zero_shot(config):
+    info = ModelInfo.of(config)
+    if not info.is_zero_shot:
         return None
-    head = head_of(config)
+    head = info.model_class
     length = {"padding": True}
     if hydra_classes().get(head, head).reads_padding:
         length = {"padding": "max_length", "max_length": config.text_config.max_position_embeddings}

@@ -96,11 +96,6 @@ def logits_of_cosines(model: nn.Module, cosines: Tensor) -> Tensor:
     return logits + model.logit_bias if hasattr(model, "logit_bias") else logits
 
 
-def zero_shot_in(model: nn.Module) -> ZeroShotClassifier | None:
-    """The `ZeroShotClassifier` that the model is or contains."""
-    return next((module for module in model.modules() if isinstance(module, ZeroShotClassifier)), None)
-
-
 class PromptSimilarity(nn.Module):
     """The classifier of two towers: a linear map whose weights are the prompts' features."""
 

@@ -9,9 +9,10 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..models.adapters import is_adapter_folder
-from ..models.auto import config_of, load_trained
+from ..models.auto import INPUTS, config_of, load_trained
 from ..models.backbone_rules import backbone_types
 from ..models.configuration_hydra import PROBLEM_TYPES, set_problem_type
+from ..models.task import load_task
 from .checks import check_is_in_memory
 from .reading import backbone_names, read_members
 from .structure import Member
@@ -36,7 +37,7 @@ def read_with_new_classifiers(
     for name, number in (("num_members", num_members), ("num_labels", num_labels)):
         if number is not None and (not isinstance(number, Integral) or number < 1):
             raise ValueError(f"{name} is {number!r}: pass a whole number, at least 1")
-    if cls.is_base_model or "ZeroShot" in cls._auto_class:
+    if cls.is_base_model or INPUTS[cls._auto_class] == "zero-shot":
         raise ValueError(f"{cls.__name__} has no classifier, by which new members differ: use a class that has one")
     if not isinstance(model, PreTrainedModel) and is_adapter_folder(model):
         model = load_trained(model)
@@ -48,7 +49,7 @@ def read_with_new_classifiers(
             f"{name} is a {config.model_type}: {cls.__name__} gets new classifiers on pre-trained "
             f"{' or '.join(backbone_types(cls))} models"
         )
-    set_classes(config, num_labels, class_names, problem_type, is_of_tokens="Token" in cls._auto_class)
+    set_classes(config, num_labels, class_names, problem_type, is_of_tokens=INPUTS[cls._auto_class] == "tokens")
     with torch.random.fork_rng(devices=[]):
         backbone, untrained = _with_head(cls, model, config, name)
     prefix = f"{cls.base_model_prefix}."
@@ -81,8 +82,9 @@ def set_classes(
     if problem_type not in (None, *PROBLEM_TYPES):
         known = ", ".join(map(repr, PROBLEM_TYPES))
         raise ValueError(f"problem_type is {problem_type!r}: pass one of {known}, or the class for tokens")
+    task = load_task(problem_type)
     if class_names is not None:
-        least = 1 if problem_type in ("multi_label_classification", "regression") else 2
+        least = task.least_classes
         if (
             isinstance(class_names, str)
             or len(class_names) < least
@@ -96,7 +98,7 @@ def set_classes(
         config.label2id = {name: index for index, name in config.id2label.items()}
     elif num_labels is not None:
         config.num_labels = num_labels
-    elif problem_type == "regression":
+    elif task.predicts_numbers:
         config.num_labels = 1
     config.problem_type = problem_type
     if not is_of_tokens:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from ..models.task import task_of_config
+
 
 IMAGES = {
     "pipeline_tag": "image-classification",
@@ -71,15 +73,16 @@ TASKS = {
 
 
 def texts_for(model_class: str, config: Any, has_bias: bool) -> dict[str, Any]:
-    """The entries of a task for the template, with the `problem_type` of a model's config.
+    """The entries of a task for the template, as a model's config says.
 
     has_bias: of two towers, whether each text is scored by itself
     """
     task = {"predicts": "classes", **(PAIRS if has_bias else TASKS[model_class]), "model_class": model_class}
-    if config.problem_type == "multi_label_classification":
+    reads = task_of_config(config)
+    if reads.reads_lists:
         subject = task["subject"].replace("over the classes", "with any number of the labels")
         return task | {"predicts": "labels", "subject": subject, "limit": MULTI_LABEL_LIMIT}
-    if config.problem_type != "regression":
+    if not reads.predicts_numbers:
         return task
     inputs, aggregate = task["subject"].partition(" ")[0].lower(), getattr(config, "aggregate", None)
     subject = f"Regression from {inputs}: the numbers in `config.id2label`"

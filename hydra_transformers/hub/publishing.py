@@ -15,8 +15,8 @@ from huggingface_hub.utils import filter_repo_objects
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from ..models.auto import INPUTS
 from .card import card_task, create_model_card
-from .handler import KINDS
 from .space import PACKAGE
 
 
@@ -152,7 +152,7 @@ def _stage(folder: Path, model: PreTrainedModel, processor: Any, report: "Report
     model.save_pretrained(folder)
     if processor is not None:
         processor.save_pretrained(folder)
-        if not KINDS.keys().isdisjoint(model.config.auto_classes):
+        if not INPUTS.keys().isdisjoint(model.config.auto_classes):
             shutil.copyfile(HANDLER, folder / HANDLER.name)
     if report is None:
         return {}

@@ -41,7 +41,7 @@ class HydraAudioClassifierMixin(HydraClassifierMixin):
     ) -> HydraClassifierOutput:
         """
         input_values, attention_mask: as the encoder reads them
-        labels: (batch,) class indices, or what the config's `problem_type` asks for
+        labels: (batch,) class indices, or what the task's loss takes
         """
         inputs = {"input_values": input_values, "attention_mask": attention_mask}
         return self.encode_and_classify(inputs, labels, **kwargs)

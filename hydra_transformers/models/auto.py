@@ -25,6 +25,14 @@ from .families import FAMILIES, config_class, model_class
 
 # Arguments of from_pretrained by which a config is found.
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+# What a model reads, by the Auto class that loads it.
+INPUTS = {
+    "AutoModelForAudioClassification": "audio",
+    "AutoModelForImageClassification": "image",
+    "AutoModelForSequenceClassification": "text",
+    "AutoModelForTokenClassification": "tokens",
+    "AutoModelForZeroShotImageClassification": "zero-shot",
+}
 SECONDS_TO_FIND = 10.0  # until the Hub has said whether it has a model
 
 
@@ -148,10 +156,15 @@ class AutoHydra:
         return {backbone.__name__: hydra.__name__ for backbone, hydra in hydra_classes().items()}
 
 
+def is_hydra_class(model_class: type | None) -> bool:
+    """Whether a class is a Hydra's. It may have come with a repository, and then be another than this package's."""
+    return hasattr(model_class, "from_pruned_members")
+
+
 def hydra_class(model: PreTrainedModel, name: str = "model") -> type:
     """The Hydra class that `model` becomes; its own where it is one."""
     check_has_no_adapters(model, name)
-    if hasattr(type(model), "from_pruned_members"):
+    if is_hydra_class(type(model)):
         return type(model)
     config = getattr(model, "config", None)
     for backbone_class, hydra in backbones_of(families_of(getattr(config, "model_type", ""))).items():
@@ -287,10 +300,10 @@ def class_with_new_classifier(config: PreTrainedConfig, problem_type: str | None
     """The Hydra class for a pre-trained model's config and a task; of tokens where the model is a token classifier already."""
     is_of_tokens = problem_type == "token_classification"
     if problem_type is None:
-        is_of_tokens = "Token" in auto_class_of(config)
+        is_of_tokens = INPUTS.get(auto_class_of(config)) == "tokens"
     for head, auto_class in heads_of_type(config.model_type).items():
-        is_hydra, is_zero_shot = hasattr(head, "from_pruned_members"), "ZeroShot" in auto_class
-        if not is_hydra and not is_zero_shot and ("Token" in auto_class) == is_of_tokens:
+        inputs = INPUTS[auto_class]
+        if not is_hydra_class(head) and inputs != "zero-shot" and (inputs == "tokens") == is_of_tokens:
             return hydra_classes()[head]
     raise ValueError(
         f"model is a {config.model_type}, which gets no classifier of {'tokens' if is_of_tokens else 'whole inputs'} here: "
@@ -298,9 +311,13 @@ def class_with_new_classifier(config: PreTrainedConfig, problem_type: str | None
     )
 
 
-def auto_class_of(config: PreTrainedConfig) -> str:
-    """The name of the Auto class that loads the class which `head_of` finds; empty where there is none."""
+def auto_class_of(config: PreTrainedConfig, model_class: type | None = None) -> str:
+    """Return the name of the Auto class that loads a class, by default the one that `head_of` finds; empty where there is
+    none."""
     heads = heads_of_type(config.model_type)
+    by_name = {head.__name__: auto_class for head, auto_class in heads.items()}
+    if model_class is not None and model_class.__name__ in by_name:
+        return by_name[model_class.__name__]
     return heads[head_of(config)] if heads else ""
 
 
@@ -309,8 +326,3 @@ def config_with_architecture(model: PreTrainedModel) -> PreTrainedConfig:
     config = copy.copy(model.config)
     config.architectures = [type(model).__name__]
     return config
-
-
-def is_zero_shot(config: PreTrainedConfig) -> bool:
-    """Whether a backbone's or Hydra's config is that of two towers, which choose among the texts of each call."""
-    return "ZeroShot" in auto_class_of(config)

@@ -60,7 +60,7 @@ class HydraImageClassifierMixin(HydraClassifierMixin):
     ) -> HydraClassifierOutput:
         """
         pixel_values: (batch, channels, height, width)
-        labels: (batch,) class indices, or what the config's `problem_type` asks for
+        labels: (batch,) class indices, or what the task's loss takes
         """
         inputs = {"pixel_values": pixel_values, "attention_mask": attention_mask}
         inputs |= {"interpolate_pos_encoding": interpolate_pos_encoding}

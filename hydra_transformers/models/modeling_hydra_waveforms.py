@@ -412,7 +412,7 @@ class HydraWhisperForAudioClassification(HydraWaveformClassifierMixin, HydraWhis
     ) -> HydraClassifierOutput:
         """
         input_features: (batch, mel bins, frames)
-        labels: (batch,) class indices, or what the config's `problem_type` asks for
+        labels: (batch,) class indices, or what the task's loss takes
         attention_mask: not read, as in Whisper itself
         """
         return self.encode_and_classify({"input_features": input_features}, labels, **kwargs)

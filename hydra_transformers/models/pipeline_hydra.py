@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel
-from transformers.pipelines import ImageClassificationPipeline, Pipeline
+from transformers.pipelines import ImageClassificationPipeline, Pipeline, ZeroShotImageClassificationPipeline
 
 from .configuration_hydra import OUTPUTS_OF_HYDRAS
 from .inputs import evaluation_mode, image_mode, read_image
@@ -136,7 +136,7 @@ def predict(
             raise TypeError(f"inputs has the columns {', '.join(map(str, columns))}: pass one of them, inputs[column]")
         inputs = inputs[columns[0]]
     inputs = [os.fspath(source) if isinstance(source, os.PathLike) else source for source in inputs]
-    if "ZeroShot" in pipeline_class.__name__ and not parameters.get("candidate_labels"):
+    if issubclass(pipeline_class, ZeroShotImageClassificationPipeline) and not parameters.get("candidate_labels"):
         raise ValueError("candidate_labels is missing: the model chooses among labels that you name")
     readers = {
         name: processor_of(model, auto_class) if processor is None else getattr(processor, name, processor)

@@ -25,6 +25,7 @@ TASKS = {
     "token_classification": "task_tokens.TokenClassification",
     "reward": "task_regression.Reward",
 }
+YES_OR_NO = "task_multi_label.YesOrNo"  # of models that say nothing of the task
 PARTS_OF_UNCERTAINTY = ("uncertainty", "aleatoric", "epistemic")
 ROUNDING = 1e-6  # of probabilities; in doubt a class is in the set
 
@@ -58,6 +59,10 @@ class Task:
 
     Attributes:
         name (`str`): as in `TASKS`, and in a decision's settings.
+        title (`str`): for people.
+        chooses_one_class (`bool`): whether one class of a row is right, so that its logits have a softmax.
+        predicts_numbers (`bool`): whether it predicts numbers, not classes or labels.
+        least_classes (`int`): how many classes or outputs a model has at least.
         expected_labels (`str`): the labels that a loss takes, for messages.
         divides_by_items (`bool`): whether Transformers' loss is a sum that is divided by `num_items_in_batch`.
         reads_lists (`bool`): whether a row of a data set has a list of labels.
@@ -66,6 +71,10 @@ class Task:
     """
 
     name: str
+    title: str
+    chooses_one_class = False
+    predicts_numbers = False
+    least_classes = 1
     expected_labels: str
     divides_by_items = False
     reads_lists = False
@@ -213,6 +222,9 @@ class SingleLabel(Classification):
     """One class of several is right."""
 
     name = "single_label_classification"
+    title = "single-label classification"
+    chooses_one_class = True
+    least_classes = 2
     expected_labels = "one class index per row"
     divides_by_items = True
     has_detector = True
@@ -326,5 +338,5 @@ def task_of_answer(model: nn.Module, outputs: Mapping[str, Any], settings: Any) 
     is_probability = outputs["logits"].shape[-1] == 1 and not outputs.get("candidate_labels")
     # Two towers with a bias say yes or no to each text.
     if is_probability or hasattr(model, "logit_bias"):
-        return load_class("task_multi_label.YesOrNo")()
+        return load_class(YES_OR_NO)()
     return load_task("single_label_classification")

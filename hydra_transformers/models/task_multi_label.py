@@ -61,6 +61,7 @@ class MultiLabel(YesOrNo):
     """Any number of labels are right."""
 
     name = "multi_label_classification"
+    title = "multi-label classification"
     expected_labels = "a float per row and class"
     reads_lists = True
     settings_class = "task_multi_label.MultiLabelSettings"

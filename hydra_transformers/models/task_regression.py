@@ -74,6 +74,8 @@ class Regression(Task):
     """A number, or several."""
 
     name = "regression"
+    title = "regression"
+    predicts_numbers = True
     expected_labels = "a number per row and output"
     settings_class = "task_regression.RegressionSettings"
 
@@ -146,6 +148,7 @@ class Reward(Regression):
     """A single score, of a reward model or reranker, below which nothing is relevant."""
 
     name = "reward"
+    title = "rewards and reranking"
     settings_class = "task_regression.RewardSettings"
 
     def decide(self, decision: Any, member_logits: Tensor, member_features: Tensor | None) -> DecisionOutput:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from .decision_settings import DecisionSettings, positive, setting
 from .ensembling import at_least_float32, log_mean_probability
@@ -23,9 +24,19 @@ class TokenClassification(SingleLabel):
     """One class of several for every token; logits have an axis of tokens in front of the classes."""
 
     name = "token_classification"
+    title = "token classification"
+    chooses_one_class = False
     reads_lists = True
     has_detector = False
     settings_class = "task_tokens.TokenSettings"
+
+    def check_config(self, config: PreTrainedConfig) -> None:
+        if config.problem_type != "single_label_classification":
+            raise ValueError(
+                f"problem_type is {config.problem_type!r} with {config.num_labels} labels, and a token has one class of "
+                "several: set problem_type to 'single_label_classification', and num_labels to at least 2"
+            )
+        super().check_config(config)
 
     def read_labels(
         self, labels: Any, classes: Sequence[str], words: Sequence[Sequence[str]] | None = None

@@ -97,7 +97,7 @@ class HydraTextClassifierMixin(HydraClassifierMixin):
         **kwargs,
     ) -> HydraClassifierOutput:
         """input_ids, attention_mask, position_ids: (batch, tokens); inputs_embeds: (batch, tokens, hidden)
-        labels: (batch,) class indices, or what the config's `problem_type` asks for
+        labels: (batch,) class indices, or what the task's loss takes
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         return self.encode_and_classify(inputs | {"inputs_embeds": inputs_embeds}, labels, **kwargs)

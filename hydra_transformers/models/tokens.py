@@ -1,9 +1,7 @@
 """Classifiers of tokens: a class for every token of a text, such as the tags of words (NER, POS)."""
 
 import torch
-from transformers import PreTrainedConfig
 
-from .configuration_hydra import set_problem_type
 from .task import load_task
 from .task_tokens import TokenClassification
 from .texts import HydraTextClassifierMixin, HydraTypedTextClassifierMixin
@@ -26,15 +24,6 @@ class HydraTokenClassifierMixin(HydraTextClassifierMixin):
         "hidden_dropout_prob",
         "dropout",
     )
-
-    def __init__(self, config: PreTrainedConfig):
-        set_problem_type(config)
-        if config.problem_type != "single_label_classification":
-            raise ValueError(
-                f"problem_type is {config.problem_type!r} with {config.num_labels} labels, and a token has one class of "
-                "several: set problem_type to 'single_label_classification', and num_labels to at least 2"
-            )
-        super().__init__(config)
 
     @property
     def encoder_options(self) -> dict[str, bool]:

@@ -20,8 +20,8 @@ from .._io.files import parse_json, write_atomically
 from .._io.processes import from_first_process, gather_batches, rank_and_world_size
 from .._io.progress import progress_bar
 from ..data.fingerprints import fingerprint_of_weights, fingerprints_of_rows
-from ..data.prediction import check_chooses_one_class
 from ..data.tags import NO_TAG, check_tags
+from ..model_info import check_chooses_one_class
 from ..models.ensembling import at_least_float32
 from ..models.task import task_name
 from .ablation import GIB, Ablate, ablation_of

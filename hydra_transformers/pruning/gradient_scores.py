@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.batches import batches, split_labels
-from ..data.prediction import accepted_inputs, classifies_tokens
+from ..data.prediction import accepted_inputs
 from ..data.tags import NO_TAG
 from ..data.zero_shot import check_class_prompts, logits_of_cosines
 from ..fusion.structure import has_two_towers
+from ..models.task import classifies_tokens
 from .evaluation_data import check_label_range
 from .head_weights import Layer, by_head, heads_to_score, rows_by_head
 from .heads import Head, Prompts, Towers

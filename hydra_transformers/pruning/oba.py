@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from ..models.auto import check_has_no_adapters
+from ..models.auto import check_has_no_adapters, is_hydra_class
 from ..models.inputs import evaluation_mode
 from .gradient_scores import Calibration, only_gradients_of
 from .head_weights import by_head, columns_by_head, heads_to_score, rows_by_head
@@ -94,7 +94,7 @@ def oba_prune(
             f"sparsity is {sparsity}, score {score!r} and steps {steps!r}: pass a share from 0 to below 1, one of "
             "'plain', 'reference', and 1 step or more"
         )
-    if not isinstance(model, PreTrainedModel) or hasattr(type(model), "from_pruned_members"):
+    if not isinstance(model, PreTrainedModel) or is_hydra_class(type(model)):
         raise TypeError(f"model is a {type(model).__name__}: pass a plain model of Transformers")
     check_has_no_adapters(model, "model")
 

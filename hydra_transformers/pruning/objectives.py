@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..fusion.structure import has_two_towers
 from ..models.ensembling import at_least_float32
+from ..models.task import task_of_config
 from .evaluation_data import check_label_range
 
 
@@ -167,24 +167,21 @@ def chance_score(objective: str, num_classes: int) -> float:
 
 def minus_loss_of(model: PreTrainedModel) -> Metric:
     """Return a metric: minus the loss that the model is trained with, over all samples."""
-    problem = getattr(model.config, "problem_type", None)
-    if problem is None and not has_two_towers(model) and model.config.num_labels == 1:
-        problem = "regression"
+    task = task_of_config(model.config)
 
     def minus_loss(logits: Tensor, labels: Tensor) -> float:
-        if problem == "regression":
+        if task.predicts_numbers:
             targets = labels.flatten().to(logits.dtype)
             loss = nn.functional.mse_loss(logits.flatten(), targets)
             return -loss.item()
-        if problem == "multi_label_classification":
+        if not task.chooses_one_class:
             targets = labels.to(logits.dtype)
             loss = nn.functional.binary_cross_entropy_with_logits(logits, targets)
             return -loss.item()
         if labels.is_floating_point() or labels.dim() > 1:
             raise ValueError(
                 f"the labels are {labels.dtype} of shape {tuple(labels.shape)}: pass class indices, one for each row, "
-                "set "
-                "config.problem_type, or pass a metric"
+                "set config.problem_type, or pass a metric"
             )
         check_label_range(labels, "data", logits.shape[-1])
         loss = nn.functional.cross_entropy(logits, labels)

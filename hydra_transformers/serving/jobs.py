@@ -25,15 +25,15 @@ from .._io.files import check_takes_files, write_atomically
 from .._io.progress import progress_bar
 from .._version import __version__
 from ..data.columns import PLURALS, column_kinds, find_columns, find_words
-from ..data.prediction import config_of
 from ..data.rows import DataSource, as_dataset, load_rows
 from ..hub.handler import as_json
+from ..model_info import ModelInfo
 from ..models.weights_digest import digest_of
 from ..uncertainty import Monitor
 from ..uncertainty.abstention import check_share
 from .answers import to_table
 from .audit_files import Audit
-from .predictor import HydraPredictor, kind_of, kind_of_model
+from .predictor import HydraPredictor, kind_of
 from .saved_models import load_config
 
 
@@ -237,15 +237,14 @@ class Job:
         self.rows_per_part = rows_per_part
         if isinstance(model, str):
             name = model
-            config = load_config(model)
-            kind = kind_of(config, model)
+            info = ModelInfo.of(load_config(model))
         else:
             name = type(model).__name__
-            config = config_of(model)
-            kind = kind_of_model(model)
+            info = ModelInfo.of(model)
+        kind = kind_of(info, name)
 
         # The rows, and which columns are read.
-        source = replace(source, remembered=DataSource.of_model(config, source.data).remembered)
+        source = replace(source, remembered=DataSource.of_model(info.config, source.data).remembered)
         with access_to(source.name, "data set"):
             rows, self.split, _ = load_rows(source)
         if not hasattr(rows, "features"):

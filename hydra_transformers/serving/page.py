@@ -89,7 +89,7 @@ def launch_page(
 
 def build_page(model: HydraPredictor, examples: Mapping[str, Sequence[str]]) -> gradio.Blocks:
     """Build the page, not yet served, with the examples of `read_examples`."""
-    if model.class_names is not None and len(model.class_names) < 2 and model.config.problem_type is None:
+    if not model.needs_classes and not model.info.says_task:
         raise ValueError(
             f"{model.name} has a single output and no problem_type in its config: set it to 'regression', or for a "
             "yes or no to 'multi_label_classification'"

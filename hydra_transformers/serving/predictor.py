@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
 
 from .._io.access import in_one_line
 from ..data.audio import waveform
 from ..data.columns import REMEMBERED
-from ..data.prediction import classes_of, config_of, member_logits_of
+from ..data.prediction import member_logits_of
 from ..data.processors import find_processor
-from ..data.zero_shot import zero_shot_in
-from ..hub.handler import KINDS, Answerer
-from ..models.auto import auto_class_of
+from ..hub.handler import Answerer
+from ..model_info import READS, ModelInfo
 from ..models.decision_settings import typed_settings
 from ..models.inputs import image_mode, read_image
 from ..uncertainty import predict_decisions
@@ -34,28 +32,15 @@ from .saved_models import load_config, load_with_decision
 
 
 SECONDS_FOR_URL = 60.0  # a server that says nothing would hold up all rows
-READS = {"image": "images", "zero-shot": "images", "audio": "audio", "text": "texts", "tokens": "texts"}
 
 
-def kind_of(config: PreTrainedConfig, name: str) -> str:
-    """Return what a model reads: "image", "text", "tokens", "audio" or "zero-shot".
-
-    The last is for images with classes that are named for it.
-    """
-    kind = KINDS.get(auto_class_of(config))
-    if kind is None:
-        raise ValueError(f"{name} is a {config.model_type}: pass a classifier of images, texts or audio")
-    return kind
-
-
-def kind_of_model(model: nn.Module, name: str | None = None) -> str:
-    """Return what a model in memory reads, as `kind_of`; with the classes of prompts, images."""
-    if zero_shot_in(model) is not None:
-        return "image"
-    config = config_of(model)
-    if config is None:
-        raise TypeError(f"model is a {type(model).__name__}, which has no config: pass a classifier of Transformers")
-    return kind_of(config, name or type(model).__name__)
+def kind_of(info: ModelInfo, name: str) -> str:
+    """Return what a model reads, as `ModelInfo.inputs`; raise where that is not known."""
+    if info.config is None:
+        raise TypeError(f"model is a {name}, which has no config: pass a classifier of Transformers")
+    if info.inputs is None:
+        raise ValueError(f"{name} is a {info.config.model_type}: pass a classifier of images, texts or audio")
+    return info.inputs
 
 
 class HydraPredictor(Answerer):
@@ -110,15 +95,16 @@ class HydraPredictor(Answerer):
                 "top_k": top_k,
                 "batch_size": batch_size,
             }
-            kind_of(load_config(folder), folder)  # raises its error before anything large is loaded
+            kind_of(ModelInfo.of(load_config(folder)), folder)  # raises its error before anything large is loaded
             if not name and Path(folder).exists():
                 name = Path(folder).resolve().name
             name = name or folder
             model, processor = load_with_decision(folder, processor, device)
         elif device is not None:
             model = model.to(device)
-        kind = kind_of_model(model, name)
-        config = config_of(model)
+        self.info = info = ModelInfo.of(model)
+        kind = kind_of(info, name or type(model).__name__)
+        config = info.config
         self.name = name or config.name_or_path or type(model).__name__
         if processor is None:
             processor = find_processor(config.name_or_path, config)
@@ -129,7 +115,7 @@ class HydraPredictor(Answerer):
         self.task = task_of(model)
         self.class_names = None
         if not self.needs_classes:
-            self.class_names = classes_of(model)
+            self.class_names = info.class_names
         self.columns = dict(self.task.columns)
         if self.kind == "text":
             self.columns["truncated"] = "bool"

@@ -9,12 +9,12 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .._io.access import access_to
-from ..data.prediction import config_of
 from ..data.processors import class_prompts, load_processor
 from ..data.zero_shot import ZeroShotClassifier
 from ..models import auto
 from ..models.adapters import is_adapter_folder
 from ..models.auto import check_model_exists, check_type_is_supported, load_trained
+from ..models.task import config_inside
 from ..uncertainty import CalibratedClassifier
 from ..uncertainty.tasks import task_of
 
@@ -71,7 +71,7 @@ def load_with_decision(name: str, processor: Any = None, device: str | None = No
         model = ZeroShotClassifier(model, class_prompts(config, processor, classes), classes)
     model = CalibratedClassifier.load(model, name).eval()
     if task_of(model).name == "regression":  # the config of a model with one output may not say so
-        config_of(model).problem_type = "regression"
+        config_inside(model).problem_type = "regression"
     return model, processor
 
 

@@ -12,12 +12,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..fusion.structure import encoder_config, has_two_towers, isinstance_by_name, number_of_layers, tower_configs
 from ..fusion.trunk import check_trunk_layers, trunk_depth
+from ..model_info import is_baseline
 from ..models.modeling_hydra import GroupedLinear, GroupedOutput
 from .parameter_groups import (
     PARTS,
     Place,
     hydra_parameter_names,
-    is_baseline,
     kept_by_class,
     layer_dropouts,
     places,

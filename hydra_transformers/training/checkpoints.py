@@ -15,8 +15,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from .._io.files import check_takes_files, parse_json
 from .._io.processes import on_one_process
 from .._io.records import RECORD, check_settings, record_settings
-from .lora import is_peft_model
-from .parameter_groups import is_baseline
+from ..model_info import is_baseline, is_peft_model
 
 
 CHECKPOINTS = "checkpoints"  # the folder of an unfinished training, inside that of its result

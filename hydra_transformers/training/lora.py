@@ -7,6 +7,7 @@ from torch import nn
 
 from ..fusion.reading import projection_names
 from ..fusion.structure import hydra_class_of
+from ..models.auto import is_hydra_class
 
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def lora_config(
     """
     from peft import LoraConfig
 
-    is_hydra, projections = hasattr(type(model), "from_pruned_members"), _projections_of(model)
+    is_hydra, projections = is_hydra_class(type(model)), _projections_of(model)
     if not is_hydra and not getattr(hydra_class_of(model), "supports_lora_on_qkvo", True):
         raise ValueError(
             f"model is a {type(model).__name__}, whose attention reads weights without calling their modules, so that adapters would "
@@ -89,8 +90,3 @@ def _projections_of(model: nn.Module) -> dict[str, str]:
 
 def _has_module(model: nn.Module, ending: str) -> bool:
     return any(f".{name}".endswith(f".{ending}") for name, _ in model.named_modules())
-
-
-def is_peft_model(model: nn.Module) -> bool:
-    """Whether `model` is a `PeftModel`; peft need not be installed to ask."""
-    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from ..fusion.structure import has_two_towers
+from ..model_info import without_adapters
 from ..models.ensembling import at_least_float32, log_mean_probability
 from ..models.task_tokens import rows_of_tokens
-from .lora import is_peft_model
 from .mixing import MixedLabels
 
 
@@ -20,7 +20,7 @@ ONE_OF_SEVERAL = ("single_label_classification", "token_classification")  # task
 
 def learns_from_pairs(model: nn.Module) -> bool:
     """Whether a model learns which image and text belong together, as CLIP and SigLIP do; a classifier on one tower does not."""
-    inner = model.get_base_model() if is_peft_model(model) else model
+    inner = without_adapters(model)
     return isinstance(inner, PreTrainedModel) and has_two_towers(inner)
 
 

@@ -18,14 +18,12 @@ from .._io.progress import shows_bars
 from ..data.fingerprints import fingerprint_of_labels, fingerprint_of_tokens, fingerprint_of_weights
 from ..data.image_changes import CropAndFlip
 from ..data.loading import PreparedData
-from ..data.prediction import config_of
-from ..models.task import task_name
+from ..model_info import is_baseline, is_peft_model
+from ..models.task import config_inside, task_name
 from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, load_member, record_training
 from .epoch_lines import show_progress
 from .learning_rates import Validation, choose_learning_rate, rates_to_try, validation_of
-from .lora import is_peft_model
 from .losses import IGNORED_LABEL, ONE_OF_SEVERAL, learns_from_pairs
-from .parameter_groups import is_baseline
 from .recipes import Recipe
 from .recipes import recipe as recipe_named
 from .trainer import HydraTrainer
@@ -230,7 +228,7 @@ def settings_of(model: nn.Module, arguments: TrainingArguments, parts: dict[str,
     names = [name for name, _ in model.named_parameters() if "att" in name and "lora_" not in name]
     return {
         **{name: getattr(arguments, name, None) for name in RECORDED},
-        "classes": getattr(config_of(model), "id2label", None),
+        "classes": getattr(config_inside(model), "id2label", None),
         "starting weights": fingerprint_of_weights(model, () if is_baseline(model) else names),
         "rows": {name: fingerprint_of_labels(data.labels) for name, data in parts.items()},
         "inputs": {name: fingerprint_of_tokens(replace(data, change=None)) for name, data in parts.items()},

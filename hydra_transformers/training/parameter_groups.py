@@ -10,9 +10,9 @@ from transformers.utils import logging
 
 from ..fusion.reading import backbone_names, backbone_source, projection_names
 from ..fusion.structure import hydra_class_of, isinstance_by_name, outline, slots, without_weights
-from ..models.auto import AutoHydra, closest, hydra_classes
+from ..model_info import is_baseline, is_peft_model, without_adapters
+from ..models.auto import AutoHydra, closest, hydra_classes, is_hydra_class
 from ..models.modeling_hydra import HydraAttention
-from .lora import is_peft_model
 
 
 logger = logging.get_logger(f"transformers.{__name__}")
@@ -71,7 +71,7 @@ def hydra_parameter_names(model: nn.Module) -> dict[str, str]:
         by_module = {name.rpartition(".")[0]: ours for name, ours in known.items()}
         inside = {name: name.removeprefix("model.") for name in names}
         return {name: known.get(key) or by_module.get(key.rpartition(".")[0]) or key for name, key in inside.items()}
-    if hasattr(type(model), "from_pruned_members"):
+    if is_hydra_class(type(model)):
         return {name: name for name in names}
     hydra_class = hydra_class_of(model)
     known = {} if hydra_class is None else backbone_names(hydra_class, model)
@@ -97,11 +97,6 @@ def _names_around_adapters(model: nn.Module) -> dict[str, str]:
         key = ADAPTER_PARTS.sub("", name).removeprefix("base_model.model.")
         names[name] = known.get(key) or by_module.get(key.rpartition(".")[0]) or key
     return names
-
-
-def is_baseline(model: nn.Module) -> bool:
-    """Whether `model` is a `baselines.Baseline`, a model with weights around it. (That module imports this one.)"""
-    return hasattr(type(model), "without_weights")
 
 
 def _place(ours: str, depths: dict[str, int]) -> Place:
@@ -163,11 +158,9 @@ def layer_factors(model: nn.Module, layer_decay: float) -> dict[str, float]:
 
 def classifier_parameters(model: nn.Module) -> set[int]:
     """Return the `id` of each parameter that follows the encoder. A pooler inside the encoder is a part of it."""
-    inner = model.model if is_baseline(model) else model
-    if is_peft_model(model):
-        inner = model.get_base_model()
+    inner = model.model if is_baseline(model) else without_adapters(model)
     model_class = type(inner)
-    if not hasattr(model_class, "from_pruned_members"):
+    if not is_hydra_class(model_class):
         model_class = hydra_class_of(inner) or type(inner)
     encoder = getattr(inner, getattr(model_class, "base_model_prefix", ""), None)
     if not isinstance(encoder, nn.Module):

@@ -16,10 +16,10 @@ from transformers.utils import logging
 
 from ..data.batches import collate
 from ..data.loading import PreparedData, check_class_order, load_data
-from ..data.prediction import padding_of
+from ..model_info import padding_token_of, without_adapters
+from ..models.auto import is_hydra_class
 from ..models.task import task_name
 from .checkpoints import has_ended, last_checkpoint, load_member, trainer_state
-from .lora import is_peft_model
 from .losses import IGNORED_LABEL, ONE_OF_SEVERAL, EnsembleLoss, learns_from_pairs
 from .mixing import check_can_mix, mix_inputs
 from .parameter_groups import decayed_by_another_name, set_rates
@@ -136,13 +136,13 @@ class HydraTrainer(Trainer):
     ):
         args = HydraTrainingArguments("tmp_trainer") if args is None else args
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
-        if hasattr(self.model, "from_pruned_members") and not isinstance(args, HydraTrainingArguments):
+        if is_hydra_class(type(self._inner_model())) and not isinstance(args, HydraTrainingArguments):
             logger.warning("args are TrainingArguments: all layers and the classifiers get the same learning rate")
         data = (prepared(data, self.model, processing_class) for data in (train_dataset, eval_dataset))
         self.train_dataset, self.eval_dataset = data
         if data_collator is None:
             collate_rows = collate_pairs if learns_from_pairs(self.model) else collate
-            self.data_collator = partial(collate_rows, padding=padding_of(self.model) or 0)
+            self.data_collator = partial(collate_rows, padding=padding_token_of(self.model) or 0)
         is_balanced = getattr(args, "class_weights", None) is not None
         self.mixing = getattr(args, "mixing", 0.0)
         if self.mixing:
@@ -152,7 +152,7 @@ class HydraTrainer(Trainer):
 
     def _inner_model(self) -> nn.Module:
         """Return the model without the adapters of PEFT around it."""
-        return self.model.get_base_model() if is_peft_model(self.model) else self.model
+        return without_adapters(self.model)
 
     def _set_loss(self, is_balanced: bool) -> None:
         model = self._inner_model()
@@ -177,7 +177,7 @@ class HydraTrainer(Trainer):
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Return the names of the parameters with weight decay: those that have it in the plain model, too."""
         decayed = super().get_decay_parameter_names(model)
-        if not hasattr(type(model), "from_pruned_members"):
+        if not is_hydra_class(type(model)):
             return decayed
         return decayed + decayed_by_another_name(model)
 
@@ -212,7 +212,7 @@ class HydraTrainer(Trainer):
         if not isinstance(labels, Tensor):
             return False
         model = self._inner_model()
-        is_plain = isinstance(model, PreTrainedModel) and not hasattr(type(model), "from_pruned_members")
+        is_plain = isinstance(model, PreTrainedModel) and not is_hydra_class(type(model))
         return is_plain or (isinstance(model, PreTrainedModel) and labels.is_floating_point())
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Any:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers.utils import cached_file
 
 from .._io.files import parse_json, write_atomically
-from ..data.prediction import answer_of, device_of, zero_shot_in
+from ..data.prediction import answer_of, device_of
+from ..model_info import prompts_in
 from ..models.decision import Decision, decision_of
 from ..models.modeling_hydra import HydraClassifierOutput
 from .features import AnswerReader
@@ -158,7 +159,7 @@ def _read(folder: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, Any]]
 
 def prompts_of(model: nn.Module) -> dict[str, Any]:
     """Identifies the classes of a zero-shot classifier: their names, and a digest of the prompts' tokens."""
-    zero_shot = zero_shot_in(model)
+    zero_shot = prompts_in(model)
     if zero_shot is None:
         return {}
     tokens = zero_shot.class_prompts["input_ids"]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..data.batches import check_is_data
 from ..data.loading import load_if_named
 from ..data.prediction import device_of
+from ..models.auto import is_hydra_class
 from ..models.decision import Decision
 from .abstention import Abstention, check_share, check_target
 from .calibrated_classifier import CalibratedClassifier
@@ -111,7 +112,7 @@ def calibrate(
     _check(task, data, ood_data, target, confidence, alpha)
     if confidence is None and target is not None and "risk" in target and task.guarantees_risk:
         confidence = DEFAULT_CONFIDENCE
-    is_hydra = hasattr(type(inner), "from_pruned_members")
+    is_hydra = is_hydra_class(type(inner))
     # An earlier decision is off meanwhile, and stays in place should anything fail.
     with inner.uncalibrated() if is_hydra else nullcontext():
         collected = task.collect_rows(data, batch_size)

@@ -7,18 +7,20 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batches import batches
-from ..data.prediction import classifies_tokens, device_of, predict, problem_type_of_answers
+from ..data.prediction import device_of, predict
 from ..data.tags import NO_TAG, collect_words
+from ..model_info import task_of_logits
 from ..models.detection import differing_pairs
 from ..models.ensembling import entropy_split, log_mean
-from ..models.task_multi_label import label_log_probabilities
+from ..models.task import classifies_tokens, config_inside
+from ..models.task_multi_label import MultiLabel, YesOrNo, label_log_probabilities
 from ..models.task_regression import spread
 from ..models.task_tokens import rows_of_tokens
 from .features import collect_answers
 from .inputs import as_member_logits, as_tensor, check_predictions, wide_log_softmax, widened
 
 
-PROBLEM_TYPES = (None, "single_label_classification", "multi_label_classification")
+PROBLEM_TYPES = (None, "single_label_classification", MultiLabel.name)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposit
     """
     if problem_type not in PROBLEM_TYPES:
         raise ValueError(f"problem_type is {problem_type!r}: pass one of {', '.join(map(repr, PROBLEM_TYPES))}")
-    if problem_type == "multi_label_classification":
+    if problem_type == MultiLabel.name:
         return _decompose_labels(as_member_logits(member_logits, least_classes=1))
     if not hasattr(member_logits, "logits") and as_tensor(member_logits).dim() == 4:
         return _decompose_tokens(as_tensor(member_logits))
@@ -141,8 +143,8 @@ def predict_uncertainty(model: nn.Module, data: Any, batch_size: int = 32) -> De
         Of a regression model the mean and the variance, a `NumberPrediction`; of a classifier a `Decomposition`, whose parts are
         (texts, words) for one of tokens, NaN where a text has fewer words than others.
     """
-    problem_type = problem_type_of_answers(model)
-    if problem_type == "regression":
+    task = task_of_logits(model)
+    if task.predicts_numbers and config_inside(model).problem_type is not None:
         outputs = widened(collect_answers(model, data, batch_size, with_features=False)[0])
         return NumberPrediction(outputs.mean(dim=1), spread(outputs).square())
     if classifies_tokens(model):
@@ -150,8 +152,8 @@ def predict_uncertainty(model: nn.Module, data: Any, batch_size: int = 32) -> De
     parts = []
     for batch in batches(data, batch_size, device_of(model)):
         member_logits = predict(model, batch)
-        is_single_output = member_logits.shape[-1] == 1
-        decomposition = decompose(member_logits, "multi_label_classification" if is_single_output else problem_type)
+        is_of_labels = member_logits.shape[-1] == 1 or isinstance(task, YesOrNo)
+        decomposition = decompose(member_logits, MultiLabel.name if is_of_labels else None)
         parts.append({name: value.cpu() for name, value in vars(decomposition).items()})
     if not parts or len({part["mean_probabilities"].shape[-1] for part in parts}) > 1:
         raise ValueError("data has no batches, or not all have the same classes and texts: pass the same with each")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batches import split_labels
-from ..data.prediction import check_chooses_one_class
+from ..model_info import check_chooses_one_class
 from ..models.detection import DETECTORS, answers_of, score
 from .detector_fits import FITS
 from .features import AnswerReader

@@ -10,11 +10,12 @@ from transformers import PreTrainedModel
 
 from .._io.threads import copy_sharing_weights
 from ..data.batches import batches, labels_of
-from ..data.prediction import config_of, device_of, joined_labels, predict
+from ..data.prediction import device_of, joined_labels, predict
 from ..data.zero_shot import PromptSimilarity
 from ..models.decision import Decision
 from ..models.decision_settings import typed_settings
 from ..models.modeling_hydra import GroupedLinear
+from ..models.task import config_inside
 from .temperature import TemperatureScaledClassifier, TemperatureScaling
 
 
@@ -114,7 +115,7 @@ def _without_temperature(model: nn.Module) -> tuple[nn.Module, TemperatureScalin
 
 def _linear_maps(model: nn.Module) -> list[nn.Module]:
     """The modules whose outputs may be logits: as wide as the config says, or all of them."""
-    classes = getattr(config_of(model), "num_labels", None)
+    classes = getattr(config_inside(model), "num_labels", None)
     widths = {
         module: {module.out_features} if isinstance(module, nn.Linear) else set(module.widths)
         for module in model.modules()

@@ -8,9 +8,11 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..data.batches import AUDIO_INPUTS
-from ..data.prediction import accepted_inputs, classifies_tokens, device_of, zero_shot_in
+from ..data.prediction import accepted_inputs, device_of
+from ..model_info import prompts_in
 from ..models.families import pipeline_class
 from ..models.pipeline_hydra import predict
+from ..models.task import classifies_tokens
 
 
 def predict_decisions(
@@ -48,7 +50,7 @@ class _PipelineModel(nn.Module):
         self.model, self.config = model, inside.config
         self.main_input_name, self.dtype = inside.main_input_name, inside.dtype
         if hasattr(inside, "get_image_features"):
-            zero_shot = zero_shot_in(model)
+            zero_shot = prompts_in(model)
             if zero_shot is None or zero_shot.class_names is None:
                 raise TypeError("the classes of these towers have no names: pass candidate_labels=")
             names = dict(enumerate(zero_shot.class_names))

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Generator, Tensor
 
-from ..data.zero_shot import zero_shot_in
+from ..model_info import prompts_in
 from ..models.task import DecisionOutput
 from .calibrated_classifier import prompts_of
 from .conformal import fit_sets, sets_sentence
@@ -95,7 +95,7 @@ class SingleLabelTask(Task):
         # A copy, so that a fit leaves the given one as it is.
         self.detector = copy.copy(detector) if isinstance(detector, Detector) else Detector(detector)
         has_towers = any(hasattr(module, "get_image_features") for module in self.model.modules())
-        if zero_shot_in(self.model) is None and has_towers:
+        if prompts_in(self.model) is None and has_towers:
             raise ValueError(
                 f"model is a {type(self.model).__name__}, whose classes are those of each call's prompts: calibrate a "
                 "ZeroShotClassifier of it"

@@ -8,10 +8,10 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ..data.loading import load_if_named
-from ..data.prediction import classes_of, config_of
+from ..model_info import class_names_of
 from ..models.decision import Decision, config_settings
 from ..models.decision_settings import typed_settings
-from ..models.task import DecisionOutput
+from ..models.task import DecisionOutput, config_inside
 from .abstention import Abstention
 from .features import collect_answers
 
@@ -154,8 +154,8 @@ class Task:
     predicts_numbers = False
 
     def __init__(self, model: nn.Module):
-        self.model, self.classes = model, classes_of(model)
-        self.aggregate = getattr(config_of(model), "aggregate", None)
+        self.model, self.classes = model, class_names_of(model)
+        self.aggregate = getattr(config_inside(model), "aggregate", None)
 
     def load(self, data: Any, model: nn.Module) -> Any:
         """Labelled data by its name, folder or file; other data as it is."""

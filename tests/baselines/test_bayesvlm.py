@@ -7,7 +7,8 @@ from torch import nn
 from hydra_transformers.baselines import BayesVLM
 from hydra_transformers.baselines.bayesvlm import similarity_moments
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.data.prediction import ZeroShotClassifier, predict
+from hydra_transformers.data.prediction import predict
+from hydra_transformers.data.zero_shot import ZeroShotClassifier
 from hydra_transformers.reports import evaluate_uncertainty
 from tests.families import CLIP, images, padded_texts
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from hydra_transformers.baselines import DeepEnsemble
-from hydra_transformers.data.prediction import ZeroShotClassifier, predict
+from hydra_transformers.data.prediction import predict
+from hydra_transformers.data.zero_shot import ZeroShotClassifier
 from tests.families import BERT, VIT, clip_backbone, images, padded_texts, vit_backbone
 
 

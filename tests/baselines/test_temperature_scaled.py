@@ -9,7 +9,8 @@ from torch import nn
 from transformers import CLIPModel
 
 from hydra_transformers.baselines import temperature_scaled, temperature_scaled_clip
-from hydra_transformers.data.prediction import ZeroShotClassifier, predict
+from hydra_transformers.data.prediction import predict
+from hydra_transformers.data.zero_shot import ZeroShotClassifier
 from hydra_transformers.uncertainty.features import collect_answers
 from hydra_transformers.uncertainty.temperature import best_temperature
 from tests.families import CLIP, images, padded_texts, vit_backbone

@@ -11,7 +11,8 @@ from torch import nn
 from hydra_transformers.baselines import ViLU, collect_confidences, failure_metrics
 from hydra_transformers.baselines import vilu as module
 from hydra_transformers.baselines.vilu import FailurePredictor, failure_loss
-from hydra_transformers.data.prediction import ZeroShotClassifier, predict
+from hydra_transformers.data.prediction import predict
+from hydra_transformers.data.zero_shot import ZeroShotClassifier
 from tests.families import CLIP, images, padded_texts
 
 

@@ -11,7 +11,7 @@ from experiments import zero_shot, zero_shot_settings
 from experiments.captions import captions_for, prompts_for, word_tokenizer
 from experiments.smallest import splits
 from hydra_transformers.cost import count_multiply_adds, multiply_adds_of
-from hydra_transformers.data.prediction import ZeroShotClassifier
+from hydra_transformers.data.zero_shot import ZeroShotClassifier
 from hydra_transformers.fusion.structure import without_weights
 
 

@@ -5,8 +5,9 @@ import torch
 
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.batches import batches, collate
-from hydra_transformers.data.prediction import padding_of, predict
+from hydra_transformers.data.prediction import predict
 from hydra_transformers.fusion import to_transformers
+from hydra_transformers.model_info import padding_token_of
 from hydra_transformers.pruning import head_scores, prune_heads
 from tests.families import BERT, GEMMA3, HEAD_DIM, LLAMA, MODERNBERT, VIT, each_of, padded_texts
 
@@ -156,9 +157,14 @@ def test_a_hydra_goes_by_the_mask_where_another_token_fills_up(backbone):
 
 
 def test_only_plain_causal_models_go_by_a_token(backbone):
-    assert padding_of(backbone) == padding_of(DeepEnsemble([backbone])) == 2
-    assert padding_of(LLAMA.backbone(pad_token_id=None)) is None
-    assert padding_of(prune_heads(backbone)) is padding_of(BERT.backbone()) is padding_of(VIT.backbone()) is None
+    assert padding_token_of(backbone) == padding_token_of(DeepEnsemble([backbone])) == 2
+    assert padding_token_of(LLAMA.backbone(pad_token_id=None)) is None
+    assert (
+        padding_token_of(prune_heads(backbone))
+        is padding_token_of(BERT.backbone())
+        is padding_token_of(VIT.backbone())
+        is None
+    )
     assert collate(ROWS[:2], padding=2)["input_ids"].tolist() == [[5, 10, 2], [6, 10, 11]]
 
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from hydra_transformers.baselines import DeepEnsemble
-from hydra_transformers.data.prediction import ZeroShotClassifier
+from hydra_transformers.data.zero_shot import ZeroShotClassifier
 from hydra_transformers.serving import HydraPredictor
 from hydra_transformers.serving.answers import answer_text, arrow_schema, check_fields, prediction_text, to_table
 from hydra_transformers.uncertainty import calibrate, predict_decisions

@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 
 from hydra_transformers import evaluate_uncertainty
-from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier
+from hydra_transformers.data.prediction import SavedLogits
+from hydra_transformers.data.zero_shot import ZeroShotClassifier
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 from hydra_transformers.uncertainty import (
     Abstention,
