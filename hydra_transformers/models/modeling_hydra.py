@@ -1,9 +1,11 @@
-"""A fused transformer from top to bottom, in the order of the paper (arXiv 2510.18358): packed linear maps, attention
-(equations 4 and 5), output projection and MLP (6 and 7), the encoder, and the classifier with the ensemble's prediction (2).
+"""A fused transformer from top to bottom, in the order of the paper (arXiv 2510.18358): packed
+linear maps, attention (equations 4 and 5), output projection and MLP (6 and 7), the encoder, and
+the classifier with the ensemble's prediction (2).
 
-Hidden states are (members, batch, tokens, hidden) throughout. Each member's part is one contiguous block, so grouped products,
-attention over (members * batch) and shared layers over all rows copy nothing. A leading 1 means equal for all members: the
-embeddings that they share, and the trunk, the first `config.trunk_layers` layers, which run once as those of one member.
+Hidden states are (members, batch, tokens, hidden) throughout. Each member's part is one contiguous
+block, so grouped products, attention over (members * batch) and shared layers over all rows copy
+nothing. A leading 1 means equal for all members: the embeddings that they share, and the trunk, the
+first `config.trunk_layers` layers, which run once as those of one member.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,21 +45,28 @@ class Grouped(nn.Module):
         self.set_widths(widths)
         self.columns = columns
         self.weight = nn.Parameter(torch.empty(sum(widths), columns))
-        self.register_parameter("bias", None if bias_shape is None else nn.Parameter(torch.empty(bias_shape)))
+        bias = None
+        if bias_shape is not None:
+            bias = nn.Parameter(torch.empty(bias_shape))
+        self.register_parameter("bias", bias)
 
     def set_widths(self, widths: Sequence[int]) -> None:
-        self.widths, self.is_uniform = list(widths), len(set(widths)) == 1
+        """Set how many rows each member owns."""
+        self.widths = list(widths)
+        self.is_uniform = len(set(widths)) == 1
 
     def with_rows(self) -> tuple[list[int], list[int]]:
-        """The members that own any rows, and their widths."""
+        """Return the members that own any rows, and their widths."""
         members = [m for m, width in enumerate(self.widths) if width > 0]
-        return members, [self.widths[m] for m in members]
+        widths = [self.widths[m] for m in members]
+        return members, widths
 
 
 class GroupedLinear(Grouped):
     """M linear maps `in_features -> widths[m]`; weight (sum of widths, in_features), bias (sum of widths)."""
 
-    trains_key_bias = True  # False where the rows are [queries; keys; values], and the keys' bias stays as it is
+    # False where the rows are [queries; keys; values], and the keys' bias stays as it is.
+    trains_key_bias = True
 
     def __init__(self, in_features: int, widths: Sequence[int], bias: bool = True):
         super().__init__(widths, in_features, (sum(widths),) if bias else None)
@@ -65,37 +74,57 @@ class GroupedLinear(Grouped):
     def forward(
         self, hidden_states: torch.Tensor, rows: Sequence[slice] | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """(members or 1, ..., in_features) -> (members, ..., width); where widths differ a tuple of (..., width), one
-        for each member that has any rows.
+        """(members or 1, ..., in_features) -> (members, ..., width); where widths differ a tuple of
+        (..., width), one for each member that has any rows.
 
         rows: for each member, which of its rows of `weight` to multiply by; all of them by default
         """
-        members, weight, bias = len(self.widths), self.weight, self.bias
+        members = len(self.widths)
+        weight = self.weight
+        bias = self.bias
         if not self.trains_key_bias and torch.is_grad_enabled():
             bias = with_fixed_key_bias(bias, self.widths)
-        if members == 1:  # as in the trunk: a plain linear layer
+
+        # One member, as in the trunk: a plain linear layer.
+        if members == 1:
             if rows is not None:
-                weight, bias = weight[rows[0]], None if bias is None else bias[rows[0]]
+                weight = weight[rows[0]]
+                if bias is not None:
+                    bias = bias[rows[0]]
             return nn.functional.linear(hidden_states, weight, bias)
+
+        # All members alike: one grouped product.
         if hidden_states.shape[0] < members:
             hidden_states = hidden_states.expand(members, *hidden_states.shape[1:])
         if self.is_uniform and (rows is None or all(part == rows[0] for part in rows)):
             weight = weight.view(members, -1, self.columns)
-            bias = None if bias is None else bias.view(members, 1, -1)
+            if bias is not None:
+                bias = bias.view(members, 1, -1)
             if rows is not None:
-                weight, bias = weight[:, rows[0]], None if bias is None else bias[..., rows[0]]
+                weight = weight[:, rows[0]]
+                if bias is not None:
+                    bias = bias[..., rows[0]]
             return grouped_product(hidden_states, weight.transpose(1, 2), bias)
-        rows = [slice(None)] * members if rows is None else rows
+
+        # Member by member, those without rows left out.
         filled, widths = self.with_rows()
-        biases = [None] * len(filled) if bias is None else bias.split(widths)
-        return tuple(
-            nn.functional.linear(hidden_states[m], of_member[rows[m]], None if bias is None else bias[rows[m]])
-            for m, of_member, bias in zip(filled, weight.split(widths), biases, strict=True)
-        )
+        weights = weight.split(widths)
+        biases = [None] * len(filled)
+        if bias is not None:
+            biases = bias.split(widths)
+        products = []
+        for m, member_weight, member_bias in zip(filled, weights, biases, strict=True):
+            if rows is not None:
+                member_weight = member_weight[rows[m]]
+                if member_bias is not None:
+                    member_bias = member_bias[rows[m]]
+            products.append(nn.functional.linear(hidden_states[m], member_weight, member_bias))
+        return tuple(products)
 
 
 def with_fixed_key_bias(bias: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-    """The packed biases of queries, keys and values, with no gradient for those of the keys: (sum of widths)"""
+    """Return the packed biases of queries, keys and values, with no gradient for those of the keys:
+    (sum of widths)"""
     parts = []
     for of_member in bias.split(list(widths)):
         query, key, value = of_member.tensor_split(3)
@@ -111,35 +140,58 @@ class GroupedOutput(Grouped):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(members, ..., width), or where widths differ (..., sum of widths) -> (members, ..., out_features)"""
-        if len(self.widths) == 1 and self.widths[0]:  # the trunk
-            bias = None if self.bias is None else self.bias[0]
+        members = len(self.widths)
+        bias = self.bias
+
+        # One member, as in the trunk: a plain linear layer.
+        if members == 1 and self.widths[0]:
+            if bias is not None:
+                bias = bias[0]
             return nn.functional.linear(hidden_states, self.weight.t(), bias)
+
+        # All members alike: one grouped product.
         if self.is_uniform and self.widths[0]:
-            weight = self.weight.view(len(self.widths), -1, self.columns)
-            return grouped_product(hidden_states, weight, None if self.bias is None else self.bias.unsqueeze(1))
+            weight = self.weight.view(members, -1, self.columns)
+            if bias is not None:
+                bias = bias.unsqueeze(1)
+            return grouped_product(hidden_states, weight, bias)
+
+        # Member by member.
         filled, widths = self.with_rows()
-        biases = [None] * len(self.widths) if self.bias is None else self.bias
-        parts = zip(filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True) if filled else ()
-        outputs = {m: nn.functional.linear(states, weight.t(), biases[m]) for m, states, weight in parts}
-        like = outputs[filled[0]] if filled else hidden_states.new_zeros(*hidden_states.shape[1:-1], self.columns)
+        biases = [None] * members if bias is None else bias
+        outputs = {}
+        if filled:
+            states = hidden_states.split(widths, -1)
+            weights = self.weight.split(widths)
+            for m, member_states, weight in zip(filled, states, weights, strict=True):
+                outputs[m] = nn.functional.linear(member_states, weight.t(), biases[m])
+            like = outputs[filled[0]]
+        else:
+            like = hidden_states.new_zeros(*hidden_states.shape[1:-1], self.columns)
+
         # Members without heads get their bias alone: many exported formats fail on products of width zero.
-        for m in [m for m, width in enumerate(self.widths) if width == 0]:
-            outputs[m] = torch.zeros_like(like) if biases[m] is None else biases[m].expand_as(like).type_as(like)
-        return torch.stack([outputs[m] for m in range(len(self.widths))])
+        for m, width in enumerate(self.widths):
+            if width == 0 and biases[m] is None:
+                outputs[m] = torch.zeros_like(like)
+            elif width == 0:
+                outputs[m] = biases[m].expand_as(like).type_as(like)
+        return torch.stack([outputs[m] for m in range(members)])
 
 
 def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """One product per member: (members, ..., in) x (members, in, out) + (members, 1, out) -> (members, ..., out).
+    """Multiply each member's rows: (members, ..., in) x (members, in, out) + (members, 1, out) -> (members, ..., out).
 
-    With few rows one batched product; with many one per member, which adds the bias inside the product, where a batched
-    one first writes it over the whole output.
+    With few rows one batched product; with many one per member, which adds the bias inside the
+    product, where a batched one first writes it over the whole output.
     """
-    shape, inputs = (*inputs.shape[:-1], weight.shape[-1]), inputs.flatten(1, -2)
+    shape = (*inputs.shape[:-1], weight.shape[-1])
+    inputs = inputs.flatten(1, -2)
     members, rows, _ = inputs.shape
     # An exported graph serves batches of every size, so no size may decide on it.
     if not is_exporting() and rows >= ROWS_FOR_ONE_PRODUCT_PER_MEMBER:
         biases = [None] * members if bias is None else bias.squeeze(1)
-        product = torch.stack([nn.functional.linear(inputs[m], weight[m].t(), biases[m]) for m in range(members)])
+        products = [nn.functional.linear(inputs[m], weight[m].t(), biases[m]) for m in range(members)]
+        product = torch.stack(products)
     elif bias is None:
         product = torch.bmm(inputs, weight)
     elif torch.compiler.is_compiling():
@@ -155,7 +207,8 @@ class PerMember(nn.ModuleList):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(members or 1, ...) -> (members, ...), member m through module m."""
         states = hidden_states.expand(len(self), *hidden_states.shape[1:]).unbind()
-        return torch.stack([module(part) for module, part in zip(self, states, strict=True)])
+        outputs = [module(part) for module, part in zip(self, states, strict=True)]
+        return torch.stack(outputs)
 
 
 class EmbeddingsPerMember(PerMember):
@@ -182,11 +235,14 @@ class DropoutPerMember(nn.Dropout):
 def shared_or_per_member(
     config: PreTrainedConfig, part: str, build: Callable[[], nn.Module], layer: int | None = None
 ) -> nn.Module:
-    """One module for all members where they share `part` (or are alone, or `layer` is in the trunk), otherwise one for each.
-    Shared embeddings get dropout that differs between members."""
-    members = config.num_members if layer is None else config.members_in(layer)
+    """Build one module for all members where they share `part` (or are alone, or `layer` is in the
+    trunk), otherwise one for each. Shared embeddings get dropout that differs between members."""
+    members = config.num_members
+    if layer is not None:
+        members = config.members_in(layer)
     if part not in config.shared and members > 1:
-        return (EmbeddingsPerMember if part == "embeddings" else PerMember)(build() for _ in range(members))
+        container = EmbeddingsPerMember if part == "embeddings" else PerMember
+        return container(build() for _ in range(members))
     module = build()
     if part == "embeddings" and not config.trunk_layers:
         for name, child in module.named_children():
@@ -215,7 +271,8 @@ def eager_attention_forward(
     if module.float32_softmax and scores.dtype == torch.float64:
         # The mask's smallest float64 would become -inf in float32, and a row that sees only padding NaN.
         scores = scores.clamp(min=torch.finfo(torch.float32).min)
-    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32 if module.float32_softmax else None)
+    dtype = torch.float32 if module.float32_softmax else None
+    weights = nn.functional.softmax(scores, dim=-1, dtype=dtype)
     weights = nn.functional.dropout(weights.to(query.dtype), p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
@@ -326,12 +383,14 @@ Layout = MembersOnBatch | MembersOnHeads
 class HydraAttention(nn.Module):
     """Multi-head attention of all members at once; member m keeps `kept_heads[m]` of the backbone's heads.
 
-    A member's queries, keys and values lie below each other in `qkv_proj`: one product. Attention is computed head by head,
-    so members cannot mix, whichever axis carries them (`layout`): the batch axis where all keep equally many heads, the head
-    axis where head counts differ, where scores have a bias, and for the eager backend, which returns its weights in this shape.
+    A member's queries, keys and values lie below each other in `qkv_proj`: one product. Attention is
+    computed head by head, so members cannot mix, whichever axis carries them (`layout`): the batch
+    axis where all keep equally many heads, the head axis where head counts differ, where scores have
+    a bias, and for the eager backend, which returns its weights in this shape.
 
-    Families with positions in the attention override `place`, or set `adds_bias` and have `add_bias` (`relative_attention`);
-    both get what `embed_inputs` returns as "positions". `norm` is for those that normalise queries and keys.
+    Families with positions in the attention override `place`, or set `adds_bias` and have `add_bias`
+    (`relative_attention`); both get what `embed_inputs` returns as "positions". `norm` is for those
+    that normalise queries and keys.
     """
 
     adds_bias = False  # whether `add_bias` changes the mask, which is added to the scores
@@ -376,12 +435,18 @@ class HydraAttention(nn.Module):
         return [3 * width for width in self.widths]
 
     def rows_per_head(self) -> dict[str, int]:
-        """The packed parts beside q, k, v and o that are pruned with their heads, and how many rows each head has there."""
+        """Return the packed parts beside q, k, v and o that are pruned with their heads, and how many
+        rows each head has there."""
         return {}
 
     def check_same_heads(self, saved: torch.Tensor) -> None:
-        """Raises for weights that were saved for other heads than the config names: `saved` is their `kept_heads_mask`."""
-        heads = self.kept_heads if saved.is_meta else [row.nonzero().flatten().tolist() for row in saved]
+        """Raise for weights that were saved for other heads than the config names.
+
+        saved: their `kept_heads_mask`
+        """
+        if saved.is_meta:
+            return
+        heads = [row.nonzero().flatten().tolist() for row in saved]
         if heads != self.kept_heads:
             raise ValueError(
                 f"the weights were saved for other heads than config.kept_heads names (layer {self.layer}: {heads} saved, "
@@ -395,9 +460,10 @@ class HydraAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask=None, first_token_only: bool = False, *positions, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The heads' outputs before the output projection: (members, batch, query tokens, width) or, where head counts
-        differ, (batch, query tokens, sum of widths); and from the eager backend the attention weights (batch, heads of all
-        members, query tokens, tokens), which Transformers collects from here (`_can_record_outputs`).
+        """Return the heads' outputs before the output projection: (members, batch, query tokens, width)
+        or, where head counts differ, (batch, query tokens, sum of widths); and from the eager backend
+        the attention weights (batch, heads of all members, query tokens, tokens), which Transformers
+        collects from here (`_can_record_outputs`).
 
         hidden_states: (members or 1, batch, tokens, hidden)
         attention_mask: what `encoder_mask` returns
@@ -409,7 +475,7 @@ class HydraAttention(nn.Module):
             return self.outputs_without_heads(hidden_states, first_token_only, backend)
         layout = self.layout_on_heads if backend == "eager" else self.layout
 
-        # Project and place: (rows, heads, tokens, head_dim) each, queries of the first token alone where only it is computed.
+        # Project and place: (rows, heads, tokens, head_dim) each, of queries perhaps the first token alone.
         query, key, value = self.project(hidden_states, first_token_only, layout)
         if positions:
             query, key, value = self.place(query, key, value, layout, *positions)
@@ -467,14 +533,15 @@ class HydraAttention(nn.Module):
 
 
 def make_kept_heads_mask(kept_heads: list[list[int]], num_heads: int) -> torch.Tensor:
-    """A layer's kept heads as ones and zeros, (members, heads of the backbone)."""
-    return torch.tensor([[head in heads for head in range(num_heads)] for heads in kept_heads], dtype=torch.uint8)
+    """Return a layer's kept heads as ones and zeros, (members, heads of the backbone)."""
+    is_kept = [[head in heads for head in range(num_heads)] for heads in kept_heads]
+    return torch.tensor(is_kept, dtype=torch.uint8)
 
 
 def encoder_mask(
     config: PreTrainedConfig, hidden_states: torch.Tensor, attention_mask, create=create_bidirectional_mask, **options
 ):
-    """The mask that an encoder's layers read, repeated over the members: (members * batch, ...)
+    """Return the mask that an encoder's layers read, repeated over the members: (members * batch, ...)
 
     hidden_states: the first layer's, (1 or members, batch, tokens, hidden)
     attention_mask: where nothing is masked, do without a mask: any mask would rule out the fastest kernels
@@ -488,7 +555,10 @@ def encoder_mask(
             "(batch, tokens) or (batch, 1, tokens, tokens)"
         )
     mask = mask.expand(hidden_states.shape[1], *mask.shape[1:])
-    return mask if config.num_members == 1 else mask.repeat(config.num_members, *[1] * (mask.dim() - 1))
+    if config.num_members == 1:
+        return mask
+    other_axes = [1] * (mask.dim() - 1)
+    return mask.repeat(config.num_members, *other_axes)
 
 
 # Output projection and MLP, equations 6 and 7: the layer
@@ -500,22 +570,31 @@ class HydraMLP(nn.Module):
     def __init__(self, hidden_size: int, spec: LayerSpec):
         super().__init__()
         self.has_gate = spec.gated_mlp
-        self.fc1 = nn.Linear(hidden_size, (2 if self.has_gate else 1) * spec.inner_size, spec.mlp_bias)
+        rows_of_fc1 = 2 * spec.inner_size if self.has_gate else spec.inner_size
+        self.fc1 = nn.Linear(hidden_size, rows_of_fc1, spec.mlp_bias)
         self.activation_fn = ACT2FN[spec.activation]
-        self.dropout = None if spec.inner_dropout is None else nn.Dropout(spec.inner_dropout)
+        self.dropout = optional_dropout(spec.inner_dropout)
         self.fc2 = nn.Linear(spec.inner_size, hidden_size, spec.mlp_bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         shape = hidden_states.shape
         # What stands in for a linear layer (8-bit ones, for instance) may know three axes at most.
-        hidden_states = hidden_states.flatten(0, -3) if len(shape) > 3 else hidden_states
+        if len(shape) > 3:
+            hidden_states = hidden_states.flatten(0, -3)
         inner = self.fc1(hidden_states)
         if self.has_gate:
             gate, inner = inner.chunk(2, dim=-1)
             inner = self.activation_fn(gate) * inner
         else:
             inner = self.activation_fn(inner)
-        return self.fc2(inner if self.dropout is None else self.dropout(inner)).reshape(shape)
+        if self.dropout is not None:
+            inner = self.dropout(inner)
+        return self.fc2(inner).reshape(shape)
+
+
+def optional_dropout(p: float | None) -> nn.Dropout | None:
+    """Return a dropout, or None where the backbone has none."""
+    return None if p is None else nn.Dropout(p)
 
 
 class LayerScale(nn.Module):
@@ -546,22 +625,27 @@ class HydraLayer(GradientCheckpointingLayer):
         self.attention = attention_class(config, layer, norm)
         self.mlp_norm = layer_norm()
         self.mlp = shared_or_per_member(config, "mlp", partial(HydraMLP, config.hidden_size, spec), layer)
-        self.output_dropout = None if spec.output_dropout is None else nn.Dropout(spec.output_dropout)
-        self.mlp_dropout = None if spec.mlp_dropout is None else nn.Dropout(spec.mlp_dropout)
+        self.output_dropout = optional_dropout(spec.output_dropout)
+        self.mlp_dropout = optional_dropout(spec.mlp_dropout)
         self.attention_scale = None
         self.mlp_scale = None
         if spec.layer_scale is not None:
             members = config.members_in(layer)
             self.attention_scale = LayerScale(members, config.hidden_size)
-            self.mlp_scale = LayerScale(1 if "mlp" in config.shared else members, config.hidden_size)
+            members_of_mlp = 1 if "mlp" in config.shared else members
+            self.mlp_scale = LayerScale(members_of_mlp, config.hidden_size)
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask=None, first_token_only: bool = False, *positions, **kwargs
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
-        normed = self.attention_norm(hidden_states) if self.norm_first else hidden_states
+        normed = hidden_states
+        if self.norm_first:
+            normed = self.attention_norm(hidden_states)
         heads, _ = self.attention(normed, attention_mask, first_token_only, *positions, **kwargs)
-        return self.project_and_feed(hidden_states[:, :, :1] if first_token_only else hidden_states, heads)
+        if first_token_only:
+            hidden_states = hidden_states[:, :, :1]
+        return self.project_and_feed(hidden_states, heads)
 
     def project_and_feed(self, hidden_states: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
         """Equations 6 and 7: output projection and MLP, each added to the residual stream.
@@ -578,11 +662,16 @@ class HydraLayer(GradientCheckpointingLayer):
         hidden_states = self.add(branch, hidden_states, self.attention_scale)
         if not self.norm_first:
             hidden_states = self.attention_norm(hidden_states)
-        branch = self.mlp(self.mlp_norm(hidden_states) if self.norm_first else hidden_states)
+        normed = hidden_states
+        if self.norm_first:
+            normed = self.mlp_norm(hidden_states)
+        branch = self.mlp(normed)
         if self.mlp_dropout is not None and self.mlp_dropout.training:
             branch = self.mlp_dropout(branch)
         hidden_states = self.add(branch, hidden_states, self.mlp_scale)
-        return hidden_states if self.norm_first else self.mlp_norm(hidden_states)
+        if not self.norm_first:
+            hidden_states = self.mlp_norm(hidden_states)
+        return hidden_states
 
     def add(self, branch: torch.Tensor, residual: torch.Tensor, scale: LayerScale | None) -> torch.Tensor:
         """Add a branch to the residual stream, with LayerScale and stochastic depth where the family has them."""
@@ -593,9 +682,10 @@ class HydraLayer(GradientCheckpointingLayer):
         return scale(branch, residual)
 
     def drop(self, branch: torch.Tensor) -> torch.Tensor:
-        """Stochastic depth: leaves a branch out for some samples of some members."""
+        """Leave a branch out for some samples of some members: stochastic depth."""
         keep = 1 - self.drop_path
-        mask = branch.new_empty(*branch.shape[:2], *[1] * (branch.dim() - 2)).bernoulli_(keep)
+        other_axes = [1] * (branch.dim() - 2)
+        mask = branch.new_empty(*branch.shape[:2], *other_axes).bernoulli_(keep)
         return branch * (mask / keep)
 
 
@@ -671,9 +761,13 @@ class HydraEncoderMixin:
         return None if self.pooler is None else self.pooler(hidden_states)
 
     def embed_inputs(self, attention_mask: torch.Tensor | None = None, **inputs) -> tuple[torch.Tensor, Any, dict]:
+        """Return the states that enter the first layer, the mask, and further arguments of the layers."""
         states = self.embeddings(**inputs)
-        states = states if states.dim() == 4 else states.unsqueeze(0)
-        mask = None if attention_mask is None else encoder_mask(self.config, states, attention_mask)
+        if states.dim() == 3:  # of members that share them
+            states = states.unsqueeze(0)
+        mask = None
+        if attention_mask is not None:
+            mask = encoder_mask(self.config, states, attention_mask)
         return states, mask, {}
 
     def encode(
@@ -684,14 +778,19 @@ class HydraEncoderMixin:
         output_hidden_states: bool | None = None,
         **kwargs,
     ) -> HydraModelOutput:
-        """The forward of every encoder: embeddings, layers, the last norm, and pooling.
+        """Run the encoder: embeddings, layers, the last norm, and pooling.
 
         first_token_only: let the last layer compute the first token alone, unless states or attentions are returned
         members_only: leave out the means over members, which classifiers do not read
         """
+        # Embeddings.
         hidden_states, mask, layer_kwargs = self.embed_inputs(**inputs)
-        kwargs, members, all_hidden_states = kwargs | layer_kwargs, self.num_members, []
+        kwargs |= layer_kwargs
         positions = kwargs.pop("positions", ())  # positional, as gradient checkpointing tracks no others
+
+        # What is returned.
+        members = self.num_members
+        all_hidden_states = []
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         returns_attentions = kwargs.get("output_attentions", getattr(self.config, "output_attentions", False))
@@ -701,6 +800,7 @@ class HydraEncoderMixin:
             all_hidden_states.append(batch_first(states, members))
             return all_hidden_states[-1].transpose(0, 1)
 
+        # Layers.
         layers = list(self.layers)  # indexing a ModuleList takes longer
         order = self.layer_order or range(len(layers))
         for step, layer in enumerate(order):
@@ -708,24 +808,41 @@ class HydraEncoderMixin:
                 hidden_states = returned(hidden_states)[: self.config.members_in(layer)]
             is_for_first_token = first_token_only and step == len(order) - 1
             hidden_states = layers[layer](hidden_states, mask, is_for_first_token, *positions, **kwargs)
+
+        # The last norm, and pooling.
         if output_hidden_states and not self.last_hidden_state_is_normed:
             hidden_states = returned(hidden_states)
         if self.last_norm is not None:
             hidden_states = getattr(self, self.last_norm)(hidden_states)
         if output_hidden_states and self.last_hidden_state_is_normed:
             hidden_states = returned(hidden_states)
-        pooled = self.pool(hidden_states, **inputs) if self.has_pooling else None
+        pooled = None
+        if self.has_pooling:
+            pooled = self.pool(hidden_states, **inputs)
+
+        # Outputs of the members, and their means.
+        mean_states = None
+        mean_pooled = None
+        member_pooled = None
+        if not members_only:
+            mean_states = mean_of_members(hidden_states)
+        if pooled is not None:
+            member_pooled = batch_first(pooled, members)
+            if not members_only:
+                mean_pooled = mean_of_members(pooled)
         return HydraModelOutput(
-            last_hidden_state=None if members_only else mean_of_members(hidden_states),
-            pooler_output=None if members_only or pooled is None else mean_of_members(pooled),
-            member_last_hidden_state=hidden_states.expand(members, -1, -1, -1).transpose(0, 1),
-            member_pooler_output=None if pooled is None else batch_first(pooled, members),
+            last_hidden_state=mean_states,
+            pooler_output=mean_pooled,
             hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
+            member_last_hidden_state=hidden_states.expand(members, -1, -1, -1).transpose(0, 1),
+            member_pooler_output=member_pooled,
         )
 
     def first_embeddings(self) -> nn.Module:
-        """The embeddings; those of the first member where members do not share them."""
-        return self.embeddings[0] if isinstance(self.embeddings, PerMember) else self.embeddings
+        """Return the embeddings; those of the first member where members do not share them."""
+        if isinstance(self.embeddings, PerMember):
+            return self.embeddings[0]
+        return self.embeddings
 
 
 class GroupedPooler(nn.Module):
@@ -804,17 +921,24 @@ class HydraClassifierMixin:
         self.post_init()
 
     def add_head(self, config: PreTrainedConfig) -> None:
+        """Make the members' heads, with what comes between them and the encoder."""
         if self.head_dropout:
-            values = (getattr(config, name, None) for name in self.head_dropout)
-            self.dropout = nn.Dropout(next((value for value in values if value is not None), 0.1))
-        size, widths = self.hidden_states_read * config.hidden_size, [config.num_labels] * config.num_members
+            values = [getattr(config, name, None) for name in self.head_dropout]
+            given = [value for value in values if value is not None]
+            self.dropout = nn.Dropout(given[0] if given else 0.1)
+        size = self.hidden_states_read * config.hidden_size
+        widths = [config.num_labels] * config.num_members
         self.classifier = GroupedLinear(size, widths, self.has_head_bias)
 
     def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        """What the last map reads: (members, batch, tokens or 1, hidden) and (members, batch, pooled) -> (members, batch,
-        features)"""
+        """Return what the last map reads.
+
+        (members, batch, tokens or 1, hidden) and (members, batch, pooled) -> (members, batch, features)
+        """
         features = hidden_states[:, :, 0] if pooled is None else pooled
-        return features if self.dropout is None else self.dropout(features)
+        if self.dropout is not None:
+            features = self.dropout(features)
+        return features
 
     @property
     def task(self) -> Task:
@@ -822,22 +946,31 @@ class HydraClassifierMixin:
         return task_of_config(self.config)
 
     def compute_loss(self, labels: torch.Tensor, member_logits: torch.Tensor, **kwargs) -> torch.Tensor:
-        """The mean of the members' losses, or the loss of the ensemble's prediction, as `config.ensemble_loss` says:
-        labels (batch, ...) and logits (batch, members, ...) -> a scalar"""
+        """Return the mean of the members' losses, or the loss of the ensemble's prediction, as
+        `config.ensemble_loss` says: labels (batch, ...) and logits (batch, members, ...) -> a scalar"""
         predictions = member_logits.unbind(dim=1)
         if self.config.ensemble_loss == "ensemble":
             predictions = [self.task.ensemble_logits(member_logits, self.config)]
         return self.task.mean_loss(self.loss_function, labels, predictions, self.config, **kwargs)
 
     def encode_and_classify(self, inputs: dict, labels: torch.Tensor | None, **kwargs) -> HydraClassifierOutput:
-        """The forward of every classifier: the encoder, the members' heads, the loss, and the ensemble's prediction."""
+        """Run the classifier: the encoder, the members' heads, the loss, and the ensemble's prediction."""
+        # The encoder.
         options = {"first_token_only": self.reads_first_token, "members_only": True, "return_dict": True} | kwargs
         encoder = self.encode_all_layers if self.reads_all_layers else self.base_model
         outputs: HydraModelOutput = encoder(**inputs, **options)
-        hidden_states, pooled = outputs.member_last_hidden_state.transpose(0, 1), outputs.member_pooler_output
-        features = self.prepare(hidden_states, None if pooled is None else pooled.transpose(0, 1))
+
+        # The members' heads.
+        hidden_states = outputs.member_last_hidden_state.transpose(0, 1)
+        pooled = outputs.member_pooler_output
+        if pooled is not None:
+            pooled = pooled.transpose(0, 1)
+        features = self.prepare(hidden_states, pooled)
         member_logits = self.get_submodule(self.last_map)(features).transpose(0, 1)
-        config, loss, decided = self.config, None, {}
+
+        # The loss.
+        config = self.config
+        loss = None
         if labels is not None or config.problem_type is None or config.num_labels == 1:
             set_problem_type(config)  # a user may have changed it; Transformers' loss would go by the labels
         task = task_of_config(config)
@@ -845,11 +978,20 @@ class HydraClassifierMixin:
             task.check_config(config)  # it may be set on a loaded model
         if labels is not None:
             loss = self.compute_loss(labels, member_logits, **kwargs)
+
+        # The decision of a calibrated model.
+        decided = {}
         if self.decision is not None:
             self.decision.watch(member_logits)
         if self.decision is not None and self.is_calibrated:
-            decision = self.decision(member_logits, features.transpose(0, 1) if self.decision.reads_features else None)
-            member_logits, decided = decision.member_logits, decision.outputs()
+            member_features = None
+            if self.decision.reads_features:
+                member_features = features.transpose(0, 1)
+            decision = self.decision(member_logits, member_features)
+            member_logits = decision.member_logits
+            decided = decision.outputs()
+
+        # The ensemble's prediction.
         logits = task.ensemble_logits(member_logits, config)
         if loss is None and self.training and self.num_members > 1 and config.ensemble_loss == "members":
             reason = "config.ensemble_loss is 'members', a loss for each member"
@@ -861,8 +1003,8 @@ class HydraClassifierMixin:
 def warn_if_loss_uses_ensemble_logits(
     logits: torch.Tensor, from_trainer: bool, reason: str, other_way: str = ""
 ) -> None:
-    """Notices in the backward pass a loss of the ensemble's logits where each member is to have its own. Trainer's
-    label smoothing computes one, and is stopped; other callers are warned."""
+    """Notice in the backward pass a loss of the ensemble's logits where each member is to have its
+    own. Trainer's label smoothing computes one, and is stopped; other callers are warned."""
 
     def check(gradient: torch.Tensor) -> None:
         if gradient is None or not gradient.any():

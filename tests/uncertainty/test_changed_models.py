@@ -46,8 +46,26 @@ def train_and_evaluate(model) -> None:
     model.eval()
 
 
+def train_by_states(hydra) -> None:
+    """One step of a loss that does not pass the logits, which tell of gradients."""
+    hydra.train()
+    optimizer = torch.optim.SGD(hydra.parameters(), lr=0.1)
+    hydra(**BATCH, output_hidden_states=True).hidden_states[-1].square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    hydra.eval()
+
+
+def replace_a_weight(hydra) -> None:
+    """As quantisers do."""
+    linear = hydra.vit.layers[0].mlp.fc1
+    linear.weight = torch.nn.Parameter(linear.weight.detach() * 2)
+
+
 HYDRA_CHANGES = {
     "trained": train_and_evaluate,
+    "trained by a loss of its states": train_by_states,
+    "a weight replaced": replace_a_weight,
     "trained in eval mode": lambda hydra: one_step(hydra, fused=False),
     "trained in eval mode by fused steps": lambda hydra: one_step(hydra, fused=True),
     "a merged adapter": merge_adapter,
