@@ -433,7 +433,7 @@ CLIP_VIT_B32 = ClipSetting(
     heads_to_prune=24,
     more_heads=30,
     heads_per_layer=10,
-    member_recipe=recipe("clip"),
+    member_recipe=recipe("clip-lit"),
     training_arguments={"per_device_train_batch_size": 1500, "gradient_accumulation_steps": 4},
     about="ImageNet-1K, CIFAR-100 and seven sets from the Hub, OpenOOD's folders, and for table 27's fine-tuned row "
     "laion400m/*.tar (60 million pairs; sixteen A100 for hours in the paper) in --data. BayesVLM is fitted on ImageNet's "
