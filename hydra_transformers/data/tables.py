@@ -254,58 +254,67 @@ def _doubt(column: _Column, columns: Sequence[_Column]) -> str:
 
 @dataclass
 class _File:
-    """A csv or tsv file: its separator and the names in its first line."""
+    """A csv or tsv file: its separator, what ends its lines, and the names in its first line."""
 
     path: str
     separator: str
-    names: list[str]
+    newline: str
+    names: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, path: str) -> "_File":
-        separator = _find_separator(path)
-        with _opened(path) as file:
-            names = next(_reader(file, separator), [])
-        names = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
-        twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+        file = cls(path, *_find_separator(path))
+        _, names = next(file._numbered())
+        if not any(names):
+            raise TableError(f"the first line of {path} is blank: put the names of the columns there")
+        file.names = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
+        twice = next((name for place, name in enumerate(file.names) if name in file.names[:place]), None)
         if twice is not None:
             raise TableError(f"{path} has two columns {twice!r}: rename one")
-        return cls(path, separator, names)
+        return file
 
     def records(self) -> Iterator[list[str]]:
         """The cells of each row; a blank line is a row of empty ones."""
         width = len(self.names)
-        with _opened(self.path) as file:
+        records = self._numbered()
+        next(records)  # the names
+        for line, record in records:
+            record = record or [""] * width
+            if len(record) != width:
+                raise TableError(
+                    f"line {line} of {self.path} has {len(record)} cells, and its first line names {width} columns "
+                    f"({SEPARATORS[self.separator]} are between them): put texts with {self.separator!r} or a line "
+                    "break into double quotes"
+                )
+            if record == self.names and width > 1:
+                raise TableError(f"line {line} of {self.path} has the names of the columns again: remove it")
+            yield record
+
+    def _numbered(self) -> Iterator[tuple[int, list[str]]]:
+        """The records, each with the number of its first line."""
+        with _opened(self.path, self.newline) as file:
             reader = _reader(file, self.separator)
-            start = 1
+            line = 1
             while True:
                 try:
                     record = next(reader, None)
                 except UnicodeDecodeError as error:
                     raise TableError(_of_encoding(self.path)) from error
                 except csv.Error as error:
-                    raise TableError(
-                        f'{self.path} cannot be read from line {start} on ({error}): in a cell that begins with a ", '
-                        'each " inside is written twice and one ends it'
-                    ) from error
+                    advice = 'in a cell that begins with a ", each " inside is written twice and one ends it'
+                    if "new-line" in str(error):
+                        advice = "put texts with a carriage return into double quotes"
+                        error = "it has a carriage return"
+                    raise TableError(f"{self.path} cannot be read from line {line} on ({error}): {advice}") from None
                 if record is None:
                     return
-                record = record or [""] * width
-                if len(record) != width:
-                    raise TableError(
-                        f"line {start} of {self.path} has {len(record)} cells, and its first line names {width} columns "
-                        f"({SEPARATORS[self.separator]} are between them): put texts with {self.separator!r} or a line "
-                        "break into double quotes"
-                    )
-                if start > 1:
-                    if record == self.names and width > 1:
-                        raise TableError(f"line {start} of {self.path} has the names of the columns again: remove it")
-                    yield record
-                start = reader.line_num + 1
+                yield line, record
+                line = reader.line_num + 1
 
 
-def _opened(path: str) -> IO[str]:
+def _opened(path: str, newline: str = "") -> IO[str]:
     opener = OPENERS.get(Path(path).suffix, open)
-    return opener(path, "rt", encoding="utf-8-sig", newline="")
+    return opener(path, "rt", encoding="utf-8-sig", newline=newline)
 
 
 def _reader(file: IO[str], separator: str, strict: bool = True) -> Any:
@@ -313,8 +322,8 @@ def _reader(file: IO[str], separator: str, strict: bool = True) -> Any:
     return csv.reader(file, delimiter=separator, strict=strict)
 
 
-def _find_separator(path: str) -> str:
-    """The separator of a file's columns; the usual one where there is only one column."""
+def _find_separator(path: str) -> tuple[str, str]:
+    """The separator of a file's columns, the usual one where there is only one, and what ends its lines, as for `open`."""
     try:
         with _opened(path) as file:
             start = file.read(CHARACTERS_TO_LOOK_AT)
@@ -326,6 +335,8 @@ def _find_separator(path: str) -> str:
     if "\0" in start:
         raise TableError(f"{path} is not a text in utf-8, it has zero bytes: write it as csv in utf-8")
 
+    # A carriage return alone is part of a cell where others end the lines.
+    newline = "\n" if "\n" in start else ""
     usual = "\t" if ".tsv" in Path(path).suffixes else ","
     looked_at: dict[str, list[list[str]]] = {}
     for separator in (usual, *(other for other in SEPARATORS if other != usual)):
@@ -334,10 +345,10 @@ def _find_separator(path: str) -> str:
 
     several = {separator: records for separator, records in looked_at.items() if len(records[0]) > 1}
     if not several:
-        _check_is_one_column(path, start.splitlines())
-        return usual
+        _check_is_one_column(path, re.split(r"\r\n|\r|\n", start))
+        return usual, newline
     if len(several) == 1:
-        return next(iter(several))
+        return next(iter(several)), newline
     fitting = [
         separator
         for separator, records in several.items()
@@ -346,7 +357,7 @@ def _find_separator(path: str) -> str:
     if len(fitting) != 1 and usual not in fitting:
         found = " or ".join(SEPARATORS[separator] for separator in several)
         raise TableError(f"{path} may have {found} between its columns: write it with commas, and texts in quotes")
-    return usual if usual in fitting else fitting[0]
+    return (usual if usual in fitting else fitting[0]), newline
 
 
 def _check_is_one_column(path: str, lines: Sequence[str]) -> None:

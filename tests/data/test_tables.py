@@ -126,12 +126,22 @@ def test_the_separator_is_found(name, content, tmp_path):
         ("text,text\na,b\n", "has two columns 'text': rename one"),
         ("text,label\na,1\ntext,label\nb,0\n", "line 3 of .* has the names of the columns again: remove it"),
         ("t\0e\0x\0t\0", "has zero bytes"),
+        ("\ntext,label\na,1\n", "the first line of .* is blank"),
+        ('"text" ,label\na,1\n', "cannot be read from line 1 on"),
+        ("text\na\rb\nc\n", "cannot be read from line 2 on .it has a carriage return.: .* into double quotes"),
     ],
 )
 def test_a_file_whose_columns_are_in_doubt_raises(content, words, tmp_path):
     with pytest.raises(ValueError, match=words) as raised:
         rows_of(written(tmp_path / "a.csv", content))
     assert "\n" not in str(raised.value)
+
+
+def test_lines_end_where_all_lines_end(tmp_path):
+    """Not at other signs that Unicode counts as the end of a line."""
+    odd = "a\u2028b\x0bc\x0cd\x1ce\x85f"
+    for content in (f"text\r{odd}\rb", f"text\n{odd}\nb\n", f'text\r\n{odd}\r\n"b"\r\n'):
+        assert [row["text"] for row in rows_of(written(tmp_path / "a.csv", content))] == [odd, "b"]
 
 
 @pytest.mark.parametrize(("encoding", "text"), [("latin-1", "café"), ("cp1252", "it\u2019s"), ("utf-16", "film")])
