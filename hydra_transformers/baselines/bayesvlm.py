@@ -3,6 +3,7 @@
 The similarities of their embeddings are analytic.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from .prompt_classifier import ClipBaseline, check_has_images_and_texts
 
 
 SIDES = ("image", "text")
+SHORT_NAMES = {"image": "img", "text": "txt"}  # in published factors
 ROWS_PER_PASS = 1024  # bounds the memory of a curvature
 
 
@@ -114,6 +116,46 @@ class BayesVLM(ClipBaseline):
             self._posterior(side).set(values)
         return self
 
+    @torch.no_grad()
+    def load_factors(
+        self,
+        factors: Mapping[str, Tensor],
+        prior_precision: Mapping[str, float] | float | None = None,
+        pseudo_count: float = 1.0,
+    ) -> "BayesVLM":
+        """Take Kronecker factors that were computed elsewhere for this very CLIP; return itself.
+
+        The authors publish those of LAION-400M for several CLIPs (AaltoML/BayesVLM, `hessians/`).
+        Their files are called A_img_analytic.pt and so on; `torch.load(path, weights_only=True)`
+        reads one.
+
+        Args:
+            factors (`Mapping[str, torch.Tensor]`): "A_img" (inputs, inputs) and "B_img" (outputs,
+                outputs) of the image projection, "A_txt" and "B_txt" of the text projection.
+            prior_precision (`float` or `Mapping[str, float]`, *optional*): λ, or one for each side,
+                {"image": λ, "text": λ}; None for those with the highest evidence.
+            pseudo_count (`float`, defaults to 1.0): τ, how many times the data count; the authors'
+                scripts take 4 or 10.
+        """
+        if not isinstance(prior_precision, Mapping):
+            prior_precision = dict.fromkeys(SIDES, prior_precision)
+        if set(prior_precision) != set(SIDES):
+            raise ValueError(f"prior_precision has {', '.join(prior_precision)}: pass a number for image and for text")
+
+        fitted = {}
+        for side in SIDES:
+            projection = self._projection(side)
+            sizes = {"A": projection.in_features, "B": projection.out_features}
+            read = []
+            for letter, size in sizes.items():
+                name = f"{letter}_{SHORT_NAMES[side]}"
+                read.append(_checked_factor(name, factors.get(name), size).to(self.device))
+            weight = at_least_float32(projection.weight)
+            fitted[side] = self._posterior(side).fit(*read, weight, prior_precision[side], pseudo_count)
+        for side, values in fitted.items():
+            self._posterior(side).set(values)
+        return self
+
     def _activations(self, side: str, **inputs: Tensor) -> Tensor:
         """Return the inputs of a projection, (images or texts, hidden), at least in float32."""
         if side == "image":
@@ -172,6 +214,21 @@ class BayesVLM(ClipBaseline):
         if labels is not None:
             loss = self.loss(member_logits, labels)
         return HydraClassifierOutput(loss, log_mean_probability(member_logits), member_logits=member_logits)
+
+
+def _checked_factor(name: str, factor: Tensor | None, size: int) -> Tensor:
+    """Return a factor in float64; raise for one that cannot be this projection's."""
+    shape = None if factor is None else tuple(factor.shape)
+    if shape != (size, size):
+        found = "missing" if shape is None else f"of shape {shape}"
+        raise ValueError(
+            f"factors[{name!r}] is {found}: this CLIP's projection needs ({size}, {size}), pass its own factors"
+        )
+    factor = factor.double()
+    tolerance = 1e-3 * factor.abs().max()
+    if not torch.isfinite(factor).all() or (factor - factor.t()).abs().max() > tolerance:
+        raise ValueError(f"factors[{name!r}] is not a symmetric matrix of finite numbers: pass it as it was published")
+    return factor
 
 
 def similarity_moments(

@@ -28,7 +28,8 @@ def evaluate(
     corruptions: option(
         str | None,
         "evaluate on corrupted data, too: names with commas between them, of corruptions (gaussian_noise, typos, ...) or "
-        "groups (noise, blur, colour, digital, characters, words), or all",
+        "groups (noise, blur, colour, digital, characters, words), or all; or a standard set: imagenet-c, cifar10-c, cifar100-c "
+        "(the Hub's), or its folder",
         "NAMES",
     ) = None,
     batch_size: BatchSize = 32,
@@ -62,9 +63,13 @@ def evaluate(
         ood_rows = data.read_groups(config, processor, {"near": near or [], "far": far or []})
         loaded = _with_decision(loaded, model, config, processor, rows.class_names)
     if corruptions is not None:
-        from ..shift import corrupted_sets
+        from ..shift import corrupted_sets, load_corrupted_sets
+        from ..shift.standard_sets import STANDARD_SETS
 
-        corrupted = corrupted_sets(rows, [name.strip() for name in corruptions.split(",")])
+        if corruptions in STANDARD_SETS or Path(corruptions).is_dir():
+            corrupted = load_corrupted_sets(corruptions, config, limit=data.limit, processor=processor)
+        else:
+            corrupted = corrupted_sets(rows, [name.strip() for name in corruptions.split(",")])
     models = {path.resolve().name if path.is_dir() else path.name: loaded}
     write_report(evaluate_uncertainty(models, rows, ood_rows, corruptions=corrupted, batch_size=batch_size), output)
 

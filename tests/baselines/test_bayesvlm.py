@@ -51,6 +51,52 @@ def test_the_distributions_are_those_of_a_computation_by_hand(fitted):
         torch.testing.assert_close(posterior.output_variance(read[side]), expected, rtol=1e-6, atol=1e-12)
 
 
+def published(bayesvlm: BayesVLM) -> dict[str, torch.Tensor]:
+    """Factors as the authors have them, in float32."""
+    factors = {}
+    for side, short in (("image", "img"), ("text", "txt")):
+        posterior = getattr(bayesvlm, f"{side}_posterior")
+        for name, place in (("A", "input"), ("B", "output")):
+            basis, values = getattr(posterior, f"{place}_basis"), getattr(posterior, f"{place}_eigenvalues")
+            factors[f"{name}_{short}"] = (basis * values @ basis.t()).float()
+    return factors
+
+
+def test_published_factors_give_the_same_distributions(fitted):
+    factors = published(fitted)
+    loaded = BayesVLM(CLIP.backbone()).load_factors(factors)
+    for side in ("image", "text"):
+        found, expected = (getattr(each, f"{side}_posterior").prior_precision for each in (loaded, fitted))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+    torch.testing.assert_close(loaded(**CLIP.inputs()).logits, fitted(**CLIP.inputs()).logits, rtol=1e-3, atol=1e-4)
+    prior = {"image": 1708.9, "text": 1255.3}
+    named = BayesVLM(CLIP.backbone()).load_factors(factors, prior_precision=prior, pseudo_count=4.0)
+    assert named.text_posterior.prior_precision == pytest.approx(1255.3)
+    assert named.image_posterior.prior_precision == pytest.approx(1708.9)
+    assert named.text_posterior.pseudo_count == 4
+    assert BayesVLM(CLIP.backbone()).load_factors(factors, 7.0).image_posterior.prior_precision == 7
+
+
+def test_factors_of_another_clip_are_refused_and_leave_it_as_it_was(fitted):
+    factors = published(fitted)
+    model = BayesVLM(CLIP.backbone())
+    before = model(**CLIP.inputs()).logits
+    for changed, message in (
+        ({"B_txt": torch.eye(3)}, r"factors\['B_txt'\] is of shape \(3, 3\): this CLIP's projection needs \(12, 12\)"),
+        ({"A_img": None}, r"factors\['A_img'\] is missing: this CLIP's projection needs \(32, 32\)"),
+        (
+            {"B_img": torch.full((12, 12), torch.nan)},
+            r"factors\['B_img'\] is not a symmetric matrix of finite numbers",
+        ),
+        ({"B_img": torch.arange(144.0).view(12, 12)}, r"factors\['B_img'\] is not a symmetric matrix"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.load_factors(factors | changed)
+    with pytest.raises(ValueError, match="prior_precision has image: pass a number for image and for text"):
+        model.load_factors(factors, prior_precision={"image": 1.0})
+    assert torch.equal(model(**CLIP.inputs()).logits, before)
+
+
 def test_without_uncertainty_the_logits_are_clips():
     clip, inputs = CLIP.backbone(), CLIP.inputs()
     expected = clip(**inputs).logits_per_image
