@@ -15,9 +15,9 @@ from hydra_transformers import AutoHydra, evaluate_uncertainty
 from hydra_transformers.baselines import BayesVLM, ViLU, collect_confidences, temperature_scaled
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.loading import load_data
-from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.data.processors import load_processor
 from hydra_transformers.data.rows import DataSource
+from hydra_transformers.data.zero_shot import ZeroShotClassifier
 from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads, taylor_prune
 from hydra_transformers.training import Recipe, finetune_members, recipe
 from hydra_transformers.uncertainty import ood_metrics
