@@ -24,27 +24,38 @@ from .structure import (
 
 
 def prune_heads(cls: type, member: Member, heads_to_prune: dict | None) -> Member:
-    """The member with heads cut out: q, k, v, o and tables of positions lose the heads' rows, the config their numbers."""
-    tensors, fields, empty = dict(member.tensors), member_fields(member.config), outline(cls, member.config)
-    kept = {tower: [heads for [heads] in values["kept_heads"]] for tower, values in fields.items()}
+    """Return the member with heads cut out: q, k, v, o and tables of positions lose the heads' rows,
+    the config their numbers."""
+    # Heads before and after.
+    fields = member_fields(member.config)
+    kept = {}
+    for tower, values in fields.items():
+        kept[tower] = [heads for [heads] in values["kept_heads"]]
     remaining = remaining_heads(kept, heads_to_prune)
+
+    # Their rows.
+    tensors = dict(member.tensors)
+    empty = outline(cls, member.config)
     for tower, names in attention_names(empty).items():
         fields[tower]["kept_heads"] = [[heads] for heads in remaining[tower]]
         for name, before, after in zip(names, kept[tower], remaining[tower], strict=True):
             if after != before:
                 replace_heads(tensors, name, empty.get_submodule(name), before, after)
-    return Member(member.name, hydra_config(cls.config_class, member.config, fields), tensors)
+    config = hydra_config(cls.config_class, member.config, fields)
+    return Member(member.name, config, tensors)
 
 
 def replace_heads(
     tensors: dict[str, torch.Tensor], name: str, attention: HydraAttention, before: Sequence[int], after: Sequence[int]
 ) -> None:
-    """Gives the attention with this name the heads `after` in place of `before`; those that it did not have are zeros."""
+    """Give the attention with this name the heads `after` in place of `before`; those that it did not
+    have are zeros."""
     positions = places(after, before)
     for parameter in (f"{name}.qkv_proj.weight", f"{name}.qkv_proj.bias"):
         if parameter in tensors:
             tensors[parameter] = qkv_rows(tensors[parameter], before, after, attention)
-    tensors[f"{name}.o_proj.weight"] = heads_at(tensors[f"{name}.o_proj.weight"], positions, attention.head_dim)
+    output = f"{name}.o_proj.weight"
+    tensors[output] = heads_at(tensors[output], positions, attention.head_dim)
     for part, rows in attention.rows_per_head().items():
         for parameter in (f"{name}.{part}.weight", f"{name}.{part}.bias"):
             if parameter in tensors:
@@ -52,7 +63,7 @@ def replace_heads(
 
 
 def remaining_heads(kept: dict[str, list[list[int]]], heads_to_prune: dict | None) -> dict[str, list[list[int]]]:
-    """The heads that are left per tower and layer.
+    """Return the heads that are left per tower and layer.
 
     kept: those before, by tower and layer; `{"": ...}` for a model without towers
     heads_to_prune: `{layer: [heads]}`, for two towers by tower
@@ -62,7 +73,10 @@ def remaining_heads(kept: dict[str, list[list[int]]], heads_to_prune: dict | Non
         by_tower = {"": by_tower}
     if not isinstance(by_tower, dict) or not by_tower.keys() <= kept.keys():
         raise ValueError(f"heads_to_prune is {by_tower!r:.60}: pass {{'vision': {{layer: [heads]}}, 'text': ...}}")
-    return {tower: _remaining_in_tower(layers, by_tower.get(tower) or {}) for tower, layers in kept.items()}
+    remaining = {}
+    for tower, layers in kept.items():
+        remaining[tower] = _remaining_in_tower(layers, by_tower.get(tower) or {})
+    return remaining
 
 
 def _remaining_in_tower(kept: list[list[int]], heads_to_prune: dict) -> list[list[int]]:
@@ -74,30 +88,36 @@ def _remaining_in_tower(kept: list[list[int]], heads_to_prune: dict) -> list[lis
             if not hasattr(head, "__index__") or head not in kept[int(layer)]:
                 raise ValueError(f"heads_to_prune[{layer}] names {head!r}: the heads are {kept[int(layer)]}")
             pruned[int(layer)].add(int(head))
-    return [[head for head in heads if head not in gone] for heads, gone in zip(kept, pruned, strict=True)]
+    remaining = []
+    for heads, gone in zip(kept, pruned, strict=True):
+        remaining.append([head for head in heads if head not in gone])
+    return remaining
 
 
 def build(
     cls: type, members: list[Member], shared: Sequence[str] = SHARED_PARTS, trunks: dict[str, int] | None = None
 ) -> PreTrainedModel:
-    """A `cls` that holds the members: packed where each has its own rows, averaged where they share.
+    """Build a `cls` that holds the members: packed where each has its own rows, averaged where they share.
 
     trunks: by tower, how many leading layers all members share
     """
+    # The config.
     fields = {}
     for tower in tower_configs(members[0].config):
-        holders = members[:1] if tower == "text" and _differ_in_vision_alone(members) else members
-        configs = [tower_configs(member.config)[tower] for member in holders]
-        fields[tower] = {
-            "kept_heads": [
-                [heads for [heads] in layer] for layer in zip(*(config.kept_heads for config in configs), strict=True)
-            ],
-            "trunk_layers": (trunks or {}).get(tower, 0),
-        }
+        holders = members
+        if tower == "text" and _differ_in_vision_alone(members):
+            holders = members[:1]
+        heads_of_members = [tower_configs(member.config)[tower].kept_heads for member in holders]
+        kept_heads = []
+        for layer in zip(*heads_of_members, strict=True):
+            kept_heads.append([heads for [heads] in layer])
+        fields[tower] = {"kept_heads": kept_heads, "trunk_layers": (trunks or {}).get(tower, 0)}
     reference = next(iter(members[0].tensors.values()))
     config = hydra_config(cls.config_class, members[0].config, fields, shared)
     for part in (config, *tower_configs(config).values()):
         part.dtype = reference.dtype
+
+    # The model, and its weights.
     with empty_init_like(reference):
         model = cls(config)
     model.name_or_path = ""  # of adapters' base model: no folder has these weights yet
@@ -109,7 +129,8 @@ def build(
 
 def _differ_in_vision_alone(members: list[Member]) -> bool:
     """Whether the members' text towers are equal, so that one is enough, and their vision towers are not."""
-    text, vision = ([name for name in members[0].tensors if name.startswith(side)] for side in ("text_", "vis"))
+    text = [name for name in members[0].tensors if name.startswith("text_")]
+    vision = [name for name in members[0].tensors if name.startswith(("vision_", "visual_"))]
     return have_equal_tensors(members, text) and not have_equal_tensors(members, vision)
 
 
@@ -119,15 +140,18 @@ def _fill(parameter: torch.Tensor, slot: Slot, members: list[Member]) -> None:
     elif slot.rows is not None:
         for rows, member in zip(parameter.split(slot.rows), members, strict=False):
             rows.copy_(member.tensors[slot.name])
-    elif all(member.tensors[slot.name] is members[0].tensors[slot.name] for member in members):
-        parameter.copy_(members[0].tensors[slot.name])
     else:
-        parameter.copy_(mean_of([member.tensors[slot.name] for member in members], parameter.device))
+        first, *others = [member.tensors[slot.name] for member in members]
+        if all(tensor is first for tensor in others):
+            parameter.copy_(first)
+        else:
+            parameter.copy_(mean_of([first, *others], parameter.device))
 
 
 def mean_of(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """The mean in float64: that of equal tensors is bit for bit that tensor. On the CPU where a device has no float64."""
-    device = "cpu" if device.type == "mps" else device
+    """Return the mean in float64: that of equal tensors is bit for bit that tensor."""
+    if device.type == "mps":  # it has no float64
+        device = torch.device("cpu")
     total = torch.zeros(tensors[0].shape, dtype=torch.float64, device=device)
     for tensor in tensors:
         total += tensor.to(device)
@@ -136,8 +160,8 @@ def mean_of(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tens
 
 @contextmanager
 def empty_init_like(like: torch.Tensor) -> Iterator[None]:
-    """New models get the dtype and device of `like` and weights that are not initialised. Some classes draw weights all the
-    same: the global random state is restored afterwards."""
+    """Give new models the dtype and device of `like` and weights that are not initialised. Some classes
+    draw weights all the same: the global random state is restored afterwards."""
     fork = torch.random.fork_rng(devices=[like.device] if like.is_cuda else [])
     with fork, torch.device(like.device), no_init_weights(), default_dtype(like.dtype):
         yield
@@ -145,7 +169,7 @@ def empty_init_like(like: torch.Tensor) -> Iterator[None]:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """New parameters have this dtype."""
+    """Give new parameters this dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
