@@ -28,6 +28,7 @@ from hydra_transformers import AutoHydra
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import soup
 from hydra_transformers.cost import count_multiply_adds, count_parameters
+from hydra_transformers.fusion.plain_models import to_transformers
 
 from . import smallest
 from .augmentation import changed_colours, resized_crop_and_flip
@@ -85,7 +86,8 @@ class Plan:
 class Setting:
     """
     read: (folder, start) -> Splits; new_model: (start) -> a pre-trained model without a classifier of its own
-    usual: what differs from the usual recipe
+    usual: the recipe from which the groups start
+    epochs_of_one_training: of one model, the unit in which trainings are counted
     """
 
     read: Callable[[Path | None, Path | None], Splits]
@@ -94,6 +96,7 @@ class Setting:
     kind: str = "image"
     layers: int = 12
     usual: Recipe = Recipe()
+    epochs_of_one_training: int = 8
 
 
 def new_text_encoder(start: Path | None) -> PreTrainedModel:
@@ -102,12 +105,22 @@ def new_text_encoder(start: Path | None) -> PreTrainedModel:
     return AutoModel.from_pretrained(start, dtype=torch.float32)
 
 
-TEXT = Recipe(mixing=0.0, batch_size=128)
+def with_classifier(setting: Setting, start: Path | None) -> PreTrainedModel:
+    """Return the model of Transformers that the others are compared with."""
+    hydra = AutoHydra.from_backbone(
+        setting.new_model(start), num_members=1, trunk_layers=0, num_labels=setting.classes
+    )
+    return to_transformers(hydra)
+
+
+TEXT = Recipe(mixing=0.0, batch_size=128, layer_decay=0.9)
 SETTINGS = {
     "tiny-imagenet": Setting(read_tiny_imagenet, new_dinov2_reading_cls, 100),
     "cifar10": Setting(read_cifar10, new_dinov2_reading_cls, 10),
-    "clinc150-small": Setting(read_clinc("clinc150_train_small"), new_text_encoder, 150, "text", usual=TEXT),
-    "sst2": Setting(read_sst2, new_text_encoder, 2, "text", usual=replace(TEXT, epochs=3)),
+    "clinc150-small": Setting(
+        read_clinc("clinc150_train_small"), new_text_encoder, 150, "text", usual=TEXT, epochs_of_one_training=12
+    ),
+    "sst2": Setting(read_sst2, new_text_encoder, 2, "text", usual=replace(TEXT, epochs=3), epochs_of_one_training=3),
     "smallest": Setting(
         lambda folder, start: smallest.splits(), lambda start: smallest.new_backbone(layers=4), 3, "made up", 4
     ),
@@ -309,6 +322,9 @@ class Study:
         for trunk in trunks:
             hydra = AutoHydra.from_pruned_members(models, trunk_layers=trunk, check=False).to(self.device).eval()
             yield self.row(plan, "fused", self.logits(hydra), hydra, count=len(models), merged=trunk)
+            # With an MLP for each member behind the trunk.
+            hydra = AutoHydra.from_pruned_members(models, ("embeddings",), trunk, check=False).to(self.device).eval()
+            yield self.row(plan, "fused apart", self.logits(hydra), hydra, count=len(models), merged=trunk)
 
     def row(self, plan: Plan, kind: str, logits: dict[str, Tensor], model: nn.Module | None, **about: Any) -> Row:
         size = {} if model is None else {"parameters": count_parameters(model), "work": count_multiply_adds(model)}
@@ -369,10 +385,15 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def run_all(args: argparse.Namespace) -> None:
-    content: dict[str, Any] = {"setting": args.setting, "rows": []}
+    setting = SETTINGS[args.setting]
+    content: dict[str, Any] = {"what": "recipe", "setting": args.setting, "rows": []}
     if args.output.exists():
         content = json.loads(args.output.read_text())
     content["machine"] = where_it_ran(args.device)
+    content["usual"] = asdict(setting.usual)
+    content["epochs_of_one_training"] = setting.epochs_of_one_training
+    content["recipe_of_budgets"] = asdict(setting.usual) | json.loads(args.usual)
+    content["work_of_one_model"] = count_multiply_adds(with_classifier(setting, args.start))
     done = {plan_of(row) for row in content["rows"] if row["kind"] != "error"}
     todo = [plan for plan in plans(args) if plan not in done]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hydra_transformers._io.files import write_atomically
 
-from . import checked_rows, monitoring, one_run_table, recalibration, tasks, zero_shot_tables
+from . import checked_rows, monitoring, one_run_table, recalibration, recipe_table, tasks, zero_shot_tables
 from .figures import ROOT, table_of_figures
 from .results import RESULTS, read_results
 
@@ -19,6 +19,9 @@ def render(results: dict[str, Any]) -> dict[str, str]:
     """All tables by name, `setting/table`."""
     tables = {}
     for name, content in results.items():
+        if content.get("what") == "recipe":
+            tables |= {f"{name}/{part}": text for part, text in recipe_table.render(content).items()}
+            continue
         if content.get("what") in SIMULATIONS:
             tables[name] = SIMULATIONS[content["what"]].render(content)
             continue

@@ -1,4 +1,4 @@
-"""`finetune`: a Hydra of a pre-trained model in one run, or pruned members one by one."""
+"""`finetune`: a Hydra of a pre-trained model, or pruned members one by one."""
 
 import difflib
 from collections.abc import Sequence
@@ -81,13 +81,17 @@ def finetune(
     label: option(str | None, "the column of labels (default: the only one that fits)", "NAME") = None,
     label_separator: option(str | None, 'between several labels in one cell, such as "|"', "TEXT") = None,
     regression: switch("--regression", "the labels are numbers to predict, also where all of them are whole") = False,
-    members: option(int, "members of the ensemble", "M", min=1) = 3,
+    runs: option(int, "fine-tune so often, and fuse the runs into one model of about the same cost", "R", min=1) = 2,
+    members: option(int, "members of each run; 1 for plain fine-tuning", "M", min=1) = 3,
     trunk_layers: option(
-        float, "how many first layers all members share: a number, or a share of all", "N", parser=layers_or_share
-    ) = 0.75,
+        float | None,
+        "how many first layers all members share: a number, or a share of all (default: 11 of 12)",
+        "N",
+        parser=layers_or_share,
+    ) = None,
     learning_rate: option(
         float | None,
-        'of the shared layers (default: by the number of steps); with --recipe, "grid" chooses the recipe\'s best one on '
+        'of the last layer (default: by the number of steps); with --recipe, "grid" chooses the recipe\'s best one on '
         "validation data",
         "LR",
         parser=positive_or_grid,
@@ -110,15 +114,17 @@ def finetune(
         parser=named,
     ) = None,
 ) -> None:
-    """Fine-tune a pre-trained model as an ensemble (a Hydra) in one run, and evaluate it."""
+    """Fine-tune a pre-trained model as an ensemble (a Hydra), and evaluate it."""
     names = models_named([model])
     columns = {"column": column or None, "label": label, "label_separator": label_separator}
     arguments = training_settings(further or [])
     if report_to:
         arguments["report_to"] = report_to
     if len(names) > 1:
-        if (members, trunk_layers, regression, max_length) != (3, 0.75, False, None):
-            raise ValueError("members were pruned: leave out --members, --trunk-layers, --regression, --max-length")
+        if (runs, members, trunk_layers, regression, max_length) != (2, 3, None, False, None):
+            raise ValueError(
+                "members were pruned: leave out --runs, --members, --trunk-layers, --regression, --max-length"
+            )
         training = {"per_device_train_batch_size": batch_size, "per_device_eval_batch_size": batch_size} | arguments
         if epochs is not None:
             training["num_train_epochs"] = epochs
@@ -139,6 +145,7 @@ def finetune(
         model,
         data,
         output,
+        runs=runs,
         num_members=members,
         trunk_layers=trunk_layers,
         learning_rate=learning_rate,
@@ -151,8 +158,10 @@ def finetune(
         **arguments,
     )
     from ..reports import evaluate_uncertainty
+    from ..training.finetune import describe_runs
     from .evaluate import write_report
 
+    print(*describe_runs(result.runs), sep="\n")
     report = evaluate_uncertainty({output.name: result.model.to(best_device())}, result.test, batch_size=batch_size)
     write_report(report, output / EVALUATION)
     options = typed(data=data, split="validation", **columns, coverage=0.9)

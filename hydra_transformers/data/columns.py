@@ -21,6 +21,14 @@ PLURALS = {"image": "images", "text": "texts", "audio": "audio", "words": "lists
 
 
 @dataclass(frozen=True)
+class LoadedData:
+    """Rows that were read once, to be used several times, with the name that they have in messages."""
+
+    name: str
+    rows: Any
+
+
+@dataclass(frozen=True)
 class DataSource:
     """The arguments of `load_data` that select rows and columns.
 
@@ -50,6 +58,8 @@ class DataSource:
     @property
     def name(self) -> str:
         """The name of the data in messages."""
+        if isinstance(self.data, LoadedData):
+            return self.data.name
         return os.fspath(self.data) if isinstance(self.data, (str, os.PathLike)) else "data"
 
     @property

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from .._io.access import access_to
-from .columns import USUAL_NAMES, DataSource, find_label_column, find_words, values_of
+from .columns import USUAL_NAMES, DataSource, LoadedData, find_label_column, find_words, values_of
 from .labels import NO_TAG
 from .tables import TableError, digest_of_files, read_tables
 
@@ -108,8 +109,15 @@ def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
     return rows, split, f"{source.name}: {len(rows):,} rows{note}"
 
 
+def load_once(source: DataSource) -> DataSource:
+    """Return the source with its data read, so that what is made of it reads no file again."""
+    return replace(source, data=LoadedData(source.name, _load(source)))
+
+
 def _load(source: DataSource) -> Any:
     """The rows of a source, or its splits by name."""
+    if isinstance(source.data, LoadedData):
+        return source.data.rows
     if not isinstance(source.data, (str, os.PathLike)):
         return source.data
     import datasets

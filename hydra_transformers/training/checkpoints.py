@@ -3,6 +3,7 @@
 import copy
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,29 @@ def is_finished(folder: Path) -> bool:
     return any((folder / name).exists() for name in SAVED) and not (folder / CHECKPOINTS).exists()
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a folder, or one of several runs in it, holds a checkpoint or a finished run."""
+    checkpoints = folder / CHECKPOINTS
+    runs = checkpoints.glob(f"*/{RECORD}")
+    return any(checkpoints.glob("checkpoint-*")) or any(
+        is_finished(run.parent) or has_begun(run.parent) for run in runs
+    )
+
+
 def check_can_train_in(folder: Path) -> None:
     """Raises, before any work, where a folder holds something else than a training."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else set()
     if names and (RECORD not in names or not ({CHECKPOINTS, *SAVED} & names or names == {RECORD})):
         raise ValueError(f"{folder} holds something else than a training: pass a new or empty output_dir")
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints in the folder of a finished training, whose sign they are until then."""
+    # Renamed first: half of them, left behind by a kill, would look like a training that has just begun.
+    hidden = folder / f".{CHECKPOINTS}"
+    shutil.rmtree(hidden, ignore_errors=True)
+    os.replace(folder / CHECKPOINTS, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def record_training(folder: Path, settings: dict[str, Any], **about: Any) -> None:
@@ -42,7 +61,7 @@ def record_training(folder: Path, settings: dict[str, Any], **about: Any) -> Non
             check_settings(folder, RECORD, {name: settings[name] for name in settings if "batch_size" not in name})
             return
         check_takes_files(folder)
-        if any((folder / CHECKPOINTS).glob("checkpoint-*")):
+        if has_begun(folder):
             check_settings(folder, RECORD, settings)
         else:
             record_settings(folder, RECORD, about | settings)

@@ -1,28 +1,34 @@
-"""`finetune`: a pre-trained model and data in, a fine-tuned Hydra out, in one run."""
+"""`finetune`: a pre-trained model and data in, a fine-tuned Hydra out."""
 
-import math
+import copy
+import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.utils import logging
 
-from .._io.processes import rank_and_world_size
+from .._io.files import write_atomically
+from .._io.processes import on_one_process, rank_and_world_size
 from .._io.progress import shows_bars
-from ..data.columns import REMEMBERED
+from .._io.records import read_settings
+from ..data.columns import REMEMBERED, DataSource
 from ..data.descriptions import describe_few_rows, describe_training_data
 from ..data.image_changes import CropAndFlip
 from ..data.loading import PreparedData, check_has_variety, classes_in, load_data, remember_max_length
 from ..data.processors import load_processor
-from ..data.rows import DataSource
+from ..data.rows import load_once
 from ..fusion.probe import TEXT_TOKENS
+from ..fusion.soup import soup
 from ..models.auto import AutoHydra, class_with_new_classifier, config_of, config_with_architecture
 from ..models.task import task_name
-from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, record_training
+from . import defaults
+from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, record_training, remove_checkpoints
 from .epoch_lines import show_progress, tensorboard_in
 from .losses import ONE_OF_SEVERAL
 from .members import compute_accuracy, settings_of, train_and_save
@@ -34,6 +40,9 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(f"transformers.{__name__}")
 
+SCORES = "runs.json"  # what each run and their fusion reached on the validation rows
+FUSED, SOUP = "fused", "soup"
+
 
 @dataclass
 class FineTuned:
@@ -44,7 +53,10 @@ class FineTuned:
         train, validation, test (`PreparedData`): The rows of each split, as the model reads them.
         processor (`Any`): The tokenizer, image processor or feature extractor, saved with the model.
         metrics (`dict[str, float]`): Of the validation split.
-        warnings (`list[str]`): Sentences about too few rows, and about a model that has not learned.
+        warnings (`list[str]`): Sentences about too few rows, about a model that has not learned, and about runs that do not
+            gain from being fused.
+        runs (`dict[str, dict[str, float]]`): Of several runs, the metrics of each on the validation split ("run 1", ...), of the
+            mean of their weights ("soup"), and of the model ("fused").
     """
 
     model: "HydraModel"
@@ -54,16 +66,34 @@ class FineTuned:
     processor: Any
     metrics: dict[str, float]
     warnings: list[str] = field(default_factory=list)
+    runs: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        metrics = {name.removeprefix("eval_"): value for name, value in self.metrics.items()}
-        measured = ", ".join(f"{name} {metrics[name]:.4g}" for name in ("accuracy", "loss") if name in metrics)
         rows = f"{len(self.train):,} training, {len(self.validation):,} validation and {len(self.test):,} test rows"
         sentences = [
             f"{type(self.model).__name__} of {self.model.num_members} members: {self.model.name_or_path}",
-            f"{rows}; validation {measured}",
+            f"{rows}; validation {_measured(self.metrics)}",
         ]
-        return "\n".join([*sentences, *self.warnings])
+        return "\n".join([*sentences, *describe_runs(self.runs), *self.warnings])
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The rows of a data set by their purpose, and what their labels are.
+
+    class_names: in the order of their indices
+    problem_type: as `classes_in` names it
+    """
+
+    train: PreparedData
+    validation: PreparedData
+    test: PreparedData
+    class_names: list[str]
+    problem_type: str | None
+
+    @property
+    def by_name(self) -> dict[str, PreparedData]:
+        return {"training": self.train, "validation": self.validation, "test": self.test}
 
 
 def finetune(
@@ -71,8 +101,9 @@ def finetune(
     data: Any,
     output_dir: str | os.PathLike,
     *,
-    num_members: int = 3,
-    trunk_layers: int | float = 0.75,
+    runs: int = defaults.RUNS,
+    num_members: int = defaults.MEMBERS,
+    trunk_layers: int | float | None = None,
     learning_rate: float | None = None,
     epochs: float | None = None,
     batch_size: int = 32,
@@ -87,7 +118,7 @@ def finetune(
     callbacks: Sequence[TrainerCallback] = (),
     **arguments: Any,
 ) -> FineTuned:
-    """Fine-tunes a Hydra of a pre-trained model on labelled data, in one run.
+    """Fine-tunes a Hydra of a pre-trained model on labelled data, in one run or in several that are fused.
 
     The classes and the task are those of the data. Without splits for validation and test, random tenths of the rows are
     split off (at most 3,000 each), the same each time: those that `load_data(data, model, part="validation")` and
@@ -100,12 +131,18 @@ def finetune(
             A data set as `load_data` takes it: a Hub name, a folder, a file, a DataFrame, a `Dataset` or a list of rows.
         output_dir (`str` or `os.PathLike`):
             A new or empty folder. Gets the model with its processor.
-        num_members (`int`, defaults to 3), trunk_layers (`int` or `float`, defaults to 0.75):
-            As for `AutoHydra.from_backbone`.
+        runs (`int`, defaults to 2):
+            How often to fine-tune, each time with other classifiers and another order of the data. The runs are fused into one
+            model of `runs * num_members` members, which costs about as much as one run's.
+        num_members (`int`, defaults to 3):
+            The members of each run. With 1 a run is a plain fine-tuning.
+        trunk_layers (`int` or `float`, *optional*):
+            How many first layers all members share, or which share of the layers; of several plain runs, how many are merged
+            when they are fused. By default 11 of 12; of plain runs 9 of 12 are merged.
         learning_rate (`float`, *optional*):
-            The peak learning rate of the trunk; by default lower for more steps (see docs/fine-tuning.md).
+            The peak learning rate of the last layer; by default lower for more steps (see docs/fine-tuning.md).
         epochs (`float`, *optional*):
-            Passes over the training rows; by default 3 to 12, fewer for more rows.
+            Passes of each run over the training rows; by default 3 to 12, fewer for more rows.
         batch_size (`int`, defaults to 32):
             Rows per step and device.
         column, label, label_separator, max_length, processor:
@@ -113,12 +150,12 @@ def finetune(
         regression (`bool`, defaults to `False`):
             Labels are numbers to predict, also where all of them are whole.
         seed (`int`, defaults to 0):
-            Of the new classifiers, the order of the data and dropout.
+            Of the new classifiers, the order of the data and dropout; run i has `seed + i`.
         progress (`bool`, defaults to `True`):
             Print what was found in the data, its rows, columns, task and classes, and show Trainer's progress bar; where
             stderr is no terminal, one line for each epoch.
         callbacks, arguments (*optional*):
-            Further callbacks of Trainer, and arguments of `HydraTrainingArguments` (`class_weights`, `mixing`, ...).
+            Further callbacks of Trainer, and arguments of `HydraTrainingArguments` (`layer_decay`, `mixing`, ...).
 
     Returns:
         [`FineTuned`]: The model, its splits and its metrics on the validation split. The model is not calibrated.
@@ -133,106 +170,257 @@ def finetune(
     folder = Path(output_dir)
     if (epochs is not None and epochs <= 0) or batch_size < 1:
         raise ValueError(f"epochs ({epochs}) and batch_size ({batch_size}) have to be positive")
+    if runs < 1:
+        raise ValueError(f"runs is {runs}: pass 1 or more")
     check_can_train_in(folder)
-    is_name = not isinstance(model, PreTrainedModel)
-    columns = {"column": column, "label": label, "label_separator": label_separator}
-    source = DataSource(data, part="all", **columns)
+
+    # What there is to learn, and the model that learns it
+    source = load_once(DataSource(data, part="all", column=column, label=label, label_separator=label_separator))
     class_names, problem_type = classes_in(source, regression)
+    is_name = not isinstance(model, PreTrainedModel)
     config = config_of(model) if is_name else config_with_architecture(model)
     hydra_class = class_with_new_classifier(config, problem_type)
     config.architectures = [hydra_class.backbone_classes[0].__name__]
     if processor is None or isinstance(processor, (str, os.PathLike)):
         processor = load_processor(processor or (model if is_name else config.name_or_path), config)
     remember_max_length(processor, config, max_length, TEXT_TOKENS)
-    hydra = AutoHydra.from_backbone(
+    layers = trunk_layers
+    if layers is None:
+        layers = defaults.TRUNK
+    new_hydra = partial(
+        AutoHydra.from_backbone,
         model,
         num_members=num_members,
-        trunk_layers=trunk_layers,
+        trunk_layers=layers,
         class_names=class_names,
         problem_type=problem_type,
-        seed=seed,
     )
-    columns |= {"processor": processor, "labelled": True, "max_length": max_length}
-    train, validation, test = (load_data(data, hydra, part=p, **columns) for p in ("training", "validation", "test"))
-    has_accuracy = task_name(hydra) in ONE_OF_SEVERAL
-    remembered = {"column": list(train.columns), "label": train.label, "label_separator": label_separator}
+    hydra = new_hydra(seed=seed)
+
+    # The rows
+    splits = Splits(*_read_parts(source, hydra, processor, max_length), class_names, problem_type)
+    warnings = _describe(splits, progress)
+
+    # How it is trained
+    training = _Training(splits, processor, arguments, learning_rate, epochs, batch_size, progress, callbacks, hydra)
+    where = data if isinstance(data, (str, os.PathLike)) else None
+    if where and os.path.exists(where):
+        where = os.path.realpath(where)
+    options = {"members": num_members, "trunk_layers": trunk_layers, "max_length": max_length, "runs": runs}
+    settings = options | training.settings_of(hydra, folder, seed)
+    record_training(folder, settings, data=where, split=splits.train.split)
+
+    # The training
+    if is_finished(folder):
+        hydra = AutoHydra.from_pretrained(folder)
+    elif runs == 1:
+        train_and_save(training.trainer(hydra, folder, seed), folder)
+    else:
+        merged = hydra.config.trunk_layers
+        if num_members == 1:
+            merged = defaults.MERGED if trunk_layers is None else trunk_layers
+        for index in range(runs):
+            training.train_run(index, runs, partial(new_hydra, seed=seed + index * num_members), folder, seed + index)
+        hydra = training.fuse_runs(runs, folder, merged, seed)
+    hydra.name_or_path = hydra.config.name_or_path = os.path.abspath(folder)  # where its processor is
+
+    # What came of it
+    metrics = training.evaluate(hydra, folder, seed)
+    scores = {}
+    if runs > 1:
+        scores = read_settings(folder / SCORES)
+    warnings += _describe_result(hydra, metrics, splits, scores)
+    unchanged = replace(splits.train, change=None)
+    return FineTuned(hydra.eval(), unchanged, splits.validation, splits.test, processor, metrics, warnings, scores)
+
+
+def _read_parts(
+    source: DataSource, hydra: "HydraModel", processor: Any, max_length: int | None
+) -> tuple[PreparedData, PreparedData, PreparedData]:
+    """Return the rows to train, validate and test on, as `hydra` reads them; its config remembers their columns."""
+    options = {"column": source.column, "label": source.label, "label_separator": source.label_separator}
+    options |= {"processor": processor, "labelled": True, "max_length": max_length}
+    parts = [load_data(source.data, hydra, part=part, **options) for part in ("training", "validation", "test")]
+    train, validation, test = parts
+    remembered = {"column": list(train.columns), "label": train.label, "label_separator": source.label_separator}
     setattr(hydra.config, REMEMBERED, remembered)
-    if progress and rank_and_world_size()[0] == 0:
-        print(*describe_training_data((train, validation, test), class_names, problem_type), sep="\n", flush=True)
-    check_has_variety(train, "the training split", "to learn")
-    warnings = describe_few_rows(len(train), len(class_names))
-    for sentence in warnings:
-        logger.warning(sentence)
     if train.kind == "image" and train.change is None:
         train = replace(train, change=CropAndFlip())
-    by_accuracy = has_accuracy and arguments.get("class_weights") is None  # accuracy hides errors in rare classes
-    metric = {"metric_for_best_model": "accuracy" if by_accuracy else "loss", "greater_is_better": by_accuracy}
-    settings = {
-        "num_train_epochs": epochs_for(len(train)) if epochs is None else epochs,
-        "per_device_train_batch_size": batch_size,
-        "per_device_eval_batch_size": batch_size,
-        "eval_strategy": "epoch",
-        "save_strategy": "epoch",
-        "save_total_limit": 1,
-        "load_best_model_at_end": True,
-        "logging_strategy": "epoch" if arguments.get("report_to", "none") == "none" else "steps",
-        "report_to": "none",
-        "disable_tqdm": not (progress and shows_bars()),
-        "seed": seed,
-    }
-    # Trainer makes its folder at once, and that of checkpoints is the sign of an unfinished training.
-    finished = is_finished(folder)
-    settings |= {"output_dir": os.fspath(folder if finished else folder / CHECKPOINTS), **metric, **arguments}
-    training = HydraTrainingArguments(**settings)
-    training.learning_rate = learning_rate_for(training, train) if learning_rate is None else learning_rate
-    where = data if isinstance(data, (str, os.PathLike)) else None
-    where = os.path.realpath(where) if where and os.path.exists(where) else where
-    made_with = {"members": num_members, "trunk_layers": trunk_layers, "max_length": max_length}
-    made_with |= settings_of(hydra, training, {"training": train, "validation": validation, "test": test})
-    # Without one given, the learning rate depends on the number of processes.
-    record_training(folder, made_with | {"learning_rate": learning_rate}, data=where, split=train.split)
-    if finished:
-        hydra = AutoHydra.from_pretrained(folder)
-    with tensorboard_in(folder / "runs"):
-        trainer = HydraTrainer(
-            hydra,
-            training,
-            train_dataset=train,
-            eval_dataset=validation,
-            processing_class=processor,
-            compute_metrics=compute_accuracy if has_accuracy else None,
-            callbacks=list(callbacks),
-        )
-    show_progress(trainer, progress)
-    if not finished:
-        train_and_save(trainer, folder)
-    hydra.name_or_path = hydra.config.name_or_path = os.path.abspath(folder)  # where its processor is
-    metrics = trainer.evaluate()
-    result = FineTuned(hydra.eval(), replace(train, change=None), validation, test, processor, metrics, warnings)
-    if task_name(hydra) == "single_label_classification":
-        useless = no_better_than_most_frequent(metrics["eval_accuracy"], validation.labels, hydra.config)
-        result.warnings += useless
-        for sentence in useless:
-            logger.warning(sentence)
-    return result
+    return train, validation, test
 
 
-def epochs_for(rows: int) -> int:
-    """3 to 12 passes over a training set of `rows` rows, 9 over 50,000: the steps grow with the square root of the rows.
+def _describe(splits: Splits, progress: bool) -> list[str]:
+    """Print what was found in the data, and return what there is to warn of; raise where there is nothing to learn."""
+    if progress and rank_and_world_size()[0] == 0:
+        parts = list(splits.by_name.values())
+        print(*describe_training_data(parts, splits.class_names, splits.problem_type), sep="\n", flush=True)
+    check_has_variety(splits.train, "the training split", "to learn")
+    warnings = describe_few_rows(len(splits.train), len(splits.class_names))
+    for sentence in warnings:
+        logger.warning(sentence)
+    return warnings
 
-    >>> [epochs_for(rows) for rows in (500, 50_000, 100_000, 500_000)]
-    [12, 9, 6, 3]
+
+@dataclass
+class _Training:
+    """How the runs of one call are trained: they differ in their seeds and folders alone.
+
+    arguments: of `HydraTrainingArguments`, as the user gave them
+    hydra: the model of the first run, which says what the others learn
     """
-    return min(12, max(3, round(9 * (50_000 / rows) ** 0.5)))
+
+    splits: Splits
+    processor: Any
+    arguments: Mapping[str, Any]
+    learning_rate: float | None
+    epochs: float | None
+    batch_size: int
+    progress: bool
+    callbacks: Sequence[TrainerCallback]
+    hydra: "HydraModel"
+
+    def __post_init__(self) -> None:
+        self.has_accuracy = task_name(self.hydra) in ONE_OF_SEVERAL
+
+    def arguments_for(self, folder: Path, seed: int) -> HydraTrainingArguments:
+        """Return the arguments of a training that leaves its model in `folder`."""
+        train = self.splits.train
+        epochs = self.epochs
+        if epochs is None:
+            epochs = defaults.epochs_for(len(train), train.kind)
+        # Accuracy hides errors in rare classes.
+        by_accuracy = self.has_accuracy and self.arguments.get("class_weights") is None
+        # Trainer makes its folder at once, and that of checkpoints is the sign of an unfinished training.
+        output_dir = folder if is_finished(folder) else folder / CHECKPOINTS
+        settings = {
+            "output_dir": os.fspath(output_dir),
+            "num_train_epochs": epochs,
+            "classifier_learning_rate": defaults.classifier_rate_for(task_name(self.hydra)),
+            "mixing": defaults.mixing_for(train.kind, self.splits.problem_type),
+            "per_device_train_batch_size": self.batch_size,
+            "per_device_eval_batch_size": self.batch_size,
+            "eval_strategy": "epoch",
+            "save_strategy": "epoch",
+            "save_total_limit": 1,
+            "load_best_model_at_end": True,
+            "metric_for_best_model": "accuracy" if by_accuracy else "loss",
+            "greater_is_better": by_accuracy,
+            "logging_strategy": "epoch" if self.arguments.get("report_to", "none") == "none" else "steps",
+            "report_to": "none",
+            "disable_tqdm": not (self.progress and shows_bars()),
+            "seed": seed,
+        }
+        training = HydraTrainingArguments(**settings | self.arguments)
+        training.learning_rate = self.learning_rate
+        if self.learning_rate is None:
+            training.learning_rate = defaults.learning_rate_for(training, train)
+        return training
+
+    def settings_of(self, hydra: "HydraModel", folder: Path, seed: int) -> dict[str, Any]:
+        """Return with what a training that was cut off has to go on."""
+        settings = settings_of(hydra, self.arguments_for(folder, seed), self.splits.by_name)
+        # Without one given, the learning rate depends on the number of processes.
+        return settings | {"learning_rate": self.learning_rate}
+
+    def trainer(self, hydra: "HydraModel", folder: Path, seed: int) -> HydraTrainer:
+        with tensorboard_in(self.logs_of(folder)):
+            trainer = HydraTrainer(
+                hydra,
+                self.arguments_for(folder, seed),
+                train_dataset=self.splits.train,
+                eval_dataset=self.splits.validation,
+                processing_class=self.processor,
+                compute_metrics=compute_accuracy if self.has_accuracy else None,
+                callbacks=[copy.copy(callback) for callback in self.callbacks],  # some count, each run for itself
+            )
+        show_progress(trainer, self.progress)
+        return trainer
+
+    def logs_of(self, folder: Path) -> Path:
+        """Return where TensorBoard finds a run's logs: beside the model, which stays."""
+        if folder.parent.name == CHECKPOINTS:
+            return folder.parent.parent / "runs" / folder.name
+        return folder / "runs"
+
+    def train_run(self, index: int, runs: int, new_hydra: Any, folder: Path, seed: int) -> None:
+        """Train one of several runs in its folder, or go on with it; a finished one stays as it is."""
+        place = run_folder(folder, index)
+        if is_finished(place):
+            return
+        if self.progress and rank_and_world_size()[0] == 0:
+            print(f"run {index + 1} of {runs}", flush=True)
+        hydra = new_hydra()
+        setattr(hydra.config, REMEMBERED, getattr(self.hydra.config, REMEMBERED))
+        record_training(place, self.settings_of(hydra, place, seed))
+        train_and_save(self.trainer(hydra, place, seed), place)
+
+    def fuse_runs(self, runs: int, folder: Path, trunk_layers: int | float, seed: int) -> "HydraModel":
+        """Fuse finished runs, leave the model and their scores in `folder`, and remove them."""
+        models = [AutoHydra.from_pretrained(run_folder(folder, index)) for index in range(runs)]
+        candidates = {f"run {index + 1}": model for index, model in enumerate(models)}
+        candidates[SOUP] = soup(models)
+        hydra = AutoHydra.from_pruned_members(models, trunk_layers=trunk_layers)
+        setattr(hydra.config, REMEMBERED, getattr(self.hydra.config, REMEMBERED))
+        candidates[FUSED] = hydra
+        scores = {name: self._score(candidate, folder, seed) for name, candidate in candidates.items()}
+
+        trainer = self.trainer(hydra, folder, seed)
+        on_one_process(lambda: write_atomically(folder / SCORES, json.dumps(scores, indent=1) + "\n"))
+        trainer.save_model(os.fspath(folder))
+        trainer.accelerator.wait_for_everyone()
+        on_one_process(lambda: remove_checkpoints(folder))
+        return hydra
+
+    def evaluate(self, hydra: "HydraModel", folder: Path, seed: int) -> dict[str, float]:
+        """Return the metrics of the validation rows, which no log of a training gets."""
+        return replace(self, arguments={**self.arguments, "report_to": "none"}).trainer(hydra, folder, seed).evaluate()
+
+    def _score(self, model: "HydraModel", folder: Path, seed: int) -> dict[str, float]:
+        metrics = self.evaluate(model, folder, seed)
+        return {name: metrics[f"eval_{name}"] for name in ("accuracy", "loss") if f"eval_{name}" in metrics}
 
 
-def learning_rate_for(arguments: TrainingArguments, train: PreparedData) -> float:
-    """For 500 steps 5e-5 on texts and 2.5e-5 on others, lower by the square root for more; from 5e-6 to 5e-5."""
-    rows_per_step = arguments.train_batch_size * arguments.world_size * arguments.gradient_accumulation_steps
-    steps = math.ceil(arguments.num_train_epochs * math.ceil(len(train) / rows_per_step))
-    steps = arguments.max_steps if arguments.max_steps > 0 else max(1, steps)
-    for_500 = 5e-5 if train.kind in ("text", "words") else 2.5e-5
-    return min(5e-5, max(5e-6, for_500 * (500 / steps) ** 0.5))
+def run_folder(folder: Path, index: int) -> Path:
+    """Return the folder of one of several runs, which is removed when they are fused."""
+    return folder / CHECKPOINTS / f"run-{index}"
+
+
+def _measured(metrics: Mapping[str, float]) -> str:
+    """Return accuracy and loss in words, as far as they were measured."""
+    metrics = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+    return ", ".join(f"{name} {metrics[name]:.4g}" for name in ("accuracy", "loss") if name in metrics)
+
+
+def describe_runs(runs: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a line for each of several runs, and for what became of them."""
+    return [f"{name}: {_measured(metrics)}" for name, metrics in runs.items()]
+
+
+def _describe_result(
+    hydra: "HydraModel", metrics: Mapping[str, float], splits: Splits, scores: Mapping[str, Mapping[str, float]]
+) -> list[str]:
+    """Return, and log, what there is to warn of in a trained model."""
+    sentences = []
+    if task_name(hydra) == "single_label_classification":
+        sentences += no_better_than_most_frequent(metrics["eval_accuracy"], splits.validation.labels, hydra.config)
+    if scores:
+        sentences += no_gain_by_fusing(scores)
+    for sentence in sentences:
+        logger.warning(sentence)
+    return sentences
+
+
+def no_gain_by_fusing(scores: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return a sentence where the fused model has a higher loss on the validation rows than one of its runs."""
+    runs = {name: metrics["loss"] for name, metrics in scores.items() if name not in (FUSED, SOUP)}
+    best = min(runs, key=lambda name: runs[name])
+    fused = scores[FUSED]["loss"]
+    if fused <= runs[best]:
+        return []
+    return [
+        f"fusing the runs did not pay: the validation loss is {fused:.4g}, and {best} alone has {runs[best]:.4g}; pass runs=1, or "
+        "fewer trunk_layers"
+    ]
 
 
 def no_better_than_most_frequent(accuracy: float, labels: Sequence[int], config: Any) -> list[str]:

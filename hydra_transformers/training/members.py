@@ -3,7 +3,6 @@
 import copy
 import math
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
@@ -20,7 +19,7 @@ from ..data.image_changes import CropAndFlip
 from ..data.loading import PreparedData
 from ..model_info import is_baseline, is_peft_model
 from ..models.task import config_inside, task_name
-from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, load_member, record_training
+from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, load_member, record_training, remove_checkpoints
 from .epoch_lines import show_progress
 from .learning_rates import Validation, choose_learning_rate, rates_to_try, validation_of
 from .losses import IGNORED_LABEL, ONE_OF_SEVERAL, learns_from_pairs
@@ -242,7 +241,7 @@ def train_and_save(trainer: HydraTrainer, folder: Path) -> None:
     trainer.train_to_end()
     trainer.save_model(os.fspath(folder))
     if trainer.args.should_save:
-        shutil.rmtree(checkpoints)
+        remove_checkpoints(folder)
     trainer.accelerator.wait_for_everyone()
 
 

@@ -33,7 +33,8 @@ from tests.tiny_data import picture_rows
 
 pytestmark = pytest.mark.slow  # whole commands one after the other
 
-TRAIN = ["--epochs", 2, "--batch-size", 8, "--learning-rate", 1e-3]
+TUNE = ["--epochs", 2, "--batch-size", 8, "--learning-rate", 1e-3]
+TRAIN = ["--runs", 1, *TUNE]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -76,6 +77,15 @@ def test_finetune_makes_a_hydra_in_one_run_and_evaluates_it(workplace, finetuned
     words = ["finetune", workplace / "encoder", "--data", workplace / "splits", "--members", 2, "--output", finetuned]
     assert call(*words) == 2
     assert "was made with members 3, which now is 2" in capsys.readouterr().err
+
+
+def test_several_runs_are_fused_into_one_model(workplace, tmp_path, capsys):
+    words = ["finetune", workplace / "encoder", "--data", workplace / "splits", *TUNE, "--members", 1]
+    run(*words, "--output", tmp_path / "hydra")
+    said = capsys.readouterr().out
+    assert "run 1 of 2\n" in said and "run 2 of 2\n" in said and "fused: accuracy " in said
+    hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "hydra")
+    assert hydra.num_members == 2 and hydra.config.trunk_layers == 1
 
 
 def test_rows_that_were_trained_on_are_noted(workplace, finetuned, tmp_path, capsys):
@@ -285,7 +295,7 @@ def test_pruned_members_are_tuned_and_fused(workplace, pruned, tmp_path, fails):
         kept = json.loads((pruned / f"member-{index}" / "config.json").read_text())["kept_heads"]
         assert all(head not in kept[layer][0] for layer, head in circuits[objective]["ranking"])
     words = ["finetune", pruned, "--data", workplace / "splits", "--epochs", 1, "--output", tmp_path / "members"]
-    assert "leave out --members" in fails(*words, "--regression")
+    assert "leave out --runs, --members" in fails(*words, "--regression")
     run(*words)
     words[3] = workplace / "pictures"
     assert "member-0 was made with other rows" in fails(*words)
@@ -344,7 +354,7 @@ def test_without_ood_data_members_are_pruned_by_taylor_scores(workplace, tmp_pat
     run("prune", workplace / "clip", *data, "--members", 2, "--output", tmp_path / "clip")
     config = json.loads((tmp_path / "clip" / "member-1" / "config.json").read_text())
     assert {len(heads) for [heads] in config["vision_config"]["kept_heads"]} == {3}, "two thirds of four, rounded"
-    run("finetune", tmp_path / "pruned", "--data", workplace / "splits", *TRAIN, "--output", tmp_path / "tuned")
+    run("finetune", tmp_path / "pruned", "--data", workplace / "splits", *TUNE, "--output", tmp_path / "tuned")
     run("fuse", tmp_path / "tuned", "--output", tmp_path / "hydra")
     assert AutoModelForImageClassification.from_pretrained(tmp_path / "hydra").num_members == 3
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from functools import partial
+from typing import ClassVar
 
 import datasets
 import pandas
@@ -19,12 +20,13 @@ from hydra_transformers.models.task import task_name
 from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.serving import HydraPredictor, predict_data
 from hydra_transformers.training import DivergedError, finetune, lora_config
-from hydra_transformers.training.finetune import learning_rate_for, no_better_than_most_frequent
+from hydra_transformers.training.defaults import learning_rate_for
+from hydra_transformers.training.finetune import no_better_than_most_frequent, no_gain_by_fusing
 from tests.tiny_data import WORDS, picture_rows, save_bert, save_vit
 from tests.training.tiny import assert_same_weights
 
 
-FAST = {"epochs": 2, "batch_size": 8, "progress": False, "use_cpu": True, "learning_rate": 1e-3}
+FAST = {"runs": 1, "epochs": 2, "batch_size": 8, "progress": False, "use_cpu": True, "learning_rate": 1e-3}
 
 KEEP = {"load_best_model_at_end": False}  # without evaluations none is the best
 
@@ -89,14 +91,90 @@ def test_the_default_learning_rate_falls_with_the_number_of_steps(bert, tmp_path
     finetune(bert, data, tmp_path / "many", **options | {"epochs": 1000, "gradient_accumulation_steps": 2})
     finetune(bert, data, tmp_path / "counted", **options | {"max_steps": 500})
     finetune(bert, data, tmp_path / "endless", **options | {"max_steps": 10**6})
-    assert found == [(5e-5, 8), (2.5e-5, 2000), (5e-5, 500), (5e-6, 10**6)]
-    monkeypatch.setitem(finetune.__globals__, "learning_rate_for", lambda *_: 1e-6)  # with more processes
+    assert found == [(2e-4, 8), (1e-4, 2000), (2e-4, 500), (2e-5, 10**6)]
+    monkeypatch.setattr(
+        "hydra_transformers.training.defaults.learning_rate_for", lambda *_: 1e-6
+    )  # with more processes
     finetune(bert, data, tmp_path / "few", **options)
     assert len(found) == 4, "it is finished"
     arguments = HydraTrainingArguments(tmp_path, max_steps=500)
     kinds = ("words", "image", "audio")
     rates = {kind: learning_rate_for(arguments, PreparedData([], None, kind, ())) for kind in kinds}
-    assert rates == {"words": 5e-5, "image": 2.5e-5, "audio": 2.5e-5}
+    assert rates == {"words": 2e-4, "image": 1.4e-4, "audio": 1e-4}
+
+
+def test_several_runs_are_fused_and_their_scores_are_told(bert, tmp_path, capsys):
+    """The model is what `from_pruned_members` makes of Hydras that were fine-tuned apart, with seeds of their own."""
+    several = FAST | {"runs": 2, "num_members": 2, "seed": 5}
+    result = finetune(bert, reviews(), tmp_path / "hydra", **several | {"progress": True})
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("run ")] == [
+        "run 1 of 2",
+        "run 2 of 2",
+    ]
+    assert (result.model.num_members, result.model.config.trunk_layers) == (4, 1)
+    assert list(result.runs) == ["run 1", "run 2", "soup", "fused"]
+    assert result.runs["fused"]["loss"] == pytest.approx(result.metrics["eval_loss"])
+    assert "run 1: accuracy " in repr(result) and "fused: accuracy " in repr(result)
+
+    # The same by hand: other classifiers, another order of the data.
+    runs = [finetune(bert, reviews(), tmp_path / "first", **several | {"runs": 1}).model]
+    hydra = AutoHydra.from_backbone(bert, num_members=2, class_names=["+", "-"], seed=7)
+    first = AutoHydra.from_backbone(bert, num_members=4, class_names=["+", "-"], seed=5)
+    assert torch.equal(hydra.classifier.weight, first.classifier.weight[4:]), "no classifier is drawn twice"
+    apart = [result.model.classifier.weight[rows] for rows in (slice(0, 4), slice(4, 8))]
+    assert torch.equal(apart[0], runs[0].classifier.weight) and not torch.equal(*apart)
+    assert_same_weights(AutoHydra.from_pretrained(tmp_path / "hydra"), result.model)
+    assert not (tmp_path / "hydra/checkpoints").exists()
+
+    # Called again, it is loaded, with its scores; another number of runs is refused.
+    again = finetune(bert, reviews(), tmp_path / "hydra", **several)
+    assert_same_weights(again.model, result.model)
+    assert again.runs == result.runs
+    with pytest.raises(ValueError, match="was made with runs 2, which now is 3"):
+        finetune(bert, reviews(), tmp_path / "hydra", **several | {"runs": 3})
+
+
+def test_plain_runs_are_fused_with_merged_layers_and_one_run_of_one_member_is_a_plain_model(bert, tmp_path):
+    result = finetune(bert, reviews(), tmp_path / "two", **FAST | {"runs": 2, "num_members": 1, "trunk_layers": 1})
+    assert (result.model.num_members, result.model.config.trunk_layers) == (2, 1)
+    single = finetune(bert, reviews(), tmp_path / "one", **FAST | {"num_members": 1})
+    assert single.model.num_members == 1 and single.runs == {}
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match=f"runs is {wrong}: pass 1 or more"):
+            finetune(bert, reviews(), tmp_path / "none", **FAST | {"runs": wrong})
+
+
+def test_several_runs_go_on_where_they_were_cut_off(bert, tmp_path):
+    class Stop(Exception):
+        pass
+
+    class StoppingInTheSecond(TrainerCallback):
+        begun: ClassVar[list[int]] = []
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            self.begun.append(args.seed)
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if len(self.begun) == 2 and state.global_step == 6:
+                raise Stop
+
+    several = FAST | {"runs": 2, "num_members": 2}
+    whole = finetune(bert, reviews(), tmp_path / "whole", **several)
+    stopping = StoppingInTheSecond()
+    with pytest.raises(Stop):
+        finetune(bert, reviews(), tmp_path / "cut", callbacks=[stopping], **several)
+    with pytest.raises(ValueError, match=r"was made with num_train_epochs 2, which now is 3"):
+        finetune(bert, reviews(), tmp_path / "cut", **several | {"epochs": 3})
+    resumed = finetune(bert, reviews(), tmp_path / "cut", callbacks=[stopping], **several)
+    assert stopping.begun == [0, 1, 1], "the first run is not repeated"
+    assert_same_weights(resumed.model, whole.model)
+
+
+def test_runs_that_lose_by_being_fused_are_told():
+    scores = {"run 1": {"loss": 0.5}, "run 2": {"loss": 0.6}, "soup": {"loss": 0.1}, "fused": {"loss": 0.45}}
+    assert no_gain_by_fusing(scores) == []
+    [sentence] = no_gain_by_fusing(scores | {"fused": {"loss": 0.55}})
+    assert "the validation loss is 0.55, and run 1 alone has 0.5" in sentence
 
 
 @pytest.mark.slow
