@@ -66,13 +66,15 @@ class ModelInfo:
         """Say what a model is.
 
         Args:
-            source (`str`, `os.PathLike`, `PreTrainedConfig` or `nn.Module`): a folder or Hub name,
-                a config, or a model.
+            source (`ModelInfo`, `str`, `os.PathLike`, `PreTrainedConfig` or `nn.Module`): a folder
+                or Hub name, a config, or a model.
 
         Example:
             >>> ModelInfo.of(config).inputs  # doctest: +SKIP
             'image'
         """
+        if isinstance(source, ModelInfo):
+            return source
         if isinstance(source, (str, os.PathLike)):
             source = auto.config_of(source)
         if isinstance(source, PreTrainedConfig):

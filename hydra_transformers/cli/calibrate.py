@@ -88,33 +88,30 @@ def calibrate(
 
 def _calibrated(model: str, data: DataOptions, settings: dict[str, Any]) -> "tuple[Calibration, nn.Module, Any]":
     """Return the calibration of a model on data, the model that is saved with it, and its processor."""
-    from ..data.processors import class_prompts, load_processor
-    from ..data.zero_shot import ZeroShotClassifier
-    from ..serving.saved_models import load_config, load_model
+    from ..serving.saved_models import open_model
     from ..uncertainty import calibrate as fit
 
-    config = load_config(model)
-    processor = load_processor(model, config)
-    rows = data.read(config, processor)
+    opened = open_model(model)
+    rows = data.read(opened.info, opened.processor)
     note_training_rows(model, data, rows)
-    prompts = class_prompts(config, processor, rows.class_names)
-    loaded = load_model(model, best_device())
-    classifier = loaded if prompts is None else ZeroShotClassifier(loaded, prompts, rows.class_names)
-    return fit(classifier, rows, **settings), loaded, processor
+    loaded = opened.load(best_device())
+    classifier = opened.as_classifier(loaded, rows.class_names)
+    return fit(classifier, rows, **settings), loaded, opened.processor
 
 
 def _recalibrated(
     model: str, data: DataOptions, add: Path, risk: float, confidence: float | None
 ) -> "tuple[Calibration, nn.Module, Any]":
     """Return the calibration of a calibrated model by audited answers, the model that is saved with it, and its processor."""
-    from ..serving.saved_models import load_config, load_with_decision
+    from ..serving.saved_models import open_model
     from ..uncertainty import CalibratedClassifier
     from ..uncertainty.recalibration import recalibrate
 
-    calibrated, processor = load_with_decision(model, device=best_device())
+    opened = open_model(model)
+    calibrated = opened.load_with_decision(best_device())
     rows = None
     if data.data is not None:
-        rows = data.read(load_config(model), processor)
+        rows = data.read(opened.info, opened.processor)
         note_training_rows(model, data, rows)
     settings: dict[str, Any] = {"risk": risk}
     if confidence is not None:
@@ -124,7 +121,7 @@ def _recalibrated(
     if isinstance(calibrated, CalibratedClassifier):
         loaded = calibrated.model
         loaded = getattr(loaded, "model", loaded) if hasattr(loaded, "class_prompts") else loaded
-    return calibration, loaded, processor
+    return calibration, loaded, opened.processor
 
 
 def _save(calibration: "Calibration", loaded: "nn.Module", processor: Any, model: Path, output: Path) -> None:

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .folders import note_training_rows
 from .options import BatchSize, DataOptions, ModelArgument, best_device, named, option
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..reports import Report
+    from ..serving.saved_models import OpenModel
 
 
 def evaluate(
@@ -39,29 +40,29 @@ def evaluate(
 ) -> None:
     """Measure accuracy, calibration, abstention and out-of-distribution detection, as tables and plots."""
     from .._io.files import check_takes_files
-    from ..data.processors import load_processor
     from ..reports import evaluate_uncertainty
-    from ..serving.saved_models import load_config, load_model
+    from ..serving.saved_models import open_model
 
-    config, path = load_config(model), Path(model)
+    path = Path(model)
+    opened = open_model(model)
     if output is None and not path.is_dir():
         raise ValueError(f"{model} is not a folder to write into: pass --output")
     output = output or path / "evaluation"
     check_takes_files(output)
     check_holds_no_other_report(output)
-    processor = load_processor(model, config)
-    loaded, ood_rows, corrupted = load_model(model, best_device()), None, None
-    if getattr(config, "aggregate", None) is not None:  # reward models are judged by pairs
+    info, processor = opened.info, opened.processor
+    loaded, ood_rows, corrupted = opened.load(best_device()), None, None
+    if getattr(info.config, "aggregate", None) is not None:  # reward models are judged by pairs
         from ..uncertainty.rewards import pairs_of
 
         if near or far or corruptions:
             raise ValueError("--near, --far and --corruptions are not for reward models: leave them out")
-        rows = pairs_of(lambda column: replace(data, column=[column]).read(config, processor, labelled=False))
+        rows = pairs_of(lambda column: replace(data, column=[column]).read(info, processor, labelled=False))
     else:
-        rows = data.read(config, processor)
+        rows = data.read(info, processor)
         note_training_rows(model, data, rows)
-        ood_rows = data.read_groups(config, processor, {"near": near or [], "far": far or []})
-        loaded = _with_decision(loaded, model, config, processor, rows.class_names)
+        ood_rows = data.read_groups(info, processor, {"near": near or [], "far": far or []})
+        loaded = _with_decision(loaded, opened, rows.class_names)
     if corruptions is not None:
         from ..shift import corrupted_sets, load_corrupted_sets
         from ..shift.standard_sets import STANDARD_SETS
@@ -74,22 +75,18 @@ def evaluate(
     write_report(evaluate_uncertainty(models, rows, ood_rows, corruptions=corrupted, batch_size=batch_size), output)
 
 
-def _with_decision(model: "nn.Module", name: str, config: Any, processor: Any, classes: list[str]) -> "nn.Module":
-    """A model with the decision saved beside it, and two towers as a classifier of the data's classes."""
-    from ..data.processors import class_prompts
-    from ..data.zero_shot import ZeroShotClassifier
+def _with_decision(model: "nn.Module", opened: "OpenModel", classes: list[str]) -> "nn.Module":
+    """Return a model with the decision saved beside it, and two towers as a classifier of the data's classes."""
     from ..uncertainty import CalibratedClassifier
     from ..uncertainty.calibrated_classifier import OtherClassesError
 
-    prompts = class_prompts(config, processor, classes)
-    if prompts is not None:
-        model = ZeroShotClassifier(model, prompts, classes)
-    if not CalibratedClassifier.is_saved_in(name):
+    model = opened.as_classifier(model, classes)
+    if not CalibratedClassifier.is_saved_in(opened.name):
         return model
     try:
-        return CalibratedClassifier.load(model, name).eval()
+        return CalibratedClassifier.load(model, opened.name).eval()
     except OtherClassesError as error:
-        print(f"note: {name} is evaluated without its decision: {error}", file=sys.stderr)
+        print(f"note: {opened.name} is evaluated without its decision: {error}", file=sys.stderr)
         return model
 
 

@@ -15,20 +15,18 @@ def export(
     to: option(Literal["onnx", "torch"], "onnx (model.onnx), or torch (model.pt2, for torch.export.load)") = "onnx",
 ) -> None:
     """Write a model as ONNX or for torch.export.load, to run it without this package."""
-    from ..data.processors import load_processor
     from ..exporting import FILES
     from ..exporting import export as write
-    from ..serving.saved_models import load_config, load_model
+    from ..serving.saved_models import open_model
     from ..uncertainty import CalibratedClassifier
 
-    config = load_config(model)
-    check_is_hydra(config, model)
+    opened = open_model(model)
+    check_is_hydra(opened.info.config, model)
     check_is_new(output)
-    processor = load_processor(model, config)
     if CalibratedClassifier.is_saved_in(model):
         print(f"note: {model} is exported without its decision, which is for one data set's classes", file=sys.stderr)
-    loaded = load_model(model).float()
-    write(loaded, output, (to,), processor)
+    loaded = opened.load().float()
+    write(loaded, output, (to,), opened.processor)
     calibration = "with its calibration"
     if not loaded.is_calibrated:
         calibration = "not calibrated, so it has no abstain and no prediction_set"

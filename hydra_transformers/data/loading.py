@@ -223,7 +223,7 @@ def check_has_variety(data: PreparedData, name: str, purpose: str) -> None:
 def _info_and_processor(model: Any, processor: Any) -> tuple[ModelInfo | None, Any]:
     """Return what a model is, and its processor; None where `model` is the processor itself, or has no config."""
     info = None
-    if isinstance(model, (str, os.PathLike, PreTrainedConfig, nn.Module)):
+    if isinstance(model, (ModelInfo, str, os.PathLike, PreTrainedConfig, nn.Module)):
         info = ModelInfo.of(model)
     else:
         processor = processor or model
@@ -231,7 +231,7 @@ def _info_and_processor(model: Any, processor: Any) -> tuple[ModelInfo | None, A
         info = None
     if processor is None and info is not None:
         name = model if isinstance(model, (str, os.PathLike)) else info.config.name_or_path
-        processor = load_processor(name, info.config)
+        processor = load_processor(name, info)
     if not callable(processor):
         raise TypeError(
             f"model is a {type(model).__name__}: pass the model, its name or folder, or its tokenizer, image processor or feature "

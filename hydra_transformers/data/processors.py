@@ -26,27 +26,29 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "tokeniz
 PROCESSOR_FILES += ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 
 
-def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
+def load_processor(name: str | os.PathLike, model: PreTrainedConfig | ModelInfo) -> Any:
     """The processor saved with a model: a tokenizer, an image processor, a feature extractor, or a pair for two towers.
 
     name: the model's folder or Hub name; empty for a model in memory
+    model: its config, or what it is
     """
-    check_type_is_supported(config, name or "the model")
-    processor = find_processor(name, config)
+    info = ModelInfo.of(model)
+    check_type_is_supported(info.config, name or "the model")
+    processor = find_processor(name, info)
     if processor is None:
         name = name or "the model, which was not loaded from a folder or the Hub,"
-        kind = PROCESSORS[ModelInfo.of(config).inputs].removeprefix("Auto")
+        kind = PROCESSORS[info.inputs].removeprefix("Auto")
         raise ValueError(f"{name} has no {kind} saved with it: save one there, or pass processor=")
     return processor
 
 
-def find_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any | None:
+def find_processor(name: str | os.PathLike, model: PreTrainedConfig | ModelInfo) -> Any | None:
     """The processor saved with a model; None where there is none."""
     if name and is_adapter_folder(name) and not _has_processor_files(name):
         name = base_of_adapters(name)
     if not name or not _has_processor_files(name):  # AutoTokenizer would make an empty one
         return None
-    inputs = ModelInfo.of(config).inputs
+    inputs = ModelInfo.of(model).inputs
     auto_class = PROCESSORS[inputs]
     load = getattr(transformers, auto_class).from_pretrained
     try:
@@ -67,15 +69,17 @@ def _has_processor_files(name: str | os.PathLike) -> bool:
     return any(cached_file(name, file, **quiet) is not None for file in PROCESSOR_FILES)
 
 
-def class_prompts(config: PreTrainedConfig, processor: Any, class_names: Sequence[str] | None) -> dict | None:
+def class_prompts(
+    model: PreTrainedConfig | ModelInfo, processor: Any, class_names: Sequence[str] | None
+) -> dict | None:
     """The tokenized prompts of classes for a model of two towers; None for a classifier, which has its own classes."""
-    info = ModelInfo.of(config)
+    info = ModelInfo.of(model)
     if not info.is_zero_shot:
         return None
     head = info.model_class
     length = {"padding": True}
     if hydra_classes().get(head, head).reads_padding:
-        length = {"padding": "max_length", "max_length": config.text_config.max_position_embeddings}
+        length = {"padding": "max_length", "max_length": info.config.text_config.max_position_embeddings}
     prompts = [f"A photo of a {name}." for name in class_names]
     return dict(processor(text=prompts, truncation=True, return_tensors="pt", **length))
 

@@ -226,12 +226,14 @@ def check_type_is_supported(config: PreTrainedConfig, name: str | os.PathLike) -
         raise ValueError(f"{name} is a {config.model_type}: not supported; {closest(config.model_type, types)} are")
 
 
-def load_trained(name: str | os.PathLike) -> PreTrainedModel:
-    """The classifier or zero-shot model in a folder or on the Hub, ready to predict; adapters are merged into their base model.
+def load_trained(name: str | os.PathLike, config: PreTrainedConfig | None = None) -> PreTrainedModel:
+    """Load the classifier or zero-shot model in a folder or on the Hub, ready to predict; adapters are merged into their base
+    model.
 
-    A model with untrained parts raises.
+    A model with untrained parts raises. config: of that name, if it was loaded before
     """
-    config = config_of(name)
+    if config is None:
+        config = config_of(name)
     check_type_is_supported(config, name)
     if is_adapter_folder(name):
         model, missing = load_merged(head_of(config), config, name)

@@ -28,7 +28,7 @@ from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
 from ..uncertainty.tasks import task_of
 from .answers import arrow_schema, check_fields
-from .saved_models import load_config, load_with_decision
+from .saved_models import open_model
 
 
 SECONDS_FOR_URL = 60.0  # a server that says nothing would hold up all rows
@@ -95,11 +95,13 @@ class HydraPredictor(Answerer):
                 "top_k": top_k,
                 "batch_size": batch_size,
             }
-            kind_of(ModelInfo.of(load_config(folder)), folder)  # raises its error before anything large is loaded
+            opened = open_model(folder, processor)
+            kind_of(opened.info, folder)  # raises its error before anything large is loaded
             if not name and Path(folder).exists():
                 name = Path(folder).resolve().name
             name = name or folder
-            model, processor = load_with_decision(folder, processor, device)
+            model = opened.load_with_decision(device)
+            processor = opened.processor
         elif device is not None:
             model = model.to(device)
         self.info = info = ModelInfo.of(model)

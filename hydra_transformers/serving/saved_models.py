@@ -1,6 +1,8 @@
 """Loads models from folders and the Hub as they were saved, with their decisions."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from .._io.access import access_to
 from ..data.processors import class_prompts, load_processor
 from ..data.zero_shot import ZeroShotClassifier
+from ..model_info import ModelInfo
 from ..models import auto
 from ..models.adapters import is_adapter_folder
 from ..models.auto import check_model_exists, check_type_is_supported, load_trained
@@ -41,38 +44,72 @@ def load_config(name: str) -> PreTrainedConfig:
 
 def load_model(name: str, device: str = "cpu") -> PreTrainedModel:
     """Load a trained classifier, CLIP or SigLIP model by Hub name or folder, ready to predict."""
-    load_config(name)  # its errors are clearer
+    return _load_trained(name, load_config(name), device)
+
+
+def _load_trained(name: str, config: PreTrainedConfig, device: str) -> PreTrainedModel:
     with access_to(name, "model"):
-        return load_trained(name).to(device)
+        return load_trained(name, config).to(device)
 
 
-def load_with_decision(name: str, processor: Any = None, device: str | None = None) -> tuple[nn.Module, Any]:
-    """Load a model with its decision, and its processor.
+@dataclass(frozen=True)
+class OpenModel:
+    """A saved model that was looked at once. Its weights are loaded when they are asked for.
 
-    Two towers become a classifier if they were calibrated as one.
+    Attributes:
+        name (`str`): its folder, or its name on the Hub.
+        info (`ModelInfo`): what it is.
+        processor: its tokenizer, image processor, feature extractor or pair.
+    """
+
+    name: str
+    info: ModelInfo
+    processor: Any
+
+    def load(self, device: str = "cpu") -> PreTrainedModel:
+        """Load the model itself, ready to predict."""
+        return _load_trained(self.name, self.info.config, device)
+
+    def as_classifier(self, model: nn.Module, class_names: Sequence[str] | None) -> nn.Module:
+        """Return two towers as a classifier of these classes; other models as they are."""
+        prompts = class_prompts(self.info, self.processor, class_names)
+        return model if prompts is None else ZeroShotClassifier(model, prompts, class_names)
+
+    def load_with_decision(self, device: str | None = None) -> nn.Module:
+        """Load the model with the decision that lies beside it, if there is one.
+
+        Two towers become a classifier if they were calibrated as one.
+
+        Args:
+            device (`str`, *optional*): by default cuda where there is one, otherwise cpu.
+        """
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = self.load(device)
+        if not CalibratedClassifier.is_saved_in(self.name):
+            return model
+
+        # A decision beside the model, for models that are no Hydras.
+        classes = CalibratedClassifier.classes_saved_in(self.name)
+        if classes is not None:
+            model = self.as_classifier(model, classes)
+        model = CalibratedClassifier.load(model, self.name).eval()
+        if task_of(model).name == "regression":  # the config of a model with one output may not say so
+            config_inside(model).problem_type = "regression"
+        return model
+
+
+def open_model(name: str, processor: Any = None) -> OpenModel:
+    """Look at a saved model: its config, its task, its processor.
 
     Args:
         name (`str`): a folder, or a name on the Hub.
         processor (*optional*): the processor, or its folder or Hub name; by default the model's.
-        device (`str`, *optional*): by default cuda where there is one, otherwise cpu.
     """
-    config = load_config(name)
+    info = ModelInfo.of(load_config(name))
     if processor is None or isinstance(processor, (str, Path)):
-        processor = load_processor(processor or name, config)
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = load_model(name, device)
-    if not CalibratedClassifier.is_saved_in(name):
-        return model, processor
-
-    # A decision beside the model, for models that are no Hydras.
-    classes = CalibratedClassifier.classes_saved_in(name)
-    if classes is not None:
-        model = ZeroShotClassifier(model, class_prompts(config, processor, classes), classes)
-    model = CalibratedClassifier.load(model, name).eval()
-    if task_of(model).name == "regression":  # the config of a model with one output may not say so
-        config_inside(model).problem_type = "regression"
-    return model, processor
+        processor = load_processor(processor or name, info)
+    return OpenModel(name, info, processor)
 
 
 def member_folders(folder: Path) -> list[Path]:
