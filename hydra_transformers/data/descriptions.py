@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from .labels import NO_TAG
+from ..models.task import load_task
 
 
 if TYPE_CHECKING:
     from .loading import PreparedData
 
-TASKS = {"multi_label_classification": "any of {} classes", "token_classification": "one of {} classes for each word"}
 MOST_NAMES = 5
 ROWS_PER_CLASS = 5
 
@@ -41,7 +40,7 @@ def _describe_task(labels: Sequence[Any], class_names: Sequence[str], problem_ty
 
     counted = Counter(_classes_of_rows(labels, problem_type))
     counts = {name: counted[place] for place, name in enumerate(class_names)}
-    task = TASKS.get(problem_type, "one of {} classes").format(len(counts))
+    task = load_task(problem_type).choice.format(len(counts))
     sentences = [f"task: {task}: {_frequencies(counts)}"]
     empty = [name for name, count in counts.items() if count == 0]
     if empty:
@@ -52,13 +51,9 @@ def _describe_task(labels: Sequence[Any], class_names: Sequence[str], problem_ty
 
 def _classes_of_rows(labels: Sequence[Any], problem_type: str | None) -> Iterator[int]:
     """The class of each row; of a row with several labels or tags all of them."""
+    task = load_task(problem_type)
     for label in labels:
-        if problem_type == "multi_label_classification":
-            yield from (place for place, has_label in enumerate(label) if has_label)
-        elif problem_type == "token_classification":
-            yield from (tag for tag in label if tag != NO_TAG)
-        else:
-            yield label
+        yield from task.classes_of_label(label)
 
 
 def _frequencies(counts: Mapping[str, int]) -> str:

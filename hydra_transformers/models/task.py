@@ -6,7 +6,7 @@ package needs (fitting, measuring) lies in `uncertainty/`, one class for each of
 """
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,7 @@ class Task:
         name (`str`): as in `TASKS`, and in a decision's settings.
         title (`str`): for people.
         chooses_one_class (`bool`): whether one class of a row is right, so that its logits have a softmax.
+        choice (`str`): how classes are chosen, with a place for their number.
         predicts_numbers (`bool`): whether it predicts numbers, not classes or labels.
         least_classes (`int`): how many classes or outputs a model has at least.
         expected_labels (`str`): the labels that a loss takes, for messages.
@@ -72,6 +73,7 @@ class Task:
 
     name: str
     title: str
+    choice = "one of {} classes"
     chooses_one_class = False
     predicts_numbers = False
     least_classes = 1
@@ -99,6 +101,10 @@ class Task:
             words (`Sequence[list[str]]`, *optional*): of the rows, for token classification.
         """
         return labels.matched(classes)
+
+    def classes_of_label(self, label: Any) -> Iterable[int]:
+        """Return the classes that the label of a row names, by their indices."""
+        return [label]
 
     def accepts(self, labels: Tensor, logits: Tensor) -> bool:
         """Whether the loss of logits (batch, classes) takes these labels."""
@@ -229,6 +235,10 @@ class SingleLabel(Classification):
     divides_by_items = True
     has_detector = True
     settings_class = "decision_settings.SingleLabelSettings"
+
+    def classes_of_label(self, label: Any) -> Iterable[int]:
+        """Return the classes that the label of a row names, by their indices."""
+        return [label]
 
     def accepts(self, labels: Tensor, logits: Tensor) -> bool:
         return labels.numel() == len(logits) and not labels.is_floating_point()

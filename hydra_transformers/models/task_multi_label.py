@@ -2,7 +2,7 @@
 such a head."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,13 @@ class MultiLabel(YesOrNo):
 
     name = "multi_label_classification"
     title = "multi-label classification"
+    choice = "any of {} classes"
     expected_labels = "a float per row and class"
     reads_lists = True
     settings_class = "task_multi_label.MultiLabelSettings"
+
+    def classes_of_label(self, label: Sequence[float]) -> Iterable[int]:
+        return [place for place, has_label in enumerate(label) if has_label]
 
     def accepts(self, labels: Tensor, logits: Tensor) -> bool:
         return labels.shape == logits.shape and labels.is_floating_point()

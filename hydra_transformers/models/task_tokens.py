@@ -1,6 +1,6 @@
 """Token classification: a class for every token of a text, such as the tags of words (NER, POS)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,9 @@ from transformers import PreTrainedConfig
 from .decision_settings import DecisionSettings, positive, setting
 from .ensembling import at_least_float32, log_mean_probability
 from .task import DecisionOutput, SingleLabel
+
+
+NO_TAG = -100  # of tokens that no loss and no metric counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,7 @@ class TokenClassification(SingleLabel):
 
     name = "token_classification"
     title = "token classification"
+    choice = "one of {} classes for each word"
     chooses_one_class = False
     reads_lists = True
     has_detector = False
@@ -42,6 +46,9 @@ class TokenClassification(SingleLabel):
         self, labels: Any, classes: Sequence[str], words: Sequence[Sequence[str]] | None = None
     ) -> list[Any]:
         return labels.of_words(words, classes)
+
+    def classes_of_label(self, label: Sequence[int]) -> Iterable[int]:
+        return [tag for tag in label if tag != NO_TAG]
 
     def check_labels(self, labels: Tensor, logits: Tensor, config: Any) -> None:
         batch, tokens, _ = logits.shape

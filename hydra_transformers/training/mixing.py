@@ -30,7 +30,7 @@ def check_can_mix(model: nn.Module, compute_loss_func: Any) -> None:
     config = getattr(model, "config", None)
     if getattr(model, "main_input_name", None) != "pixel_values" or hasattr(config, "text_config"):
         raise ValueError(f"mixing is for models that classify images: leave it out for a {type(model).__name__}")
-    if getattr(config, "problem_type", None) == "regression":
+    if task_of_config(config).predicts_numbers:
         raise ValueError("mixing is for labels that are classes: leave it out for a regression")
     if compute_loss_func is not None and not getattr(compute_loss_func, "takes_mixed_labels", False):
         raise ValueError("mixing needs a loss that counts two labels for each image: leave compute_loss_func out")

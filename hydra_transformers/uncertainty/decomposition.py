@@ -9,18 +9,19 @@ from torch import Tensor, nn
 from ..data.batches import batches
 from ..data.prediction import device_of, predict
 from ..data.tags import NO_TAG, collect_words
-from ..model_info import task_of_logits
+from ..model_info import ModelInfo, task_of_logits
+from ..models.configuration_hydra import PROBLEM_TYPES
 from ..models.detection import differing_pairs
 from ..models.ensembling import entropy_split, log_mean
-from ..models.task import classifies_tokens, config_inside
-from ..models.task_multi_label import MultiLabel, YesOrNo, label_log_probabilities
+from ..models.task import classifies_tokens, load_task
+from ..models.task_multi_label import label_log_probabilities
 from ..models.task_regression import spread
 from ..models.task_tokens import rows_of_tokens
 from .features import collect_answers
 from .inputs import as_member_logits, as_tensor, check_predictions, wide_log_softmax, widened
 
 
-PROBLEM_TYPES = (None, "single_label_classification", MultiLabel.name)
+WITH_ENTROPY = [None, *(name for name in PROBLEM_TYPES if not load_task(name).predicts_numbers)]
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,9 @@ def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposit
         >>> parts.disagreement
         tensor([0., 1.], dtype=torch.float64)
     """
-    if problem_type not in PROBLEM_TYPES:
-        raise ValueError(f"problem_type is {problem_type!r}: pass one of {', '.join(map(repr, PROBLEM_TYPES))}")
-    if problem_type == MultiLabel.name:
+    if problem_type not in WITH_ENTROPY:
+        raise ValueError(f"problem_type is {problem_type!r}: pass one of {', '.join(map(repr, WITH_ENTROPY))}")
+    if not load_task(problem_type).chooses_one_class:
         return _decompose_labels(as_member_logits(member_logits, least_classes=1))
     if not hasattr(member_logits, "logits") and as_tensor(member_logits).dim() == 4:
         return _decompose_tokens(as_tensor(member_logits))
@@ -88,7 +89,7 @@ def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposit
 def _decompose_labels(member_logits: Tensor) -> Decomposition:
     """Each label as two classes, no and yes: (batch, members, labels) -> (batch, labels) each."""
     batch, _, labels = member_logits.shape
-    check_predictions(member_logits, multi_label=True)
+    check_predictions(member_logits, have_softmax=False)
     of_labels = label_log_probabilities(widened(member_logits)).transpose(1, 2).flatten(0, 1)
     parts = vars(decompose_log_probabilities(of_labels))
     parts = parts | {"mean_probabilities": parts["mean_probabilities"][:, 1]}
@@ -144,7 +145,7 @@ def predict_uncertainty(model: nn.Module, data: Any, batch_size: int = 32) -> De
         (texts, words) for one of tokens, NaN where a text has fewer words than others.
     """
     task = task_of_logits(model)
-    if task.predicts_numbers and config_inside(model).problem_type is not None:
+    if task.predicts_numbers and ModelInfo.of(model).says_task:
         outputs = widened(collect_answers(model, data, batch_size, with_features=False)[0])
         return NumberPrediction(outputs.mean(dim=1), spread(outputs).square())
     if classifies_tokens(model):
@@ -152,8 +153,11 @@ def predict_uncertainty(model: nn.Module, data: Any, batch_size: int = 32) -> De
     parts = []
     for batch in batches(data, batch_size, device_of(model)):
         member_logits = predict(model, batch)
-        is_of_labels = member_logits.shape[-1] == 1 or isinstance(task, YesOrNo)
-        decomposition = decompose(member_logits, MultiLabel.name if is_of_labels else None)
+        is_of_labels = member_logits.shape[-1] == 1 or not task.chooses_one_class
+        if is_of_labels:
+            decomposition = _decompose_labels(as_member_logits(member_logits, least_classes=1))
+        else:
+            decomposition = decompose(member_logits)
         parts.append({name: value.cpu() for name, value in vars(decomposition).items()})
     if not parts or len({part["mean_probabilities"].shape[-1] for part in parts}) > 1:
         raise ValueError("data has no batches, or not all have the same classes and texts: pass the same with each")

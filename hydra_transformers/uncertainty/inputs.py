@@ -62,9 +62,12 @@ def widened(tensor: Tensor) -> Tensor:
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
-def check_predictions(member_logits: Tensor, multi_label: bool = False) -> None:
-    """Raises an error for NaN, and unless `multi_label` for +inf and rows with every class at -inf, which have no softmax."""
-    bad = member_logits.isnan().any(dim=-1) if multi_label else ~member_logits.amax(dim=-1).isfinite()
+def check_predictions(member_logits: Tensor, have_softmax: bool = True) -> None:
+    """Raise for NaN, and where logits have a softmax for +inf and rows with every class at -inf."""
+    if have_softmax:
+        bad = ~member_logits.amax(dim=-1).isfinite()
+    else:
+        bad = member_logits.isnan().any(dim=-1)
     if bad.any():
         row, member = bad.nonzero()[0].tolist()
         raise ValueError(f"member_logits[{row}, {member}] is not a prediction (NaN, +inf, or every class at -inf)")

@@ -28,7 +28,7 @@ ROUNDING = 1e-9  # of log-odds
 def log_odds(member_logits: Any) -> Tensor:
     """The log-odds of the members' mean probability of each label, (batch, labels) in float64."""
     member_logits = as_member_logits(member_logits, least_classes=1).detach()
-    check_predictions(member_logits, multi_label=True)
+    check_predictions(member_logits, have_softmax=False)
     return logit_of_mean_probability(widened(member_logits))
 
 
