@@ -68,7 +68,7 @@ def evaluate(
         from ..shift.standard_sets import STANDARD_SETS
 
         if corruptions in STANDARD_SETS or Path(corruptions).is_dir():
-            corrupted = load_corrupted_sets(corruptions, config, limit=data.limit, processor=processor)
+            corrupted = load_corrupted_sets(corruptions, info, limit=data.limit, processor=processor)
         else:
             corrupted = corrupted_sets(rows, [name.strip() for name in corruptions.split(",")])
     models = {path.resolve().name if path.is_dir() else path.name: loaded}

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..models.task import task_of_config
+
 
 MIXUP_ALPHA = 0.2  # of the Beta distribution that the share of the first image is drawn from
 CUTMIX_ALPHA = 1.0
