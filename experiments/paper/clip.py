@@ -90,6 +90,7 @@ class ClipSetting:
     training_arguments: Mapping[str, Any]
     circuit_mode: str = "exact"
     paper: str = "clip-vit-b32"
+    also_compared: tuple[str, ...] = ()
     about: str = ""
     task: str = "clip"
 

@@ -258,7 +258,8 @@ def columns_of(column: str, run: Mapping[str, Any]) -> list[str]:
 def title_of(column: str) -> str:
     label_set, _, rest = column.rpartition(":")
     place, _, metric = rest.rpartition(".")
-    words = (label_set, place.replace("_", " "), TITLES[metric])
+    place = "OOD" if place == "ood" else place.replace("_", " ")
+    words = (label_set, place, TITLES[metric])
     return " ".join(word for word in words if word)
 
 
@@ -336,10 +337,10 @@ def distances_table(setting: AnySetting, seeds: Seeds) -> str:
 # Differences
 
 
-def differences(setting: AnySetting, seeds: Seeds) -> str:
-    """Return the paper's differences between methods, ours, and whether the paper's sign holds here."""
+def differences(setting: AnySetting, seeds: Seeds, of_paper: str) -> str:
+    """Return our differences between methods, the paper's in its setting `of_paper`, and whether their sign holds here."""
     titles = {name: method.title for name, method in rows_of(setting).items()}
-    paper = NUMBERS[setting.paper]
+    paper = NUMBERS[of_paper]
     columns = COMPARED_COLUMNS[setting.task]
     rows = {}
     for first, second in COMPARED[setting.task]:
@@ -403,7 +404,9 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
             text = render(table, setting, seeds)
             if text != "No results.":
                 parts.append(f"### Table {table.number}: {table.title}\n\n{text}")
-        parts.append(f"### Differences\n\n{differences(setting, seeds)}")
+        for of_paper in (setting.paper, *setting.also_compared):
+            title = f"### Differences, beside the paper's on {SETTINGS[of_paper].title}"
+            parts.append(f"{title}\n\n{differences(setting, seeds, of_paper)}")
         if content.get("learning_rates"):
             parts.append(
                 f"Learning rates tried, by accuracy on validation data: {rates_text(content['learning_rates'])}."

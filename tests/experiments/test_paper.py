@@ -287,6 +287,31 @@ def test_the_smallest_setting_keeps_recipes_and_has_few_steps():
         )
 
 
+def test_the_page_shows_what_was_run():
+    results = paper.read_paper_results(paper.PAPER_RESULTS)
+    assert paper.PAGE.exists() == bool(results)
+    if results:
+        assert paper.PAGE.read_text() == tables.page(results)
+
+
+def test_a_page_has_tables_differences_and_where_they_were_run():
+    seeds = {
+        str(seed): {"single": run(0.6), "hydra-circ": run(0.7 + seed / 100), "deep-ensembles": run(0.6)}
+        for seed in range(3)
+    }
+    where = {"machine": "a GPU", "versions": "torch 2", "date": "2026-01-01", "commit": "abc"}
+    tried = {"learning_rates": {"member": {"0.01": 0.8, "0.03": 0.7}}}
+    text = tables.page({"tinyimagenet-dinov2": where | tried | {"seeds": seeds}})
+    assert "a GPU, torch 2, 2026-01-01, commit abc; 3 seeds" in text and "### Table 1: Images" in text
+    assert "member: 0.01 (80.00 %), 0.03 (70.00 %)" in text
+    beside = [part for part in text.split("### ") if part.startswith("Differences")]
+    assert [part.splitlines()[0].split(" on ")[1] for part in beside] == [
+        "CIFAR-100, ViT-B/16",
+        "ImageNet-1K, ViT-B/16",
+    ]
+    assert "(+3.35, holds)" in beside[0] and "(+0.81, holds)" in beside[1]  # AUROC of Circ less that of Deep Ensembles
+
+
 def test_list_names_every_table_and_setting(capsys):
     paper.main(["--list"])
     shown = capsys.readouterr().out
