@@ -48,6 +48,7 @@ FIGURES = (
         "python -m experiments.monitoring --pool CLINC150=FILE --pool 'Tiny ImageNet=FILE'",
         "experiments/results/monitoring.json",
     ),
+    Figure("Promises by class", "python -m experiments.class_promises", "experiments/results/class-promises.json"),
     Figure("Calibrating again", "python -m experiments.recalibration", "experiments/results/recalibration.json"),
     Figure("Which rows are checked", "python -m experiments.checked_rows", "experiments/results/checked-rows.json"),
     Figure(

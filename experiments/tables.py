@@ -6,13 +6,22 @@ from typing import Any
 
 from hydra_transformers._io.files import write_atomically
 
-from . import checked_rows, monitoring, one_run_table, recalibration, recipe_table, tasks, zero_shot_tables
+from . import (
+    checked_rows,
+    class_promises,
+    monitoring,
+    one_run_table,
+    recalibration,
+    recipe_table,
+    tasks,
+    zero_shot_tables,
+)
 from .figures import ROOT, table_of_figures
 from .results import RESULTS, read_results
 
 
 # By what a results file says that it is.
-SIMULATIONS = {"checked rows": checked_rows, "recalibration": recalibration}
+SIMULATIONS = {"checked rows": checked_rows, "class promises": class_promises, "recalibration": recalibration}
 
 
 def render(results: dict[str, Any]) -> dict[str, str]:

@@ -56,6 +56,26 @@ def test_the_calibration_is_inside(exported):
 
 
 @pytest.mark.slow
+def test_thresholds_of_each_class_are_inside(tmp_path):
+    hydra = calibrated_hydra()
+    data = [{"pixel_values": images(120).float(), "labels": torch.arange(120) % 5}]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        hydra.calibrate(data, target={"risk": 0.9}, by="prediction", confidence=0.5, alpha=None)
+    thresholds = torch.tensor(hydra.decision.settings.thresholds)
+    folder = export(hydra, tmp_path / "exported", ["onnx", "torch"])
+    inputs = {"pixel_values": images(40, seed=1).float()}
+    expected = hydra(**inputs)
+    assert torch.equal(expected.abstain, expected.detector_score > thresholds[expected.logits.argmax(dim=-1)])
+    assert 0 < expected.abstain.sum() < 40 and thresholds.unique().numel() > 1
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    [found] = session.run(["abstain"], {"pixel_values": inputs["pixel_values"].numpy()})
+    assert found.tolist() == expected.abstain.tolist()
+    found = torch.export.load(folder / "model.pt2").module()(**inputs)["abstain"]
+    assert torch.equal(found, expected.abstain)
+
+
+@pytest.mark.slow
 def test_a_calibration_of_other_weights_stays_outside(tmp_path):
     hydra = calibrated_hydra()
     with torch.no_grad():

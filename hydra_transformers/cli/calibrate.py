@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
 
 from .._io.records import RECORD, check_is_new, read_settings, record_settings
 from .folders import note_training_rows
-from .options import DATA_HELP, DataOptions, ModelArgument, best_device, data_name, number, option, share
+from .options import DATA_HELP, DataOptions, ModelArgument, best_device, data_name, named, number, option, share
 
 
 if TYPE_CHECKING:
@@ -36,6 +38,25 @@ def calibrate(
         ABSTAIN,
         parser=number(lambda value: value > 0, "not a positive number: pass 0.05 for 5 %"),
     ) = None,
+    by: option(
+        Literal["prediction"] | None,
+        "prediction: every predicted class keeps --risk, not only their average; those with few rows are pooled",
+        panel=ABSTAIN,
+    ) = None,
+    risk_of: option(
+        list[tuple] | None,
+        "--risk of the rows that are predicted LABEL; may be repeated",
+        "LABEL=SHARE",
+        ABSTAIN,
+        parser=named,
+    ) = None,
+    missed: option(
+        tuple | None,
+        "at most this share of the true rows of LABEL is answered as another label: fraud=0.01",
+        "LABEL=SHARE",
+        ABSTAIN,
+        parser=named,
+    ) = None,
     coverage: option(float | None, "at least this share is answered: 0.9", "SHARE", ABSTAIN, parser=share) = None,
     confidence: option(
         float | None,
@@ -61,12 +82,16 @@ def calibrate(
     """Fit when a model abstains ("I don't know") and its sets of possible classes; saved with the model."""
     if risk is not None and coverage is not None:
         raise ValueError("--risk and --coverage exclude each other: pass one of them")
-    if risk is None and coverage is None and alpha is None:
+    if missed is not None and (risk is not None or coverage is not None or risk_of or by is not None):
+        raise ValueError("--missed is a target by itself: leave out --risk, --risk-of, --coverage and --by")
+    if risk_of and (risk is None or by is not None):
+        raise ValueError("--risk-of names the risk of some labels: pass --risk for the others, and leave out --by")
+    if risk is None and coverage is None and alpha is None and missed is None:
         raise ValueError(
             "there is no target, so that the model would never abstain: pass --risk 0.05 or --coverage 0.9, or --alpha alone for "
             "prediction sets or intervals"
         )
-    if add is not None and (risk is None or alpha is not None):
+    if add is not None and (risk is None or alpha is not None or by is not None or risk_of):
         raise ValueError(
             "--add lowers the threshold of a calibrated model for a --risk: pass that, and neither --coverage nor --alpha"
         )
@@ -76,14 +101,28 @@ def calibrate(
     if add is not None:
         calibration, loaded, processor = _recalibrated(model, data, add, risk, confidence)
     else:
-        target = {name: value for name, value in {"risk": risk, "coverage": coverage}.items() if value is not None}
-        settings = {"target": target or None, "confidence": confidence}
+        target: dict[str, Any] = {"risk": risk, "coverage": coverage}
+        target = {name: value for name, value in target.items() if value is not None}
+        if risk_of:
+            target = {"risk": {label: _share_of(label, text) for label, text in risk_of} | {"*": risk}}
+        if missed is not None:
+            label, text = missed
+            target = {"missed": _share_of(label, text), "label": label}
+        settings = {"target": target or None, "by": by, "confidence": confidence}
         if alpha is not None:
             settings["alpha"] = alpha
         calibration, loaded, processor = _calibrated(model, data, settings)
     _save(calibration, loaded, processor, Path(model), output)
     print(calibration)
     print(f"The calibrated model is in {output}. Next: hydra-transformers predict {output} ...")
+
+
+def _share_of(label: str, text: str) -> float:
+    """Read the share in LABEL=SHARE."""
+    try:
+        return share(text)
+    except typer.BadParameter as error:
+        raise ValueError(f"the share of {label}: {error}") from error
 
 
 def _calibrated(model: str, data: DataOptions, settings: dict[str, Any]) -> "tuple[Calibration, nn.Module, Any]":

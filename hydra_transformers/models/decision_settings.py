@@ -236,20 +236,25 @@ class DecisionSettings(Settings):
         outputs: the model's, by this decision
         """
         detector_score = outputs["detector_score"][0].item()
-        abstain = None if self.threshold is None else outputs["abstain"][0].item()
+        threshold = self.threshold_of(outputs)
+        abstain = None if threshold is None else outputs["abstain"][0].item()
         reason = self.reason(detector_score, outputs) if abstain else None
         return {
             "abstain": abstain,
             "detector": self.detector.name,
             "detector_score": detector_score,
-            "threshold": _as_json(self.threshold),
+            "threshold": _as_json(threshold),
             "reason": reason,
         }
+
+    def threshold_of(self, outputs: Mapping[str, Tensor]) -> float | None:
+        """Return the highest score that is answered, for one row."""
+        return self.threshold
 
     def reason(self, detector_score: float, outputs: Mapping[str, Tensor]) -> str:
         """Say in a sentence why the model abstains on a row."""
         score_name = "msp (1 - the largest probability)" if self.detector.name == "msp" else self.detector.name
-        return f"{score_name} is {detector_score:.3g}, above the threshold {self.threshold:.3g}."
+        return f"{score_name} is {detector_score:.3g}, above the threshold {self.threshold_of(outputs):.3g}."
 
 
 def digest_of_settings(saved: Mapping[str, Any]) -> str:
@@ -274,15 +279,29 @@ class SingleLabelSettings(DecisionSettings):
     """temperature: of the ensemble, see `pool_then_scale`
     sets: None without sets
     classes, prompts: of a zero-shot classifier, the names of its classes and a digest of the prompts
+    thresholds: where promises are made by predicted class, the highest score of each that is answered; `threshold` is the
+        highest of them
     """
 
     temperature: float = setting(positive)
     sets: Sets | None = setting(optional(lambda saved: Sets.read(saved, "decision.sets")), default=None)
     classes: tuple[str, ...] | None = setting(optional(texts), is_saved_as_none=False, default=None)
     prompts: str | None = setting(optional(text), is_saved_as_none=False, default=None)
+    thresholds: tuple[float, ...] | None = setting(optional(limits), is_saved_as_none=False, default=None)
+
+    def threshold_of(self, outputs: Mapping[str, Tensor]) -> float | None:
+        if self.thresholds is None:
+            return self.threshold
+        return self.thresholds[int(outputs["logits"][0].argmax())]
 
     def reason(self, detector_score: float, outputs: Mapping[str, Tensor]) -> str:
         reason = super().reason(detector_score, outputs)
+        if self.thresholds is not None:
+            reason = f"{reason.removesuffix('.')} of this prediction."
+            if self.threshold_of(outputs) == -math.inf:
+                reason = (
+                    "Nothing can be promised of this prediction: it had too few validation rows, or too many errors."
+                )
         if self.sets is not None and outputs["prediction_set"][0].sum() == 1:
             right = f"{100 * (1 - self.alpha):.3g} %"
             reason += f" Prediction sets are right for {right} of all rows, less often for rows as unsure as this one."

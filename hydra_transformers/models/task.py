@@ -254,7 +254,10 @@ class SingleLabel(Classification):
         log_probabilities = log_mean_probability(member_logits)
         is_not_a_number = log_probabilities.isnan().any(dim=-1)
         abstain = is_not_a_number
-        if settings.threshold is not None:
+        if settings.thresholds is not None:
+            thresholds = decision.per_output("thresholds", log_probabilities)
+            abstain = abstain | ~(detector_score <= thresholds[log_probabilities.argmax(dim=-1)])
+        elif settings.threshold is not None:
             abstain = abstain | decision.above_threshold(detector_score)
         chosen = None
         if settings.sets is not None:

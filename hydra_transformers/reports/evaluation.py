@@ -23,6 +23,7 @@ from ..uncertainty.task import Rows, Task
 from ..uncertainty.tasks import task_of
 from .curves import reliability_curve, risk_curve, roc_curve, score_histograms
 from .gains import jackknife_values, packed_rows
+from .promises import promises_by_class
 from .report import CORRUPTION, ID, Metrics, Report
 from .table import DATA
 
@@ -129,6 +130,10 @@ def evaluate_uncertainty(
         report.curves[model_name] = curves
         report.rows[model_name] = rows
         report.num_members[model_name] = measured[DATA].num_members
+        if decision is not None:
+            promises = promises_by_class(typed_settings(decision.settings).validation, measured[DATA].values)
+            if promises:
+                report.promises[model_name] = promises
     return report
 
 

@@ -14,6 +14,7 @@ from .._io.files import parse_json, write_atomically
 from ..uncertainty.task import Task
 from ..uncertainty.tasks import TASKS
 from .gains import Gain, gain_sentence, gains, map_leaves
+from .promises import section_of_promises
 from .table import DATA, NO_VALUE, Section, Table, html_page, to_html, to_markdown, to_text
 
 
@@ -74,6 +75,7 @@ class Report:
         curves (`dict`): model -> the curves that `plot` draws.
         rows (`dict`): model -> a few numbers per row, packed, by which `gains` compares models row
             by row.
+        promises (`dict`): model -> its promises by class, and how they did on "data".
     """
 
     task: str
@@ -83,6 +85,7 @@ class Report:
     num_members: dict[str, int] = field(default_factory=dict)
     curves: dict[str, dict[str, Any]] = field(default_factory=dict)
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    promises: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def data_sets(self, group: str | None = None) -> list[str]:
         """Return the data sets of one group; without a group the OOD data sets, of all groups.
@@ -139,6 +142,7 @@ class Report:
             num_members=self.num_members | other.num_members,
             curves=self.curves | other.curves,
             rows=self.rows | other.rows,
+            promises=self.promises | other.promises,
         )
 
     def gains(self, model: str, other: str) -> dict[str, Gain]:
@@ -152,12 +156,12 @@ class Report:
     # Forms
 
     def __str__(self) -> str:
-        return to_text(self._sections()[:2])
+        return to_text(self._main_sections())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return to_html(self._sections()[:2])
+        return to_html(self._main_sections())
 
     def to_markdown(self) -> str:
         """Return all tables as markdown."""
@@ -329,9 +333,16 @@ class Report:
                 groups.append(group)
         return groups
 
+    def _main_sections(self) -> list[Section]:
+        """Return what is shown where the report is printed."""
+        number = 3 if self.promises else 2
+        return self._sections()[:number]
+
     def _sections(self) -> list[Section]:
         """Return all tables, the main one first."""
         sections = self._sections_of_data()
+        if self.promises:
+            sections.append(section_of_promises(self.promises))
         if self.data_sets():
             sections.append(self._section_of_ood())
         if self.data_sets(CORRUPTION):

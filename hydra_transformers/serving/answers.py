@@ -88,6 +88,8 @@ def to_table(answers: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -
             row["answer"] = answer_text(answer)
             row["prediction"] = prediction_text(answer)
             row["why"] = answer["reason"]
+        if isinstance(row.get("threshold"), str):  # "inf" or "-inf", as JSON has them
+            row["threshold"] = float(row["threshold"])
         rows.append(row)
 
     types = dict.fromkeys(("answer", "prediction", "why"), "string")

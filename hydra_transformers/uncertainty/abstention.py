@@ -116,7 +116,7 @@ class Abstention:
             threshold = just_above(_threshold_of_share(scores, value, confidence, "coverage"), all_scores, dtype)
         else:
             lowest_refused = -_threshold_of_share(-ood_scores, value, confidence, "tpr")
-            threshold = _just_below(lowest_refused, all_scores, dtype)  # that score itself is refused
+            threshold = just_below(lowest_refused, all_scores, dtype)  # that score itself is refused
             if threshold == lowest_refused:
                 raise ValueError(f"tpr={value:g} cannot be reached: too many of ood_scores are -inf")
         counts = len(scores), 0 if ood_scores is None else len(ood_scores)
@@ -189,7 +189,7 @@ def just_above(score: float, scores: Tensor, dtype: torch.dtype) -> float:
     return _between(score, float(higher.min()) if len(higher) else score + _half_spacing(scores), dtype)
 
 
-def _just_below(score: float, scores: Tensor, dtype: torch.dtype) -> float:
+def just_below(score: float, scores: Tensor, dtype: torch.dtype) -> float:
     """A threshold midway between a score and the next lower of `scores`, below it in the scores' dtype."""
     lower = scores[scores < score]
     middle = _between(float(lower.max()) if len(lower) else score - _half_spacing(scores), score, dtype)

@@ -16,6 +16,7 @@ from ..models.auto import is_hydra_class
 from ..models.decision import Decision
 from .abstention import Abstention, check_share, check_target
 from .calibrated_classifier import CalibratedClassifier
+from .class_promises import ClassAbstention, ClassTarget, is_by_class, summary_of
 from .detectors import Detector
 from .monitor import validation_summary
 from .task import Task, ValidationRows
@@ -54,7 +55,8 @@ def calibrate(
     data: Any,
     ood_data: Any = None,
     *,
-    target: Mapping[str, float] | None = None,
+    target: Mapping[str, Any] | None = None,
+    by: str | None = None,
     confidence: float | None = None,
     detector: str | Detector = "msp",
     alpha: float | None = 0.1,
@@ -81,6 +83,12 @@ def calibrate(
         target (`dict`, *optional*):
             When to abstain, one of {"risk": 0.05} (at most 5 % of the answered rows are wrong), {"coverage": 0.9} (at least
             90 % are answered) and {"tpr": 0.95} (95 % of `ood_data` are refused); None for never. See `Abstention.fit`.
+            Single-label models also keep promises by class: {"risk": {"merge": 0.002, "*": 0.015}} (of the rows that are
+            answered "merge", and of all others), {"missed": 0.01, "label": "fraud"} (at most 1 % of the true fraud rows are
+            answered as another label).
+        by (`str`, *optional*):
+            "prediction" for a risk that every predicted class keeps, not only their average. Classes with too few rows are
+            pooled with similar ones, and named. All promises by class hold together with the confidence.
         confidence (`float`, *optional*, defaults to 0.9 for a risk, to 0 for other targets):
             With 0.9, the target is met on new rows in 90 % of all fits; with 0, on half of `data` and nothing is promised.
         detector (`str` or `Detector`, *optional*, defaults to `"msp"`):
@@ -109,8 +117,11 @@ def calibrate(
     task.set_detector(detector)
     data = load_if_named(data, inner, labelled=True, column=column, label=label)
     ood_data = load_if_named(ood_data, inner, labelled=False, column=column)
-    _check(task, data, ood_data, target, confidence, alpha)
-    if confidence is None and target is not None and "risk" in target and task.guarantees_risk:
+    by_class = None
+    if by is not None or (isinstance(target, Mapping) and is_by_class(target)):
+        by_class = _class_target(task, inner, target, by)
+    _check(task, data, ood_data, None if by_class else target, confidence, alpha, by_class is not None)
+    if confidence is None and target is not None and {"risk", "missed"} & set(target) and task.guarantees_risk:
         confidence = DEFAULT_CONFIDENCE
     is_hydra = is_hydra_class(type(inner))
     # An earlier decision is off meanwhile, and stays in place should anything fail.
@@ -118,7 +129,7 @@ def calibrate(
         collected = task.collect_rows(data, batch_size)
         halves = [collected.take(places) for places in halves_of(collected.labels, seed)]
         ood = None if ood_data is None else task.collect_rows(ood_data, batch_size)
-        rows = ValidationRows(*halves, ood, target, confidence or None, alpha)
+        rows = ValidationRows(*halves, ood, target, confidence or None, alpha, by_class)
         fitted = task.fit(rows)
     sentences = fitted.sentences if fitted.abstention is not None else [*fitted.sentences, NEVER_ABSTAINS]
     settings = fitted.settings | {"sentences": sentences}
@@ -126,7 +137,10 @@ def calibrate(
         threshold = fitted.abstention.threshold
         settings["threshold"] = threshold if math.isfinite(threshold) else str(threshold)  # JSON has no infinity
     decision = task.decision(settings, fitted.state)
-    decision.settings = replace(decision.settings, validation=_summary(task, decision, rows))
+    by_group = summary_of(fitted.abstention) if isinstance(fitted.abstention, ClassAbstention) else {}
+    if by_group:  # before the outcomes are counted, which it says how
+        decision.settings = replace(decision.settings, validation=by_group)
+    decision.settings = replace(decision.settings, validation=_summary(task, decision, rows) | by_group)
     decision.to(device_of(inner))
     decision.remember(inner)
     if is_hydra:
@@ -144,17 +158,43 @@ def _summary(task: Task, decision: Decision, rows: ValidationRows) -> dict[str, 
         for half in (rows.first, rows.second)
     ]
     risk = target.get("risk") if task.guarantees_risk else None
+    if isinstance(risk, Mapping):
+        risk = max(risk.values())  # if each label keeps its own, all together keep the highest
     return validation_summary(outcomes[1], outcomes[0].scores, risk)
 
 
-def _check(task: Task, data: Any, ood_data: Any, target: Any, confidence: float | None, alpha: float | None) -> None:
+def _class_target(task: Task, model: nn.Module, target: Any, by: str | None) -> ClassTarget | None:
+    """Read a target by class; raise for models that cannot keep one."""
+    if not task.has_detector:
+        raise ValueError(
+            f"by, and risks of labels, are for single-label classification, this is {task.title}: leave them out"
+        )
+    is_hydra = hasattr(type(model), "from_pruned_members")
+    if is_hydra and not type(model).__module__.startswith(__package__.partition(".")[0]):
+        raise ValueError(
+            "model runs the code in its folder, which may know of no promise by class: import hydra_transformers before it is loaded"
+        )
+    return ClassTarget.of(target, by, task.classes)
+
+
+def _check(
+    task: Task,
+    data: Any,
+    ood_data: Any,
+    target: Any,
+    confidence: float | None,
+    alpha: float | None,
+    is_by_class: bool = False,
+) -> None:
     """Raises an error for what cannot be fitted, or would have no effect, before anything is predicted."""
     if target is not None:
         check_target(target, is_share=task.guarantees_risk)
         if "tpr" in target and ood_data is None:
             raise ValueError("ood_data is missing: a tpr is the share of out-of-distribution rows that is refused")
+    if is_by_class and ood_data is not None:
+        raise ValueError("ood_data has no effect on promises by class: leave it out")
     for name, value in {"confidence": confidence, "ood_data": ood_data}.items():
-        if target is None and value is not None:
+        if target is None and not is_by_class and value is not None:
             raise ValueError(f"{name} has no effect without a target: pass one, such as {{'risk': 0.05}}")
     for name, value in {"confidence": confidence or None, "alpha": alpha}.items():
         if value is not None:

@@ -33,6 +33,7 @@ from .tasks import task_of
 
 # How the rows that somebody has checked were chosen, and the promises that they count for.
 CHOICES = {"random": ("risk", "coverage"), "answered": ("risk",), "other": ()}
+RISK_OF = "risk of "  # the promises of single predictions, before their names
 LEFT_OUT = "other"  # the counts of rows that were chosen otherwise, beside those of the promises
 CUTS = np.array([0.5, 0.1, 0.25, 0.75, 0.9, 0.95, 0.99])  # at which ranks of scores are compared; the first is shown
 SCORE_BINS, ROUNDING = 50, 1e-6  # of scores, on another device or in a batch of another size
@@ -174,6 +175,8 @@ class Monitor:
     """Watches whether a calibrated model keeps its promises in use.
 
         risk      of the answered and labelled rows, at most the promised share is wrong
+        risk of X  the same of the rows that are predicted X, where it was promised by prediction
+        lost      of the labelled rows of a class, at most the promised share is answered as another, where it was promised
         coverage  of the labelled rows, at most the promised share of sets or intervals misses the label
         answered  the share of answered rows is that of the validation rows; needs no labels
         inputs    the detector's scores are like those of the validation rows; needs no labels
@@ -204,6 +207,10 @@ class Monitor:
         self.level = check_share(level, "level")
         self.settings = {name: settings[name] for name in ("task", "alpha", "threshold", "validation", "digests")}
         self.promises = _promises(self.settings, level)
+        groups = self.settings["validation"].get("groups", ())
+        self.groups = {
+            RISK_OF + group["name"]: group["classes"] for group in groups
+        }  # classes of the promises by prediction
         self.alarm = 2 * len(self.promises) / level  # half of the level is for the chance in the validation rows
         self.stream, self.streams, self.batches = uuid.uuid4().hex[:16], {}, set()
         self.decision_settings, self.model, self.task = settings, None, None
@@ -241,7 +248,7 @@ class Monitor:
         if isinstance(outputs, Sequence):
             if labels is not None:
                 raise ValueError("labels are for a model's output: pass that, not rows of predict")
-            self.count(_outcomes_of_predictions(outputs, self.settings["threshold"], random))
+            self.count(_outcomes_of_predictions(outputs, _thresholds_in(self.settings), random))
         elif outputs.abstain is None:
             raise ValueError("outputs has no abstain: the model has changed since calibrate(), or is in training mode")
         elif _settings_in(self.model) != self.decision_settings:
@@ -263,6 +270,11 @@ class Monitor:
         losses = {"risk": outcomes.wrong, "coverage": outcomes.missed}
         for name in CHOICES[chosen]:
             self._count_as(name, losses[name])
+        if "risk" in CHOICES[chosen] and outcomes.predictions is not None and outcomes.wrong is not None:
+            for name, classes in self.groups.items():
+                self._count_as(name, outcomes.wrong[torch.isin(outcomes.predictions, torch.tensor(classes))])
+        if chosen == "random":
+            self._count_as("lost", outcomes.lost)
         if chosen == "other":
             self._count_as(LEFT_OUT, outcomes.missed if outcomes.wrong is None else outcomes.wrong)
 
@@ -374,9 +386,17 @@ def _settings_in(model: nn.Module | None) -> dict[str, Any] | None:
     return None if decision is None else typed_settings(decision.settings).to_dict()
 
 
-def _outcomes_of_predictions(rows: Sequence[Mapping[str, Any]], threshold: Any, random: torch.Generator) -> Outcomes:
+def _thresholds_in(settings: Mapping[str, Any]) -> set[str]:
+    """Return the thresholds that a prediction of the calibrated model can name, as texts."""
+    groups = settings["validation"].get("groups")
+    return {str(settings["threshold"])} if groups is None else {str(group["threshold"]) for group in groups}
+
+
+def _outcomes_of_predictions(
+    rows: Sequence[Mapping[str, Any]], thresholds: set[str], random: torch.Generator
+) -> Outcomes:
     """Of the rows that `predict` returns; of a row with several units one, drawn at random."""
-    if any(row["detector"] is None or str(row["threshold"]) != str(threshold) for row in rows):
+    if any(row["detector"] is None or str(row["threshold"]) not in thresholds for row in rows):
         raise ValueError("these rows are not of the calibrated model that is watched: predict with it")
     candidates = [row.get("entities", [row]) for row in rows]
     units = [units[int(torch.randint(len(units), (), generator=random))] for units in candidates if units]
@@ -401,6 +421,16 @@ def _promises(settings: Mapping[str, Any], level: float) -> dict[str, Promise]:
         "coverage": (settings["alpha"], validation["missed"], two[:1]),
         "answered": (least, (unanswered, rows), two),
     }
+    words = dict(WORDS)
+    for group in validation.get("groups", ()):
+        if group["risk"] is not None and group["wrong"][1] > 0:  # otherwise nothing is promised, or never answered
+            name = RISK_OF + group["name"]
+            planned[name] = (group["risk"], group["wrong"], two[:1])
+            words[name] = (f"Wrong answers, predicted {group['name']}", "of the checked answers are wrong")
+    if "lost" in validation:
+        lost = validation["lost"]
+        planned["lost"] = (lost["share"], lost["rows"], two[:1])
+        words["lost"] = (f"Lost rows of {lost['name']}", "of the checked rows of it are answered as another label")
     planned = {name: plan for name, plan in planned.items() if None not in plan[:2]}
     promises = {}
     for name, (promised, (losses, total), bins) in planned.items():
@@ -410,7 +440,7 @@ def _promises(settings: Mapping[str, Any], level: float) -> dict[str, Promise]:
         expected = f"{100 * losses[0] / total:.3g} % on the validation rows"
         expected = f"at most {100 * promised:.3g} % promised" if promised else expected
         kept = np.full(len(bins), promised) if promised else np.where(losses < total, limits, 1.0)
-        promises[name] = Promise(*WORDS[name], expected, bins, limits, kept)
+        promises[name] = Promise(*words[name], expected, bins, limits, kept)
     above = np.append(0.0, np.sort(CUTS)) >= CUTS[:, None]  # (cuts, bins)
     bins, limits = np.concatenate([above, ~above]), np.concatenate([1 - CUTS, CUTS])  # ranks are uniform
     return promises | {"inputs": Promise(*WORDS["inputs"], "50 % expected", bins, limits, limits)}

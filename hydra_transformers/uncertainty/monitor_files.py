@@ -92,11 +92,35 @@ def _problem_of_settings(settings: Any) -> str | None:
         value = validation.get(name)
         if value is not None and not (_are_counts(value) and len(value) == 2 and value[0] <= value[1] > 0):
             return f"validation.{name} is {_shown(value)}, and should be how many of how many"
+    problem = _problem_of_groups(validation)
+    if problem is not None:
+        return problem
     cuts, scores = (validation.get(name) for name in ("cuts", "scores"))
     if not isinstance(cuts, list) or not all(_is_number(cut) for cut in cuts) or sorted(cuts) != cuts:
         return f"validation.cuts is {_shown(cuts)}, and should be numbers in order"
     if not _are_counts(scores) or len(scores) != len(cuts) + 1:
         return f"validation.scores is {_shown(scores)}, and should be {len(cuts) + 1} counts"
+    return None
+
+
+def _problem_of_groups(validation: Mapping[str, Any]) -> str | None:
+    """What is wrong with the promises by class."""
+    groups = validation.get("groups", [])
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        return f"validation.groups is {_shown(groups)}, and should be a list of promises"
+    lost = validation.get("lost")
+    promises = [(group, group.get("risk"), group.get("wrong")) for group in groups]
+    if lost is not None:
+        if not isinstance(lost, dict) or not _are_counts([lost.get("label")]):
+            return f"validation.lost is {_shown(lost)}, and should be a promise"
+        promises.append((lost, lost.get("share"), lost.get("rows")))
+    for promise, share, counts in promises:
+        is_share = share is None or (_is_number(share) and 0 < share < 1)
+        are_counts = _are_counts(counts) and len(counts) == 2 and counts[0] <= counts[1]
+        if not is_share or not are_counts or not isinstance(promise.get("name"), str):
+            return f"validation has the promise {_shown(promise)}, whose share or counts are none"
+    if any(not _are_counts(group.get("classes")) for group in groups):
+        return "validation.groups has classes that are no numbers of classes"
     return None
 
 

@@ -4,11 +4,14 @@ import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Generator, Tensor
 
 from ..model_info import prompts_in
+from ..models.ensembling import log_mean_probability
 from ..models.task import DecisionOutput
 from .calibrated_classifier import prompts_of
+from .class_promises import ClassAbstention, ClassTarget, fit_class_abstention, with_settings
 from .conformal import fit_sets, sets_sentence
 from .decomposition import decompose
 from .detectors import Detector, ood_score
@@ -51,6 +54,7 @@ class SingleLabelTask(Task):
         values = sample_values(answers, labels, score, features)
         if decided is not None:
             values["answered"] = ~decided.abstain.cpu()
+            values["prediction"] = log_mean_probability(decided.member_logits).argmax(dim=-1).cpu()
             if decided.prediction_set is not None and labels is not None:
                 sets = decided.prediction_set.cpu()
                 values |= {"in_set": sets.gather(1, labels.cpu().unsqueeze(1)).squeeze(1), "set_size": sets.sum(dim=1)}
@@ -79,8 +83,20 @@ class SingleLabelTask(Task):
         labels = as_labels(labels, *output.member_logits.shape[::2])
         missed = None if sets is None else ~sets.gather(1, labels.unsqueeze(1)).squeeze(1)
         answered = outcomes.answered  # others may not be numbers
-        wrong = decompose(output.member_logits[answered]).prediction != labels[answered]
-        return outcomes._replace(wrong=wrong, missed=missed)
+        predictions = decompose(output.member_logits[answered]).prediction
+        outcomes = outcomes._replace(wrong=predictions != labels[answered], missed=missed, predictions=predictions)
+        lost = self.promise_of_lost_rows(settings)
+        if lost is None:
+            return outcomes
+        is_wrong = torch.zeros_like(answered)
+        is_wrong[answered] = outcomes.wrong
+        return outcomes._replace(lost=is_wrong[labels == lost["label"]])
+
+    @staticmethod
+    def promise_of_lost_rows(settings: Settings) -> dict[str, Any] | None:
+        """Return what a calibration promised of the true rows of one class, if it did."""
+        saved = settings if isinstance(settings, Mapping) else settings.to_dict()
+        return (saved.get("validation") or {}).get("lost")
 
     def of_members(self, member_logits: Tensor, scores: list[dict], settings: Settings | None) -> dict[str, Any]:
         members = member_logits.softmax(dim=-1)
@@ -128,8 +144,12 @@ class SingleLabelTask(Task):
         if rows.target is not None:
             decision = self.decision(settings, state)
             scores = decision(second.answers, second.features).detector_score
-            correct = decompose(scaled).prediction == second.labels
-            abstention = rows.fit_abstention(scores, correct, rows.ood_scores(decision))
+            if rows.by_class is None:
+                correct = decompose(scaled).prediction == second.labels
+                abstention = rows.fit_abstention(scores, correct, rows.ood_scores(decision))
+            else:
+                abstention = self._fit_by_class(rows, rows.by_class, scores, scaled, scaling(first.answers))
+                settings |= with_settings(abstention, scaled.shape[-1])
             sentences.append(abstention.sentence)
         if rows.alpha is not None:
             threshold = fit_sets(scaled, second.labels, rows.alpha)
@@ -137,3 +157,14 @@ class SingleLabelTask(Task):
             settings |= {"sets": {"method": "lac", "threshold": saved}, "alpha": float(rows.alpha)}
             sentences.append(sets_sentence(rows.alpha, len(scaled), threshold))
         return Fitted(settings, sentences, abstention, state)
+
+    def _fit_by_class(
+        self, rows: ValidationRows, target: ClassTarget, scores: Tensor, scaled: Tensor, first_scaled: Tensor
+    ) -> ClassAbstention:
+        """A threshold for each predicted class; scaled, first_scaled: the halves' answers, with the temperature."""
+        predictions, first_predictions = (log_mean_probability(part).argmax(dim=-1) for part in (scaled, first_scaled))
+        labels, first_labels = rows.second.labels, rows.first.labels
+        names = self.classes or [str(place) for place in range(scaled.shape[-1])]
+        return fit_class_abstention(
+            target, rows.confidence, scores, predictions, labels, first_predictions, first_labels, names
+        )

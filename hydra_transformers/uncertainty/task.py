@@ -13,6 +13,7 @@ from ..models.decision import Decision, config_settings
 from ..models.decision_settings import typed_settings
 from ..models.task import DecisionOutput, config_inside
 from .abstention import Abstention
+from .class_promises import ClassTarget
 from .features import collect_answers
 
 
@@ -54,6 +55,7 @@ class ValidationRows:
     first, second: random halves of the data; promises are made from the second, which nothing else may be fitted on
     ood: out-of-distribution rows, or None
     target, confidence, alpha: as given to `calibrate`, and checked there
+    by_class: the target, where it is one by class
     """
 
     first: Rows
@@ -62,6 +64,7 @@ class ValidationRows:
     target: Mapping[str, float] | None
     confidence: float | None
     alpha: float | None
+    by_class: ClassTarget | None = None
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -115,12 +118,16 @@ class Outcomes(NamedTuple):
     scores, answered: (rows,), the detector's score, and whether the model did not abstain
     wrong: of the answered rows alone, whether the prediction is wrong; None without labels
     missed: whether the set or interval misses the label; None without labels, sets and intervals
+    predictions: of the answered rows alone, their classes; None without labels, and where no row has one class
+    lost: with a promise of the true rows of one class, of these alone, whether they are answered as another
     """
 
     scores: Tensor
     answered: Tensor
     wrong: Tensor | None = None
     missed: Tensor | None = None
+    predictions: Tensor | None = None
+    lost: Tensor | None = None
 
 
 def draw_one(is_candidate: Tensor, random: Generator) -> Tensor:

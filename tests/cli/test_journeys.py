@@ -176,6 +176,23 @@ def test_a_model_that_never_abstains_says_so(workplace, calibrated, tmp_path, ca
     assert "never abstains" not in shown.out + shown.err and "\ncalibrated\n" in shown.out
 
 
+def test_promises_by_class_are_kept_by_command(workplace, tmp_path, capsys):
+    data = ["--data", workplace / "pictures", "--confidence", 0.5]
+    targets = {
+        "each": ["--risk", 0.9, "--by", "prediction"],
+        "one": ["--risk", 0.9, "--risk-of", "red=0.95"],
+        "missed": ["--missed", "red=0.6"],
+    }
+    for name, target in targets.items():
+        run("calibrate", workplace / "hydra", *data, *target, "--output", tmp_path / name)
+        decision = json.loads((tmp_path / name / "config.json").read_text())["decision"]
+        assert len(decision["thresholds"]) == 3 and decision["validation"]["groups"]
+    assert "of the true red rows are answered as another label" in capsys.readouterr().out
+    assert [group["risk"] for group in decision["validation"]["groups"]] == [None, None]
+    run("evaluate", tmp_path / "one", "--data", workplace / "pictures")
+    assert "wrong, predicted red" in capsys.readouterr().out
+
+
 def test_a_plain_classifier_is_calibrated_beside_its_weights(workplace, tmp_path, capsys):
     data, target = ["--data", workplace / "pictures"], ["--coverage", 0.5]
     run("calibrate", workplace / "vit", *data, *target, "--output", tmp_path / "d")
