@@ -15,6 +15,7 @@ import torch
 
 from .._io.access import access_to
 from .columns import USUAL_NAMES, DataSource, LoadedData, find_label_column, find_words, values_of
+from .json_values import restore_values
 from .labels import NO_TAG
 from .tables import TableError, digest_of_files, read_tables
 
@@ -166,6 +167,8 @@ def _read_files(path: Path, source: DataSource) -> Any:
     digest = hashlib.sha256(repr(digests).encode()).hexdigest()[:32]
     cache = Path(datasets.config.HF_DATASETS_CACHE, "hydra_transformers", digest)
     splits = datasets.load_dataset(kind or place, **files, cache_dir=str(cache))
+    if hasattr(builder.config, "on_mixed_types"):  # JSON files
+        splits = {split: restore_values(rows, by_split[split]) for split, rows in splits.items()}
     return datasets.DatasetDict(
         {
             split: datasets.Dataset(

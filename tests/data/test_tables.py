@@ -267,3 +267,26 @@ def test_a_file_that_was_replaced_is_read_anew_whatever_its_time(name, is_folder
         assert rows[0]["text"] == text
         fingerprints.append(rows._fingerprint)
     assert fingerprints[0] == fingerprints[2] != fingerprints[1], "by which a prediction that was stopped goes on"
+
+
+# JSON
+
+DATES = ["2020-01-01", "2021-02-03T04:05:06Z", None]
+LONG = [12345678901234567890123, 12345678901234567890124, 7]
+
+
+@pytest.mark.parametrize("is_array", [False, True])
+def test_dates_and_long_numbers_of_json_files_are_kept_as_they_stand(is_array, tmp_path):
+    """Dates became times, and two long ids the same float."""
+    values = {"when": DATES, "nested": [[date] for date in DATES], "score": [0.5, 1e300, None], "text": DATES[:2] * 2}
+    if not is_array:  # of an array `datasets` refuses them
+        values["id"] = LONG
+    rows = [{name: cells[row] for name, cells in values.items()} for row in range(3)]
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(rows) if is_array else "\n\n".join(map(json.dumps, rows)))
+    found = rows_of(path)
+    expected = [row | ({} if is_array else {"id": str(row["id"])}) for row in rows]
+    assert found == expected and list(found[0]) == list(rows[0])
+    (tmp_path / "test.jsonl").write_text(json.dumps(rows[0]))
+    path.rename(tmp_path / "train.jsonl")
+    assert rows_of(tmp_path, split="test")[0]["when"] == DATES[0]

@@ -1,0 +1,83 @@
+"""Puts values of JSON files back as they were written: dates, which are read as times, and whole numbers of many digits."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .tables import TableError
+
+
+MOST_EXACT = 2**53  # whole numbers above are not exact as floats
+
+
+def restore_values(rows: Any, files: Sequence[str]) -> Any:
+    """Return rows of JSON files with their dates as texts, and with whole numbers of many digits as texts.
+
+    Args:
+        rows (`Dataset`): As `datasets` has read them.
+        files (`Sequence[str]`): The files that the rows are of, in their order.
+    """
+    changed = [name for name in rows.column_names if _is_changed(rows.data.column(name))]
+    if not changed:
+        return rows
+    try:
+        written = {name: [] for name in changed}
+        for file in files:
+            for row in _rows_of(Path(file)):
+                for name in changed:
+                    written[name].append(row.get(name))
+        arrays = {name: _as_array(values) for name, values in written.items()}
+        is_whole = all(len(values) == len(rows) for values in written.values())
+    except (ValueError, TypeError, AttributeError, OSError, KeyError):
+        is_whole = False
+    if not is_whole:
+        raise TableError(
+            f"the column {changed[0]!r} of {files[0]} has dates or long numbers, which would be changed: write them as texts "
+            "in a file of one JSON object per line"
+        )
+    order = rows.column_names
+    for name, array in arrays.items():
+        rows = rows.remove_columns(name).add_column(name, array)
+    return rows.select_columns(order)
+
+
+def _is_changed(column: Any) -> bool:
+    """Whether a column has times, or floats that may be whole numbers of many digits."""
+    import pyarrow
+    from pyarrow import compute
+
+    def has_times(kind: Any) -> bool:
+        inside = [kind.field(place).type for place in range(kind.num_fields)]
+        return pyarrow.types.is_temporal(kind) or any(map(has_times, inside))
+
+    if pyarrow.types.is_floating(column.type):
+        largest = compute.max(compute.abs(column)).as_py()
+        return largest is not None and largest >= MOST_EXACT
+    return has_times(column.type)
+
+
+def _rows_of(file: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file: an array of objects, or an object on each line."""
+    with file.open(encoding="utf-8-sig") as lines:
+        first = next((line for line in lines if line.strip()), "")
+    if first.lstrip().startswith("["):
+        yield from json.loads(file.read_text(encoding="utf-8-sig"))
+        return
+    with file.open(encoding="utf-8-sig", newline="\n") as lines:
+        for line in lines:
+            if line.strip():
+                yield json.loads(line)
+
+
+def _as_array(values: Sequence[Any]) -> Any:
+    """Values as they were written; whole numbers as texts where one has too many digits."""
+    import pyarrow
+
+    if all(value is None or isinstance(value, (int, float)) for value in values):
+        if all(value is None or isinstance(value, int) for value in values):
+            return pyarrow.array([None if value is None else str(value) for value in values], pyarrow.string())
+        if any(isinstance(value, int) and abs(value) > MOST_EXACT for value in values):
+            return pyarrow.array([None if value is None else json.dumps(value) for value in values], pyarrow.string())
+        return pyarrow.array(values, pyarrow.float64())
+    return pyarrow.array(values)
