@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..data.batches import as_rows
-from ..data.labels import model_classes
 from ..data.loading import load_data
+from ..model_info import ModelInfo
 from .corruptions import SEVERITIES
 
 
@@ -141,17 +141,11 @@ def _from_images(folder: Path, model: Any, name: str, severity: int) -> Any:
     """Return the images of one severity, whose folders are their classes."""
     from datasets import Dataset, Features, Image, Value
 
-    from ..models import auto
-
     place = folder / name / str(severity)
     if not place.is_dir():
         raise FileNotFoundError(f"there is no folder {place}: it has one for each severity, 1 to 5")
     folders = sorted(path for path in place.iterdir() if path.is_dir())
-    if isinstance(model, (str, os.PathLike)):
-        config = auto.config_of(model)
-    else:
-        config = getattr(model, "config", model)
-    classes = model_classes(config)
+    classes = ModelInfo.of(model).class_names or []
     if {path.name for path in folders} <= set(classes):
         numbers = [classes.index(path.name) for path in folders]
     elif len(folders) == len(classes):
