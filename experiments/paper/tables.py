@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from scipy.stats import t
+
 from ..table import NOT_JUDGED, markdown
 from .methods import SOURCES, varied_name
 from .studies import SETTINGS, AnySetting, rows_of
@@ -367,9 +369,11 @@ def difference_cell(theirs: float, ours: Sequence[float], column: str) -> str:
 
 
 def verdict_of(theirs: float, ours: Sequence[float]) -> str:
-    """Return whether the sign is the paper's, if the mean is twice its standard error from zero."""
-    error = stdev(ours) / math.sqrt(len(ours)) if len(ours) > 1 else math.inf
-    if abs(mean(ours)) < 2 * error:
+    """Return whether the sign is the paper's, if the 95 % interval over seeds (Student's t) does not hold zero."""
+    if len(ours) < 2:
+        return UNCLEAR
+    half = t.ppf(0.975, len(ours) - 1) * stdev(ours) / math.sqrt(len(ours))
+    if abs(mean(ours)) <= half:
         return UNCLEAR
     return HOLDS if mean(ours) * theirs > 0 else OPPOSITE
 
@@ -379,11 +383,13 @@ def verdict_of(theirs: float, ours: Sequence[float]) -> str:
 
 HEAD = """# The paper's tables, run here
 
-Numbers of the paper (arXiv 2510.18358) in brackets, ours before them: mean ± standard deviation over seeds.
-The paper's are of its own setting, which `paper` names: other models and more data. Only differences compare.
-Every table: `python -m experiments.paper --table N`; what each needs: `--list`.
-Accuracy, AUROC, FPR95 and AUPR in percent; ECE as a fraction. *holds*: our difference has the paper's sign, and is twice
-its standard error over the seeds or more; *the opposite*: so with the other sign; *not shown*: it is nearer to zero.
+Ours before, the paper's (arXiv 2510.18358) in brackets: mean ± standard deviation over seeds. The paper's numbers are
+of another model and more data, named below each heading: only differences between methods compare.
+
+- Every table: `python -m experiments.paper --table N`; what each needs: `--list`.
+- Accuracy, AUROC, FPR95 and AUPR are in percent, ECE is a fraction. OOD is the mean over all sets, near and far.
+- **holds**: our difference has the paper's sign, and its 95 % interval over seeds (Student's t) leaves out zero;
+  **the opposite**: so with the other sign; **not shown**: the interval holds zero.
 """
 
 
@@ -398,11 +404,13 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
             f"{where}, commit {content['commit']}; {len(seeds)} seeds. In brackets: the paper's `{setting.paper}`.\n"
             f"{setting.about}"
         )
+        shown: set[str] = set()  # tables 19 and 20 are one
         for table in TABLES.values():
             if setting.paper not in table.settings:
                 continue
             text = render(table, setting, seeds)
-            if text != "No results.":
+            if text != "No results." and text not in shown:
+                shown.add(text)
                 parts.append(f"### Table {table.number}: {table.title}\n\n{text}")
         for of_paper in (setting.paper, *setting.also_compared):
             title = f"### Differences, beside the paper's on {SETTINGS[of_paper].title}"

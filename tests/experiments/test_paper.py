@@ -165,6 +165,8 @@ def test_a_table_has_our_mean_and_deviation_and_the_papers_number():
         (2.8, [-2.0, -2.2, -1.8], tables.OPPOSITE),
         (2.8, [2.0, -1.0, 0.5], tables.UNCLEAR),
         (2.8, [2.0], tables.UNCLEAR),
+        (2.8, [0.0, 0.0, 0.0], tables.UNCLEAR),
+        (2.8, [2.0, 1.0, 3.0], tables.UNCLEAR),  # three seeds: 4.3 standard errors
     ],
 )
 def test_a_difference_holds_if_it_is_clear_and_of_the_papers_sign(theirs, ours, verdict):
