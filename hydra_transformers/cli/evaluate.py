@@ -72,7 +72,12 @@ def evaluate(
         else:
             corrupted = corrupted_sets(rows, [name.strip() for name in corruptions.split(",")])
     models = {path.resolve().name if path.is_dir() else path.name: loaded}
-    write_report(evaluate_uncertainty(models, rows, ood_rows, corruptions=corrupted, batch_size=batch_size), output)
+    report = evaluate_uncertainty(models, rows, ood_rows, corruptions=corrupted, batch_size=batch_size)
+    name = str(data.data)
+    if getattr(rows, "split", None):
+        name += f", split {rows.split}"
+    report.about["data"] = name
+    write_report(report, output)
 
 
 def _with_decision(model: "nn.Module", opened: "OpenModel", classes: list[str]) -> "nn.Module":

@@ -1,20 +1,25 @@
 """Evaluates models in and out of distribution, and reports the results."""
 
 import math
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .._io.processes import check_can_be_shared, gather_batches, rank_and_world_size
+from .._version import __version__
 from ..data.batches import ChangedBatches, batches, split_labels
 from ..data.loading import load_if_named, ood_groups
 from ..data.zero_shot import ZeroShotClassifier
 from ..models.decision import Decision
 from ..models.decision_settings import typed_settings
+from ..models.task import config_inside
+from ..uncertainty.decomposition import decompose
 from ..uncertainty.detectors import Detector, as_detector, ood_score
 from ..uncertainty.features import AnswerReader, without_decision
 from ..uncertainty.metrics import exact_mean, ood_metrics
@@ -22,6 +27,7 @@ from ..uncertainty.rewards import RewardTask
 from ..uncertainty.task import Rows, Task
 from ..uncertainty.tasks import task_of
 from .curves import reliability_curve, risk_curve, roc_curve, score_histograms
+from .details import details_of
 from .gains import jackknife_values, packed_rows
 from .promises import promises_by_class
 from .report import CORRUPTION, ID, Metrics, Report
@@ -93,6 +99,9 @@ def evaluate_uncertainty(
         if isinstance(task, RewardTask):
             raise ValueError("column and label are not for reward models: call the columns chosen and rejected")
         data = load_if_named(data, first_model, labelled=True, column=column, label=label)
+    name_of_data = ""
+    if isinstance(data, (str, os.PathLike)):
+        name_of_data = os.fspath(data)
     data = task.load(data, first_model)
     if task.has_detector:
         ood_data = load_if_named(ood_data, first_model, labelled=False, column=column)
@@ -112,7 +121,8 @@ def evaluate_uncertainty(
         raise ValueError(f"score is {detector.name}, fitted on one model: evaluate each by itself and join reports")
 
     # Measure every model on every data set.
-    report = Report(task.name, {}, "uncertainty of the prediction", groups)
+    about = {"data": name_of_data, "date": date.today().isoformat(), "version": __version__}
+    report = Report(task.name, {}, "uncertainty of the prediction", groups, about=about)
     if task.has_detector:
         report = replace(report, score=detector.description)
     for model_name, model in models.items():
@@ -134,7 +144,26 @@ def evaluate_uncertainty(
             promises = promises_by_class(typed_settings(decision.settings).validation, measured[DATA].values)
             if promises:
                 report.promises[model_name] = promises
+        report.details[model_name] = _details(model, measured[DATA], decision, tasks[model_name], data)
     return report
+
+
+def _details(
+    model: nn.Module, measured: "_Measured", decision: Decision | None, task: Task, data: Any
+) -> dict[str, Any]:
+    """Return what a report's page says of a model."""
+    description = type(model).__name__
+    if measured.num_members > 1:
+        description += f", {measured.num_members} members"
+    name = getattr(config_inside(model), "name_or_path", "")
+    if name:
+        description += f", from {name}"
+    details: dict[str, Any] = {"model": description, "promise": []}
+    if decision is not None:
+        details["promise"] = list(typed_settings(decision.settings).sentences)
+    if "prediction" in measured.values and "label" in measured.values:
+        details |= details_of(measured.values, task.classes, data)
+    return details
 
 
 def _named(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -323,6 +352,7 @@ class _Reader:
         values["energy"] = ood_score(member_logits, ENERGY).cpu()
         if rows.labels is not None:
             values["label"] = rows.labels.cpu()
+            values["prediction"] = decompose(member_logits).prediction.cpu()
         return values
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from .._io.files import parse_json, write_atomically
 from ..uncertainty.task import Task
 from ..uncertainty.tasks import TASKS
+from .details import bin_table, class_table, confusion_table, gallery_html
 from .gains import Gain, gain_sentence, gains, map_leaves
 from .promises import section_of_promises
 from .table import DATA, NO_VALUE, Section, Table, html_page, to_html, to_markdown, to_text
@@ -41,6 +42,8 @@ SHIFT = {"shift_auroc": ("AUROC against clean", ""), "ood_auroc": ("OOD AUROC", 
 SHARES = {*DETECTION, *SHIFT, "accuracy", "answered", "answered_risk", "answered_right", "set_coverage"}
 SHARES |= {"map", "f1_micro", "f1_macro", "exact_match", "missed", "set_missed", "entity_f1", "precision", "recall"}
 SHARES |= {"pair_accuracy", "wrong_pairs_auroc", "interval_coverage"}
+# Where a calibration's promises land.
+PROMISED = ("answered", "answered_risk", "answered_right", "missed", "set_coverage", "set_missed", "interval_coverage")
 ARROWS = {"high": " ↑", "low": " ↓", "": ""}
 MEANINGS = {
     "OOD": "Out-of-distribution: unlike the data that the model was made for; near resembles it, far does not.",
@@ -76,6 +79,11 @@ class Report:
         rows (`dict`): model -> a few numbers per row, packed, by which `gains` compares models row
             by row.
         promises (`dict`): model -> its promises by class, and how they did on "data".
+        about (`dict`): where the results come from: "data" (its name, where it has one), "date" and
+            "version" of this package.
+        details (`dict`): model -> what the page says of it: "model" (its class and name), "promise"
+            (what its calibration says), and of single-label models confusions, classes and
+            examples.
     """
 
     task: str
@@ -86,6 +94,8 @@ class Report:
     curves: dict[str, dict[str, Any]] = field(default_factory=dict)
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     promises: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    about: dict[str, str] = field(default_factory=dict)
+    details: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def data_sets(self, group: str | None = None) -> list[str]:
         """Return the data sets of one group; without a group the OOD data sets, of all groups.
@@ -143,6 +153,7 @@ class Report:
             curves=self.curves | other.curves,
             rows=self.rows | other.rows,
             promises=self.promises | other.promises,
+            details=self.details | other.details,
         )
 
     def gains(self, model: str, other: str) -> dict[str, Gain]:
@@ -184,7 +195,8 @@ class Report:
             pngs = {Path(picture).stem: Path(picture).read_bytes() for picture in pictures}
         meanings = [f"{short}: {meaning}" for short, meaning in MEANINGS.items()]
         legend = ("What the abbreviations mean", meanings)
-        page = html_page(f"Report: {self._task.title}", [*self._sections(), legend], pngs)
+        title = f"Report: {self._task.title}"
+        page = html_page(title, [*self._sections(), legend], pngs, self._about(), self._details())
         if path is not None:
             write_atomically(path, page)
         return page
@@ -244,10 +256,14 @@ class Report:
 
         try:
             content = parse_json(Path(path).read_bytes())
-            content = map_leaves(content, with_infinity)
+            details = content.pop("details", {})  # has no infinities, and texts that may be called so
+            content = map_leaves(content, with_infinity) | {"details": details}
             content["groups"] = {name: tuple(group) for name, group in content["groups"].items()}
             report = cls(**content)
-            report._sections()  # what is broken fails here, not when the report is printed
+            # What is broken fails here, not when the report is printed.
+            report._sections()
+            report._about()
+            report._details()
             return report
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a report: pass a file that to_json wrote") from error
@@ -388,6 +404,58 @@ class Report:
             (f"Results: {self._task.title}", [_table(rows, main, members)]),
             (title_of_details, [*sentences, _table(rows, details)]),
         ]
+
+    def _about(self) -> list[str]:
+        """Return sentences on data, rows, date and models."""
+        sentences = []
+        if self.about:
+            name = self.about.get("data", "")
+            data = f"Data: {name}, " if name else "Data: "
+            rows = next(iter(self.models.values()))[DATA].get("num_samples", 0)
+            sentences.append(
+                f"{data}{rows:,.0f} rows. Evaluated on {self.about['date']} with hydra_transformers "
+                f"{self.about['version']}."
+            )
+        for name, details in self.details.items():
+            sentences.append(f"{name}: {details['model']}.")
+        return sentences
+
+    def _details(self) -> str:
+        """Return what the page says of each model beside tables and plots, as HTML."""
+        elements = []
+        for name, details in self.details.items():
+            prefix = f"{name}: " if len(self.details) > 1 else ""
+            metrics = self.models[name][DATA]
+            sections: list[Section] = []
+            if details["promise"]:
+                sections.append((f"{prefix}What was promised, and where it landed", self._landed(name)))
+            if "reliability" in self.curves.get(name, {}):
+                bins = bin_table(self.curves[name]["reliability"], int(metrics["num_samples"]))
+                sections.append((f"{prefix}Confidence and accuracy", [bins]))
+            if details.get("confusions"):
+                title = f"{prefix}Pairs most often confused"
+                sections.append((title, [confusion_table(details)]))
+            if "classes" in details:
+                sections.append((f"{prefix}By class, the least recognised first", [class_table(details)]))
+            elements.append(to_html(sections))
+            if details.get("surest_wrong"):
+                elements.append(gallery_html(f"{prefix}Wrong, and most sure", details["surest_wrong"]))
+            if details.get("least_sure"):
+                elements.append(gallery_html(f"{prefix}Least sure", details["least_sure"]))
+        return "\n".join(elements)
+
+    def _landed(self, model: str) -> list[str]:
+        """Return what a model's calibration promised, and what came of it on these data."""
+        metrics = self.models[model][DATA]
+        results = []
+        for name in PROMISED:
+            if name in metrics and name in self._task.metrics:
+                title, _ = self._task.metrics[name]
+                results.append(f"{title.lower()} {100 * metrics[name]:.1f} %")
+        sentences = [f"Promised: {sentence}" for sentence in self.details[model]["promise"]]
+        if results:
+            sentences.append(f"On these {metrics['num_samples']:,.0f} rows: {', '.join(results)}.")
+        return sentences
 
     def _errors_at_equal_coverage(self) -> tuple[str, Metrics]:
         """Return the error rates where all models answer as much as the one that answers least.

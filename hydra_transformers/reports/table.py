@@ -24,6 +24,9 @@ table { display: block; overflow-x: auto; }
 th, td { padding: 0.25em 0.7em; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 img { max-width: 100%; } figure { margin: 1.5em 0; } figcaption { color: #555; }
+.rows { display: flex; flex-wrap: wrap; gap: 1em; }
+.row { margin: 0; width: 15em; } .row img { width: 8em; image-rendering: pixelated; }
+.row blockquote { margin: 0 0 0.4em; padding: 0.4em 0.7em; background: #f4f4f4; overflow-wrap: anywhere; }
 """
 
 
@@ -140,13 +143,17 @@ def to_html(sections: Sequence[Section]) -> str:
     return "\n".join(lines)
 
 
-def html_page(title: str, sections: Sequence[Section], pictures: Mapping[str, bytes]) -> str:
+def html_page(
+    title: str, sections: Sequence[Section], pictures: Mapping[str, bytes], about: Sequence[str] = (), more: str = ""
+) -> str:
     """Return a page in one file: the first section and picture, then the others.
 
     Args:
         title (`str`): of the page.
         sections (`Sequence[Section]`): what it says.
         pictures (`Mapping[str, bytes]`): file name without .png -> content.
+        about (`Sequence[str]`, *optional*): sentences below the title.
+        more (`str`, *optional*): elements that follow the pictures, as HTML.
     """
     head = f'<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>'
     figures = []
@@ -157,10 +164,13 @@ def html_page(title: str, sections: Sequence[Section], pictures: Mapping[str, by
         figures.append(f'<figure><figcaption>{caption}</figcaption><img alt="{caption}" src="{source}"></figure>')
     lines = [
         f"<h1>{html.escape(title)}</h1>",
+        *(f"<p>{html.escape(sentence)}</p>" for sentence in about),
         to_html(sections[:1]),
         *figures[:1],
-        to_html(sections[1:]),
+        to_html(sections[1:-1]),
         *figures[1:],
+        more,
+        to_html(sections[-1:]),
     ]
     body = "\n".join(lines)
     return f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{body}\n</body>\n</html>\n'
