@@ -30,47 +30,56 @@ MAX_CACHED_OUTLINES = 16
 
 
 def tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
-    """The configs that carry `kept_heads`, by tower: {"": config}, or {"vision": ..., "text": ...} for two towers."""
+    """Return the configs that carry `kept_heads` by tower: {"": config}, or {"vision": ..., "text": ...}
+    for two towers."""
     if hasattr(config, "vision_config"):
         return {"vision": config.vision_config, "text": config.text_config}
     return {"": config}
 
 
 def config_in_backbone(cls: type | None, config: PreTrainedConfig) -> PreTrainedConfig:
-    """The part of a backbone's config that a `cls` is built from: all of it, or one tower's with the classes of the whole."""
+    """Return the part of a backbone's config that a `cls` is built from: all of it, or one tower's with
+    the classes of the whole."""
     key = getattr(cls, "backbone_config_key", None)
     if key is None:
         return config
     part = copy.deepcopy(getattr(config, key))
-    class_fields = {name: copy.deepcopy(getattr(config, name)) for name in CLASS_FIELDS}
-    for name, value in (class_fields | cls.own_fields).items():
+    for name in CLASS_FIELDS:
+        setattr(part, name, copy.deepcopy(getattr(config, name)))
+    for name, value in cls.own_fields.items():
         setattr(part, name, value)
     return part
 
 
 def number_of_layers(config: PreTrainedConfig) -> int:
-    """How many layers of a backbone or a Hydra have weights of their own. Where groups of layers share them, that is one for
-    each group, which runs again and again."""
+    """Return how many layers of a backbone or a Hydra have weights of their own. Where groups of layers
+    share them, that is one for each group, which runs again and again."""
     return getattr(config, "num_hidden_groups", config.num_hidden_layers)
 
 
 def hydra_class_of(model: nn.Module) -> type | None:
-    """The Hydra class that is built from a plain model; None for other models, Hydras among them."""
-    return next((hydra for backbone, hydra in hydra_classes().items() if isinstance(model, backbone)), None)
+    """Return the Hydra class that is built from a plain model; None for other models, Hydras among them."""
+    for backbone, hydra in hydra_classes().items():
+        if isinstance(model, backbone):
+            return hydra
+    return None
 
 
 def without_head(cls: type, model: PreTrainedModel) -> PreTrainedModel:
-    """The part of a model that a `cls` is built from: its encoder, or all of it."""
+    """Return the part of a model that a `cls` is built from: its encoder, or all of it."""
     # The base model of an encoder can be a part of it, as for DINOv3.
     if not cls.is_base_model or isinstance(model, cls.backbone_classes):
         return model
     # The base model of a Whisper with a decoder is not its encoder, nor does Whisper's prefix name it.
-    encoder = next((module for module in model.modules() if isinstance(module, cls.backbone_classes)), None)
-    return model.base_model if encoder is None else encoder
+    for module in model.modules():
+        if isinstance(module, cls.backbone_classes):
+            return module
+    return model.base_model
 
 
 def encoder_config(model: PreTrainedModel) -> PreTrainedConfig:
-    """The config with the layers and heads of a plain model or a Hydra; of a classifier on one of two towers, that tower's."""
+    """Return the config with the layers and heads of a plain model or a Hydra; of a classifier on one of
+    two towers, that tower's."""
     return config_in_backbone(hydra_class_of(model), model.config)
 
 
@@ -80,14 +89,15 @@ def has_two_towers(model: PreTrainedModel) -> bool:
 
 
 def plain_config(cls: type, config: PreTrainedConfig, changes: Mapping[str, dict] | None = None) -> PreTrainedConfig:
-    """The backbone's config for a Hydra's config.
+    """Return the backbone's config for a Hydra's config.
 
     changes: by tower, fields that get other values
     """
+    changes = changes or {}
     fields = config.to_dict()
     for tower in dict.fromkeys(("", *tower_configs(config))):
         part = fields[f"{tower}_config"] if tower else fields
-        part.update((changes or {}).get(tower, {}))
+        part.update(changes.get(tower, {}))
         for name in HYDRA_FIELDS:
             part.pop(name, None)
     if cls.backbone_config_key is not None:
@@ -103,16 +113,17 @@ def hydra_config(
     shared: Sequence[str] = SHARED_PARTS,
     **others: Any,
 ) -> PreTrainedConfig:
-    """A backbone's or a Hydra's config as a `config_class`.
+    """Return a backbone's or a Hydra's config as a `config_class`.
 
     towers: by tower `kept_heads` and `trunk_layers`; by default one member that keeps all heads
     others: further fields
     """
+    towers = towers or {}
     fields = config.to_dict() | others
     for tower in tower_configs(config):
         part = fields[f"{tower}_config"] if tower else fields
         part.update({"kept_heads": None, "trunk_layers": 0, "shared": list(shared)})
-        part.update((towers or {}).get(tower, {}))
+        part.update(towers.get(tower, {}))
         for name in ("model_type", "pruned_heads"):
             part.pop(name, None)
     for name in ("model_type", "architectures", "auto_map", "decision"):
@@ -123,28 +134,36 @@ def hydra_config(
 
 
 def member_fields(config: PreTrainedConfig, index: int = 0) -> dict[str, dict]:
-    """By tower, the `kept_heads` of one member. A tower that all members share has those of one."""
-    return {
-        tower: {"kept_heads": [[layer[min(index, len(layer) - 1)]] for layer in part.kept_heads]}
-        for tower, part in tower_configs(config).items()
-    }
+    """Return the `kept_heads` of one member by tower. A tower that all members share has those of one."""
+    fields = {}
+    for tower, part in tower_configs(config).items():
+        kept_heads = []
+        for layer in part.kept_heads:
+            member = min(index, len(layer) - 1)
+            kept_heads.append([layer[member]])
+        fields[tower] = {"kept_heads": kept_heads}
+    return fields
 
 
 # Modules and parameters
 
 
 def isinstance_by_name(module: nn.Module, kind: type) -> bool:
-    """Whether a module is of one of our classes; by name, as each repository loaded with `trust_remote_code` has its own."""
+    """Whether a module is of one of our classes; by name, as each repository that is loaded with
+    `trust_remote_code` has its own."""
     return any(base.__name__ == kind.__name__ for base in type(module).__mro__)
 
 
 def attention_names(model: nn.Module) -> dict[str, list[str]]:
-    """Names of the fused attentions in the order of the layers, by tower."""
-    names = {tower: [] for tower in tower_configs(model.config)}
+    """Return the names of the fused attentions in the order of the layers, by tower."""
+    configs = tower_configs(model.config)
+    names = {tower: [] for tower in configs}
     for name, module in model.named_modules():
-        if isinstance_by_name(module, HydraAttention):
-            tower = next(tower for tower, config in tower_configs(model.config).items() if config is module.config)
-            names[tower].append(name)
+        if not isinstance_by_name(module, HydraAttention):
+            continue
+        for tower, config in configs.items():
+            if config is module.config:
+                names[tower].append(name)
     return names
 
 
@@ -168,30 +187,40 @@ class Slot:
 
 
 def slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
-    """(name, slot) of every parameter of a Hydra."""
+    """Yield (name, slot) of every parameter of a Hydra."""
     modules = dict(model.named_modules())
     split_parts = [name for name, module in modules.items() if isinstance_by_name(module, PerMember)]
     for name, _ in model.named_parameters():
-        owner, _, parameter = name.rpartition(".")
-        part = next((part for part in split_parts if name.startswith(f"{part}.")), None)
-        if part is not None:
-            index, _, rest = name.removeprefix(f"{part}.").partition(".")
-            yield name, Slot(f"{part}.{rest}", member=int(index))
-        elif isinstance_by_name(modules[owner], Grouped):
-            is_row_per_member = isinstance_by_name(modules[owner], GroupedOutput) and parameter == "bias"
-            rows = [1] * len(modules[owner].widths) if is_row_per_member else modules[owner].widths
-            yield name, Slot(name, rows=rows if len(rows) == model.num_members else None)
-        elif isinstance_by_name(modules[owner], LayerScale):
-            rows = [1] * len(modules[owner].weight)
-            yield name, Slot(name, rows=rows if len(rows) == model.num_members else None)
-        elif name in model.per_member_parameters:
-            yield name, Slot(name, rows=[1] * model.num_members)
-        else:
-            yield name, Slot(name)
+        # A part with a module for each member: "mlp.1.fc1.weight" is "mlp.fc1.weight" of member 1.
+        parts = [part for part in split_parts if name.startswith(f"{part}.")]
+        if parts:
+            index, _, rest = name.removeprefix(f"{parts[0]}.").partition(".")
+            yield name, Slot(f"{parts[0]}.{rest}", member=int(index))
+            continue
+
+        # Rows for each member; in the trunk those of one, which all share.
+        rows = _rows_of_members(model, modules, name)
+        if rows is not None and len(rows) != model.num_members:
+            rows = None
+        yield name, Slot(name, rows=rows)
+
+
+def _rows_of_members(model: nn.Module, modules: Mapping[str, nn.Module], name: str) -> list[int] | None:
+    """Return how many rows each member owns in a parameter; None where it is not packed."""
+    owner_name, _, parameter = name.rpartition(".")
+    owner = modules[owner_name]
+    if isinstance_by_name(owner, Grouped):
+        has_row_per_member = isinstance_by_name(owner, GroupedOutput) and parameter == "bias"
+        return [1] * len(owner.widths) if has_row_per_member else owner.widths
+    if isinstance_by_name(owner, LayerScale):
+        return [1] * len(owner.weight)
+    if name in model.per_member_parameters:
+        return [1] * model.num_members
+    return None
 
 
 def without_weights(model_class: type, config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
-    """A model on the meta device: it has names, shapes and counts, and no numbers."""
+    """Return a model on the meta device: it has names, shapes and counts, and no numbers."""
     with torch.device("meta"), no_init_weights():
         # In one dtype: towers are made in the dtype of their configs, what lies between them is not.
         return model_class(copy.deepcopy(config), **options).eval().float()
@@ -201,13 +230,14 @@ _outlines: dict[tuple, PreTrainedModel] = {}
 
 
 def outline(model_class: type, config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
-    """`without_weights`, cached: read it, never change it."""
+    """Return a model `without_weights`, cached: read it, never change it."""
     key = model_class, config.to_json_string(use_diff=False), *options.items()
     model = _outlines.get(key)
     if model is None:
         if len(_outlines) >= MAX_CACHED_OUTLINES:
             _outlines.clear()
-        model = _outlines[key] = without_weights(model_class, config, **options)
+        model = without_weights(model_class, config, **options)
+        _outlines[key] = model
     return model
 
 
@@ -225,5 +255,10 @@ class Member:
 
 def have_equal_tensors(members: Sequence[Member], names: Iterable[str]) -> bool:
     """Whether the tensors of these names are bit for bit the same in all members."""
-    first, *others = (member.tensors for member in members)
-    return all(torch.equal(other[name].to(first[name].device), first[name]) for name in names for other in others)
+    first, *others = [member.tensors for member in members]
+    for name in names:
+        expected = first[name]
+        for other in others:
+            if not torch.equal(other[name].to(expected.device), expected):
+                return False
+    return True
