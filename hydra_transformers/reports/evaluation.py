@@ -23,9 +23,9 @@ from ..uncertainty.decomposition import decompose
 from ..uncertainty.detectors import Detector, as_detector, ood_score
 from ..uncertainty.features import AnswerReader, without_decision
 from ..uncertainty.metrics import exact_mean, ood_metrics
-from ..uncertainty.rewards import RewardTask
-from ..uncertainty.task import Rows, Task
-from ..uncertainty.tasks import task_of
+from ..uncertainty.rewards import RewardFit
+from ..uncertainty.task import Rows, TaskFit
+from ..uncertainty.tasks import task_fit_of
 from .curves import reliability_curve, risk_curve, roc_curve, score_histograms
 from .details import details_of
 from .gains import jackknife_values, packed_rows
@@ -96,7 +96,7 @@ def evaluate_uncertainty(
 
     # The data sets, each of which every model reads.
     if column is not None or label is not None:
-        if isinstance(task, RewardTask):
+        if isinstance(task, RewardFit):
             raise ValueError("column and label are not for reward models: call the columns chosen and rejected")
         data = load_if_named(data, first_model, labelled=True, column=column, label=label)
     name_of_data = ""
@@ -178,14 +178,14 @@ def _named(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     return dict(models)
 
 
-def _tasks(models: Mapping[str, nn.Module], data: Any) -> dict[str, Task]:
+def _tasks(models: Mapping[str, nn.Module], data: Any) -> dict[str, TaskFit]:
     """Return each model's task; raise for models of several."""
-    tasks = {name: task_of(model) for name, model in models.items()}
+    tasks = {name: task_fit_of(model) for name, model in models.items()}
     names = {task.name for task in tasks.values()}
     are_pairs = isinstance(data, Mapping) and set(data) == {"chosen", "rejected"}
     # A plain model of one output has no aggregate.
     if all(task.predicts_numbers for task in tasks.values()) and (are_pairs or len(names) > 1):
-        tasks = {name: RewardTask(model) for name, model in models.items()}
+        tasks = {name: RewardFit(model) for name, model in models.items()}
     first = next(iter(tasks.values()))
     for name, task in tasks.items():
         if task.name != first.name:
@@ -262,7 +262,7 @@ class _Reader:
     batch_size: rows per batch
     """
 
-    task: Task
+    task: TaskFit
     model: nn.Module
     decision: Decision | None
     score: Detector
@@ -408,7 +408,7 @@ def _results(measured: Mapping[str, _Measured], groups: Groups) -> tuple[dict[st
     return metrics, curves, packed_rows(kept)
 
 
-def _warn_of_useless_results(name: str, task: Task, measured: Mapping[str, _Measured], groups: Groups) -> None:
+def _warn_of_useless_results(name: str, task: TaskFit, measured: Mapping[str, _Measured], groups: Groups) -> None:
     """Warn of a model that learned nothing, and of OOD data that is the data."""
     known = measured[DATA]
     metric, (title, better) = next(iter(task.metrics.items()))

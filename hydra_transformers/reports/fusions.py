@@ -15,7 +15,7 @@ from ..data.loading import load_if_named
 from ..fusion.soup import soup
 from ..fusion.trunk import trunk_depth
 from ..models.auto import AutoHydra, load_trained
-from ..uncertainty.tasks import task_of
+from ..uncertainty.tasks import task_fit_of
 from .evaluation import evaluate_uncertainty
 from .report import Report
 from .table import DATA, NO_VALUE, Section, to_html, to_markdown, to_text
@@ -134,7 +134,7 @@ def compare_fusions(
     """
     ensemble, members = _ensemble_of(members)
     singles = [ensemble.member(index).eval() for index in range(ensemble.num_members)]
-    data = task_of(ensemble).load(data, members[0])
+    data = task_fit_of(ensemble).load(data, members[0])
     ood_data = load_if_named(ood_data, members[0])
 
     def fused(trunk_layers: int) -> PreTrainedModel:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..uncertainty.paired import Change, accuracy_change, auroc_change, mean_change
-from ..uncertainty.task import Task
+from ..uncertainty.task import TaskFit
 
 
 NO_DIFFERENCE = "no difference that these rows can show"
@@ -59,7 +59,7 @@ class Gain:
         return f"{self.metric} ({difference}, 95 % interval {low} to {high})"
 
 
-def gains(task: type[Task], rows: Mapping[str, Any], other_rows: Mapping[str, Any]) -> dict[str, Gain]:
+def gains(task: type[TaskFit], rows: Mapping[str, Any], other_rows: Mapping[str, Any]) -> dict[str, Gain]:
     """Return what one model gains over another: metric -> `Gain`.
 
     The metrics are the task's first one, NLL and the AUROC of each OOD group.

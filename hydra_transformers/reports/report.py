@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._io.files import parse_json, write_atomically
-from ..uncertainty.task import Task
+from ..uncertainty.task import TaskFit
 from ..uncertainty.tasks import TASKS
 from .details import bin_table, class_table, confusion_table, gallery_html
 from .gains import Gain, gain_sentence, gains, map_leaves
@@ -338,7 +338,7 @@ class Report:
     # Tables
 
     @property
-    def _task(self) -> type[Task]:
+    def _task(self) -> type[TaskFit]:
         return TASKS[self.task]
 
     def _ood_groups(self) -> list[str]:

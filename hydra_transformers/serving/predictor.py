@@ -26,7 +26,7 @@ from ..models.decision_settings import typed_settings
 from ..models.inputs import image_mode, read_image
 from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
-from ..uncertainty.tasks import task_of
+from ..uncertainty.tasks import task_fit_of
 from .answers import arrow_schema, check_fields
 from .saved_models import open_model
 
@@ -114,7 +114,7 @@ class HydraPredictor(Answerer):
 
         # What it predicts.
         self.config = config  # of the model inside, where one holds another
-        self.task = task_of(model)
+        self.task = task_fit_of(model)
         self.class_names = None
         if not self.needs_classes:
             self.class_names = info.class_names

@@ -19,7 +19,7 @@ from ..models.adapters import is_adapter_folder
 from ..models.auto import check_model_exists, check_type_is_supported, load_trained
 from ..models.task import config_inside
 from ..uncertainty import CalibratedClassifier
-from ..uncertainty.tasks import task_of
+from ..uncertainty.tasks import task_fit_of
 
 
 def load_config(name: str) -> PreTrainedConfig:
@@ -94,7 +94,7 @@ class OpenModel:
         if classes is not None:
             model = self.as_classifier(model, classes)
         model = CalibratedClassifier.load(model, self.name).eval()
-        if task_of(model).name == "regression":  # the config of a model with one output may not say so
+        if task_fit_of(model).name == "regression":  # the config of a model with one output may not say so
             config_inside(model).problem_type = "regression"
         return model
 

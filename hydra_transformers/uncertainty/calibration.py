@@ -19,8 +19,8 @@ from .calibrated_classifier import CalibratedClassifier
 from .class_promises import ClassAbstention, ClassTarget, is_by_class, summary_of
 from .detectors import Detector
 from .monitor import validation_summary
-from .task import Task, ValidationRows
-from .tasks import task_of
+from .task import TaskFit, ValidationRows
+from .tasks import task_fit_of
 
 
 LEAST_ROWS = 20  # half of fewer rows fits nothing
@@ -113,7 +113,7 @@ def calibrate(
         hydra(**inputs).abstain  # (batch,) bool
     """
     inner = model.model if isinstance(model, CalibratedClassifier) else model
-    task = task_of(inner)
+    task = task_fit_of(inner)
     task.set_detector(detector)
     data = load_if_named(data, inner, labelled=True, column=column, label=label)
     ood_data = load_if_named(ood_data, inner, labelled=False, column=column)
@@ -150,7 +150,7 @@ def calibrate(
     return Calibration(result, decision.settings.to_dict(), fitted.abstention, rows.counts, sentences)
 
 
-def _summary(task: Task, decision: Decision, rows: ValidationRows) -> dict[str, Any]:
+def _summary(task: TaskFit, decision: Decision, rows: ValidationRows) -> dict[str, Any]:
     """What a `Monitor` later compares with."""
     random, target = torch.Generator().manual_seed(0), rows.target or {}
     outcomes = [
@@ -163,7 +163,7 @@ def _summary(task: Task, decision: Decision, rows: ValidationRows) -> dict[str, 
     return validation_summary(outcomes[1], outcomes[0].scores, risk)
 
 
-def _class_target(task: Task, model: nn.Module, target: Any, by: str | None) -> ClassTarget | None:
+def _class_target(task: TaskFit, model: nn.Module, target: Any, by: str | None) -> ClassTarget | None:
     """Read a target by class; raise for models that cannot keep one."""
     if not task.has_detector:
         raise ValueError(
@@ -178,7 +178,7 @@ def _class_target(task: Task, model: nn.Module, target: Any, by: str | None) -> 
 
 
 def _check(
-    task: Task,
+    task: TaskFit,
     data: Any,
     ood_data: Any,
     target: Any,

@@ -28,7 +28,7 @@ from .abstention import check_share
 from .features import without_decision
 from .monitor_files import BLOCK, VERSION, check_bins, parse_state
 from .task import Outcomes
-from .tasks import task_of
+from .tasks import task_fit_of
 
 
 # How the rows that somebody has checked were chosen, and the promises that they count for.
@@ -225,7 +225,7 @@ class Monitor:
         monitor = cls(typed_settings(decision.settings).to_dict(), level)
         if file is not None and Path(file).exists():
             monitor.load(file)
-        monitor.model, monitor.task = model, task_of(inner)
+        monitor.model, monitor.task = model, task_fit_of(inner)
         return monitor
 
     def update(self, outputs: Any, labels: Any = None, *, chosen: str = "random", batch: str | None = None) -> None:

@@ -18,7 +18,7 @@ from .conformal import too_few_rows
 from .decomposition import decompose
 from .inputs import as_member_logits, as_multi_hot, check_predictions, widened
 from .metrics import counts_from_the_top, exact_mean, expected_calibration_error
-from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Rows, Settings, Task, ValidationRows, draw_one
+from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Rows, Settings, TaskFit, ValidationRows, draw_one
 from .temperature import fit_temperature
 
 
@@ -180,9 +180,8 @@ def sets_sentence(alpha: float, sets: Tensor, is_too_few: bool) -> str:
 # The task
 
 
-class MultiLabelTask(Task):
+class MultiLabelFit(TaskFit):
     name = "multi_label_classification"
-    title = "multi-label classification"
     metrics: ClassVar = {
         "map": ("mAP", "high"),
         "f1_micro": ("F1 micro", "high"),

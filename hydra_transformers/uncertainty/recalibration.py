@@ -19,8 +19,8 @@ from .calibrated_classifier import CalibratedClassifier
 from .calibration import DEFAULT_CONFIDENCE, LEAST_ROWS, Calibration, halves_of
 from .features import without_decision
 from .monitor import validation_summary
-from .task import Outcomes, Rows, Task
-from .tasks import task_of
+from .task import Outcomes, Rows, TaskFit
+from .tasks import task_fit_of
 
 
 class AnsweredRows(NamedTuple):
@@ -68,7 +68,7 @@ def recalibrate(
         raise ValueError(
             "model keeps a promise for each class, which has its own threshold: calibrate it on labelled rows"
         )
-    task = task_of(inner)
+    task = task_fit_of(inner)
     if task.has_detector:
         task.set_detector(settings["detector"]["name"])
     audited = _audited_rows(read_reviews(reviews, task.name), settings)
@@ -140,13 +140,13 @@ def _audited_rows(reviews: Reviews, settings: Mapping[str, Any]) -> AnsweredRows
     return AnsweredRows(reviews.scores[is_drawn], reviews.wrong[is_drawn])
 
 
-def _rows_of_data(task: Task, data: Any, batch_size: int, seed: int) -> list[Rows]:
+def _rows_of_data(task: TaskFit, data: Any, batch_size: int, seed: int) -> list[Rows]:
     """The two halves that a calibration on the same data has made."""
     collected = task.collect_rows(data, batch_size)
     return [collected.take(places) for places in halves_of(collected.labels, seed)]
 
 
-def _outcomes(task: Task, decision: Decision, rows: Rows) -> Outcomes:
+def _outcomes(task: TaskFit, decision: Decision, rows: Rows) -> Outcomes:
     random = torch.Generator().manual_seed(0)
     return task.outcomes(decision(rows.answers, rows.features), rows.labels, decision.settings, random)
 

@@ -14,7 +14,7 @@ from .abstention import Abstention
 from .conformal import conformal_quantile
 from .inputs import as_tensor, check_predictions, widened
 from .metrics import error_coverage_curve, exact_mean
-from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Settings, Task, ValidationRows, draw_one
+from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Settings, TaskFit, ValidationRows, draw_one
 
 
 # Shares of the mean spread that are tried as the floor below the spread.
@@ -94,9 +94,8 @@ def ranks(values: Tensor) -> Tensor:
     return torch.tensor(pandas.DataFrame(values.numpy()).rank().to_numpy())
 
 
-class RegressionTask(Task):
+class RegressionFit(TaskFit):
     name = "regression"
-    title = "regression"
     metrics: ClassVar = {
         "rmse": ("RMSE", "low"),
         "mae": ("MAE", "low"),
@@ -112,7 +111,6 @@ class RegressionTask(Task):
     }
     columns = CLASS_COLUMNS | {"interval": "intervals"}
     guarantees_risk = False
-    predicts_numbers = True
 
     def constant_metric(self, labels: Tensor) -> float:
         return float((labels.double() - labels.double().mean(dim=0)).square().mean(dim=0).sqrt().mean())

@@ -14,7 +14,7 @@ from ..models.task import DecisionOutput
 from ..models.task_regression import aggregated, spread
 from .inputs import as_multi_hot, as_tensor, widened
 from .metrics import ood_metrics
-from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Settings, Task, ValidationRows
+from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Settings, TaskFit, ValidationRows
 
 
 NO_PAIRS = 'data has no pairs, by which a reward model is measured: pass {"chosen": data, "rejected": data}'
@@ -61,9 +61,8 @@ def pairs_of(read: Callable[[str], PreparedData]) -> dict[str, PreparedData]:
     return pairs
 
 
-class RewardTask(Task):
+class RewardFit(TaskFit):
     name = "reward"
-    title = "rewards and reranking"
     metrics: ClassVar = {
         "pair_accuracy": ("Pair accuracy", "high"),
         "wrong_pairs_auroc": ("AUROC of wrong pairs", "high"),
@@ -72,7 +71,6 @@ class RewardTask(Task):
         "answered": ("Chosen answered", ""),
     }
     columns = CLASS_COLUMNS | {"interval": "intervals"}
-    predicts_numbers = True
 
     def constant_metric(self, labels: Tensor) -> float:
         return 0.5
@@ -93,7 +91,7 @@ class RewardTask(Task):
         (pairs, members, 2), the chosen first, and 0, the place of the better one."""
         if not isinstance(data, Mapping):
             return super().collect(model, data, batch_size)
-        sides = [super(RewardTask, self).collect(model, data[name], batch_size)[0] for name in ("chosen", "rejected")]
+        sides = [super(RewardFit, self).collect(model, data[name], batch_size)[0] for name in ("chosen", "rejected")]
         return torch.cat(sides, dim=-1), torch.zeros(len(sides[0]), dtype=torch.long)
 
     def decide(self, decision: Decision, answers: Tensor) -> DecisionOutput:

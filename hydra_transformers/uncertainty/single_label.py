@@ -18,14 +18,12 @@ from .detectors import Detector, ood_score
 from .features import collect_answers
 from .inputs import as_labels
 from .metrics import exact_mean, sample_values, summarize_classification, summarize_diversity
-from .task import Fitted, Metrics, Outcomes, Rows, Settings, Task, ValidationRows
+from .task import Fitted, Metrics, Outcomes, Rows, Settings, TaskFit, ValidationRows
 from .temperature import TemperatureScaling, fit_temperature
 
 
-class SingleLabelTask(Task):
+class SingleLabelFit(TaskFit):
     name = "single_label_classification"
-    title = "single-label classification"
-    has_detector = True
     metrics: ClassVar = {
         "accuracy": ("Accuracy", "high"),
         "brier": ("Brier", "low"),

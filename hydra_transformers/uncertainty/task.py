@@ -11,13 +11,13 @@ from ..data.loading import load_if_named
 from ..model_info import class_names_of
 from ..models.decision import Decision, config_settings
 from ..models.decision_settings import typed_settings
-from ..models.task import DecisionOutput, config_inside
+from ..models.task import DecisionOutput, config_inside, load_task
 from .abstention import Abstention
 from .class_promises import ClassTarget
 from .features import collect_answers
 
 
-# Columns of a prediction and their types, see `Task.columns`.
+# Columns of a prediction and their types, see `TaskFit.columns`.
 CLASS_COLUMNS = {
     "label": "string",
     "score": "double",
@@ -136,20 +136,20 @@ def draw_one(is_candidate: Tensor, random: Generator) -> Tensor:
     return chances.masked_fill(~is_candidate, -1.0).argmax(dim=1)
 
 
-class Task:
-    """What a model predicts, and all that depends on it. Made by `task_of(model)`.
+class TaskFit:
+    """What the package does with a task: measures predictions, and fits a decision. Made by `task_fit_of(model)`.
+
+    The other half, which ships with models, is a `Task` of `models/task.py`.
 
     Attributes:
-        name (`str`): the task's name, as in configs: "single_label_classification".
-        title (`str`): the task for people.
+        name (`str`): the task's name, as in `models.task.TASKS`: "single_label_classification".
+        title (`str`), has_detector (`bool`), predicts_numbers (`bool`): as of that `Task`.
         metrics (`dict`): metric -> (title, "high" or "low" for what is better, "" for neither), in the order of tables.
         columns (`dict`): column -> type of the predictions, in order. Types are Arrow's names, or "strings", "scores",
             "label scores", "intervals", "entities". Models of texts have `truncated` ("bool") as well.
         model (`nn.Module`), classes (`list[str]` or `None`): whose task it is, and the names of its classes.
         aggregate (`str` or `None`): of a reward model, how members' scores become one.
         guarantees_risk (`bool`): whether a risk is a share, and can have a confidence.
-        has_detector (`bool`): whether the score of out-of-distribution rows can be chosen.
-        predicts_numbers (`bool`): whether it predicts numbers, not classes or labels.
     """
 
     name: str
@@ -157,8 +157,15 @@ class Task:
     metrics: Mapping[str, tuple[str, str]]
     columns: Mapping[str, str] = CLASS_COLUMNS
     guarantees_risk = True
-    has_detector = False
-    predicts_numbers = False
+    has_detector: bool
+    predicts_numbers: bool
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        task = load_task(cls.name)
+        cls.title = task.title
+        cls.has_detector = task.has_detector
+        cls.predicts_numbers = task.predicts_numbers
 
     def __init__(self, model: nn.Module):
         self.model, self.classes = model, class_names_of(model)

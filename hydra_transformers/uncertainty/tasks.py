@@ -3,26 +3,26 @@
 from torch import nn
 
 from ..models.task import task_name
-from .multi_label import MultiLabelTask
-from .regression import RegressionTask
-from .rewards import RewardTask
-from .single_label import SingleLabelTask
-from .task import Task
-from .token_classification import TokenTask
+from .multi_label import MultiLabelFit
+from .regression import RegressionFit
+from .rewards import RewardFit
+from .single_label import SingleLabelFit
+from .task import TaskFit
+from .token_classification import TokenFit
 
 
-TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (SingleLabelTask, MultiLabelTask, RegressionTask, TokenTask, RewardTask)
+TASKS: dict[str, type[TaskFit]] = {
+    task.name: task for task in (SingleLabelFit, MultiLabelFit, RegressionFit, TokenFit, RewardFit)
 }
 
 
-def task_of(model: nn.Module) -> Task:
-    """The task of a model, by its class and config.
+def task_fit_of(model: nn.Module) -> TaskFit:
+    """Return what the package does with a model's task.
 
     Args:
         model (`nn.Module`): a Hydra, a classifier of Transformers, a baseline, or a model that contains one.
 
     Returns:
-        `Task`: with its metrics, columns and calibration.
+        `TaskFit`: with its metrics, columns and calibration.
     """
     return TASKS[task_name(model)](model)

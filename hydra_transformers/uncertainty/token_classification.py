@@ -18,7 +18,7 @@ from ..models.task import DecisionOutput
 from .abstention import Abstention
 from .inputs import check_predictions, wide_log_softmax, widened
 from .metrics import classification_metrics, error_coverage_curve, exact_mean
-from .task import Fitted, Metrics, Outcomes, Rows, Settings, Task, ValidationRows
+from .task import Fitted, Metrics, Outcomes, Rows, Settings, TaskFit, ValidationRows
 from .temperature import fit_temperature
 
 
@@ -76,9 +76,8 @@ def entity_metrics(found: FoundEntities) -> dict[str, float]:
     }
 
 
-class TokenTask(Task):
+class TokenFit(TaskFit):
     name = "token_classification"
-    title = "token classification"
     metrics: ClassVar = {
         "entity_f1": ("Entity F1", "high"),
         "precision": ("Precision", "high"),

@@ -8,7 +8,7 @@ from hydra_transformers import compare_fusions, evaluate_uncertainty
 from hydra_transformers.reports import Report
 from hydra_transformers.reports.report_plots import report_figures
 from hydra_transformers.uncertainty import ood_metrics
-from hydra_transformers.uncertainty.tasks import task_of
+from hydra_transformers.uncertainty.tasks import task_fit_of
 from tests.reports.tasks import CASES
 
 
@@ -30,7 +30,7 @@ def evaluated(case):
 
 def test_metrics_are_those_of_the_task(case, evaluated):
     hydra, report = evaluated
-    task = task_of(hydra)
+    task = task_fit_of(hydra)
     answers, labels = task.collect(hydra, case.data, 32)
     expected = task.measure(answers, labels)
     metrics = report.models["Hydra"]["data"]
@@ -57,7 +57,7 @@ def test_intervals_hold_the_difference_of_the_metrics(case, evaluated):
 
 def test_every_form_shows_the_metrics_and_json_gives_the_report_back(case, evaluated, tmp_path):
     hydra, report = evaluated
-    title, better = task_of(hydra).metrics[case.first]
+    title, better = task_fit_of(hydra).metrics[case.first]
     arrow = "↑" if better == "high" else "↓"
     for form in (str(report), repr(report), report.to_markdown(), report._repr_html_(), report.to_html(pictures=[])):
         assert title in form and arrow in form and "Hydra against One: " in form

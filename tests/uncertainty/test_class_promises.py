@@ -19,7 +19,7 @@ from hydra_transformers.uncertainty.class_promises import (
     pool_classes,
 )
 from hydra_transformers.uncertainty.recalibration import recalibrate
-from hydra_transformers.uncertainty.tasks import task_of
+from hydra_transformers.uncertainty.tasks import task_fit_of
 from tests import tiny_tags
 from tests.uncertainty.test_tasks import batch_of, data_of, hydra_of, plain_model
 
@@ -134,7 +134,7 @@ def test_a_group_that_is_never_answered_says_why():
     rows = [row for row in hydra.predict(texts, tiny_tags.tokenizer()) if row["label"] == "LABEL_0"]
     assert rows and all(row["reason"].startswith("Nothing can be promised of this prediction") for row in rows)
     assert {row["threshold"] for row in rows} == {"-inf"}
-    columns = task_of(hydra).columns | {"truncated": "bool"}
+    columns = task_fit_of(hydra).columns | {"truncated": "bool"}
     assert to_table(rows, columns)["threshold"].to_pylist() == [-math.inf] * len(rows)
 
 

@@ -14,7 +14,7 @@ from hydra_transformers.data.tags import collect_words, rows_of_words
 from hydra_transformers.models.entities import entities_in, worst_and_mean
 from hydra_transformers.uncertainty import decompose, predict_uncertainty
 from hydra_transformers.uncertainty.task import Rows, ValidationRows
-from hydra_transformers.uncertainty.token_classification import FoundEntities, TokenTask, entity_metrics, find_entities
+from hydra_transformers.uncertainty.token_classification import FoundEntities, TokenFit, entity_metrics, find_entities
 from tests import tiny_tags
 from tests.fresh_process import run_without_package
 
@@ -157,7 +157,7 @@ def test_entities_below_the_threshold_keep_the_promised_risk(calibrated):
 def test_the_promise_is_about_one_entity_of_each_text_and_holds_for_such_draws():
     """Where long texts err more, the share over all entities is higher than over one of each text."""
     generator = torch.Generator().manual_seed(0)
-    task, fits, broken, over_all = TokenTask(tiny_tags.backbone()), 60, 0, []
+    task, fits, broken, over_all = TokenFit(tiny_tags.backbone()), 60, 0, []
 
     def texts(count: int) -> tuple[FoundEntities, torch.Tensor]:
         sizes = torch.where(torch.rand(count, generator=generator) < 0.3, 12, 1)  # long texts err twice as often

@@ -15,7 +15,7 @@ from hydra_transformers.models.task import TASKS as TASKS_OF_MODELS
 from hydra_transformers.uncertainty import CalibratedClassifier, calibrate, predict_decisions
 from hydra_transformers.uncertainty.calibration import halves_of
 from hydra_transformers.uncertainty.features import without_decision
-from hydra_transformers.uncertainty.tasks import TASKS, task_of
+from hydra_transformers.uncertainty.tasks import TASKS, task_fit_of
 from tests import tiny_tags
 from tests.tiny_data import SIZES, names_of
 
@@ -81,11 +81,11 @@ def calibrated(name: str, model=None, **options):
 def test_each_task_has_its_class_and_knows_its_models():
     assert tuple(TASKS) == NAMES
     for name in NAMES:
-        assert task_of(hydra_of(name)).name == name
-        task = task_of(hydra_of(name))
+        assert task_fit_of(hydra_of(name)).name == name
+        task = task_fit_of(hydra_of(name))
         assert task.title and task.metrics and task.columns
-    assert task_of(plain_model("token_classification")).name == "token_classification"
-    assert task_of(plain_model("reward")).name == "regression"  # a plain model has no aggregate
+    assert task_fit_of(plain_model("token_classification")).name == "token_classification"
+    assert task_fit_of(plain_model("reward")).name == "regression"  # a plain model has no aggregate
 
 
 @all_tasks
@@ -149,7 +149,7 @@ def test_other_models_are_wrapped_saved_and_loaded(name, tmp_path):
 @all_tasks
 def test_metrics_are_those_of_the_table_with_what_is_decided(name):
     inside, decision = without_decision(calibrated(name).model.eval())
-    task = task_of(inside)
+    task = task_fit_of(inside)
     data = data_of(name, seed=1)
     data = {"chosen": data, "rejected": data_of(name, seed=2)} if name == "reward" else data
     answers, labels = task.collect(inside, data, 16)
@@ -166,7 +166,7 @@ def test_predictions_have_the_columns_of_the_task(name):
     hydra = calibrated(name).model.eval()
     predictions = predict_decisions(hydra, ["annabelle smith went to paris .", "paris"], tiny_tags.tokenizer())
     for prediction in predictions:
-        assert set(prediction) == {*task_of(hydra).columns, "truncated"}
+        assert set(prediction) == {*task_fit_of(hydra).columns, "truncated"}
         assert prediction["abstain"] in (True, False) and prediction["threshold"] == hydra.config.decision["threshold"]
 
 
@@ -224,7 +224,7 @@ def test_a_detector_of_single_label_models_is_refused(name):
 @all_tasks
 def test_a_prediction_that_is_not_a_number_is_refused_in_both_halves(name, half, monkeypatch):
     hydra = hydra_of(name)
-    task = task_of(hydra)
+    task = task_fit_of(hydra)
     task.set_detector("msp")
     rows = task.collect_rows(data_of(name), 32)
     rows.answers[halves_of(rows.labels, 0)[half][0]] = math.nan
