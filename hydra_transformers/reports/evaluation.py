@@ -149,7 +149,7 @@ def evaluate_uncertainty(
 
 
 def _details(
-    model: nn.Module, measured: "_Measured", decision: Decision | None, task: Task, data: Any
+    model: nn.Module, measured: "_Measured", decision: Decision | None, task: TaskFit, data: Any
 ) -> dict[str, Any]:
     """Return what a report's page says of a model."""
     description = type(model).__name__
