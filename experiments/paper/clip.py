@@ -301,7 +301,11 @@ class ClipStudy(Study):
 
     @cached_property
     def bayesvlm(self) -> BayesVLM:
-        """Fitted on labelled images, each with its class's prompt; the paper takes pairs of LAION."""
+        """With its authors' factors, of LAION, where these are in DIR/bayesvlm; else fitted on labelled images, each with its
+        class's prompt."""
+        factors = read_factors(self.data)
+        if factors is not None:
+            return BayesVLM(self.clip).load_factors(factors)
         prompts = self.prompts()
 
         def pairs() -> Iterator[dict[str, Tensor]]:
@@ -328,6 +332,17 @@ class ClipStudy(Study):
             for ood_set, rows in sets.items():
                 detected = ood_metrics(1 - confidence, 1 - confidences(rows)[0])
                 found["ood"].setdefault(name, {}).setdefault(group, {})[ood_set] = detected
+
+
+FACTORS = ("A_img", "B_img", "A_txt", "B_txt")
+
+
+def read_factors(folder: Path | None) -> dict[str, Tensor] | None:
+    """Return the factors that BayesVLM's authors publish: bayesvlm/A_img_analytic.pt and three more."""
+    paths = {name: (folder or Path()) / "bayesvlm" / f"{name}_analytic.pt" for name in FACTORS}
+    if folder is None or not all(path.is_file() for path in paths.values()):
+        return None
+    return {name: torch.load(path, map_location="cpu", weights_only=True) for name, path in paths.items()}
 
 
 def whole_batch_of_pairs(batch: dict[str, Tensor]) -> dict[str, Any]:
@@ -437,8 +452,8 @@ CLIP_VIT_B32 = ClipSetting(
     member_recipe=recipe("clip-lit"),
     training_arguments={"per_device_train_batch_size": 1500, "gradient_accumulation_steps": 4},
     about="ImageNet-1K, CIFAR-100 and seven sets from the Hub, OpenOOD's folders, and for table 27's fine-tuned row "
-    "laion400m/*.tar (60 million pairs; sixteen A100 for hours in the paper) in --data. BayesVLM is fitted on ImageNet's "
-    "rows and not on LAION's pairs; circuits of the vision tower on ImageNet-1K alone.",
+    "laion400m/*.tar (60 million pairs; sixteen A100 for hours in the paper) in --data. BayesVLM takes its authors' factors "
+    "of LAION from bayesvlm/*_analytic.pt there, or is fitted on ImageNet's rows; circuits of the vision tower on ImageNet-1K alone.",
 )
 
 

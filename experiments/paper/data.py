@@ -15,6 +15,8 @@ from hydra_transformers.data.batches import collate
 from hydra_transformers.data.loading import PreparedData, load_data, remember_max_length
 from hydra_transformers.data.processors import load_processor
 from hydra_transformers.data.rows import DataSource
+from hydra_transformers.shift import load_corrupted_sets
+from hydra_transformers.shift.corruptions import SEVERITIES
 
 from .. import pretrained, smallest
 from ..rows import TensorRows, without_common_padding
@@ -200,24 +202,12 @@ def listed_images(source: ImageList, folder: Path | None, processor: Any) -> Pre
     return PreparedData(files, processor, "image", ("image",))
 
 
-CORRUPTIONS = (
-    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    *("snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"),
-)
-SEVERITIES = (1, 2, 3, 4, 5)
-
-
 def imagenet_c(folder: Path | None, start: str) -> dict[str, dict[int, PreparedData]]:
-    """Read ImageNet-C as it is published: imagenet-c/CORRUPTION/SEVERITY/CLASS/*.JPEG."""
+    """Read ImageNet-C's fifteen corruptions as they are published, imagenet-c/CORRUPTION/SEVERITY/CLASS/*.JPEG, else from the Hub."""
     config = AutoConfig.from_pretrained(start, num_labels=1000)
-    processor = load_processor(start, config)
-    if folder is None or not (folder / "imagenet-c").is_dir():
-        raise FileNotFoundError(f"imagenet-c is not in {folder}: unpack ImageNet-C there, or pass another --data")
-    load = partial(load_data, model=config, processor=processor, labelled=True)
-    return {
-        corruption: {severity: load(folder / "imagenet-c" / corruption / str(severity)) for severity in SEVERITIES}
-        for corruption in CORRUPTIONS
-    }
+    there = None if folder is None else folder / "imagenet-c"
+    source = there if there is not None and there.is_dir() else "imagenet-c"
+    return load_corrupted_sets(source, config, processor=load_processor(start, config))
 
 
 # Small sets in files

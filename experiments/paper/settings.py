@@ -141,7 +141,7 @@ IMAGENET1K = Setting(
     training_arguments=LOADING,
     paper="imagenet1k",
     about="ImageNet-1K from the Hub, OpenOOD's folders (benchmark_imglist, images_largescale, images_classic) and "
-    "imagenet-c/CORRUPTION/SEVERITY/ in --data; one GPU for days. The ViT is Google's of ImageNet-21k for all members; "
+    "imagenet-c/CORRUPTION/SEVERITY/ (tables 13, 14; else from the Hub) in --data; one GPU for days. The ViT is Google's of ImageNet-21k for all members; "
     "the paper trains its own three.",
 )
 

@@ -9,9 +9,11 @@ import datasets
 import pytest
 import torch
 from PIL import Image
+from transformers import ViTConfig, ViTImageProcessor
 
 from experiments.paper import __main__ as paper
 from experiments.paper import data, tables
+from experiments.paper.clip import read_factors
 from experiments.paper.methods import METHODS, methods_of, varied_members
 from experiments.paper.parts import CIRC, TAYLOR, Part, expanded, needs_of, rates
 from experiments.paper.pictures import FIGURES
@@ -222,6 +224,29 @@ def test_no_row_is_in_two_splits():
     held, tested = ({row["text"] for row in parts[name].rows} for name in ("validation", "test"))
     assert len(held) == 20 and len(tested) == 2_030 and not held & tested
     assert parts["test"].labels[0] == int(parts["test"].rows[0]["text"].split()[1]) % 2
+
+
+def test_imagenet_c_is_read_from_the_authors_folders(tmp_path):
+    start = tmp_path / "vit"
+    ViTConfig(image_size=8, patch_size=4).save_pretrained(start)
+    ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(start)
+    for severity in data.SEVERITIES:
+        for number in range(1_000):
+            (tmp_path / "imagenet-c" / "fog" / str(severity) / f"n{number:08}").mkdir(parents=True)
+        Image.new("RGB", (4, 4), "blue").save(tmp_path / "imagenet-c" / "fog" / str(severity) / "n00000007" / "a.png")
+    found = data.imagenet_c(tmp_path, str(start))
+    assert {name: {severity: rows.labels for severity, rows in sweep.items()} for name, sweep in found.items()} == {
+        "fog": {severity: [7] for severity in data.SEVERITIES}
+    }
+
+
+def test_factors_of_bayesvlm_are_read_where_all_are_there(tmp_path):
+    assert read_factors(None) is None and read_factors(tmp_path) is None
+    (tmp_path / "bayesvlm").mkdir()
+    for number, name in enumerate(("A_img", "B_img", "A_txt", "B_txt")):
+        assert read_factors(tmp_path) is None
+        torch.save(torch.eye(2) * number, tmp_path / "bayesvlm" / f"{name}_analytic.pt")
+    assert torch.equal(read_factors(tmp_path)["B_txt"], 3 * torch.eye(2))
 
 
 def test_real_ood_sets_alone_and_few_rows_for_circuits():
