@@ -1,5 +1,6 @@
 """Error messages of the command line: any exception as one sentence."""
 
+import errno
 import re
 from collections.abc import Sequence
 
@@ -8,6 +9,7 @@ from .._io.access import first_line, in_one_line
 
 # Errors that the user can fix.
 MISTAKES = (ValueError, TypeError, OSError, ImportError, RuntimeError)
+NUMBER_OF_ERROR = re.compile(r"\[Errno \d+\] ")
 # Words of the Python functions' errors, and the flags that they stand for.
 FLAGS = {
     r"num_members\b": "--members",
@@ -27,7 +29,9 @@ def sentence_of(error: Exception, flags: Sequence[str] = ()) -> str:
     if not isinstance(error, MISTAKES):
         return f"unexpected {type(error).__name__}: {first_line(error)} (--debug shows where)"
     missing = isinstance(error, FileNotFoundError) and error.filename
-    sentence = f"there is no file {missing}" if missing else in_one_line(error)
+    sentence = f"there is no file {missing}" if missing else NUMBER_OF_ERROR.sub("", in_one_line(error))
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        sentence = "the disk is full: free some space, and the same command continues"
     for word, flag in FLAGS.items():
         sentence = re.sub(word, flag, sentence)
     for flag in flags:

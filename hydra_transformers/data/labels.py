@@ -50,7 +50,7 @@ class Labels:
 
     def _check_are_numbers_or_names(self) -> None:
         """Raises for a csv column of numbers and words for "nothing", which would become a class."""
-        others = {cell for cell in self.cells if cell is not None and not NUMBER.fullmatch(cell)}
+        others = {cell for cell in self.cells if cell and (cell.lower() in MISSING or not NUMBER.fullmatch(cell))}
         numbers = len(set(self.cells) - others - {None})
         if numbers and others and {cell.lower() for cell in others} <= MISSING:
             raise ValueError(

@@ -141,6 +141,8 @@ def _load(source: DataSource) -> Any:
             return datasets.load_dataset(name, config or None)
     except TableError:
         raise
+    except StopIteration as error:  # of JSON files that are empty
+        raise ValueError(f"{name} cannot be read: it is empty") from error
     except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
         reason += f" ({SEPARATORS})" * ("tokenizing" in reason)

@@ -376,9 +376,11 @@ def _of_encoding(path: str) -> str:
     """Why a file's text cannot be decoded, and what to do."""
     opener = OPENERS.get(Path(path).suffix, open)
     with opener(path, "rb") as file:
-        start = file.read(4)
+        start = file.read(4096)
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         encoding, where = "utf-16", ""
+    elif b"\0" in start:
+        return f"{path} is not a text file: write the table as csv in utf-8"
     else:
         number, line = _first_line_that_is_not_utf8(path)
         # Only Windows' encoding has signs there, such as curly quotes.

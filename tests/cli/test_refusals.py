@@ -181,6 +181,21 @@ def test_warnings_of_models_are_notes_and_those_of_libraries_are_not_shown(workp
     ]
 
 
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(28, "No space left on device"), "the disk is full: free some space, and the same command continues"),
+        (PermissionError(13, "Permission denied", "a.csv"), "Permission denied: 'a.csv'"),
+    ],
+)
+def test_errors_of_the_system_have_no_numbers(error, sentence, fails, workplace, monkeypatch):
+    def broken(name):
+        raise error
+
+    monkeypatch.setattr(saved_models, "load_config", broken)
+    assert fails("info", workplace / "hydra") == f"hydra-transformers info: {sentence}"
+
+
 @pytest.mark.parametrize(("error", "code"), [(ValueError("wrong"), 2), (ZeroDivisionError("odd"), 1)])
 def test_a_trace_is_shown_with_debug_alone(error, code, workplace, monkeypatch, capsys):
     def broken(name):

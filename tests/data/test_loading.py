@@ -214,6 +214,7 @@ def test_a_folder_named_like_a_builder_is_read_and_not_what_lies_around_it(build
         ("no_text.csv", "text,label\na,1\n,0\n", {}, "1 of 2 rows of .* have no text in the column 'text'"),
         ("zero.csv", "", {}, "zero.csv cannot be read: it is empty"),
         ("header.csv", "text,label\n", {}, "header.csv cannot be read: it has no rows"),
+        ("zero.jsonl", "", {}, "zero.jsonl cannot be read: it is empty"),
         ("broken.json", '{"text": [', {}, "broken.json cannot be read: JSON parse error"),
         ("ragged.csv", "text,label\na,film,0\nbad,film,1\n", {}, "line 2 of .*ragged.csv has 3 cells, .* names 2"),
         ("reviews.txt", "a", {}, "is not a .csv, .tsv, .json, .jsonl, .parquet file"),

@@ -155,6 +155,12 @@ def test_the_error_names_the_encoding_to_try(encoding, text, tmp_path):
     assert rows_of(frame)[1]["text"] == text
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"PK\x03\x04\x00\xff\xfe")
+    with pytest.raises(ValueError, match="is not a text file: write the table as csv in utf-8"):
+        rows_of(tmp_path / "a.csv")
+
+
 # The first line
 
 
@@ -199,6 +205,7 @@ def test_names_of_columns_are_not_questioned(tmp_path):
         ("0 1 2", ["2", "1", "0"], [2, 1, 0]),
         ("007 7 7", ["007", "7"], [0, 1, 1]),
         ("None x None", ["None", "x"], [0, 1, 0]),
+        ("nan NA nan", ["NA", "nan"], [1, 0, 1]),
     ],
 )
 def test_numbers_of_a_csv_file_are_the_names_of_classes_or_their_indices(
