@@ -301,7 +301,7 @@ class Parts:
 
     def baseline(self, seed: int, name: str) -> nn.Module:
         """Return a baseline of three members, trained from what backbones start from."""
-        start = self.new_model(seed)
+        start = self.setting.new_backbone(self.start, seed)
         recipe, folder = self.with_rate("backbone", f"{name}-{seed}", None)
         options: dict[str, Any] = {}
         if name == "mimo":
@@ -317,10 +317,14 @@ class Parts:
         elif name == "packed":
             model = PackedEnsemble.from_backbone(start, num_members=MEMBERS, seed=seed)
         else:  # one encoder, three classifiers
-            layers, classes = self.setting.layers, start.config.num_labels
-            options_of_heads = {"trunk_layers": layers, "num_labels": classes, "seed": seed}
-            model = AutoHydra.from_backbone(start, num_members=MEMBERS, **options_of_heads).to(self.device)
-        return self.trained(model, recipe, folder, 100 * seed, **options)
+            model = AutoHydra.from_backbone(
+                start,
+                num_members=MEMBERS,
+                trunk_layers=self.setting.layers,
+                num_labels=start.config.num_labels,
+                seed=seed,
+            )
+        return self.trained(model.to(self.device), recipe, folder, 100 * seed, **options)
 
 
 def expanded(goals: Sequence[Part], needs: Callable[[Part], list[Part]]) -> list[Part]:

@@ -102,6 +102,11 @@ def new_small_dinov2(start: str, seed: int) -> PreTrainedModel:
 
 
 VIT = "google/vit-base-patch16-224-in21k"
+# C.1.1 and C.1.4 pre-train them on ImageNet-21k.
+NOT_PRETRAINED = (
+    "Google's ViT of ImageNet-21k is the start of every member, of MIMO and of Batch Ensembles, and Packed-Ensembles starts "
+    "from new weights; the paper pre-trains three ViTs, MIMO and Packed-Ensembles itself."
+)
 LOADING = {"dataloader_num_workers": 8, "dataloader_pin_memory": True}
 # C.1.2 and C.1.3: all of the model trains, on crops and flips, without dropout and without label smoothing.
 IMAGENET1K_BACKBONE = replace(
@@ -141,8 +146,8 @@ IMAGENET1K = Setting(
     training_arguments=LOADING,
     paper="imagenet1k",
     about="ImageNet-1K from the Hub, OpenOOD's folders (benchmark_imglist, images_largescale, images_classic) and "
-    "imagenet-c/CORRUPTION/SEVERITY/ (tables 13, 14; else from the Hub) in --data; one GPU for days. The ViT is Google's of ImageNet-21k for all members; "
-    "the paper trains its own three.",
+    "imagenet-c/CORRUPTION/SEVERITY/ (tables 13, 14; else from the Hub) in --data; one GPU for days. "
+    + NOT_PRETRAINED,
 )
 
 CIFAR100 = Setting(
@@ -164,7 +169,7 @@ CIFAR100 = Setting(
     training_arguments=LOADING,
     paper="cifar100",
     about="CIFAR-100 and its OOD sets from the Hub, Places365 by OpenOOD's list in --data; one GPU for a day. "
-    "The ViT is Google's of ImageNet-21k for all members; the paper trains its own three.",
+    + NOT_PRETRAINED,
 )
 
 SST2 = Setting(
