@@ -350,11 +350,13 @@ def plan_of(row: Row) -> Plan:
 
 def plans(args: argparse.Namespace) -> list[Plan]:
     """Return the plans of the groups with every seed, each once."""
+    setting = SETTINGS[args.setting]
     found: dict[Plan, None] = {}
     for seed in args.seeds:
-        usual = Plan(replace(SETTINGS[args.setting].usual, **json.loads(args.usual)), seed=seed)
+        usual = Plan(replace(setting.usual, **json.loads(args.usual)), seed=seed)
         for group in args.groups:
-            found |= dict.fromkeys(GROUPS[group](usual))
+            for plan in GROUPS[group](usual):
+                found[replace(plan, trunk=min(plan.trunk, setting.layers - 1))] = None
     return list(found)
 
 
@@ -396,6 +398,8 @@ def run_all(args: argparse.Namespace) -> None:
     content["work_of_one_model"] = count_multiply_adds(with_classifier(setting, args.start))
     done = {plan_of(row) for row in content["rows"] if row["kind"] != "error"}
     todo = [plan for plan in plans(args) if plan not in done]
+    if not todo:
+        return
 
     context = multiprocessing.get_context("spawn")
     queue, results = context.Queue(), context.Queue()
