@@ -6,11 +6,10 @@ python scripts/draw_fused_layer.py [OUTPUT]
 import sys
 from pathlib import Path
 
+from draw_overview import GREY, INK, MEMBER_COLOURS, MEMBER_TINTS, SHARED, arrow, text
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
-
-from draw_overview import GREY, INK, MEMBER_COLOURS, MEMBER_TINTS, SHARED, arrow, text
 
 
 OUTPUT = Path(__file__).parents[1] / "docs" / "images" / "fused-layer.png"
