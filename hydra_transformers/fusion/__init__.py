@@ -1,6 +1,7 @@
 """From backbones to members to a fused Hydra, and back.
 
-The classes of a saved model call this package by name to build models; to run one they do not need it.
+The classes of a saved model call this package by name to build models; to run one they do not need
+it.
 """
 
 import os
@@ -34,7 +35,8 @@ def from_backbone(
     seed: int = 0,
     shared: Sequence[str] = ("embeddings",),
 ) -> PreTrainedModel:
-    """A Hydra of `model`: one member with its classifier, or members with new ones. See `AutoHydra.from_backbone`."""
+    """Build a Hydra of `model`: one member with its classifier, or members with new ones. See
+    `AutoHydra.from_backbone`."""
     if num_members != 1 or (num_labels, class_names, problem_type) != (None, None, None):
         check_shared(shared)
         backbone, first, classifiers = read_with_new_classifiers(
@@ -69,7 +71,8 @@ def from_pruned_members(
     allow_equal: bool = False,
     check: bool = True,
 ) -> PreTrainedModel:
-    """A Hydra of these members, which are averaged in the parts that `shared` names. See `AutoHydra.from_pruned_members`."""
+    """Build a Hydra of these members, which are averaged in the parts that `shared` names. See
+    `AutoHydra.from_pruned_members`."""
     check_shared(shared)
     read: list[Member] = []
     for position, model in enumerate(members):
@@ -104,7 +107,8 @@ def check_can_be_fused(models: Sequence[PreTrainedModel], name: str, allow_equal
 
 
 def member(model: PreTrainedModel, index: int) -> PreTrainedModel:
-    """Member `index` of a Hydra as a Hydra of its own; a negative index counts from the end."""
+    """Return member `index` of a Hydra as a Hydra of its own; a negative index counts from the
+    end."""
     if not -model.num_members <= index < model.num_members:
         raise IndexError(f"member {index} does not exist: this Hydra has members 0 to {model.num_members - 1}")
     cls, index = type(model), index % model.num_members
@@ -112,7 +116,7 @@ def member(model: PreTrainedModel, index: int) -> PreTrainedModel:
 
 
 def _compared(cls: type, member: Member, model: PreTrainedModel, index: int = 0) -> PreTrainedModel:
-    """The member as a Hydra, which gives the outputs of the model that it was read from.
+    """Return the member as a Hydra, which gives the outputs of the model that it was read from.
 
     index: its number in `model`, where that is a Hydra
     """

@@ -24,8 +24,8 @@ from .structure import (
 
 
 def prune_heads(cls: type, member: Member, heads_to_prune: dict | None) -> Member:
-    """Return the member with heads cut out: q, k, v, o and tables of positions lose the heads' rows,
-    the config their numbers."""
+    """Return the member with heads cut out: q, k, v, o and tables of positions lose the heads'
+    rows, the config their numbers."""
     # Heads before and after.
     fields = member_fields(member.config)
     kept = {}
@@ -48,8 +48,8 @@ def prune_heads(cls: type, member: Member, heads_to_prune: dict | None) -> Membe
 def replace_heads(
     tensors: dict[str, torch.Tensor], name: str, attention: HydraAttention, before: Sequence[int], after: Sequence[int]
 ) -> None:
-    """Give the attention with this name the heads `after` in place of `before`; those that it did not
-    have are zeros."""
+    """Give the attention with this name the heads `after` in place of `before`; those that it did
+    not have are zeros."""
     positions = places(after, before)
     for parameter in (f"{name}.qkv_proj.weight", f"{name}.qkv_proj.bias"):
         if parameter in tensors:
@@ -97,7 +97,8 @@ def _remaining_in_tower(kept: list[list[int]], heads_to_prune: dict) -> list[lis
 def build(
     cls: type, members: list[Member], shared: Sequence[str] = SHARED_PARTS, trunks: dict[str, int] | None = None
 ) -> PreTrainedModel:
-    """Build a `cls` that holds the members: packed where each has its own rows, averaged where they share.
+    """Build a `cls` that holds the members: packed where each has its own rows, averaged where they
+    share.
 
     trunks: by tower, how many leading layers all members share
     """
@@ -128,7 +129,8 @@ def build(
 
 
 def _differ_in_vision_alone(members: list[Member]) -> bool:
-    """Whether the members' text towers are equal, so that one is enough, and their vision towers are not."""
+    """Whether the members' text towers are equal, so that one is enough, and their vision towers
+    are not."""
     text = [name for name in members[0].tensors if name.startswith("text_")]
     vision = [name for name in members[0].tensors if name.startswith(("vision_", "visual_"))]
     return have_equal_tensors(members, text) and not have_equal_tensors(members, vision)
@@ -160,8 +162,8 @@ def mean_of(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tens
 
 @contextmanager
 def empty_init_like(like: torch.Tensor) -> Iterator[None]:
-    """Give new models the dtype and device of `like` and weights that are not initialised. Some classes
-    draw weights all the same: the global random state is restored afterwards."""
+    """Give new models the dtype and device of `like` and weights that are not initialised. Some
+    classes draw weights all the same: the global random state is restored afterwards."""
     fork = torch.random.fork_rng(devices=[like.device] if like.is_cuda else [])
     with fork, torch.device(like.device), no_init_weights(), default_dtype(like.dtype):
         yield

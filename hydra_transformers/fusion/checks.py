@@ -1,8 +1,8 @@
 """Checks of models and members: whether a model's weights can be read as they are, and whether
 members can be fused.
 
-A Hydra takes over weights and config alone. `probe.check_same_outputs` tells whether that is all that
-a model computes with.
+A Hydra takes over weights and config alone. `probe.check_same_outputs` tells whether that is all
+that a model computes with.
 """
 
 import inspect
@@ -21,7 +21,8 @@ from ..models.configuration_hydra import HydraConfigMixin
 from .structure import Member, have_equal_tensors, member_fields, outline, slots, tower_configs
 
 
-# Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.
+# Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here
+# too.
 logger = logging.get_logger(f"transformers.{__name__}")
 
 # Their forward hooks only record outputs, watch for training, or move tensors between devices.
@@ -29,7 +30,8 @@ MODULES_OF_HARMLESS_HOOKS = ("transformers.", "accelerate.", "hydra_transformers
 # Parameters that do not affect the output: poolers that the task does not use, and tokens that hide
 # patches in pre-training.
 UNUSED = ("pooler", "mask_token")
-# Config fields in which members may differ: they say how a member was made or trains, not what it computes.
+# Config fields in which members may differ: they say how a member was made or trains, not what it
+# computes.
 IGNORED_FIELDS = {*HydraConfigMixin.__annotations__, "use_cache", "tie_word_embeddings", "encoder_stride"}
 IGNORED_FIELD_PATTERNS = ("dropout", "drop_path", "initializer", "_init_value", "layerscale_value")
 IGNORED_FIELD_PATTERNS += ("_out_", "reshape_hidden")
@@ -58,8 +60,8 @@ def check_is_in_memory(model: PreTrainedModel, name: str) -> None:
 
 
 def check_can_be_read(model: PreTrainedModel, name: str) -> None:
-    """Raise for adapters, for weights that are not in memory, and for codes of numbers, or shards of
-    them, in their place."""
+    """Raise for adapters, for weights that are not in memory, and for codes of numbers, or shards
+    of them, in their place."""
     check_has_no_adapters(model, name)
     check_is_in_memory(model, name)
     encoded = [(key, tensor) for key, tensor in model.named_parameters() if not is_plain(tensor)]
@@ -71,7 +73,8 @@ def check_can_be_read(model: PreTrainedModel, name: str) -> None:
             what = str(weight.dtype) if kind is torch.Tensor else f"a {kind.__name__}"
             where = f": {key} is {what}"
         raise ValueError(
-            f"{name} ({type(model).__name__}) is quantised or sharded{where}: load it without, or pass model.dequantize()"
+            f"{name} ({type(model).__name__}) is quantised or sharded{where}: load it without, or pass "
+            "model.dequantize()"
         )
 
 
@@ -120,7 +123,8 @@ def check_is_all_read(cls: type, model: PreTrainedModel, read: Iterable[str], na
 
 
 def check_shapes_and_dtypes(cls: type, member: Member) -> None:
-    """Raise for tensors of other shapes than the config asks for, and of several dtypes: a Hydra has one."""
+    """Raise for tensors of other shapes than the config asks for, and of several dtypes: a Hydra
+    has one."""
     # Shapes.
     for name, parameter in outline(cls, member.config).named_parameters():
         if name not in member.tensors:
@@ -146,19 +150,20 @@ def check_shapes_and_dtypes(cls: type, member: Member) -> None:
 
 
 def check_differ(members: Sequence[Member]) -> None:
-    """Raise for a single member, and for members with the same heads and weights: an ensemble of them is
-    one model."""
+    """Raise for a single member, and for members with the same heads and weights: an ensemble of
+    them is one model."""
     if len(members) == 1:
         raise ValueError(
-            f"there is one member, {members[0].name}, and an ensemble of one model knows no disagreement: pass several, or "
-            "allow_equal=True"
+            f"there is one member, {members[0].name}, and an ensemble of one model knows no disagreement: pass "
+            "several, or allow_equal=True"
         )
     for first, second in combinations(members, 2):
         have_same_heads = member_fields(first.config) == member_fields(second.config)
         if have_same_heads and have_equal_tensors((first, second), first.tensors):
             raise ValueError(
                 f"{first.name} and {second.name} have the same heads and weights and would agree on everything: pass "
-                "others (when pruning, another budget or other data), or allow_equal=True to train them apart afterwards"
+                "others (when pruning, another budget or other data), or allow_equal=True to train them apart "
+                "afterwards"
             )
 
 
@@ -211,8 +216,8 @@ def check_finite(member: Member) -> None:
 
 
 def warn_if_unrelated(model: PreTrainedModel, members: list[Member]) -> None:
-    """Warn of members whose shared matrices have little in common with the first one's: their mean works
-    like neither."""
+    """Warn of members whose shared matrices have little in common with the first one's: their mean
+    works like neither."""
     first = members[0].tensors
     matrices = [slot.name for _, slot in slots(model) if slot.is_shared and first[slot.name].dim() > 1]
     for member in members[1:]:
@@ -220,14 +225,14 @@ def warn_if_unrelated(model: PreTrainedModel, members: list[Member]) -> None:
         if cosine is not None and cosine < LEAST_COSINE_OF_RELATED:
             logger.warning(
                 f"{member.name} has little in common with {members[0].name} (cosine similarity {cosine:.2f} of what "
-                "they share), and the mean of networks trained apart is neither of them: pass members of one backbone, "
-                "or shared=() to keep each whole"
+                "they share), and the mean of networks trained apart is neither of them: pass members of one "
+                "backbone, or shared=() to keep each whole"
             )
 
 
 def cosine_of(pairs: Iterable[tuple[Tensor, Tensor]]) -> float | None:
-    """Return the cosine similarity of two models, by pairs of their tensors; None where one of them has
-    only zeros."""
+    """Return the cosine similarity of two models, by pairs of their tensors; None where one of them
+    has only zeros."""
     products = torch.zeros(3, dtype=torch.float64, device="cpu")
     for first, second in pairs:
         a = first.detach().flatten().float()

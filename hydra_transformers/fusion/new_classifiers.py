@@ -1,4 +1,5 @@
-"""A pre-trained model with new classifiers, one for each member: the start of a fine-tuning in one run."""
+"""A pre-trained model with new classifiers, one for each member: the start of a fine-tuning in one
+run."""
 
 import copy
 import os
@@ -30,9 +31,11 @@ def read_with_new_classifiers(
     problem_type: str | None,
     seed: int,
 ) -> tuple[PreTrainedModel, Member, list[dict[str, torch.Tensor]]]:
-    """The first member as a model of Transformers and as it is read, and the tensors of each member's classifier.
+    """The first member as a model of Transformers and as it is read, and the tensors of each
+    member's classifier.
 
-    Classifier i is drawn with `seed + i`. Other new layers (BERT's pooler where a checkpoint has none) are drawn once.
+    Classifier i is drawn with `seed + i`. Other new layers (BERT's pooler where a checkpoint has
+    none) are drawn once.
     """
     for name, number in (("num_members", num_members), ("num_labels", num_labels)):
         if number is not None and (not isinstance(number, Integral) or number < 1):
@@ -108,11 +111,13 @@ def set_classes(
 def _with_head(
     cls: type, model: PreTrainedModel | str | os.PathLike, config: PreTrainedConfig, name: str
 ) -> tuple[PreTrainedModel, set[str]]:
-    """A copy of the model with a classification head, and the names of the parameters that are not pre-trained."""
+    """A copy of the model with a classification head, and the names of the parameters that are not
+    pre-trained."""
     head = next(kind for kind in cls.backbone_classes if kind.config_class.model_type == config.model_type)
     config.architectures = [head.__name__]
     if not isinstance(model, PreTrainedModel):
-        # Loaded in float32, not cast to it afterwards: numbers computed from the config stay exact (Gemma's scale).
+        # Loaded in float32, not cast to it afterwards: numbers computed from the config stay exact
+        # (Gemma's scale).
         backbone, loading = head.from_pretrained(
             model, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
         )

@@ -1,4 +1,5 @@
-"""Heads in the packed weights of one member: which rows of q, k, v and of the output projection are whose.
+"""Heads in the packed weights of one member: which rows of q, k, v and of the output projection are
+whose.
 
 A member's queries, keys and values lie below each other. Where several query heads read one key
 and value head, that head is stored once, and stays as long as one of its query heads does.
@@ -36,7 +37,8 @@ def heads_at(
 
 
 def places(heads: Sequence[int], among: Sequence[int]) -> list[int | None]:
-    """Return where each of `heads` lies in the list `among`; None for those that it does not have."""
+    """Return where each of `heads` lies in the list `among`; None for those that it does not
+    have."""
     return [among.index(head) if head in among else None for head in heads]
 
 

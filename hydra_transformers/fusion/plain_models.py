@@ -1,4 +1,5 @@
-"""Back from a one-member Hydra to a plain model of Transformers, by the rules that read backbones, inverted."""
+"""Back from a one-member Hydra to a plain model of Transformers, by the rules that read backbones,
+inverted."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,19 +20,19 @@ from .structure import Member, attention_names, outline, plain_config, tower_con
 
 
 def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrainedModel:
-    """Convert a one-member Hydra to a plain model of Transformers with the same outputs; `model` is left
-    as it is.
+    """Convert a one-member Hydra to a plain model of Transformers with the same outputs; `model` is
+    left as it is.
 
-    A plain model has equally many heads in all layers, and equally many for each key and value head.
-    Only the configs of some families (ViT, DeiT, AST, BEiT, DINOv2, causal language models) can say
-    that there are fewer of the same width. What does not fit raises, or is filled up.
+    A plain model has equally many heads in all layers, and equally many for each key and value
+    head. Only the configs of some families (ViT, DeiT, AST, BEiT, DINOv2, causal language models)
+    can say that there are fewer of the same width. What does not fit raises, or is filled up.
 
     Args:
-        model (`PreTrainedModel`): a Hydra with one member; of a fused one pass `model.member(i)`. Its
-            calibration stays behind. A family that is built from several (RoBERTa, XLM-RoBERTa,
+        model (`PreTrainedModel`): a Hydra with one member; of a fused one pass `model.member(i)`.
+            Its calibration stays behind. A family that is built from several (RoBERTa, XLM-RoBERTa,
             CamemBERT) comes back as the first.
-        fill_up (`bool`, defaults to `False`): build a model of the backbone's size, with heads of zeros
-            in place of those that were pruned. This fits every family and any heads.
+        fill_up (`bool`, defaults to `False`): build a model of the backbone's size, with heads of
+            zeros in place of those that were pruned. This fits every family and any heads.
 
     Returns:
         `PreTrainedModel`: a model of the backbone's class, in evaluation mode.
@@ -59,9 +60,9 @@ def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrained
         if not any(changes.values()):
             raise
         raise ValueError(
-            f"a plain {cls.backbone_classes[0].__name__} cannot have these heads ({error}): prune equally many in each "
-            "layer of a family whose config has a head_dim, or pass fill_up=True for heads of zeros in place of the "
-            "missing ones"
+            f"a plain {cls.backbone_classes[0].__name__} cannot have these heads ({error}): prune equally many in "
+            "each layer of a family whose config has a head_dim, or pass fill_up=True for heads of zeros in place of "
+            "the missing ones"
         ) from error
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
@@ -71,8 +72,9 @@ def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrained
 
 
 def _fewer_heads(config: PreTrainedConfig) -> dict[str, dict]:
-    """Return by tower the config fields of a plain model with as many heads as the first layer keeps; none
-    where all layers keep all. Other layers do not fit where they keep another number."""
+    """Return by tower the config fields of a plain model with as many heads as the first layer
+    keeps; none where all layers keep all. Other layers do not fit where they keep another
+    number."""
     changes = {}
     for tower, part in tower_configs(config).items():
         per_key = part.queries_per_key
@@ -83,8 +85,8 @@ def _fewer_heads(config: PreTrainedConfig) -> dict[str, dict]:
         if len(readers) > 1:
             numbers = " or ".join(map(str, sorted(readers)))
             raise ValueError(
-                f"{numbers} heads are left to read a key and value, and in a plain model equally many read each: prune "
-                f"as many heads of every group of {per_key}, or pass fill_up=True"
+                f"{numbers} heads are left to read a key and value, and in a plain model equally many read each: "
+                f"prune as many heads of every group of {per_key}, or pass fill_up=True"
             )
         changes[tower] = {}
         if any(len(heads) < part.num_attention_heads for heads in kept):
@@ -97,8 +99,8 @@ def _fewer_heads(config: PreTrainedConfig) -> dict[str, dict]:
 
 
 def _with_heads_of_zeros(cls: type, member: Member) -> dict[str, Tensor]:
-    """Return the member's tensors with every head where it was in the backbone, and zeros in place of the
-    others."""
+    """Return the member's tensors with every head where it was in the backbone, and zeros in place
+    of the others."""
     tensors = dict(member.tensors)
     empty = outline(cls, member.config)
     for tower, names in attention_names(empty).items():
@@ -148,8 +150,8 @@ def _plain_weights(
 def _inverted(
     transform: Callable[..., Tensor], tensor: Tensor, shapes: Sequence[torch.Size], name: str
 ) -> list[Tensor]:
-    """Return tensors of these shapes that `transform` turns into `tensor`: its parts, or itself in another
-    form."""
+    """Return tensors of these shapes that `transform` turns into `tensor`: its parts, or itself in
+    another form."""
     if transform is with_key_bias_of_zeros:
         query, _, value = tensor.tensor_split(3)
         return [query, value]

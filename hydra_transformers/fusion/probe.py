@@ -1,4 +1,5 @@
-"""Compares models by their outputs for a small random batch, and makes inputs of the sizes that models take."""
+"""Compares models by their outputs for a small random batch, and makes inputs of the sizes that
+models take."""
 
 import inspect
 from collections.abc import Iterable
@@ -12,14 +13,16 @@ from transformers.utils import logging
 from ..models.inputs import evaluation_mode
 
 
-# Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.
+# Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here
+# too.
 logger = logging.get_logger(f"transformers.{__name__}")
 
 TEXT_TOKENS = 128  # the length that texts are cut to, as in the paper
 IMAGE_SIZE = 224  # for models that take any size and whose config names none
 PROBE_TOKENS = 8
 FRAMES = 50  # of audio: a second, where 320 samples are a frame
-# Outputs of a model, and the outputs of its one-member Hydra that equal them, with an axis of members.
+# Outputs of a model, and the outputs of its one-member Hydra that equal them, with an axis of
+# members.
 COMPARED = {
     "logits": "member_logits",
     "logits_per_image": "member_logits",
@@ -36,8 +39,8 @@ NEARLY_EQUAL = 1e-2
 
 
 def check_same_outputs(hydra: PreTrainedModel, model: PreTrainedModel, name: str, index: int | None = None) -> None:
-    """Raise where a one-member Hydra with all heads of `model` gives other outputs than `model` for a
-    random batch.
+    """Raise where a one-member Hydra with all heads of `model` gives other outputs than `model` for
+    a random batch.
 
     index: where `model` is a Hydra itself, its member that `hydra` is compared with
     """
@@ -65,15 +68,15 @@ def check_same_outputs(hydra: PreTrainedModel, model: PreTrainedModel, name: str
         distance = relative_distance(outputs[names[key]], output)
         if distance > tolerance:
             raise ValueError(
-                f"{name} ({type(model).__name__}) gives different outputs than its Hydra: for random inputs their {key} "
-                f"differ by {distance:.2g} of their size. Something in it is not as its class and config say; pass it as "
-                "Transformers makes it, or check=False if you know why"
+                f"{name} ({type(model).__name__}) gives different outputs than its Hydra: for random inputs their "
+                f"{key} differ by {distance:.2g} of their size. Something in it is not as its class and config say; "
+                "pass it as Transformers makes it, or check=False if you know why"
             )
 
 
 def warn_if_nearly_equal(hydra: PreTrainedModel, names: list[str]) -> None:
-    """Warn of members whose outputs for a random batch are nearly equal, so that they would hardly ever
-    disagree."""
+    """Warn of members whose outputs for a random batch are nearly equal, so that they would hardly
+    ever disagree."""
     outputs = outputs_of(hydra, probe_inputs(hydra), ("member_logits", "member_last_hidden_state"))
     if not outputs:
         return
@@ -82,14 +85,15 @@ def warn_if_nearly_equal(hydra: PreTrainedModel, names: list[str]) -> None:
         distance = relative_distance(mine, theirs)
         if distance < NEARLY_EQUAL:
             logger.warning(
-                f"{first} and {second} hardly differ: for random inputs their outputs are {distance:.2g} of their size "
-                "apart, so that their disagreement says little; pass members that were trained or pruned more differently"
+                f"{first} and {second} hardly differ: for random inputs their outputs are {distance:.2g} of their "
+                "size apart, so that their disagreement says little; pass members that were trained or pruned more "
+                "differently"
             )
 
 
 def relative_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return |found - expected| / |expected|; 0 where `expected` is not finite, so that there is nothing
-    to compare with."""
+    """Return |found - expected| / |expected|; 0 where `expected` is not finite, so that there is
+    nothing to compare with."""
     found = found.double().cpu().flatten()
     expected = expected.double().cpu().flatten()
     if not expected.isfinite().all():
@@ -102,7 +106,8 @@ def relative_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 def outputs_of(
     model: PreTrainedModel, inputs: dict[str, torch.Tensor], keys: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """Return a model's outputs of these names, as far as it has them, in eval mode and in its own dtype."""
+    """Return a model's outputs of these names, as far as it has them, in eval mode and in its own
+    dtype."""
     uncalibrated = getattr(model, "uncalibrated", nullcontext)  # a calibrated Hydra's logits have a temperature
     with evaluation_mode(model), uncalibrated(), torch.autocast(model.device.type, enabled=False):
         outputs = model.forward(**inputs, return_dict=True)  # not model(...), which would compile a compiled model
@@ -110,8 +115,8 @@ def outputs_of(
 
 
 def probe_inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return a random batch for `model`, always the same: one image, audio clip or short text, or two of
-    each for two towers."""
+    """Return a random batch for `model`, always the same: one image, audio clip or short text, or
+    two of each for two towers."""
     generator = torch.Generator().manual_seed(0)
     accepted = inspect.signature(type(model).forward).parameters
     has_two_towers = {"pixel_values", "input_ids"} <= accepted.keys()
@@ -137,8 +142,8 @@ def probe_inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """Return inputs of the size that a model takes: images, spectrograms, audio of 50 frames, texts of at
-    most 128 tokens, or for two towers images and texts."""
+    """Return inputs of the size that a model takes: images, spectrograms, audio of 50 frames, texts
+    of at most 128 tokens, or for two towers images and texts."""
     inputs = {}
     vision = getattr(config, "vision_config", config)
     text = getattr(config, "text_config", config)
@@ -158,7 +163,8 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
     if hasattr(config, "inputs_to_logits_ratio"):
         inputs["input_values"] = torch.zeros(batch_size, FRAMES * config.inputs_to_logits_ratio, device=device)
 
-    # Texts. The words of BEiT and of Wav2Vec2 are those of their pre-training, and Whisper's those of its decoder.
+    # Texts. The words of BEiT and of Wav2Vec2 are those of their pre-training, and Whisper's those
+    # of its decoder.
     has_words = not hasattr(config, "image_size") and inputs.keys().isdisjoint(("input_values", "input_features"))
     if hasattr(text, "vocab_size") and (text is not config or has_words):
         most = getattr(text, "max_position_embeddings", 0)  # models with relative positions have none, or -1

@@ -67,8 +67,8 @@ def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
         missing = [key for key in theirs if key not in parameters]
         if missing:
             raise ValueError(
-                f"{name} ({type(model).__name__}) has no parameter {missing[0]!r}, which {cls.__name__} needs: pass the "
-                "backbone's model for the same task"
+                f"{name} ({type(model).__name__}) has no parameter {missing[0]!r}, which {cls.__name__} needs: pass "
+                "the backbone's model for the same task"
             )
         tensor = transform(*[parameters[key] for key in theirs])
         if parameter in cls.per_member_parameters:
@@ -104,8 +104,8 @@ def dense_outline(cls: type, model: PreTrainedModel) -> PreTrainedModel:
 
 
 def backbone_names(cls: type, model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
-    """Return, for each parameter of a `cls` built from `model`, the names of the backbone's parameters
-    that it is made from."""
+    """Return, for each parameter of a `cls` built from `model`, the names of the backbone's
+    parameters that it is made from."""
     parameters = dict(model.named_parameters())
     names = {}
     for name, _ in dense_outline(cls, model).named_parameters():
@@ -114,7 +114,8 @@ def backbone_names(cls: type, model: PreTrainedModel) -> dict[str, tuple[str, ..
 
 
 def backbone_source(cls: type, name: str, parameters: Container[str]) -> tuple[tuple[str, ...], Callable]:
-    """Return the backbone's names for our parameter `name`, and the function from their tensors to ours."""
+    """Return the backbone's names for our parameter `name`, and the function from their tensors to
+    ours."""
     sources = []
     for rule in backbone_rules(cls):
         names = _apply_rule(rule, name)
@@ -131,7 +132,8 @@ def backbone_source(cls: type, name: str, parameters: Container[str]) -> tuple[t
 
 
 def _apply_rule(rule: Rule, name: str) -> tuple[str, ...] | None:
-    """Return the backbone's names for our parameter `name`; None where the rule is about other parameters."""
+    """Return the backbone's names for our parameter `name`; None where the rule is about other
+    parameters."""
     pattern = re.escape(rule.ours).replace(r"\*", r"(.+?)")
     match = re.fullmatch(rf"(?P<prefix>|.*\.){pattern}", name)
     if match is None:
@@ -150,9 +152,9 @@ def _apply_rule(rule: Rule, name: str) -> tuple[str, ...] | None:
 
 
 def projection_names(cls: type) -> Iterator[tuple[str, ...]]:
-    """Yield what the backbones of a Hydra class call query, key, value and output inside a layer, for
-    each version of Transformers with rules of its own. The first three are the same where they are
-    one map."""
+    """Yield what the backbones of a Hydra class call query, key, value and output inside a layer,
+    for each version of Transformers with rules of its own. The first three are the same where they
+    are one map."""
     rules = [rule for rule in backbone_rules(cls) if rule.ours.startswith("layers.*.attention.")]
     joint = [rule.theirs for rule in rules if rule.ours.endswith("qkv_proj.*")]
     outputs = [rule.theirs[:1] for rule in rules if rule.ours.endswith("o_proj.weight")]

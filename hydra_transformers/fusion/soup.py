@@ -1,4 +1,5 @@
-"""Model soups (Wortsman et al., 2022): one model with the mean weights of several fine-tuned models."""
+"""Model soups (Wortsman et al., 2022): one model with the mean weights of several fine-tuned
+models."""
 
 import copy
 from collections.abc import Sequence
@@ -21,8 +22,9 @@ def soup(models: Sequence[PreTrainedModel]) -> PreTrainedModel:
     """Averages the weights of several models.
 
     Args:
-        models (`Sequence[PreTrainedModel]`): models fine-tuned from one pre-trained model for the same classes, of any family;
-            or one-member Hydras that keep the same heads. Others raise: the mean of networks trained apart is useless.
+        models (`Sequence[PreTrainedModel]`): models fine-tuned from one pre-trained model for the
+            same classes, of any family; or one-member Hydras that keep the same heads. Others
+            raise: the mean of networks trained apart is useless.
 
     Returns:
         `PreTrainedModel`: a new model of their class, in evaluation mode.
@@ -45,8 +47,8 @@ def _check_can_be_averaged(models: Sequence[PreTrainedModel]) -> None:
         check_has_no_adapters(model, f"models[{place}]")
         if not isinstance(model, PreTrainedModel) or type(model) is not type(first):
             raise TypeError(
-                f"models[{place}] is a {type(model).__name__}, models[0] a {type(first).__name__}: pass models fine-tuned "
-                "from one pre-trained model of Transformers"
+                f"models[{place}] is a {type(model).__name__}, models[0] a {type(first).__name__}: pass models "
+                "fine-tuned from one pre-trained model of Transformers"
             )
         if getattr(model.config, "kept_heads", None) != getattr(first.config, "kept_heads", None):
             raise ValueError("models keep different heads, so their attention has no mean: pass members with the same")
@@ -66,6 +68,6 @@ def _check_can_be_averaged(models: Sequence[PreTrainedModel]) -> None:
         cosine = cosine_of((encoder[name], other[name]) for name in matrices)
         if cosine is not None and cosine < LEAST_COSINE_OF_RELATED:
             raise UnrelatedMembersError(
-                f"models[{place}] has little in common with models[0] (cosine similarity {cosine:.2f} of their encoders), so "
-                "their mean works like neither: pass models fine-tuned from one pre-trained model"
+                f"models[{place}] has little in common with models[0] (cosine similarity {cosine:.2f} of their "
+                "encoders), so their mean works like neither: pass models fine-tuned from one pre-trained model"
             )

@@ -1,4 +1,5 @@
-"""The parts of a Hydra: its towers, their attentions, and which rows of its parameters belong to which member."""
+"""The parts of a Hydra: its towers, their attentions, and which rows of its parameters belong to
+which member."""
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,16 +31,16 @@ MAX_CACHED_OUTLINES = 16
 
 
 def tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
-    """Return the configs that carry `kept_heads` by tower: {"": config}, or {"vision": ..., "text": ...}
-    for two towers."""
+    """Return the configs that carry `kept_heads` by tower: {"": config}, or {"vision": ..., "text":
+    ...} for two towers."""
     if hasattr(config, "vision_config"):
         return {"vision": config.vision_config, "text": config.text_config}
     return {"": config}
 
 
 def config_in_backbone(cls: type | None, config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the part of a backbone's config that a `cls` is built from: all of it, or one tower's with
-    the classes of the whole."""
+    """Return the part of a backbone's config that a `cls` is built from: all of it, or one tower's
+    with the classes of the whole."""
     key = getattr(cls, "backbone_config_key", None)
     if key is None:
         return config
@@ -52,13 +53,14 @@ def config_in_backbone(cls: type | None, config: PreTrainedConfig) -> PreTrained
 
 
 def number_of_layers(config: PreTrainedConfig) -> int:
-    """Return how many layers of a backbone or a Hydra have weights of their own. Where groups of layers
-    share them, that is one for each group, which runs again and again."""
+    """Return how many layers of a backbone or a Hydra have weights of their own. Where groups of
+    layers share them, that is one for each group, which runs again and again."""
     return getattr(config, "num_hidden_groups", config.num_hidden_layers)
 
 
 def hydra_class_of(model: nn.Module) -> type | None:
-    """Return the Hydra class that is built from a plain model; None for other models, Hydras among them."""
+    """Return the Hydra class that is built from a plain model; None for other models, Hydras among
+    them."""
     for backbone, hydra in hydra_classes().items():
         if isinstance(model, backbone):
             return hydra
@@ -70,7 +72,8 @@ def without_head(cls: type, model: PreTrainedModel) -> PreTrainedModel:
     # The base model of an encoder can be a part of it, as for DINOv3.
     if not cls.is_base_model or isinstance(model, cls.backbone_classes):
         return model
-    # The base model of a Whisper with a decoder is not its encoder, nor does Whisper's prefix name it.
+    # The base model of a Whisper with a decoder is not its encoder, nor does Whisper's prefix name
+    # it.
     for module in model.modules():
         if isinstance(module, cls.backbone_classes):
             return module
@@ -78,8 +81,8 @@ def without_head(cls: type, model: PreTrainedModel) -> PreTrainedModel:
 
 
 def encoder_config(model: PreTrainedModel) -> PreTrainedConfig:
-    """Return the config with the layers and heads of a plain model or a Hydra; of a classifier on one of
-    two towers, that tower's."""
+    """Return the config with the layers and heads of a plain model or a Hydra; of a classifier on
+    one of two towers, that tower's."""
     return config_in_backbone(hydra_class_of(model), model.config)
 
 
@@ -134,7 +137,8 @@ def hydra_config(
 
 
 def member_fields(config: PreTrainedConfig, index: int = 0) -> dict[str, dict]:
-    """Return the `kept_heads` of one member by tower. A tower that all members share has those of one."""
+    """Return the `kept_heads` of one member by tower. A tower that all members share has those of
+    one."""
     fields = {}
     for tower, part in tower_configs(config).items():
         kept_heads = []
@@ -222,7 +226,8 @@ def _rows_of_members(model: nn.Module, modules: Mapping[str, nn.Module], name: s
 def without_weights(model_class: type, config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
     """Return a model on the meta device: it has names, shapes and counts, and no numbers."""
     with torch.device("meta"), no_init_weights():
-        # In one dtype: towers are made in the dtype of their configs, what lies between them is not.
+        # In one dtype: towers are made in the dtype of their configs, what lies between them is
+        # not.
         return model_class(copy.deepcopy(config), **options).eval().float()
 
 
@@ -246,7 +251,8 @@ def outline(model_class: type, config: PreTrainedConfig, **options: Any) -> PreT
 
 @dataclass(frozen=True)
 class Member:
-    """The config and the tensors of a one-member Hydra. The tensors are views of the model it was read from."""
+    """The config and the tensors of a one-member Hydra. The tensors are views of the model it was
+    read from."""
 
     name: str
     config: PreTrainedConfig

@@ -8,7 +8,8 @@ from .structure import Member, attention_names, have_equal_tensors, outline, tow
 
 
 def trunk_depth(trunk_layers: int | float, layers: int) -> int:
-    """Return how many of `layers` layers a trunk has: a count is taken as it is, a share is rounded down.
+    """Return how many of `layers` layers a trunk has: a count is taken as it is, a share is rounded
+    down.
 
     Rounded down, a share never merges all layers, and members always have something of their own.
 
@@ -27,16 +28,16 @@ def check_trunk_layers(trunk_layers: int | float) -> None:
     is_count = isinstance(trunk_layers, Integral) and not isinstance(trunk_layers, bool)
     if not is_share and not is_count:
         raise ValueError(
-            f"trunk_layers is {trunk_layers!r}: pass a share of the layers below 1, such as 0.75, or a whole number of "
-            "layers"
+            f"trunk_layers is {trunk_layers!r}: pass a share of the layers below 1, such as 0.75, or a whole number "
+            "of layers"
         )
 
 
 def resolve_trunk(
     cls: type, members: list[Member], shared: Sequence[str], trunk_layers: TrunkLayers
 ) -> dict[str, int]:
-    """Return by tower how many leading layers members share: what `trunk_layers` says, or where it is
-    None as many as are equal."""
+    """Return by tower how many leading layers members share: what `trunk_layers` says, or where it
+    is None as many as are equal."""
     first_configs = tower_configs(members[0].config)
     towers = list(first_configs)
 
@@ -81,8 +82,8 @@ def _check_same_heads(members: list[Member], tower: str, count: int) -> None:
 
 
 def equal_layers(cls: type, members: list[Member]) -> dict[str, int]:
-    """Return by tower how many leading layers have the same heads and bit for bit the same weights in
-    all members; none where something before the first layer differs."""
+    """Return by tower how many leading layers have the same heads and bit for bit the same weights
+    in all members; none where something before the first layer differs."""
     dense = outline(cls, members[0].config)
     names = [name for name, _ in dense.named_parameters()]
     depths = {}
