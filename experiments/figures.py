@@ -49,6 +49,7 @@ FIGURES = (
         "experiments/results/monitoring.json",
     ),
     Figure("Promises by class", "python -m experiments.class_promises", "experiments/results/class-promises.json"),
+    Figure("Costs", "python -m experiments.costs", "experiments/results/costs.json"),
     Figure("Calibrating again", "python -m experiments.recalibration", "experiments/results/recalibration.json"),
     Figure("Which rows are checked", "python -m experiments.checked_rows", "experiments/results/checked-rows.json"),
     Figure(

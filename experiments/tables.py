@@ -9,6 +9,7 @@ from hydra_transformers._io.files import write_atomically
 from . import (
     checked_rows,
     class_promises,
+    costs,
     monitoring,
     one_run_table,
     recalibration,
@@ -21,7 +22,12 @@ from .results import RESULTS, read_results
 
 
 # By what a results file says that it is.
-SIMULATIONS = {"checked rows": checked_rows, "class promises": class_promises, "recalibration": recalibration}
+SIMULATIONS = {
+    "checked rows": checked_rows,
+    "class promises": class_promises,
+    "costs": costs,
+    "recalibration": recalibration,
+}
 
 
 def render(results: dict[str, Any]) -> dict[str, str]:

@@ -57,6 +57,13 @@ def calibrate(
         ABSTAIN,
         parser=named,
     ) = None,
+    cost: option(
+        list[tuple] | None,
+        "the threshold of the least expected cost: --cost wrong=20 --cost review=1",
+        "NAME=PRICE",
+        ABSTAIN,
+        parser=named,
+    ) = None,
     coverage: option(float | None, "at least this share is answered: 0.9", "SHARE", ABSTAIN, parser=share) = None,
     confidence: option(
         float | None,
@@ -86,7 +93,9 @@ def calibrate(
         raise ValueError("--missed is a target by itself: leave out --risk, --risk-of, --coverage and --by")
     if risk_of and (risk is None or by is not None):
         raise ValueError("--risk-of names the risk of some labels: pass --risk for the others, and leave out --by")
-    if risk is None and coverage is None and alpha is None and missed is None:
+    if cost and (risk is not None or coverage is not None or missed is not None or risk_of or by is not None):
+        raise ValueError("--cost is a target by itself: leave out --risk, --risk-of, --missed, --coverage and --by")
+    if risk is None and coverage is None and alpha is None and missed is None and not cost:
         raise ValueError(
             "there is no target, so that the model would never abstain: pass --risk 0.05 or --coverage 0.9, or --alpha alone for "
             "prediction sets or intervals"
@@ -108,6 +117,10 @@ def calibrate(
         if missed is not None:
             label, text = missed
             target = {"missed": _share_of(label, text), "label": label}
+        if cost:
+            from ..uncertainty.costs import parse_prices
+
+            target = {"cost": parse_prices(cost)}
         settings = {"target": target or None, "by": by, "confidence": confidence}
         if alpha is not None:
             settings["alpha"] = alpha

@@ -17,6 +17,7 @@ from ..models.decision import Decision
 from .abstention import Abstention, check_share, check_target
 from .calibrated_classifier import CalibratedClassifier
 from .class_promises import ClassAbstention, ClassTarget, is_by_class, summary_of
+from .costs import CostTarget, is_cost
 from .detectors import Detector
 from .monitor import validation_summary
 from .task import TaskFit, ValidationRows
@@ -85,7 +86,8 @@ def calibrate(
             90 % are answered) and {"tpr": 0.95} (95 % of `ood_data` are refused); None for never. See `Abstention.fit`.
             Single-label models also keep promises by class: {"risk": {"merge": 0.002, "*": 0.015}} (of the rows that are
             answered "merge", and of all others), {"missed": 0.01, "label": "fraud"} (at most 1 % of the true fraud rows are
-            answered as another label).
+            answered as another label). {"cost": {"wrong": 20, "review": 1}} sets the threshold of the least expected cost,
+            with a bound on the cost; a matrix by label and prediction may stand in place of "wrong".
         by (`str`, *optional*):
             "prediction" for a risk that every predicted class keeps, not only their average. Classes with too few rows are
             pooled with similar ones, and named. All promises by class hold together with the confidence.
@@ -120,8 +122,10 @@ def calibrate(
     by_class = None
     if by is not None or (isinstance(target, Mapping) and is_by_class(target)):
         by_class = _class_target(task, inner, target, by)
-    _check(task, data, ood_data, None if by_class else target, confidence, alpha, by_class is not None)
-    if confidence is None and target is not None and {"risk", "missed"} & set(target) and task.guarantees_risk:
+    costs = _cost_target(task, target) if is_cost(target) else None
+    is_other = by_class is not None or costs is not None
+    _check(task, data, ood_data, None if is_other else target, confidence, alpha, is_other)
+    if confidence is None and target is not None and {"risk", "missed", "cost"} & set(target) and task.guarantees_risk:
         confidence = DEFAULT_CONFIDENCE
     is_hydra = is_hydra_class(type(inner))
     # An earlier decision is off meanwhile, and stays in place should anything fail.
@@ -129,7 +133,7 @@ def calibrate(
         collected = task.collect_rows(data, batch_size)
         halves = [collected.take(places) for places in halves_of(collected.labels, seed)]
         ood = None if ood_data is None else task.collect_rows(ood_data, batch_size)
-        rows = ValidationRows(*halves, ood, target, confidence or None, alpha, by_class)
+        rows = ValidationRows(*halves, ood, target, confidence or None, alpha, by_class, costs)
         fitted = task.fit(rows)
     sentences = fitted.sentences if fitted.abstention is not None else [*fitted.sentences, NEVER_ABSTAINS]
     settings = fitted.settings | {"sentences": sentences}
@@ -177,6 +181,15 @@ def _class_target(task: TaskFit, model: nn.Module, target: Any, by: str | None) 
     return ClassTarget.of(target, by, task.classes)
 
 
+def _cost_target(task: TaskFit, target: Mapping[str, Any]) -> CostTarget:
+    """Read a target of costs; raise for models whose answers are not right or wrong as a whole."""
+    if not task.has_detector:
+        raise ValueError(
+            f"a cost is for single-label classification, this is {task.title}: pass a coverage, for example"
+        )
+    return CostTarget.of(target, None if task.classes is None else len(task.classes))
+
+
 def _check(
     task: TaskFit,
     data: Any,
@@ -184,17 +197,17 @@ def _check(
     target: Any,
     confidence: float | None,
     alpha: float | None,
-    is_by_class: bool = False,
+    is_other: bool = False,
 ) -> None:
     """Raises an error for what cannot be fitted, or would have no effect, before anything is predicted."""
     if target is not None:
         check_target(target, is_share=task.guarantees_risk)
         if "tpr" in target and ood_data is None:
             raise ValueError("ood_data is missing: a tpr is the share of out-of-distribution rows that is refused")
-    if is_by_class and ood_data is not None:
-        raise ValueError("ood_data has no effect on promises by class: leave it out")
+    if is_other and ood_data is not None:
+        raise ValueError("ood_data has no effect on promises by class, and on costs: leave it out")
     for name, value in {"confidence": confidence, "ood_data": ood_data}.items():
-        if target is None and not is_by_class and value is not None:
+        if target is None and not is_other and value is not None:
             raise ValueError(f"{name} has no effect without a target: pass one, such as {{'risk': 0.05}}")
     for name, value in {"confidence": confidence or None, "alpha": alpha}.items():
         if value is not None:

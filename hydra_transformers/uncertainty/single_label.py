@@ -13,6 +13,7 @@ from ..models.task import DecisionOutput
 from .calibrated_classifier import prompts_of
 from .class_promises import ClassAbstention, ClassTarget, fit_class_abstention, with_settings
 from .conformal import fit_sets, sets_sentence
+from .costs import fit_costs
 from .decomposition import decompose
 from .detectors import Detector, ood_score
 from .features import collect_answers
@@ -142,7 +143,22 @@ class SingleLabelFit(TaskFit):
         if rows.target is not None:
             decision = self.decision(settings, state)
             scores = decision(second.answers, second.features).detector_score
-            if rows.by_class is None:
+            if rows.costs is not None:
+                first_scores = decision(first.answers, first.features).detector_score
+                predictions, first_predictions = (
+                    log_mean_probability(part).argmax(dim=-1) for part in (scaled, scaling(first.answers))
+                )
+                abstention = fit_costs(
+                    rows.costs,
+                    rows.confidence,
+                    scores,
+                    predictions,
+                    second.labels,
+                    first_scores,
+                    first_predictions,
+                    first.labels,
+                )
+            elif rows.by_class is None:
                 correct = decompose(scaled).prediction == second.labels
                 abstention = rows.fit_abstention(scores, correct, rows.ood_scores(decision))
             else:

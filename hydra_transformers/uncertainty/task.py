@@ -14,6 +14,7 @@ from ..models.decision_settings import typed_settings
 from ..models.task import DecisionOutput, config_inside, load_task
 from .abstention import Abstention
 from .class_promises import ClassTarget
+from .costs import CostTarget
 from .features import collect_answers
 
 
@@ -56,6 +57,7 @@ class ValidationRows:
     ood: out-of-distribution rows, or None
     target, confidence, alpha: as given to `calibrate`, and checked there
     by_class: the target, where it is one by class
+    costs: the target, where it is one of costs
     """
 
     first: Rows
@@ -65,6 +67,7 @@ class ValidationRows:
     confidence: float | None
     alpha: float | None
     by_class: ClassTarget | None = None
+    costs: CostTarget | None = None
 
     @property
     def counts(self) -> tuple[int, int]:

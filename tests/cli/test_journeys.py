@@ -179,6 +179,7 @@ def test_a_model_that_never_abstains_says_so(workplace, calibrated, tmp_path, ca
 def test_promises_by_class_are_kept_by_command(workplace, tmp_path, capsys):
     data = ["--data", workplace / "pictures", "--confidence", 0.5]
     targets = {
+        "cost": ["--cost", "wrong=20", "--cost", "review=1"],
         "each": ["--risk", 0.9, "--by", "prediction"],
         "one": ["--risk", 0.9, "--risk-of", "red=0.95"],
         "missed": ["--missed", "red=0.6"],
@@ -186,6 +187,9 @@ def test_promises_by_class_are_kept_by_command(workplace, tmp_path, capsys):
     for name, target in targets.items():
         run("calibrate", workplace / "hydra", *data, *target, "--output", tmp_path / name)
         decision = json.loads((tmp_path / name / "config.json").read_text())["decision"]
+        if name == "cost":
+            assert "a row costs at most" in capsys.readouterr().out and "thresholds" not in decision
+            continue
         assert len(decision["thresholds"]) == 3 and decision["validation"]["groups"]
     assert "of the true red rows are answered as another label" in capsys.readouterr().out
     assert [group["risk"] for group in decision["validation"]["groups"]] == [None, None]
