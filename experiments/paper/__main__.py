@@ -92,7 +92,7 @@ def list_all() -> None:
         print(f"--table {table.number}: {table.title}. Settings: {', '.join(table.settings)}.")
     for figure in FIGURES.values():
         print(f"--figure {figure.number}: {figure.title}. Settings: {', '.join(figure.settings)}.")
-    print("Tables 7 and figure 3: python benchmarks/inference_cost.py.")
+    print("Table 7 and figure 3: python benchmarks/inference_cost.py --paper")
     for setting in SETTINGS.values():
         stands_in = "" if setting.paper == setting.name else f" In place of {setting.paper}."
         print(f"\n--setting {setting.name}: {setting.title}.{stands_in} {setting.about}")
