@@ -173,7 +173,7 @@ def _class_target(task: TaskFit, model: nn.Module, target: Any, by: str | None) 
         raise ValueError(
             f"by, and risks of labels, are for single-label classification, this is {task.title}: leave them out"
         )
-    is_hydra = hasattr(type(model), "from_pruned_members")
+    is_hydra = is_hydra_class(type(model))
     if is_hydra and not type(model).__module__.startswith(__package__.partition(".")[0]):
         raise ValueError(
             "model runs the code in its folder, which may know of no promise by class: import hydra_transformers before it is loaded"
