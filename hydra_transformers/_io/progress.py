@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tqdm.auto import tqdm
-from transformers.utils import is_in_notebook
+from transformers.utils.import_utils import is_in_notebook
 
 from .processes import rank_and_world_size
 

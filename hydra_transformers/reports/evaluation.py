@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from ..uncertainty.detectors import Detector, as_detector, ood_score
 from ..uncertainty.features import AnswerReader, without_decision
 from ..uncertainty.metrics import exact_mean, ood_metrics
 from ..uncertainty.rewards import RewardFit
+from ..uncertainty.single_label import SingleLabelFit
 from ..uncertainty.task import Rows, TaskFit
 from ..uncertainty.tasks import task_fit_of
 from .curves import reliability_curve, risk_curve, roc_curve, score_histograms
@@ -36,7 +37,7 @@ from .table import DATA
 
 # Shown beside any other score: it needs no fit, and is often better than the maximum probability.
 ENERGY = "energy"
-Groups = dict[str, tuple[str, str, str]]  # see `Report.groups`
+Groups = dict[str, Sequence[str]]  # see `Report.groups`
 
 
 def evaluate_uncertainty(
@@ -180,7 +181,7 @@ def _named(models: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 def _tasks(models: Mapping[str, nn.Module], data: Any) -> dict[str, TaskFit]:
     """Return each model's task; raise for models of several."""
-    tasks = {name: task_fit_of(model) for name, model in models.items()}
+    tasks: dict[str, TaskFit] = {name: task_fit_of(model) for name, model in models.items()}
     names = {task.name for task in tasks.values()}
     are_pairs = isinstance(data, Mapping) and set(data) == {"chosen", "rejected"}
     # A plain model of one output has no aggregate.
@@ -295,7 +296,7 @@ class _Reader:
             first = next(iter(self.task.metrics))
             values["first_metric"] = jackknife_values(lambda rows: metrics_of(rows).get(first, math.nan), num_rows)
         constant = None
-        if labelled:
+        if labelled and labels is not None:
             constant = self.task.constant_metric(labels)
         return _Measured(metrics, self.task.scores(answers), num_members, constant, values)
 
@@ -327,7 +328,7 @@ class _Reader:
 
         # Their summary.
         num_rows = len(values["score"])
-        metrics = self.task.summarize(values)
+        metrics = cast(SingleLabelFit, self.task).summarize(values)
         for part in ("total", "aleatoric"):
             metrics[part] = exact_mean(values[part])
         metrics["num_samples"] = num_rows
@@ -348,7 +349,7 @@ class _Reader:
         if self.decision is not None:
             decided = self.decision(rows.answers, rows.features)
             member_logits = decided.member_logits
-        values = self.task.row_values(rows, decided, self.score)
+        values = cast(SingleLabelFit, self.task).row_values(rows, decided, self.score)
         values["energy"] = ood_score(member_logits, ENERGY).cpu()
         if rows.labels is not None:
             values["label"] = rows.labels.cpu()

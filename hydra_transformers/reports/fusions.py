@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -157,16 +157,17 @@ def compare_fusions(
     rows |= {way.name: way.build for way in ways}
 
     # Evaluate them; one model beside the ensemble is in memory at a time.
-    report = None
+    reports = []
     multiply_adds = {}
     with progress_bar(len(rows), "compare fusions", "model") as bar:
         for name, build in rows.items():
             bar.set_description(name)
             model = build()
-            part = evaluate_uncertainty({name: model}, data, ood_data, batch_size=batch_size)
-            report = part if report is None else report.joined(part)
+            reports.append(evaluate_uncertainty({name: model}, data, ood_data, batch_size=batch_size))
             multiply_adds[name] = count_multiply_adds(model)
             bar.update()
+
+    report = reduce(Report.joined, reports)
 
     # The cheapest of those that keep the ensemble's quality.
     work = {name: count / multiply_adds["member 0"] for name, count in multiply_adds.items()}
@@ -175,7 +176,7 @@ def compare_fusions(
     return FusionComparison(report, work, best)
 
 
-def _ensemble_of(members: Any) -> tuple[PreTrainedModel, list[PreTrainedModel]]:
+def _ensemble_of(members: Any) -> tuple[Any, list[PreTrainedModel]]:
     """Return a Hydra of the members that shares nothing, and the members; raise for what has
     none."""
     if isinstance(members, (str, os.PathLike, PreTrainedModel)):

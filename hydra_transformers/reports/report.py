@@ -384,7 +384,7 @@ class Report:
         for group in groups:
             aurocs = {name: self.average(name, group).get("auroc") for name in self.models}
             made[f"{_prefix(group)}OOD AUROC"] = ("high", aurocs)
-        rows = {name: dict(self.models[name][DATA]) for name in self.models}
+        rows: dict[str, dict[str, Any]] = {name: dict(self.models[name][DATA]) for name in self.models}
         for title, (better, values) in made.items():
             main[title] = (title, better)
             for name in self.models:
@@ -484,7 +484,7 @@ class Report:
                 for model in self.models:
                     results[model, f"{_prefix(group)}OOD average"] = self.average(model, group)
         explanation = f"Score: {self.score}. Averages are over data sets, each counting the same."
-        return "Out of distribution", [explanation, _table_by_data_set(results, DETECTION | self._task.metrics)]
+        return "Out of distribution", [explanation, _table_by_data_set(results, {**DETECTION, **self._task.metrics})]
 
     def _section_of_corruptions(self) -> Section:
         """Return the table of corrupted data, one row for each severity."""
@@ -495,7 +495,7 @@ class Report:
                 results[model, name] = metrics
         names = dict.fromkeys(self.groups[name][1] for name in self.data_sets(CORRUPTION))
         explanation = f"Mean over the corruptions ({', '.join(names)}); average: mean over the severities."
-        return "Under corruption", [explanation, _table_by_data_set(results, self._task.metrics | SHIFT)]
+        return "Under corruption", [explanation, _table_by_data_set(results, {**self._task.metrics, **SHIFT})]
 
 
 def _mean(metrics: Sequence[Metrics]) -> Metrics:

@@ -24,9 +24,20 @@ TALL_BAR = 0.5  # beside a bar with more than this share of a data set the other
 class HasCurves(Protocol):
     """What the plots read of a `Report`."""
 
-    models: Mapping[str, Mapping[str, Mapping[str, float]]]
-    curves: Mapping[str, Mapping[str, Any]]
-    score: str
+    @property
+    def models(self) -> Mapping[str, Mapping[str, Mapping[str, float]]]:
+        """Model -> data set -> metric -> value."""
+        ...
+
+    @property
+    def curves(self) -> Mapping[str, Mapping[str, Any]]:
+        """Model -> its curves."""
+        ...
+
+    @property
+    def score(self) -> str:
+        """The OOD score."""
+        ...
 
 
 def report_figures(report: HasCurves) -> dict[str, Figure]:

@@ -75,7 +75,7 @@ def load_corrupted_sets(
     if folder.is_dir():
         read = _reader_of_folder(folder, model)
         known = _corruptions_in(folder)
-    elif source in STANDARD_SETS:
+    elif isinstance(source, str) and source in STANDARD_SETS:
         read = partial(_from_hub, STANDARD_SETS[source])
         known = STANDARD_SETS[source].corruptions
     else:

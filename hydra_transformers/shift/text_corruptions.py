@@ -13,7 +13,7 @@ KEYS = (
     "a:sqwz s:adwezx d:sferxc f:dgrtcv g:fhtyvb h:gjyubn j:hkuinm k:jliom l:kop "
     "z:xas x:zcsd c:xvdf v:cbfg b:vngh n:bmhj m:njk"
 )
-NEIGHBOURS = dict(key.split(":") for key in KEYS.split())
+NEIGHBOURS = {key[0]: key[2:] for key in KEYS.split()}
 
 
 def typos(text: str, share: float, generator: random.Random) -> str:
