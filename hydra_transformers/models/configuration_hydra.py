@@ -1,4 +1,5 @@
-"""The config fields of every Hydra: kept heads, shared parts, the trunk, and how its layers are built."""
+"""The config fields of every Hydra: kept heads, shared parts, the trunk, and how its layers are
+built."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "r
 KeptHeads = list[list[list[int]]]
 TrunkLayers = int | float | dict[str, int | float] | None  # a count or share of the layers: of all towers, or by tower
 
-# More layers, members or heads than any model has; a config that asks for them is broken, or means harm.
+# More layers, members or heads than any model has; a config that asks for them is broken, or means
+# harm.
 MAX_LAYERS_HEADS_OR_MEMBERS = 1_000
 
 
@@ -27,11 +29,14 @@ class LayerSpec:
     gated_mlp: whether one half of the MLP's inner layer gates the other
     qkv_bias, output_bias: of queries, keys and values, and of the output projection behind them
     float32_softmax: of the eager backend
-    output_dropout, mlp_dropout: behind the output projection and the MLP, None where the backbone has none
+    output_dropout, mlp_dropout: behind the output projection and the MLP, None where the backbone
+        has none
     inner_dropout: before the MLP's second map
     drop_path: how often a branch is left out in training, in all layers or layer by layer
-    trains_key_bias: False where the backbone's keys have no bias and that of a Hydra has to stay zero
-    layer_scale: the first value of the learned factors on both branches (LayerScale), None where the family has none
+    trains_key_bias: False where the backbone's keys have no bias and that of a Hydra has to stay
+        zero
+    layer_scale: the first value of the learned factors on both branches (LayerScale), None where
+        the family has none
     """
 
     inner_size: int
@@ -53,7 +58,8 @@ class LayerSpec:
     layer_scale: float | None = None
 
 
-# The pipelines that say how sure they are: by the Auto class that they run, the class; its task is this name with dashes.
+# The pipelines that say how sure they are: by the Auto class that they run, the class; its task is
+# this name with dashes.
 PIPELINES = {
     "AutoModelForAudioClassification": "pipeline_hydra_audio.HydraAudioClassificationPipeline",
     "AutoModelForImageClassification": "pipeline_hydra.HydraImageClassificationPipeline",
@@ -64,7 +70,8 @@ PIPELINES = {
 
 
 def pipeline_task(path: str) -> str:
-    """Return a pipeline's task: of "pipeline_hydra.HydraImageClassificationPipeline" this is "hydra-image-classification"."""
+    """Return a pipeline's task: of "pipeline_hydra.HydraImageClassificationPipeline" this is
+    "hydra-image-classification"."""
     class_name = path.partition(".")[2].removesuffix("Pipeline")
     words = re.findall("[A-Z][a-z]*", class_name)
     return "-".join(words).lower()
@@ -77,13 +84,15 @@ class ShippedPipelines:
 
     def shipped_pipelines(self) -> dict[str, dict]:
         names = [name for name in PIPELINES if name in self.auto_classes]
-        # A family may have several heads. With the pipelines of all of them, Transformers could not choose one by itself.
+        # A family may have several heads. With the pipelines of all of them, Transformers could not
+        # choose one by itself.
         of_head = [name for name in names if str(self.architectures).endswith(f"{name.removeprefix('AutoModel')}']")]
         return {pipeline_task(PIPELINES[name]): {"impl": PIPELINES[name], "pt": [name]} for name in of_head or names}
 
     @property
     def custom_pipelines(self) -> dict[str, dict]:
-        """What `pipeline` asks leave to run; not those that the installed package has registered."""
+        """What `pipeline` asks leave to run; not those that the installed package has
+        registered."""
         from transformers.pipelines import PIPELINE_REGISTRY
 
         registered = PIPELINE_REGISTRY.supported_tasks
@@ -104,23 +113,30 @@ class HydraConfigMixin(ShippedPipelines):
 
     Args:
         kept_heads (`list[list[list[int]]]`, *optional*):
-            `kept_heads[layer][member]`: the backbone heads that a member keeps in a layer, in ascending order. By
-            default one member that keeps all heads.
+            `kept_heads[layer][member]`: the backbone heads that a member keeps in a layer, in
+            ascending order. By default one member that keeps all heads.
         shared (`list[str]`, *optional*, defaults to `["embeddings", "layernorm", "mlp"]`):
-            The parts that exist once for all members. An empty list makes members independent of each other.
+            The parts that exist once for all members. An empty list makes members independent of
+            each other.
         trunk_layers (`int`, *optional*, defaults to 0):
-            How many leading layers are one for all members, which keep the same heads there, and run once.
+            How many leading layers are one for all members, which keep the same heads there, and
+            run once.
         ensemble_loss (`str`, *optional*, defaults to `"members"`):
-            `"members"` for the mean of the members' losses, `"ensemble"` for the loss of the ensemble's prediction.
+            `"members"` for the mean of the members' losses, `"ensemble"` for the loss of the
+            ensemble's prediction.
         problem_type (`str`, *optional*):
-            What `logits` mean and which loss they get; labels of another kind are refused. By default one label of several,
-            or regression with a single output. A single output that is a probability is `"multi_label_classification"`.
+            What `logits` mean and which loss they get; labels of another kind are refused. By
+            default one label of several, or regression with a single output. A single output that
+            is a probability is `"multi_label_classification"`.
         aggregate (`str`, *optional*):
-            Makes a regression model with a single output a reward model or reranker, and says how its members' scores become
-            the one in `logits`: `"mean"`, `"min"`, or `"mean-2std"` for the mean minus twice (or any number of times) the
-            standard deviation between members. It may be set on a loaded model, and is saved.
+            Makes a regression model with a single output a reward model or reranker, and says how
+            its members' scores become
+            the one in `logits`: `"mean"`, `"min"`, or `"mean-2std"` for the mean minus twice (or
+            any number of times) the standard deviation between members. It may be set on a loaded
+            model, and is saved.
         add_pooling_layer (`bool`, *optional*, defaults to `True`):
-            Of families that have it: whether the model without a head has a pooler. Classifiers have one where the backbone's do.
+            Of families that have it: whether the model without a head has a pooler. Classifiers
+                have one where the backbone's do.
     """
 
     keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)  # Trainer gathers logits alone
@@ -159,7 +175,8 @@ class HydraConfigMixin(ShippedPipelines):
         return super().from_dict(config_dict, **kwargs)
 
     def make_layer_spec(self, **fields) -> LayerSpec:
-        """A `LayerSpec` with these fields; those that every family has are found by their most frequent names."""
+        """A `LayerSpec` with these fields; those that every family has are found by their most
+        frequent names."""
         names = {"inner_size": "intermediate_size", "activation": "hidden_act", "norm_eps": "layer_norm_eps"}
         return LayerSpec(
             **{field: getattr(self, name) for field, name in names.items() if field not in fields} | fields
@@ -185,8 +202,9 @@ class LayerScaleConfigMixin:
 
     Args:
         layer_scale (`bool`, *optional*, defaults to `True`):
-            Whether the factors on the two branches of a layer are weights of their own, as in the backbone. Models that
-            were saved before version 0.4 have them folded into their maps: the same function, trained otherwise.
+            Whether the factors on the two branches of a layer are weights of their own, as in the
+            backbone. Models that were saved before version 0.4 have them folded into their maps:
+            the same function, trained otherwise.
     """
 
     layer_scale: bool = True
@@ -209,15 +227,15 @@ def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> 
     for layer, members in enumerate(kept_heads):
         if not isinstance(members, list) or len(members) != num_members:
             raise ValueError(
-                f"kept_heads[{layer}] is {str(members)[:100]}: give a list of heads for each of the {num_members} members (an "
-                "empty list for a member that keeps no head there)"
+                f"kept_heads[{layer}] is {str(members)[:100]}: give a list of heads for each of the {num_members} "
+                "members (an empty list for a member that keeps no head there)"
             )
         for member, heads in enumerate(members):
             is_list = isinstance(heads, list) and all(type(head) is int for head in heads)
             if not is_list or sorted({head for head in heads if 0 <= head < num_heads}) != heads:
                 raise ValueError(
-                    f"kept_heads[{layer}][{member}] is {heads!r}: give a list of heads, 0 to {num_heads - 1}, each once and in "
-                    "ascending order"
+                    f"kept_heads[{layer}][{member}] is {heads!r}: give a list of heads, 0 to {num_heads - 1}, each "
+                    "once and in ascending order"
                 )
 
 
@@ -229,9 +247,9 @@ def check_shared(shared: list[str]) -> None:
 
 
 def check_trunk(config) -> None:
-    """Refuses a trunk that members cannot have in common; a single member has none."""
-    trunk, kept_heads = config.trunk_layers, config.kept_heads
-    same = next((at for at, kept in enumerate(kept_heads) if any(kept[0] != heads for heads in kept)), len(kept_heads))
+    """Raise for a trunk that members cannot have in common; a single member has none."""
+    trunk = config.trunk_layers
+    same = count_layers_with_same_heads(config.kept_heads)
     if not 0 <= trunk <= same:
         raise ValueError(f"trunk_layers is {trunk}: pass 0 to {same}, so many first layers have the same heads")
     config.trunk_layers = trunk if config.num_members > 1 else 0
@@ -239,16 +257,25 @@ def check_trunk(config) -> None:
         raise ValueError(f"trunk_layers is {trunk}: members enter a trunk as one, so shared has to name 'embeddings'")
 
 
+def count_layers_with_same_heads(kept_heads: KeptHeads) -> int:
+    """Return how many leading layers have the same heads in all members."""
+    for layer, members in enumerate(kept_heads):
+        if any(heads != members[0] for heads in members):
+            return layer
+    return len(kept_heads)
+
+
 def set_problem_type(config) -> None:
-    """Says once what the labels are, as Transformers' loss would: what `logits` mean never changes after that."""
+    """Says once what the labels are, as Transformers' loss would: what `logits` mean never changes
+    after that."""
     if config.problem_type is None:
         config.problem_type = default_problem_type(config.num_labels)
     if config.problem_type not in PROBLEM_TYPES:
         raise ValueError(f"problem_type is {config.problem_type!r}: use one of {', '.join(map(repr, PROBLEM_TYPES))}")
     if config.problem_type == "single_label_classification" and config.num_labels == 1:
         raise ValueError(
-            "problem_type is 'single_label_classification' and num_labels is 1, so that every loss would be 0: use 'regression', "
-            "or 'multi_label_classification' for one label that is true or false"
+            "problem_type is 'single_label_classification' and num_labels is 1, so that every loss would be 0: use "
+            "'regression', or 'multi_label_classification' for one label that is true or false"
         )
 
 

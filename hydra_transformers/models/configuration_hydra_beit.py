@@ -8,7 +8,8 @@ from .configuration_hydra import HydraConfigMixin, LayerScaleConfigMixin, LayerS
 
 @strict
 class HydraBeitConfig(LayerScaleConfigMixin, HydraConfigMixin, BeitConfig):
-    r"""A [`BeitConfig`] with the fields of [`HydraConfigMixin`] and [`LayerScaleConfigMixin`], and `add_pooling_layer`."""
+    r"""A [`BeitConfig`] with the fields of [`HydraConfigMixin`] and [`LayerScaleConfigMixin`], and
+    `add_pooling_layer`."""
 
     model_type = "hydra_beit"
     add_pooling_layer: bool = True
@@ -34,7 +35,8 @@ class HydraBeitConfig(LayerScaleConfigMixin, HydraConfigMixin, BeitConfig):
 
     @property
     def num_distances(self) -> int:
-        """Of two patches along both axes, and three more: from the first token, to it, and of it to itself."""
+        """Of two patches along both axes, and three more: from the first token, to it, and of it to
+        itself."""
         return (2 * self.patches_per_side - 1) ** 2 + 3
 
     @property

@@ -67,9 +67,10 @@ class HydraElectraConfig(HydraConfigMixin, ElectraConfig):
 class HydraAlbertConfig(HydraConfigMixin, AlbertConfig):
     r"""An [`AlbertConfig`] with the fields of [`HydraConfigMixin`].
 
-    ALBERT has one layer for each of `num_hidden_groups`, most often a single one, which runs again and again until
-    `num_hidden_layers` have run. `kept_heads` and `trunk_layers` are about the layers with weights of their
-    own: a head that is cut out of a layer is missing each time that the layer runs.
+    ALBERT has one layer for each of `num_hidden_groups`, most often a single one, which runs again
+    and again until `num_hidden_layers` have run. `kept_heads` and `trunk_layers` are about the
+    layers with weights of their own: a head that is cut out of a layer is missing each time that
+    the layer runs.
     """
 
     model_type = "hydra_albert"
@@ -86,8 +87,8 @@ class HydraAlbertConfig(HydraConfigMixin, AlbertConfig):
             raise ValueError(f"inner_group_num is {self.inner_group_num}: a Hydra has one layer in each group, use 1")
         if not 1 <= self.num_hidden_groups <= self.num_hidden_layers:
             raise ValueError(
-                f"num_hidden_groups is {self.num_hidden_groups} and num_hidden_layers {self.num_hidden_layers}: use 1 to "
-                f"{self.num_hidden_layers} groups, so that each of them runs"
+                f"num_hidden_groups is {self.num_hidden_groups} and num_hidden_layers {self.num_hidden_layers}: use 1 "
+                f"to {self.num_hidden_layers} groups, so that each of them runs"
             )
         super().__post_init__(**kwargs)
 

@@ -13,9 +13,11 @@ class HydraDebertaV2Config(HydraConfigMixin, DebertaV2Config):
 
     Args:
         share_att_key (`bool`, *optional*, defaults to `False`):
-            Whether distances pass the maps of the tokens to queries and keys, or have maps of their own.
+            Whether distances pass the maps of the tokens to queries and keys, or have maps of their
+            own.
         position_buckets (`int`, *optional*, defaults to -1):
-            How many distances there are to each side, far ones taken together; -1 for `max_relative_positions` of them.
+            How many distances there are to each side, far ones taken together; -1 for
+            `max_relative_positions` of them.
         norm_rel_ebd (`str`, *optional*, defaults to `"none"`):
             `"layer_norm"` for a LayerNorm on the embeddings of the distances.
         embedding_size (`int`, *optional*):
@@ -23,7 +25,8 @@ class HydraDebertaV2Config(HydraConfigMixin, DebertaV2Config):
         cls_dropout (`float`, *optional*):
             Dropout in front of the classifier; by default `hidden_dropout_prob`.
         conv_kernel_size (`int`, *optional*, defaults to 0):
-            Of the convolution beside the first layer of DeBERTa-v2-xlarge and -xxlarge, which a Hydra does not have.
+            Of the convolution beside the first layer of DeBERTa-v2-xlarge and -xxlarge, which a
+            Hydra does not have.
     """
 
     model_type = "hydra_deberta_v2"
@@ -62,8 +65,8 @@ class HydraDebertaV2Config(HydraConfigMixin, DebertaV2Config):
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """What distances between tokens add to the scores: "c2p" compares a query with the key of its distance to each token,
-        "p2c" a token's key with the query of that distance."""
+        """What distances between tokens add to the scores: "c2p" compares a query with the key of
+        its distance to each token, "p2c" a token's key with the query of that distance."""
         return tuple(term for term in ("c2p", "p2c") if term in (self.pos_att_type or ()))
 
     layer_spec = property(bert_layer_spec)

@@ -21,8 +21,8 @@ class HydraDecoderConfigMixin(HydraConfigMixin):
         super().__post_init__(**kwargs)
         if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
-                f"num_attention_heads is {self.num_attention_heads}, num_key_value_heads {self.num_key_value_heads}: pass a "
-                "multiple of these"
+                f"num_attention_heads is {self.num_attention_heads}, num_key_value_heads {self.num_key_value_heads}: "
+                "pass a multiple of these"
             )
         if self.has_windows:
             layer_types = ("full_attention", "sliding_attention")[: 1 if self.sliding_window is None else 2]

@@ -27,7 +27,8 @@ def dinov2_layer_spec(config: HydraConfigMixin) -> LayerSpec:
 
 @strict
 class HydraDinov2Config(LayerScaleConfigMixin, HydraConfigMixin, Dinov2Config):
-    r"""A [`Dinov2Config`] with the fields of [`HydraConfigMixin`] and [`LayerScaleConfigMixin`] and [`LayerScaleConfigMixin`]."""
+    r"""A [`Dinov2Config`] with the fields of [`HydraConfigMixin`] and [`LayerScaleConfigMixin`] and
+    [`LayerScaleConfigMixin`]."""
 
     model_type = "hydra_dinov2"
     auto_classes = {
@@ -40,7 +41,8 @@ class HydraDinov2Config(LayerScaleConfigMixin, HydraConfigMixin, Dinov2Config):
 
 @strict
 class HydraDinov2WithRegistersConfig(LayerScaleConfigMixin, HydraConfigMixin, Dinov2WithRegistersConfig):
-    r"""A [`Dinov2WithRegistersConfig`] with the fields of [`HydraConfigMixin`] and [`LayerScaleConfigMixin`] and [`LayerScaleConfigMixin`]."""
+    r"""A [`Dinov2WithRegistersConfig`] with the fields of [`HydraConfigMixin`] and
+    [`LayerScaleConfigMixin`] and [`LayerScaleConfigMixin`]."""
 
     model_type = "hydra_dinov2_with_registers"
     auto_classes = {

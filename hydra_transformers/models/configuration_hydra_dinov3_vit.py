@@ -14,8 +14,8 @@ class HydraDINOv3ViTConfig(LayerScaleConfigMixin, HydraConfigMixin, DINOv3ViTCon
         query_bias, value_bias (`bool`, *optional*, defaults to `True`):
             As in DINOv3; a Hydra has both or neither.
         key_bias (`bool`, *optional*):
-            As in DINOv3. Without one, the rows of the keys in the packed bias are zero, and are not trained: positions turn
-            keys, so that their bias would change what the model computes.
+            As in DINOv3. Without one, the rows of the keys in the packed bias are zero, and are not
+            trained: positions turn keys, so that their bias would change what the model computes.
     """
 
     model_type = "hydra_dinov3_vit"
@@ -27,8 +27,8 @@ class HydraDINOv3ViTConfig(LayerScaleConfigMixin, HydraConfigMixin, DINOv3ViTCon
     def __post_init__(self, **kwargs):
         if self.query_bias != self.value_bias:
             raise ValueError(
-                f"query_bias is {self.query_bias} and value_bias {self.value_bias}: a Hydra's queries, keys and values are one "
-                "map, set both alike"
+                f"query_bias is {self.query_bias} and value_bias {self.value_bias}: a Hydra's queries, keys and "
+                "values are one map, set both alike"
             )
         if self.key_bias and not self.query_bias:
             raise ValueError(

@@ -29,9 +29,11 @@ class HydraTowersConfigMixin(ShippedPipelines):
 
     Args:
         text_config (`dict` or the text tower's config, *optional*):
-            The text tower. It has as many members as the vision tower, or one that is used with all of them.
+            The text tower. It has as many members as the vision tower, or one that is used with all
+            of them.
         vision_config (`dict` or the vision tower's config, *optional*):
-            The vision tower. It has as many members as the text tower, or one that is used with all of them.
+            The vision tower. It has as many members as the text tower, or one that is used with all
+            of them.
         ensemble_loss (`str`, *optional*, defaults to `"members"`):
             `"members"` for the mean of the members' losses, `"ensemble"` for that of the ensemble.
 
@@ -81,7 +83,8 @@ class HydraTowersConfigMixin(ShippedPipelines):
 
 
 def tower_specs(backbone: type, towers: dict[str, type]) -> dict[str, object]:
-    """The towers' config classes as the backbone's class has its own: from transformers 5.19 on each is in a spec."""
+    """The towers' config classes as the backbone's class has its own: from transformers 5.19 on
+    each is in a spec."""
     spec = next(iter(getattr(backbone, "sub_configs_defaults", {}).values()), None)
     return towers.copy() if spec is None else {name: type(spec)(config_class=tower) for name, tower in towers.items()}
 
@@ -114,8 +117,8 @@ class HydraCLIPTextConfig(HydraTowerConfigMixin, CLIPTextConfig):
 
 @strict
 class HydraCLIPVisionConfig(HydraTowerConfigMixin, CLIPVisionConfig):
-    r"""A [`CLIPVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of the classifier that is one with a
-    head."""
+    r"""A [`CLIPVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of
+    the classifier that is one with a head."""
 
     model_type = "hydra_clip_vision_model"
     auto_classes = {
@@ -135,7 +138,8 @@ class HydraCLIPConfig(HydraTowersConfigMixin, CLIPConfig):
     sub_configs_defaults = tower_specs(CLIPConfig, towers)
     sub_configs = towers.copy()  # the name that transformers < 5.19 reads
 
-    # The class first: validation prints the value for every type before the right one, and printing a config is slow.
+    # The class first: validation prints the value for every type before the right one, and printing
+    # a config is slow.
     text_config: HydraCLIPTextConfig | dict | None = None
     vision_config: HydraCLIPVisionConfig | dict | None = None
 
@@ -160,11 +164,13 @@ class HydraSiglipTextConfig(HydraTowerConfigMixin, SiglipTextConfig):
 
 @strict
 class HydraSiglipVisionConfig(HydraTowerConfigMixin, SiglipVisionConfig):
-    r"""A [`SiglipVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of the image classifier that is one with a head.
+    r"""A [`SiglipVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of
+    the image classifier that is one with a head.
 
     Args:
         vision_use_head (`bool`, *optional*, defaults to `True`):
-            Whether the tower pools its last states by attention. An image classifier reads them as they are.
+            Whether the tower pools its last states by attention. An image classifier reads them as
+            they are.
     """
 
     model_type = "hydra_siglip_vision_model"
@@ -187,7 +193,8 @@ class HydraSiglipConfig(HydraTowersConfigMixin, SiglipConfig):
     sub_configs_defaults = tower_specs(SiglipConfig, towers)
     sub_configs = towers.copy()  # the name that transformers < 5.19 reads
 
-    # The class first: validation prints the value for every type before the right one, and printing a config is slow.
+    # The class first: validation prints the value for every type before the right one, and printing
+    # a config is slow.
     text_config: HydraSiglipTextConfig | dict | None = None
     vision_config: HydraSiglipVisionConfig | dict | None = None
 

@@ -1,6 +1,7 @@
 """The table of families, and their registration with Transformers.
 
-A family is imported when one of its names is asked for, or when `AutoConfig` meets its `model_type`.
+A family is imported when one of its names is asked for, or when `AutoConfig` meets its
+`model_type`.
 """
 
 import importlib
@@ -229,7 +230,8 @@ MODEL_TYPES: dict[str, str] = {name: kind for kind, family in FAMILIES.items() f
 
 
 def register() -> None:
-    """Let the Auto classes and `pipeline` of Transformers find Hydras, without importing any family.
+    """Let the Auto classes and `pipeline` of Transformers find Hydras, without importing any
+    family.
 
     Transformers keeps the names of its own configs in a table, and imports the module of a config
     when its `model_type` is asked for. Hydras' configs stand in the same table, with the package
@@ -260,7 +262,8 @@ def config_class(model_type: str) -> type:
 
 
 def model_class(config: type, auto_class: str) -> type:
-    """Return the class that an Auto class of Transformers builds from configs of the class `config`."""
+    """Return the class that an Auto class of Transformers builds from configs of the class
+    `config`."""
     return _import_class(config.auto_classes[auto_class])
 
 
@@ -275,7 +278,8 @@ def public_class(name: str) -> type:
 
 @cache
 def pipeline_class(auto_class: str) -> type:
-    """Import and register the pipeline that says how sure it is, of models that an Auto class loads."""
+    """Import and register the pipeline that says how sure it is, of models that an Auto class
+    loads."""
     import transformers
     from transformers.pipelines import PIPELINE_REGISTRY
 

@@ -63,7 +63,8 @@ class Grouped(nn.Module):
 
 
 class GroupedLinear(Grouped):
-    """M linear maps `in_features -> widths[m]`; weight (sum of widths, in_features), bias (sum of widths)."""
+    """M linear maps `in_features -> widths[m]`; weight (sum of widths, in_features), bias (sum of
+    widths)."""
 
     # False where the rows are [queries; keys; values], and the keys' bias stays as it is.
     trains_key_bias = True
@@ -133,13 +134,15 @@ def with_fixed_key_bias(bias: torch.Tensor, widths: Sequence[int]) -> torch.Tens
 
 
 class GroupedOutput(Grouped):
-    """M linear maps `widths[m] -> out_features`; weight (sum of widths, out_features), bias (members, out_features)."""
+    """M linear maps `widths[m] -> out_features`; weight (sum of widths, out_features), bias
+    (members, out_features)."""
 
     def __init__(self, widths: Sequence[int], out_features: int, bias: bool = True):
         super().__init__(widths, out_features, (len(widths), out_features) if bias else None)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(members, ..., width), or where widths differ (..., sum of widths) -> (members, ..., out_features)"""
+        """(members, ..., width), or where widths differ (..., sum of widths) -> (members, ...,
+        out_features)"""
         members = len(self.widths)
         bias = self.bias
 
@@ -169,7 +172,8 @@ class GroupedOutput(Grouped):
         else:
             like = hidden_states.new_zeros(*hidden_states.shape[1:-1], self.columns)
 
-        # Members without heads get their bias alone: many exported formats fail on products of width zero.
+        # Members without heads get their bias alone: many exported formats fail on products of
+        # width zero.
         for m, width in enumerate(self.widths):
             if width == 0 and biases[m] is None:
                 outputs[m] = torch.zeros_like(like)
@@ -179,7 +183,8 @@ class GroupedOutput(Grouped):
 
 
 def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiply each member's rows: (members, ..., in) x (members, in, out) + (members, 1, out) -> (members, ..., out).
+    """Multiply each member's rows: (members, ..., in) x (members, in, out) + (members, 1, out) ->
+    (members, ..., out).
 
     With few rows one batched product; with many one per member, which adds the bias inside the
     product, where a batched one first writes it over the whole output.
@@ -264,12 +269,14 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention head by head: (rows, heads, tokens, head_dim) -> (rows, tokens, heads, head_dim), and its weights."""
+    """Attention head by head: (rows, heads, tokens, head_dim) -> (rows, tokens, heads, head_dim),
+    and its weights."""
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
     if module.float32_softmax and scores.dtype == torch.float64:
-        # The mask's smallest float64 would become -inf in float32, and a row that sees only padding NaN.
+        # The mask's smallest float64 would become -inf in float32, and a row that sees only padding
+        # NaN.
         scores = scores.clamp(min=torch.finfo(torch.float32).min)
     dtype = torch.float32 if module.float32_softmax else None
     weights = nn.functional.softmax(scores, dim=-1, dtype=dtype)
@@ -339,7 +346,8 @@ class MembersOnHeads:
     def split(self, projected: Sequence[torch.Tensor], count: int) -> tuple[torch.Tensor, ...]:
         """Split `count` of query, key and value.
 
-        (batch, tokens, count * width) of each member -> (batch, heads of all members, tokens, head_dim) each
+        (batch, tokens, count * width) of each member -> (batch, heads of all members, tokens,
+        head_dim) each
         """
         members = [states.unflatten(-1, (count, -1, self.head_dim)) for states in projected]
         return torch.cat(members, dim=-2).permute(2, 0, 3, 1, 4).unbind(0)
@@ -381,14 +389,16 @@ Layout = MembersOnBatch | MembersOnHeads
 
 
 class HydraAttention(nn.Module):
-    """Multi-head attention of all members at once; member m keeps `kept_heads[m]` of the backbone's heads.
+    """Multi-head attention of all members at once; member m keeps `kept_heads[m]` of the backbone's
+    heads.
 
-    A member's queries, keys and values lie below each other in `qkv_proj`: one product. Attention is
-    computed head by head, so members cannot mix, whichever axis carries them (`layout`): the batch
-    axis where all keep equally many heads, the head axis where head counts differ, where scores have
-    a bias, and for the eager backend, which returns its weights in this shape.
+    A member's queries, keys and values lie below each other in `qkv_proj`: one product. Attention
+    is computed head by head, so members cannot mix, whichever axis carries them (`layout`): the
+    batch axis where all keep equally many heads, the head axis where head counts differ, where
+    scores have a bias, and for the eager backend, which returns its weights in this shape.
 
-    Families with positions in the attention override `place`, or set `adds_bias` and have `add_bias`
+    Families with positions in the attention override `place`, or set `adds_bias` and have
+    `add_bias`
     (`relative_attention`); both get what `embed_inputs` returns as "positions". `norm` is for those
     that normalise queries and keys.
     """
@@ -427,7 +437,8 @@ class HydraAttention(nn.Module):
             self.layout = MembersOnBatch(self.num_members, self.widths[0], self.head_dim, self.is_trunk)
 
     def fits_batch_axis(self) -> bool:
-        """Whether members are alike enough for the batch axis; a bias of positions is one of each member's heads."""
+        """Whether members are alike enough for the batch axis; a bias of positions is one of each
+        member's heads."""
         has_bias_per_member = self.adds_bias and self.num_members > 1
         return len(set(self.widths)) == 1 and not has_bias_per_member
 
@@ -435,8 +446,8 @@ class HydraAttention(nn.Module):
         return [3 * width for width in self.widths]
 
     def rows_per_head(self) -> dict[str, int]:
-        """Return the packed parts beside q, k, v and o that are pruned with their heads, and how many
-        rows each head has there."""
+        """Return the packed parts beside q, k, v and o that are pruned with their heads, and how
+        many rows each head has there."""
         return {}
 
     def check_same_heads(self, saved: torch.Tensor) -> None:
@@ -449,8 +460,8 @@ class HydraAttention(nn.Module):
         heads = [row.nonzero().flatten().tolist() for row in saved]
         if heads != self.kept_heads:
             raise ValueError(
-                f"the weights were saved for other heads than config.kept_heads names (layer {self.layer}: {heads} saved, "
-                f"{self.kept_heads} named): use the config.json that was saved with them"
+                f"the weights were saved for other heads than config.kept_heads names (layer {self.layer}: {heads} "
+                f"saved, {self.kept_heads} named): use the config.json that was saved with them"
             )
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
@@ -460,10 +471,10 @@ class HydraAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask=None, first_token_only: bool = False, *positions, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the heads' outputs before the output projection: (members, batch, query tokens, width)
-        or, where head counts differ, (batch, query tokens, sum of widths); and from the eager backend
-        the attention weights (batch, heads of all members, query tokens, tokens), which Transformers
-        collects from here (`_can_record_outputs`).
+        """Return the heads' outputs before the output projection: (members, batch, query tokens,
+        width) or, where head counts differ, (batch, query tokens, sum of widths); and from the
+        eager backend the attention weights (batch, heads of all members, query tokens, tokens),
+        which Transformers collects from here (`_can_record_outputs`).
 
         hidden_states: (members or 1, batch, tokens, hidden)
         attention_mask: what `encoder_mask` returns
@@ -475,7 +486,8 @@ class HydraAttention(nn.Module):
             return self.outputs_without_heads(hidden_states, first_token_only, backend)
         layout = self.layout_on_heads if backend == "eager" else self.layout
 
-        # Project and place: (rows, heads, tokens, head_dim) each, of queries perhaps the first token alone.
+        # Project and place: (rows, heads, tokens, head_dim) each, of queries perhaps the first
+        # token alone.
         query, key, value = self.project(hidden_states, first_token_only, layout)
         if positions:
             query, key, value = self.place(query, key, value, layout, *positions)
@@ -499,7 +511,8 @@ class HydraAttention(nn.Module):
     def outputs_without_heads(
         self, hidden_states: torch.Tensor, first_token_only: bool, backend: str
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return what `forward` does of a layer in which no member keeps a head: outputs and weights of size zero."""
+        """Return what `forward` does of a layer in which no member keeps a head: outputs and
+        weights of size zero."""
         _, batch, tokens, _ = hidden_states.shape
         queries = 1 if first_token_only else tokens
         weights = None
@@ -510,7 +523,8 @@ class HydraAttention(nn.Module):
     def project(
         self, hidden_states: torch.Tensor, first_token_only: bool, layout: Layout
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return query, key and value, (rows, heads, tokens, head_dim) each: rows and heads as `layout` has them."""
+        """Return query, key and value, (rows, heads, tokens, head_dim) each: rows and heads as
+        `layout` has them."""
         if first_token_only:
             query_rows = [slice(width) for width in self.widths]
             other_rows = [slice(width, None) for width in self.widths]
@@ -541,10 +555,12 @@ def make_kept_heads_mask(kept_heads: list[list[int]], num_heads: int) -> torch.T
 def encoder_mask(
     config: PreTrainedConfig, hidden_states: torch.Tensor, attention_mask, create=create_bidirectional_mask, **options
 ):
-    """Return the mask that an encoder's layers read, repeated over the members: (members * batch, ...)
+    """Return the mask that an encoder's layers read, repeated over the members:
+    (members * batch, ...)
 
     hidden_states: the first layer's, (1 or members, batch, tokens, hidden)
-    attention_mask: where nothing is masked, do without a mask: any mask would rule out the fastest kernels
+    attention_mask: where nothing is masked, do without a mask: any mask would rule out the fastest
+        kernels
     """
     mask = create(config=config, inputs_embeds=hidden_states[0], attention_mask=attention_mask, **options)
     if mask is None:
@@ -565,7 +581,8 @@ def encoder_mask(
 
 
 class HydraMLP(nn.Module):
-    """The transformer's two-layer MLP, on any leading axes; with a gate, `fc1` rows are [gate; up]."""
+    """The transformer's two-layer MLP, on any leading axes; with a gate, `fc1` rows are [gate;
+    up]."""
 
     def __init__(self, hidden_size: int, spec: LayerSpec):
         super().__init__()
@@ -598,22 +615,24 @@ def optional_dropout(p: float | None) -> nn.Dropout | None:
 
 
 class LayerScale(nn.Module):
-    """A learned factor for each channel of a branch, which is added to the residual stream: one row for each member, or
-    one for all of them where they share the branch."""
+    """A learned factor for each channel of a branch, which is added to the residual stream: one row
+    for each member, or one for all of them where they share the branch."""
 
     def __init__(self, members: int, hidden_size: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(members, hidden_size))
 
     def forward(self, branch: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """residual + factors * branch: (members, ..., hidden) and (members or 1, ..., hidden) -> (members, ..., hidden)"""
+        """residual + factors * branch: (members, ..., hidden) and (members or 1, ..., hidden) ->
+        (members, ..., hidden)"""
         members, hidden_size = self.weight.shape
         factors = self.weight.view(members, *[1] * (branch.dim() - 2), hidden_size)
         return torch.addcmul(residual, branch, factors)  # one kernel, as the sum alone
 
 
 class HydraLayer(GradientCheckpointingLayer):
-    """One Transformer layer of all members, or of one in the trunk: attention, then `project_and_feed`."""
+    """One Transformer layer of all members, or of one in the trunk: attention, then
+    `project_and_feed`."""
 
     def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm, attention_class: type[HydraAttention]):
         super().__init__()
@@ -650,8 +669,10 @@ class HydraLayer(GradientCheckpointingLayer):
     def project_and_feed(self, hidden_states: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
         """Equations 6 and 7: output projection and MLP, each added to the residual stream.
 
-        hidden_states: (members or 1, ..., query tokens, hidden), of the tokens that the attention computed
-        heads: what the attention returned; with equal head counts, axes may be added before the tokens, as pruning does
+        hidden_states: (members or 1, ..., query tokens, hidden), of the tokens that the attention
+            computed
+        heads: what the attention returned; with equal head counts, axes may be added before the
+            tokens, as pruning does
 
         Returns (members, ..., query tokens, hidden).
         """
@@ -674,7 +695,8 @@ class HydraLayer(GradientCheckpointingLayer):
         return hidden_states
 
     def add(self, branch: torch.Tensor, residual: torch.Tensor, scale: LayerScale | None) -> torch.Tensor:
-        """Add a branch to the residual stream, with LayerScale and stochastic depth where the family has them."""
+        """Add a branch to the residual stream, with LayerScale and stochastic depth where the
+        family has them."""
         if self.drop_path and self.training:
             branch = self.drop(branch)
         if scale is None:
@@ -697,9 +719,12 @@ class HydraModelOutput(ModelOutput):
     """What an encoder returns. Standard fields hold the mean over members.
 
     last_hidden_state: (batch, tokens, hidden), the mean over the members
-    pooler_output: (batch, pooled), the mean over the members; for CLIP's features (batch, projection)
-    hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
-    attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
+    pooler_output: (batch, pooled), the mean over the members; for CLIP's features (batch,
+        projection)
+    hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where
+        asked for
+    attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where
+        asked for
     member_last_hidden_state: (batch, members, tokens, hidden)
     member_pooler_output: (batch, members, pooled); for CLIP's features (batch, members, projection)
     """
@@ -713,15 +738,16 @@ class HydraModelOutput(ModelOutput):
 
 
 class HydraEncoderMixin:
-    """The fused encoder, without a head. A family names `embeddings_class`, and where it differs from a ViT
+    """The fused encoder, without a head. A family names `embeddings_class`, and where it differs
+    from a ViT
 
     - `attention_class` and `layer_class`; `make_norm`;
     - `last_norm`: the name of the norm behind the layers;
     - `add_positions(config)`: makes modules between the embeddings and the layers;
-    - `embed_inputs(**inputs)`: the states that enter the first layer, (members or 1, batch, tokens, hidden), the mask, and
-      further arguments of the layers, with "positions" for their attention;
-    - `add_pooling(config)`: makes the `pooler`, or what else `pool(hidden_states, **inputs)` needs: the last states (members,
-      batch, tokens, hidden) -> (members, batch, pooled) or None.
+    - `embed_inputs(**inputs)`: the states that enter the first layer, (members or 1, batch, tokens,
+      hidden), the mask, and further arguments of the layers, with "positions" for their attention;
+    - `add_pooling(config)`: makes the `pooler`, or what else `pool(hidden_states, **inputs)` needs:
+      the last states (members, batch, tokens, hidden) -> (members, batch, pooled) or None.
     """
 
     is_base_model = True
@@ -761,7 +787,8 @@ class HydraEncoderMixin:
         return None if self.pooler is None else self.pooler(hidden_states)
 
     def embed_inputs(self, attention_mask: torch.Tensor | None = None, **inputs) -> tuple[torch.Tensor, Any, dict]:
-        """Return the states that enter the first layer, the mask, and further arguments of the layers."""
+        """Return the states that enter the first layer, the mask, and further arguments of the
+        layers."""
         states = self.embeddings(**inputs)
         if states.dim() == 3:  # of members that share them
             states = states.unsqueeze(0)
@@ -780,7 +807,8 @@ class HydraEncoderMixin:
     ) -> HydraModelOutput:
         """Run the encoder: embeddings, layers, the last norm, and pooling.
 
-        first_token_only: let the last layer compute the first token alone, unless states or attentions are returned
+        first_token_only: let the last layer compute the first token alone, unless states or
+            attentions are returned
         members_only: leave out the means over members, which classifiers do not read
         """
         # Embeddings.
@@ -846,7 +874,8 @@ class HydraEncoderMixin:
 
 
 class GroupedPooler(nn.Module):
-    """A pooler per member, on the first token: (members, batch, tokens, hidden) -> (members, batch, pooled)."""
+    """A pooler per member, on the first token: (members, batch, tokens, hidden) -> (members, batch,
+    pooled)."""
 
     def __init__(self, hidden_size: int, pooled_size: int, num_members: int, activation: nn.Module):
         super().__init__()
@@ -875,12 +904,16 @@ class HydraClassifierOutput(ModelOutput):
     """What a classifier returns.
 
     loss: scalar, where labels were given
-    logits: (batch, classes), the log of the members' mean probability; of a token classifier (batch, tokens, classes)
-    member_logits: (batch, members, classes); of a token classifier (batch, members, tokens, classes)
-    hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
-    attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
-    detector_score, abstain, prediction_set, interval: what a calibrated model decides, see `task.DecisionOutput`; the
-        logits of a calibrated classifier have its temperature
+    logits: (batch, classes), the log of the members' mean probability; of a token classifier
+        (batch, tokens, classes)
+    member_logits: (batch, members, classes); of a token classifier (batch, members, tokens,
+        classes)
+    hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where
+        asked for
+    attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where
+        asked for
+    detector_score, abstain, prediction_set, interval: what a calibrated model decides, see
+        `task.DecisionOutput`; the logits of a calibrated classifier have its temperature
     """
 
     loss: torch.FloatTensor | None = None
@@ -895,10 +928,12 @@ class HydraClassifierOutput(ModelOutput):
 
 
 class HydraClassifierMixin:
-    """A head per member on a fused encoder: `logits` is the ensemble's prediction, `member_logits` each member's.
+    """A head per member on a fused encoder: `logits` is the ensemble's prediction, `member_logits`
+    each member's.
 
-    A family names `encoder_class`, and where it differs from a ViT what is below. Another head than one map overrides
-    `add_head` and `prepare`. `HydraModelMixin` adds the `decision` of a calibrated model.
+    A family names `encoder_class`, and where it differs from a ViT what is below. Another head than
+    one map overrides `add_head` and `prepare`. `HydraModelMixin` adds the `decision` of a
+    calibrated model.
     """
 
     encoder_class: type[nn.Module]
@@ -933,7 +968,8 @@ class HydraClassifierMixin:
     def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         """Return what the last map reads.
 
-        (members, batch, tokens or 1, hidden) and (members, batch, pooled) -> (members, batch, features)
+        (members, batch, tokens or 1, hidden) and (members, batch, pooled) -> (members, batch,
+        features)
         """
         features = hidden_states[:, :, 0] if pooled is None else pooled
         if self.dropout is not None:
@@ -947,14 +983,16 @@ class HydraClassifierMixin:
 
     def compute_loss(self, labels: torch.Tensor, member_logits: torch.Tensor, **kwargs) -> torch.Tensor:
         """Return the mean of the members' losses, or the loss of the ensemble's prediction, as
-        `config.ensemble_loss` says: labels (batch, ...) and logits (batch, members, ...) -> a scalar"""
+        `config.ensemble_loss` says: labels (batch, ...) and logits (batch, members, ...) -> a
+            scalar"""
         predictions = member_logits.unbind(dim=1)
         if self.config.ensemble_loss == "ensemble":
             predictions = [self.task.ensemble_logits(member_logits, self.config)]
         return self.task.mean_loss(self.loss_function, labels, predictions, self.config, **kwargs)
 
     def encode_and_classify(self, inputs: dict, labels: torch.Tensor | None, **kwargs) -> HydraClassifierOutput:
-        """Run the classifier: the encoder, the members' heads, the loss, and the ensemble's prediction."""
+        """Run the classifier: the encoder, the members' heads, the loss, and the ensemble's
+        prediction."""
         # The encoder.
         options = {"first_token_only": self.reads_first_token, "members_only": True, "return_dict": True} | kwargs
         encoder = self.encode_all_layers if self.reads_all_layers else self.base_model

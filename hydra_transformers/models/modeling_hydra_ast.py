@@ -34,8 +34,9 @@ class HydraASTModel(HydraAudioEncoderMixin, HydraASTPreTrainedModel):
         frames, mel_bins = self.config.max_length, self.config.num_mel_bins
         if self._patches(*input_values.shape[1:]) != self._patches(frames, mel_bins):
             raise ValueError(
-                f"input_values has {input_values.shape[1]} frames of {input_values.shape[2]} mel bins, the model reads {frames} "
-                f"of {mel_bins}: give the feature extractor max_length={frames} and num_mel_bins={mel_bins}"
+                f"input_values has {input_values.shape[1]} frames of {input_values.shape[2]} mel bins, the model "
+                f"reads {frames} of {mel_bins}: give the feature extractor max_length={frames} and "
+                f"num_mel_bins={mel_bins}"
             )
         input_values = input_values.to(self.get_input_embeddings().projection.weight.dtype)
         return super().embed_inputs(attention_mask, input_values=input_values)

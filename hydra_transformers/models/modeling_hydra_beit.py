@@ -1,7 +1,8 @@
 """HydraBeit: M head-pruned BEiTs as one network.
 
-BEiT adds to each head's scores a number that depends on how two patches lie to each other: from a table of each layer, whose
-rows go with their heads, or from one table for all layers, which counts as embeddings.
+BEiT adds to each head's scores a number that depends on how two patches lie to each other: from a
+table of each layer, whose rows go with their heads, or from one table for all layers, which counts
+as embeddings.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ class HydraBeitPreTrainedModel(HydraModelMixin, BeitPreTrainedModel):
 
 
 class DistanceBias(Grouped):
-    """A number for each head and distance, to be added to the scores; weight (sum of heads, distances)."""
+    """A number for each head and distance, to be added to the scores; weight (sum of heads,
+    distances)."""
 
     def __init__(self, heads: Sequence[int], distances: int):
         super().__init__(heads, distances, None)
@@ -41,7 +43,8 @@ class DistanceBias(Grouped):
 
 
 class HydraBeitAttention(HydraTableBiasAttention):
-    """positions: the number of the distance between each query and key, (tokens, tokens), and the bias of all layers, if any"""
+    """positions: the number of the distance between each query and key, (tokens, tokens), and the
+    bias of all layers, if any"""
 
     def __init__(self, config: HydraBeitConfig, layer: int, norm: Norm):
         super().__init__(config, layer, norm)
@@ -63,15 +66,20 @@ class HydraBeitAttention(HydraTableBiasAttention):
         distances: torch.Tensor,
         shared_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        shared = None if shared_bias is None else super().bias(hidden_states, query, key, shared_bias)
+        shared = None
+        if shared_bias is not None:
+            shared = super().bias(hidden_states, query, key, shared_bias)
         if not self.config.use_relative_position_bias:
             return shared
         of_layer = self.distance_bias(distances[: query.shape[2]])
-        return of_layer if shared is None else shared + of_layer
+        if shared is None:
+            return of_layer
+        return shared + of_layer
 
 
 def numbers_of_distances(side: int, device: torch.device) -> torch.Tensor:
-    """The row of a table of distances for each query and key, (tokens, tokens): the first token and side * side patches."""
+    """The row of a table of distances for each query and key, (tokens, tokens): the first token and
+    side * side patches."""
     places = torch.arange(side, device=device)
     down, right = places.repeat_interleave(side), places.repeat(side)
     down, right = (place[:, None] - place[None, :] + side - 1 for place in (down, right))
@@ -83,7 +91,8 @@ def numbers_of_distances(side: int, device: torch.device) -> torch.Tensor:
 
 
 class HydraBeitPooler(nn.Module):
-    """The mean of the patches, normed, or the first token's state: (members, batch, tokens, hidden) -> (members, batch, hidden)."""
+    """The mean of the patches, normed, or the first token's state: (members, batch, tokens, hidden)
+    -> (members, batch, hidden)."""
 
     def __init__(self, layernorm: nn.Module | None):
         super().__init__()
@@ -118,8 +127,8 @@ class HydraBeitModel(HydraImageEncoderMixin, HydraBeitPreTrainedModel):
             patches = zip(pixel_values.shape[2:], (patch, patch) if isinstance(patch, int) else patch, strict=True)
             if any(size // length != side for size, length in patches):
                 raise ValueError(
-                    f"pixel_values are {pixel_values.shape[2]} x {pixel_values.shape[3]}: the model knows the distances of "
-                    f"{side} x {side} patches, pass images of size {config.image_size}"
+                    f"pixel_values are {pixel_values.shape[2]} x {pixel_values.shape[3]}: the model knows the "
+                    f"distances of {side} x {side} patches, pass images of size {config.image_size}"
                 )
             distances, shared = numbers_of_distances(side, hidden_states.device), self.relative_attention_bias
             layer_kwargs["positions"] = (distances,) if shared is None else (distances, shared(distances))

@@ -1,8 +1,8 @@
-"""HydraBert, HydraRoberta (XLM-RoBERTa and CamemBERT, too), HydraElectra, HydraAlbert and HydraDistilBert: M head-pruned encoders
-of texts as one network.
+"""HydraBert, HydraRoberta (XLM-RoBERTa and CamemBERT, too), HydraElectra, HydraAlbert and
+HydraDistilBert: M head-pruned encoders of texts as one network.
 
-A layer of ALBERT runs several times. It has its weights once, for each member its own heads, and a head that is cut out is
-missing each time.
+A layer of ALBERT runs several times. It has its weights once, for each member its own heads, and a
+head that is cut out is missing each time.
 """
 
 import torch
@@ -93,7 +93,8 @@ class HydraElectraPreTrainedModel(HydraModelMixin, ElectraPreTrainedModel):
 
 
 class ProjectedEmbeddingsMixin:
-    """A backbone's embeddings, and the map to the width of the layers; ELECTRA has one only where that is another."""
+    """A backbone's embeddings, and the map to the width of the layers; ELECTRA has one only where
+    that is another."""
 
     def __init__(self, config: HydraElectraConfig | HydraAlbertConfig):
         super().__init__(config)

@@ -1,8 +1,9 @@
 """HydraDebertaV2: M head-pruned DeBERTa encoders, of version 2 or 3, as one network.
 
-Each head compares tokens with each other, and tokens with the distances between them. The distances have embeddings, one
-table for all layers. With its LayerNorm the table counts as embeddings: members that share these share the mean of their
-tables, others keep their own. The maps from the table to the queries and keys of a head go with that head.
+Each head compares tokens with each other, and tokens with the distances between them. The distances
+have embeddings, one table for all layers. With its LayerNorm the table counts as embeddings:
+members that share these share the mean of their tables, others keep their own. The maps from the
+table to the queries and keys of a head go with that head.
 """
 
 import math
@@ -35,7 +36,8 @@ class HydraDebertaV2PreTrainedModel(HydraModelMixin, DebertaV2PreTrainedModel):
 
 
 class DistanceEmbeddings(nn.Embedding):
-    """The embeddings of distances between tokens, normed in DeBERTa-v3; weight (distances to both sides, hidden)."""
+    """The embeddings of distances between tokens, normed in DeBERTa-v3; weight (distances to both
+    sides, hidden)."""
 
     def __init__(self, config: HydraDebertaV2Config):
         super().__init__(2 * config.distances_to_each_side, config.hidden_size)
@@ -44,19 +46,23 @@ class DistanceEmbeddings(nn.Embedding):
             self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self) -> torch.Tensor:
-        return self.weight if self.LayerNorm is None else self.LayerNorm(self.weight)
+        if self.LayerNorm is None:
+            return self.weight
+        return self.LayerNorm(self.weight)
 
 
 def numbers_of_distances(tokens: int, config: HydraDebertaV2Config, device: torch.device) -> torch.Tensor:
     """The row of the table of distances for each query and key, (tokens, tokens).
 
-    With buckets, the nearer half of the distances has a row each, and far ones share rows in steps of their logarithm.
+    With buckets, the nearer half of the distances has a row each, and far ones share rows in steps
+    of their logarithm.
     """
     positions = torch.arange(tokens, device=device)
     distances = positions[:, None] - positions[None, :]
     if config.position_buckets > 0:
         near = config.position_buckets // 2
-        # In torch as DeBERTa does it: rounded otherwise, some distances would get their neighbour's row.
+        # In torch as DeBERTa does it: rounded otherwise, some distances would get their neighbour's
+        # row.
         longest = torch.tensor((config.longest_distance - 1) / near, device=device)
         steps = (distances.abs() / near).log() / longest.log() * (near - 1)
         far = (steps.ceil() + near) * distances.sign()
@@ -66,7 +72,8 @@ def numbers_of_distances(tokens: int, config: HydraDebertaV2Config, device: torc
 
 
 def rows_of_distances(tokens: int, config: HydraDebertaV2Config) -> slice:
-    """The rows of the table that a text with so many tokens may read; DeBERTa itself computes with all of them."""
+    """The rows of the table that a text with so many tokens may read; DeBERTa itself computes with
+    all of them."""
     reach, far = config.distances_to_each_side, tokens - 1
     if config.position_buckets > 0:
         near = config.position_buckets // 2
@@ -77,15 +84,18 @@ def rows_of_distances(tokens: int, config: HydraDebertaV2Config) -> slice:
 
 
 class HydraDebertaV2Attention(HydraBiasAttention):
-    """Queries are compared with the keys of distances, and keys with the queries of distances (`config.terms`).
+    """Queries are compared with the keys of distances, and keys with the queries of distances
+    (`config.terms`).
 
-    positions: which tokens are not padding, (batch, tokens), or None; the embeddings of distances, (members or 1, distances,
-        hidden), and the number of the distance between each query and key, (tokens, tokens), where there are terms
+    positions: which tokens are not padding, (batch, tokens), or None; the embeddings of distances,
+        (members or 1, distances, hidden), and the number of the distance between each query and
+        key, (tokens, tokens), where there are terms
     """
 
     def __init__(self, config: HydraDebertaV2Config, layer: int, norm: Norm):
         super().__init__(config, layer, norm)
-        # Each term adds to the scores' variance. The root is that of a float32, whatever the model's dtype.
+        # Each term adds to the scores' variance. The root is that of a float32, whatever the
+        # model's dtype.
         variance = torch.tensor((1 + len(config.terms)) * self.head_dim, device="cpu")
         self.scaling = 1 / variance.float().sqrt().item()
         self.terms = config.terms if config.relative_attention else ()
@@ -109,8 +119,8 @@ class HydraDebertaV2Attention(HydraBiasAttention):
         return self.without_padding(query, is_text), key, value
 
     def without_padding(self, states: torch.Tensor, is_text: torch.Tensor | None) -> torch.Tensor:
-        """Queries or scores (rows, heads, query tokens, ...) with zeros for padding, which sees all tokens alike, whatever they
-        are; rows are a multiple of the batch."""
+        """Queries or scores (rows, heads, query tokens, ...) with zeros for padding, which sees all
+        tokens alike, whatever they are; rows are a multiple of the batch."""
         if is_text is None:
             return states
         is_padding = ~is_text[:, None, : states.shape[2], None]
@@ -130,15 +140,24 @@ class HydraDebertaV2Attention(HydraBiasAttention):
             embeddings = nn.functional.dropout(by_member, self.position_dropout)
         terms = []
         for term in self.terms:
-            states, numbers = (query, distances) if term == "c2p" else (key, distances.t())
-            # (rows, heads, query tokens or tokens, distances), of which each pair of tokens picks one
-            scores = torch.matmul(states, self._heads_of_distances(term, embeddings).transpose(1, 2))
+            states = query
+            numbers = distances
+            if term == "p2c":
+                states = key
+                numbers = distances.t()
+            # (rows, heads, query tokens or tokens, distances), of which each pair of tokens picks
+            # one
+            heads_of_distances = self._heads_of_distances(term, embeddings)
+            scores = torch.matmul(states, heads_of_distances.transpose(1, 2))
             picked = scores.gather(-1, numbers.expand(*scores.shape[:2], -1, -1))
-            terms.append(picked if term == "c2p" else picked.transpose(2, 3))
+            if term == "p2c":
+                picked = picked.transpose(2, 3)
+            terms.append(picked)
         return self.without_padding(reduce(torch.add, terms) * self.scaling, is_text)
 
     def _heads_of_distances(self, term: str, embeddings: torch.Tensor) -> torch.Tensor:
-        """Keys ("c2p") or queries ("p2c") of the distances: (heads of all members, distances, head_dim)"""
+        """Keys ("c2p") or queries ("p2c") of the distances: (heads of all members, distances,
+        head_dim)"""
         if hasattr(self, POSITION_MAPS[term]):
             projected = getattr(self, POSITION_MAPS[term])(embeddings)
         else:
@@ -161,7 +180,8 @@ class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedMo
     def embed_inputs(self, attention_mask: torch.Tensor | None = None, **inputs):
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError(
-                f"attention_mask has {attention_mask.dim()} axes: DeBERTa also masks its embeddings, pass (batch, tokens)"
+                f"attention_mask has {attention_mask.dim()} axes: DeBERTa also masks its embeddings, pass (batch, "
+                "tokens)"
             )
         hidden_states, mask, layer_kwargs = super().embed_inputs(mask=attention_mask, **inputs)
         is_text = None if attention_mask is None else attention_mask.bool()

@@ -1,4 +1,5 @@
-"""HydraLlama, HydraQwen2, HydraQwen3, HydraGemma and HydraGemma3Text: M head-pruned causal language models as one network, for
+"""HydraLlama, HydraQwen2, HydraQwen3, HydraGemma and HydraGemma3Text: M head-pruned causal language
+models as one network, for
 classification of texts and tokens: rotary positions, a causal mask, the last token read.
 """
 
@@ -61,10 +62,11 @@ class HydraDecoderEmbeddings(nn.Module):
 
 
 def last_token(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, pad: int) -> torch.Tensor:
-    """The place of the last token of each text, which may be padded on either side: (batch, tokens) -> (batch,)
+    """The place of the last token of each text, which may be padded on either side: (batch, tokens)
+    -> (batch,)
 
-    What a mask of shape (batch, tokens) leaves out is padding too, whatever token stands there: rows are often filled up
-    with another one than the config names.
+    What a mask of shape (batch, tokens) leaves out is padding too, whatever token stands there:
+    rows are often filled up with another one than the config names.
     """
     is_text = input_ids != pad
     if attention_mask is not None and attention_mask.dim() == 2:
@@ -73,8 +75,8 @@ def last_token(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, pad
 
 
 class HydraDecoderAttention(HydraRotaryAttention):
-    """With grouped queries: heads are query heads; a head of keys and values stays as long as a query head reads it, and is
-    computed once."""
+    """With grouped queries: heads are query heads; a head of keys and values stays as long as a
+    query head reads it, and is computed once."""
 
     def set_kept_heads(self, kept_heads: list[list[int]]) -> None:
         # How many query heads read each head of keys and values, of every member.
@@ -115,7 +117,8 @@ class HydraNormedDecoderAttention(HydraDecoderAttention):
 
 
 def norm_heads(norm: nn.Module, states: torch.Tensor, heads: list[int], layout: Layout) -> torch.Tensor:
-    """Pass queries or keys, (rows, heads, tokens, head_dim), through the norm, or each member's through its own.
+    """Pass queries or keys, (rows, heads, tokens, head_dim), through the norm, or each member's
+    through its own.
 
     heads: how many of them each member has
     """
@@ -129,8 +132,9 @@ class HydraRotaryEmbedding(FixedDtype, LlamaRotaryEmbedding):
 class HydraDecoderMixin(HydraTextEncoderMixin):
     """The layers of a causal language model; pooled is the state of each text's last token.
 
-    Texts are read whole: there is no cache of keys and values. Without `use_cache`, position_ids that start anew in a row without
-    a mask tell of several texts in it, which do not see each other: as in the backbone.
+    Texts are read whole: there is no cache of keys and values. Without `use_cache`, position_ids
+    that start anew in a row without a mask tell of several texts in it, which do not see each
+    other: as in the backbone.
     """
 
     embedding_class: type[nn.Embedding] = nn.Embedding
@@ -200,7 +204,8 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
 
 
 class HydraDecoderClassifierMixin(HydraTextClassifierMixin):
-    """A head per member on the last token of each text, as `GenericForSequenceClassification` of Transformers reads it."""
+    """A head per member on the last token of each text, as `GenericForSequenceClassification` of
+    Transformers reads it."""
 
     reads_first_token = False
     has_head_bias = False
@@ -208,8 +213,8 @@ class HydraDecoderClassifierMixin(HydraTextClassifierMixin):
     def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         if pooled is None:
             raise ValueError(
-                f"config.pad_token_id is None, and the batch has {hidden_states.shape[1]} texts: set it to the token that pads them, "
-                "by which the last token of each is found"
+                f"config.pad_token_id is None, and the batch has {hidden_states.shape[1]} texts: set it to the token "
+                "that pads them, by which the last token of each is found"
             )
         return pooled
 

@@ -1,4 +1,5 @@
-"""HydraDeiT: M head-pruned DeiTs as one network: a ViT with one more token, which its classifier does not read."""
+"""HydraDeiT: M head-pruned DeiTs as one network: a ViT with one more token, which its classifier
+does not read."""
 
 from transformers.models.deit.modeling_deit import DeiTEmbeddings, DeiTPreTrainedModel
 

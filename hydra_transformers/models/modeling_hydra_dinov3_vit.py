@@ -1,7 +1,7 @@
 """HydraDINOv3ViT: M head-pruned DINOv3 encoders as one network.
 
-Queries and keys of patches are turned by their places in the image, those of the [CLS] token and of registers are not.
-Transformers has no classifier of DINOv3.
+Queries and keys of patches are turned by their places in the image, those of the [CLS] token and of
+registers are not. Transformers has no classifier of DINOv3.
 """
 
 import math
@@ -38,9 +38,11 @@ class PatchRotations(FixedDtype, DINOv3ViTRopePositionEmbedding):
     """The angles by which places in the image turn queries and keys."""
 
     def forward(self, pixel_values: torch.Tensor, hidden_states: torch.Tensor) -> RotaryTables:
-        """pixel_values: (batch, channels, height, width); hidden_states: (members or 1, batch, tokens, hidden)
+        """pixel_values: (batch, channels, height, width); hidden_states: (members or 1, batch,
+        tokens, hidden)
 
-        Returns (1, tokens, head_dim) each. The first tokens, which are not patches, have angles of zero.
+        Returns (1, tokens, head_dim) each. The first tokens, which are not patches, have angles of
+        zero.
         """
         config, size = self.config, self.config.patch_size
         sides = zip(pixel_values.shape[2:], (size, size) if isinstance(size, int) else size, strict=True)

@@ -1,7 +1,7 @@
 """HydraModernBert: M head-pruned ModernBERT encoders as one network.
 
-Some layers see the whole text, the others a window around each token; both kinds have a mask and a table of rotary positions
-of their own, made once per forward.
+Some layers see the whole text, the others a window around each token; both kinds have a mask and a
+table of rotary positions of their own, made once per forward.
 """
 
 import math
@@ -49,8 +49,8 @@ class HydraModernBertAttention(HydraRotaryAttention):
 
 
 class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel):
-    """The fused encoder without a head: `HydraModelOutput`; pooled, where `config.classifier_pooling` asks for it, is the
-    mean of the tokens that are not padding."""
+    """The fused encoder without a head: `HydraModelOutput`; pooled, where
+    `config.classifier_pooling` asks for it, is the mean of the tokens that are not padding."""
 
     embeddings_class = ModernBertEmbeddings
     attention_class = HydraModernBertAttention
@@ -91,15 +91,16 @@ class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel
             return hidden_states.mean(dim=2)
         if attention_mask.dim() != 2:
             raise ValueError(
-                f"attention_mask has the shape {tuple(attention_mask.shape)}, and config.classifier_pooling is 'mean', which "
-                "needs to know the padding: pass a mask of shape (batch, tokens)"
+                f"attention_mask has the shape {tuple(attention_mask.shape)}, and config.classifier_pooling is "
+                "'mean', which needs to know the padding: pass a mask of shape (batch, tokens)"
             )
         weights = attention_mask.to(hidden_states.device).unsqueeze(-1)  # (batch, tokens, 1)
         return (hidden_states * weights).sum(dim=2) / weights.sum(dim=1)
 
 
 class GroupedLayerNorm(nn.Module):
-    """A LayerNorm per member, on (members, ..., size); weight and bias (members, size), which are `per_member_parameters`."""
+    """A LayerNorm per member, on (members, ..., size); weight and bias (members, size), which are
+    `per_member_parameters`."""
 
     def __init__(self, size: int, num_members: int, eps: float, bias: bool = True):
         super().__init__()
@@ -116,7 +117,8 @@ class GroupedLayerNorm(nn.Module):
 
 
 class HydraModernBertHead(nn.Module):
-    """A map, an activation and a LayerNorm per member: (members, ..., hidden) -> (members, ..., hidden)."""
+    """A map, an activation and a LayerNorm per member: (members, ..., hidden) -> (members, ...,
+    hidden)."""
 
     def __init__(self, config: HydraModernBertConfig):
         super().__init__()

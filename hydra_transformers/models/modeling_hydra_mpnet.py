@@ -1,8 +1,10 @@
 """HydraMPNet: M head-pruned MPNet encoders as one network.
 
-MPNet adds to each head's scores a number that depends on how far two tokens are apart, from one table for all layers. The
-table keeps a column for every head of the backbone, since other layers may keep a head that one has lost; each layer takes
-the columns of its own heads. It counts as embeddings: members that share these share the mean of their tables.
+MPNet adds to each head's scores a number that depends on how far two tokens are apart, from one
+table for all layers. The table keeps a column for every head of the backbone, since other layers
+may keep a head that one has lost; each layer takes
+the columns of its own heads. It counts as embeddings: members that share these share the mean of
+    their tables.
 """
 
 from functools import partial

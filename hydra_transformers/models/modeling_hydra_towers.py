@@ -1,8 +1,9 @@
-"""HydraCLIP and HydraSiglip: M head-pruned models of two towers as one network, for zero-shot classification that knows its
-limits; and their image classifiers, a vision tower with a head.
+"""HydraCLIP and HydraSiglip: M head-pruned models of two towers as one network, for zero-shot
+classification that knows its limits; and their image classifiers, a vision tower with a head.
 
-SigLIP says of an image and a text whether they belong together, by a sigmoid: probabilities of several texts need not add up
-to 1, and the ensemble's probability of a pair is the mean of the members', whatever else is in the call.
+SigLIP says of an image and a text whether they belong together, by a sigmoid: probabilities of
+several texts need not add up to 1, and the ensemble's probability of a pair is the mean of the
+members', whatever else is in the call.
 """
 
 from dataclasses import dataclass
@@ -51,15 +52,17 @@ from .texts import HydraTextEncoderMixin
 class HydraTowersOutput(ModelOutput):
     """
     loss: scalar, where `return_loss` was set
-    logits_per_image: (images, texts), the ensemble's prediction. For CLIP the log of the members' mean probability over
-        the texts of this call, so that a single text has the logit 0; for SigLIP the log-odds of the mean probability that
-        both belong together
+    logits_per_image: (images, texts), the ensemble's prediction. For CLIP the log of the members'
+        mean probability over the texts of this call, so that a single text has the logit 0; for
+        SigLIP the log-odds of the mean probability that both belong together
     logits_per_text: (texts, images), the same the other way round
-    member_logits: (images, members, texts), logit scale times cosine, for SigLIP plus the logit bias
+    member_logits: (images, members, texts), logit scale times cosine, for SigLIP plus the logit
+        bias
     text_embeds: (texts, members of the text tower, projection), normalised
     image_embeds: (images, members of the vision tower, projection), normalised
-    similarity: (images, texts), the mean of `member_logits` over the members: of one image and one text, whatever else is in the
-        call. For retrieval, thresholds and single pairs; what CLIP itself calls `logits_per_image`
+    similarity: (images, texts), the mean of `member_logits` over the members: of one image and one
+        text, whatever else is in the call. For retrieval, thresholds and single pairs; what CLIP
+        itself calls `logits_per_image`
     """
 
     loss: torch.FloatTensor | None = None
@@ -96,11 +99,11 @@ class HydraTextTowerMixin(HydraTextEncoderMixin):
 
 
 class HydraVisionTowerClassifierMixin(HydraImageClassifierMixin):
-    """A vision tower with a classifier per member, which reads the mean of the patches: `logits` is the ensemble's
-    prediction, `member_logits` each member's.
+    """A vision tower with a classifier per member, which reads the mean of the patches: `logits` is
+    the ensemble's prediction, `member_logits` each member's.
 
-    The config is the tower's own, with the classes; a backbone's has it, as `backbone_config_key`, beside that of a text
-    tower which its classifier has no use for.
+    The config is the tower's own, with the classes; a backbone's has it, as `backbone_config_key`,
+    beside that of a text tower which its classifier has no use for.
     """
 
     base_model_prefix = "vision_model"
@@ -117,16 +120,19 @@ class HydraVisionTowerClassifierMixin(HydraImageClassifierMixin):
 
 
 class HydraTwoTowersMixin:
-    """Both towers, fused: `HydraTowersOutput`. Member m pairs vision member m with text member m; a tower with a single member is used
-    with all members of the other.
+    """Both towers, fused: `HydraTowersOutput`. Member m pairs vision member m with text member m; a
+    tower with a single member is used with all members of the other.
 
-    A family has `text_model`, `vision_model`, `text_projection`, `visual_projection` and `logit_scale`, and says how cosines
-    become the members' logits (`logits_of`), these the ensemble's (`ensemble`), and both a loss (`loss_of_pairs`).
+    A family has `text_model`, `vision_model`, `text_projection`, `visual_projection` and
+    `logit_scale`, and says how cosines become the members' logits (`logits_of`), these the
+    ensemble's (`ensemble`), and both a loss (`loss_of_pairs`).
     """
 
-    # Whether images are pooled from the first token's state alone, so that the last layer need not compute the others.
+    # Whether images are pooled from the first token's state alone, so that the last layer need not
+    # compute the others.
     reads_first_token = False
-    # Whether texts are pooled from their last token, be it padding: they have to be padded as in training, to full length.
+    # Whether texts are pooled from their last token, be it padding: they have to be padded as in
+    # training, to full length.
     reads_padding = False
 
     def pipeline_class(self) -> type:
@@ -146,8 +152,8 @@ class HydraTwoTowersMixin:
         position_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> HydraModelOutput:
-        """`member_pooler_output` is (texts, members of the text tower, projection), not normalised; `pooler_output` is its
-        mean over the members."""
+        """`member_pooler_output` is (texts, members of the text tower, projection), not normalised;
+        `pooler_output` is its mean over the members."""
         outputs = self.text_model(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, return_dict=True, **kwargs
         )
@@ -157,8 +163,8 @@ class HydraTwoTowersMixin:
     def get_image_features(
         self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = False, **kwargs
     ) -> HydraModelOutput:
-        """`member_pooler_output` is (images, members of the vision tower, projection), not normalised; `pooler_output` is
-        its mean over the members."""
+        """`member_pooler_output` is (images, members of the vision tower, projection), not
+        normalised; `pooler_output` is its mean over the members."""
         outputs = self.vision_model(
             pixel_values=pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, return_dict=True, **kwargs
         )
@@ -207,7 +213,8 @@ class HydraTwoTowersMixin:
         if return_loss:
             if member_logits.shape[0] != member_logits.shape[2]:
                 raise ValueError(
-                    f"return_loss got {member_logits.shape[0]} images and {member_logits.shape[2]} texts: pass them in pairs"
+                    f"return_loss got {member_logits.shape[0]} images and {member_logits.shape[2]} texts: pass them "
+                    "in pairs"
                 )
             loss = self.loss_of_pairs(member_logits, logits_per_image, logits_per_text)
         return HydraTowersOutput(
@@ -244,7 +251,8 @@ class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
 
 
 class HydraCLIPTextModel(HydraTextTowerMixin, HydraCLIPPreTrainedModel):
-    """The fused text tower: `HydraModelOutput`; pooled is the state of the first end-of-text token."""
+    """The fused text tower: `HydraModelOutput`; pooled is the state of the first end-of-text
+    token."""
 
     config_class = HydraCLIPTextConfig
     embeddings_class = CLIPTextEmbeddings
@@ -265,13 +273,15 @@ class HydraCLIPTextModel(HydraTextTowerMixin, HydraCLIPPreTrainedModel):
     def _end_of_text(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Position of the token that stands for the text: (batch, tokens) -> (batch,)"""
         if self.config.eos_token_id == 2:
-            # Configs from before transformers 4.30 name a wrong end-of-text token; it has the highest id of all.
+            # Configs from before transformers 4.30 name a wrong end-of-text token; it has the
+            # highest id of all.
             return input_ids.int().argmax(dim=-1)
         return (input_ids == self.config.eos_token_id).int().argmax(dim=-1)
 
 
 class HydraCLIPVisionModel(HydraVisionTowerMixin, HydraCLIPPreTrainedModel):
-    """The fused vision tower: `HydraModelOutput`; pooled is the normalised state of the [CLS] token."""
+    """The fused vision tower: `HydraModelOutput`; pooled is the normalised state of the [CLS]
+    token."""
 
     config_class = HydraCLIPVisionConfig
     embeddings_class = HydraCLIPVisionEmbeddings
@@ -360,7 +370,8 @@ class HydraSiglipPreTrainedModel(HydraModelMixin, SiglipPreTrainedModel):
 
 
 class HydraSiglipTextModel(HydraTextTowerMixin, HydraSiglipPreTrainedModel):
-    """The fused text tower: `HydraModelOutput`; pooled is what a head per member makes of the last token, be it padding."""
+    """The fused text tower: `HydraModelOutput`; pooled is what a head per member makes of the last
+    token, be it padding."""
 
     config_class = HydraSiglipTextConfig
     embeddings_class = SiglipTextEmbeddings
@@ -373,8 +384,8 @@ class HydraSiglipTextModel(HydraTextTowerMixin, HydraSiglipPreTrainedModel):
 
 
 class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
-    """The fused vision tower: `HydraModelOutput`; pooled is what a probe per member reads of all tokens, by an attention of its
-    own whose heads are not pruned."""
+    """The fused vision tower: `HydraModelOutput`; pooled is what a probe per member reads of all
+    tokens, by an attention of its own whose heads are not pruned."""
 
     config_class = HydraSiglipVisionConfig
     last_norm = "post_layernorm"
@@ -413,8 +424,8 @@ class HydraSiglipModel(HydraTwoTowersMixin, HydraSiglipPreTrainedModel):
         return logits, logits.t()
 
     def loss_of_pairs(self, member_logits: torch.Tensor, logits_per_image, logits_per_text) -> torch.Tensor:
-        """Minus the log probability that pairs belong together and all others do not: the sum over texts, the mean over
-        images and members."""
+        """Minus the log probability that pairs belong together and all others do not: the sum over
+        texts, the mean over images and members."""
         if self.config.ensemble_loss == "ensemble":
             member_logits = logits_per_image.unsqueeze(1)
         members = at_least_float32(member_logits).transpose(0, 1)  # (members, images, texts)

@@ -1,8 +1,9 @@
-"""HydraWav2Vec2, HydraHubert, HydraWavLM and HydraWhisper: M head-pruned encoders of audio as one network.
+"""HydraWav2Vec2, HydraHubert, HydraWavLM and HydraWhisper: M head-pruned encoders of audio as one
+network.
 
-Convolutions make frames of the samples, and a convolution adds their positions. WavLM also adds to each head's scores a number
-that depends on how far two frames are apart, from one table for all layers, which each head of each layer weighs by what it
-reads.
+Convolutions make frames of the samples, and a convolution adds their positions. WavLM also adds to
+each head's scores a number that depends on how far two frames are apart, from one table for all
+layers, which each head of each layer weighs by what it reads.
 """
 
 from collections.abc import Sequence
@@ -62,8 +63,12 @@ class HydraWaveformEmbeddings(nn.Module):
 
     def __init__(self, config: PreTrainedConfig, parts: tuple[type[nn.Module], ...], backbone: type[nn.Module]):
         super().__init__()
-        self.config, self.backbone = config, backbone
-        self.feature_extractor, self.feature_projection, self.pos_conv_embed = (part(config) for part in parts)
+        self.config = config
+        self.backbone = backbone
+        make_extractor, make_projection, make_positions = parts
+        self.feature_extractor = make_extractor(config)
+        self.feature_projection = make_projection(config)
+        self.pos_conv_embed = make_positions(config)
         if config.mask_time_prob > 0 or config.mask_feature_prob > 0:
             self.masked_spec_embed = nn.Parameter(torch.rand(config.hidden_size))
         self.layer_norm = None
@@ -72,18 +77,22 @@ class HydraWaveformEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, input_values: torch.Tensor, frame_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """(batch, samples) -> (batch, frames, hidden), in training with dropout per member a leading axis of members
+        """(batch, samples) -> (batch, frames, hidden), in training with dropout per member a
+        leading axis of members
 
         frame_mask: (batch, frames), False for padding
         """
         states = self.feature_projection(self.feature_extractor(input_values).transpose(1, 2))
-        states = states[0] if isinstance(states, tuple) else states
+        if isinstance(states, tuple):
+            states = states[0]
         # SpecAugment: in training, frames and features are left out at random.
         states = self.backbone._mask_hidden_states(self, states, attention_mask=frame_mask)
         if frame_mask is not None:
             states = states.masked_fill(~frame_mask.unsqueeze(-1), 0)
         states = states + self.pos_conv_embed(states)
-        return self.dropout(states if self.layer_norm is None else self.layer_norm(states))
+        if self.layer_norm is not None:
+            states = self.layer_norm(states)
+        return self.dropout(states)
 
 
 def frames_of(samples, config: PreTrainedConfig):
@@ -108,12 +117,14 @@ class HydraLayerWithDrop(HydraLayer):
 
 
 class HydraWaveformMixin:
-    """What encoders and classifiers of waveforms have in common, also weights that only a fine-tuning has."""
+    """What encoders and classifiers of waveforms have in common, also weights that only a
+    fine-tuning has."""
 
     _no_split_modules = ["HydraWaveformEmbeddings", "HydraLayerWithDrop"]
 
     def freeze_feature_encoder(self) -> None:
-        """Keeps the convolutions as they are in training, which is how these models are fine-tuned."""
+        """Keeps the convolutions as they are in training, which is how these models are
+        fine-tuned."""
         for module in self.modules():
             if isinstance(module, HydraWaveformEmbeddings):
                 module.feature_extractor._freeze_parameters()
@@ -128,7 +139,8 @@ class HydraWaveformMixin:
 
 
 class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
-    """A fused encoder of raw audio, without a head: `HydraModelOutput`; pooled is the mean of the frames that are not padding."""
+    """A fused encoder of raw audio, without a head: `HydraModelOutput`; pooled is the mean of the
+    frames that are not padding."""
 
     # The backbone's classes of the convolutions, of the map behind them, and of the positions.
     parts: tuple[type[nn.Module], ...]
@@ -154,17 +166,23 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
         frames = frames_of(input_values.shape[1], self.config)
         if frames < 1:
             raise ValueError(
-                f"input_values has {input_values.shape[1]} samples, too few for one frame: pass longer audio, or pad it with zeros"
+                f"input_values has {input_values.shape[1]} samples, too few for one frame: pass longer audio, or pad "
+                "it with zeros"
             )
-        frame_mask = None if attention_mask is None else self.frame_mask(attention_mask, frames)
+        frame_mask = None
+        if attention_mask is not None:
+            frame_mask = self.frame_mask(attention_mask, frames)
         # Of a convolution: quantised linear maps have no tensor of weights.
         input_values = input_values.to(self.get_input_embeddings().conv_layers[0].conv.weight.dtype)
         states, mask, _ = super().embed_inputs(frame_mask, input_values=input_values, frame_mask=frame_mask)
-        has_bias = self.position_bias_class is not None
-        return states, mask, {"positions": (self.relative_attention_bias(states),)} if has_bias else {}
+        layer_kwargs = {}
+        if self.position_bias_class is not None:
+            layer_kwargs["positions"] = (self.relative_attention_bias(states),)
+        return states, mask, layer_kwargs
 
     def frame_mask(self, attention_mask: torch.Tensor, frames: int) -> torch.Tensor:
-        """Which frames are not padding, which follows the samples: (batch, samples) -> (batch, frames)"""
+        """Which frames are not padding, which follows the samples: (batch, samples) -> (batch,
+        frames)"""
         if attention_mask.dim() != 2:
             raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}: pass one of (batch, samples)")
         # A sound too short for a frame has the first one.
@@ -181,7 +199,8 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
 
 
 class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
-    """A map, the mean over frames and a second map per member. A map and a mean can change places, so the mean comes first."""
+    """A map, the mean over frames and a second map per member. A map and a mean can change places,
+    so the mean comes first."""
 
     reads_first_token = False
     per_member_parameters = ("layer_weights",)
@@ -197,8 +216,9 @@ class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
         self.classifier = GroupedLinear(config.classifier_proj_size, [config.num_labels] * members)
 
     def weighted_sum(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What heads read in place of the last layer's states, by the softmax of `layer_weights`: one (members or 1, batch, tokens,
-        hidden) for the embeddings and for each layer -> (members, batch, tokens, hidden)"""
+        """What heads read in place of the last layer's states, by the softmax of `layer_weights`:
+        one (members or 1, batch, tokens, hidden) for the embeddings and for each layer -> (members,
+        batch, tokens, hidden)"""
         weights = self.layer_weights.softmax(dim=-1).unbind(dim=1)  # (members,) each
         return sum(states * weight.view(-1, 1, 1, 1) for states, weight in zip(hidden_states, weights, strict=True))
 
@@ -210,7 +230,9 @@ class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
         pooled = self.base_model.pool(hidden_states, attention_mask=kwargs.get("attention_mask"))
         outputs.member_last_hidden_state = hidden_states.transpose(0, 1)
         outputs.member_pooler_output = pooled.transpose(0, 1)
-        if not (self.config.output_hidden_states if output_hidden_states is None else output_hidden_states):
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if not output_hidden_states:
             outputs.hidden_states = None
         return outputs
 
@@ -278,7 +300,8 @@ class BiasGate(Grouped):
 
 
 class HydraWavLMAttention(HydraTableBiasAttention):
-    """Each head weighs the bias of positions by its own part of the states that the attention reads."""
+    """Each head weighs the bias of positions by its own part of the states that the attention
+    reads."""
 
     def __init__(self, config: HydraWavLMConfig, layer: int, norm: Norm):
         super().__init__(config, layer, norm)
@@ -295,7 +318,8 @@ class HydraWavLMAttention(HydraTableBiasAttention):
 
 
 class WavLMPositionBias(PositionBias):
-    """What positions add to the scores of each of the backbone's heads; weight (buckets of distances, heads)."""
+    """What positions add to the scores of each of the backbone's heads; weight (buckets of
+    distances, heads)."""
 
     _relative_positions_bucket = WavLMAttention._relative_positions_bucket
 
@@ -324,7 +348,8 @@ class FixedPositions(nn.Embedding):
 
 
 class HydraWhisperEmbeddings(nn.Module):
-    """From spectrograms to the states that enter the first layer: two convolutions, and positions that are not trained."""
+    """From spectrograms to the states that enter the first layer: two convolutions, and positions
+    that are not trained."""
 
     def __init__(self, config: HydraWhisperConfig):
         super().__init__()
@@ -335,7 +360,8 @@ class HydraWhisperEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, input_features: torch.Tensor) -> torch.Tensor:
-        """(batch, mel bins, frames) -> (batch, frames / 2, hidden), in training with dropout per member a leading axis of members"""
+        """(batch, mel bins, frames) -> (batch, frames / 2, hidden), in training with dropout per
+        member a leading axis of members"""
         states = nn.functional.gelu(self.conv1(input_features))
         states = nn.functional.gelu(self.conv2(states)).transpose(1, 2)
         return self.dropout(states + self.embed_positions.weight)
@@ -377,8 +403,9 @@ class HydraWhisperModel(HydraEncoderMixin, HydraWhisperPreTrainedModel):
         bins, frames = self.config.num_mel_bins, 2 * self.config.max_source_positions
         if input_features.shape[1:] != (bins, frames):
             raise ValueError(
-                f"input_features has the shape {tuple(input_features.shape)}, the model reads {bins} mel bins of {frames} frames: "
-                f"pass what its feature extractor makes, with feature_size={bins} and padding='max_length'"
+                f"input_features has the shape {tuple(input_features.shape)}, the model reads {bins} mel bins of "
+                f"{frames} frames: pass what its feature extractor makes, with feature_size={bins} and "
+                "padding='max_length'"
             )
         return super().embed_inputs(input_features=input_features.to(self.get_input_embeddings().weight.dtype))
 

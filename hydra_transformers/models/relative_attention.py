@@ -10,7 +10,8 @@ BACKENDS_WITH_BIAS = ("eager", "sdpa")  # they add a mask of numbers, which may 
 
 
 class HydraBiasAttention(HydraAttention):
-    """Adds to the scores what a family's `bias` gives, (batch or 1, heads of all members, query tokens, tokens)."""
+    """Adds to the scores what a family's `bias` gives, (batch or 1, heads of all members, query
+    tokens, tokens)."""
 
     adds_bias = True
 
@@ -22,11 +23,12 @@ class HydraBiasAttention(HydraAttention):
         key: torch.Tensor,
         *positions,
     ) -> torch.Tensor:
-        """A mask to be added to the scores, (batch or 1, heads of all members, query tokens, tokens)."""
+        """A mask to be added to the scores, (batch or 1, heads of all members, query tokens,
+        tokens)."""
         if self.config._attn_implementation not in BACKENDS_WITH_BIAS:
             raise ValueError(
-                f"the attention backend is {self.config._attn_implementation!r}, which cannot add a bias of positions: use "
-                f"{' or '.join(map(repr, BACKENDS_WITH_BIAS))}"
+                f"the attention backend is {self.config._attn_implementation!r}, which cannot add a bias of "
+                f"positions: use {' or '.join(map(repr, BACKENDS_WITH_BIAS))}"
             )
         bias = self.bias(hidden_states, query, key, *positions)
         if attention_mask is None:
@@ -37,10 +39,11 @@ class HydraBiasAttention(HydraAttention):
 
 
 class HydraTableBiasAttention(HydraBiasAttention):
-    """The bias is a number for each head of the backbone and pair of tokens, from one table for all layers.
+    """The bias is a number for each head of the backbone and pair of tokens, from one table for all
+    layers.
 
-    positions: (heads of the backbone, tokens, tokens), perhaps with members in front, of which each layer takes the heads that
-        it keeps
+    positions: (heads of the backbone, tokens, tokens), perhaps with members in front, of which each
+        layer takes the heads that it keeps
     """
 
     def bias(
@@ -54,7 +57,8 @@ class HydraTableBiasAttention(HydraBiasAttention):
 
 
 class PositionBias(nn.Embedding):
-    """What distances add to the scores of each of the backbone's heads; weight (numbers of distances, heads)."""
+    """What distances add to the scores of each of the backbone's heads; weight (numbers of
+    distances, heads)."""
 
     def forward(self, distances: torch.Tensor) -> torch.Tensor:
         """(tokens, tokens) -> (heads, tokens, tokens)"""
