@@ -1,21 +1,26 @@
-"""Writes model_cards/: the template, and the card of a Hydra that was fine-tuned in one run.
+"""Writes model_cards/: the template, the card of a Hydra that was fine-tuned in one run, and those of three pruned ones.
 
     python scripts/build_model_cards.py                   # from experiments/results
     python scripts/build_model_cards.py --check           # fail if a file is out of date
 
-Every figure of the card comes from the results file; sizes are counted on the model without weights, and must equal those of the
-results.
+Every figure of a card comes from experiments/results; sizes are counted on models without weights. The pruned ones are those that
+`python -m experiments.cards` made.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
+import hydra_transformers
+from experiments.cards import CARDS
+from experiments.cards import HYDRA as PRUNED_HYDRA
 from experiments.one_run_table import chosen_rows
 from experiments.runs import SETTINGS
 from hydra_transformers import HydraViTConfig, HydraViTForImageClassification
@@ -23,6 +28,8 @@ from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.fusion.structure import without_weights
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.hub.card import TEMPLATE
+from hydra_transformers.pruning import Circuit
+from hydra_transformers.pruning.circuits import FOLDER as CIRCUITS
 from hydra_transformers.reports import Report
 
 
@@ -87,7 +94,7 @@ noise and drawings."""
     made = create_model_card(
         model,
         report,
-        repo_id=f"me/{NAME}",
+        repo_id=f"org/{NAME}",
         dataset="zh-plus/tiny-imagenet",
         fine_tuning=sentences,
         report_model=HYDRA,
@@ -97,9 +104,81 @@ noise and drawings."""
     return made
 
 
+@dataclass(frozen=True)
+class Pruned:
+    """What the folder of a pruned Hydra does not say.
+
+    data: what people call the data
+    dataset: its id on the Hub; None where it is not there
+    pruning: how the heads were chosen, where no circuits did
+    """
+
+    data: str
+    fine_tuning: str
+    dataset: str | None = None
+    base_model: str | None = None
+    pruning: str | None = None
+
+
+DIGITS = (
+    "the digits 0 to 6 of scikit-learn (copies of UCI's Optical Recognition of Handwritten Digits, CC BY 4.0); OOD data are the "
+    "digits 8 and 9 (near) and patches of a photo (far)"
+)
+PRUNED = {
+    "hydra-vit-digits": Pruned(
+        data="scikit-learn digits, 0 to 6",
+        fine_tuning=f"A ViT of six layers was trained from scratch on 500 images of {DIGITS}. Each member lost 12 of its 48 heads "
+        "along its circuit, and was then fine-tuned by itself by the paper's recipe for ImageNet-1K (appendix D.2), with 100 "
+        "steps of 32 images in place of 120,000: SGD with momentum, frozen embeddings, label smoothing 0.1, dropout 0.1.",
+    ),
+    "hydra-bert-intents": Pruned(
+        data="CLINC150, 20 intents of a bank's assistant",
+        dataset="clinc/clinc_oos",
+        base_model="sentence-transformers/all-MiniLM-L6-v2",
+        fine_tuning="The encoder was fine-tuned for four epochs on 600 messages of 20 intents of CLINC150 (CC BY 3.0). Each member "
+        "was then fine-tuned by itself for one epoch by the paper's recipe for SST-2 (appendix D.2), at 5e-5. OOD data are "
+        "messages out of scope.",
+        pruning="Taylor scores (the paper's Strategy 1) on 400 validation messages: each layer of each member keeps 8 of 12 heads, "
+        "scored on a random half of every batch.",
+    ),
+    "hydra-clip-digits": Pruned(
+        data="scikit-learn digits, 0 to 6, zero-shot prompts",
+        fine_tuning=f"A small CLIP was trained from scratch on pairs of images and captions of {DIGITS}. Its members were pruned "
+        "and not fine-tuned, as in the paper's zero-shot experiments (5.3).",
+    ),
+}
+LICENSE = "apache-2.0"
+
+
+def pruned_card(name: str, told: Pruned) -> ModelCard:
+    folder = CARDS / name
+    config = AutoConfig.from_pretrained(folder)
+    model = without_weights(getattr(hydra_transformers, config.architectures[0]), config)
+    circuits: Sequence[Circuit] = [Circuit.load(path) for path in sorted((folder / CIRCUITS).glob("*.json"))]
+    made = create_model_card(
+        model,
+        Report.from_json(folder / "report.json"),
+        repo_id=f"org/{name}",
+        base_model=told.base_model,
+        dataset=told.dataset or "digits",
+        license=LICENSE,
+        circuits=circuits,
+        fine_tuning=told.fine_tuning,
+        pruning=told.pruning,
+        report_model=PRUNED_HYDRA,
+    )
+    if told.dataset is None:
+        made.data.datasets = None  # it is not on the Hub
+    for result in made.data.eval_results or ():
+        result.dataset_name = told.data
+    return made
+
+
 def files() -> dict[Path, str]:
     """Path -> content of everything in model_cards/."""
-    return {FOLDER / "template.md": TEMPLATE.read_text(encoding="utf-8"), FOLDER / f"{NAME}.md": str(card())}
+    cards = {NAME: card()} | {name: pruned_card(name, told) for name, told in PRUNED.items()}
+    texts = {FOLDER / f"{name}.md": str(made) for name, made in cards.items()}
+    return {FOLDER / "template.md": TEMPLATE.read_text(encoding="utf-8")} | texts
 
 
 def main() -> int:

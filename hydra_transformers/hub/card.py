@@ -42,6 +42,7 @@ def create_model_card(
     license: str | None = None,
     circuits: Sequence[Circuit] | None = None,
     fine_tuning: str | None = None,
+    pruning: str | None = None,
     report_model: str | None = None,
     plots: Mapping[str, str] | None = None,
 ) -> ModelCard:
@@ -56,6 +57,7 @@ def create_model_card(
         license (`str`, *optional*): of the weights: a license id of the Hub ("apache-2.0").
         circuits (`Sequence[Circuit]`, *optional*): one per member, in their order, or one that all were sampled from.
         fine_tuning (`str`, *optional*): a sentence on how the members were fine-tuned.
+        pruning (`str`, *optional*): a sentence on how the heads were chosen, where no circuits did, such as by Taylor scores.
         report_model (`str`, *optional*): which of the report's models this one is; needed where it has several.
         plots (`Mapping[str, str]`, *optional*): title -> path in the repository, for pictures below the evaluation table.
 
@@ -67,6 +69,8 @@ def create_model_card(
     """
     task, config = card_task(model), model.config
     check_names(repo_id=repo_id, base_model=base_model, dataset=dataset)
+    if pruning is not None and circuits:
+        raise ValueError("pruning and circuits are given: leave one of them out")
     repo_id = repo_id or f"me/{type(model).__name__.lower()}"
     name = repo_id.split("/")[-1]
     has_own_weights = len({circuit.made_from.get("weights") for circuit in circuits or ()}) > 1
@@ -104,7 +108,7 @@ def create_model_card(
         shared_sentence=shared or "nothing, they are independent models",
         own_sentence=_own_parts(model),
         trunk_sentence=trunk_sentence(config),
-        pruning=_pruning_sentences(model, circuits, fine_tunings),
+        pruning=pruning or _pruning_sentences(model, circuits, fine_tunings),
         kept_heads_map=kept_heads_map(config),
         cost=card_cost_table(model),
         evaluation=evaluation,

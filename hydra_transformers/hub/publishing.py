@@ -68,7 +68,8 @@ def push_hydra_to_hub(
         private (`bool`, *optional*): whether a new repository is private; by default your account's setting.
         token (`str`, *optional*): by default the one you logged in with (`hf auth login`) or `HF_TOKEN`.
         overwrite_card (`bool`, defaults to `False`): whether to replace a card that is on the Hub, which stays otherwise.
-        card_arguments (*optional*): of `create_model_card`: base_model, dataset, license, circuits, fine_tuning, report_model.
+        card_arguments (*optional*): of `create_model_card`: base_model, dataset, license, circuits, fine_tuning, pruning,
+            report_model.
 
     Returns:
         `CommitInfo`: the commit. Unchanged files make no new one, and files of your own in the repository stay.

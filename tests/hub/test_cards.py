@@ -102,6 +102,15 @@ def test_the_card_tells_how_circuits_chose_the_heads():
         create_model_card(hydra, circuits=circuits[::-1])
 
 
+def test_the_card_tells_of_heads_that_no_circuit_chose():
+    sentence = "Taylor scores on 400 rows: each layer keeps three of four heads."
+    text = create_model_card(hydra_of(VIT), pruning=sentence).text
+    assert f"### How the heads were chosen\n\n{sentence}\n" in text
+    circuits = [replace(each, made_from={}) for each in (ACC, OOD)]
+    with pytest.raises(ValueError, match="pruning and circuits are given: leave one of them out"):
+        create_model_card(hydra_of(VIT), circuits=circuits, pruning=sentence)
+
+
 def summary_of(card: ModelCard) -> str:
     return " ".join(card.text.split())
 
