@@ -157,9 +157,9 @@ def projection_names(cls: type) -> Iterator[tuple[str, ...]]:
     are one map."""
     rules = [rule for rule in backbone_rules(cls) if rule.ours.startswith("layers.*.attention.")]
     joint = [rule.theirs for rule in rules if rule.ours.endswith("qkv_proj.*")]
-    outputs = [rule.theirs[:1] for rule in rules if rule.ours.endswith("o_proj.weight")]
+    outputs = [rule.theirs for rule in rules if rule.ours.endswith("o_proj.weight")]
     for qkv, output in zip(joint, outputs, strict=True):
         if len(qkv) == 1:
             qkv = qkv * 3
-        names = [name.partition(".*.")[2] for name in (*qkv, *output)]
+        names = [name.partition(".*.")[2] for name in (*qkv, output)]
         yield tuple(name.removesuffix(".*").removesuffix(".weight") for name in names)
