@@ -27,12 +27,23 @@ def _one_run(options: str, name: str) -> tuple[str, str]:
     return f"python -m experiments.one_run --setting {options}", f"experiments/results/{name}.json"
 
 
+def _recipe(setting: str) -> tuple[str, str]:
+    return f"python -m experiments.recipe --setting {setting}", f"experiments/results/recipe-{setting}.json"
+
+
+def _card(name: str) -> tuple[str, str]:
+    return f"python -m experiments.cards {name}", f"experiments/results/cards/{name}/where.json"
+
+
 def _measured(command: str, name: str) -> tuple[str, str]:
     return f"python benchmarks/{command}", f"benchmarks/results/{name}.json"
 
 
 TIMED = "single '3 models in sequence' 'Hydra 3, nothing merged' 'Hydra 3, three quarters merged' 'Hydra 3, one run'"
 FIGURES = (
+    Figure("The recipe, images", *_recipe("tiny-imagenet")),
+    Figure("The recipe, half of the texts", *_recipe("clinc150-small")),
+    Figure("The recipe, SST-2", *_recipe("sst2")),
     Figure("One run, images", *_one_run("images", "one-run-images")),
     Figure("Variants, images", "at the commit, by an earlier script", "experiments/results/one-run-images-sweep.json"),
     Figure("One run, texts", *_one_run("clinc150", "one-run-clinc150")),
@@ -67,6 +78,9 @@ FIGURES = (
             "inference_cost_cpu",
         ),
     ),
+    Figure("A card, ViT", *_card("hydra-vit-digits")),
+    Figure("A card, BERT", *_card("hydra-bert-intents")),
+    Figure("A card, CLIP", *_card("hydra-clip-digits")),
     Figure("Circuits' times", *_measured("circuit_extraction.py --preset cpu", "circuit_extraction_cpu")),
 )
 

@@ -5,6 +5,7 @@ import json
 import huggingface_hub.constants
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
@@ -56,6 +57,8 @@ def local_hub(monkeypatch):
         }.items():
             monkeypatch.setattr(huggingface_hub.constants, name, value)
         monkeypatch.setenv("HF_TOKEN", "hf_of_this_machine")
+        # Another test may have made Transformers' client already, for the Hub.
+        monkeypatch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)
         yield hub
 
 

@@ -92,7 +92,7 @@ def draw(model=None, **settings):
 def make(models=1, **settings):
     """Refusals come before the data is looked at."""
     models = [vit(seed=seed) for seed in range(models)] if isinstance(models, int) else models
-    return make_members(models, None, **settings)
+    return make_members(models, None, **{"method": "circuits"} | settings)
 
 
 oba = partial(oba_prune, MODEL, BATCHES)
