@@ -37,7 +37,7 @@ def run(detected: float, accuracy: float = 0.9) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [("cifar100", "imagenet1k"), ("sst2",), ("sst2-gte",), ("tinyimagenet-dinov2",), ("clip-vit-b32",)],
+    [("cifar100",), ("imagenet1k",), ("sst2",), ("sst2-gte",), ("tinyimagenet-dinov2",), ("clip-vit-b32",)],
     ids=lambda names: names[0],
 )
 def test_every_table_and_figure_is_made_with_tiny_models(settings, tmp_path, capsys):

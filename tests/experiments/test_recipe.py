@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from experiments import recipe, recipe_table
+from experiments import judging, recipe, recipe_table
 from experiments.recorded_steps import RecordedSteps, disagreement, with_mixed_labels
 from experiments.rows import TensorRows, as_it_is
 from hydra_transformers import AutoHydra, HydraTrainer, HydraTrainingArguments
@@ -97,14 +97,24 @@ def test_tables_show_the_means_over_seeds_and_count_trainings():
 
 
 @pytest.mark.slow
-def test_the_study_runs_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    monkeypatch.setitem(recipe.GROUPS, "runs", lambda usual: [recipe.replace(usual, runs=2)])
+def test_several_runs_make_an_ensemble_fused_models_and_a_soup(monkeypatch):
+    monkeypatch.setattr(judging, "DRAWS", 2)
+    study = recipe.Study(recipe.SETTINGS["smallest"], None, None, "cpu")
+    plan = recipe.with_recipe(recipe.Plan(runs=2), epochs=1, batch_size=32)
+    rows = list(study.rows_of(plan))
+    assert {row["kind"] for row in rows} == {"training", "ensemble", "fused", "fused apart", "soup"}
+    trained = [row for row in rows if row["kind"] == "training"]
+    assert [row["seed"] for row in trained] == [0, 1] and trained[0]["test"] != trained[1]["test"]
+
+
+@pytest.mark.slow
+def test_what_the_results_file_has_is_not_trained_again(tmp_path, monkeypatch):
+    monkeypatch.setitem(recipe.GROUPS, "runs", lambda usual: [usual])
     output = tmp_path / "results.json"
     options = ["--setting", "smallest", "--output", str(output), "--device", "cpu", "--workers", "1"]
     options += ["--groups", "runs", "--usual", json.dumps({"epochs": 1, "batch_size": 32})]
     recipe.main(options)
-    rows = json.loads(output.read_text())["rows"]
-    assert {row["kind"] for row in rows} == {"training", "ensemble", "fused", "fused apart", "soup"}
     before = output.read_text()
+    assert [row["kind"] for row in json.loads(before)["rows"]] == ["training"]
     recipe.main(options)
-    assert json.loads(output.read_text())["rows"] == json.loads(before)["rows"]
+    assert output.read_text() == before
