@@ -1,5 +1,6 @@
 """Other tasks run on a few rows of each set."""
 
+import argparse
 import gzip
 import json
 
@@ -34,34 +35,99 @@ def folder(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_task_runs_and_is_written_with_its_metrics_and_learning_rates(folder, monkeypatch):
+def test_every_task_runs_and_is_written_with_its_metrics_and_costs(folder, monkeypatch, capsys):
     start, output = save_bert(folder / "bert"), folder / "tasks.json"
     BertModel(BertConfig.from_pretrained(start)).save_pretrained(start)  # without a head
-    for name, value in {"MAX_TOKENS": 16, "SEEDS": (1,), "MOST_RATES": 3, "EPOCHS": 1, "ARGUMENTS": {}}.items():
+    sweep = {name: tasks.SWEEP[name] for name in (tasks.RULE, "Twice the rate, 0.75 a layer")}
+    constants = {"MAX_TOKENS": 16, "SEEDS": (1,), "SWEEP": sweep, "ARGUMENTS": {}}
+    for name, value in constants.items():
         monkeypatch.setattr(tasks, name, value)
-    monkeypatch.setitem(tasks.MOST, "train", 30)
-    tasks.main(["--data", str(folder), "--start", str(start), "--output", str(output), "--device", "cpu"])
+    monkeypatch.setattr(tasks.defaults, "MOST_EPOCHS", 1)
+    monkeypatch.setattr(tasks.defaults, "LEAST_EPOCHS", 1)
+    monkeypatch.setitem(tasks.MOST, "validation", 24)
+    words = ["--data", str(folder), "--start", str(start), "--output", str(output), "--device", "cpu"]
+    words += ["--rows", "30", "--seeds", "0", "1"]
+
+    tasks.main([*words, "--seconds", "0"])
+    assert not output.exists()  # nothing begins
+
+    tasks.main(words)
     content = json.loads(output.read_text())
     assert {"machine", "versions", "date", "commit", "package"} <= set(content["machine"])
+    tables = tasks.render(content)
     for name, task in tasks.TASKS.items():
-        judged = [row for row in content["tasks"] if row["task"] == name and row["seed"] in tasks.SEEDS]
-        assert len(judged) == 3 and all(task.shown[0][1] in row["test"] and row["promises"] for row in judged)
-        for row in judged:
-            swept = tasks.scores_by_rate(name, row["members"], content["tasks"])
-            assert len(swept) == len(tasks.RATES) and swept[row["learning_rate"]] == max(swept.values())
-        assert f"| {name}: {task.shown[0][0]} |" in tasks.render(content)["tasks"]
-        assert tasks.next_jobs(name, content["tasks"]) == []
+        rows = [row for row in content["tasks"] if row["task"] == name]
+        assert {row["method"] for row in rows if row["seed"] == 0} == set(sweep)
+        judged = {row["method"]: row for row in rows if row["seed"] == 1}
+        assert set(judged) == set(tasks.METHODS)
+        assert all(task.shown[0][1] in row["test"] and row["promises"] for row in judged.values())
+        costs = {method: (row["trainings"], row["work"]) for method, row in judged.items()}
+        assert costs[tasks.ONE_MODEL] == (1, 1) and costs[tasks.LONGER] == costs[tasks.SOUP] == (3, 1)
+        assert costs[tasks.DEEP_ENSEMBLE] == (3, 3)
+        assert costs[tasks.TWO_RUNS][0] == pytest.approx(2 * costs[tasks.ONE_RUN][0], rel=1e-4)
+        assert f"| {name}: {task.shown[0][0]} |" in tables["tasks"]
+        assert f"| {name} | {task.main[0]} |" in tables["tasks/rule"]
+
+    capsys.readouterr()
+    tasks.main(words)  # all is there
+    assert json.loads(output.read_text()) == content and " s: " not in capsys.readouterr().out
 
 
-def test_the_next_rate_is_tried_where_the_best_lies_at_the_edge():
-    swept = [(1, rate, rate) for rate in tasks.RATES] + [(3, rate, -abs(rate - 2.5e-5)) for rate in tasks.RATES]
-    rows = [
-        {"task": "tokens", "members": members, "epochs": tasks.EPOCHS, "learning_rate": rate, "seed": 0}
-        | {"validation": {"entity_f1": score}}
-        for members, rate, score in swept
-    ]
-    [job] = tasks.next_jobs("tokens", rows)
-    assert (job["members"], job["learning_rate"]) == (1, 1e-4)
+def made_up_options(**changes):
+    return argparse.Namespace(**{"tasks": ["tokens"], "seeds": [1], "workers": 2, "seconds": 60} | changes)
+
+
+def test_the_longest_jobs_begin_first_and_finished_ones_are_left_out():
+    done = [{"task": "tokens", "plan": tasks.TWO_RUNS, "seed": 1}]
+    left = tasks.jobs_left(made_up_options(seeds=[0, 1]), done)
+    lengths = [tasks.PLANS[job.plan].length for job in left]
+    assert lengths == sorted(lengths, reverse=True) and len(left) == len(tasks.SWEEP) + len(tasks.TRAININGS) - 1
+
+
+def test_a_job_that_fails_is_written_and_run_again_unless_it_diverged(tmp_path, monkeypatch):
+    def fail(job, options):
+        raise RuntimeError("the GPU is full")
+
+    monkeypatch.setattr(tasks, "rows_of", fail)
+    output = tmp_path / "tasks.json"
+    words = ["--data", str(tmp_path), "--start", "bert", "--output", str(output), "--tasks", "tokens", "--seeds", "1"]
+    for _ in range(2):
+        tasks.main([*words, "--device", "cpu"])
+        rows = json.loads(output.read_text())["tasks"]
+        assert len(rows) == len(tasks.TRAININGS) and all("GPU is full" in row["error"] for row in rows)
+    assert not tasks.is_final(rows[0]) and tasks.is_final(rows[0] | {"error": "DivergedError('the loss is nan')"})
+
+
+def test_the_rule_is_that_of_finetune_and_a_plan_passes_what_differs():
+    task = tasks.TASKS["sentiment"]
+    rule = tasks.rule_for(task, 2000)
+    assert rule["epochs"] == 12 and rule["learning_rate"] == pytest.approx(2e-4 * (500 / (12 * 63)) ** 0.5)
+    assert tasks.passed_settings(tasks.PLANS[tasks.RULE], task, 2000) == {"runs": 1, "num_members": 1}
+    assert tasks.passed_settings(tasks.PLANS[tasks.TWO_RUNS], task, 2000) == {}
+    assert tasks.passed_settings(tasks.PLANS[tasks.LONGER], task, 2000)["epochs"] == 36
+    twice = tasks.passed_settings(tasks.PLANS["Twice the rate, 0.75 a layer"], task, 2000)
+    assert twice["learning_rate"] == 2 * rule["learning_rate"] and twice["layer_decay"] == 0.75
+    for name, other in (("sentiment", 1e-3), ("tokens", 3e-3)):
+        plan = tasks.PLANS["The other rate of classifiers"]
+        assert tasks.passed_settings(plan, tasks.TASKS[name], 2000)["classifier_learning_rate"] == other
+
+
+def test_the_table_of_the_rule_has_the_best_on_validation_rows_with_its_gains():
+    settings = tasks.rule_for(tasks.TASKS["regression"], 2000)
+    rows = []
+    for plan, validation, test in (
+        (tasks.RULE, 0.75, 0.8),
+        ("Half the rate", 0.625, 0.9),
+        ("Half the epochs", 1, 0.5),
+    ):
+        row = {"task": "regression", "plan": plan, "method": plan, "seed": 0, "settings": settings}
+        rows.append(row | {"validation": {"rmse": validation}, "test": {"rmse": test}})
+    [line] = tasks.table_of_rule(rows).values()
+    assert line[2].startswith("half the rate") and line[3:] == ["0.750", "+0.125", "0.800", "-0.100"]
+
+
+def test_results_of_the_earlier_recipe_have_no_tables():
+    assert tasks.render({"tasks": [{"task": "tokens", "members": 1, "epochs": 5.0, "seed": 0}]}) == {}
 
 
 def test_tags_of_social_media_are_renamed_or_left_out():
