@@ -16,8 +16,10 @@ TEXT_KINDS = ("text", "words")
 LEAST_EPOCHS, MOST_EPOCHS = 3, 12
 ROWS_READ_OF_TEXTS = 80_000  # by all epochs together
 
-# The learning rate of the last layer, for 500 steps; it falls with the square root of their number.
-RATE_FOR_500_STEPS = {"text": 2e-4, "words": 2e-4, "image": 1.4e-4, "audio": 1e-4}
+# The learning rate of the last layer. Of images it grows with the square root of the rows of a step, however many
+# steps there are; of texts and audio it falls with the square root of the steps.
+RATE_OF_IMAGES_FOR_256_ROWS = 1e-4
+RATE_FOR_500_STEPS = {"text": 2e-4, "words": 2e-4, "audio": 1e-4}
 LOWEST_RATE, HIGHEST_RATE = 2e-5, 2e-4
 RATE_OF_CLASSIFIERS = 3e-3  # of those that choose one class
 RATE_OF_OTHER_HEADS = 1e-3
@@ -27,6 +29,7 @@ MIXING_OF_IMAGES = 0.75
 # Members of one run have all but one layer of twelve in common, so that they cost about as much as one model.
 TRUNK = 11 / 12
 MERGED = 0.75  # of the layers of plain runs, when they are fused
+SHARED_BY_RUNS = ("embeddings",)  # behind the trunk each run keeps its own norms and MLPs: the same work, and better
 
 
 def epochs_for(rows: int, kind: str = "image") -> int:
@@ -48,12 +51,15 @@ def epochs_for(rows: int, kind: str = "image") -> int:
 
 
 def learning_rate_for(arguments: TrainingArguments, train: "PreparedData") -> float:
-    """Return the peak learning rate of the last layer: lower by the square root for more steps."""
+    """Return the peak learning rate of the last layer: of images by the rows of a step, of other data by the number of steps."""
     rows_per_step = arguments.train_batch_size * arguments.world_size * arguments.gradient_accumulation_steps
-    steps = math.ceil(arguments.num_train_epochs * math.ceil(len(train) / rows_per_step))
-    if arguments.max_steps > 0:
-        steps = arguments.max_steps
-    rate = RATE_FOR_500_STEPS[train.kind] * (500 / max(1, steps)) ** 0.5
+    if train.kind == "image":
+        rate = RATE_OF_IMAGES_FOR_256_ROWS * (rows_per_step / 256) ** 0.5
+    else:
+        steps = math.ceil(arguments.num_train_epochs * math.ceil(len(train) / rows_per_step))
+        if arguments.max_steps > 0:
+            steps = arguments.max_steps
+        rate = RATE_FOR_500_STEPS[train.kind] * (500 / max(1, steps)) ** 0.5
     return min(HIGHEST_RATE, max(LOWEST_RATE, rate))
 
 

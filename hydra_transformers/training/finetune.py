@@ -360,7 +360,7 @@ class _Training:
         models = [AutoHydra.from_pretrained(run_folder(folder, index)) for index in range(runs)]
         candidates = {f"run {index + 1}": model for index, model in enumerate(models)}
         candidates[SOUP] = soup(models)
-        hydra = AutoHydra.from_pruned_members(models, trunk_layers=trunk_layers)
+        hydra = AutoHydra.from_pruned_members(models, defaults.SHARED_BY_RUNS, trunk_layers)
         setattr(hydra.config, REMEMBERED, getattr(self.hydra.config, REMEMBERED))
         candidates[FUSED] = hydra
         scores = {name: self._score(candidate, folder, seed) for name, candidate in candidates.items()}

@@ -98,9 +98,17 @@ def test_the_default_learning_rate_falls_with_the_number_of_steps(bert, tmp_path
     finetune(bert, data, tmp_path / "few", **options)
     assert len(found) == 4, "it is finished"
     arguments = HydraTrainingArguments(tmp_path, max_steps=500)
-    kinds = ("words", "image", "audio")
+    kinds = ("words", "audio")
     rates = {kind: learning_rate_for(arguments, PreparedData([], None, kind, ())) for kind in kinds}
-    assert rates == {"words": 2e-4, "image": 1.4e-4, "audio": 1e-4}
+    assert rates == {"words": 2e-4, "audio": 1e-4}
+
+
+@pytest.mark.parametrize(("batch_size", "rate"), [(256, 1e-4), (64, 5e-5), (4, 2e-5)])
+def test_the_learning_rate_of_images_goes_by_the_rows_of_a_step(tmp_path, batch_size, rate):
+    images = PreparedData([], None, "image", ())
+    for steps in (100, 10_000):
+        arguments = HydraTrainingArguments(tmp_path, per_device_train_batch_size=batch_size, max_steps=steps)
+        assert learning_rate_for(arguments, images) == pytest.approx(rate)
 
 
 def test_several_runs_are_fused_and_their_scores_are_told(bert, tmp_path, capsys):
@@ -123,6 +131,9 @@ def test_several_runs_are_fused_and_their_scores_are_told(bert, tmp_path, capsys
     assert torch.equal(hydra.classifier.weight, first.classifier.weight[4:]), "no classifier is drawn twice"
     apart = [result.model.classifier.weight[rows] for rows in (slice(0, 4), slice(4, 8))]
     assert torch.equal(apart[0], runs[0].classifier.weight) and not torch.equal(*apart)
+    branch = result.model.bert.layers[-1]
+    for member, own in enumerate(runs[0].bert.layers[-1].mlp):
+        assert torch.equal(branch.mlp[member].fc1.weight, own.fc1.weight), "MLPs of the branches are not merged"
     assert_same_weights(AutoHydra.from_pretrained(tmp_path / "hydra"), result.model)
     assert not (tmp_path / "hydra/checkpoints").exists()
 
