@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset, DatasetDict
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -273,14 +272,14 @@ TASKS = {
 
 
 @cache  # once in each process
-def read_task(name: str, folder: Path, most_rows: int) -> tuple[DatasetDict, dict[str, Rows]]:
+def read_task(name: str, folder: Path, most_rows: int) -> tuple[dict[str, Rows], dict[str, Rows]]:
     """Return the splits of a task, at most so many training rows, and its out-of-distribution sets."""
     *parts, others = TASKS[name].rows(folder)
     most = MOST | {"train": most_rows}
     splits = {}
     for split, rows in zip(("train", "validation", "test"), parts, strict=True):
-        splits[split] = Dataset.from_list(rows[: most[split]])
-    return DatasetDict(splits), {other: rows[: MOST["ood"]] for other, rows in others.items()}
+        splits[split] = rows[: most[split]]
+    return splits, {other: rows[: MOST["ood"]] for other, rows in others.items()}
 
 
 # What `finetune` chooses, and what is passed instead
@@ -369,7 +368,7 @@ def rows_of(job: Job, options: argparse.Namespace) -> Rows:
     return [rounded(row | {"seconds": seconds}) for row in rows]
 
 
-def train(seed: int, name: str, data: DatasetDict, passed: Settings, options: argparse.Namespace) -> FineTuned:
+def train(seed: int, name: str, data: dict[str, Rows], passed: Settings, options: argparse.Namespace) -> FineTuned:
     with tempfile.TemporaryDirectory() as folder:
         return finetune(
             options.start,
