@@ -42,6 +42,7 @@ def _measured(command: str, name: str) -> tuple[str, str]:
 TIMED = "single '3 models in sequence' 'Hydra 3, nothing merged' 'Hydra 3, three quarters merged' 'Hydra 3, one run'"
 FIGURES = (
     Figure("The recipe, images", *_recipe("tiny-imagenet")),
+    Figure("The recipe, few images", *_recipe("cifar10")),
     Figure("The recipe, half of the texts", *_recipe("clinc150-small")),
     Figure("The recipe, SST-2", *_recipe("sst2")),
     Figure("One run, images", *_one_run("images", "one-run-images")),

@@ -50,6 +50,7 @@ def render(content: dict[str, Any]) -> dict[str, str]:
     usual = content["usual"]
     tables = {
         "rates": table_of_rates(rows, usual),
+        "small": table_of_batches(rows, usual),
         "ingredients": table_of_ingredients(rows, usual),
         "dial": table_of_budgets(rows, content),
     }
@@ -67,15 +68,29 @@ def table_of_rates(rows: Sequence[Row], usual: dict[str, Any]) -> str:
     rates = sorted({rate for _, rate in found})
     lines = {}
     for decay in sorted({decay for decay, _ in found}):
-        cells = []
-        for rate in rates:
-            values = found.get((decay, rate))
-            text = NOT_JUDGED
-            if values is not None:
-                text = f"{100 * values['accuracy']:.1f} / {values['nll_with_temperature']:.3f}"
-            cells.append(text)
-        lines[f"{decay:g}"] = cells
+        lines[f"{decay:g}"] = [accuracy_and_nll(found.get((decay, rate))) for rate in rates]
     return markdown([f"{rate:g}" for rate in rates], lines)
+
+
+def table_of_batches(rows: Sequence[Row], usual: dict[str, Any]) -> str:
+    """Validation accuracy and NLL by learning rate and by the rows of a batch."""
+    found = {}
+    for row in single_models(rows):
+        recipe = row["plan"]["recipe"]
+        if differences(recipe, usual) <= {"learning_rate", "batch_size"} and row["plan"]["seed"] == 0:
+            found[recipe["batch_size"], recipe["learning_rate"]] = row["validation"]
+    rates = sorted({rate for _, rate in found})
+    lines = {}
+    for batch_size in sorted({batch_size for batch_size, _ in found}):
+        cells = [accuracy_and_nll(found.get((batch_size, rate))) for rate in rates]
+        lines[f"batches of {batch_size}"] = cells
+    return markdown([f"{rate:g}" for rate in rates], lines)
+
+
+def accuracy_and_nll(values: dict[str, float] | None) -> str:
+    if values is None:
+        return NOT_JUDGED
+    return f"{100 * values['accuracy']:.1f} / {values['nll_with_temperature']:.3f}"
 
 
 def table_of_ingredients(rows: Sequence[Row], usual: dict[str, Any]) -> str:
