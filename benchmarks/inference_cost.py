@@ -9,9 +9,10 @@
 Compared, with random weights: the Transformers model with sdpa (= 1); that model pruned to 8 heads per layer (a
 one-member Hydra); three Transformers models one after the other; a Hydra of 3 members x 8 heads, one of 5 x 8, and one of 3
 members that keep as many heads in all but not in each layer, as circuits do; a Hydra of 3 that keep all heads, with nothing merged and
-with the first three quarters of the layers; and one as it is fine-tuned in one run, with MLPs and norms per member behind three
-quarters of the layers. Each is saved once and loaded by `from_pretrained`, as its users get it. All run in one process, in turns,
-on inputs they have not seen.
+with the first three quarters of the layers; one as it is fine-tuned in one run, with MLPs and norms per member behind three
+quarters of the layers, and one behind 11 of 12; two such runs, fused, which is what `finetune` makes; and two plain models, fused,
+with nine of 12 layers merged and MLPs apart. Each is saved once and loaded by `from_pretrained`, as its users get it. All run in
+one process, in turns, on inputs they have not seen.
 """
 
 import argparse
@@ -50,10 +51,16 @@ SINGLE = "single"
 IN_SEQUENCE = "3 models in sequence"
 WHOLE = "Hydra 3, nothing merged"  # nor pruned
 THREE_QUARTERS = "Hydra 3, three quarters merged"
-ONE_RUN = "Hydra 3, one run"  # not for CLIP, which has no classifier
+# Not for CLIP, which has no classifier.
+ONE_RUN = "Hydra 3, one run"
+ONE_RUN_11 = "Hydra 3, one run, 11 of 12 layers shared"
+TWO_RUNS = "Hydra 2 x 3, two runs fused, 11 of 12 layers shared"
+TRAINED = (ONE_RUN, ONE_RUN_11, TWO_RUNS)
+TWO_FUSED = "Hydra 2, three quarters merged, MLPs apart"
+OWN = ("embeddings",)  # what is shared behind the trunk where MLPs and norms are apart
 # Table 7: one model, one that is pruned, Deep Ensembles, three and five members of eight heads.
 PAPER_METHODS = [SINGLE, "pruned to 8 heads", IN_SEQUENCE, "Hydra 3 x 8", "Hydra 3, ragged", "Hydra 5 x 8"]
-METHODS = [*PAPER_METHODS, WHOLE, THREE_QUARTERS, ONE_RUN]
+METHODS = [*PAPER_METHODS, WHOLE, THREE_QUARTERS, TWO_FUSED, *TRAINED]
 # As --modes names them, and as torch.compile does.
 COMPILE_MODES = {"compiled": "default", "reduce-overhead": "reduce-overhead"}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -178,11 +185,22 @@ class SavedModels:
         if name in (WHOLE, THREE_QUARTERS):
             members, trunk_layers = [backbone] * 3, 0.75 if name == THREE_QUARTERS else 0
             return self.family.hydra.from_pruned_members(members, trunk_layers=trunk_layers, allow_equal=True)
-        if name == ONE_RUN:
-            return self.family.hydra.from_backbone(backbone, num_members=3, num_labels=backbone.config.num_labels)
+        if name == TWO_FUSED:
+            return self.family.hydra.from_pruned_members([backbone] * 2, OWN, trunk_layers=0.75, allow_equal=True)
+        if name == TWO_RUNS:
+            runs = [self._one_run(backbone, 11 / 12, seed) for seed in range(2)]
+            return self.family.hydra.from_pruned_members(runs, OWN, trunk_layers=11 / 12, allow_equal=True, check=False)
+        if name in (ONE_RUN, ONE_RUN_11):
+            return self._one_run(backbone, 0.75 if name == ONE_RUN else 11 / 12)
         count = 5 if name == "Hydra 5 x 8" else 3
         members = [pruned(self.family, backbone, member, "ragged" in name) for member in range(count)]
         return self.family.hydra.from_pruned_members(members, allow_equal=True)
+
+    def _one_run(self, backbone: PreTrainedModel, trunk_layers: float, seed: int = 0) -> PreTrainedModel:
+        """Return a Hydra of three members as fine-tuning in one run starts with it."""
+        classes = backbone.config.num_labels
+        options = {"num_members": 3, "num_labels": classes, "seed": seed}
+        return self.family.hydra.from_backbone(backbone, trunk_layers=trunk_layers, **options)
 
 
 @dataclass
@@ -271,7 +289,7 @@ def measure(
 
     models, runs, costs, peaks, broken = {}, {}, {}, {}, []
     for method in args.methods:
-        if (method == ONE_RUN and family_name == "clip") or (method == IN_SEQUENCE and mode in COMPILE_MODES):
+        if (method in TRAINED and family_name == "clip") or (method == IN_SEQUENCE and mode in COMPILE_MODES):
             continue  # compiled, three models take three times as long as one
         try:
             model = saved.load(method, dtype, device)
