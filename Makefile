@@ -4,7 +4,7 @@ export PYTHONDONTWRITEBYTECODE =
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 VENV_OLDEST ?= .venv-oldest
-SOURCES = hydra_transformers tests benchmarks experiments scripts notebooks setup.py
+SOURCES = hydra_transformers tests benchmarks examples experiments scripts notebooks setup.py
 # One thread per worker: two workers with two threads each are slower on two cores than two with one. Stealing work leaves
 # the tests of a file with one worker, which makes what they share once, and still lets no worker wait at the end.
 PYTEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(1)/bin/python -m pytest -n auto --dist worksteal
