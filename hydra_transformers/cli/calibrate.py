@@ -8,7 +8,18 @@ import typer
 
 from .._io.records import RECORD, check_is_new, read_settings, record_settings
 from .folders import note_training_rows
-from .options import DATA_HELP, DataOptions, ModelArgument, best_device, data_name, named, number, option, share
+from .options import (
+    DATA_HELP,
+    DataOptions,
+    ModelArgument,
+    best_device,
+    data_name,
+    named,
+    number,
+    option,
+    share,
+    switch,
+)
 
 
 if TYPE_CHECKING:
@@ -85,6 +96,7 @@ def calibrate(
         "FILE",
         ABSTAIN,
     ) = None,
+    verbose: switch("--verbose", "print all that was fitted and promised, and on which conditions") = False,
 ) -> None:
     """Fit when a model abstains ("I don't know") and its sets of possible classes; saved with the model."""
     if risk is not None and coverage is not None:
@@ -126,7 +138,7 @@ def calibrate(
             settings["alpha"] = alpha
         calibration, loaded, processor = _calibrated(model, data, settings)
     _save(calibration, loaded, processor, Path(model), output)
-    print(calibration)
+    print(calibration if verbose else "\n".join(calibration.summary))
     print(f"The calibrated model is in {output}. Next: hydra-transformers predict {output} ...")
 
 

@@ -16,6 +16,7 @@ from ..models.auto import is_hydra_class
 from ..models.decision import Decision
 from .abstention import Abstention, check_share, check_target
 from .calibrated_classifier import CalibratedClassifier
+from .calibration_summary import NEVER_ABSTAINS, summarize_abstention
 from .class_promises import ClassAbstention, ClassTarget, is_by_class, summary_of
 from .costs import CostTarget, is_cost
 from .detectors import Detector
@@ -25,7 +26,6 @@ from .tasks import task_fit_of
 
 
 LEAST_ROWS = 20  # half of fewer rows fits nothing
-NEVER_ABSTAINS = "It never abstains: no target was given."
 DEFAULT_CONFIDENCE = 0.9  # of a risk: "at most 5 % of the answers are wrong" is read as a promise
 
 
@@ -39,6 +39,7 @@ class Calibration:
         abstention (`Abstention` or `None`): the threshold, with its effect and promise; None without a target.
         rows (`tuple[int, int]`): of the two halves of the data: the first fitted all but the threshold, the sets and intervals.
         sentences (`list[str]`): what is printed.
+        summary (`list[str]`): the same in two lines: what is promised, and what is answered.
     """
 
     model: nn.Module
@@ -46,6 +47,10 @@ class Calibration:
     abstention: Abstention | None
     rows: tuple[int, int]
     sentences: list[str]
+
+    @property
+    def summary(self) -> list[str]:
+        return summarize_abstention(self.abstention)
 
     def __str__(self) -> str:
         return "\n".join(self.sentences)

@@ -126,6 +126,12 @@ def test_a_csv_of_texts_becomes_a_table_with_answers(workplace, tmp_path, capsys
     run("finetune", workplace / "bert-encoder", "--data", csv, *columns, *TRAIN, "--members", 2, "--output", hydra)
     assert "--split validation --column sentence --label label --coverage 0.9" in capsys.readouterr().out
     run("calibrate", hydra, "--data", csv, "--coverage", 0.9, "--output", decided)
+    promise, answers, where = capsys.readouterr().out.splitlines()[-3:]
+    assert promise == "Aimed at, not promised (for that, pass a confidence): at least 90 % of the rows are answered."
+    assert answers.startswith("Of the ") and "of the answers are wrong" in answers
+    assert where.startswith(f"The calibrated model is in {decided}. Next: ")
+    run("calibrate", hydra, "--data", csv, "--risk", 0.99, "--verbose", "--output", tmp_path / "verbose")
+    assert "has the temperature" in capsys.readouterr().out
     run("evaluate", decided, "--data", csv, "--split", "test")
     assert "answered" in Report.from_json(decided / "evaluation" / "report.json").models["calibrated"]["data"]
     run("predict", decided, csv, "--output", tmp_path / "answers.csv")

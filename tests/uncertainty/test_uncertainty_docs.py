@@ -11,6 +11,7 @@ from tests.pages import run_python_blocks
 MODULES = (
     "uncertainty.abstention",
     "uncertainty.audits",
+    "uncertainty.calibration_summary",
     "uncertainty.decomposition",
     "uncertainty.detectors",
     "uncertainty.metrics",
