@@ -80,7 +80,10 @@ class ProgressLines:
         self._print(f"{self.count:,} of {self._units(self.total)}, {in_words(left)} left")
 
     def _units(self, count: int) -> str:
-        return f"{count:,} {self.unit}{'' if count == 1 else 's'}"
+        if count == 1:
+            return f"1 {self.unit}"
+        ending = "es" if self.unit.endswith("ch") else "s"  # batches, rows
+        return f"{count:,} {self.unit}{ending}"
 
     def _print(self, text: str) -> None:
         print(f"{self.name}: {text}", file=sys.stderr, flush=True)

@@ -84,6 +84,10 @@ def test_a_log_gets_lines_at_growing_distances(clock, monkeypatch):
         clock.now += 11
         bar.update()
     assert pipe.getvalue().endswith("read: 1 batch after 11 seconds\nread: 1 batch in 11 seconds\n")
+    with progress_bar(None, "read", "batch") as bar:
+        clock.now += 11
+        bar.update(2)
+    assert pipe.getvalue().endswith("read: 2 batches in 11 seconds\n")
 
 
 def test_a_step_of_more_than_ten_seconds_is_timed(clock, capsys):
