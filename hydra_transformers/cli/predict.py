@@ -64,8 +64,8 @@ def predict(
     if output is not None:
         data_name(inputs[0])
     from ..data.rows import FILE_FORMATS
-    from ..hub.handler import as_json as finite
     from ..model_info import ModelInfo
+    from ..serving.answerer import as_json as finite
     from ..serving.predictor import kind_of
     from ..serving.saved_models import load_config
 

@@ -26,11 +26,11 @@ from .._io.progress import progress_bar
 from .._version import __version__
 from ..data.columns import PLURALS, column_kinds, find_columns, find_words
 from ..data.rows import DataSource, as_dataset, load_rows
-from ..hub.handler import as_json
 from ..model_info import ModelInfo
 from ..models.weights_digest import digest_of
 from ..uncertainty import Monitor
 from ..uncertainty.abstention import check_share
+from .answerer import as_json
 from .answers import to_table
 from .audit_files import Audit
 from .predictor import HydraPredictor, kind_of

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..data.processors import class_prompts
 from ..data.zero_shot import ZeroShotClassifier
-from ..hub.handler import MOST_CHARACTERS, RequestError, require
+from .answerer import MOST_CHARACTERS, RequestError, require
 from .page_html import answer_html, heading_html, sentence_html
 from .predictor import HydraPredictor
 

@@ -20,13 +20,13 @@ from ..data.audio import waveform
 from ..data.columns import REMEMBERED
 from ..data.prediction import member_logits_of
 from ..data.processors import find_processor
-from ..hub.handler import Answerer
 from ..model_info import READS, ModelInfo
 from ..models.decision_settings import typed_settings
 from ..models.inputs import image_mode, read_image
 from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
 from ..uncertainty.tasks import task_fit_of
+from .answerer import Answerer
 from .answers import arrow_schema, check_fields
 from .saved_models import open_model
 

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from .._io.files import parse_json
-from ..hub.handler import Answerer, RequestError, as_json
+from .answerer import Answerer, RequestError, as_json
 from .batcher import Batcher
 from .metrics import Metrics, WatchedPromises
 

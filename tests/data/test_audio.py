@@ -16,8 +16,8 @@ from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.audio import waveform
 from hydra_transformers.data.batches import collate
 from hydra_transformers.hub import create_model_card
-from hydra_transformers.hub.handler import Answerer, RequestError, read_audio
 from hydra_transformers.models.modeling_hydra_waveforms import frames_of
+from hydra_transformers.serving.answerer import Answerer, RequestError, read_audio
 from hydra_transformers.serving.predictor import HydraPredictor
 from tests.families import AST, HUBERT, WAV2VEC2, WHISPER, each_of
 

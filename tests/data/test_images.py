@@ -9,9 +9,9 @@ from PIL import Image, ImageOps
 from transformers import AutoModelForImageClassification, ViTImageProcessorPil
 
 from hydra_transformers import load_data
-from hydra_transformers.hub.handler import read_image as read_request
 from hydra_transformers.models.inputs import image_mode, read_image
 from hydra_transformers.models.pipeline_hydra import HydraImageClassificationPipeline
+from hydra_transformers.serving.answerer import read_image as read_request
 from tests.tiny_data import pictures
 
 

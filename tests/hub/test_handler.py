@@ -1,14 +1,18 @@
 """The handler that is published with a model: what an Inference Endpoint calls."""
 
+import ast
 import io
 import json
+from pathlib import Path
 
 import pytest
 from transformers import ViTImageProcessorPil
 
+from hydra_transformers.hub import handler as published
 from hydra_transformers.hub import publishing
 from hydra_transformers.hub.handler import EndpointHandler, RequestError
-from hydra_transformers.models.auto import load_trained
+from hydra_transformers.models.auto import INPUTS, load_trained
+from hydra_transformers.serving import answerer
 from tests.fresh_process import run_without_package
 from tests.serving.tiny import base64_of, save_image_models
 from tests.tiny_data import pictures
@@ -37,6 +41,23 @@ def test_it_answers_as_predict_whatever_an_image_comes_as(folder):
     assert handler({"inputs": PICTURES[0]})["label"] == expected[0]["label"]
     with pytest.raises(RequestError, match="the request has no inputs"):
         handler({"text": "a"})
+
+
+def statements(module) -> list[str]:
+    """Return what stands in a module, but for its docstring and imports, without comments and places."""
+    _, *body = ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body
+    return [ast.dump(node) for node in body if not isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
+def test_the_server_answers_with_the_same_code():
+    only_published = [node for node in statements(published) if node not in statements(answerer)]
+    assert [node.split("'")[1] for node in only_published] == ["KINDS", "PROCESSORS", "EndpointHandler"]
+    both = [node for node in statements(published) if node in statements(answerer)]
+    assert both == statements(answerer) and len(both) > 15
+
+
+def test_it_reads_what_the_package_reads():
+    assert published.KINDS == INPUTS
 
 
 IN_AN_ENDPOINT = """

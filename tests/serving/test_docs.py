@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from hydra_transformers.cli import main
-from hydra_transformers.hub.handler import FORMATS, MOST_PIXELS
+from hydra_transformers.serving.answerer import FORMATS, MOST_PIXELS
 from hydra_transformers.serving.server import SECONDS_FOR_BODY, SECONDS_TO_CLOSE
 from tests.pages import ROOT, run_python_blocks
 from tests.serving.tiny import base64_of

@@ -11,7 +11,8 @@ from PIL import Image
 from transformers import CLIPProcessor
 from transformers.image_utils import load_image
 
-from hydra_transformers.hub.handler import (
+from hydra_transformers.models.auto import load_trained
+from hydra_transformers.serving.answerer import (
     MOST_CHARACTERS,
     MOST_LABELS,
     MOST_PIXELS,
@@ -19,7 +20,6 @@ from hydra_transformers.hub.handler import (
     RequestError,
     read_image,
 )
-from hydra_transformers.models.auto import load_trained
 from tests.serving.tiny import base64_of
 from tests.tiny_data import pictures, save_clip
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from hydra_transformers.hub import handler
+from hydra_transformers.serving import answerer
 from tests.serving.tiny import asked
 from tests.tiny_data import CLASSES, pictures
 
@@ -45,7 +45,7 @@ def server(pages, model, files, tmp_path_factory):
         shutil.copy(files[name], examples / group)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pages, "MOST_MEGABYTES", 1)
-        patch.setattr(handler, "MOST_PIXELS", 1_000_000)
+        patch.setattr(answerer, "MOST_PIXELS", 1_000_000)
         page = pages.launch_page(model, examples)
         yield page.local_url.rstrip("/")
         page.close(verbose=False)

@@ -6,9 +6,8 @@ import pytest
 from PIL import Image
 from transformers import BertConfig, BertForSequenceClassification
 
-from hydra_transformers.hub import handler
-from hydra_transformers.hub.handler import RequestError
-from hydra_transformers.serving import HydraPredictor
+from hydra_transformers.serving import HydraPredictor, answerer
+from hydra_transformers.serving.answerer import RequestError
 from hydra_transformers.serving.page_html import answer_html, heading_html, sentence_html
 from tests.serving.tiny import asked
 from tests.tiny_data import SIZES, pictures
@@ -105,7 +104,7 @@ def sent(tmp_path):
 )
 def test_files_that_cannot_be_shown_get_a_sentence(name, limits, sentence, sent, pages, images, monkeypatch):
     for limit, value in limits.items():
-        monkeypatch.setattr(handler if limit == "PIXELS" else pages, f"MOST_{limit}", value)
+        monkeypatch.setattr(answerer if limit == "PIXELS" else pages, f"MOST_{limit}", value)
     with pytest.raises(RequestError, match=f"^{sentence}"):
         pages.read_sent(images, (sent / name, "mine"))
     monkeypatch.undo()
@@ -116,7 +115,7 @@ def test_files_that_cannot_be_shown_get_a_sentence(name, limits, sentence, sent,
 @pytest.mark.slow
 def test_texts_are_read_within_limits(pages, folders, monkeypatch):
     texts = asked(folders["texts"])
-    monkeypatch.setattr(handler, "MOST_CHARACTERS", 50)
+    monkeypatch.setattr(answerer, "MOST_CHARACTERS", 50)
     assert pages.read_sent(texts, " good ") == " good "
     assert pages.read_sent(texts, "a", "b") == {"text": "a", "text_pair": "b"}
     with pytest.raises(RequestError, match="The text has 51 characters, too many: send at most 50"):

@@ -9,9 +9,9 @@ import pytest
 from fastapi.testclient import TestClient
 from transformers import AutoTokenizer, CLIPProcessor, ViTImageProcessorPil
 
-from hydra_transformers.hub.handler import Answerer
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.serving import create_app, server
+from hydra_transformers.serving.answerer import Answerer
 from tests.serving.tiny import asked, base64_of
 from tests.tiny_data import pictures
 
