@@ -9,7 +9,7 @@ from ..uncertainty.audits import AUDIT_ID, REVIEWED_LABEL, calibration_id, check
 
 
 if TYPE_CHECKING:
-    from .jobs import Job
+    from .predictor import HydraPredictor
 
 OURS = (AUDIT_ID, REVIEWED_LABEL)
 
@@ -32,24 +32,24 @@ class Audit:
         self.drawn: list[Any] = []  # a table of each part
 
     @classmethod
-    def of(cls, job: "Job", folder: Path, output: Path, share: float, seed: int) -> "Audit":
+    def of(cls, predictor: "HydraPredictor", folder: Path, output: Path, share: float, seed: int) -> "Audit":
         """Return the audit of a job.
 
         Raises, before any work, where it cannot be audited or the file is there already.
 
         Args:
-            job (`Job`): which answers.
+            predictor (`HydraPredictor`): answers the job's rows.
             folder (`Path`): of its parts, named by a digest of model, data and settings.
             output (`Path`): what the job writes.
             share (`float`), seed (`int`): of the draw.
         """
-        settings = job.predictor.calibration
+        settings = predictor.calibration
         check_can_be_audited(settings)
         file = output.with_suffix(".audit.csv")
         if file.exists() and not folder.exists():  # otherwise this job may have written it before it was stopped
             raise ValueError(f"{file} exists already: pass another output, or remove it")
         audit_id = f"{calibration_id(settings)}-{folder.suffixes[-2][1:]}-{seed}"
-        return cls(audit_id, share, file, ["answer", "prediction", "why", "audit", *job.predictor.columns])
+        return cls(audit_id, share, file, ["answer", "prediction", "why", "audit", *predictor.columns])
 
     @property
     def count(self) -> int:

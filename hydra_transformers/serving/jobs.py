@@ -139,7 +139,7 @@ def predict_data(
     folder = job.folder_for(output)
     drawn = None
     if audit is not None:
-        drawn = Audit.of(job, folder, output, audit, audit_seed)
+        drawn = Audit.of(job.predictor, folder, output, audit, audit_seed)
     watched = None
     if monitor is not None:
         watched = Monitor.of(job.predictor.model, file=monitor)
