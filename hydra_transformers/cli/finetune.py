@@ -119,6 +119,9 @@ def finetune(
     columns = {"column": column or None, "label": label, "label_separator": label_separator}
     arguments = training_settings(further or [])
     if report_to:
+        from ..training.trackers import check_can_report_to
+
+        check_can_report_to(report_to)
         arguments["report_to"] = report_to
     if len(names) > 1:
         if (runs, members, trunk_layers, regression, max_length) != (2, 3, None, False, None):

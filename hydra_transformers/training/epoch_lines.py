@@ -17,9 +17,14 @@ TENSORBOARD_FOLDER = "TENSORBOARD_LOGGING_DIR"  # the environment variable that 
 
 
 class EpochLines(TrainerCallback):
-    """Prints a line to stderr after each epoch, or each evaluation: the losses, the validation accuracy, the time left.
+    """Prints a line to stderr after each epoch, or each evaluation: losses, accuracy, the time left.
 
     For logs of batch jobs, containers and CI. Only the first of several processes prints.
+
+    Args:
+        run (`int`, defaults to 1): which of several equal trainings in a row this is, from 1 on.
+        runs (`int`, defaults to 1): how many there are. Each line then names its run, and the time
+            that is left is that of all runs.
 
     Example:
 
@@ -28,7 +33,9 @@ class EpochLines(TrainerCallback):
     ```
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run: int = 1, runs: int = 1) -> None:
+        self.run = run
+        self.runs = runs
         self.started: float | None = None
         self.first_step = 0
         self.last_step = 0
@@ -73,9 +80,13 @@ class EpochLines(TrainerCallback):
 
         # What was measured, and the last loss that Trainer has logged since
         losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
-        parts = [f"epoch {state.epoch:.3g} of {args.num_train_epochs:g}"]
+        parts = []
+        if self.runs > 1:
+            parts.append(f"run {self.run} of {self.runs}")
         if args.max_steps > 0:
-            parts = [f"step {state.global_step:,} of {state.max_steps:,}"]
+            parts.append(f"step {state.global_step:,} of {state.max_steps:,}")
+        else:
+            parts.append(f"epoch {state.epoch:.3g} of {args.num_train_epochs:g}")
         if losses:
             parts.append(f"loss {losses[-1]:.3g}")
         if "eval_loss" in metrics:
@@ -83,21 +94,26 @@ class EpochLines(TrainerCallback):
         if "eval_accuracy" in metrics:
             parts.append(f"validation accuracy {metrics['eval_accuracy']:.1%}")
 
-        # The steps that are left take as long as those before
+        # The steps that are left take as long as those before, in this run and in the others
         steps_left = state.max_steps - state.global_step
+        steps_left += (self.runs - self.run) * state.max_steps
         if steps_left > 0:
             seconds = time.monotonic() - self.started
-            parts.append(f"{in_words(seconds / (state.global_step - self.first_step) * steps_left)} left")
+            seconds_per_step = seconds / (state.global_step - self.first_step)
+            parts.append(f"{in_words(seconds_per_step * steps_left)} left")
         print(", ".join(parts), file=sys.stderr, flush=True)
 
 
-def show_progress(trainer: Trainer, progress: bool) -> None:
-    """Let a trainer show its bar where one is seen, else lines, or nothing."""
+def show_progress(trainer: Trainer, progress: bool, run: int = 1, runs: int = 1) -> None:
+    """Let a trainer show its bar where one is seen, else lines, or nothing.
+
+    run, runs: of `EpochLines`
+    """
     if progress and shows_bars():
         return
     trainer.remove_callback(PrinterCallback)  # it prints dicts
     if progress:
-        trainer.add_callback(EpochLines())
+        trainer.add_callback(EpochLines(run, runs))
 
 
 @contextmanager

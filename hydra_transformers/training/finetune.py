@@ -33,6 +33,7 @@ from .checkpoints import CHECKPOINTS, check_can_train_in, is_finished, record_tr
 from .epoch_lines import show_progress, tensorboard_in
 from .losses import ONE_OF_SEVERAL
 from .members import compute_accuracy, settings_of, train_and_save
+from .trackers import check_can_report_to
 from .trainer import HydraTrainer, HydraTrainingArguments
 
 
@@ -173,6 +174,7 @@ def finetune(
         raise ValueError(f"epochs ({epochs}) and batch_size ({batch_size}) have to be positive")
     if runs < 1:
         raise ValueError(f"runs is {runs}: pass 1 or more")
+    check_can_report_to(arguments.get("report_to"))
     check_can_train_in(folder)
 
     # What there is to learn, and the model that learns it
@@ -323,7 +325,7 @@ class _Training:
         # Without one given, the learning rate depends on the number of processes.
         return settings | {"learning_rate": self.learning_rate}
 
-    def trainer(self, hydra: "HydraModel", folder: Path, seed: int) -> HydraTrainer:
+    def trainer(self, hydra: "HydraModel", folder: Path, seed: int, run: int = 1, runs: int = 1) -> HydraTrainer:
         with tensorboard_in(self.logs_of(folder)):
             trainer = HydraTrainer(
                 hydra,
@@ -334,7 +336,7 @@ class _Training:
                 compute_metrics=compute_accuracy if self.has_accuracy else None,
                 callbacks=[copy.copy(callback) for callback in self.callbacks],  # some count, each run for itself
             )
-        show_progress(trainer, self.progress)
+        show_progress(trainer, self.progress, run, runs)
         return trainer
 
     def logs_of(self, folder: Path) -> Path:
@@ -353,7 +355,7 @@ class _Training:
         hydra = new_hydra()
         setattr(hydra.config, REMEMBERED, getattr(self.hydra.config, REMEMBERED))
         record_training(place, self.settings_of(hydra, place, seed))
-        train_and_save(self.trainer(hydra, place, seed), place)
+        train_and_save(self.trainer(hydra, place, seed, index + 1, runs), place)
 
     def fuse_runs(self, runs: int, folder: Path, trunk_layers: int | float, seed: int) -> "HydraModel":
         """Fuse finished runs, leave the model and their scores in `folder`, and remove them."""

@@ -11,6 +11,7 @@ from hydra_transformers import training
 from hydra_transformers.cli import COMMANDS, main, runner
 from hydra_transformers.cli.finetune import training_settings
 from hydra_transformers.serving import saved_models
+from hydra_transformers.training import trackers
 from tests.command_line import parsed
 from tests.pages import ROOT
 
@@ -116,6 +117,7 @@ def test_what_is_set_and_reported_reaches_the_training(monkeypatch):
     seen = {}
     monkeypatch.setattr(training, "finetune", stop)
     monkeypatch.setattr(saved_models, "load_config", lambda name: None)
+    monkeypatch.setattr(trackers, "get_available_reporting_integrations", lambda: ["wandb", "tensorboard"])
     words = [
         "finetune",
         "m",

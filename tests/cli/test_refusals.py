@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from hydra_transformers.cli import main
 from hydra_transformers.serving import saved_models
+from hydra_transformers.training import trackers
 
 
 PRUNE = "prune vit --data pictures --output OUT"
@@ -48,7 +49,7 @@ REFUSED = [
     (f"{FINETUNE} --set learning_rate=0.1", "--set .*: use --learning-rate"),
     (f"{FINETUNE} --set weight_decay=much", "--set: .*weight_decay.*: invalid float value: 'much'"),
     (f"{FINETUNE} --set weight_decay", "is not NAME=VALUE"),
-    (f"{FINETUNE} --report-to nothing", "nothing is not supported"),
+    (f"{FINETUNE} --report-to nothing", "--report-to is 'nothing': pass one or more of .*tensorboard"),
     ("finetune bert-encoder --data pictures --output OUT", "no text column"),
     (f"{CALIBRATE} --risk 0.1 --coverage 0.9", "--risk and --coverage exclude each other: pass one of them"),
     (f"{CALIBRATE} --missed red=0.1 --risk 0.1", "--missed is a target by itself"),
@@ -131,6 +132,16 @@ def test_it_is_refused(line, sentence, workplace, tmp_path, fails, monkeypatch):
     assert re.search(sentence, error), error
     assert not list((tmp_path / "out").glob("member-*")) and not (tmp_path / "out" / "config.json").exists()
     assert {path: path.stat().st_mtime_ns for path in workplace.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(("tracker", "package"), [("wandb", "wandb"), ("comet_ml", "comet-ml")])
+def test_a_tracker_that_is_not_installed_is_refused_at_once(tracker, package, tmp_path, fails, monkeypatch):
+    """Before the model and the data are looked for."""
+    monkeypatch.setattr(trackers, "get_available_reporting_integrations", lambda: ["tensorboard"])
+    words = ["finetune", "no-model", "--data", "no-data", "--output", tmp_path / "out"]
+    sentence = f"--report-to is '{tracker}', which is not installed: pip install {package}"
+    assert fails(*words, "--report-to", "tensorboard", "--report-to", tracker).endswith(sentence)
+    assert not (tmp_path / "out").exists()
 
 
 def hub_error(kind: type, status: int) -> Exception:

@@ -1,9 +1,11 @@
 """finetune: a pre-trained model and data in, a fine-tuned Hydra out."""
 
+import itertools
 import json
 import os
 import re
 from functools import partial
+from types import SimpleNamespace
 from typing import ClassVar
 
 import datasets
@@ -19,7 +21,7 @@ from hydra_transformers.data.rows import DataSource
 from hydra_transformers.models.task import task_name
 from hydra_transformers.reports import evaluate_uncertainty
 from hydra_transformers.serving import HydraPredictor, predict_data
-from hydra_transformers.training import DivergedError, finetune, lora_config
+from hydra_transformers.training import DivergedError, epoch_lines, finetune, lora_config, trackers
 from hydra_transformers.training.defaults import learning_rate_for
 from hydra_transformers.training.finetune import no_better_than_most_frequent, no_gain_by_fusing
 from tests.tiny_data import WORDS, picture_rows, save_bert, save_vit
@@ -334,6 +336,34 @@ def test_a_log_gets_one_line_for_each_epoch(bert, tmp_path, capsys):
     assert not captured.out and "epoch" not in captured.err
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Let each epoch take a second: the callback looks at the clock when it starts, and once an epoch."""
+    seconds = itertools.count()
+    monkeypatch.setattr(epoch_lines, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+
+
+def test_the_lines_of_several_runs_name_their_run_and_the_time_that_all_still_need(bert, tmp_path, capsys, clock):
+    several = {"progress": True, "num_members": 1, "runs": 2, "batch_size": 32}
+    finetune(bert, reviews(), tmp_path / "hydra", **FAST | several)
+    lines = [line.split(", ") for line in capsys.readouterr().err.splitlines() if "epoch" in line]
+    assert [line[:2] for line in lines] == [
+        [f"run {run} of 2", f"epoch {epoch} of 2"] for run in (1, 2) for epoch in (1, 2)
+    ]
+    assert [line[-1] for line in lines[:-1]] == ["3 seconds left", "2 seconds left", "1 second left"]
+    assert "left" not in lines[-1][-1]
+
+
+def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "get_available_reporting_integrations", list)
+    for report_to in ("wandb", ["wandb"]):
+        with pytest.raises(ImportError, match="report_to is 'wandb', which is not installed: pip install wandb"):
+            finetune("no-model", "no-data", tmp_path / "hydra", report_to=report_to)
+    assert not (tmp_path / "hydra").exists()
+    for known in (None, "none", "all", ["all"]):
+        trackers.check_can_report_to(known)
+
+
 def test_a_training_is_logged_for_tensorboard_beside_the_model(bert, tmp_path, monkeypatch):
     """Its checkpoints, where Trainer would log, are removed."""
     seen = []
@@ -342,6 +372,7 @@ def test_a_training_is_logged_for_tensorboard_beside_the_model(bert, tmp_path, m
         def __init__(self):
             seen.append(os.environ["TENSORBOARD_LOGGING_DIR"])
 
+    monkeypatch.setattr(trackers, "get_available_reporting_integrations", lambda: ["tensorboard"])
     monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "tensorboard", Board)
     finetune(bert, reviews(), tmp_path / "hydra", report_to=["tensorboard"], max_steps=1, **FAST)
     assert seen == [str(tmp_path / "hydra" / "runs")] and "TENSORBOARD_LOGGING_DIR" not in os.environ
