@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .._io.progress import progress_bar, with_progress_bar
 from ..data.batches import batches, split_labels
 from ..data.prediction import accepted_inputs
 from ..data.tags import NO_TAG
@@ -45,7 +46,8 @@ def taylor_scores(
     """
     hydra, heads, attentions = heads_to_score(model, towers)
     calibration = Calibration(hydra, data, class_prompts)
-    return by_head(heads, weight_times_gradient(hydra, calibration, attentions))
+    with progress_bar(len(calibration.batches), "Taylor scores", "gradient") as bar:
+        return by_head(heads, weight_times_gradient(hydra, calibration, attentions, bar.update))
 
 
 def michel_scores(
@@ -124,12 +126,18 @@ class Calibration:
         features = model.get_text_features(**self.prompts).pooler_output
         return nn.functional.normalize(features, dim=-1)
 
-    def gradients(self, model: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Return the gradient of the mean loss in each of `parameters`."""
+    def gradients(
+        self, model: PreTrainedModel, parameters: Sequence[nn.Parameter], after_batch: Callable[[], Any]
+    ) -> list[Tensor]:
+        """Return the gradient of the mean loss in each of `parameters`.
+
+        after_batch: called after each batch
+        """
         with only_gradients_of(model, parameters), torch.enable_grad():
             if self.prompts is None:
                 for loss in self.losses(model):
                     loss.backward()
+                    after_batch()
             else:
                 # The prompts pass the text tower once: their gradient is summed over the batches
                 # and passed on at the end.
@@ -138,6 +146,7 @@ class Calibration:
                 for inputs, labels in self.batches:
                     loss = zero_shot_loss(model, inputs, labels, detached_texts) / self.rows
                     loss.backward()
+                    after_batch()
                 if texts.requires_grad:
                     texts.backward(detached_texts.grad)
 
@@ -178,11 +187,17 @@ def only_gradients_of(model: nn.Module, parameters: Sequence[nn.Parameter]) -> I
 
 
 def weight_times_gradient(
-    hydra: PreTrainedModel, calibration: Calibration, attentions: Mapping[Layer, nn.Module]
+    hydra: PreTrainedModel,
+    calibration: Calibration,
+    attentions: Mapping[Layer, nn.Module],
+    after_batch: Callable[[], Any],
 ) -> dict[Layer, Tensor]:
-    """Return, by layer, the mean |W · G| of each head, (heads,)."""
+    """Return, by layer, the mean |W · G| of each head, (heads,).
+
+    after_batch: called after each batch of the calibration set
+    """
     weights = {layer: attention.qkv_proj.weight for layer, attention in attentions.items()}
-    gradients = calibration.gradients(hydra, list(weights.values()))
+    gradients = calibration.gradients(hydra, list(weights.values()), after_batch)
     means = {}
     for (layer, weight), gradient in zip(weights.items(), gradients, strict=True):
         products = (weight.detach() * gradient).abs()
@@ -200,7 +215,10 @@ def mean_gate_gradients(
         gate_gradients = _zero_shot_gradients
     sums: dict[Layer, Tensor] = {}
     with only_gradients_of(hydra, []), torch.enable_grad():
-        for gradients in gate_gradients(hydra, calibration, attentions):
+        gradients_of_batches = gate_gradients(hydra, calibration, attentions)
+        for gradients in with_progress_bar(
+            gradients_of_batches, len(calibration.batches), "Michel scores", "gradient"
+        ):
             for layer, gradient in gradients.items():
                 sums[layer] = sums.get(layer, 0) + gradient.abs().sum(dim=0)
     return {layer: total / calibration.rows for layer, total in sums.items()}

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from .._io.progress import progress_bar
 from .gradient_scores import Calibration, weight_times_gradient
 from .head_weights import attentions_of, by_head, by_layer, scored_towers, working_copy
 from .heads import Head, Prompts, Towers, as_heads_to_prune, check_count, heads_of, prune_heads
@@ -70,12 +71,13 @@ def taylor_prune(
     calibration = Calibration(hydra, data, class_prompts)
     pruned = []
     scores = {}
-    for group in groups:
-        score_of_layers = weight_times_gradient(hydra, calibration, attentions_of(hydra, group))
-        group_scores = by_head(group, score_of_layers)
-        surplus = sum(max(0, len(layer) - heads_per_layer) for layer in by_layer(group).values())
-        lowest = sorted(group_scores, key=group_scores.__getitem__)[:surplus]
-        hydra = prune_heads(hydra, as_heads_to_prune(lowest))
-        pruned += lowest
-        scores |= group_scores
+    with progress_bar(len(groups) * len(calibration.batches), "Taylor scores", "gradient") as bar:
+        for group in groups:
+            score_of_layers = weight_times_gradient(hydra, calibration, attentions_of(hydra, group), bar.update)
+            group_scores = by_head(group, score_of_layers)
+            surplus = sum(max(0, len(layer) - heads_per_layer) for layer in by_layer(group).values())
+            lowest = sorted(group_scores, key=group_scores.__getitem__)[:surplus]
+            hydra = prune_heads(hydra, as_heads_to_prune(lowest))
+            pruned += lowest
+            scores |= group_scores
     return TaylorPruning(as_heads_to_prune(pruned), scores, heads_per_layer, scope)

@@ -1,11 +1,14 @@
 """Taylor scores are |W · G| of the whole calibration set; pruning leaves the model alone."""
 
 import copy
+import itertools
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from hydra_transformers._io import progress
 from hydra_transformers.pruning import prune_heads, taylor_prune, taylor_scores
 from tests.pruning.backbones import family, rows_in_batches
 from tests.pruning.reference import output_projections
@@ -113,6 +116,22 @@ def test_the_global_scope_prunes_the_lowest_scores_of_the_whole_model_and_a_trun
     by_layer = taylor_prune(model, batches, heads_per_layer=1, trunk_layers=1)
     assert sorted(by_layer.heads_to_prune) == [1, 2]
     assert all(by_layer.scores[1, head] == pytest.approx(scores[1, head], rel=1e-9) for head in range(3))
+
+
+@pytest.mark.parametrize("name", ["vit", "clip"])
+def test_a_log_says_how_many_gradients_are_left(name, capsys, monkeypatch):
+    """Each look at the clock is six seconds later."""
+    seconds = itertools.count(step=6)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    model, batches, _, prompts = family(name)
+    layers = model.config.vision_config.num_hidden_layers if prompts else model.config.num_hidden_layers
+    taylor_scores(model, batches, class_prompts=prompts)
+    assert f"Taylor scores: {len(batches)} gradients in " in capsys.readouterr().err
+    taylor_prune(model, batches, heads_per_layer=1, class_prompts=prompts)
+    count = layers * len(batches)
+    lines = capsys.readouterr().err
+    assert re.search(rf"^Taylor scores: 2 of {count} gradients, ", lines, re.M)
+    assert re.search(rf"^Taylor scores: {count} gradients in ", lines, re.M)
 
 
 def test_layers_with_no_more_heads_than_asked_for_lose_none():
