@@ -46,8 +46,8 @@ def kind_of(info: ModelInfo, name: str) -> str:
 class HydraPredictor(Answerer):
     """A model that maps a dict of columns to a dict of columns.
 
-    Ray Data (`map_batches`), `datasets.map` and Spark expect that. Any number of threads may call
-    it. Pickled, it is only its arguments: each process loads the model itself.
+    Ray Data (`map_batches`) and `datasets.map` expect that. Any number of threads may call it.
+    Pickled, it is only its arguments: each process loads the model itself.
 
         >>> predictor = HydraPredictor("my-calibrated-hydra")
         >>> predictor({"image": ["one.jpg", "two.jpg"]})["label"]

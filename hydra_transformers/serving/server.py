@@ -36,6 +36,8 @@ def create_app(
 ) -> FastAPI:
     """Make the app with POST /predict, GET /health and GET /metrics.
 
+    Managed containers ask GET /ping and POST /invocations, which are other names of the first two.
+
     Args:
         answerer (`HydraPredictor`): the model.
         max_batch (`int`, defaults to 16): inputs per pass of the model, and per request.
@@ -73,6 +75,7 @@ def create_app(
     async def one_sentence(request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
 
+    @app.get("/ping")
     @app.get("/health")
     async def health() -> JSONResponse:
         """Say whether the server is well, how many requests it has, and how the promises stand."""
@@ -113,6 +116,7 @@ def create_app(
         finally:
             app.state.requests -= 1
 
+    @app.post("/invocations")
     @app.post("/predict")
     async def predict(request: Request) -> JSONResponse:
         """Predict for texts, images or audio, with the uncertainty."""

@@ -421,7 +421,7 @@ def test_a_folder_wins_over_a_data_set_of_its_name_on_the_hub(folders, reviews, 
     [
         ({"output": "answers.txt"}, ValueError, r"pass a file that ends in \.parquet, \.jsonl, \.csv"),
         ({"data": "."}, ValueError, "inside the data"),
-        ({"engine": "spark"}, ValueError, "engine is .spark.: pass local or ray"),
+        ({"engine": "dask"}, ValueError, "engine is .dask.: pass local or ray"),
         ({"engine": "ray"}, ImportError, r"engine='ray' \(--engine ray\) needs Ray: pip install 'ray\[data,serve\]"),
         ({"data": "none.csv"}, ValueError, r"none\.csv cannot be read: it has no rows"),
         ({"data": "./nowhere"}, ValueError, "there is no folder or file"),

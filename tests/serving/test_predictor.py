@@ -65,7 +65,7 @@ def test_an_image_may_be_of_pil_an_array_bytes_or_a_path(images, tmp_path):
     forms += [{"bytes": content, "path": None}, {"bytes": None, "path": str(tmp_path / "0.png")}]
     found = images({"image": forms})
     assert len(set(found["label"])) == 1 and np.ptp(found["score"]) < 1e-6
-    # An array of columns, as Ray and Spark pass images of one size.
+    # An array of columns, as Ray passes images of one size.
     stacked = images({"image": np.stack([np.asarray(each) for each in PICTURES])})
     assert stacked["label"] == images({"image": PICTURES})["label"]
 

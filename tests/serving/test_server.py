@@ -76,6 +76,15 @@ def test_many_at_once_are_each_answered_as_alone(clients):
     assert_same(found, [alone[place % 3] for place in range(24)])
 
 
+def test_managed_containers_find_the_same_under_their_own_names(clients):
+    client = clients["vit"]
+    assert client.get("/ping").json() == client.get("/health").json() and client.get("/ping").status_code == 200
+    request = {"inputs": ENCODED, "parameters": {"top_k": 2}}
+    answered = client.post("/invocations", json=request)
+    assert answered.status_code == 200 and answered.json() == client.post("/predict", json=request).json()
+    assert client.post("/invocations", json={"inputs": "/etc/passwd"}).status_code == 422
+
+
 # Limits
 
 
