@@ -25,7 +25,8 @@ from ._io.progress import timed_step
 from .data.batches import AUDIO_INPUTS
 from .data.prediction import accepted_inputs
 from .fusion.probe import example_inputs
-from .models.configuration_hydra import OUTPUTS_OF_HYDRAS
+from .models.configuration_hydra import OUTPUTS_OF_HYDRAS, saved_with
+from .models.decision_settings import typed_settings
 from .models.inputs import evaluation_mode
 
 
@@ -89,7 +90,8 @@ def export(
                     WRITERS[name](program, file, exportable)
                 with timed_step(f"{name} checked"):
                     _check_outputs(exportable, RUNNERS[name](file), name)
-            model.config.to_json_file(folder / "config.json", use_diff=False)  # with all names of classes
+            with saved_with(model.config, exportable.for_any_client):
+                model.config.to_json_file(folder / "config.json", use_diff=False)  # with all names of classes
             if processor is not None:
                 processor.save_pretrained(folder)
     return path
@@ -124,6 +126,9 @@ class Exportable(nn.Module):
         self.model = model
         self.names = list(inputs_of(model, processor, *RECORDED))
         self.processor = processor
+        self.for_any_client: dict[str, Any] = {}
+        if model.decision is not None:
+            self.for_any_client = typed_settings(model.decision.settings).fields_for_any_client()
 
     def forward(
         self,
@@ -260,15 +265,17 @@ def _write_onnx(program: ExportedProgram, path: Path, exportable: Exportable) ->
     try:
         written = torch.onnx.export(program, dynamo=True, verbose=False, output_names=outputs)
         written.save(path)
-        _name_axes(path)
+        _name_axes(path, {name: str(value) for name, value in exportable.for_any_client.items()})
     except Exception as error:  # of any kind
         raise ExportError(f"ONNX cannot hold this model: {first_line(error)}") from error
 
 
-def _name_axes(path: Path) -> None:
+def _name_axes(path: Path, metadata: dict[str, str]) -> None:
     """Rename an ONNX file's axes of any size, s18 or s41, to batch, tokens and samples.
 
     With two towers, `batch` counts the images, and `texts` the texts.
+
+    metadata: written beside the graph, as metadata_props
     """
     import onnx
 
@@ -285,6 +292,8 @@ def _name_axes(path: Path) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.dim_param = re.sub(r"\w+", lambda symbol: names.get(symbol[0], symbol[0]), dim.dim_param)
+    for name, value in metadata.items():
+        model.metadata_props.add(key=name, value=value)
     onnx.save(model, path)
 
 

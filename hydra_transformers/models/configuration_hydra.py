@@ -2,11 +2,17 @@
 built."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 
 # What a Hydra gives beside logits.
 OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_set", "interval")
+# What a saved config says of its decision to clients that know classes and scores alone. A loaded one does not: its
+# weights may change.
+FOR_ANY_CLIENT = ("abstain_below", "promise")
 # What members may share: the mean over the members stands in for each of them.
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
@@ -168,6 +174,7 @@ class HydraConfigMixin(ShippedPipelines):
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
         check_model_type(config_dict, cls)
+        config_dict = {name: value for name, value in config_dict.items() if name not in FOR_ANY_CLIENT}
         saved_for = len(config_dict.get("id2label") or ()) or config_dict.get("num_labels", 2)
         if config_dict.get("problem_type") == default_problem_type(saved_for):
             # It was inferred when saved; infer it again for the new num_labels.
@@ -215,6 +222,18 @@ class LayerScaleConfigMixin:
         if is_saved_hydra and "layer_scale" not in config_dict:
             config_dict = {**config_dict, "layer_scale": False}
         return super().from_dict(config_dict, **kwargs)
+
+
+@contextmanager
+def saved_with(config: Any, fields: dict[str, Any]) -> Iterator[None]:
+    """Let a config be saved with fields that only hold for the weights that are saved with it."""
+    for name, value in fields.items():
+        setattr(config, name, value)
+    try:
+        yield
+    finally:
+        for name in fields:
+            delattr(config, name)
 
 
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:

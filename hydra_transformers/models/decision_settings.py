@@ -247,6 +247,13 @@ class DecisionSettings(Settings):
             "reason": reason,
         }
 
+    def fields_for_any_client(self) -> dict[str, Any]:
+        """Return what lets a client abstain that knows classes and scores alone; empty where these do not tell.
+
+        They are saved at the top of config.json, see `configuration_hydra.saved_with`.
+        """
+        return {}
+
     def threshold_of(self, outputs: Mapping[str, Tensor]) -> float | None:
         """Return the highest score that is answered, for one row."""
         return self.threshold
@@ -288,6 +295,15 @@ class SingleLabelSettings(DecisionSettings):
     classes: tuple[str, ...] | None = setting(optional(texts), is_saved_as_none=False, default=None)
     prompts: str | None = setting(optional(text), is_saved_as_none=False, default=None)
     thresholds: tuple[float, ...] | None = setting(optional(limits), is_saved_as_none=False, default=None)
+
+    def fields_for_any_client(self) -> dict[str, Any]:
+        is_score_of_answer = self.detector.name == "msp" and self.detector.by in (None, "mean")
+        has_one_threshold = self.threshold is not None and self.thresholds is None
+        if not is_score_of_answer or not has_one_threshold or self.classes is not None:
+            return {}
+        # Scores lie between 0 and 1: where the threshold is infinite, none or all of them are below.
+        abstain_below = min(max(1 - self.threshold, 0.0), 2.0)
+        return {"abstain_below": abstain_below, "promise": " ".join(self.sentences)}
 
     def threshold_of(self, outputs: Mapping[str, Tensor]) -> float | None:
         if self.thresholds is None:

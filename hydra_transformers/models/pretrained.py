@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from .configuration_hydra import PROBLEM_TYPES, SHARED_PARTS, TrunkLayers
+from .configuration_hydra import PROBLEM_TYPES, SHARED_PARTS, TrunkLayers, saved_with
 from .modeling_hydra import Grouped, HydraAttention, LayerScale, make_kept_heads_mask
 from .task import TASKS, task_of_config
 
@@ -186,9 +186,11 @@ class HydraModelMixin:
         # AutoModel then makes the encoder with a pooler where there is one, and its weights are in the folder.
         for name, value in getattr(self, "encoder_options", {}).items():
             setattr(self.config, name, value)
-        if self.decision is not None:
-            self.decision.compare(self)  # says so where the decision is about other weights
-        saved = super().save_pretrained(save_directory, *args, **kwargs)
+        for_any_client = {}
+        if self.decision is not None and self.decision.compare(self):  # which says so where its weights are others
+            for_any_client = self.decision.settings.fields_for_any_client()
+        with saved_with(self.config, for_any_client):
+            saved = super().save_pretrained(save_directory, *args, **kwargs)
         self._add_code(Path(save_directory))
         whole, index = Path(save_directory, WHOLE), Path(save_directory, INDEX_OF_SHARDS)
         if whole.exists() and index.exists():  # one is of an earlier save, and may be loaded in place of this one
