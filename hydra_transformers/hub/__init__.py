@@ -1,4 +1,4 @@
-"""Publishing: the model card, a Hydra with code, processor and card in one commit on the Hub, and its page as a Space."""
+"""Publishing: a Hydra with code, processor and card in one commit on the Hub, and its page."""
 
 from .card import create_model_card
 from .member_heads import kept_heads_map

@@ -1,4 +1,7 @@
-"""The code and sentences of a card that depend on the model's task; `model_card.md` has those that depend on what is predicted."""
+"""The code and sentences of a card that depend on the model's task.
+
+`model_card.md` has those that depend on what is predicted.
+"""
 
 from typing import Any
 
@@ -57,8 +60,8 @@ ZERO_SHOT = IMAGES | {
 # SigLIP says for each pair of an image and a text by itself whether they belong together.
 PAIRS = ZERO_SHOT | {
     "predicts": "pairs",
-    "limit": "Each text is scored by itself: the probabilities of several need not add up to 1. They, and the uncertainty, depend "
-    "on the prompts, which must be padded to full length as in training.",
+    "limit": "Each text is scored by itself: the probabilities of several need not add up to 1. They, and the "
+    "uncertainty, depend on the prompts, which must be padded to full length as in training.",
     "padding": 'padding="max_length", max_length=64',
 }
 MULTI_LABEL_LIMIT = "Labels it does not know are not noticed, and a label is decided on without regard to others."
@@ -73,19 +76,24 @@ TASKS = {
 
 
 def texts_for(model_class: str, config: Any, has_bias: bool) -> dict[str, Any]:
-    """The entries of a task for the template, as a model's config says.
+    """Return the entries of a task for the template, as a model's config says.
 
     has_bias: of two towers, whether each text is scored by itself
     """
-    task = {"predicts": "classes", **(PAIRS if has_bias else TASKS[model_class]), "model_class": model_class}
-    reads = task_of_config(config)
-    if reads.reads_lists:
-        subject = task["subject"].replace("over the classes", "with any number of the labels")
-        return task | {"predicts": "labels", "subject": subject, "limit": MULTI_LABEL_LIMIT}
-    if not reads.predicts_numbers:
-        return task
-    inputs, aggregate = task["subject"].partition(" ")[0].lower(), getattr(config, "aggregate", None)
-    subject = f"Regression from {inputs}: the numbers in `config.id2label`"
-    if aggregate is not None:
-        subject = f"A score from {inputs}: rewards and reranking"
-    return task | {"predicts": "numbers", "subject": subject, "limit": REGRESSION_LIMIT, "aggregate": aggregate}
+    of_class = PAIRS if has_bias else TASKS[model_class]
+    texts = {"predicts": "classes", **of_class, "model_class": model_class}
+    task = task_of_config(config)
+    if task.reads_lists:
+        texts["predicts"] = "labels"
+        texts["subject"] = texts["subject"].replace("over the classes", "with any number of the labels")
+        texts["limit"] = MULTI_LABEL_LIMIT
+    if task.predicts_numbers:
+        inputs, _, _ = texts["subject"].partition(" ")
+        aggregate = getattr(config, "aggregate", None)
+        texts["predicts"] = "numbers"
+        texts["subject"] = f"Regression from {inputs.lower()}: the numbers in `config.id2label`"
+        if aggregate is not None:
+            texts["subject"] = f"A score from {inputs.lower()}: rewards and reranking"
+        texts["limit"] = REGRESSION_LIMIT
+        texts["aggregate"] = aggregate
+    return texts

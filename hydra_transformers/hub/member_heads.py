@@ -14,11 +14,15 @@ from ..pruning.circuits import FOLDER
 from ..pruning.heads import Head, heads_in
 
 
-KEPT, PRUNED = "■", "·"
+KEPT = "■"
+PRUNED = "·"
 
 
 def kept_heads_map(config: PreTrainedConfig) -> str:
-    """One line per layer, one column per member, one sign per head of the backbone (■ kept, · pruned), and how many.
+    """Draw which heads of the backbone each member keeps.
+
+    There is one line per layer, one column per member, and one sign per head (■ kept, · pruned),
+    with their number.
 
     Args:
         config (`PreTrainedConfig`): of a Hydra.
@@ -26,7 +30,8 @@ def kept_heads_map(config: PreTrainedConfig) -> str:
     Example:
         >>> from hydra_transformers import HydraViTConfig
         >>> sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
-        >>> print(kept_heads_map(HydraViTConfig(kept_heads=[[[0, 1], [3]], [[], [0, 1, 2, 3]]], **sizes)))
+        >>> kept_heads = [[[0, 1], [3]], [[], [0, 1, 2, 3]]]
+        >>> print(kept_heads_map(HydraViTConfig(kept_heads=kept_heads, **sizes)))
                    member 0  member 1
         layer 0    ■■··  2   ···■  1
         layer 1    ····  0   ■■■■  4
@@ -34,44 +39,80 @@ def kept_heads_map(config: PreTrainedConfig) -> str:
 
     A last line says how many layers run once for all members, if any do.
     """
-    maps = {tower: _map_of_tower(part) for tower, part in tower_configs(config).items()}
-    return "\n\n".join(f"{tower} tower\n{text}" if tower else text for tower, text in maps.items())
+    maps = []
+    for tower, part in tower_configs(config).items():
+        text = _map_of_tower(part)
+        if tower:
+            text = f"{tower} tower\n{text}"
+        maps.append(text)
+    return "\n\n".join(maps)
 
 
 def _map_of_tower(config: PreTrainedConfig) -> str:
-    heads, layers = config.num_attention_heads, len(config.kept_heads)
-    columns = [["", *(f"layer {layer}" for layer in range(layers)), f"kept of {heads * layers}"]]
+    """Draw the heads of one tower."""
+    heads = config.num_attention_heads
+    layers = len(config.kept_heads)
+
+    # The columns: the names of the layers, then each member's heads, and how many these are.
+    names = [f"layer {layer}" for layer in range(layers)]
+    columns = [["", *names, f"kept of {heads * layers}"]]
     for member in range(config.num_members):
-        kept = [layer[member] for layer in config.kept_heads]
-        signs = ["".join(KEPT if head in layer else PRUNED for head in range(heads)) for layer in kept]
-        lines = [f"{sign}  {len(layer)}" for sign, layer in zip(signs, kept, strict=True)]
-        columns.append([f"member {member}", *lines, str(sum(map(len, kept)))])
-    widths = [max(map(len, column)) for column in columns]
-    rows = zip(*columns, strict=True)
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(filter(None, [*lines, trunk_sentence(config)]))
+        cells = []
+        total = 0
+        for layer in config.kept_heads:
+            kept = layer[member]
+            total += len(kept)
+            signs = "".join(KEPT if head in kept else PRUNED for head in range(heads))
+            cells.append(f"{signs}  {len(kept)}")
+        columns.append([f"member {member}", *cells, str(total)])
+
+    # Each as wide as its longest cell.
+    padded = []
+    for column in columns:
+        width = max(map(len, column))
+        padded.append([cell.ljust(width) for cell in column])
+    lines = ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]
+    trunk = trunk_sentence(config)
+    if trunk:
+        lines.append(trunk)
+    return "\n".join(lines)
 
 
 def trunk_sentence(config: PreTrainedConfig) -> str:
-    """ "the first 6 layers run once for all members", for CLIP by tower; empty where no layer does."""
-    towers = {tower: part.trunk_layers for tower, part in tower_configs(config).items() if part.trunk_layers}
-    return "; ".join(
-        f"{f'in the {tower} tower ' if tower else ''}the first {f'{trunk} layers run' if trunk > 1 else 'layer runs'} once for all "
-        "members"
-        for tower, trunk in towers.items()
-    )
+    """Say how many layers run once for all members; nothing where none does.
+
+    "the first 6 layers run once for all members", for CLIP by tower
+    """
+    sentences = []
+    for tower, part in tower_configs(config).items():
+        trunk = part.trunk_layers
+        if not trunk:
+            continue
+        place = f"in the {tower} tower " if tower else ""
+        layers = f"{trunk} layers run" if trunk > 1 else "layer runs"
+        sentences.append(f"{place}the first {layers} once for all members")
+    return "; ".join(sentences)
 
 
 def heads_of_backbone(config: PreTrainedConfig) -> set[Head]:
-    """All heads of a Hydra's backbone before any pruning."""
-    towers = tower_configs(config).items()
-    return set(heads_in({name: [[range(t.num_attention_heads)]] * number_of_layers(t) for name, t in towers}))
+    """Return all heads of a Hydra's backbone before any pruning."""
+    kept_heads = {}
+    for tower, part in tower_configs(config).items():
+        all_heads = range(part.num_attention_heads)
+        kept_heads[tower] = [[all_heads]] * number_of_layers(part)
+    return set(heads_in(kept_heads))
 
 
 def pruned_heads(circuit: Circuit, config: PreTrainedConfig, member: int) -> set[Head]:
-    """The heads that a member lost since the circuit was extracted, from a model that may have been pruned before."""
+    """Return the heads that a member lost since the circuit was extracted.
+
+    The circuit's model may have been pruned before.
+    """
     before = circuit.made_from.get("kept_heads")
-    heads = heads_of_backbone(config) if before is None else set(heads_in(before))
+    if before is None:
+        heads = heads_of_backbone(config)
+    else:
+        heads = set(heads_in(before))
     return heads - set(heads_in(config.kept_heads, member))
 
 
@@ -82,31 +123,50 @@ def matches_circuit(circuit: Circuit, config: PreTrainedConfig, member: int) -> 
 
 
 def load_circuits(folder: str | os.PathLike, configs: Sequence[PreTrainedConfig]) -> list[Circuit] | None:
-    """The circuits of a folder: one per member, in their order, or one that all were sampled from; None where there are none.
+    """Return the circuits of a folder; None where there are none.
+
+    They are one per member, in their order, or one that all members' heads were sampled from.
 
     configs: that of the Hydra, or of every member
     """
-    left = [Circuit.load(path) for path in sorted((Path(folder) / FOLDER).glob("*.json"))]
-    members = [(config, member) for config in configs for member in range(getattr(config, "num_members", 0))]
-    if len(left) == 1 and all(pruned_heads(left[0], *member) <= set(left[0].ranking) for member in members):
-        return left
+    place = Path(folder) / FOLDER
+    circuits = [Circuit.load(path) for path in sorted(place.glob("*.json"))]
+    if not circuits:
+        return None
+    members = []
+    for config in configs:
+        members += [(config, member) for member in range(getattr(config, "num_members", 0))]
+
+    # One for all.
+    if len(circuits) == 1:
+        ranking = set(circuits[0].ranking)
+        if all(pruned_heads(circuits[0], *member) <= ranking for member in members):
+            return circuits
+
+    # One for each, in the order of the members.
+    left = list(circuits)
     ordered = []
-    for member in members if left else ():
-        circuit = next((circuit for circuit in left if matches_circuit(circuit, *member)), None)
-        if circuit is None:
+    for member in members:
+        matching = [circuit for circuit in left if matches_circuit(circuit, *member)]
+        if not matching:
             break
-        ordered.append(left.pop(left.index(circuit)))
-    if left or 0 < len(ordered) < len(members):
+        ordered.append(matching[0])
+        left.remove(matching[0])
+    if left or len(ordered) < len(members):
         raise ValueError(
-            f"the circuits in {Path(folder) / FOLDER} are not those by which these members lost their heads: remove them, or "
-            "run `hydra-transformers prune` again"
+            f"the circuits in {place} are not those by which these members lost their heads: remove them, or run "
+            "`hydra-transformers prune` again"
         )
-    return ordered or None
+    return ordered
 
 
 def copy_circuits(source: str | os.PathLike, target: str | os.PathLike) -> None:
-    """Copies the circuits, without checkpoints of an extraction, from one folder to another that has none."""
-    circuits, place = sorted((Path(source) / FOLDER).glob("*.json")), Path(target) / FOLDER
+    """Copy the circuits of a folder into another that has none.
+
+    Checkpoints of an unfinished extraction stay behind.
+    """
+    circuits = sorted((Path(source) / FOLDER).glob("*.json"))
+    place = Path(target) / FOLDER
     if circuits and not place.exists():
         with written_whole(place) as folder:
             for path in circuits:

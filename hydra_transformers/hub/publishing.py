@@ -40,7 +40,7 @@ LIBRARIES = ("huggingface_hub", "httpx", "httpcore", "requests", "urllib3")
 
 
 class HubError(RuntimeError):
-    """The Hub refused, or could not be reached; the message is one sentence that says what to do."""
+    """The Hub refused, or could not be reached; its message is a sentence that says what to do."""
 
 
 def push_hydra_to_hub(
@@ -55,43 +55,64 @@ def push_hydra_to_hub(
     overwrite_card: bool = False,
     **card_arguments: Any,
 ) -> CommitInfo:
-    """Publishes a Hydra in one commit: weights, config, code, processor, card and report. With a processor also
-    `handler.py`, with which an Inference Endpoint of the Hub answers with uncertainty and abstention.
+    """Publish a Hydra in one commit: weights, config, code, processor, card and report.
+
+    With a processor also `handler.py`, with which an Inference Endpoint of the Hub answers with
+    uncertainty and abstention.
 
     Args:
-        model (`PreTrainedModel`): a Hydra, left unchanged.
-        repo_id (`str`): "me/my-hydra"; created if it does not exist.
-        processor (*optional*): the image processor, tokenizer or processor that prepares the model's inputs.
-        report (`Report`, *optional*): from `evaluate_uncertainty`: goes into the card, and as JSON and plots into
+        model (`PreTrainedModel`):
+            A Hydra, left unchanged.
+        repo_id (`str`):
+            "me/my-hydra"; created if it does not exist.
+        processor (*optional*):
+            The image processor, tokenizer or processor that prepares the model's inputs.
+        report (`Report`, *optional*):
+            From `evaluate_uncertainty`: goes into the card, and as JSON and plots into
             `evaluation/`.
-        card (`ModelCard`, *optional*): a card of your own; by default `create_model_card` makes it.
-        private (`bool`, *optional*): whether a new repository is private; by default your account's setting.
-        token (`str`, *optional*): by default the one you logged in with (`hf auth login`) or `HF_TOKEN`.
-        overwrite_card (`bool`, defaults to `False`): whether to replace a card that is on the Hub, which stays otherwise.
-        card_arguments (*optional*): of `create_model_card`: base_model, dataset, license, circuits, fine_tuning, pruning,
+        card (`ModelCard`, *optional*):
+            A card of your own; by default `create_model_card` makes it.
+        private (`bool`, *optional*):
+            Whether a new repository is private; by default your account's setting.
+        token (`str`, *optional*):
+            By default the one you logged in with (`hf auth login`) or `HF_TOKEN`.
+        overwrite_card (`bool`, defaults to `False`):
+            Whether to replace a card that is on the Hub, which stays otherwise.
+        card_arguments (*optional*):
+            Of `create_model_card`: base_model, dataset, license, circuits, fine_tuning, pruning,
             report_model.
 
     Returns:
-        `CommitInfo`: the commit. Unchanged files make no new one, and files of your own in the repository stay.
+        `CommitInfo`: the commit. Unchanged files make no new one, and files of your own in the
+        repository stay.
     """
-    card_task(model)  # raises on other models before asking for a token
+    # Check what needs no network, before a token is asked for.
+    card_task(model)
     if card is not None and card_arguments:
-        raise ValueError(f"card is given, so {', '.join(card_arguments)} would have no effect: leave one of them out")
+        names = ", ".join(card_arguments)
+        raise ValueError(f"card is given, so {names} would have no effect: leave one of them out")
     api = _api(token)
     with tempfile.TemporaryDirectory() as temporary:
+        # All files in a folder.
         folder = Path(temporary)
         plots = _stage(folder, model, processor, report)
-        new = card or create_model_card(model, report, repo_id=repo_id, plots=plots, **card_arguments)
+        new_card = card or create_model_card(model, report, repo_id=repo_id, plots=plots, **card_arguments)
+
         with _one_sentence(repo_id):
             api.create_repo(repo_id, private=private, exist_ok=True)
-            existing = None if overwrite_card else _file_on_hub(api, repo_id, "README.md")
-            if existing in (None, str(new)):
-                new.save(folder / "README.md")
+            existing = None
+            if not overwrite_card:
+                existing = _file_on_hub(api, repo_id, "README.md")
+
+            # A card and a handler of the owner's own stay.
+            if existing in (None, str(new_card)):
+                new_card.save(folder / "README.md")
             elif card is not None:
                 raise ValueError(f"{repo_id} has another card: pass overwrite_card=True to replace it, or no card")
             else:
                 logger.warning(f"{repo_id} has a card, which stays: pass overwrite_card=True to replace it")
             _leave_own_handler(api, repo_id, folder)
+
             # Not upload_folder, which may divide a large folder into several commits.
             operations = _operations(api, repo_id, folder, LEFT_OVERS)
             return api.create_commit(repo_id, operations, commit_message=f"Upload {type(model).__name__}")
@@ -100,13 +121,17 @@ def push_hydra_to_hub(
 def push_space_to_hub(
     folder: str | os.PathLike, space_id: str, *, private: bool | None = None, token: str | None = None
 ) -> CommitInfo:
-    """Publishes a folder that `write_space` wrote as a Space, in one commit.
+    """Publish a folder that `write_space` wrote as a Space, in one commit.
 
     Args:
-        folder (`str` or `os.PathLike`): published as it is; code of an earlier push is removed, other files stay.
-        space_id (`str`): "me/my-hydra"; created if it does not exist.
-        private (`bool`, *optional*): whether a new Space is private; by default your account's setting.
-        token (`str`, *optional*): by default the one you logged in with (`hf auth login`) or `HF_TOKEN`.
+        folder (`str` or `os.PathLike`):
+            Published as it is; code of an earlier push is removed, other files stay.
+        space_id (`str`):
+            "me/my-hydra"; created if it does not exist.
+        private (`bool`, *optional*):
+            Whether a new Space is private; by default your account's setting.
+        token (`str`, *optional*):
+            By default the one you logged in with (`hf auth login`) or `HF_TOKEN`.
 
     Returns:
         `CommitInfo`: the commit.
@@ -122,6 +147,7 @@ def push_space_to_hub(
 
 
 def _api(token: str | None) -> HfApi:
+    """Return the Hub's interface; raise, before anything is sent, where there is no token."""
     if token is None and get_token() is None:
         raise HubError("there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token=")
     return HfApi(token=token)
@@ -130,30 +156,44 @@ def _api(token: str | None) -> HfApi:
 def _operations(
     api: HfApi, repo_id: str, folder: Path, left_overs: list[str], repo_type: str | None = None
 ) -> list[CommitOperationAdd | CommitOperationDelete]:
-    """Adds all files of the folder, and deletes those that an earlier push left over."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    added = {path.relative_to(folder).as_posix(): path for path in files}
-    left_over = filter_repo_objects(api.list_repo_files(repo_id, repo_type=repo_type), allow_patterns=left_overs)
-    return [
-        *(CommitOperationAdd(name, path) for name, path in added.items()),
-        *(CommitOperationDelete(name) for name in left_over if name not in added),
-    ]
+    """Add all files of the folder, and delete those that an earlier push left over.
+
+    left_overs: patterns of their names
+    """
+    operations: list[CommitOperationAdd | CommitOperationDelete] = []
+    added = set()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(folder).as_posix()
+            operations.append(CommitOperationAdd(name, path))
+            added.add(name)
+    names_on_hub = api.list_repo_files(repo_id, repo_type=repo_type)
+    for name in filter_repo_objects(names_on_hub, allow_patterns=left_overs):
+        if name not in added:
+            operations.append(CommitOperationDelete(name))
+    return operations
 
 
 def _leave_own_handler(api: HfApi, repo_id: str, folder: Path) -> None:
-    """Our handler replaces an earlier one of ours, known by its first line; any other on the Hub stays."""
-    existing = _file_on_hub(api, repo_id, HANDLER.name) if (folder / HANDLER.name).exists() else None
-    if existing is not None and "Made by hydra_transformers" not in existing.partition("\n")[0]:
+    """Keep a handler on the Hub that is not ours; ours is known by its first line, and replaced."""
+    if not (folder / HANDLER.name).exists():
+        return
+    existing = _file_on_hub(api, repo_id, HANDLER.name)
+    if existing is None:
+        return
+    first_line, _, _ = existing.partition("\n")
+    if "Made by hydra_transformers" not in first_line:
         logger.warning(f"{repo_id} has a handler.py of its own, which stays")
         (folder / HANDLER.name).unlink()
 
 
 def _stage(folder: Path, model: PreTrainedModel, processor: Any, report: "Report | None") -> dict[str, str]:
-    """Writes everything but the card, and returns the card's plots: title -> path."""
+    """Write everything but the card; return the card's plots: title -> path."""
     model.save_pretrained(folder)
     if processor is not None:
         processor.save_pretrained(folder)
-        if not INPUTS.keys().isdisjoint(model.config.auto_classes):
+        can_answer = not INPUTS.keys().isdisjoint(model.config.auto_classes)
+        if can_answer:
             shutil.copyfile(HANDLER, folder / HANDLER.name)
     if report is None:
         return {}
@@ -161,11 +201,12 @@ def _stage(folder: Path, model: PreTrainedModel, processor: Any, report: "Report
     if importlib.util.find_spec("matplotlib") is None:
         logger.warning("matplotlib is not installed: the report is published without plots")
         return {}
-    drawn = {path.stem: path for path in report.plot(folder / REPORT_FOLDER)}
-    return {title: f"{REPORT_FOLDER}/{drawn[name].name}" for name, title in PLOTS.items() if name in drawn}
+    drawn = {path.stem: path.name for path in report.plot(folder / REPORT_FOLDER)}
+    return {title: f"{REPORT_FOLDER}/{drawn[name]}" for name, title in PLOTS.items() if name in drawn}
 
 
 def _file_on_hub(api: HfApi, repo_id: str, name: str) -> str | None:
+    """Return the text of a file on the Hub; None where there is none."""
     try:
         path = api.hf_hub_download(repo_id, name, force_download=True)  # never an old one from the cache
     except RemoteEntryNotFoundError:
@@ -175,7 +216,7 @@ def _file_on_hub(api: HfApi, repo_id: str, name: str) -> str | None:
 
 @contextmanager
 def _one_sentence(repo_id: str) -> Iterator[None]:
-    """Turns errors of the Hub and of the network into a `HubError`."""
+    """Turn errors of the Hub and of the network into a `HubError`."""
     try:
         yield
     except Exception as error:
@@ -183,6 +224,9 @@ def _one_sentence(repo_id: str) -> Iterator[None]:
         if library not in LIBRARIES and not isinstance(error, (ConnectionError, TimeoutError)):
             raise
         status = getattr(getattr(error, "response", None), "status_code", None)
-        message = (getattr(error, "server_message", None) or str(error)).strip().partition("\n")[0]
-        reason = f"{repo_id} was not published ({status or type(error).__name__}): {message}"
-        raise HubError(REFUSALS[status].format(repo_id=repo_id) if status in REFUSALS else reason) from error
+        if status in REFUSALS:
+            raise HubError(REFUSALS[status].format(repo_id=repo_id)) from error
+        message = getattr(error, "server_message", None) or str(error)
+        first_line, _, _ = message.strip().partition("\n")
+        reason = status or type(error).__name__
+        raise HubError(f"{repo_id} was not published ({reason}): {first_line}") from error

@@ -34,7 +34,7 @@ def test_the_map_shows_each_kept_head_of_each_member_and_layer(hydra):
     assert vision.startswith("vision tower\n") and text.startswith("text tower\n")
     assert "layer 2     ■■■■  4   ····  0   ■■■■  4" in text
     results = doctest.testmod(sys.modules[kept_heads_map.__module__])
-    assert results.attempted == 3 and results.failed == 0
+    assert results.attempted == 4 and results.failed == 0
 
 
 # Cost
