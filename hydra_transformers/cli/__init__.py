@@ -1,4 +1,7 @@
-"""The `hydra-transformers` command. Commands import what they need when they run, so that `--help` is quick."""
+"""The `hydra-transformers` command.
+
+Commands import what they need when they run, so that `--help` is quick.
+"""
 
 import os
 import sys
@@ -52,7 +55,7 @@ COMMANDS = {
 
 
 def quietly(function: Callable) -> Callable:
-    """A command that starts once its words are read, so that wrong ones are answered at once."""
+    """Return a command that starts once its words are read: wrong ones are answered at once."""
 
     @wraps(function)
     def start(**values: Any) -> None:
@@ -69,13 +72,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=False,
     help="Fine-tune a transformer once and get an ensemble that knows when it does not know.",
-    epilog="The usual way: finetune, calibrate, evaluate, predict. Each command's output folder is the next one's input.",
+    epilog="The usual way: finetune, calibrate, evaluate, predict. "
+    "Each command's output folder is the next one's input.",
 )
 for panel, commands in COMMANDS.items():
     for function, example in commands:
-        app.command(
-            function.__name__, rich_help_panel=panel, epilog=f"Example: {NAME} {function.__name__} {example}".rstrip()
-        )(command(quietly(function)))
+        example = f"Example: {NAME} {function.__name__} {example}".rstrip()
+        add = app.command(function.__name__, rich_help_panel=panel, epilog=example)
+        add(command(quietly(function)))
 
 
 def _show_version(is_asked: bool) -> None:
@@ -101,11 +105,19 @@ def runner() -> Any:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs one command; returns 0 on success, 2 for an error that the user can fix, 1 otherwise."""
-    words = list(sys.argv[1:] if words is None else words)
+    """Run one command; return 0 on success, 2 for an error that the user can fix, 1 otherwise."""
+    if words is None:
+        words = sys.argv[1:]
+    words = list(words)
+
+    # Which command it is, for messages; None for a word that is none.
     called = next((word for word in words if not word.startswith("-")), None)
-    called = called if called in runner().commands else None
-    name = f"{NAME} {called}" if called else NAME
+    name = NAME
+    flags = []
+    if called in runner().commands:
+        name = f"{NAME} {called}"
+        flags = [flag for option in runner().commands[called].params for flag in option.opts]
+
     try:
         code = runner().main(words, prog_name=NAME, standalone_mode=False) or 0
         if code == INTERRUPTED:
@@ -120,15 +132,19 @@ def main(words: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in words:
             traceback.print_exc()
-        flags = [flag for option in runner().commands[called].params for flag in option.opts] if called else ()
-        if os.environ.get("RANK", "0") == "0" or not getattr(error, "is_everywhere", False):
+        # Of several processes that fail alike, one says so.
+        is_first = os.environ.get("RANK", "0") == "0"
+        if is_first or not getattr(error, "is_everywhere", False):
             print(f"{name}: {sentence_of(error, flags)}", file=sys.stderr)
         return 2 if isinstance(error, MISTAKES) else 1
 
 
 @contextmanager
 def joined_processes(called: str) -> Iterator[None]:
-    """Lets processes that were started together work together; only the first one prints, but for errors."""
+    """Let processes that were started together work together.
+
+    Only the first one prints; the others print errors alone.
+    """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return
@@ -137,9 +153,10 @@ def joined_processes(called: str) -> Iterator[None]:
     import torch
     from accelerate import PartialState
 
-    if not torch.cuda.is_available():
+    is_on_cpu = not torch.cuda.is_available()
+    if is_on_cpu:
         os.environ["ACCELERATE_USE_CPU"] = "true"  # without it, Trainer would not see the other processes
-    processes = PartialState(cpu=not torch.cuda.is_available())
+    processes = PartialState(cpu=is_on_cpu)
     if processes.is_main_process:
         yield
     else:
@@ -150,18 +167,24 @@ def joined_processes(called: str) -> Iterator[None]:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Shows only errors of the libraries, no progress bars for weights, and our own warnings as notes."""
+    """Show only errors of the libraries, no bars for weights, and our own warnings as notes."""
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
-    verbosity, hub_verbosity = logging.get_verbosity(), hub_logging.get_verbosity()
+    verbosity = logging.get_verbosity()
+    hub_verbosity = hub_logging.get_verbosity()
     had_bars = logging.is_progress_bar_enabled()
+
+    # The libraries.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("DATASETS_VERBOSITY", "critical")  # it logs what it raises
     hub_logging.set_verbosity_error()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    ours, notes = getLogger("transformers.hydra_transformers"), StreamHandler(sys.stderr)
+
+    # Our own warnings.
+    ours = getLogger("transformers.hydra_transformers")
+    notes = StreamHandler(sys.stderr)
     notes.setFormatter(Formatter("note: %(message)s"))
     ours.addHandler(notes)
     ours.setLevel(WARNING)

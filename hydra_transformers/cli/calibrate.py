@@ -85,20 +85,21 @@ def calibrate(
     ) = None,
     alpha: option(
         float | None,
-        "the share of prediction sets or intervals that may miss the label (default: 0.1); alone, for a model that never abstains",
+        "the share of prediction sets or intervals that may miss the label (default: 0.1); alone, for a model that "
+        "never abstains",
         "SHARE",
         parser=share,
     ) = None,
     add: option(
         Path | None,
-        "the file of `predict --audit` with labels: lowers the threshold of a calibrated model for --risk, by these answers, and by "
-        "the rows of --data if there are any, which must be those that it was calibrated on",
+        "the file of `predict --audit` with labels: lowers the threshold of a calibrated model for --risk, by these "
+        "answers, and by the rows of --data if there are any, which must be those that it was calibrated on",
         "FILE",
         ABSTAIN,
     ) = None,
     verbose: switch("--verbose", "print all that was fitted and promised, and on which conditions") = False,
 ) -> None:
-    """Fit when a model abstains ("I don't know") and its sets of possible classes; saved with the model."""
+    """Fit when a model abstains ("I don't know") and its sets of classes; saved with the model."""
     if risk is not None and coverage is not None:
         raise ValueError("--risk and --coverage exclude each other: pass one of them")
     if missed is not None and (risk is not None or coverage is not None or risk_of or by is not None):
@@ -109,12 +110,13 @@ def calibrate(
         raise ValueError("--cost is a target by itself: leave out --risk, --risk-of, --missed, --coverage and --by")
     if risk is None and coverage is None and alpha is None and missed is None and not cost:
         raise ValueError(
-            "there is no target, so that the model would never abstain: pass --risk 0.05 or --coverage 0.9, or --alpha alone for "
-            "prediction sets or intervals"
+            "there is no target, so that the model would never abstain: pass --risk 0.05 or --coverage 0.9, or "
+            "--alpha alone for prediction sets or intervals"
         )
     if add is not None and (risk is None or alpha is not None or by is not None or risk_of):
         raise ValueError(
-            "--add lowers the threshold of a calibrated model for a --risk: pass that, and neither --coverage nor --alpha"
+            "--add lowers the threshold of a calibrated model for a --risk: pass that, and neither --coverage nor "
+            "--alpha"
         )
     if data.data is None and add is None:
         raise ValueError("there are no rows: pass --data")
@@ -151,7 +153,10 @@ def _share_of(label: str, text: str) -> float:
 
 
 def _calibrated(model: str, data: DataOptions, settings: dict[str, Any]) -> "tuple[Calibration, nn.Module, Any]":
-    """Return the calibration of a model on data, the model that is saved with it, and its processor."""
+    """Calibrate a model on data.
+
+    Returns the calibration, the model that is saved with it, and its processor.
+    """
     from ..serving.saved_models import open_model
     from ..uncertainty import calibrate as fit
 
@@ -166,7 +171,10 @@ def _calibrated(model: str, data: DataOptions, settings: dict[str, Any]) -> "tup
 def _recalibrated(
     model: str, data: DataOptions, add: Path, risk: float, confidence: float | None
 ) -> "tuple[Calibration, nn.Module, Any]":
-    """Return the calibration of a calibrated model by audited answers, the model that is saved with it, and its processor."""
+    """Lower the threshold of a calibrated model by audited answers.
+
+    Returns the calibration, the model that is saved with it, and its processor.
+    """
     from ..serving.saved_models import open_model
     from ..uncertainty import CalibratedClassifier
     from ..uncertainty.recalibration import recalibrate

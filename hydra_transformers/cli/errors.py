@@ -22,16 +22,22 @@ FLAGS = {
 
 
 def sentence_of(error: Exception, flags: Sequence[str] = ()) -> str:
-    """Any exception as one line; one that the user cannot fix is called unexpected.
+    """Return any exception as one line; one that the user cannot fix is called unexpected.
 
-    flags: of the command, which errors of Python functions name without dashes (`trunk_layers` for --trunk-layers)
+    flags: of the command, which errors of Python functions name without dashes (`trunk_layers` for
+        --trunk-layers)
     """
     if not isinstance(error, MISTAKES):
         return f"unexpected {type(error).__name__}: {first_line(error)} (--debug shows where)"
-    missing = isinstance(error, FileNotFoundError) and error.filename
-    sentence = f"there is no file {missing}" if missing else NUMBER_OF_ERROR.sub("", in_one_line(error))
+
+    # Errors of the system.
+    sentence = NUMBER_OF_ERROR.sub("", in_one_line(error))
+    if isinstance(error, FileNotFoundError) and error.filename:
+        sentence = f"there is no file {error.filename}"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         sentence = "the disk is full: free some space, and the same command continues"
+
+    # Arguments of Python functions, by the flags that they came from.
     for word, flag in FLAGS.items():
         sentence = re.sub(word, flag, sentence)
     for flag in flags:

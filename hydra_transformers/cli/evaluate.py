@@ -3,20 +3,22 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .folders import note_training_rows
 from .options import BatchSize, DataOptions, ModelArgument, best_device, named, option
 
 
-REPORT_FILES = ("report.json", "report.md", "report.html")  # the first one shows that a folder is of a report
-PLOTS = "plots"
-
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..data.loading import PreparedData
     from ..reports import Report
     from ..serving.saved_models import OpenModel
+
+# The first one shows that a folder is of a report.
+REPORT_FILES = ("report.json", "report.md", "report.html")
+PLOTS = "plots"
 
 
 def evaluate(
@@ -28,9 +30,9 @@ def evaluate(
     far: option(list[tuple] | None, "far out-of-distribution data; may be repeated", "NAME=DATA", parser=named) = None,
     corruptions: option(
         str | None,
-        "evaluate on corrupted data, too: names with commas between them, of corruptions (gaussian_noise, typos, ...) or "
-        "groups (noise, blur, colour, digital, characters, words), or all; or a standard set: imagenet-c, cifar10-c, cifar100-c "
-        "(the Hub's), or its folder",
+        "evaluate on corrupted data, too: names with commas between them, of corruptions (gaussian_noise, typos, ...) "
+        "or groups (noise, blur, colour, digital, characters, words), or all; or a standard set: imagenet-c, "
+        "cifar10-c, cifar100-c (the Hub's), or its folder",
         "NAMES",
     ) = None,
     batch_size: BatchSize = 32,
@@ -38,11 +40,15 @@ def evaluate(
         Path | None, "gets report.md, report.html, report.json and plots (default: MODEL/evaluation)", "DIR"
     ) = None,
 ) -> None:
-    """Measure accuracy, calibration, abstention and out-of-distribution detection, as tables and plots."""
+    """Measure accuracy, calibration, abstention and out-of-distribution detection.
+
+    The results are tables and plots.
+    """
     from .._io.files import check_takes_files
     from ..reports import evaluate_uncertainty
     from ..serving.saved_models import open_model
 
+    # Where the report goes, before any work.
     path = Path(model)
     opened = open_model(model)
     if output is None and not path.is_dir():
@@ -50,38 +56,55 @@ def evaluate(
     output = output or path / "evaluation"
     check_takes_files(output)
     check_holds_no_other_report(output)
-    info, processor = opened.info, opened.processor
-    loaded, ood_rows, corrupted = opened.load(best_device()), None, None
-    if getattr(info.config, "aggregate", None) is not None:  # reward models are judged by pairs
+
+    # The model and the rows; reward models are judged by pairs.
+    info = opened.info
+    loaded = opened.load(best_device())
+    ood_rows = None
+    if getattr(info.config, "aggregate", None) is not None:
         from ..uncertainty.rewards import pairs_of
 
         if near or far or corruptions:
             raise ValueError("--near, --far and --corruptions are not for reward models: leave them out")
-        rows = pairs_of(lambda column: replace(data, column=[column]).read(info, processor, labelled=False))
+        rows = pairs_of(lambda column: replace(data, column=[column]).read(info, opened.processor, labelled=False))
     else:
-        rows = data.read(info, processor)
+        rows = data.read(info, opened.processor)
         note_training_rows(model, data, rows)
-        ood_rows = data.read_groups(info, processor, {"near": near or [], "far": far or []})
+        ood_rows = data.read_groups(info, opened.processor, {"near": near or [], "far": far or []})
         loaded = _with_decision(loaded, opened, rows.class_names)
+    corrupted = None
     if corruptions is not None:
-        from ..shift import corrupted_sets, load_corrupted_sets
-        from ..shift.standard_sets import STANDARD_SETS
+        corrupted = _read_corrupted(corruptions, opened, rows, data.limit)
 
-        if corruptions in STANDARD_SETS or Path(corruptions).is_dir():
-            corrupted = load_corrupted_sets(corruptions, info, limit=data.limit, processor=processor)
-        else:
-            corrupted = corrupted_sets(rows, [name.strip() for name in corruptions.split(",")])
-    models = {path.resolve().name if path.is_dir() else path.name: loaded}
-    report = evaluate_uncertainty(models, rows, ood_rows, corruptions=corrupted, batch_size=batch_size)
-    name = str(data.data)
+    # The report, which says what it is of.
+    name = path.name
+    if path.is_dir():
+        name = path.resolve().name
+    report = evaluate_uncertainty({name: loaded}, rows, ood_rows, corruptions=corrupted, batch_size=batch_size)
+    report.about["data"] = str(data.data)
     if getattr(rows, "split", None):
-        name += f", split {rows.split}"
-    report.about["data"] = name
+        report.about["data"] += f", split {rows.split}"
     write_report(report, output)
 
 
+def _read_corrupted(names: str, opened: "OpenModel", rows: "PreparedData", limit: int | None) -> Any:
+    """Return rows with corruptions, or those of a standard set.
+
+    names: of corruptions or their groups, or of a standard set or its folder
+    """
+    from ..shift import corrupted_sets, load_corrupted_sets
+    from ..shift.standard_sets import STANDARD_SETS
+
+    if names in STANDARD_SETS or Path(names).is_dir():
+        return load_corrupted_sets(names, opened.info, limit=limit, processor=opened.processor)
+    return corrupted_sets(rows, [name.strip() for name in names.split(",")])
+
+
 def _with_decision(model: "nn.Module", opened: "OpenModel", classes: list[str]) -> "nn.Module":
-    """Return a model with the decision saved beside it, and two towers as a classifier of the data's classes."""
+    """Return a model with the decision saved beside it.
+
+    Two towers become a classifier of the data's classes.
+    """
     from ..uncertainty import CalibratedClassifier
     from ..uncertainty.calibrated_classifier import OtherClassesError
 
@@ -96,7 +119,7 @@ def _with_decision(model: "nn.Module", opened: "OpenModel", classes: list[str]) 
 
 
 def check_holds_no_other_report(output: Path) -> None:
-    """Raises, before any work, for a folder with files of the names of a report that are not of one."""
+    """Raise, before any work, for a folder whose files have a report's names and are not of one."""
     from .._io.files import parse_json
 
     names = [name for name in (*REPORT_FILES, PLOTS) if (output / name).exists()]
@@ -112,7 +135,7 @@ def check_holds_no_other_report(output: Path) -> None:
 
 
 def write_report(report: "Report", output: Path) -> None:
-    """Prints a report and writes all its forms."""
+    """Print a report and write all its forms."""
     from .._io.files import write_atomically
     from .._io.processes import on_one_process
     from .._io.progress import timed_step

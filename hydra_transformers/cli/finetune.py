@@ -25,8 +25,6 @@ from .options import (
 
 EVALUATION = "evaluation"
 GRID = "grid"  # of learning rates
-
-
 # Fields of HydraTrainingArguments that have an option of their own.
 OPTIONS = {
     "output_dir": "--output",
@@ -39,7 +37,7 @@ OPTIONS = {
 
 
 def training_settings(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Read --set NAME=VALUE: fields of `HydraTrainingArguments`, each as the type that it has."""
+    """Read --set NAME=VALUE: fields of `HydraTrainingArguments`, each as its type."""
     if not pairs:
         return {}
     from transformers import HfArgumentParser
@@ -63,12 +61,16 @@ def training_settings(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
         if value.lower() in ("none", "null"):
             settings[name] = None
         else:
-            settings[name] = getattr(parser.parse_args(["--output_dir", "", f"--{name}={value}"]), name)
+            read = parser.parse_args(["--output_dir", "", f"--{name}={value}"])
+            settings[name] = getattr(read, name)
     return settings
 
 
 def positive_or_grid(text: str) -> float | str:
-    return GRID if text == GRID else positive(text)
+    """Read a learning rate, or the word for a grid of them."""
+    if text == GRID:
+        return GRID
+    return positive(text)
 
 
 def finetune(
@@ -115,6 +117,7 @@ def finetune(
     ) = None,
 ) -> None:
     """Fine-tune a pre-trained model as an ensemble (a Hydra), and evaluate it."""
+    # What both kinds of models take.
     names = models_named([model])
     columns = {"column": column or None, "label": label, "label_separator": label_separator}
     arguments = training_settings(further or [])
@@ -123,6 +126,8 @@ def finetune(
 
         check_can_report_to(report_to)
         arguments["report_to"] = report_to
+
+    # Pruned members, one by one.
     if len(names) > 1:
         if (runs, members, trunk_layers, regression, max_length) != (2, 3, None, False, None):
             raise ValueError(
@@ -137,6 +142,8 @@ def finetune(
             training["learning_rate"] = learning_rate
         _tune_members(names, data, output, columns, seed, recipe, **training)
         return
+
+    # A pre-trained model.
     if recipe is not None or learning_rate == GRID:
         raise ValueError(f"--recipe and --learning-rate {GRID} are for members that `prune` made: leave them out")
     from ..serving.saved_models import load_config
@@ -160,12 +167,15 @@ def finetune(
         **columns,
         **arguments,
     )
+
+    # What came of it.
     from ..reports import evaluate_uncertainty
     from ..training.finetune import describe_runs
     from .evaluate import write_report
 
     print(*describe_runs(result.runs), sep="\n")
-    report = evaluate_uncertainty({output.name: result.model.to(best_device())}, result.test, batch_size=batch_size)
+    models = {output.name: result.model.to(best_device())}
+    report = evaluate_uncertainty(models, result.test, batch_size=batch_size)
     write_report(report, output / EVALUATION)
     options = typed(data=data, split="validation", **columns, coverage=0.9)
     print(f"The Hydra is in {output}. Next: hydra-transformers calibrate {output} {options} --output ...")
@@ -174,9 +184,9 @@ def finetune(
 def _tune_members(
     names: list[str], data: str, output: Path, columns: dict, seed: int, recipe: str | None, **training: Any
 ) -> None:
-    """Fine-tunes pruned members, each by itself.
+    """Fine-tune pruned members, each by itself.
 
-    training: arguments of `finetune_members`
+    columns, training: arguments of `load_data` and of `finetune_members`
     """
     from .._io.processes import on_one_process
     from ..data.loading import load_data
@@ -189,16 +199,26 @@ def _tune_members(
     config = load_config(names[0])
     if ModelInfo.of(config).is_zero_shot:
         raise ValueError(
-            f"{names[0]} learns from pairs of images and texts, which this command does not read: fine-tune it in Python, with "
-            'finetune_members(members, "clip-lit", ...), or fuse the members as they are'
+            f"{names[0]} learns from pairs of images and texts, which this command does not read: fine-tune it in "
+            'Python, with finetune_members(members, "clip-lit", ...), or fuse the members as they are'
         )
     on_one_process(lambda: claim(output, PRUNE_SETTINGS, {"members": len(names)}))
+
+    # The rows.
     processor = load_processor(names[0], config)
     columns = {**columns, "processor": processor, "labelled": True}
-    train, validation = (load_data(data, config, part=part, **columns) for part in ("training", "validation"))
+    train = load_data(data, config, part="training", **columns)
+    validation = load_data(data, config, part="validation", **columns)
     print(train.notes[0], *validation.notes, sep="\n", flush=True)
+
+    # The training, and what a fused model of the members will need.
     models = [load_model(name) for name in names]
     finetune_members(models, recipe, train, validation, output, seed=seed, **training)
-    on_one_process(lambda: copy_circuits(Path(names[0]).parent, output))
-    on_one_process(lambda: [processor.save_pretrained(output / f"member-{index}") for index in range(len(names))])
+
+    def complete() -> None:
+        copy_circuits(Path(names[0]).parent, output)
+        for index in range(len(names)):
+            processor.save_pretrained(output / f"member-{index}")
+
+    on_one_process(complete)
     print(f"{len(names)} members are in {output}. Next: hydra-transformers fuse {output} --output ...")

@@ -19,29 +19,39 @@ PRUNE_SETTINGS = "prune.json"  # in a folder of members, pruned or tuned: how ma
 
 
 def check_is_hydra(config: "PreTrainedConfig", name: str) -> None:
+    """Raise for the config of another model."""
     if not config.model_type.startswith("hydra_"):
         raise ValueError(f"{name} is a plain {config.model_type}: pass a Hydra, the output of `finetune` or `fuse`")
 
 
 def models_named(names: Sequence[str]) -> list[str]:
-    """The models that a command was given: each by folder or Hub name, or all of them by a folder of members."""
+    """Return the models that a command was given.
+
+    names: each by folder or Hub name, or all of them by a folder of members
+    """
     from ..serving.saved_models import member_folders
 
     folder = Path(names[0])
     if len(names) > 1 or (folder / "config.json").exists() or not folder.is_dir():
         return list(names)
     members = member_folders(folder)
+    expected = len(members)
     record = folder / PRUNE_SETTINGS
-    expected = read_settings(record).get("members") if record.exists() else len(members)
+    if record.exists():
+        expected = read_settings(record).get("members")
     if len(members) != expected:
         raise ValueError(
-            f"{folder} has {len(members)} of {expected} members: run its command again with the same arguments, and it continues"
+            f"{folder} has {len(members)} of {expected} members: run its command again with the same arguments, and "
+            "it continues"
         )
     return [str(member) for member in members] or list(names)
 
 
 def read_members(names: Sequence[str]) -> "tuple[list[str], list[PreTrainedConfig], Any | None]":
-    """The models that a command was given, their configs, and the processor that all share; None where the first has none."""
+    """Return the models that a command was given, their configs, and the processor that all share.
+
+    It is None where the first model has none.
+    """
     from ..data.processors import check_same_processors, find_processor
     from ..serving.saved_models import load_config
 
@@ -54,20 +64,31 @@ def read_members(names: Sequence[str]) -> "tuple[list[str], list[PreTrainedConfi
 
 
 def note_training_rows(model: str, data: "DataOptions", rows: "PreparedData") -> None:
-    """Prints a note where rows may be those that a model was fine-tuned on, or have changed since."""
+    """Print a note where rows may be those that a model was fine-tuned on, or changed since."""
     from ..data.fingerprints import fingerprint_of_labels
 
+    # What the model was trained on, if that is known.
     record = Path(model) / RECORD
-    settings = read_settings(record) if record.exists() else {}
+    if not record.exists():
+        return
+    settings = read_settings(record)
     trained_on = settings.get("data")
     if trained_on is None or trained_on not in (data.data, os.path.realpath(data.data)):
         return
-    if data.split not in ("validation", "test"):
-        split = (rows.split or "train").partition("[")[0]
-        is_training = split.startswith("train") or split == settings["split"]
-        note = f"{model} was trained on rows of {data.data}, so they say too much: pass --split validation, or --split test"
+
+    if data.split in ("validation", "test"):
+        # The rows that `finetune` left out, unless the data have others now.
+        has_changed = data.limit is None and settings["rows"][data.split] != fingerprint_of_labels(rows.labels)
+        if has_changed:
+            since = f"have changed since {model} was trained on it"
+            _note(f"rows of {data.data} {since}: some of these may be training rows")
     else:
-        is_training = data.limit is None and settings["rows"][data.split] != fingerprint_of_labels(rows.labels)
-        note = f"rows of {data.data} have changed since {model} was trained on it: some of these may be training rows"
-    if is_training:
-        print(f"note: {note}", file=sys.stderr)
+        split, _, _ = (rows.split or "train").partition("[")
+        if split.startswith("train") or split == settings["split"]:
+            advice = "pass --split validation, or --split test"
+            _note(f"{model} was trained on rows of {data.data}, so they say too much: {advice}")
+
+
+def _note(sentence: str) -> None:
+    """Print what a user should know, and need not act on."""
+    print(f"note: {sentence}", file=sys.stderr)

@@ -7,7 +7,10 @@ from .options import argument, model_name
 
 
 if TYPE_CHECKING:
+    from ..model_info import ModelInfo
     from ..models.pretrained import HydraModelMixin
+
+MOST_NAMES = 10  # of classes
 
 
 def info(model: argument(str, "MODEL", "a Hydra; its weights are not read", parser=model_name)) -> None:
@@ -24,18 +27,20 @@ def info(model: argument(str, "MODEL", "a Hydra; its weights are not read", pars
     config = about.config
     check_is_hydra(config, model)
     hydra = without_weights(about.model_class, config)
-    members = f"{config.num_members} member{'s' if config.num_members > 1 else ''}"
-    print(f"{type(hydra).__name__}, {members}, sharing {', '.join(config.shared) or 'nothing'}")
-    names = about.class_names
-    if names:
-        is_regression = about.task.predicts_numbers
-        task = f"regression with {len(names)} output(s)" if is_regression else f"{len(names)} classes"
-        aggregate = getattr(config, "aggregate", None)
-        first_names = ", ".join([*names[:10], "..."] if len(names) > 10 else names)
-        print(f"{task}: {first_names}{f', aggregated by {aggregate!r}' if aggregate else ''}")
+
+    # What it is.
+    members = "1 member"
+    if config.num_members > 1:
+        members = f"{config.num_members} members"
+    shared = ", ".join(config.shared) or "nothing"
+    print(f"{type(hydra).__name__}, {members}, sharing {shared}")
+    if about.class_names:
+        print(_describe_task(about))
     print(_state_of_calibration(hydra, model))
     print(f"{count_parameters(hydra):,} parameters\n")
     print(kept_heads_map(config), end="\n\n")
+
+    # What it costs, beside what it was made from.
     models = {"This model": hydra, "Its backbone": unpruned_backbone(hydra)}
     if config.num_members > 1:
         backbones = [unpruned_backbone(hydra) for _ in range(config.num_members)]
@@ -43,15 +48,31 @@ def info(model: argument(str, "MODEL", "a Hydra; its weights are not read", pars
     print(cost_table(compare_costs(models)))
 
 
+def _describe_task(about: "ModelInfo") -> str:
+    """Say what a model predicts, with its first classes or outputs."""
+    names = list(about.class_names)
+    task = f"{len(names)} classes"
+    if about.task.predicts_numbers:
+        task = f"regression with {len(names)} output(s)"
+    if len(names) > MOST_NAMES:
+        names = [*names[:MOST_NAMES], "..."]
+    description = f"{task}: {', '.join(names)}"
+    aggregate = getattr(about.config, "aggregate", None)
+    if aggregate:
+        description += f", aggregated by {aggregate!r}"
+    return description
+
+
 def _state_of_calibration(hydra: "HydraModelMixin", folder: str) -> str:
     """Say whether a model was calibrated, and whether it ever abstains."""
     from ..uncertainty import CalibratedClassifier
 
-    threshold = None
     if hydra.decision is not None:
         threshold = hydra.decision.settings.threshold
     elif CalibratedClassifier.is_saved_in(folder):
         threshold = CalibratedClassifier.settings_saved_in(folder)["threshold"]
     else:
         return "not calibrated: it never abstains and has no sets"
-    return "calibrated" if threshold is not None else "calibrated without a target: it never abstains"
+    if threshold is None:
+        return "calibrated without a target: it never abstains"
+    return "calibrated"

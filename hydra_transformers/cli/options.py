@@ -1,4 +1,7 @@
-"""How options are declared and parsed, those that several commands share, and the decorator that makes a command of a function."""
+"""Options: how they are declared and parsed, and those that several commands share.
+
+`command` makes a command of a function.
+"""
 
 import inspect
 import math
@@ -25,7 +28,10 @@ PURPOSES = ("training", "validation", "test")
 
 
 def number(fits: Callable[[Any], bool], problem: str, kind: Callable[[str], Any] = float) -> Callable[[str], Any]:
-    """A parser of finite numbers that fit. problem: why another value is refused"""
+    """Return a parser of finite numbers that fit.
+
+    problem: why another value is refused
+    """
 
     def read(text: str) -> Any:
         try:
@@ -39,25 +45,32 @@ def number(fits: Callable[[Any], bool], problem: str, kind: Callable[[str], Any]
     return read
 
 
+def _count_or_share(text: str) -> int | float:
+    """Read a whole number as one, for 1 and 1.0 differ: a layer, or all of them."""
+    if str(text).strip("+-").isdigit():  # a default is not a text
+        return int(text)
+    return float(text)
+
+
 duration = number(lambda value: value >= 0, "not a time: pass 0 or more")
 layers_or_share = number(
     lambda value: value >= 0 and (isinstance(value, int) or value < 1),
     "neither a number of layers nor a share of them below 1, such as 0.75",
-    lambda text: int(text) if str(text).strip("+-").isdigit() else float(text),  # a default is not a text
+    _count_or_share,
 )
 share = number(lambda value: 0 < value < 1, "not a share between 0 and 1: pass 0.05 for 5 %")
 positive = number(lambda value: value > 0, "not a positive number")
 
 
 def model_name(text: str) -> str:
-    """A folder or Hub name; a file is refused before anything is loaded."""
+    """Return a folder or Hub name; raise for a file, before anything is loaded."""
     if os.path.isfile(text):
         raise typer.BadParameter(f"{text} is a file: pass the folder or Hub name of a model")
     return text
 
 
 def named(text: str) -> tuple[str, str]:
-    """NAME=VALUE"""
+    """Read NAME=VALUE."""
     name, _, value = text.partition("=")
     if not (name and value):
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE: put a name and = before it")
@@ -75,24 +88,24 @@ def option(
     flag: str | None = None,
     **settings: Any,
 ) -> Any:
-    """The annotation of a parameter that becomes --its-name, or `flag`."""
+    """Annotate a parameter that becomes --its-name, or `flag`."""
     names = [] if flag is None else [flag]
     return Annotated[kind, typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, **settings)]
 
 
 def switch(flag: str, help: str) -> Any:
-    """The annotation of a flag without a value, and without the --no-flag that typer would add."""
+    """Annotate a flag without a value, and without the --no-flag that typer would add."""
     return Annotated[bool, typer.Option(flag, help=help)]
 
 
 def argument(kind: Any, metavar: str, help: str, **settings: Any) -> Any:
-    """The annotation of a parameter that is given without a flag."""
+    """Annotate a parameter that is given without a flag."""
     return Annotated[kind, typer.Argument(metavar=metavar, help=help, **settings)]
 
 
 DATA_HELP = (
-    'a data set on the Hub ("cifar100", "glue:sst2"), a folder of images, of csv, json or parquet files or that save_to_disk wrote, '
-    "or one such file"
+    'a data set on the Hub ("cifar100", "glue:sst2"), a folder of images, of csv, json or parquet files or that '
+    "save_to_disk wrote, or one such file"
 )
 ANY_MODEL = "a Hydra, or any classifier, CLIP or SigLIP model, by folder or Hub name"
 ModelArgument = argument(str, "MODEL", ANY_MODEL, parser=model_name)
@@ -121,8 +134,8 @@ class DataOptions:
     )
     split: option(
         str | None,
-        'a split, or a part of one, "train[:1000]"; validation and test are also the tenths that `finetune` splits off where '
-        "the data has no such splits (default: the first of validation, test and train)",
+        'a split, or a part of one, "train[:1000]"; validation and test are also the tenths that `finetune` splits '
+        "off where the data has no such splits (default: the first of validation, test and train)",
     ) = None
     limit: option(int | None, "read at most N rows of each set, drawn at random", "N", min=1) = None
     column: Column = None
@@ -130,44 +143,63 @@ class DataOptions:
     label_separator: option(str | None, 'between several labels in one cell, such as "|"', "TEXT") = None
 
     def read(self, config: Any, processor: Any, name: str | None = None, labelled: bool = True) -> "PreparedData":
-        """The rows of --data and its --split, or of another data set, prepared for a model; prints what was found."""
+        """Return the rows of --data and its --split, prepared for a model; print what was found.
+
+        Args:
+            config: the model's, or what is known of it (`ModelInfo`).
+            processor: the model's.
+            name (`str`, *optional*): another data set, which --split does not mean.
+            labelled (`bool`, defaults to `True`): whether labels are needed.
+        """
         from .._io.access import access_to
         from ..data.loading import load_data
 
-        is_other = name is not None and name != self.data
-        settings = {"split": None if is_other else self.split, "limit": self.limit, "labelled": labelled}
-        if settings["split"] in PURPOSES:
-            settings["part"] = settings.pop("split")
+        name = name or self.data
+        is_other = name != self.data
+        settings: dict[str, Any] = {"limit": self.limit, "labelled": labelled, "column": self.column or None}
+        if not is_other:
+            by = "part" if self.split in PURPOSES else "split"
+            settings[by] = self.split
         if not is_other or labelled:
             settings |= {"label": self.label, "label_separator": self.label_separator}
-        settings["column"] = self.column or None
-        with access_to(name or self.data, "data set"):
-            rows = load_data(name or self.data, config, processor=processor, **settings)
+        with access_to(name, "data set"):
+            rows = load_data(name, config, processor=processor, **settings)
         print(*rows.notes, sep="\n", flush=True)
         return rows
 
     def read_groups(
         self, config: Any, processor: Any, groups: dict[str, list[tuple[str, str]]]
     ) -> dict[str, dict[str, "PreparedData"]] | None:
-        """Sets of out-of-distribution data by group and name, without labels; None where there are none."""
+        """Return sets of out-of-distribution data by group and name, without labels.
+
+        None where there are none.
+
+        Args:
+            config, processor: as for `read`.
+            groups (`dict`): by group, the name and the source of each set.
+        """
         for group, sets in groups.items():
             if len(dict(sets)) < len(sets):
                 raise ValueError(f"--{group} has a name twice: name each set once")
-        return {
-            group: {name: self.read(config, processor, source, labelled=False) for name, source in sets}
-            for group, sets in groups.items()
-            if sets
-        } or None
+        rows = {}
+        for group, sets in groups.items():
+            if sets:
+                rows[group] = {name: self.read(config, processor, source, labelled=False) for name, source in sets}
+        return rows or None
 
 
 def typed(**options: Any) -> str:
-    """Options as they are typed; without those that are None."""
-    lists = {name: value if isinstance(value, list) else [value] for name, value in options.items()}
-    words = [(name.replace("_", "-"), word) for name, values in lists.items() for word in values if word is not None]
-    return " ".join(f"--{name} {shlex.quote(str(word))}" for name, word in words)
+    """Return options as they are typed; without those that are None."""
+    words = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        values = value if isinstance(value, list) else [value]
+        words += [f"{flag} {shlex.quote(str(each))}" for each in values if each is not None]
+    return " ".join(words)
 
 
 def best_device() -> str:
+    """Return "cuda" where there is a GPU, else "cpu"."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -177,7 +209,7 @@ def best_device() -> str:
 
 
 def command(function: Callable) -> Callable:
-    """Turns dataclasses among a function's parameters into options, one per field."""
+    """Turn dataclasses among a function's parameters into options, one per field."""
     groups: dict[str, type] = {}
     parameters = []
     for parameter in inspect.signature(function).parameters.values():

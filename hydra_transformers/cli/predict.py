@@ -31,8 +31,8 @@ def predict(
     inputs: argument(
         list[str],
         "INPUT",
-        "texts, image files or URLs, or audio files; - reads them from stdin, one per line. With --output one data set: a "
-        "folder, a csv, jsonl or parquet file, or a Hub name",
+        "texts, image files or URLs, or audio files; - reads them from stdin, one per line. With --output one data "
+        "set: a folder, a csv, jsonl or parquet file, or a Hub name",
     ),
     as_json: switch("--json", "one line of JSON per input instead of a table") = False,
     labels: option(
@@ -51,8 +51,8 @@ def predict(
     monitor: MonitorFile = None,
     audit: option(
         float | None,
-        "draw this share of the answers at random for people to check: marked in the column audit, and in OUTPUT.audit.csv, to be "
-        "filled in for `watch --labels` and `calibrate --add`",
+        "draw this share of the answers at random for people to check: marked in the column audit, and in "
+        "OUTPUT.audit.csv, to be filled in for `watch --labels` and `calibrate --add`",
         "SHARE",
         DATA,
         parser=share,
@@ -60,7 +60,7 @@ def predict(
     audit_seed: option(int, "of the draw, which depends on it and on row numbers alone", panel=DATA, min=0) = 0,
     batch_size: BatchSize = 8,
 ) -> None:
-    """Predict for texts, images or audio, or all rows of a data set, with uncertainty and abstention."""
+    """Predict for texts, images, audio or a whole data set, with uncertainty and abstention."""
     if output is not None:
         data_name(inputs[0])
     from ..data.rows import FILE_FORMATS
@@ -130,9 +130,8 @@ def _predict_data(model: str, data: str, output: Path, **settings: Any) -> None:
     print(f"{output}: answers to {rows - len(bad):,} of {rows:,} rows{of_split}{unread}.")
     if finished.audited is not None:
         file = output.with_suffix(".audit.csv")
-        print(
-            f"{file}: {finished.audited:,} of these answers to be checked. Write the right label of each into reviewed_label."
-        )
+        advice = "Write the right label of each into reviewed_label."
+        print(f"{file}: {finished.audited:,} of these answers to be checked. {advice}")
 
 
 def _names(inputs: Sequence[str]) -> Iterator[str]:

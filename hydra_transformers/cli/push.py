@@ -29,17 +29,22 @@ def push(
     from ..serving.saved_models import load_config, load_model
     from ..uncertainty import CalibratedClassifier
 
+    # Check everything before anything is sent.
     config = load_config(str(folder))
     check_is_hydra(config, str(folder))
     check_names(repo_id=repo, base_model=base_model, dataset=dataset)
     if space is not None:
         check_names(repo_id=space)
+    results = None
     path = folder / "evaluation" / "report.json"
-    results = Report.from_json(path) if path.exists() else None
-    if results is not None and dataset is None:
-        raise ValueError(f"name the data set that {path} was made with: pass --dataset")
+    if path.exists():
+        results = Report.from_json(path)
+        if dataset is None:
+            raise ValueError(f"name the data set that {path} was made with: pass --dataset")
     if CalibratedClassifier.is_saved_in(folder):
         print(f"note: {folder} is published without its decision, made for one data set's classes", file=sys.stderr)
+
+    # The card: the owner's, or one of what is known.
     arguments = {"dataset": dataset, "base_model": base_model, "license": license}
     arguments["circuits"] = load_circuits(folder, [config])
     if results is not None:
@@ -47,6 +52,7 @@ def push(
     card = folder / "README.md"
     if card.exists():  # its owner has read this card, and may have edited it
         arguments = {"card": ModelCard.load(card)}
+
     commit = push_hydra_to_hub(
         load_model(str(folder)),
         repo,

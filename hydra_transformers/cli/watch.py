@@ -10,8 +10,8 @@ def watch(
     files: argument(list[Path], "FILE", "a file that --monitor wrote; those of several processes are combined"),
     labels: option(
         Path | None,
-        "the file of `predict --audit` with labels: they are counted for the promised risk, in FILE.labels.json, which is read with "
-        "FILE from then on",
+        "the file of `predict --audit` with labels: they are counted for the promised risk, in FILE.labels.json, "
+        "which is read with FILE from then on",
         "FILE",
     ) = None,
 ) -> None:
@@ -25,16 +25,20 @@ def watch(
         if len(files) > 1:
             raise ValueError(f"--labels is for one file, and there are {len(files)}: pass one of them")
         _count_labels(files[0], labels)
-    beside = [_labels_file(file) for file in files]
-    print(Monitor.read(*files, *(file for file in beside if file.exists() and file not in files)))
+    beside = []
+    for file in map(_labels_file, files):
+        if file.exists() and file not in files:
+            beside.append(file)
+    print(Monitor.read(*files, *beside))
 
 
 def _labels_file(file: Path) -> Path:
-    """The file of the labels beside that of a monitor, which its process may write at any time."""
+    """Return the file of labels beside that of a monitor, which its process may write any time."""
     return file.with_suffix(".labels.json")
 
 
 def _count_labels(file: Path, labels: Path) -> None:
+    """Count audited answers with labels for the promises of a monitor."""
     from ..uncertainty import Monitor
     from ..uncertainty.audits import count_reviews, read_reviews
 
