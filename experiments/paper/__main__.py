@@ -25,7 +25,7 @@ from hydra_transformers._io.files import write_atomically
 
 from ..results import RESULTS as ALL_RESULTS
 from ..results import gather, results_file, write_results
-from .pictures import FIGURES, draw
+from .figures import FIGURES
 from .studies import SETTINGS, new_study, smallest_of
 from .study import RESULTS
 from .tables import SHIFTED_TABLES, TABLES, page, render
@@ -35,6 +35,10 @@ from .work import do_all
 PAPER_RESULTS = ALL_RESULTS / "paper"
 RUNS = Path("runs/paper")
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "paper.md"
+
+
+COST_TABLE, COST_FIGURE = 7, 3
+COST = f"Table {COST_TABLE} and figure {COST_FIGURE}: python benchmarks/inference_cost.py --paper"
 
 
 def what_is_asked(args: argparse.Namespace) -> list[tuple[str, list[str], bool]]:
@@ -56,7 +60,8 @@ def run(args: argparse.Namespace, name: str, methods: list[str], with_shift: boo
     make = partial(new_study, name, args.smallest, args.data, args.runs, args.device)
     study = make()
     goals = study.goals(methods, args.seeds, with_shift)
-    lines = do_all(study.all_parts(goals), study.needs, make, args.workers, args.stop_after)
+    plan = study.plan(goals)
+    lines = do_all(list(plan), plan.__getitem__, make, args.workers, args.stop_after)
     collected = gather(study.folder, args.device) | {"learning_rates": tried_rates(study.folder)}
     write_results(collected, results_file(args.results, name))
     return lines
@@ -80,6 +85,8 @@ def show(args: argparse.Namespace, name: str) -> None:
     setting = smallest_of(SETTINGS[name]) if args.smallest else SETTINGS[name]
     content = json.loads(results_file(args.results, name).read_text())
     if args.figure is not None:
+        from .pictures import draw  # needs matplotlib
+
         print(draw(FIGURES[args.figure], setting, content["seeds"], args.results))
         return
     table = TABLES[args.table]
@@ -92,7 +99,7 @@ def list_all() -> None:
         print(f"--table {table.number}: {table.title}. Settings: {', '.join(table.settings)}.")
     for figure in FIGURES.values():
         print(f"--figure {figure.number}: {figure.title}. Settings: {', '.join(figure.settings)}.")
-    print("Table 7 and figure 3: python benchmarks/inference_cost.py --paper")
+    print(COST)
     for setting in SETTINGS.values():
         stands_in = "" if setting.paper == setting.name else f" In place of {setting.paper}."
         print(f"\n--setting {setting.name}: {setting.title}.{stands_in} {setting.about}")
@@ -101,8 +108,8 @@ def list_all() -> None:
 def parsed(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--table", type=int, choices=TABLES)
-    what.add_argument("--figure", type=int, choices=FIGURES)
+    what.add_argument("--table", type=int, choices=sorted([*TABLES, COST_TABLE]))
+    what.add_argument("--figure", type=int, choices=sorted([*FIGURES, COST_FIGURE]))
     what.add_argument("--list", action="store_true", help="what each table and setting needs")
     what.add_argument("--tables", action="store_true", help="write docs/results/paper.md")
     parser.add_argument("--setting", nargs="+", choices=SETTINGS, help="by default the table's own")
@@ -122,13 +129,26 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     if args.device is None:
         has_gpu = torch.cuda.is_available() and not args.smallest
         args.device = "cuda" if has_gpu else "cpu"
+    check_settings(parser, args)
     return args
+
+
+def check_settings(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End with an error where a setting has no such table or figure."""
+    asked = TABLES.get(args.table) or FIGURES.get(args.figure)
+    for name in (args.setting or []) if asked else []:
+        if SETTINGS[name].task != SETTINGS[asked.settings[0]].task:
+            of_task = [other for other in SETTINGS if SETTINGS[other].task == SETTINGS[asked.settings[0]].task]
+            parser.error(f"--setting {name} has another task than this table or figure: pass {', '.join(of_task)}")
 
 
 def main(words: list[str] | None = None) -> None:
     args = parsed(words)
     if args.list:
         list_all()
+        return
+    if args.table == COST_TABLE or args.figure == COST_FIGURE:
+        print(f"Costs are measured by another command. {COST}")
         return
     with tempfile.TemporaryDirectory() as folder:
         # What made-up data give is not kept, unless a folder is named.

@@ -18,7 +18,7 @@ from hydra_transformers.data.loading import load_data
 from hydra_transformers.data.processors import load_processor
 from hydra_transformers.data.rows import DataSource
 from hydra_transformers.data.zero_shot import ZeroShotClassifier
-from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads, taylor_prune
+from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads, taylor_prune, taylor_scores
 from hydra_transformers.training import Recipe, finetune_members, recipe
 from hydra_transformers.uncertainty import ood_metrics
 from hydra_transformers.uncertainty.metrics import adaptive_calibration_error, expected_calibration_error
@@ -35,6 +35,7 @@ from .study import Study
 
 
 TOWERS = {"circuit": "both", "vision-circuit": "vision"}  # of a circuit, by the part's kind
+LOADED = Part("backbone", 0)  # loaded from the Hub, or trained for a test
 TEMPERATURE_ROWS = 5_000  # training rows of ImageNet-1K (C.3)
 
 
@@ -91,6 +92,7 @@ class ClipSetting:
     circuit_mode: str = "exact"
     paper: str = "clip-vit-b32"
     also_compared: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     about: str = ""
     task: str = "clip"
 
@@ -167,17 +169,24 @@ class ClipStudy(Study):
         return CLIP_METHODS
 
     def needs(self, part: Part) -> list[Part]:
+        if part == LOADED:
+            return []
+        needs = [LOADED]
         if part.kind == "result":
-            return self.methods[part.name].needs(self.setting)
-        if part.kind == "member":
-            return [part._replace(kind="vision-circuit")]
-        return []
+            needs += self.methods[part.name].needs(self.setting)
+        elif part.kind == "member":
+            needs.append(part._replace(kind="vision-circuit"))
+        return needs
 
     def make(self, part: Part) -> None:
-        if part.kind in TOWERS:
+        if part == LOADED:
+            self.loaded  # noqa: B018
+        elif part.kind in TOWERS:
             self.circuit(part)
         elif part.kind == "member":
             self.tuned(part)
+        elif part.kind == "study":
+            self.write(part, self.tower_scores())
         else:
             self.write(part, self.judge(part.name))
 
@@ -231,6 +240,15 @@ class ClipStudy(Study):
         heads = self.setting.heads_per_layer
         pruning = taylor_prune(self.clip, calibration, heads_per_layer=heads, class_prompts=self.prompts())
         return prune_heads(self.clip, pruning.heads_to_prune)
+
+    def tower_scores(self) -> dict[str, Any]:
+        """Return {"towers": {tower: [[layer, head, score], ...]}} (figure 7), each tower scored by itself."""
+        calibration = as_batches(self.splits.circuit_id)
+        towers = {}
+        for tower in ("vision", "text"):
+            scores = taylor_scores(self.clip, calibration, class_prompts=self.prompts(), towers=(tower,))
+            towers[tower] = [[layer, head, score] for (_, layer, head), score in scores.items()]
+        return {"towers": towers}
 
     def tuned(self, part: Part) -> PreTrainedModel:
         """Return a member pruned in the vision tower, its text tower fine-tuned on pairs (D.3)."""

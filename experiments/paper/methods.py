@@ -9,7 +9,7 @@ from torch import nn
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble, LoRAEnsemble, MCDropout
 
-from .parts import CIRC, MEMBERS, SAMPLED, TAYLOR, Part, Parts, circuit_of, members
+from .parts import CIRC, MEMBERS, SAMPLED, TAYLOR, Part, Parts, members, pruning_of
 from .settings import Setting
 
 
@@ -67,20 +67,13 @@ def pruned(title: str, name: str, removed: int = 0, tuned: bool = True) -> Metho
 
     def needs(setting: Setting, seed: int) -> list[Part]:
         member = Part("member", seed, name, removed)
-        if tuned:
-            return [member]
-        return untuned_needs(setting, member)
+        return [member if tuned else pruning_of(member)]
 
     def build(parts: Parts, seed: int) -> nn.Module:
         member = Part("member", seed, name, removed)
         return parts.member(member) if tuned else parts.pruned(member)
 
     return Method(title, needs, build)
-
-
-def untuned_needs(setting: Setting, member: Part) -> list[Part]:
-    circuit = circuit_of(setting, member)
-    return [Part("backbone", member.seed)] if circuit is None else [circuit]
 
 
 def hydra(title: str, parts_of: Callable[[int], Sequence[Part]], fused: bool = True) -> Method:

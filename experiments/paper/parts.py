@@ -1,6 +1,7 @@
 """What is trained and extracted: backbones, circuits, members, baselines. Everything is kept in a folder and made once."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -45,10 +46,11 @@ OBA_BATCH = 64  # a backward through a backward takes several times the memory
 class Part(NamedTuple):
     """What one process does at a time.
 
-    kind: "rate", "backbone", "circuit", "member", "lora", "baseline" or, for what is measured, "result", "shift", "study"
+    kind: "rate", "backbone", "circuit", "pruning", "member", "lora", "baseline" or, for what is measured, "result",
+        "shift", "study"
     seed: of the backbone, for all that is made of it
     name: of the objective, the pruning, the baseline or the method
-    removed: of a circuit how many heads it ranks; of a member how many go per layer; 0 for the setting's
+    removed: of a circuit how many heads it ranks; of a pruning or a member how many go per layer; 0 for the setting's
     order, noise: of a member, shifts of the seeds of the data's order and of all else that is random in training
     rate: a learning rate to try
     """
@@ -67,6 +69,10 @@ class Part(NamedTuple):
             value = getattr(self, name)
             words += [f"{name}{value:g}"] if value else []
         return "-".join(word for word in words if word)
+
+
+# Learning rates of members are tried with it.
+TRIED_MEMBER = Part("member", 0, TAYLOR[0])
 
 
 def rates(setting: Setting, of: str) -> list[Part]:
@@ -91,20 +97,23 @@ def circuit_of(setting: Setting, member: Part) -> Part | None:
     return None
 
 
+def pruning_of(member: Part) -> Part:
+    """Return the choice of heads that a member is cut out by, which members of other training seeds share."""
+    return Part("pruning", member.seed, member.name, member.removed)
+
+
 def needs_of(setting: Setting, part: Part) -> list[Part]:
-    """Return what must be done before a part is trained or extracted."""
-    if part.kind == "backbone":
+    """Return what must be done before a part is trained or extracted: several processes never make the same thing."""
+    if part.kind in ("backbone", "baseline"):
         return rates(setting, "backbone")
     if part.kind == "rate":
-        return rates(setting, "backbone") if part.name == "member" else []
-    if part.kind == "baseline":
-        return rates(setting, "backbone")
-    needs = [Part("backbone", part.seed)]
+        return [pruning_of(TRIED_MEMBER)] if part.name == "member" else []
     if part.kind == "member":
+        return [pruning_of(part), *rates(setting, "member")]
+    if part.kind == "pruning":
         circuit = circuit_of(setting, part)
-        needs += [] if circuit is None else [circuit]
-        needs += rates(setting, "member")
-    return needs
+        return [Part("backbone", part.seed)] if circuit is None else [circuit]
+    return [Part("backbone", part.seed)]
 
 
 class Parts:
@@ -132,6 +141,8 @@ class Parts:
             self.backbone(part.seed)
         elif part.kind == "circuit":
             self.circuit(part)
+        elif part.kind == "pruning":
+            self.pruned(part)
         elif part.kind == "member":
             self.member(part)
         elif part.kind == "lora":
@@ -212,7 +223,7 @@ class Parts:
         if part.name == "backbone":
             model = self.backbone(0, part.rate)
         else:
-            model = self.member(Part("member", 0, TAYLOR[0]), part.rate)
+            model = self.member(TRIED_MEMBER, part.rate)
         report = evaluate_uncertainty({"tried": model}, as_batches(self.splits.validation))
         found = {name: report.models["tried"]["data"][name] for name in ("accuracy", "nll")}
         write_atomically(self.rate_file(part), json.dumps(found) + "\n")
@@ -246,9 +257,7 @@ class Parts:
         """Return a member as it is cut out of its backbone, before fine-tuning."""
         backbone = self.backbone(part.seed)
         if part.name == "oba":
-            return self.sparse(backbone)
-        if part.name == "all heads":
-            return prune_heads(backbone)
+            return self.sparse(part.seed, backbone)
         return prune_heads(backbone, self.heads_to_prune(part, backbone))
 
     def heads_to_prune(self, part: Part, backbone: PreTrainedModel) -> dict[int, list[int]]:
@@ -277,14 +286,21 @@ class Parts:
         all_heads = set(range(setting.heads))
         return {layer: sorted(all_heads - set(kept[0])) for layer, kept in enumerate(member.config.kept_heads)}
 
-    def sparse(self, backbone: PreTrainedModel) -> PreTrainedModel:
-        """Set as many single weights to zero, by OBA, as the heads have that circuits remove (5.1, note 3)."""
-        config = backbone.config
-        weights_of_a_head = 4 * config.hidden_size * (config.hidden_size // config.num_attention_heads)
-        weights = sum(weight.numel() for weight in ranked_weights(backbone))
-        share = self.setting.heads_to_prune * weights_of_a_head / weights
-        rows = self.splits.circuit_id
-        return oba_prune(backbone, rows.batches(OBA_BATCH) if isinstance(rows, TensorRows) else rows, sparsity=share)
+    def sparse(self, seed: int, backbone: PreTrainedModel) -> PreTrainedModel:
+        """Return the model without as many single weights, by OBA, as the heads have that circuits remove (5.1, note 3)."""
+        folder = self.folder / f"sparse-{seed}"
+        if not folder.exists():
+            config = backbone.config
+            weights_of_a_head = 4 * config.hidden_size * (config.hidden_size // config.num_attention_heads)
+            weights = sum(weight.numel() for weight in ranked_weights(backbone))
+            share = self.setting.heads_to_prune * weights_of_a_head / weights
+            rows = self.splits.circuit_id
+            data = rows.batches(OBA_BATCH) if isinstance(rows, TensorRows) else rows
+            # Renamed when it is whole: an interrupted one is made anew.
+            unfinished = folder.with_name(f".{folder.name}")
+            oba_prune(backbone, data, sparsity=share).save_pretrained(unfinished)
+            os.replace(unfinished, folder)
+        return type(backbone).from_pretrained(folder).to(self.device).eval()
 
     # Baselines
 

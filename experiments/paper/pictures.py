@@ -1,59 +1,31 @@
-"""Figures 4 to 6: heads' outputs by their principal components, and what is left without more and more heads."""
+"""Draws figures 4 to 7: heads' outputs by their principal components, what is left without more and more heads, and the
+scores of a CLIP's heads."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from hydra_transformers._io.pictures import COLOURS, MARKERS, NEUTRAL, Figure, finish_panel, legend_below, write_png
 
-from .methods import sweep, swept_name
-from .settings import Setting, smallest_of
-from .study import COMPONENTS
+from .figures import PaperFigure
+from .methods import swept_name
+from .settings import Setting
+from .studies import AnySetting
+from .study import COMPONENTS, TOWER_SCORES
 from .tables import Seeds, runs_of, title_of, value
 
 
 SHOWN = ("accuracy", "ood.auroc", "ood.fpr95", "ood.aupr")
 
 
-@dataclass(frozen=True)
-class PaperFigure:
-    """
-    number: the paper's
-    title: what it shows
-    settings: the paper's
-    methods: (setting, whether it is the smallest) -> what it is drawn from
-    """
-
-    number: int
-    title: str
-    settings: tuple[str, ...]
-    methods: Callable[[Setting, bool], Sequence[str]]
-
-
-def swept(tuned: bool) -> Callable[[Setting, bool], Sequence[str]]:
-    def methods(setting: Setting, smallest: bool) -> Sequence[str]:
-        return ["single", *sweep(smallest_of(setting) if smallest else setting, tuned)]
-
-    return methods
-
-
-FIGURES = {
-    figure.number: figure
-    for figure in (
-        PaperFigure(4, "Outputs of single heads on known and OOD rows", ("cifar100",), lambda *_: [COMPONENTS]),
-        PaperFigure(5, "Heads removed, not fine-tuned", ("imagenet1k",), swept(tuned=False)),
-        PaperFigure(6, "Heads removed, fine-tuned", ("imagenet1k",), swept(tuned=True)),
-    )
-}
-
-
-def draw(figure: PaperFigure, setting: Setting, seeds: Seeds, folder: Path) -> Path:
+def draw(figure: PaperFigure, setting: AnySetting, seeds: Seeds, folder: Path) -> Path:
     """Write the figure's PNG and return its path."""
     path = folder / f"figure-{figure.number}-{setting.name}.png"
     if figure.number == 4:
         return draw_components(runs_of(seeds, COMPONENTS)[0], path)
+    if figure.number == 7:
+        return draw_tower_scores(runs_of(seeds, TOWER_SCORES)[0], path)
     return draw_sweep(setting, seeds, figure.number == 6, path)
 
 
@@ -92,4 +64,29 @@ def draw_components(found: Mapping[str, Any], path: Path) -> Path:
             layer, place = head["head"]
             finish_panel(panel, f"{title}: {layer}, {place}")
     legend_below(canvas, panels[0][0], 2)
+    return write_png(canvas, path)
+
+
+def layer_means(by_head: Sequence[Sequence[float]]) -> dict[int, float]:
+    """Return {layer: mean score of its heads}."""
+    layers = sorted({layer for layer, *_ in by_head})
+    return {layer: mean(score for of_layer, _, score in by_head if of_layer == layer) for layer in layers}
+
+
+def draw_tower_scores(found: Mapping[str, Any], path: Path) -> Path:
+    """Draw the score of every head by layer and head, and the mean of each layer, one colour for each tower."""
+    canvas = Figure(figsize=(8, 4), dpi=150, layout="constrained")
+    panel = canvas.subplots()
+    for number, (tower, by_head) in enumerate(found["towers"].items()):
+        heads = 1 + max(head for _, head, _ in by_head)
+        places = [layer + head / heads for layer, head, _ in by_head]
+        panel.scatter(places, [score for *_, score in by_head], s=8, color=COLOURS[number], marker=MARKERS[number])
+        means = layer_means(by_head)
+        panel.hlines(
+            list(means.values()), list(means), [layer + 1 for layer in means], color=COLOURS[number], label=tower
+        )
+    panel.set_yscale("log")
+    panel.set_xlabel("layer")
+    finish_panel(panel, "Taylor score of each head, and means of layers")
+    legend_below(canvas, panel, len(found["towers"]))
     return write_png(canvas, path)

@@ -47,6 +47,7 @@ class Setting:
     training_arguments: further arguments of every training
     paper: the setting whose numbers in the paper stand beside this one's
     also_compared: further settings of the paper, whose differences between methods are compared with this one's
+    left_out: methods that cannot be had with this model
     about: what it needs, and in what it differs from the paper
     """
 
@@ -74,6 +75,7 @@ class Setting:
     training_arguments: Mapping[str, Any] = field(default_factory=dict)
     paper: str = ""
     also_compared: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     about: str = ""
 
 
@@ -234,6 +236,7 @@ TINYIMAGENET_DINOV2 = Setting(
     training_arguments=QUICK,
     paper="cifar100",
     also_compared=("imagenet1k",),
+    left_out=("packed",),  # they would start from new weights
     about="vision64/ and vision/ in DIR/data, dinov2-small in DIR/weights (or both from the Hub); minutes on one H200. "
     "Images of 84 pixels; 4 of 6 heads stay, as 8 of 12 do on ImageNet; D.2's recipe of CIFAR-100 with a tenth of its "
     "steps, batches of 128; the backbone by AdamW, as DINOv2 is fine-tuned; circuits by short list, on 500 rows of each "

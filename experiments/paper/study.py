@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ RESULTS = "results"
 SHIFT = "shift"
 DISTANCES = "distances"  # table 5
 COMPONENTS = "components"  # figure 4
+TOWER_SCORES = "tower-scores"  # figure 7
+STUDIES = (DISTANCES, COMPONENTS, TOWER_SCORES)
+CIRCUITS = ("circuit", "vision-circuit")
 SHOWN_HEADS = 6  # of each kind in figure 4
 SHOWN_ROWS = 250
 
@@ -35,11 +39,15 @@ class Study(Parts):
         return methods_of(self.setting)
 
     def goals(self, names: Sequence[str], seeds: int, with_shift: bool = False) -> list[Part]:
-        """Return what is to be measured, method by method, without what is there."""
+        """Return what is to be measured, seed by seed and Hydras first, without what is there.
+
+        A run that is cut off has whole seeds.
+        """
+        hydras_first = sorted(names, key=lambda name: not name.startswith("hydra"))
         found = []
-        for name in names:
-            for seed in range(seeds):
-                kind = "study" if name in (DISTANCES, COMPONENTS) else "result"
+        for seed in range(seeds):
+            for name in hydras_first:
+                kind = "study" if name in STUDIES else "result"
                 found.append(Part(kind, seed, name))
                 if with_shift:
                     found.append(Part(SHIFT, seed, name))
@@ -56,8 +64,19 @@ class Study(Parts):
             return self.methods[part.name].needs(self.setting, part.seed)
         return needs_of(self.setting, part)
 
-    def all_parts(self, goals: Sequence[Part]) -> list[Part]:
-        return expanded(goals, self.needs)
+    def plan(self, goals: Sequence[Part]) -> dict[Part, list[Part]]:
+        """Return the goals and all that they need, each behind its needs, and with them."""
+        plan = {part: list(self.needs(part)) for part in expanded(goals, self.needs)}
+
+        # A longer circuit goes on in the file of a shorter one: they come one after the other.
+        of_file: dict[Part, list[Part]] = {}
+        for part in plan:
+            if part.kind in CIRCUITS:
+                of_file.setdefault(part._replace(removed=0), []).append(part)
+        for circuits in of_file.values():
+            for shorter, longer in pairwise(sorted(circuits, key=lambda part: part.removed)):
+                plan[longer].append(shorter)
+        return {part: plan[part] for part in expanded(goals, plan.__getitem__)}
 
     def make(self, part: Part) -> None:
         if part.kind not in ("result", SHIFT, "study"):

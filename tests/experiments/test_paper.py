@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import datasets
@@ -14,9 +16,10 @@ from transformers import ViTConfig, ViTImageProcessor
 from experiments.paper import __main__ as paper
 from experiments.paper import data, tables
 from experiments.paper.clip import read_factors
+from experiments.paper.figures import FIGURES
 from experiments.paper.methods import METHODS, methods_of, varied_members
-from experiments.paper.parts import CIRC, TAYLOR, Part, expanded, needs_of, rates
-from experiments.paper.pictures import FIGURES
+from experiments.paper.parts import CIRC, TAYLOR, Part, circuit_of, expanded, needs_of, rates
+from experiments.paper.pictures import draw_tower_scores, layer_means
 from experiments.paper.settings import SETTINGS as CLASSIFIERS
 from experiments.paper.studies import SETTINGS, rows_of, smallest_of
 from experiments.paper.study import DISTANCES
@@ -24,6 +27,7 @@ from experiments.paper.tables import NUMBERS, TABLES, columns_of, difference_cel
 from experiments.paper.work import do_all
 from experiments.splits import Splits
 from hydra_transformers.data.loading import PreparedData
+from tests.pages import ROOT
 
 
 def run(detected: float, accuracy: float = 0.9) -> dict:
@@ -105,7 +109,7 @@ def test_the_papers_budgets():
         assert setting.heads_to_prune == setting.layers * (setting.heads - setting.heads_per_layer)
     small = SETTINGS["tinyimagenet-dinov2"]
     assert small.heads_to_prune == small.layers * (small.heads - small.heads_per_layer)
-    circuit = needs_of(SETTINGS["imagenet1k"], Part("member", 0, "sampled-1"))[1]
+    circuit = circuit_of(SETTINGS["imagenet1k"], Part("member", 0, "sampled-1"))
     assert circuit == Part("circuit", 0, "avg", 100)  # B.5: 48 of the first 100
 
 
@@ -337,6 +341,45 @@ def test_a_page_has_tables_differences_and_where_they_were_run():
         "ImageNet-1K, ViT-B/16",
     ]
     assert "(+3.35, holds)" in beside[0] and "(+0.81, holds)" in beside[1]  # AUROC of Circ less that of Deep Ensembles
+
+
+def test_costs_have_a_command_of_their_own(capsys):
+    for words in (["--table", "7"], ["--figure", "3"]):
+        paper.main(words)
+        assert "python benchmarks/inference_cost.py --paper" in capsys.readouterr().out
+
+
+def test_a_setting_of_another_task_is_an_error(capsys):
+    with pytest.raises(SystemExit):
+        paper.main(["--table", "13", "--setting", "sst2"])
+    assert "pass imagenet1k, cifar100, tinyimagenet-dinov2" in capsys.readouterr().err
+
+
+def test_no_table_of_the_small_images_has_packed_ensembles():
+    small = SETTINGS["tinyimagenet-dinov2"]
+    for table in TABLES.values():
+        assert "packed" not in table.rows(small)
+    assert "packed" in TABLES[16].rows(SETTINGS["cifar100"])
+
+
+def test_headings_of_a_stand_in_do_not_name_the_papers_data():
+    metrics = {name: run(0.6) for name in TABLES[16].rows(SETTINGS["tinyimagenet-dinov2"])}
+    where = {"machine": "a GPU", "versions": "torch 2", "date": "2026-01-01", "commit": "abc"}
+    text = tables.page({"tinyimagenet-dinov2": where | {"seeds": {"0": metrics}}})
+    headings = [line for line in text.splitlines() if line.startswith("### Table")]
+    assert len(headings) > 2 and not any("CIFAR" in line or "ImageNet-1K" in line for line in headings)
+
+
+def test_matplotlib_is_loaded_where_a_figure_is_drawn():
+    check = "import sys, experiments.paper.__main__; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0
+
+
+def test_figure_7_has_the_scores_of_both_towers(tmp_path):
+    scores = {"vision": [[0, 0, 0.2], [0, 1, 0.4], [1, 0, 0.1], [1, 1, 0.1]], "text": [[0, 0, 0.01], [0, 1, 0.02]]}
+    assert layer_means(scores["vision"]) == pytest.approx({0: 0.3, 1: 0.1})
+    path = draw_tower_scores({"towers": scores}, tmp_path / "figure.png")
+    assert path.stat().st_size > 10_000
 
 
 def test_list_names_every_table_and_setting(capsys):
