@@ -1,18 +1,19 @@
 """Which heads see what, and how many can go, on fine-tuned pre-trained models: the paper's sections 3 and B.1 to B.3.
 
-    python -m experiments.analysis --setting images --data DIR --start FOLDER --results OUT
-    python -m experiments.analysis --setting sst2 --data DIR --start FOLDER --results OUT
+    python -m experiments.analysis --setting images --data DIR --start FOLDER
+    python -m experiments.analysis --setting sst2 --data DIR --start FOLDER
     python -m experiments.analysis --smallest                                        # does it run? made-up data
 
-Fine-tunes the setting's model, extracts circuits, and writes for each setting
-`OUT/SETTING/` with `report.md`, `results.json` and a picture. Heads are chosen on the rows that the setting has for
-circuits, and judged on test rows.
+Fine-tunes the setting's model, extracts circuits, and writes for each setting a folder with `report.md`, `results.json`
+and a picture; `python -m experiments --tables` fills docs/results/analysis.md from them. Heads are chosen on the rows
+that the setting has for circuits, and judged on test rows.
 """
 
 import argparse
 import random
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ import torch
 
 from benchmarks.provenance import where_it_ran
 from hydra_transformers._io.files import write_atomically
-from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads, taylor_scores
-from hydra_transformers.pruning.heads import heads_of
+from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads, taylor_prune, taylor_scores
+from hydra_transformers.pruning.heads import Head, heads_of
 
+from .analysis_table import BY_LAYER, CIRC_AVG, FOLDER, TAYLOR
 from .heads.outputs import Batches
 from .heads.overlap import compare_head_sets
 from .heads.proposition import pruning_under_noise, with_noise
@@ -40,7 +42,7 @@ NOISE_ROWS = 1_000  # of the test rows, for second derivatives
 BATCH = 250
 STEPS = 6  # budgets up to half of the heads; head sets are compared at a third
 RANDOM_ORDERS = 3
-CIRCUITS = {"acc": "CircAcc", "ood": "CircOOD", "avg": "CircAvg"}
+CIRCUITS = {"acc": "CircAcc", "ood": "CircOOD", "avg": CIRC_AVG}
 REPORT, RESULTS = "report.md", "results.json"
 
 
@@ -81,16 +83,24 @@ class Study:
         model = prune_heads(self.model).to(torch.bfloat16) if on_gpu else self.model
         return extract_circuit(model, self.known, self.unknown, objective, **options)
 
+    def taylor_by_layer(self) -> list[Head]:
+        """Return the heads that go where every layer loses a third of its own."""
+        heads_per_layer = max(Counter(layer for layer, _ in self.heads).values())
+        keep = heads_per_layer - heads_per_layer // 3
+        pruned = taylor_prune(self.model, self.known, heads_per_layer=keep).heads_to_prune
+        return [(layer, head) for layer, heads in pruned.items() for head in heads]
+
     def run(self) -> dict[str, Any]:
         """The result of each part."""
         circuits = {objective: self.circuit(objective) for objective in CIRCUITS}
         scores = taylor_scores(self.model, self.known)
-        orders = {"Taylor": [sorted(scores, key=scores.__getitem__)]}
+        orders = {TAYLOR: [sorted(scores, key=scores.__getitem__)]}
         orders |= {name: [circuits[objective].ranking] for objective, name in CIRCUITS.items()}
         orders["random"] = [random.Random(seed).sample(self.heads, len(self.heads)) for seed in range(RANDOM_ORDERS)]
         judged = drawn(self.splits.test, JUDGED_ROWS)
         ood = {name: drawn(rows, OOD_ROWS) for sets in self.splits.ood.values() for name, rows in sets.items()}
         sets = {name: draws[0][: self.budget] for name, draws in orders.items()}
+        sets[BY_LAYER] = self.taylor_by_layer()
         clean = drawn(self.splits.test, NOISE_ROWS)
         return {
             "sweep": sweep_budgets(self.model, judged, ood, orders, self.budgets),
@@ -122,7 +132,7 @@ def main() -> None:
     parser.add_argument("--setting", choices=list(SETTINGS), help="which model and data")
     parser.add_argument("--data", type=Path, help="a folder of plain files")
     parser.add_argument("--start", type=Path, help="the folder of the pre-trained model")
-    parser.add_argument("--results", type=Path, help="gets a folder for each setting")
+    parser.add_argument("--results", type=Path, default=FOLDER, help="gets a folder for each setting")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--smallest", action="store_true", help="a tiny model on made-up data: the report is printed")
     args = parser.parse_args()
@@ -131,8 +141,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             print(write(Study(args), Path(folder)))
         return
-    if args.results is None or args.setting is None:
-        parser.error("--setting or --results is missing: pass what to study, and where results go")
+    if args.setting is None:
+        parser.error("--setting is missing: pass what to study")
     folder = args.results / args.setting
     if (folder / RESULTS).exists():
         sys.exit(f"{folder} holds results: remove it, or pass another --results")

@@ -142,7 +142,7 @@ def new_bert(folder: str) -> Made:
     hydra = AutoHydra.from_pruned_members(tuned)
     hydra.calibrate(rows["validation"], target={"coverage": 0.9})
     ood = {"far": {"out of scope": other}}
-    return Made(hydra, evaluate_uncertainty({HYDRA: hydra}, rows["test"], ood))
+    return Made(hydra, evaluate_uncertainty({SINGLE: bert, HYDRA: hydra}, rows["test"], ood))
 
 
 def load_rows(name: str) -> list[dict[str, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 from hydra_transformers._io.files import write_atomically
 
 from . import (
+    analysis_table,
     checked_rows,
     class_promises,
     costs,
@@ -18,6 +19,7 @@ from . import (
     zero_shot_tables,
 )
 from .figures import ROOT, table_of_figures
+from .paper.summary import summaries
 from .results import RESULTS, read_results
 
 
@@ -77,7 +79,8 @@ def pages() -> list[Path]:
 
 
 def all_tables() -> dict[str, str]:
-    return render(read_results(RESULTS)) | {"figures": table_of_figures()}
+    of_paper = summaries() | {"analysis": analysis_table.render()}
+    return render(read_results(RESULTS)) | of_paper | {"figures": table_of_figures()}
 
 
 def write_pages() -> None:

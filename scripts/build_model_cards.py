@@ -38,6 +38,7 @@ FOLDER, RESULTS = ROOT / "model_cards", ROOT / "experiments" / "results" / "one-
 NAME, HYDRA = "hydra-dinov2-small-tinyimagenet", "This Hydra"
 MEMBERS, LAYERS, HEADS, TRUNK, EPOCHS = 3, 12, 6, 9, 9
 SEED = SETTINGS["images"].seeds[0]
+LICENSE = "apache-2.0"
 COMPARED = ("One model", f"Deep Ensemble of {MEMBERS}")  # what the report has beside the Hydra
 
 
@@ -95,7 +96,9 @@ noise and drawings."""
         model,
         report,
         repo_id=f"org/{NAME}",
+        base_model="facebook/dinov2-small",
         dataset="zh-plus/tiny-imagenet",
+        license=LICENSE,
         fine_tuning=sentences,
         report_model=HYDRA,
     )
@@ -147,7 +150,6 @@ PRUNED = {
         "and not fine-tuned, as in the paper's zero-shot experiments (5.3).",
     ),
 }
-LICENSE = "apache-2.0"
 
 
 def pruned_card(name: str, told: Pruned) -> ModelCard:

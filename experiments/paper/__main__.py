@@ -5,6 +5,7 @@
     python -m experiments.paper --table 2 --setting sst2-gte --data DIR    # with a small model: minutes
     python -m experiments.paper --table 2 --smallest                       # does it run? tiny models, made-up data
     python -m experiments.paper --tables                                   # docs/results/paper.md from the results
+    python -m experiments --tables                                         # and those beside the paper's numbers
 
 DIR/data and DIR/weights hold plain files (see experiments/local_files.py) and pre-trained models; what is not there comes
 from the Hub. Each method's numbers with each seed go to RUNS/SETTING/results/SEED/METHOD.json, and all of them to one
@@ -17,22 +18,19 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from hydra_transformers._io.files import write_atomically
 
-from ..results import RESULTS as ALL_RESULTS
 from ..results import gather, results_file, write_results
 from .figures import FIGURES
 from .studies import SETTINGS, new_study, smallest_of
 from .study import RESULTS
-from .tables import SHIFTED_TABLES, TABLES, page, render
+from .tables import PAPER_RESULTS, SHIFTED_TABLES, TABLES, page, read_paper_results, render
 from .work import do_all
 
 
-PAPER_RESULTS = ALL_RESULTS / "paper"
 RUNS = Path("runs/paper")
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "paper.md"
 
@@ -74,10 +72,6 @@ def tried_rates(folder: Path) -> dict[str, dict[str, float]]:
         of, rate = path.stem.removeprefix("rate-0-").split("-rate")
         found.setdefault(of, {})[rate] = json.loads(path.read_text())["accuracy"]
     return found
-
-
-def read_paper_results(folder: Path) -> dict[str, Any]:
-    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json")) if path.stem in SETTINGS}
 
 
 def show(args: argparse.Namespace, name: str) -> None:

@@ -104,7 +104,7 @@ def new_small_dinov2(start: str, seed: int) -> PreTrainedModel:
 
 
 VIT = "google/vit-base-patch16-224-in21k"
-# C.1.1 and C.1.4 pre-train them on ImageNet-21k.
+# Of C.1.1 and C.1.4; docs/paper.md says what differs.
 NOT_PRETRAINED = (
     "Google's ViT of ImageNet-21k is the start of every member, of MIMO and of Batch Ensembles, and Packed-Ensembles starts "
     "from new weights; the paper pre-trains three ViTs, MIMO and Packed-Ensembles itself."

@@ -10,12 +10,14 @@ from typing import Any
 
 from scipy.stats import t
 
+from ..results import RESULTS
 from ..table import NOT_JUDGED, markdown
 from .methods import SOURCES, varied_name
 from .studies import SETTINGS, AnySetting, rows_of
 from .study import DISTANCES, SHIFT
 
 
+PAPER_RESULTS = RESULTS / "paper"
 NUMBERS = json.loads((Path(__file__).parent / "numbers.json").read_text())  # {setting: {method: {column: value}}}
 IMAGE_METHODS = (
     *("single", "deep-ensembles", "packed", "mimo", "batch-ensemble", "mc-dropout", "lora", "oba"),
@@ -44,6 +46,7 @@ TITLES = {
     "euclidean": "Euclidean ↑",
     "mahalanobis": "Mahalanobis ↑",
 }
+COLUMN_WORDS = {"accuracy": "accuracy", "nll": "NLL", "ood.auroc": "OOD AUROC"}
 PERCENT = ("accuracy", *DETECTION)
 LOWER_IS_BETTER = ("brier", "nll", "ece", "aece", "fpr95")
 
@@ -269,6 +272,11 @@ def digits(column: str) -> int:
 
 
 Seeds = Mapping[str, Mapping[str, Any]]  # {seed: {method: result}}
+
+
+def read_paper_results(folder: Path = PAPER_RESULTS) -> dict[str, Any]:
+    """Return {setting: its results file}, of those that were run."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json")) if path.stem in SETTINGS}
 
 
 def runs_of(seeds: Seeds, method: str) -> list[Mapping[str, Any]]:
