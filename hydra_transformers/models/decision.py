@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from .decision_settings import (
+    NEWER_VERSION,
     RECALIBRATE,
     VERSION,
     DecisionSettings,
@@ -223,7 +224,7 @@ def decision_of(settings: Any, num_parameters: int) -> Decision | None:
     sets = saved.get("sets")
     # Sets by other methods, and thresholds for single labels, are of earlier versions, too.
     is_earlier = saved.get("per_label") or (isinstance(sets, Mapping) and sets.get("method", "lac") != "lac")
-    if saved.get("version") != VERSION or is_earlier:
+    if saved.get("version") not in (VERSION, NEWER_VERSION) or is_earlier:
         logger.warning_once(
             f"this model was calibrated by another version of hydra_transformers, and decides nothing: {RECALIBRATE}"
         )

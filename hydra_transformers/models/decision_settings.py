@@ -17,6 +17,10 @@ from .task import TASKS, load_class, load_task
 
 
 VERSION = 2
+# Packages up to 0.3 leave out settings that they do not know. A decision that depends on one of these has a version
+# that they refuse, or it would answer every row there.
+NEWER_VERSION = 3
+NEWER_SETTINGS = ("thresholds",)
 RECALIBRATE = "call calibrate() again"
 
 
@@ -262,6 +266,12 @@ class DecisionSettings(Settings):
         """Say in a sentence why the model abstains on a row."""
         score_name = "msp (1 - the largest probability)" if self.detector.name == "msp" else self.detector.name
         return f"{score_name} is {detector_score:.3g}, above the threshold {self.threshold_of(outputs):.3g}."
+
+
+def version_needed(saved: Mapping[str, Any]) -> int:
+    """Return the version of settings as JSON has them: the lowest whose packages read all that decides."""
+    is_newer = any(saved.get(name) is not None for name in NEWER_SETTINGS)
+    return NEWER_VERSION if is_newer else VERSION
 
 
 def digest_of_settings(saved: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from ..data.loading import load_if_named
 from ..model_info import class_names_of
 from ..models.decision import Decision, config_settings
-from ..models.decision_settings import typed_settings
+from ..models.decision_settings import typed_settings, version_needed
 from ..models.task import DecisionOutput, config_inside, load_task
 from .abstention import Abstention
 from .class_promises import ClassTarget
@@ -229,6 +229,7 @@ class TaskFit:
             "task": self.name,
             "config": config_settings(self.model),
             "state": {name: list(tensor.shape) for name, tensor in state.items()},
+            "version": version_needed(settings),
         }
         typed = typed_settings({**saved, **settings})
         decision = Decision(typed, sum(weight.numel() for weight in self.model.parameters()))

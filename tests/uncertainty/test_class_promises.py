@@ -1,5 +1,6 @@
 """Promises for each predicted class, and for the true rows of one."""
 
+import dataclasses
 import json
 import math
 
@@ -122,6 +123,28 @@ def test_each_predicted_class_has_its_threshold_everywhere(tmp_path):
     monitor = Monitor.of(hydra)
     monitor.update(rows)
     assert monitor.state()["answered"].rows == 30
+
+
+def test_packages_that_know_no_promise_by_class_refuse_a_model_with_one(warned, tmp_path):
+    hydra = calibrated_by({"risk": 0.55}, "prediction").model
+    assert hydra.config.decision["version"] == 3
+    assert calibrated_by({"risk": 0.55}).model.config.decision["version"] == 2
+    # Before this version such models were saved with 2, and their promises hold as well.
+    settings = dataclasses.replace(hydra.decision.settings, version=2)
+    digests = dataclasses.replace(settings.digests, settings=settings.digest())
+    hydra.config.decision = dataclasses.replace(settings, digests=digests).to_dict()
+    hydra.decision.settings = dataclasses.replace(settings, digests=digests)
+    hydra.save_pretrained(tmp_path)
+    loaded = type(hydra).from_pretrained(tmp_path).eval()
+    assert loaded.config.decision["version"] == 2
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch_of(NAME)).abstain, hydra.eval()(**batch_of(NAME)).abstain)
+    assert not warned.text
+    # Of versions that are not known yet nothing is decided.
+    saved = json.loads((tmp_path / "config.json").read_text())
+    saved["decision"]["version"] = 4
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert type(hydra).from_pretrained(tmp_path).decision is None and "another version" in warned.text
 
 
 def test_a_group_that_is_never_answered_says_why():
