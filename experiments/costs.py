@@ -17,7 +17,7 @@ from scipy.stats import beta
 
 from benchmarks.provenance import where_it_ran
 from hydra_transformers._io.files import write_atomically
-from hydra_transformers.uncertainty.costs import CostTarget, fit_costs
+from hydra_transformers.uncertainty.costs import CostTarget, PricedRows, fit_costs
 
 
 CONFIDENCE = 0.9
@@ -59,11 +59,12 @@ class World:
         self.grid = np.arange(1, case.steps + 1) / case.steps
         self.masses = np.diff(np.append(0.0, beta.cdf(self.grid, *SHAPE)))
 
-    def draw(self, random: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores, and the label 1 of rows that are wrong; every prediction is 0."""
+    def draw(self, random: np.random.Generator, target: CostTarget) -> PricedRows:
+        """Rows with their prices."""
         places = np.searchsorted(np.cumsum(self.masses)[:-1], random.random(self.case.rows))
         scores = self.grid[places]
-        return torch.tensor(scores), torch.tensor(random.random(len(scores)) < self.case.difficulty * scores).long()
+        wrong = torch.tensor(random.random(len(scores)) < self.case.difficulty * scores)
+        return PricedRows(torch.tensor(scores), target.of_errors(wrong), wrong)
 
     def cost(self, threshold: float) -> float:
         """The true mean cost."""
@@ -78,12 +79,12 @@ def summarize(case: Case, draws: int) -> dict[str, Any]:
     """The share of draws whose bound is below the true cost, and mean costs."""
     world = World(case)
     target = CostTarget(case.review, wrong=case.wrong)
-    predictions = torch.zeros(case.rows, dtype=torch.long)
     broken, costs, bounds = 0, [], []
     for number in range(draws):
         random = np.random.default_rng([number, case.rows])
-        (first_scores, first_labels), (scores, labels) = world.draw(random), world.draw(random)
-        fitted = fit_costs(target, CONFIDENCE, scores, predictions, labels, first_scores, predictions, first_labels)
+        chosen_by = world.draw(random, target)
+        measured_by = world.draw(random, target)
+        fitted = fit_costs(target, CONFIDENCE, chosen_by, measured_by)
         costs.append(world.cost(fitted.threshold))
         bounds.append(fitted.value)
         broken += costs[-1] > fitted.value

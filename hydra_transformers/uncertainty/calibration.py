@@ -92,7 +92,8 @@ def calibrate(
             Single-label models also keep promises by class: {"risk": {"merge": 0.002, "*": 0.015}} (of the rows that are
             answered "merge", and of all others), {"missed": 0.01, "label": "fraud"} (at most 1 % of the true fraud rows are
             answered as another label). {"cost": {"wrong": 20, "review": 1}} sets the threshold of the least expected cost,
-            with a bound on the cost; a matrix by label and prediction may stand in place of "wrong".
+            with a bound on the cost, also for multi-label models and rewards; of a single-label model a matrix by label and
+            prediction may stand in place of "wrong".
         by (`str`, *optional*):
             "prediction" for a risk that every predicted class keeps, not only their average. Classes with too few rows are
             pooled with similar ones, and named. All promises by class hold together with the confidence.
@@ -188,9 +189,14 @@ def _class_target(task: TaskFit, model: nn.Module, target: Any, by: str | None) 
 
 def _cost_target(task: TaskFit, target: Mapping[str, Any]) -> CostTarget:
     """Read a target of costs; raise for models whose answers are not right or wrong as a whole."""
-    if not task.has_detector:
+    if not task.judges_rows:
         raise ValueError(
-            f"a cost is for single-label classification, this is {task.title}: pass a coverage, for example"
+            f"a cost is for rows that are right or wrong as a whole, this is {task.title}: pass a coverage, for example"
+        )
+    prices = target["cost"]
+    if isinstance(prices, Mapping) and "matrix" in prices and not task.has_detector:
+        raise ValueError(
+            f"a matrix is for single-label classification, this is {task.title}: pass {{'wrong': 20, 'review': 1}}"
         )
     return CostTarget.of(target, None if task.classes is None else len(task.classes))
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from scipy.special import bdtr
@@ -62,8 +62,25 @@ class CostTarget:
     def of_answers(self, predictions: Tensor, labels: Tensor) -> Tensor:
         """Return what each row costs if it is answered, (rows,) in float64."""
         if self.matrix is None:
-            return (predictions != labels).double() * self.wrong
+            return self.of_errors(predictions != labels)
         return torch.tensor(self.matrix, dtype=torch.float64)[labels, predictions]
+
+    def of_errors(self, wrong: Tensor) -> Tensor:
+        """Return what each row costs if it is answered, (rows,) in float64, by whether it is wrong."""
+        return wrong.double() * self.wrong
+
+
+class PricedRows(NamedTuple):
+    """Rows with what they cost, (rows,) each.
+
+    scores: by which they are answered
+    costs: if they are answered
+    wrong: bool, whether they are
+    """
+
+    scores: Tensor
+    costs: Tensor
+    wrong: Tensor
 
 
 @dataclass(frozen=True)
@@ -112,26 +129,20 @@ class CostAbstention(Abstention):
 
 
 def fit_costs(
-    target: CostTarget,
-    confidence: float | None,
-    scores: Tensor,
-    predictions: Tensor,
-    labels: Tensor,
-    first_scores: Tensor,
-    first_predictions: Tensor,
-    first_labels: Tensor,
+    target: CostTarget, confidence: float | None, chosen_by: PricedRows, measured_by: PricedRows
 ) -> CostAbstention:
     """Find the threshold of the least cost on some rows, and say what it costs by others.
 
     Args:
         target (`CostTarget`): the prices.
         confidence (`float`, *optional*): of a bound on the cost; None for no bound.
-        scores, predictions, labels: (rows,), of rows by which costs are estimated.
-        first_scores, first_predictions, first_labels: (rows,), of other rows, by which the threshold is chosen.
+        chosen_by (`PricedRows`): rows by which the threshold is chosen. A score that was fitted on them would be lower
+            than on new rows.
+        measured_by (`PricedRows`): other rows, by which costs are estimated.
     """
-    threshold = cheapest_threshold(first_scores, target.of_answers(first_predictions, first_labels), target.review)
+    threshold = cheapest_threshold(chosen_by.scores, chosen_by.costs, target.review)
+    scores, of_answers, wrong = measured_by
     answered = scores <= threshold
-    of_answers = target.of_answers(predictions, labels)
     review = torch.full_like(of_answers, target.review)
     costs = torch.where(answered, of_answers, review)
     level = confidence or DEFAULT_INTERVAL
@@ -141,7 +152,6 @@ def fit_costs(
     bound = estimates[0].mean
     if confidence is not None:
         bound = highest_mean(float(costs.mean()), len(costs), target.highest, 1 - confidence)
-    wrong = predictions != labels
     coverage = float(answered.double().mean())
     return CostAbstention(
         threshold,

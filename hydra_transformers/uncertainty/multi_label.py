@@ -15,6 +15,7 @@ from ..models.task import DecisionOutput
 from ..models.task_multi_label import logit_of_mean_probability
 from .abstention import SHIFT, exact
 from .conformal import too_few_rows
+from .costs import PricedRows, fit_costs
 from .decomposition import decompose
 from .inputs import as_member_logits, as_multi_hot, check_predictions, widened
 from .metrics import counts_from_the_top, exact_mean, expected_calibration_error
@@ -289,9 +290,16 @@ class MultiLabelFit(TaskFit):
             sentences.append(sets_sentence(rows.alpha, label_sets(logits, lowest), is_too_few))
         if rows.target is not None:
             decision = self.decision(settings)
-            output, ood_scores = decision(second.answers), rows.ood_scores(decision)
-            right = (output.chosen_labels == second.labels).all(dim=1)
-            abstention = rows.fit_abstention(output.detector_score, right, ood_scores)
+            output = decision(second.answers)
+            wrong = (output.chosen_labels != second.labels).any(dim=1)
+            if rows.costs is not None:
+                before = decision(first.answers)
+                first_wrong = (before.chosen_labels != first.labels).any(dim=1)
+                chosen_by = PricedRows(before.detector_score, rows.costs.of_errors(first_wrong), first_wrong)
+                measured_by = PricedRows(output.detector_score, rows.costs.of_errors(wrong), wrong)
+                abstention = fit_costs(rows.costs, rows.confidence, chosen_by, measured_by)
+            else:
+                abstention = rows.fit_abstention(output.detector_score, ~wrong, rows.ood_scores(decision))
             sentences.append(f"A row is right if all its labels are. {abstention.sentence}")
         return Fitted(settings, sentences, abstention)
 

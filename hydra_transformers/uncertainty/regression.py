@@ -111,6 +111,7 @@ class RegressionFit(TaskFit):
     }
     columns = CLASS_COLUMNS | {"interval": "intervals"}
     guarantees_risk = False
+    judges_rows = False
 
     def constant_metric(self, labels: Tensor) -> float:
         return float((labels.double() - labels.double().mean(dim=0)).square().mean(dim=0).sqrt().mean())

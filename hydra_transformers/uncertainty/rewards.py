@@ -12,6 +12,7 @@ from ..data.loading import PreparedData, load_data, load_if_named
 from ..models.decision import Decision
 from ..models.task import DecisionOutput
 from ..models.task_regression import aggregated, spread
+from .costs import PricedRows, fit_costs
 from .inputs import as_multi_hot, as_tensor, widened
 from .metrics import ood_metrics
 from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Settings, TaskFit, ValidationRows
@@ -132,6 +133,18 @@ class RewardFit(TaskFit):
         if labels.shape[1] != 1 or not ((labels == 0) | (labels == 1)).all() or relevant.all() or not relevant.any():
             raise ValueError("labels are not 1 for relevant rows and 0 for others: pass both, one label per row")
         low = self.scores(answers)
+        if rows.costs is not None:
+            # An answer counts as relevant, and is wrong where the row is not.
+            priced = PricedRows(low, rows.costs.of_errors(~relevant), ~relevant)
+            middle = len(rows.first.answers)
+            chosen_by = PricedRows(*(part[:middle] for part in priced))
+            measured_by = PricedRows(*(part[middle:] for part in priced))
+            abstention = fit_costs(rows.costs, rows.confidence, chosen_by, measured_by)
+            sentences = [
+                f"Scores below {-abstention.threshold:.3g} count as nothing relevant; a random half of {len(low)} rows chose it.",
+                abstention.sentence,
+            ]
+            return Fitted({"detector": {"name": "low score"}}, sentences, abstention)
         ood = None if rows.ood is None else self.scores(rows.ood.answers)
         is_risk = "risk" in rows.target
         scores, correct, unit = (low, relevant, "rows") if is_risk else (low[relevant], None, "relevant rows")

@@ -8,12 +8,14 @@ import torch
 from torch import Generator, Tensor
 
 from ..model_info import prompts_in
+from ..models.decision import Decision
 from ..models.ensembling import log_mean_probability
 from ..models.task import DecisionOutput
+from .abstention import Abstention
 from .calibrated_classifier import prompts_of
-from .class_promises import ClassAbstention, ClassTarget, fit_class_abstention, with_settings
+from .class_promises import ClassAbstention, fit_class_abstention, with_settings
 from .conformal import fit_sets, sets_sentence
-from .costs import fit_costs
+from .costs import CostTarget, PricedRows, fit_costs
 from .decomposition import decompose
 from .detectors import Detector, ood_score
 from .features import collect_answers
@@ -121,64 +123,89 @@ class SingleLabelFit(TaskFit):
         return Rows(answers, labels, features)
 
     def fit(self, rows: ValidationRows) -> Fitted:
-        """A temperature and a detector on the first half of the rows; its threshold and the sets on the second."""
-        first, second, detector = rows.first, rows.second, self.detector
+        """Fit a temperature and a detector on the first half of the rows; its threshold and the sets on the second."""
+        first = rows.first
+        second = rows.second
+        detector = self.detector
         scaling = TemperatureScaling(fit_temperature(first.answers, first.labels))
+        sentences = [
+            f"The ensemble's prediction has the temperature {scaling.temperature:.3g}; the detector is {detector.description}.",
+            rows.sentence,
+        ]
+
+        # The detector. Rows that it was fitted on are closer to it than new ones, so that they cannot choose a threshold.
+        unseen = first
         if detector.needs_fit and detector.state is None:
-            detector.fit_answers(scaling(first.answers), first.features, first.labels)
+            fitted_on = first
+            if rows.costs is not None:
+                fitted_on, unseen = in_halves(first)
+                sentences.append(
+                    f"The detector was fitted on {len(fitted_on.labels)} of these rows, and the threshold was chosen on the "
+                    f"other {len(unseen.labels)}."
+                )
+            detector.fit_answers(scaling(fitted_on.answers), fitted_on.features, fitted_on.labels)
         elif detector.needs_fit:
             detector(first.answers[:1], first.features[:1])  # raises its error for the fit of another model
+        state = detector.state or {}
         settings = {
             "temperature": scaling.temperature,
             "detector": {"name": detector.name, "by": detector.method.by[0], "settings": detector.settings},
             "sets": None,
             **prompts_of(self.model),
         }
-        state, abstention = detector.state or {}, None
-        sentences = [
-            f"The ensemble's prediction has the temperature {scaling.temperature:.3g}; the detector is {detector.description}.",
-            rows.sentence,
-        ]
-        scaled = scaling(second.answers)
+
+        # When to abstain.
+        abstention = None
         if rows.target is not None:
-            decision = self.decision(settings, state)
-            scores = decision(second.answers, second.features).detector_score
-            if rows.costs is not None:
-                first_scores = decision(first.answers, first.features).detector_score
-                predictions, first_predictions = (
-                    log_mean_probability(part).argmax(dim=-1) for part in (scaled, scaling(first.answers))
-                )
-                abstention = fit_costs(
-                    rows.costs,
-                    rows.confidence,
-                    scores,
-                    predictions,
-                    second.labels,
-                    first_scores,
-                    first_predictions,
-                    first.labels,
-                )
-            elif rows.by_class is None:
-                correct = decompose(scaled).prediction == second.labels
-                abstention = rows.fit_abstention(scores, correct, rows.ood_scores(decision))
-            else:
-                abstention = self._fit_by_class(rows, rows.by_class, scores, scaled, scaling(first.answers))
-                settings |= with_settings(abstention, scaled.shape[-1])
+            abstention = self._fit_abstention(rows, self.decision(settings, state), unseen)
+            if isinstance(abstention, ClassAbstention):
+                settings |= with_settings(abstention, first.answers.shape[-1])
             sentences.append(abstention.sentence)
+
+        # Sets of possible classes.
         if rows.alpha is not None:
-            threshold = fit_sets(scaled, second.labels, rows.alpha)
+            answers = scaling(second.answers)
+            threshold = fit_sets(answers, second.labels, rows.alpha)
             saved = threshold if threshold < float("inf") else "inf"
             settings |= {"sets": {"method": "lac", "threshold": saved}, "alpha": float(rows.alpha)}
-            sentences.append(sets_sentence(rows.alpha, len(scaled), threshold))
+            sentences.append(sets_sentence(rows.alpha, len(answers), threshold))
         return Fitted(settings, sentences, abstention, state)
 
-    def _fit_by_class(
-        self, rows: ValidationRows, target: ClassTarget, scores: Tensor, scaled: Tensor, first_scaled: Tensor
-    ) -> ClassAbstention:
-        """A threshold for each predicted class; scaled, first_scaled: the halves' answers, with the temperature."""
-        predictions, first_predictions = (log_mean_probability(part).argmax(dim=-1) for part in (scaled, first_scaled))
-        labels, first_labels = rows.second.labels, rows.first.labels
-        names = self.classes or [str(place) for place in range(scaled.shape[-1])]
+    def _fit_abstention(self, rows: ValidationRows, decision: Decision, unseen: Rows) -> Abstention:
+        """Find the threshold on the score of a decision that has none yet.
+
+        unseen: those of the first half that its detector was not fitted on
+        """
+        decided = decision(rows.second.answers, rows.second.features)
+        scores = decided.detector_score
+        predictions = log_mean_probability(decided.member_logits).argmax(dim=-1)
+        labels = rows.second.labels
+        if rows.costs is not None:
+            before = decision(unseen.answers, unseen.features)
+            priced = [
+                self._priced(rows.costs, before, unseen.labels),
+                self._priced(rows.costs, decided, labels),
+            ]
+            return fit_costs(rows.costs, rows.confidence, *priced)
+        if rows.by_class is None:
+            correct = decompose(decided.member_logits).prediction == labels
+            return rows.fit_abstention(scores, correct, rows.ood_scores(decision))
+        before = decision(rows.first.answers, rows.first.features)
+        first_predictions = log_mean_probability(before.member_logits).argmax(dim=-1)
+        names = self.classes or [str(place) for place in range(rows.first.answers.shape[-1])]
         return fit_class_abstention(
-            target, rows.confidence, scores, predictions, labels, first_predictions, first_labels, names
+            rows.by_class, rows.confidence, scores, predictions, labels, first_predictions, rows.first.labels, names
         )
+
+    @staticmethod
+    def _priced(target: CostTarget, decided: DecisionOutput, labels: Tensor) -> PricedRows:
+        """Return rows with the prices of their answers."""
+        predictions = log_mean_probability(decided.member_logits).argmax(dim=-1)
+        return PricedRows(decided.detector_score, target.of_answers(predictions, labels), predictions != labels)
+
+
+def in_halves(rows: Rows) -> tuple[Rows, Rows]:
+    """Return the first half of some rows, and the other."""
+    places = torch.arange(len(rows.answers))
+    middle = len(places) // 2
+    return rows.take(places[:middle]), rows.take(places[middle:])

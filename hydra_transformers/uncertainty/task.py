@@ -153,6 +153,7 @@ class TaskFit:
         model (`nn.Module`), classes (`list[str]` or `None`): whose task it is, and the names of its classes.
         aggregate (`str` or `None`): of a reward model, how members' scores become one.
         guarantees_risk (`bool`): whether a risk is a share, and can have a confidence.
+        judges_rows (`bool`): whether a row is right or wrong as a whole, so that it has a price, and groups have risks.
     """
 
     name: str
@@ -160,6 +161,7 @@ class TaskFit:
     metrics: Mapping[str, tuple[str, str]]
     columns: Mapping[str, str] = CLASS_COLUMNS
     guarantees_risk = True
+    judges_rows = True
     has_detector: bool
     predicts_numbers: bool
 

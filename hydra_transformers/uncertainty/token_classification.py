@@ -78,6 +78,7 @@ def entity_metrics(found: FoundEntities) -> dict[str, float]:
 
 class TokenFit(TaskFit):
     name = "token_classification"
+    judges_rows = False
     metrics: ClassVar = {
         "entity_f1": ("Entity F1", "high"),
         "precision": ("Precision", "high"),

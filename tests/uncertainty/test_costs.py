@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from experiments.costs import CASES, World, summarize
-from hydra_transformers.uncertainty import Monitor, calibrate
+from hydra_transformers.uncertainty import Detector, Monitor, calibrate
 from hydra_transformers.uncertainty.costs import (
     CostTarget,
+    PricedRows,
     cheapest_threshold,
     estimate_mean,
     fit_costs,
@@ -113,8 +114,53 @@ def test_where_every_review_is_cheaper_nothing_is_answered():
         torch.equal(output.abstain, ~(scores <= hydra.decision.settings.threshold))
         and output.abstain.double().mean() > 0.9
     )
-    with pytest.raises(ValueError, match="a cost is for single-label classification, this is regression"):
-        calibrate(hydra_of("regression"), data_of("regression"), target=PRICES)
+
+
+@pytest.mark.parametrize("detector", ["knn", "mahalanobis", "relative_mahalanobis"])
+def test_a_detector_that_is_fitted_here_does_not_choose_the_threshold_on_its_own_rows(detector):
+    rows = data_of(NAME, 120)
+    target = {"cost": {"wrong": 1.2, "review": 1}}
+    if detector == "knn":
+        detector = Detector("knn", k=1)  # each row is its own nearest one
+    calibration = calibrate(hydra_of(NAME), rows, target=target, alpha=None, detector=detector)
+    with torch.no_grad():
+        output = calibration.model.eval()(**batch_of(NAME))
+    assert output.abstain.double().mean() < 0.5
+    assert calibration.abstention.cost.mean < 0.8  # a review costs 1
+    assert "was fitted on 30 of these rows, and the threshold was chosen on the other 30" in str(calibration)
+
+
+@pytest.mark.parametrize("name", ["multi_label_classification", "reward"])
+def test_other_tasks_whose_rows_are_right_as_a_whole_have_prices_too(name, tmp_path):
+    rows = data_of(name, 400)
+    target = {"cost": {"wrong": 1.8, "review": 1}}
+    calibration = calibrate(hydra_of(name), rows, target=target, alpha=None)
+    hydra, abstention = calibration.model.eval(), calibration.abstention
+    second = torch.randperm(400, generator=torch.Generator().manual_seed(0))[200:].tolist()
+    with torch.no_grad():
+        output = hydra(
+            **{key: torch.stack([rows[place][key] for place in second]) for key in ("input_ids", "attention_mask")}
+        )
+    labels = torch.stack([rows[place]["labels"] for place in second])
+    if name == "reward":
+        wrong = labels.flatten() == 0
+    else:
+        chosen = output.logits >= torch.tensor(hydra.decision.settings.log_odds)
+        wrong = (chosen != labels.bool()).any(dim=1)
+    assert torch.equal(output.abstain, ~(output.detector_score <= abstention.threshold))
+    expected = torch.where(output.abstain, 1.0, 1.8 * wrong.double())
+    assert abstention.cost.mean == pytest.approx(float(expected.mean()))
+    assert abstention.cost.mean < abstention.cost_without.mean and output.abstain.any() and not output.abstain.all()
+    assert "a row costs at most" in str(calibration) and "answered" in Monitor.of(hydra).promises
+
+
+@pytest.mark.parametrize("name", ["regression", "token_classification"])
+def test_what_is_not_right_or_wrong_as_a_whole_has_no_price(name):
+    with pytest.raises(ValueError, match="a cost is for rows that are right or wrong as a whole, this is"):
+        calibrate(hydra_of(name), data_of(name), target=PRICES)
+    matrix = {"cost": {"matrix": [[0, 1], [2, 0]], "review": 1}}
+    with pytest.raises(ValueError, match="a matrix is for single-label classification, this is rewards"):
+        calibrate(hydra_of("reward"), data_of("reward"), target=matrix)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -126,7 +172,8 @@ def test_the_bound_on_the_cost_holds_as_often_as_it_says(case):
 
 def test_the_true_cost_is_that_of_the_made_up_rows():
     world = World(CASES[3])
-    drawn = [world.draw(np.random.default_rng(seed)) for seed in range(100)]
-    scores, wrong = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-    fitted = fit_costs(CostTarget(1.0, wrong=20.0), None, scores, wrong * 0, wrong, scores, wrong * 0, wrong)
+    target = CostTarget(1.0, wrong=20.0)
+    drawn = [world.draw(np.random.default_rng(seed), target) for seed in range(100)]
+    rows = PricedRows(*(torch.cat(parts) for parts in zip(*drawn, strict=True)))
+    fitted = fit_costs(target, None, rows, rows)
     assert fitted.cost.mean == pytest.approx(world.cost(fitted.threshold), rel=0.02)
