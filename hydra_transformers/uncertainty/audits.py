@@ -36,6 +36,7 @@ class Reviews(NamedTuple):
     audit_ids: (rows,), empty for a row that was not drawn
     scores: (rows,), of the model's detector
     wrong: (rows,), whether the label is another one than the prediction
+    predictions: (rows,), as texts
     unused_labels: labels that no row has as its prediction: perhaps misspelt
     """
 
@@ -43,6 +44,7 @@ class Reviews(NamedTuple):
     audit_ids: list[str]
     scores: np.ndarray
     wrong: np.ndarray
+    predictions: list[str]
     unused_labels: list[str]
 
     @property
@@ -131,6 +133,7 @@ def read_reviews(data: Any, task: str) -> Reviews:
         audit_ids=[row[AUDIT_ID] for row in rows],
         scores=np.array([_score_of(row, name) for row in rows]),
         wrong=np.array([_is_wrong(row["prediction"], row[REVIEWED_LABEL], task) for row in rows], dtype=bool),
+        predictions=[row["prediction"] for row in rows],
         unused_labels=sorted(unused),
     )
 
@@ -148,14 +151,34 @@ def count_reviews(monitor: "Monitor", reviews: Reviews) -> None:
         raise ValueError(
             f"the audit {min(others)} is of another calibration than the monitor: pass the file of this one"
         )
+    groups = _groups_of(reviews, monitor.settings["validation"])
     is_new = np.array([f"labels {name}" not in monitor.batches for name in reviews.names], dtype=bool)
     is_drawn = np.array([bool(audit) for audit in reviews.audit_ids], dtype=bool)
     for chosen, places in (("answered", is_new & is_drawn), ("other", is_new & ~is_drawn)):
         if places.any():
             scores = torch.from_numpy(reviews.scores[places])
             wrong = torch.from_numpy(reviews.wrong[places])
-            monitor.count(Outcomes(scores, torch.ones_like(wrong), wrong), chosen)
+            outcomes = Outcomes(scores, torch.ones_like(wrong), wrong)
+            if groups is not None:
+                outcomes = outcomes._replace(groups=groups[torch.from_numpy(places)])
+            monitor.count(outcomes, chosen)
     monitor.batches.update(f"labels {name}" for name in reviews.names)
+
+
+def _groups_of(reviews: Reviews, validation: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return the group of each row, by which promises by group are counted; None where there are none.
+
+    A row of another group than the calibration knows is of none: -1.
+    """
+    if "groups" not in validation:
+        return None
+    names = validation.get("names")
+    if names is None:
+        raise ValueError(
+            "this calibration keeps promises by group without the names of the groups: call calibrate() again"
+        )
+    places = {name: place for place, name in enumerate(names)}
+    return torch.tensor([places.get(prediction, -1) for prediction in reviews.predictions])
 
 
 def _text(cell: Any) -> str:

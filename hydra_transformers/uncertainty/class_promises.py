@@ -116,9 +116,11 @@ class ClassAbstention(Abstention):
         groups (`tuple[ClassPromise, ...]`): by predicted class or classes.
         label (`str`), label_rows (`int`), missed (`int`): of a promise of the true rows of one class: its name, how many of the
             fitting rows are of it, and how many of them are answered as another.
+        names (`tuple[str, ...]`): of all classes.
     """
 
     groups: tuple[ClassPromise, ...] = ()
+    names: tuple[str, ...] = ()
     label: str = ""
     label_rows: int = 0
     missed: int = 0
@@ -194,7 +196,17 @@ def fit_class_abstention(
     answered = _are_answered(promises, scores, predictions)
     shares = _shares(answered, ~correct)
     highest = max(promise.threshold for promise in promises)
-    return ClassAbstention(highest, "risk", max(risks), confidence, len(scores), 0, **shares, groups=tuple(promises))
+    return ClassAbstention(
+        highest,
+        "risk",
+        max(risks),
+        confidence,
+        len(scores),
+        0,
+        **shares,
+        groups=tuple(promises),
+        names=tuple(map(str, classes)),
+    )
 
 
 def fit_groups(
@@ -305,8 +317,20 @@ def _fit_missed(
     ]
     answered = _are_answered(promises, scores, predictions)
     shares = _shares(answered, predictions != labels)
-    common = {"groups": tuple(promises), "label": name, "label_rows": rows, "missed": int((is_wrong & answered).sum())}
-    return ClassAbstention(math.inf, "missed", target.missed, confidence, len(scores), 0, **shares, **common)
+    return ClassAbstention(
+        math.inf,
+        "missed",
+        target.missed,
+        confidence,
+        len(scores),
+        0,
+        **shares,
+        groups=tuple(promises),
+        names=tuple(map(str, classes)),
+        label=name,
+        label_rows=rows,
+        missed=int((is_wrong & answered).sum()),
+    )
 
 
 def lost_rows_allowed(rows: int, share: float, confidence: float | None) -> int | None:
@@ -391,7 +415,7 @@ def summary_of(abstention: ClassAbstention) -> dict[str, Any]:
         }
         for group in abstention.groups
     ]
-    summary: dict[str, Any] = {"groups": groups}
+    summary: dict[str, Any] = {"groups": groups, "names": list(abstention.names)}
     if abstention.target == "missed":
         label = next(group.classes[0] for group in abstention.groups if group.name == abstention.label)
         lost = [abstention.missed, abstention.label_rows]

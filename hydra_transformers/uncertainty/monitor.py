@@ -208,9 +208,8 @@ class Monitor:
         self.settings = {name: settings[name] for name in ("task", "alpha", "threshold", "validation", "digests")}
         self.promises = _promises(self.settings, level)
         groups = self.settings["validation"].get("groups", ())
-        self.groups = {
-            RISK_OF + group["name"]: group["classes"] for group in groups
-        }  # classes of the promises by prediction
+        # The groups that each of these promises speaks of, by their indices.
+        self.groups = {RISK_OF + group["name"]: group["classes"] for group in groups}
         self.alarm = 2 * len(self.promises) / level  # half of the level is for the chance in the validation rows
         self.stream, self.streams, self.batches = uuid.uuid4().hex[:16], {}, set()
         self.decision_settings, self.model, self.task = settings, None, None
@@ -270,9 +269,9 @@ class Monitor:
         losses = {"risk": outcomes.wrong, "coverage": outcomes.missed}
         for name in CHOICES[chosen]:
             self._count_as(name, losses[name])
-        if "risk" in CHOICES[chosen] and outcomes.predictions is not None and outcomes.wrong is not None:
-            for name, classes in self.groups.items():
-                self._count_as(name, outcomes.wrong[torch.isin(outcomes.predictions, torch.tensor(classes))])
+        if "risk" in CHOICES[chosen] and outcomes.groups is not None and outcomes.wrong is not None:
+            for name, members in self.groups.items():
+                self._count_as(name, outcomes.wrong[torch.isin(outcomes.groups, torch.tensor(members))])
         if chosen == "random":
             self._count_as("lost", outcomes.lost)
         if chosen == "other":

@@ -108,6 +108,9 @@ def _problem_of_groups(validation: Mapping[str, Any]) -> str | None:
     groups = validation.get("groups", [])
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         return f"validation.groups is {_shown(groups)}, and should be a list of promises"
+    names = validation.get("names", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return f"validation.names is {_shown(names)}, and should be a list of names"
     lost = validation.get("lost")
     promises = [(group, group.get("risk"), group.get("wrong")) for group in groups]
     if lost is not None:

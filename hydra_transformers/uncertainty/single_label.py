@@ -85,7 +85,7 @@ class SingleLabelFit(TaskFit):
         missed = None if sets is None else ~sets.gather(1, labels.unsqueeze(1)).squeeze(1)
         answered = outcomes.answered  # others may not be numbers
         predictions = decompose(output.member_logits[answered]).prediction
-        outcomes = outcomes._replace(wrong=predictions != labels[answered], missed=missed, predictions=predictions)
+        outcomes = outcomes._replace(wrong=predictions != labels[answered], missed=missed, groups=predictions)
         lost = self.promise_of_lost_rows(settings)
         if lost is None:
             return outcomes

@@ -121,7 +121,8 @@ class Outcomes(NamedTuple):
     scores, answered: (rows,), the detector's score, and whether the model did not abstain
     wrong: of the answered rows alone, whether the prediction is wrong; None without labels
     missed: whether the set or interval misses the label; None without labels, sets and intervals
-    predictions: of the answered rows alone, their classes; None without labels, and where no row has one class
+    groups: of the answered rows alone, the group by which promises by group count them: the predicted class; None where
+        there is none
     lost: with a promise of the true rows of one class, of these alone, whether they are answered as another
     """
 
@@ -129,7 +130,7 @@ class Outcomes(NamedTuple):
     answered: Tensor
     wrong: Tensor | None = None
     missed: Tensor | None = None
-    predictions: Tensor | None = None
+    groups: Tensor | None = None
     lost: Tensor | None = None
 
 

@@ -117,6 +117,28 @@ def test_reviews_count_once_for_the_risk_and_others_for_no_promise():
         count_reviews(monitor, read_reviews(reviewed(["yes"]), SINGLE))
 
 
+def test_reviews_count_for_the_promise_of_their_prediction(tmp_path):
+    target = {"risk": 0.55}
+    hydra = calibrate(hydra_of(SINGLE), data_of(SINGLE, 600), target=target, by="prediction", confidence=0.6).model
+    monitor = Monitor.of(hydra)
+    audit = f"{calibration_id(monitor.settings)}-job-0"
+    predictions = ["LABEL_0"] * 3 + ["LABEL_1"] * 2 + ["LABEL_2"]
+    labels = ["LABEL_0", "LABEL_1", "LABEL_1", "LABEL_1", "LABEL_1", "LABEL_0"]
+    reviews = reviewed(labels, audit, predictions)
+    for _ in range(2):
+        count_reviews(monitor, read_reviews(reviews, SINGLE))
+    states = monitor.state()
+    assert states["risk"].rows == 6 and states["risk"].rate == 0.5
+    found = {name: (states[f"risk of {name}"].rows, states[f"risk of {name}"].rate) for name in hydra.config.label2id}
+    assert found == {"LABEL_0": (3, 2 / 3), "LABEL_1": (2, 0.0), "LABEL_2": (1, 1.0)}
+    monitor.save(tmp_path / "monitor.json")
+    assert Monitor.read(tmp_path / "monitor.json").state()["risk of LABEL_0"].rows == 3
+    missed = {"missed": 0.1, "label": "LABEL_1"}
+    monitor = Monitor.of(calibrate(hydra_of(SINGLE), data_of(SINGLE, 600), target=missed, confidence=0.6).model)
+    count_reviews(monitor, read_reviews(reviewed(labels, f"{calibration_id(monitor.settings)}-job-0"), SINGLE))
+    assert monitor.state()["lost"].rows == 0
+
+
 def reviews_of(model, name, rows, audit=None):
     """The answers of a model to rows, with their right labels, as reviewers fill them in."""
     with torch.no_grad():
