@@ -117,7 +117,7 @@ def hub_images(source: DataSource, first: int = 0, last: int | None = None) -> t
     """Images of the classes from `first` to before `last`, 64 x 64; labels where these are the first classes."""
     import numpy as np
 
-    rows, *_ = load_rows(source)
+    rows = load_rows(source).rows
     label, image = source.label or "label", source.column or "image"
     if last is not None:
         rows = rows.filter(lambda value: first <= value < last, input_columns=label)
@@ -203,7 +203,7 @@ def read_strings_of(folder: Path | None, name: str) -> tuple[list[str], list[int
     if folder is not None:
         return read_strings(folder, name)
     source = HUB_TEXTS[name]
-    rows, *_ = load_rows(source)
+    rows = load_rows(source).rows
     labels = rows["label"] if name.startswith("sst2") else [None] * len(rows)
     return list(rows[source.column]), list(labels)
 

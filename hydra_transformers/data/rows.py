@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,30 @@ SPLITS_OF_PARTS = {"validation": ("validation", "valid", "val", "dev"), "test": 
 SPLITS_TO_CUT = ("train", "validation", "test")
 
 
+@dataclass(frozen=True)
+class LoadedRows:
+    """The rows that a source selects, and where they are from.
+
+    rows: a `Dataset`, or a list of dict rows
+    split: the one that they are of, whole or in part; None where the data has none
+    is_cut: whether they are one of the random parts that the data, or a split, was cut into
+    note: a sentence about them, for users
+    """
+
+    rows: Any
+    split: str | None
+    is_cut: bool
+    note: str
+
+
 def is_dataframe(data: Any) -> bool:
     """Whether `data` is a DataFrame of pandas, which is not imported for it."""
     return "pandas" in sys.modules and isinstance(data, sys.modules["pandas"].DataFrame)
 
 
 def as_rows(data: Any) -> Any:
-    """A DataFrame as a `datasets` Dataset without its index, or as a list of dict rows where it holds images."""
+    """Return a DataFrame as a `datasets` Dataset without its index, or as a list of dict rows where
+    it holds images; other data as it is."""
     if not is_dataframe(data):
         return data
     import datasets
@@ -48,7 +65,10 @@ def as_rows(data: Any) -> Any:
 
 
 def as_dataset(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
-    """Return a list of dict rows as a `Dataset` with the columns of all rows. name: of the data, in messages"""
+    """Return a list of dict rows as a `Dataset` with the columns of all rows.
+
+    name: of the data, in messages
+    """
     import datasets
     import pyarrow
 
@@ -57,6 +77,7 @@ def as_dataset(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
     try:
         return datasets.Dataset.from_dict(columns)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
+        # A column of several types is the usual reason, and its name helps more than the error.
         for column, values in columns.items():
             kinds = sorted({type(value).__name__ for value in values if value is not None})
             if len(kinds) > 1:
@@ -68,46 +89,31 @@ def as_dataset(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
 
 
 def _without_nan(values: list[Any]) -> list[Any]:
-    """None for each NaN of a column that is not of numbers; pandas has it where a value is missing."""
+    """Return None for each NaN of a column that is not of numbers; pandas has it where a value is
+    missing."""
     if all(value is None or isinstance(value, float) for value in values):
         return values
-    return [None if isinstance(value, float) and math.isnan(value) else value for value in values]
+    is_missing = [isinstance(value, float) and math.isnan(value) for value in values]
+    return [None if missing else value for missing, value in zip(is_missing, values, strict=True)]
 
 
-def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
-    """The rows of a source, their split (None without splits), and a sentence about both."""
-    rows, split, note = _load(source), None, ""
-    rows = {name: as_rows(part) for name, part in rows.items()} if isinstance(rows, Mapping) else as_rows(rows)
-    for part in rows.values() if isinstance(rows, Mapping) else [rows]:
-        if not isinstance(part, (list, tuple)) and not hasattr(part, "select"):
-            kind = type(part).__name__
-            raise TypeError(f"data is a {kind}: pass a DataFrame, a Dataset of datasets, or a list of dict rows")
-    # `datasets` calls rows "train" where it finds no split.
-    if isinstance(rows, Mapping) and list(rows) == ["train"] and source.split is None:
-        rows = rows["train"]
-    if isinstance(rows, Mapping) and source.part is not None:
-        rows, split, note = _part_of(rows, source)
-    elif isinstance(rows, Mapping):
-        split = _choose_split(rows, source, PREFERRED_SPLITS)
-        rows, note = _rows_of_split(rows, split, source.name), f" of the split {split}"
-    elif source.split is not None:
-        raise ValueError(f"{source.name} has no splits: leave out the split {source.split!r}{_parts_to_cut(())}")
-    elif source.part is not None:
-        rows, note = _cut(rows, source, ("test", "validation")), f", a random part for {source.part}"
-    features = getattr(rows, "features", None) or {}
-    names = [column for column in features if not column.startswith("__index_level_")]
-    if names and all(";" in name for name in names):
-        raise ValueError(f"{source.name} has ';' between its columns: {SEPARATORS}")
-    if len(names) < len(features):  # pandas took the first cells for row names
-        raise ValueError(f"rows of {source.name} have more cells than its first line: {SEPARATORS}")
-    if source.limit is not None and source.limit < len(rows):
-        if features:
-            rows = rows.shuffle(seed=0, keep_in_memory=True).select(range(source.limit))
-        else:
-            rows = _selected(rows, _random_order(len(rows))[: source.limit])
+def load_rows(source: DataSource) -> LoadedRows:
+    """Return the rows of a source, of one split or part of it."""
+    loaded = _load(source)
+    if isinstance(loaded, Mapping):
+        splits = {name: _checked_rows(rows) for name, rows in loaded.items()}
+        # `datasets` calls rows "train" where it finds no split.
+        has_splits = list(splits) != ["train"] or source.split is not None
+        found = _of_splits(splits, source) if has_splits else _without_splits(splits["train"], source)
+    else:
+        found = _without_splits(_checked_rows(loaded), source)
+
+    _check_columns(found.rows, source.name)
+    rows = _limited(found.rows, source.limit)
     if len(rows) == 0:
-        raise ValueError(f"{source.name} has no rows" + (f" in the split {split}" if split else ""))
-    return rows, split, f"{source.name}: {len(rows):,} rows{note}"
+        where = f" in the split {found.split}" if found.split else ""
+        raise ValueError(f"{source.name} has no rows{where}")
+    return replace(found, rows=rows, note=f"{source.name}: {len(rows):,} rows{found.note}")
 
 
 def load_once(source: DataSource) -> DataSource:
@@ -115,50 +121,110 @@ def load_once(source: DataSource) -> DataSource:
     return replace(source, data=LoadedData(source.name, _load(source)))
 
 
+def _checked_rows(data: Any) -> Any:
+    """Return data as rows; raise where it is something else."""
+    rows = as_rows(data)
+    if not isinstance(rows, (list, tuple)) and not hasattr(rows, "select"):
+        kind = type(rows).__name__
+        raise TypeError(f"data is a {kind}: pass a DataFrame, a Dataset of datasets, or a list of dict rows")
+    return rows
+
+
+def _check_columns(rows: Any, name: str) -> None:
+    """Raise for columns of a file with another separator than commas."""
+    features = getattr(rows, "features", None) or {}
+    names = [column for column in features if not column.startswith("__index_level_")]
+    if names and all(";" in column for column in names):
+        raise ValueError(f"{name} has ';' between its columns: {SEPARATORS}")
+    if len(names) < len(features):  # pandas took the first cells for row names
+        raise ValueError(f"rows of {name} have more cells than its first line: {SEPARATORS}")
+
+
+def _limited(rows: Any, limit: int | None) -> Any:
+    """Return at most `limit` rows, drawn at random."""
+    if limit is None or limit >= len(rows):
+        return rows
+    if getattr(rows, "features", None):
+        return rows.shuffle(seed=0, keep_in_memory=True).select(range(limit))
+    return _selected(rows, _random_order(len(rows))[:limit])
+
+
+# Files, folders and the Hub
+
+
 def _load(source: DataSource) -> Any:
-    """The rows of a source, or its splits by name."""
+    """Return the rows of a source, or its splits by name."""
     if isinstance(source.data, LoadedData):
         return source.data.rows
     if not isinstance(source.data, (str, os.PathLike)):
         return source.data
     import datasets
 
-    path, name = Path(source.data), source.name
+    path = Path(source.data)
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         return datasets.load_from_disk(path.absolute())
-    if not path.exists() and (name.startswith((".", "/", "~")) or path.suffix in FILE_FORMATS):
-        raise ValueError(f"there is no folder or file {name}")
-    # `load_dataset` takes these for file formats, and reads such files of the working directory.
-    if not path.exists() and name.partition(":")[0] in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
-        raise ValueError(f"there is no folder {name} here, and on the Hub no data set can have that name: check it")
-    if path.is_file() and path.suffix not in FILE_FORMATS:
-        raise ValueError(f"{path} is not a {', '.join(FILE_FORMATS)} file: pass one, or a folder")
+    _check_is_readable(path, source.name)
+    name = source.name
+    if not path.exists():
+        name = name.partition(":")[0]  # on the Hub a configuration may follow
     try:
         if path.exists():
             return _read_files(path, source)
-        name, _, config = name.partition(":")
-        with access_to(source.name, "data set"):
-            return datasets.load_dataset(name, config or None)
+        return _read_from_hub(source.name)
     except TableError:
         raise
     except StopIteration as error:  # of JSON files that are empty
         raise ValueError(f"{name} cannot be read: it is empty") from error
     except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
-        reason = " ".join(str(error.__cause__ or error).split())
-        reason += f" ({SEPARATORS})" * ("tokenizing" in reason)
-        reason = "it has no rows" if "corresponds to no data" in reason else reason
-        raise ValueError(f"{name} cannot be read: {reason}") from error
+        raise ValueError(f"{name} cannot be read: {_reason_of(error)}") from error
+
+
+def _check_is_readable(path: Path, name: str) -> None:
+    """Raise for files that are missing or of another format, and for names that no data set has."""
+    import datasets
+
+    if path.exists():
+        if path.is_file() and path.suffix not in FILE_FORMATS:
+            raise ValueError(f"{path} is not a {', '.join(FILE_FORMATS)} file: pass one, or a folder")
+        return
+    if name.startswith((".", "/", "~")) or path.suffix in FILE_FORMATS:
+        raise ValueError(f"there is no folder or file {name}")
+    # `load_dataset` takes these for file formats, and reads such files of the working directory.
+    if name.partition(":")[0] in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
+        raise ValueError(f"there is no folder {name} here, and on the Hub no data set can have that name: check it")
+
+
+def _read_from_hub(name: str) -> Any:
+    import datasets
+
+    repository, _, config = name.partition(":")
+    with access_to(name, "data set"):
+        return datasets.load_dataset(repository, config or None)
+
+
+def _reason_of(error: Exception) -> str:
+    """Return in one line why `datasets` cannot read files, and what to do about it."""
+    reason = " ".join(str(error.__cause__ or error).split())
+    if "corresponds to no data" in reason:
+        return "it has no rows"
+    if "tokenizing" in reason:
+        return f"{reason} ({SEPARATORS})"
+    return reason
 
 
 def _read_files(path: Path, source: DataSource) -> Any:
-    """The splits of a file or a folder, whose fingerprint is of its content, whenever it was written."""
+    """Return the splits of a file or a folder, whose fingerprint is of its content, whenever it was
+    written."""
     import datasets
 
     kind = FILE_FORMATS.get(path.suffix) if path.is_file() else None
-    place = str(path.absolute())
     if kind == "csv":
         return datasets.DatasetDict(read_tables({"train": [source.name]}, _known_names(source)))
-    files = {"data_files": glob.escape(place)} if kind else {}
+
+    place = str(path.absolute())
+    files = {}
+    if kind is not None:
+        files["data_files"] = glob.escape(place)
     builder = datasets.load_dataset_builder(kind or place, **files)
     by_split = {str(split): list(map(str, names)) for split, names in builder.config.data_files.items()}
     if hasattr(builder.config, "skip_blank_lines"):  # csv files
@@ -171,45 +237,69 @@ def _read_files(path: Path, source: DataSource) -> Any:
     splits = datasets.load_dataset(kind or place, **files, cache_dir=str(cache))
     if hasattr(builder.config, "on_mixed_types"):  # JSON files
         splits = {split: restore_values(rows, by_split[split]) for split, rows in splits.items()}
-    return datasets.DatasetDict(
-        {
-            split: datasets.Dataset(
-                rows.data,
-                info=rows.info,
-                split=rows.split,
-                fingerprint=f"{digests[split][:16]}{rows._fingerprint[:16]}",
-            )
-            for split, rows in splits.items()
-        }
-    )
+    return datasets.DatasetDict({split: _with_digest(rows, digests[split]) for split, rows in splits.items()})
+
+
+def _with_digest(rows: Any, digest: str) -> Any:
+    """Return a `Dataset` whose fingerprint begins with the digest of its files."""
+    import datasets
+
+    fingerprint = f"{digest[:16]}{rows._fingerprint[:16]}"
+    return datasets.Dataset(rows.data, info=rows.info, split=rows.split, fingerprint=fingerprint)
 
 
 def _known_names(source: DataSource) -> set[str]:
-    remembered = source.remembered.get("column") or ()
-    return {*USUAL_NAMES, *source.columns, *remembered, *filter(None, [source.label])}
+    """Return names that columns may have, by which names in a first line are told from a row."""
+    names = {*USUAL_NAMES, *source.columns, *(source.remembered.get("column") or ())}
+    if source.label:
+        names.add(source.label)
+    return names
 
 
 def _digest_of(files: Sequence[str]) -> str:
-    """Of the content of tables, and of size and times of other files, which may be many images."""
+    """Return a digest of the content of tables, and of size and times of other files, which may be
+    many images."""
     tables = [file for file in files if Path(file).suffix in FILE_FORMATS]
-    times = [(file, os.stat(file)) for file in files if Path(file).suffix not in FILE_FORMATS]
-    described = [(file, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for file, stat in times]
+    described = []
+    for file in files:
+        if Path(file).suffix not in FILE_FORMATS:
+            stat = os.stat(file)
+            described.append((file, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
     return hashlib.sha256(f"{tables} {digest_of_files(tables)} {described}".encode()).hexdigest()
 
 
 # Splits and parts
 
 
+def _without_splits(rows: Any, source: DataSource) -> LoadedRows:
+    """Return all rows of data without splits, or the random part of them that the source names."""
+    if source.split is not None:
+        raise ValueError(f"{source.name} has no splits: leave out the split {source.split!r}{_parts_to_cut(())}")
+    if source.part is None:
+        return LoadedRows(rows, split=None, is_cut=False, note="")
+    part = _cut(rows, source, ("test", "validation"))
+    return LoadedRows(part, split=None, is_cut=True, note=f", a random part for {source.part}")
+
+
+def _of_splits(splits: Mapping[str, Any], source: DataSource) -> LoadedRows:
+    """Return the rows of the split, or of the part, that the source names."""
+    if source.part is not None:
+        return _part_of(splits, source)
+    split = _choose_split(splits, source, PREFERRED_SPLITS)
+    rows = _rows_of_split(splits, split, source.name)
+    return LoadedRows(rows, split, is_cut=False, note=f" of the split {split}")
+
+
 def _rows_of_split(splits: Mapping[str, Any], split: str, name: str) -> Any:
-    """The rows of a split, or of a slice of it in the notation of `datasets`."""
+    """Return the rows of a split, or of a slice of it in the notation of `datasets`."""
     if split in splits:
         return splits[split]
     import datasets
 
     named = [part.partition("[")[0].strip() for part in split.split("+")]
-    unknown = next((part for part in named if part not in splits), None)
-    if unknown is not None:
-        raise ValueError(f"{name} has no split {unknown!r}: it has {', '.join(splits)}{_parts_to_cut(splits)}")
+    for part in named:
+        if part not in splits:
+            raise ValueError(f"{name} has no split {part!r}: it has {', '.join(splits)}{_parts_to_cut(splits)}")
     instruction = datasets.ReadInstruction.from_spec(split)
     slices = instruction.to_absolute({name: len(rows) for name, rows in splits.items()})
     parts = [splits[part.splitname].select(range(part.from_, part.to)) for part in slices]
@@ -217,66 +307,94 @@ def _rows_of_split(splits: Mapping[str, Any], split: str, name: str) -> Any:
 
 
 def _parts_to_cut(splits: Collection[str]) -> str:
-    """The parts that could be cut out, as the end of a sentence."""
+    """Return which parts could be cut out, as the end of a sentence."""
     parts = [f"part={part!r} (--split {part})" for part in ("validation", "test") if part not in splits]
-    return f"; {' and '.join(parts)} would be a random tenth" if parts else ""
+    if not parts:
+        return ""
+    return f"; {' and '.join(parts)} would be a random tenth"
 
 
 def _choose_split(splits: Mapping[str, Any], source: DataSource, preferred: Sequence[str]) -> str:
+    """Return the split that the source names, or the first of those that are preferred."""
     if source.split is not None:
         return source.split
-    chosen = [name for name in preferred if name in splits] or (list(splits) if len(splits) == 1 else [])
-    if not chosen:
-        raise ValueError(f"{source.name} has the splits {', '.join(splits)}: choose one")
-    return chosen[0]
+    for name in preferred:
+        if name in splits:
+            return name
+    if len(splits) == 1:
+        return next(iter(splits))
+    raise ValueError(f"{source.name} has the splits {', '.join(splits)}: choose one")
 
 
-def _part_of(splits: Mapping[str, Any], source: DataSource) -> tuple[Any, str, str]:
-    """The rows to train, validate or test on: the split with that purpose, else a random part of the first split."""
-    first, matching = _choose_split(splits, source, SPLITS_TO_CUT), {}
+def _part_of(splits: Mapping[str, Any], source: DataSource) -> LoadedRows:
+    """Return the rows to train, validate or test on: the split with that purpose, else a random part
+    of the first split."""
+    first = _choose_split(splits, source, SPLITS_TO_CUT)
+    matching = {}
     if source.split is None:
-        is_labelled = _has_labels(splits[first], source)  # pairs of texts have no labels in any split
-        matching = {
-            part: name
-            for part, names in SPLITS_OF_PARTS.items()
-            for name in splits
-            if name in names and name != first and (not is_labelled or _has_labels(splits[name], source))
-        }
+        matching = _splits_of_parts(splits, first, source)
     if source.part in matching:
         split = matching[source.part]
-        return splits[split], split, f" of the split {split}"
+        return LoadedRows(splits[split], split, is_cut=False, note=f" of the split {split}")
+
+    # The other parts are cut out of the first split, or it is whole where none is.
     missing = [part for part in ("test", "validation") if part not in matching]
     rows = _cut(_rows_of_split(splits, first, source.name), source, missing)
-    note = f", a random part for {source.part}" if missing else ""
-    return rows, first, f" of the split {first}{note}"
+    note = f" of the split {first}"
+    if missing:
+        note += f", a random part for {source.part}"
+    return LoadedRows(rows, first, is_cut=bool(missing), note=note)
+
+
+def _splits_of_parts(splits: Mapping[str, Any], first: str, source: DataSource) -> dict[str, str]:
+    """Return, by part, the split that serves as it, beside the first; with labels where that has
+    some."""
+    is_labelled = _has_labels(splits[first], source)  # pairs of texts have no labels in any split
+    matching = {}
+    for part, names in SPLITS_OF_PARTS.items():
+        for name in splits:
+            if name not in names or name == first:
+                continue
+            if not is_labelled or _has_labels(splits[name], source):
+                matching[part] = name
+    return matching
 
 
 def _has_labels(rows: Any, source: DataSource) -> bool:
-    """Test splits on the Hub may have no labels, or only -1."""
+    """Whether rows have labels: test splits on the Hub may have none, or only -1."""
     try:
         words = find_words(rows, source)
         column = find_label_column(rows, source, words)
     except ValueError:
         return False
     values = values_of(rows, column)
-    values = values if words is None else chain.from_iterable(tags or () for tags in values)
+    if words is not None:
+        values = chain.from_iterable(tags or () for tags in values)
     return any(value not in (None, -1, NO_TAG) for value in values)
 
 
 def _cut(rows: Any, source: DataSource, parts: Sequence[str]) -> Any:
-    """The rows of a part: a random tenth for each of `parts`, at most 3,000 rows, and the rest for training."""
+    """Return the rows of a part: a random tenth for each of `parts`, at most 3,000 rows, and the
+    rest for training."""
     count = len(rows)
     if count < 1 + len(parts):
         raise ValueError(f"{source.name} has {count} rows, too few to split them for training, validation and test")
-    held_out, order = min(MOST_HELD_OUT_ROWS, max(1, count // 10)), _random_order(count)
-    places = {part: order[place * held_out : (place + 1) * held_out] for place, part in enumerate(parts)}
-    places |= {"training": order[len(parts) * held_out :], "all": order}
+    held_out = min(MOST_HELD_OUT_ROWS, max(1, count // 10))
+    order = _random_order(count)
+    places = {}
+    for number, part in enumerate(parts):
+        places[part] = order[number * held_out : (number + 1) * held_out]
+    places["training"] = order[len(parts) * held_out :]
+    places["all"] = order
     return _selected(rows, sorted(places[source.part]))
 
 
 def _random_order(count: int) -> list[int]:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
+    generator = torch.Generator().manual_seed(0)
+    return torch.randperm(count, generator=generator).tolist()
 
 
 def _selected(rows: Any, places: Sequence[int]) -> Any:
-    return rows.select(places) if hasattr(rows, "select") else [rows[place] for place in places]
+    if hasattr(rows, "select"):
+        return rows.select(places)
+    return [rows[place] for place in places]

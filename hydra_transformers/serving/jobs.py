@@ -246,7 +246,9 @@ class Job:
         # The rows, and which columns are read.
         source = replace(source, remembered=DataSource.of_model(info.config, source.data).remembered)
         with access_to(source.name, "data set"):
-            rows, self.split, _ = load_rows(source)
+            loaded = load_rows(source)
+        rows = loaded.rows
+        self.split = loaded.split
         if not hasattr(rows, "features"):
             rows = as_dataset(rows, source.name)
         words = None

@@ -107,7 +107,7 @@ def read_reviews(data: Any, task: str) -> Reviews:
         task (`str`): of the model: what makes a prediction wrong.
     """
     name = os.fspath(data) if isinstance(data, (str, os.PathLike)) else "reviews"
-    rows = load_rows(DataSource(name if isinstance(data, (str, os.PathLike)) else data))[0]
+    rows = load_rows(DataSource(name if isinstance(data, (str, os.PathLike)) else data)).rows
     rows = [{column: _text(cell) for column, cell in row.items() if column in NEEDED} for row in rows]
     missing = [column for column in NEEDED if rows and column not in rows[0]]
     if missing or not rows:

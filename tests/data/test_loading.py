@@ -11,8 +11,9 @@ from transformers import AutoTokenizer, BertConfig, ViTConfig, ViTImageProcessor
 
 from hydra_transformers import load_data
 from hydra_transformers.data.batches import batches
-from hydra_transformers.data.loading import load_if_named, remember_max_length
+from hydra_transformers.data.loading import classes_in, load_if_named, remember_max_length
 from hydra_transformers.data.processors import check_same_processors, load_processor
+from hydra_transformers.data.rows import DataSource, load_rows
 from tests.tiny_data import CLASSES, names_of, picture_rows, pictures, save_clip
 
 
@@ -125,6 +126,25 @@ def test_parts_are_the_splits_that_exist_and_others_are_cut_out_of_the_first(vit
     hidden = rows.remove_columns("label").add_column("label", [-1] * 12, feature=rows.features["label"])
     splits = {"train": picture_rows(60), "dev": picture_rows(12), "test": hidden}
     assert [len(prepared(splits, vit, part=part)) for part in PARTS] == [54, 12, 6]
+
+
+def test_rows_say_whether_they_were_cut_whatever_the_data_are_called(tmp_path):
+    """With splits of its own, one row of each class may be all there is to learn from."""
+    folder = tmp_path / "a random part"
+    folder.mkdir()
+    names = "".join(f"film {number},{number}th\n" for number in range(9))
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.csv").write_text(f"text,label\n{names}")
+    whole = load_rows(DataSource(folder, part="all"))
+    assert (len(whole.rows), whole.split, whole.is_cut) == (9, "train", False)
+    assert len(classes_in(DataSource(folder, part="all"))[0]) == 9
+
+    alone = load_rows(DataSource(folder / "train.csv", part="training"))
+    assert (len(alone.rows), alone.split, alone.is_cut) == (7, None, True)
+    cut = load_rows(DataSource(folder, "train", "validation"))
+    assert (len(cut.rows), cut.split, cut.is_cut) == (1, "train", True)
+    with pytest.raises(ValueError, match="has another label in each row"):
+        classes_in(DataSource(folder / "train.csv", part="all"))
 
 
 @pytest.mark.parametrize("form", [datasets.Dataset.from_list, pd.DataFrame, list])

@@ -21,7 +21,7 @@ def written(path, content, encoding="utf-8"):
 
 
 def rows_of(path, **source) -> list[dict]:
-    rows, *_ = load_rows(DataSource(path, **source))
+    rows = load_rows(DataSource(path, **source)).rows
     return [dict(row) for row in rows]
 
 
@@ -270,7 +270,7 @@ def test_a_file_that_was_replaced_is_read_anew_whatever_its_time(name, is_folder
     fingerprints = []
     for text in ("good", "evil", "good"):
         save(text)
-        rows, *_ = load_rows(DataSource(path.parent if is_folder else path))
+        rows = load_rows(DataSource(path.parent if is_folder else path)).rows
         assert rows[0]["text"] == text
         fingerprints.append(rows._fingerprint)
     assert fingerprints[0] == fingerprints[2] != fingerprints[1], "by which a prediction that was stopped goes on"
