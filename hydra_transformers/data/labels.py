@@ -1,4 +1,7 @@
-"""Matches the labels of a data set with a model's classes, by name or by number: one for a row, several, or one for a word."""
+"""Matches the labels of a data set with a model's classes, by name or by number.
+
+A row has one label, several, or one for each word.
+"""
 
 import math
 import re
@@ -37,45 +40,52 @@ class Labels:
         if kind_of_cells(feature_of(rows, column)) is not None:
             self.cells = list(rows[column])
             self._check_are_numbers_or_names()
+        labels = self.values
         if self.are_lists:
             if self.cells is not None and source.label_separator is not None:
                 self.values = self.cells
             self.values = [self._listed(value, row) for row, value in enumerate(self.values)]
-        labels = chain.from_iterable(self.values) if self.are_lists else self.values
+            labels = chain.from_iterable(self.values)
+
         texts = {label for label in labels if isinstance(label, str)}
         self.are_texts = bool(texts) or (kind == "text" and not self.are_lists)
-        self.names: list[str] | None = sorted(texts) or getattr(feature_of(rows, column), "names", None)
-        self.places = {name: place for place, name in enumerate(self.names or ())}
         self.are_bools = kind == "bool"
+        self.names: list[str] | None = sorted(texts)
+        if not texts:
+            self.names = getattr(feature_of(rows, column), "names", None)
+        self.places = _places_of(self.names or ())
 
     def _check_are_numbers_or_names(self) -> None:
-        """Raises for a csv column of numbers and words for "nothing", which would become a class."""
-        others = {cell for cell in self.cells if cell and (cell.lower() in MISSING or not NUMBER.fullmatch(cell))}
-        numbers = len(set(self.cells) - others - {None})
-        if numbers and others and {cell.lower() for cell in others} <= MISSING:
+        """Raise for a csv column of numbers and words for "nothing", which would become a class."""
+        cells = {cell for cell in self.cells if cell is not None}
+        others = {cell for cell in cells if cell and not _is_number(cell)}
+        has_numbers = len(cells) > len(others)
+        if has_numbers and others and {cell.lower() for cell in others} <= MISSING:
             raise ValueError(
                 f"the column {self.column!r} of {self.source.name} has numbers and {sorted(others)[0]!r}: leave the cell "
                 "empty or remove the row where there is no label"
             )
 
     def _take_cells_as_names(self) -> None:
-        """Reads numbers of a csv file as the names of classes."""
+        """Read numbers of a csv file as the names of classes."""
         self.values = self.cells
         self.are_texts = True
-        names = {cell for cell in self.cells if cell is not None}
-        are_whole = all(name.lstrip("-").isdecimal() for name in names)
-        self.names = sorted(names, key=int) if are_whole else sorted(names)
-        self.places = {name: place for place, name in enumerate(self.names)}
+        self.names = sorted({cell for cell in self.cells if cell is not None})
+        if all(name.lstrip("-").isdecimal() for name in self.names):
+            self.names.sort(key=int)
+        self.places = _places_of(self.names)
 
     def index(self, value: Any) -> int:
-        """A label as the data's own class index; -1 where it is missing."""
+        """Return a label as the data's own class index; -1 where it is missing."""
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return -1
         if isinstance(value, str) and self.are_texts:
             return self.places[value]
-        value = value.item() if getattr(value, "ndim", None) == 0 else value
+        if getattr(value, "ndim", None) == 0:
+            value = value.item()
         # 1.0 is the class 1: pandas and csv files turn whole numbers into floats where one is missing.
-        if not isinstance(value, Real) or math.isinf(value) or value != int(value) or self.are_texts:
+        is_number = isinstance(value, Real) and not math.isinf(value)
+        if self.are_texts or not is_number or value != int(value):
             raise ValueError(
                 f"the column {self.column!r} of {self.source.name} holds {repr(value)[:40]}, which is not a class: labels are "
                 "whole numbers, or all of them names; name their column as label= (--label)"
@@ -83,45 +93,72 @@ class Labels:
         return int(value)
 
     def to_model(self, labels: Iterable[int], classes: Sequence[str]) -> dict[int, int]:
-        """The model's class index for each of the data's that occur: by name, or the same where either has no names."""
-        present, names, count = sorted(set(labels)), self.names, len(classes)
-        if names is not None and all(map(GENERIC_NAME.fullmatch, classes)) and not self.are_texts:
-            if len(names) != count:
-                raise ValueError(f"{self.source.name} has {len(names)} classes, the model {count}: they do not fit")
-            names = None
-        elif names is None:
-            self._check_are_not_names(present, classes)
-        known = count if names is None else len(names)
-        outside = next((label for label in present if not 0 <= label < known), None)
-        if outside is not None:
-            raise ValueError(f"{self.source.name} has the label {outside}, the classes are 0 to {known - 1}")
-        if names is None:
+        """Return the model's class index for each of the data's that occur: by name, or the same
+        where either has no names."""
+        present = sorted(set(labels))
+        if self._names_for(classes, present) is None:
+            self._check_are_known(present, len(classes))
             return {label: label for label in present}
-        counts, places = Counter(classes), {name: place for place, name in enumerate(classes)}
-        for name in (names[label] for label in present):
+
+        self._check_are_known(present, len(self.names))
+        counts = Counter(classes)
+        places = _places_of(classes)
+        for label in present:
+            name = self.names[label]
             if counts[name] != 1:
-                known = ", ".join(classes[:5]) + (", ..." if count > 5 else "")
-                fault = "which the model has several times" if counts[name] else "which the model does not know"
-                raise ValueError(
-                    f"{self.source.name} has the class {name!r}, {fault} (it knows {known}): rename or filter it, set id2label in "
-                    "the model's config, pass class indices, or labelled=False for out-of-distribution data"
-                )
-        return {label: places[names[label]] for label in present}
+                self._raise_for_class(name, classes, is_known=counts[name] > 0)
+        return {label: places[self.names[label]] for label in present}
+
+    def _names_for(self, classes: Sequence[str], present: Sequence[int]) -> list[str] | None:
+        """Return the names to match with the model's; None where either has none."""
+        if self.names is None:
+            self._check_are_not_names(present, classes)
+            return None
+        has_generic_names = all(map(GENERIC_NAME.fullmatch, classes))
+        if self.are_texts or not has_generic_names:
+            return self.names
+        if len(self.names) != len(classes):
+            raise ValueError(
+                f"{self.source.name} has {len(self.names)} classes, the model {len(classes)}: they do not fit"
+            )
+        return None
+
+    def _check_are_known(self, present: Sequence[int], known: int) -> None:
+        """Raise for labels that are no index of a class."""
+        for label in present:
+            if not 0 <= label < known:
+                raise ValueError(f"{self.source.name} has the label {label}, the classes are 0 to {known - 1}")
+
+    def _raise_for_class(self, name: str, classes: Sequence[str], is_known: bool) -> None:
+        """Raise for a class of the data that the model does not have, or has several times."""
+        known = ", ".join(classes[:5])
+        if len(classes) > 5:
+            known += ", ..."
+        fault = "which the model does not know"
+        if is_known:
+            fault = "which the model has several times"
+        raise ValueError(
+            f"{self.source.name} has the class {name!r}, {fault} (it knows {known}): rename or filter it, set id2label in "
+            "the model's config, pass class indices, or labelled=False for out-of-distribution data"
+        )
 
     def _check_are_not_names(self, present: Sequence[int], classes: Sequence[str]) -> None:
-        """Raises for bare numbers, or True and False, that may as well be the names of other classes of the model."""
-        places = {name.lower(): place for place, name in enumerate(classes)}
+        """Raise for bare numbers, or True and False, that may as well be the names of other classes of
+        the model."""
+        places = _places_of([name.lower() for name in classes])
         texts = [str(bool(label) if self.are_bools else label) for label in present]
         named = [places.get(text.lower()) for text in texts]
-        if None not in named and named != present:
-            first = next(index for index, label in enumerate(present) if named[index] != label)
-            raise ValueError(
-                f"the label {texts[first]} of {self.source.name} may be a number, or the name of the model's class {named[first]}: "
-                "give labels as texts, the names of their classes"
-            )
+        if None in named:
+            return
+        for label, text, place in zip(present, texts, named, strict=True):
+            if place != label:
+                raise ValueError(
+                    f"the label {text} of {self.source.name} may be a number, or the name of the model's class {place}: "
+                    "give labels as texts, the names of their classes"
+                )
 
     def indices(self) -> list[int]:
-        """The data's own class indices of all rows."""
+        """Return the data's own class indices of all rows."""
         labels = list(map(self.index, self.values))
         if -1 in labels:
             raise ValueError(
@@ -131,7 +168,7 @@ class Labels:
         return labels
 
     def matched(self, classes: Sequence[str]) -> list[Any]:
-        """The labels as indices of the model's `classes`."""
+        """Return the labels as indices of the model's `classes`."""
         if self.cells is not None and not self.are_texts and set(self.cells) - {None} <= set(classes):
             self._take_cells_as_names()
         labels = self.indices()
@@ -139,23 +176,29 @@ class Labels:
         return [places[label] for label in labels]
 
     def classes(self) -> list[str]:
-        """The data's own classes in the order of their indices; LABEL_0, LABEL_1, ... where they have no names."""
+        """Return the data's own classes in the order of their indices; LABEL_0, LABEL_1, ... where they
+        have no names."""
         if self.names:
             return self.names
         labels = self.indices()
-        is_sparse = len(set(labels)) < (max(labels) + 1) / 10
-        if self.cells is not None and (self.are_bools or is_sparse or min(labels) > 0):
+        lowest = min(labels)
+        highest = max(labels)
+        count = len(set(labels))
+        is_sparse = count < (highest + 1) / 10
+        if self.cells is not None and (self.are_bools or is_sparse or lowest > 0):
             self._take_cells_as_names()
             return self.names
         if is_sparse:
-            found = f"{len(set(labels))} labels, up to {max(labels)}"
-            raise ValueError(f"column {self.column!r} has {found}: numbers are class indices, give codes as texts")
-        if min(labels) > 0:  # a class without rows would be added
             raise ValueError(
-                f"column {self.column!r} has the labels {min(labels)} to {max(labels)}, and numbers count classes from 0: give "
+                f"column {self.column!r} has {count} labels, up to {highest}: numbers are class indices, give codes as "
+                "texts"
+            )
+        if lowest > 0:  # a class without rows would be added
+            raise ValueError(
+                f"column {self.column!r} has the labels {lowest} to {highest}, and numbers count classes from 0: give "
                 'them as texts, "1", count from 0, or predict them as numbers, regression=True (--regression)'
             )
-        return [f"LABEL_{index}" for index in range(max(labels) + 1)]
+        return [f"LABEL_{index}" for index in range(highest + 1)]
 
     def are_numbers(self) -> bool:
         """Whether the labels are numbers for regression: some are not whole."""
@@ -163,17 +206,21 @@ class Labels:
         return not self.are_texts and any(value != int(value) for value in numbers)
 
     def numbers(self, outputs: int) -> list[Any]:
-        """The labels as floats for regression: one for each row, or a list of so many."""
+        """Return the labels as floats for regression: one for each row, or a list of so many."""
         numbers: list[Any] = []
-        form = "a number" if outputs == 1 else f"a list of {outputs} numbers"
         for row, value in enumerate(self.values):
-            parts = value if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) else [value]
+            is_list = isinstance(value, (list, tuple)) or bool(getattr(value, "ndim", 0))
+            parts = value if is_list else [value]
             if len(parts) != outputs or not all(isinstance(part, Real) and math.isfinite(part) for part in parts):
+                form = "a number" if outputs == 1 else f"a list of {outputs} numbers"
                 raise ValueError(
                     f"row {row} of {self.source.name} has {repr(value)[:40]} in the column {self.column!r}, and the model is made "
                     f"for regression: give every row {form}, or name another column as label= (--label)"
                 )
-            numbers.append(list(map(float, parts)) if parts is value else float(value))
+            if is_list:
+                numbers.append(list(map(float, parts)))
+            else:
+                numbers.append(float(value))
         return numbers
 
 
@@ -187,10 +234,18 @@ class LabelLists(Labels):
     are_lists = True
 
     def _listed(self, value: Any, row: int) -> list[Any]:
-        if isinstance(value, str) and self.source.label_separator is not None:
-            labels = [label.strip() for label in value.split(self.source.label_separator) if label.strip()]
-            return list(map(int, labels)) if all(label.isdecimal() for label in labels) else labels
-        value = value.tolist() if hasattr(value, "tolist") else [] if value is None else value
+        """Return the labels of a row as they stand in it."""
+        separator = self.source.label_separator
+        if isinstance(value, str) and separator is not None:
+            parts = [label.strip() for label in value.split(separator)]
+            labels = [label for label in parts if label]
+            if all(label.isdecimal() for label in labels):
+                return list(map(int, labels))
+            return labels
+        if value is None:
+            return []
+        if hasattr(value, "tolist"):
+            value = value.tolist()
         if not isinstance(value, (list, tuple)):
             raise ValueError(
                 f"row {row} of the column {self.column!r} of {self.source.name} is {repr(value)[:40]}: give each row a list of "
@@ -200,9 +255,9 @@ class LabelLists(Labels):
 
     def are_vectors(self, num_labels: int) -> bool:
         """Whether every row has a 0 or 1 for each label, not a list of its labels."""
-        return not self.are_texts and all(
-            len(labels) == num_labels and all(label in (0, 1) for label in labels) for labels in self.values
-        )
+        if self.are_texts or any(len(labels) != num_labels for labels in self.values):
+            return False
+        return all(label in (0, 1) for label in chain.from_iterable(self.values))
 
     def indices(self) -> list[list[int]]:
         return [[self.index(label) for label in labels] for labels in self.values]
@@ -216,27 +271,44 @@ class LabelLists(Labels):
         return [f"LABEL_{label}" for label in range(count)]
 
     def matched(self, classes: Sequence[str]) -> list[list[float]]:
-        """A 0. or 1. for each of the model's `classes`, row by row."""
+        """Return a 0. or 1. for each of the model's `classes`, row by row."""
         if self.are_vectors(len(classes)):
             return [list(map(float, labels)) for labels in self.values]
         lists = self.indices()
         places = self.to_model(chain.from_iterable(lists), classes)
-        rows = [{places[label] for label in labels} for labels in lists]
-        return [[float(label in labels) for label in range(len(classes))] for labels in rows]
+        vectors = []
+        for labels in lists:
+            chosen = {places[label] for label in labels}
+            vectors.append([float(place in chosen) for place in range(len(classes))])
+        return vectors
 
     def of_words(self, words: Sequence[Sequence[str]], classes: Sequence[str]) -> list[list[int]]:
-        """The class of each word as the model counts them."""
+        """Return the class of each word as the model counts them."""
         for row, (texts, tags) in enumerate(zip(words, self.values, strict=True)):
             if len(texts) != len(tags):
                 raise ValueError(
                     f"row {row} of {self.source.name} has {len(texts)} words and {len(tags)} tags: give every word one"
                 )
         lists = self.indices()
-        places = self.to_model((tag for tags in lists for tag in tags if tag != NO_TAG), classes)
+        tagged = [tag for tag in chain.from_iterable(lists) if tag != NO_TAG]
+        places = self.to_model(tagged, classes)
         return [[places.get(tag, NO_TAG) for tag in tags] for tags in lists]
 
 
 def has_lists(rows: Any, column: str, source: DataSource) -> bool:
-    """Whether a column of labels holds several in each row: lists, or cells with the separator that the source names."""
+    """Whether a column of labels holds several in each row: lists, or cells with the separator that
+    the source names."""
+    if source.label_separator is not None:
+        return True
     value = rows[0][column]
-    return source.label_separator is not None or (not isinstance(value, str) and hasattr(value, "__len__"))
+    return hasattr(value, "__len__") and not isinstance(value, str)
+
+
+def _is_number(cell: str) -> bool:
+    """Whether a cell is written as a number, and is no word for "nothing"."""
+    return cell.lower() not in MISSING and NUMBER.fullmatch(cell) is not None
+
+
+def _places_of(names: Sequence[str]) -> dict[str, int]:
+    """Return the place of each name."""
+    return {name: place for place, name in enumerate(names)}
