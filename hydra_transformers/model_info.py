@@ -86,26 +86,49 @@ class ModelInfo:
     @classmethod
     def _of_config(cls, config: PreTrainedConfig) -> "ModelInfo":
         auto_class = auto.auto_class_of(config)
-        model_class = auto.head_of(config) if auto_class else None
         inputs = auto.INPUTS.get(auto_class)
-        task = load_task("token_classification") if inputs == "tokens" else task_of_config(config)
-        class_names = None if inputs == "zero-shot" else class_names_in(config)
-        is_hydra = auto.is_hydra_class(model_class)
-        return cls(config, model_class, task, auto_class, inputs, is_hydra, None, class_names)
+        model_class = None
+        if auto_class:
+            model_class = auto.head_of(config)
+        # Token classification is said by the class alone, and zero-shot models have no classes.
+        if inputs == "tokens":
+            task = load_task("token_classification")
+        else:
+            task = task_of_config(config)
+        class_names = None
+        if inputs != "zero-shot":
+            class_names = class_names_in(config)
+        return cls(
+            config=config,
+            model_class=model_class,
+            task=task,
+            auto_class=auto_class,
+            inputs=inputs,
+            is_hydra=auto.is_hydra_class(model_class),
+            wrapper=None,
+            class_names=class_names,
+        )
 
     @classmethod
     def _of_module(cls, model: nn.Module) -> "ModelInfo":
         config = config_inside(model)
-        inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
-        model_class = None if inner is None else type(inner)
-        class_names = class_names_of(model)
+        model_class = _model_class_inside(model)
         auto_class = ""
         if isinstance(config, PreTrainedConfig):
             auto_class = auto.auto_class_of(config, model_class)
-        # The texts of a `ZeroShotClassifier` are fixed: it reads images alone.
-        inputs = auto.INPUTS.get(auto_class) if prompts_in(model) is None else "image"
-        is_hydra = auto.is_hydra_class(type(model))
-        return cls(config, model_class, task_of(model), auto_class, inputs, is_hydra, wrapper_of(model), class_names)
+        inputs = auto.INPUTS.get(auto_class)
+        if prompts_in(model) is not None:  # its texts are fixed: it reads images alone
+            inputs = "image"
+        return cls(
+            config=config,
+            model_class=model_class,
+            task=task_of(model),
+            auto_class=auto_class,
+            inputs=inputs,
+            is_hydra=auto.is_hydra_class(type(model)),
+            wrapper=wrapper_of(model),
+            class_names=class_names_of(model),
+        )
 
     @property
     def is_zero_shot(self) -> bool:
@@ -114,8 +137,10 @@ class ModelInfo:
 
     @property
     def says_task(self) -> bool:
-        """Whether the config says what its outputs are, or has several: a single one may also be a
-        probability."""
+        """Whether the config says what its outputs are, or has several.
+
+        A single one may also be a probability.
+        """
         return self.config.problem_type is not None or self.config.num_labels != 1
 
 
@@ -126,8 +151,19 @@ def models_inside(model: nn.Module | None) -> Iterator[nn.Module]:
     """Yield the model and those it wraps, from the outside in; of several the first."""
     while model is not None:
         yield model
-        inside = (getattr(model, name, None) for name in ("model", "module"))
-        model = model.models[0] if hasattr(model, "models") else next(filter(None, inside), None)
+        if hasattr(model, "models"):
+            model = model.models[0]
+        else:
+            inside = getattr(model, "model", None) or getattr(model, "module", None)
+            model = inside or None
+
+
+def _model_class_inside(model: nn.Module) -> type[PreTrainedModel] | None:
+    """Return the class of the first model of Transformers or Hydra inside; None without one."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            return type(module)
+    return None
 
 
 def is_peft_model(model: nn.Module) -> bool:
@@ -137,7 +173,9 @@ def is_peft_model(model: nn.Module) -> bool:
 
 def without_adapters(model: nn.Module) -> nn.Module:
     """Return the model inside a `PeftModel`; another one as it is."""
-    return model.get_base_model() if is_peft_model(model) else model
+    if is_peft_model(model):
+        return model.get_base_model()
+    return model
 
 
 def is_baseline(model: nn.Module) -> bool:
@@ -150,7 +188,10 @@ def is_baseline(model: nn.Module) -> bool:
 
 def prompts_in(model: nn.Module) -> Any:
     """Return the `ZeroShotClassifier` that a model is or contains; None where there is none."""
-    return next((module for module in model.modules() if "class_prompts" in vars(module)), None)
+    for module in model.modules():
+        if "class_prompts" in vars(module):
+            return module
+    return None
 
 
 def wrapper_of(model: nn.Module) -> str | None:
@@ -161,7 +202,9 @@ def wrapper_of(model: nn.Module) -> str | None:
         return "baseline"
     if prompts_in(model) is not None:
         return "zero-shot classifier"
-    return None if isinstance(model, PreTrainedModel) else "other"
+    if isinstance(model, PreTrainedModel):
+        return None
+    return "other"
 
 
 def class_names_in(config: PreTrainedConfig) -> list[str]:
@@ -177,16 +220,21 @@ def class_names_of(model: nn.Module | None) -> list[str] | None:
     if prompts is not None:
         return prompts.class_names
     config = config_inside(model)
-    return None if getattr(config, "id2label", None) is None else class_names_in(config)
+    if getattr(config, "id2label", None) is None:
+        return None
+    return class_names_in(config)
 
 
 def padding_token_of(model: nn.Module) -> int | None:
-    """Return the padding token by which a plain causal classifier finds the last token of a text;
-    None for others."""
-    # Transformers calls its head `score` there, and `classifier` elsewhere. Hydras read the mask,
-    # too.
+    """Return the padding token by which a plain causal classifier finds the end of a text.
+
+    None for others: Hydras read the mask, too.
+    """
+    # Transformers calls its head `score` there, and `classifier` elsewhere.
     is_decoder = any(isinstance(getattr(module, "score", None), nn.Module) for module in model.modules())
-    return getattr(config_inside(model), "pad_token_id", None) if is_decoder else None
+    if not is_decoder:
+        return None
+    return getattr(config_inside(model), "pad_token_id", None)
 
 
 def task_of_logits(model: nn.Module, num_outputs: int | None = None) -> Task:
@@ -196,9 +244,12 @@ def task_of_logits(model: nn.Module, num_outputs: int | None = None) -> Task:
     single output is a probability where the config speaks of more, and says nothing of the task.
     """
     config = config_inside(model)
-    says_nothing = getattr(config, "problem_type", None) is None and getattr(config, "num_labels", None) != 1
     has_bias = any(hasattr(module, "logit_bias") for module in models_inside(model))
-    if (has_bias and prompts_in(model) is None) or (says_nothing and num_outputs == 1):
+    if has_bias and prompts_in(model) is None:
+        return load_class(YES_OR_NO)()
+    has_problem_type = getattr(config, "problem_type", None) is not None
+    has_one_label = getattr(config, "num_labels", None) == 1
+    if num_outputs == 1 and not has_problem_type and not has_one_label:
         return load_class(YES_OR_NO)()
     return task_of_config(config)
 
