@@ -1,4 +1,4 @@
-"""Batches of tensors from every form of data: loaders, lists of batches, and rows, which are padded and stacked."""
+"""Batches of tensors from every form of data: loaders, lists of batches, and padded rows."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +28,7 @@ DIMS_OF_A_ROW = {"labels": 0, "label": 0, "input_ids": 1, "pixel_values": 3, **d
 
 
 class ChangedBatches:
-    """Data whose batches pass through `change` each time they are read, after they are moved to their device."""
+    """Data whose batches pass through `change` each time they are read, on their device."""
 
     def __init__(self, data: Any, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]):
         self.data = data
@@ -41,18 +41,21 @@ class ChangedBatches:
 def batches(
     data: Any, batch_size: int = 32, device: torch.device | str | None = None, rank: int = 0, world_size: int = 1
 ) -> Iterator[dict[str, Tensor]]:
-    """Iterate over `data` as dict batches of tensors, each tensor with the rows in its first dimension.
+    """Iterate over `data` as dict batches of tensors, whose first dimension counts the rows.
 
     Args:
-        data (`DataLoader`, `Dataset` or `list`): a torch `DataLoader`, a list (or any iterable) of dict batches, or a
-            `torch` / `datasets` Dataset, pandas DataFrame or list of dict rows.
+        data (`DataLoader`, `Dataset` or `list`): a torch `DataLoader`, a list (or any iterable) of
+            dict batches, or a `torch` / `datasets` Dataset, pandas DataFrame or list of dict rows.
         batch_size (`int`, defaults to 32): rows per batch; used for rows only.
-        device (`torch.device` or `str`, *optional*): where the tensors go; `None` leaves them where they are.
-        rank (`int`, defaults to 0), world_size (`int`, defaults to 1): yield every `world_size`-th batch, from `rank` on.
+        device (`torch.device` or `str`, *optional*): where the tensors go; `None` leaves them where
+            they are.
+        rank (`int`, defaults to 0), world_size (`int`, defaults to 1): yield every `world_size`-th
+            batch, from `rank` on.
 
-    Arrays and lists of numbers become tensors; other entries (texts, file names) are dropped. Labels are called `labels` or
-    `label`. Rows of tokens, as `dataset.map(tokenize)` makes them, are padded to the longest of their batch. For rows of raw
-    images, texts or audio, see `load_data`.
+    Arrays and lists of numbers become tensors; other entries (texts, file names) are dropped.
+    Labels are called `labels` or `label`. Rows of tokens, as `dataset.map(tokenize)` makes them,
+    are padded to the longest of their batch. For rows of raw images, texts or audio, see
+    `load_data`.
     """
     if isinstance(data, ChangedBatches):
         yield from map(data.change, batches(data.data, batch_size, device, rank, world_size))
@@ -128,8 +131,8 @@ def _are_raw_audio(batch: Mapping[str, Any]) -> bool:
 
 
 def _row_groups(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[list[Any]]:
-    """Yield groups of `batch_size` rows; a Dataset that can be indexed never loads the rows of other
-    processes."""
+    """Yield groups of `batch_size` rows; a Dataset that can be indexed never loads the rows of
+    other processes."""
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         for start in range(rank * batch_size, len(data), world_size * batch_size):
             end = min(start + batch_size, len(data))
@@ -158,7 +161,7 @@ def _columns_of(rows: list[Mapping[str, Any]]) -> dict[str, str]:
     one, or there are no inputs."""
     _check_is_dict(rows[0], "a row")
     names = {name: name for row in rows for name, value in row.items() if _dim(value) is not None}
-    # Under these names Transformers' collator rounds all labels to whole numbers if the first is one.
+    # Under these names Transformers' collator rounds all labels if the first is a whole number.
     for name in ("label", "label_ids"):
         if names.pop(name, None) is not None:
             names.setdefault("labels", name)
@@ -194,8 +197,9 @@ def _lengths_of(rows: list[dict[str, Any]], key: str) -> set[int]:
 
 
 def _padded(rows: list[dict[str, Any]], key: str, fillers: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return rows whose `key` is a sequence of numbers at the length of the longest; other rows, and
-    rows of one length, as they are.
+    """Return rows whose `key` is a sequence of numbers at the length of the longest.
+
+    Other rows, and rows of one length, stay as they are.
 
     fillers: what the sequences of these names are filled up with, where they are as long as `key`
     """
@@ -215,7 +219,10 @@ def _padded(rows: list[dict[str, Any]], key: str, fillers: Mapping[str, int]) ->
 
 
 def _is_column(name: str, value: Any) -> bool:
-    """Whether an entry of a batch holds numbers. A single number describes the batch, unless it is a label."""
+    """Whether an entry of a batch holds numbers of its rows.
+
+    A single number describes the batch, unless it is a label.
+    """
     dim = _dim(value)
     return dim is not None and (dim > 0 or isinstance(value, Tensor) or name in LABEL_NAMES)
 
@@ -237,8 +244,10 @@ def _entries(batch: Mapping[str, Any]) -> str:
 
 
 def _dim(value: Any) -> int | None:
-    """Return the dimensions of numbers in a tensor, an array or nested lists, 0 of a number; None for
-    anything else."""
+    """Return how many dimensions the numbers of a tensor, an array or nested lists have.
+
+    A number has 0; anything else None.
+    """
     if isinstance(value, Tensor):
         return value.ndim
     if isinstance(value, np.ndarray):

@@ -25,7 +25,7 @@ PLURALS = {"image": "images", "text": "texts", "audio": "audio", "words": "lists
 
 @dataclass(frozen=True)
 class LoadedData:
-    """Rows that were read once, to be used several times, with the name that they have in messages."""
+    """Rows that were read once, to be used several times, with their name in messages."""
 
     name: str
     rows: Any
@@ -77,8 +77,8 @@ class DataSource:
         return tuple(self.column or ())
 
     def columns_among(self, names: Collection[str]) -> tuple[str, ...]:
-        """Return the columns that `column` names, or those that are remembered, if all are among the
-        names of the data."""
+        """Return the columns that `column` names, or those that are remembered, if all are among
+        the names of the data."""
         if self.columns:
             return self.columns
         remembered = tuple(self.remembered.get("column") or ())
@@ -96,8 +96,10 @@ class DataSource:
 
 
 def feature_of(rows: Any, column: str) -> Any:
-    """Return the feature of a column of `datasets`, or of the entries of its lists; None for other
-    rows."""
+    """Return the feature of a column of `datasets`, or of the entries of its lists.
+
+    None for other rows, which have no types.
+    """
     features = getattr(rows, "features", None)
     if not features:
         return None
@@ -221,8 +223,8 @@ def _input_columns(kinds: Mapping[str, str], kind: str, source: DataSource) -> l
 
 
 def find_label_column(rows: Any, source: DataSource, words: str | None = None) -> str:
-    """Return the column of classes, or of lists of them; of several (coarse and fine labels, POS and
-    NER) the one with a usual name.
+    """Return the column of classes, or of lists of them; of several (coarse and fine labels, POS
+    and NER) the one with a usual name.
 
     words: the column of words, whose tags are the labels
     """

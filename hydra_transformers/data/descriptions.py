@@ -21,7 +21,8 @@ def describe_training_data(
     """Return what a model is fine-tuned on, one sentence a line.
 
     Args:
-        splits (`Sequence[PreparedData]`): The training rows first, then those for validation and test.
+        splits (`Sequence[PreparedData]`): The training rows first, then those for validation and
+            test.
         class_names (`Sequence[str]`): The classes of the model.
         problem_type (`str`, *optional*): As `classes_in` names it.
 
@@ -44,25 +45,27 @@ def _describe_task(labels: Sequence[Any], class_names: Sequence[str], problem_ty
     sentences = [f"task: {task}: {_frequencies(counts)}"]
     empty = [name for name, count in counts.items() if count == 0]
     if empty:
-        rest = f" and {len(empty) - MOST_NAMES:,} more" if len(empty) > MOST_NAMES else ""
-        sentences.append(f"no row has the class {', '.join(empty[:MOST_NAMES])}{rest}")
+        named = ", ".join(empty[:MOST_NAMES])
+        if len(empty) > MOST_NAMES:
+            named += f" and {len(empty) - MOST_NAMES:,} more"
+        sentences.append(f"no row has the class {named}")
     return sentences
 
 
 def _classes_of_rows(labels: Sequence[Any], problem_type: str | None) -> Iterator[int]:
-    """The class of each row; of a row with several labels or tags all of them."""
+    """Yield the class of each row; of a row with several labels or tags all of them."""
     task = load_task(problem_type)
     for label in labels:
         yield from task.classes_of_label(label)
 
 
 def _frequencies(counts: Mapping[str, int]) -> str:
-    """The classes with their counts; of many the rarest and the most frequent one."""
+    """Return the classes with their counts; of many the rarest and the most frequent one."""
     by_count = sorted(counts, key=lambda name: -counts[name])
-    if len(by_count) > MOST_NAMES:
-        by_count = [by_count[-1], by_count[0]]
     listed = [f"{name} ({counts[name]:,})" for name in by_count]
-    return ", ".join(listed) if len(counts) <= MOST_NAMES else "from {} to {}".format(*listed)
+    if len(listed) <= MOST_NAMES:
+        return ", ".join(listed)
+    return f"from {listed[-1]} to {listed[0]}"
 
 
 def describe_few_rows(rows: int, num_classes: int) -> list[str]:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 
 def fingerprint_of_weights(model: nn.Module, names: Collection[str] | None = None) -> str:
-    """Equal for two models exactly if their parameters are equal, bit for bit; or those of these names."""
+    """Return a digest, equal for two models exactly if their parameters are equal, bit for bit; or
+    those of these names."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         if names is None or name in names:
@@ -19,7 +20,7 @@ def fingerprint_of_weights(model: nn.Module, names: Collection[str] | None = Non
 
 
 def fingerprints_of_rows(batch: Mapping[str, Tensor]) -> list[bytes]:
-    """One digest per row, whatever the batch size."""
+    """Return one digest per row, whatever the batch size."""
     tensors = {name: batch[name].cpu() for name in sorted(batch)}
     rows = len(next(iter(tensors.values())))
     digests = []
@@ -37,7 +38,10 @@ def fingerprint_of_labels(labels: Sequence[Any] | None) -> str:
 
 
 def fingerprint_of_tokens(data: Any, rows: int = 100) -> str:
-    """Of the token ids of rows here and there. Of images and audio, which not all machines process to the same bit, of nothing."""
+    """Return a digest of the token ids of rows here and there.
+
+    Of images and audio, which not all machines process to the same bit, it is one of nothing.
+    """
     places = range(0, len(data), len(data) // rows + 1) if data.kind in ("text", "words") else ()
     return fingerprint_of_labels([list(data[place]["input_ids"]) for place in places])
 

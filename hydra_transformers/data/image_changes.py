@@ -20,10 +20,12 @@ STRENGTHS = 31  # of RandAugment, from 0 to 30
 class CropAndFlip:
     """Cuts a rectangle out of an image and mirrors half of the images, each time anew.
 
-    The processor resizes the rectangle. Together they are the usual random resized crop with a horizontal flip.
+    The processor resizes the rectangle. Together they are the usual random resized crop with a
+    horizontal flip.
 
     Args:
-        least_share (`float`, defaults to 0.7): the smallest part of an image's area that is kept; ImageNet's usual one is 0.08.
+        least_share (`float`, defaults to 0.7): the smallest part of an image's area that is kept;
+            ImageNet's usual one is 0.08.
     """
 
     least_share: float = 0.7
@@ -58,7 +60,8 @@ class CropAndFlip:
 class RandAugment:
     """Changes an image by some of fourteen operations, drawn at random (Cubuk et al., 2020).
 
-    They and their strengths are those of torchvision's `RandAugment`; what a shift, a turn or a shear leaves open is black.
+    They and their strengths are those of torchvision's `RandAugment`; what a shift, a turn or a
+    shear leaves open is black.
 
     Args:
         operations (`int`, defaults to 2): how many, one after the other.
@@ -71,8 +74,8 @@ class RandAugment:
     def __post_init__(self) -> None:
         if self.operations < 0 or not 0 <= self.magnitude < STRENGTHS:
             raise ValueError(
-                f"operations is {self.operations} and magnitude {self.magnitude}: pass operations of 0 or more, and a magnitude "
-                f"from 0 to {STRENGTHS - 1}"
+                f"operations is {self.operations} and magnitude {self.magnitude}: pass operations of 0 or more, and a "
+                f"magnitude from 0 to {STRENGTHS - 1}"
             )
 
     def __call__(self, image: "Image") -> "Image":
@@ -80,7 +83,9 @@ class RandAugment:
             place = int(torch.randint(len(OPERATIONS), ()))
             is_negative = torch.rand(()).item() < 0.5
             strength = self.magnitude / (STRENGTHS - 1)
-            image = OPERATIONS[place](image, -strength if is_negative else strength)
+            if is_negative:
+                strength = -strength
+            image = OPERATIONS[place](image, strength)
         return image
 
 
@@ -96,8 +101,8 @@ class InTurn:
         return image
 
 
-# The operations of RandAugment: of an image and a strength from -1 to 1. Where only one direction makes sense, the sign
-# does not count.
+# The operations of RandAugment: of an image and a strength from -1 to 1. Where only one direction
+# makes sense, the sign does not count.
 
 
 def _identity(image: "Image", strength: float) -> "Image":
@@ -105,7 +110,10 @@ def _identity(image: "Image", strength: float) -> "Image":
 
 
 def _affine(image: "Image", matrix: tuple[float, ...]) -> "Image":
-    """Return an image whose pixel (x, y) is that at (a x + b y + c, d x + e y + f): matrix (a, b, c, d, e, f)"""
+    """Return an image whose pixel (x, y) is that at (a x + b y + c, d x + e y + f).
+
+    matrix: (a, b, c, d, e, f)
+    """
     from PIL import Image
 
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)

@@ -1,7 +1,7 @@
-"""Puts values of JSON files back as they were written: dates, which are read as times, and whole numbers of many digits."""
+"""Puts values of JSON files back as they were written: dates, and numbers of many digits."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ MOST_EXACT = 2**53  # whole numbers above are not exact as floats
 
 
 def restore_values(rows: Any, files: Sequence[str]) -> Any:
-    """Return rows of JSON files with their dates as texts, and with whole numbers of many digits as texts.
+    """Return rows of JSON files with their dates as texts, and with whole numbers of many digits as
+    texts.
 
     Args:
         rows (`Dataset`): As `datasets` has read them.
@@ -22,24 +23,30 @@ def restore_values(rows: Any, files: Sequence[str]) -> Any:
     if not changed:
         return rows
     try:
-        written = {name: [] for name in changed}
-        for file in files:
-            for row in _rows_of(Path(file)):
-                for name in changed:
-                    written[name].append(row.get(name))
+        written = _read_columns(files, changed)
         arrays = {name: _as_array(values) for name, values in written.items()}
         is_whole = all(len(values) == len(rows) for values in written.values())
     except (ValueError, TypeError, AttributeError, OSError, KeyError):
         is_whole = False
     if not is_whole:
         raise TableError(
-            f"the column {changed[0]!r} of {files[0]} has dates or long numbers, which would be changed: write them as texts "
-            "in a file of one JSON object per line"
+            f"the column {changed[0]!r} of {files[0]} has dates or long numbers, which would be changed: write them "
+            "as texts in a file of one JSON object per line"
         )
     order = rows.column_names
     for name, array in arrays.items():
         rows = rows.remove_columns(name).add_column(name, array)
     return rows.select_columns(order)
+
+
+def _read_columns(files: Sequence[str], names: Sequence[str]) -> dict[str, list[Any]]:
+    """Return some columns of JSON files, as they are written there."""
+    written = {name: [] for name in names}
+    for file in files:
+        for row in _rows_of(Path(file)):
+            for name in names:
+                written[name].append(row.get(name))
+    return written
 
 
 def _is_changed(column: Any) -> bool:
@@ -58,7 +65,7 @@ def _is_changed(column: Any) -> bool:
 
 
 def _rows_of(file: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file: an array of objects, or an object on each line."""
+    """Yield the rows of a file: an array of objects, or an object on each line."""
     with file.open(encoding="utf-8-sig") as lines:
         first = next((line for line in lines if line.strip()), "")
     if first.lstrip().startswith("["):
@@ -71,13 +78,19 @@ def _rows_of(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _as_array(values: Sequence[Any]) -> Any:
-    """Values as they were written; whole numbers as texts where one has too many digits."""
+    """Return values as they were written; whole numbers as texts where one has too many digits."""
     import pyarrow
 
-    if all(value is None or isinstance(value, (int, float)) for value in values):
-        if all(value is None or isinstance(value, int) for value in values):
-            return pyarrow.array([None if value is None else str(value) for value in values], pyarrow.string())
-        if any(isinstance(value, int) and abs(value) > MOST_EXACT for value in values):
-            return pyarrow.array([None if value is None else json.dumps(value) for value in values], pyarrow.string())
-        return pyarrow.array(values, pyarrow.float64())
-    return pyarrow.array(values)
+    known = [value for value in values if value is not None]
+    if not all(isinstance(value, (int, float)) for value in known):
+        return pyarrow.array(values)
+    if all(isinstance(value, int) for value in known):
+        return pyarrow.array(_as_texts(values, str), pyarrow.string())
+    if any(isinstance(value, int) and abs(value) > MOST_EXACT for value in known):
+        return pyarrow.array(_as_texts(values, json.dumps), pyarrow.string())
+    return pyarrow.array(values, pyarrow.float64())
+
+
+def _as_texts(values: Sequence[Any], write: Callable[[Any], str]) -> list[str | None]:
+    """Return values as texts, None as it is."""
+    return [None if value is None else write(value) for value in values]

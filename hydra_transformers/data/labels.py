@@ -62,8 +62,8 @@ class Labels:
         has_numbers = len(cells) > len(others)
         if has_numbers and others and {cell.lower() for cell in others} <= MISSING:
             raise ValueError(
-                f"the column {self.column!r} of {self.source.name} has numbers and {sorted(others)[0]!r}: leave the cell "
-                "empty or remove the row where there is no label"
+                f"the column {self.column!r} of {self.source.name} has numbers and {sorted(others)[0]!r}: leave the "
+                "cell empty or remove the row where there is no label"
             )
 
     def _take_cells_as_names(self) -> None:
@@ -83,12 +83,13 @@ class Labels:
             return self.places[value]
         if getattr(value, "ndim", None) == 0:
             value = value.item()
-        # 1.0 is the class 1: pandas and csv files turn whole numbers into floats where one is missing.
+        # 1.0 is the class 1: pandas and csv files turn whole numbers into floats where one is
+        # missing.
         is_number = isinstance(value, Real) and not math.isinf(value)
         if self.are_texts or not is_number or value != int(value):
             raise ValueError(
-                f"the column {self.column!r} of {self.source.name} holds {repr(value)[:40]}, which is not a class: labels are "
-                "whole numbers, or all of them names; name their column as label= (--label)"
+                f"the column {self.column!r} of {self.source.name} holds {repr(value)[:40]}, which is not a class: "
+                "labels are whole numbers, or all of them names; name their column as label= (--label)"
             )
         return int(value)
 
@@ -138,13 +139,13 @@ class Labels:
         if is_known:
             fault = "which the model has several times"
         raise ValueError(
-            f"{self.source.name} has the class {name!r}, {fault} (it knows {known}): rename or filter it, set id2label in "
-            "the model's config, pass class indices, or labelled=False for out-of-distribution data"
+            f"{self.source.name} has the class {name!r}, {fault} (it knows {known}): rename or filter it, set "
+            "id2label in the model's config, pass class indices, or labelled=False for out-of-distribution data"
         )
 
     def _check_are_not_names(self, present: Sequence[int], classes: Sequence[str]) -> None:
-        """Raise for bare numbers, or True and False, that may as well be the names of other classes of
-        the model."""
+        """Raise for bare numbers, or True and False, that may as well be the names of other classes
+        of the model."""
         places = _places_of([name.lower() for name in classes])
         texts = [str(bool(label) if self.are_bools else label) for label in present]
         named = [places.get(text.lower()) for text in texts]
@@ -153,8 +154,8 @@ class Labels:
         for label, text, place in zip(present, texts, named, strict=True):
             if place != label:
                 raise ValueError(
-                    f"the label {text} of {self.source.name} may be a number, or the name of the model's class {place}: "
-                    "give labels as texts, the names of their classes"
+                    f"the label {text} of {self.source.name} may be a number, or the name of the model's class "
+                    f"{place}: give labels as texts, the names of their classes"
                 )
 
     def indices(self) -> list[int]:
@@ -176,8 +177,8 @@ class Labels:
         return [places[label] for label in labels]
 
     def classes(self) -> list[str]:
-        """Return the data's own classes in the order of their indices; LABEL_0, LABEL_1, ... where they
-        have no names."""
+        """Return the data's own classes in the order of their indices; LABEL_0, LABEL_1, ... where
+        they have no names."""
         if self.names:
             return self.names
         labels = self.indices()
@@ -190,8 +191,8 @@ class Labels:
             return self.names
         if is_sparse:
             raise ValueError(
-                f"column {self.column!r} has {count} labels, up to {highest}: numbers are class indices, give codes as "
-                "texts"
+                f"column {self.column!r} has {count} labels, up to {highest}: numbers are class indices, give codes "
+                "as texts"
             )
         if lowest > 0:  # a class without rows would be added
             raise ValueError(
@@ -214,8 +215,8 @@ class Labels:
             if len(parts) != outputs or not all(isinstance(part, Real) and math.isfinite(part) for part in parts):
                 form = "a number" if outputs == 1 else f"a list of {outputs} numbers"
                 raise ValueError(
-                    f"row {row} of {self.source.name} has {repr(value)[:40]} in the column {self.column!r}, and the model is made "
-                    f"for regression: give every row {form}, or name another column as label= (--label)"
+                    f"row {row} of {self.source.name} has {repr(value)[:40]} in the column {self.column!r}, and the "
+                    f"model is made for regression: give every row {form}, or name another column as label= (--label)"
                 )
             if is_list:
                 numbers.append(list(map(float, parts)))
@@ -227,8 +228,9 @@ class Labels:
 class LabelLists(Labels):
     """The column of labels of a data set whose rows have any number of them.
 
-    A row names its labels in a list, by name or number, or has a 0 or 1 for every label. In a cell of text, labels stand between
-    the separator that the source names; an empty cell has none. Tags of words are lists, too, -100 where a word has none.
+    A row names its labels in a list, by name or number, or has a 0 or 1 for every label. In a cell
+    of text, labels stand between the separator that the source names; an empty cell has none. Tags
+    of words are lists, too, -100 where a word has none.
     """
 
     are_lists = True
@@ -248,7 +250,8 @@ class LabelLists(Labels):
             value = value.tolist()
         if not isinstance(value, (list, tuple)):
             raise ValueError(
-                f"row {row} of the column {self.column!r} of {self.source.name} is {repr(value)[:40]}: give each row a list of "
+                f"row {row} of the column {self.column!r} of {self.source.name} is {repr(value)[:40]}: give each row "
+                "a list of "
                 'labels, [3], or a 0 or 1 for every label, or name what stands between them, label_separator="|"'
             )
         return list(value)

@@ -33,12 +33,16 @@ MULTI_LABEL = "multi_label_classification"
 
 @dataclass
 class PreparedData(torch.utils.data.Dataset):
-    """Rows `{"pixel_values": ...}`, `{"input_ids": ..., ...}` or `{"input_values": ...}`, with `labels` where the data has
-    any, each processed when it is read. Made by `load_data`.
+    """Rows of model inputs, each processed when it is read. Made by `load_data`.
 
-    kind: "image", "text", "audio", or "words" for texts that are lists of words, with a tag for each
+    A row is `{"pixel_values": ...}`, `{"input_ids": ..., ...}` or `{"input_values": ...}`, with
+    `labels` where the data has any.
+
+    kind: "image", "text", "audio", or "words" for texts that are lists of words, with a tag for
+        each
     columns: the one that is read, or two of text pairs
-    labels: of all rows, as the model's class indices, or for a multi-label model a 0. or 1. for each; None without labels
+    labels: of all rows, as the model's class indices, or for a multi-label model a 0. or 1. for
+        each; None without labels
     class_names: the data's own classes, in order; None where they have no names
     notes: sentences about what was found and chosen
     max_length: the tokens that a text, or a pair together, is cut to; None for no limit
@@ -119,36 +123,46 @@ def load_data(
     max_length: int | None = None,
     processor: Any = None,
 ) -> PreparedData:
-    """Read a data set of images, texts or audio for a model: for fine-tuning, circuits, calibration and reports.
+    """Read a data set of images, texts or audio for a model: for fine-tuning, circuits, calibration
+    and reports.
 
     Args:
-        data (`str`, `os.PathLike`, `DataFrame`, `Dataset` or `list[dict]`): the name of a data set on the Hub ("cifar100",
-            with a config "glue:sst2"); a folder of images or audio, of csv, json or parquet files, or written by
-            `save_to_disk`; one such file; a DataFrame; a Dataset or DatasetDict of `datasets`; or a list of dict rows.
-        model (`PreTrainedModel`, `str`, `os.PathLike` or tokenizer): the model that reads the data, or its folder, Hub name
-            or config; its class names are matched with those of the data. Or only its tokenizer, image processor or feature
-            extractor: labels are then taken as they are.
-        split (`str`, *optional*): such as "train" or "train[:10%]"; by default the first of validation, test and train.
-        part (`str`, *optional*): "training", "validation" or "test": the split with that purpose if it has labels, else a
-            random tenth of the first split, the same each time, cut out before any limit.
-        limit (`int`, *optional*): at most this many rows, drawn at random with seed 0, because many sets are sorted by class.
-        column (`str` or pair of `str`, *optional*): of the images, texts or audio, ("premise", "hypothesis") for pairs of texts;
-            by default found. A classifier of tokens reads lists of words.
-        label (`str`, *optional*): the column of labels; by default found. A classifier of tokens reads lists of tags, a name or
-            number for each word.
-        label_separator (`str`, *optional*): what stands between the labels of a cell, such as "|", for multi-label data in
-            csv files.
-        labelled (`bool`, *optional*): True raises for data without labels; False leaves labels out, for out-of-distribution
-            data, whose columns may have other names. By default labels are read where the data has any.
-        max_length (`int`, *optional*): the tokens that a text, or a pair together, is cut to; by default the tokenizer's own
-            limit, or the model's if it is lower.
-        processor (*optional*): the tokenizer, image processor, feature extractor or pair; by default the one saved with the
-            model.
+        data (`str`, `os.PathLike`, `DataFrame`, `Dataset` or `list[dict]`): the name of a data set
+            on the Hub ("cifar100", with a config "glue:sst2"); a folder of images or audio, of csv,
+            json or parquet files, or written by `save_to_disk`; one such file; a DataFrame; a
+            Dataset or DatasetDict of `datasets`; or a list of dict rows.
+        model (`PreTrainedModel`, `str`, `os.PathLike` or tokenizer): the model that reads the data,
+            or its folder, Hub name or config; its class names are matched with those of the data.
+            Or only its tokenizer, image processor or feature extractor: labels are then taken as
+            they are.
+        split (`str`, *optional*): such as "train" or "train[:10%]"; by default the first of
+            validation, test and train.
+        part (`str`, *optional*): "training", "validation" or "test": the split with that purpose if
+            it has labels, else a random tenth of the first split, the same each time, cut out
+            before any limit.
+        limit (`int`, *optional*): at most this many rows, drawn at random with seed 0, because many
+            sets are sorted by class.
+        column (`str` or pair of `str`, *optional*): of the images, texts or audio, ("premise",
+            "hypothesis") for pairs of texts; by default found. A classifier of tokens reads lists
+            of words.
+        label (`str`, *optional*): the column of labels; by default found. A classifier of tokens
+            reads lists of tags, a name or number for each word.
+        label_separator (`str`, *optional*): what stands between the labels of a cell, such as "|",
+            for multi-label data in csv files.
+        labelled (`bool`, *optional*): True raises for data without labels; False leaves labels out,
+            for out-of-distribution data, whose columns may have other names. By default labels are
+            read where the data has any.
+        max_length (`int`, *optional*): the tokens that a text, or a pair together, is cut to; by
+            default the tokenizer's own limit, or the model's if it is lower.
+        processor (*optional*): the tokenizer, image processor, feature extractor or pair; by
+            default the one saved with the model.
 
     Returns:
-        `PreparedData`: rows of model inputs, each processed when it is read; texts are padded to the longest of their batch.
+        `PreparedData`: rows of model inputs, each processed when it is read; texts are padded to
+        the longest of their batch.
 
-        >>> data = load_data("glue:mrpc", model, split="validation", column=("sentence1", "sentence2"))
+        >>> columns = ("sentence1", "sentence2")
+        >>> data = load_data("glue:mrpc", model, split="validation", column=columns)
     """
     if isinstance(data, PreparedData):
         return data
@@ -185,7 +199,7 @@ def load_data(
 
 
 def _with_decoded_images(rows: Any, column: str) -> Any:
-    """Return rows of `datasets` whose images are decoded when they are read; other rows as they are."""
+    """Return rows of `datasets` with images that are decoded when read; other rows as they are."""
     if not hasattr(rows, "features"):
         return rows
     feature = rows.features[column]
@@ -206,8 +220,9 @@ def _describe_columns(data: PreparedData) -> str:
 
 
 def load_if_named(data: Any, model: Any, **settings: Any) -> Any:
-    """Load data by Hub name, folder or file, and DataFrames, also in a dict of several; return other
-    data as it is.
+    """Load data by Hub name, folder or file, and DataFrames, also in a dict of several.
+
+    Other data is returned as it is.
 
     settings: of `load_data`; those that name columns are refused where there is nothing to load
     """
@@ -343,7 +358,7 @@ def remember_max_length(tokenizer: Any, config: PreTrainedConfig, max_length: in
 
 
 def _add_labels(data: PreparedData, source: DataSource, info: ModelInfo | None, is_required: bool) -> None:
-    """Read the labels as the model's task reads them; without a model they are taken as they are."""
+    """Read the labels as the model's task reads them; without a model take them as they are."""
     words = None
     if data.kind == "words":
         words = data.columns[0]
@@ -357,6 +372,8 @@ def _add_labels(data: PreparedData, source: DataSource, info: ModelInfo | None, 
     reads_lists = info is not None and info.task.reads_lists
     label_class = LabelLists if reads_lists else Labels
     labels = label_class(data.rows, column, source)
+
+    # As the model counts them, where it says what it predicts
     data.class_names = labels.names
     if info is not None and info.is_zero_shot:
         if labels.names is None:
@@ -391,6 +408,8 @@ def classes_in(source: DataSource, are_numbers: bool = False) -> tuple[list[str]
     """
     loaded = load_rows(source)
     rows = loaded.rows
+
+    # The labels decide the task: tags of words, lists, numbers, or one class for each row.
     words = find_words(rows, source)
     column = find_label_column(rows, source, words)
     problem_type = None

@@ -1,6 +1,7 @@
 """From a model and data to `member_logits` (batch, members, classes).
 
-Reads every kind of model in one way: a Hydra, a plain Hugging Face classifier, two towers with class prompts, saved arrays.
+Reads every kind of model in one way: a Hydra, a plain Hugging Face classifier, two towers with
+    class prompts, saved arrays.
 """
 
 import inspect
@@ -20,69 +21,83 @@ from .batches import split_labels
 
 
 def predict(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """The member logits (batch, members, classes) of one batch; a plain model has one member.
+    """Return the member logits (batch, members, classes) of one batch; a plain model has one
+    member.
 
     Labels, and entries that the model's `forward` does not name, are not passed to the model.
     """
-    inputs = accepted_inputs(model, split_labels(batch)[0])
+    inputs, _ = split_labels(batch)
+    accepted = accepted_inputs(model, inputs)
     with evaluation_mode(model), torch.inference_mode():
-        return member_logits_of(model(**inputs), type(model).__name__, classifies_tokens(model))
+        output = model(**accepted)
+        return member_logits_of(output, type(model).__name__, classifies_tokens(model))
 
 
 def member_logits_of(output: Any, source: str = "the model", per_token: bool = False) -> Tensor:
-    """Read (batch, members, classes) from a model's output: `member_logits`, else `logits` or `logits_per_image` as one member.
+    """Read (batch, members, classes) from a model's output.
+
+    They are its `member_logits`, or else its `logits` or `logits_per_image` as those of one member.
 
     per_token: of a classifier of tokens, (batch, members, tokens, classes)
     """
-    places = "tokens, " if per_token else ""
     names = ("member_logits", "logits", "logits_per_image")
-    name = next((name for name in names if getattr(output, name, None) is not None), None)
-    if name is None:
+    present = [name for name in names if getattr(output, name, None) is not None]
+    if not present:
         raise TypeError(
             f"the output of {source} has neither logits nor logits_per_image: pass a classification model, "
             "or wrap CLIP or SigLIP in ZeroShotClassifier"
         )
-    logits = output.member_logits if name == "member_logits" else getattr(output, name).unsqueeze(1)
+    name = present[0]
+    found = getattr(output, name)
+    logits = found
+    if name != "member_logits":
+        logits = found.unsqueeze(1)
     if logits.dim() != 3 + per_token:
+        places = "tokens, " if per_token else ""
         raise ValueError(
-            f"{source} gave {name} of shape {tuple(getattr(output, name).shape)}: expected (batch, members, {places}classes), or "
+            f"{source} gave {name} of shape {tuple(found.shape)}: expected (batch, members, {places}classes), or "
             "without members"
         )
     return logits
 
 
 def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
-    """The output of an ensemble of models like `model`, from its members' `member_logits_of`."""
-    logits = task_of_logits(model, member_logits.shape[-1]).ensemble_logits(member_logits, config_inside(model))
+    """Return the output of an ensemble of models like `model`, from its members'
+    `member_logits_of`."""
+    task = task_of_logits(model, member_logits.shape[-1])
+    logits = task.ensemble_logits(member_logits, config_inside(model))
     return HydraClassifierOutput(logits=logits, member_logits=member_logits)
 
 
 def joined_labels(labels: Sequence[Tensor | None]) -> Tensor | None:
-    """The labels of all batches (samples,) on the CPU; None if no batch has any."""
+    """Return the labels of all batches (samples,) on the CPU; None if no batch has any."""
     known = [batch.cpu() for batch in labels if batch is not None]
     if known and len(known) != len(labels):
         raise ValueError(f"{len(known)} of {len(labels)} batches have labels: give them to every batch, or to none")
-    return torch.cat(known) if known else None
+    if not known:
+        return None
+    return torch.cat(known)
 
 
 # Its inputs
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of the model's inputs."""
+    """Return the device of the model's inputs."""
     if isinstance(getattr(model, "device", None), torch.device):
         return model.device
-    return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+    for tensor in chain(model.parameters(), model.buffers()):
+        return tensor.device
+    return torch.device("cpu")
 
 
 def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The entries that the model's `forward` names, or that it `reads`; all of them for a wrapper with `**inputs` only.
+    """Return the entries that the model's `forward` names, or that it `reads`; all of them for a
+    wrapper with `**inputs` only.
 
     Masked tokens are replaced by the padding token where the model goes by it.
     """
-    tokens, mask, padding = inputs.get("input_ids"), inputs.get("attention_mask"), padding_token_of(model)
-    if padding is not None and tokens is not None and mask is not None and tokens.shape == mask.shape:
-        inputs = inputs | {"input_ids": tokens.masked_fill(mask == 0, padding)}
+    inputs = _with_padding_token(inputs, padding_token_of(model))
     parameters = inspect.signature(model.forward).parameters.values()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = {parameter.name for parameter in parameters if parameter.kind not in variadic}
@@ -98,8 +113,20 @@ def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Te
     return accepted
 
 
+def _with_padding_token(inputs: dict[str, Tensor], padding: int | None) -> dict[str, Tensor]:
+    """Return inputs whose masked tokens are the padding token, if there is one."""
+    tokens = inputs.get("input_ids")
+    mask = inputs.get("attention_mask")
+    if padding is None or tokens is None or mask is None or tokens.shape != mask.shape:
+        return inputs
+    return inputs | {"input_ids": tokens.masked_fill(mask == 0, padding)}
+
+
 class SavedLogits(nn.Module):
-    """A stand-in for a model with saved member logits: its batches are `{"member_logits": ..., "labels": ...}`."""
+    """A stand-in for a model, with saved member logits.
+
+    Its batches are `{"member_logits": ..., "labels": ...}`.
+    """
 
     def forward(self, member_logits: Tensor) -> HydraClassifierOutput:
         return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)

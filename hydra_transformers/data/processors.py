@@ -1,4 +1,4 @@
-"""The tokenizer, image processor or feature extractor saved with a model, and the class prompts it makes."""
+"""Loads the processor that is saved with a model, and makes prompts of class names."""
 
 import os
 from collections.abc import Sequence
@@ -27,7 +27,8 @@ PROCESSOR_FILES += ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model"
 
 
 def load_processor(name: str | os.PathLike, model: PreTrainedConfig | ModelInfo) -> Any:
-    """The processor saved with a model: a tokenizer, an image processor, a feature extractor, or a pair for two towers.
+    """Return the processor saved with a model: a tokenizer, an image processor, a feature
+    extractor, or a pair for two towers.
 
     name: the model's folder or Hub name; empty for a model in memory
     model: its config, or what it is
@@ -43,7 +44,7 @@ def load_processor(name: str | os.PathLike, model: PreTrainedConfig | ModelInfo)
 
 
 def find_processor(name: str | os.PathLike, model: PreTrainedConfig | ModelInfo) -> Any | None:
-    """The processor saved with a model; None where there is none."""
+    """Return the processor saved with a model; None where there is none."""
     if name and is_adapter_folder(name) and not _has_processor_files(name):
         name = base_of_adapters(name)
     if not name or not _has_processor_files(name):  # AutoTokenizer would make an empty one
@@ -59,20 +60,27 @@ def find_processor(name: str | os.PathLike, model: PreTrainedConfig | ModelInfo)
         return transformers.ViTImageProcessorPil.from_pretrained(name)
     # Byte-level tokenizers read lists of words only if a space belongs to the word behind it.
     is_byte_level = inputs == "tokens" and getattr(processor, "add_prefix_space", None) is False
-    return load(name, add_prefix_space=True) if is_byte_level else processor
+    if is_byte_level:
+        return load(name, add_prefix_space=True)
+    return processor
 
 
 def _has_processor_files(name: str | os.PathLike) -> bool:
+    """Whether one of the files of a processor is in a folder, or in a repository on the Hub."""
     if Path(name).is_dir():
         return any((Path(name) / file).exists() for file in PROCESSOR_FILES)
-    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    quiet = {
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_connection_errors": False,
+    }
     return any(cached_file(name, file, **quiet) is not None for file in PROCESSOR_FILES)
 
 
 def class_prompts(
     model: PreTrainedConfig | ModelInfo, processor: Any, class_names: Sequence[str] | None
 ) -> dict | None:
-    """The tokenized prompts of classes for a model of two towers; None for a classifier, which has its own classes."""
+    """Return the tokenized prompts of classes for a model of two towers; None for a classifier,
+    which has its own classes."""
     info = ModelInfo.of(model)
     if not info.is_zero_shot:
         return None
@@ -85,28 +93,35 @@ def class_prompts(
 
 
 def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConfig], first: Any) -> None:
-    """Raises for models whose saved processors prepare inputs differently; a model may have none.
+    """Raise for models whose saved processors prepare inputs differently; a model may have none.
 
     first: the processor of the first model, which will serve all
     """
     expected = _preparation(first)
     for name, config in zip(names[1:], configs[1:], strict=True):
         processor = find_processor(name, config)
-        settings = expected if processor is None else _preparation(processor)
+        if processor is None:
+            continue
+        settings = _preparation(processor)
         for key in expected.keys() & settings.keys():
             if settings[key] != expected[key]:
                 raise ValueError(
-                    f"{name} prepares its inputs differently from {names[0]} ({key} differs): pass models of one pre-trained model"
+                    f"{name} prepares its inputs differently from {names[0]} ({key} differs): pass models of one "
+                    "pre-trained model"
                 )
 
 
 def _preparation(processor: Any) -> dict[str, Any]:
-    """The settings of a processor that change the numbers it makes of an input."""
+    """Return the settings of a processor that change the numbers it makes of an input."""
     if hasattr(processor, "image_processor"):
         return _preparation(processor.image_processor) | _preparation(processor.tokenizer)
     if hasattr(processor, "get_vocab"):
-        settings = {name: getattr(processor, name, None) for name in ("do_lower_case", "padding_side")}
-        return {"vocabulary": processor.get_vocab(), "special tokens": processor.special_tokens_map, **settings}
+        return {
+            "vocabulary": processor.get_vocab(),
+            "special tokens": processor.special_tokens_map,
+            "do_lower_case": getattr(processor, "do_lower_case", None),
+            "padding_side": getattr(processor, "padding_side", None),
+        }
     images = ("do_", "image_mean", "image_std", "size", "crop_size", "resample", "rescale_factor")
     audio = ("sampling_rate", "num_mel_bins", "max_length", "mean", "std", "return_attention_mask")
     audio += ("feature_size", "chunk_length", "hop_length", "n_fft")  # of Whisper

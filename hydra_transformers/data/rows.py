@@ -82,15 +82,17 @@ def as_dataset(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
             kinds = sorted({type(value).__name__ for value in values if value is not None})
             if len(kinds) > 1:
                 raise ValueError(
-                    f"the column {column!r} of {name} has values of several types ({', '.join(kinds)}): give them one, "
-                    "such as texts, or leave the column out"
+                    f"the column {column!r} of {name} has values of several types ({', '.join(kinds)}): give them "
+                    "one, such as texts, or leave the column out"
                 ) from error
         raise ValueError(f"the rows of {name} do not make a table: {' '.join(str(error).split())}") from error
 
 
 def _without_nan(values: list[Any]) -> list[Any]:
-    """Return None for each NaN of a column that is not of numbers; pandas has it where a value is
-    missing."""
+    """Return a column with None for NaN, unless it is one of numbers.
+
+    pandas has NaN where a value is missing.
+    """
     if all(value is None or isinstance(value, float) for value in values):
         return values
     is_missing = [isinstance(value, float) and math.isnan(value) for value in values]
@@ -213,14 +215,19 @@ def _reason_of(error: Exception) -> str:
 
 
 def _read_files(path: Path, source: DataSource) -> Any:
-    """Return the splits of a file or a folder, whose fingerprint is of its content, whenever it was
-    written."""
+    """Return the splits of a file or a folder.
+
+    Their fingerprint is of the content, whenever it was written.
+    """
     import datasets
 
-    kind = FILE_FORMATS.get(path.suffix) if path.is_file() else None
+    kind = None
+    if path.is_file():
+        kind = FILE_FORMATS.get(path.suffix)
     if kind == "csv":
         return datasets.DatasetDict(read_tables({"train": [source.name]}, _known_names(source)))
 
+    # `datasets` knows the files of a folder by split, and by their names.
     place = str(path.absolute())
     files = {}
     if kind is not None:
@@ -327,8 +334,8 @@ def _choose_split(splits: Mapping[str, Any], source: DataSource, preferred: Sequ
 
 
 def _part_of(splits: Mapping[str, Any], source: DataSource) -> LoadedRows:
-    """Return the rows to train, validate or test on: the split with that purpose, else a random part
-    of the first split."""
+    """Return the rows to train, validate or test on: the split with that purpose, else a random
+    part of the first split."""
     first = _choose_split(splits, source, SPLITS_TO_CUT)
     matching = {}
     if source.split is None:
@@ -347,8 +354,10 @@ def _part_of(splits: Mapping[str, Any], source: DataSource) -> LoadedRows:
 
 
 def _splits_of_parts(splits: Mapping[str, Any], first: str, source: DataSource) -> dict[str, str]:
-    """Return, by part, the split that serves as it, beside the first; with labels where that has
-    some."""
+    """Return, by part, the split that serves as it.
+
+    The first split serves as none, and where it has labels, the others need some, too.
+    """
     is_labelled = _has_labels(splits[first], source)  # pairs of texts have no labels in any split
     matching = {}
     for part, names in SPLITS_OF_PARTS.items():
@@ -379,6 +388,8 @@ def _cut(rows: Any, source: DataSource, parts: Sequence[str]) -> Any:
     count = len(rows)
     if count < 1 + len(parts):
         raise ValueError(f"{source.name} has {count} rows, too few to split them for training, validation and test")
+
+    # The parts follow each other in one random order, the same for each of them.
     held_out = min(MOST_HELD_OUT_ROWS, max(1, count // 10))
     order = _random_order(count)
     places = {}

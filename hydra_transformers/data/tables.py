@@ -31,7 +31,8 @@ WHOLE_NUMBER = re.compile(r"-?(0|[1-9]\d*)")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|nan|[+-]?inf", re.IGNORECASE)
 DIGITS = re.compile(r"[+-]?\d+")
 BOOLS = {"true": True, "false": False}
-# Kinds of cells that are one kind together. Codes are digits that no number is written with, such as 007.
+# Kinds of cells that are one kind together. Codes are digits that no number is written with, such
+# as 007.
 TOGETHER = {
     frozenset({"int64", "float64"}): "float64",
     frozenset({"int64", "code"}): "code",
@@ -48,21 +49,24 @@ class TableError(ValueError):
 
 
 def kind_of_cells(feature: Any) -> str | None:
-    """Return what the cells of a csv column look like: "text", "int64", "float64", "bool", "code", or "null" if all are
-    empty. None for columns of other data, which have a type."""
+    """Return what the cells of a csv column look like; None for columns of other data, which have a
+    type.
+
+    It is "text", "int64", "float64", "bool", "code", or "null" if all cells are empty.
+    """
     name = getattr(feature, "id", None)
-    return name.removeprefix(CELLS) if isinstance(name, str) and name.startswith(CELLS) else None
+    if isinstance(name, str) and name.startswith(CELLS):
+        return name.removeprefix(CELLS)
+    return None
 
 
 def typed_values(cells: Sequence[str | None], kind: str) -> list[Any]:
     """Return the cells of a column as values of its kind; empty cells are None."""
-    if kind == "int64":
-        return [None if cell is None else int(cell) for cell in cells]
-    if kind == "float64":
-        return [None if cell is None else float(cell) for cell in cells]
-    if kind == "bool":
-        return [None if cell is None else BOOLS[cell.lower()] for cell in cells]
-    return list(cells)
+    readers = {"int64": int, "float64": float, "bool": lambda cell: BOOLS[cell.lower()]}
+    if kind not in readers:
+        return list(cells)
+    read = readers[kind]
+    return [None if cell is None else read(cell) for cell in cells]
 
 
 def _kind_of_cell(cell: str) -> str:
@@ -72,13 +76,18 @@ def _kind_of_cell(cell: str) -> str:
         return "code"
     if NUMBER.fullmatch(cell) and cell.lower() != "nan":
         return "float64"
-    return "bool" if cell.lower() in BOOLS else "text"
+    if cell.lower() in BOOLS:
+        return "bool"
+    return "text"
 
 
 def _joint_kind(first: str, second: str) -> str:
-    if "null" in (first, second):
-        return second if first == "null" else first
-    return first if first == second else TOGETHER.get(frozenset({first, second}), "text")
+    """Return the kind of a column with cells of two kinds."""
+    if first == "null":
+        return second
+    if second in ("null", first):
+        return first
+    return TOGETHER.get(frozenset({first, second}), "text")
 
 
 # Files
@@ -89,25 +98,18 @@ def read_tables(files: Mapping[str, Sequence[str]], known_names: Collection[str]
 
     Args:
         files (`Mapping[str, Sequence[str]]`): The files of each split.
-        known_names (`Collection[str]`): The usual names of columns, and those that a user gave. Where one is in the
-            first line of a file, the line holds names.
+        known_names (`Collection[str]`): The usual names of columns, and those that a user gave.
+            Where one is in the first line of a file, the line holds names.
 
-    Returns:
-        `dict[str, Dataset]`: The splits. Each column is one of strings, and its feature's `id` tells the kind of its
-        cells; empty cells are None.
+    Returns: `dict[str, Dataset]`: The splits. Each column is one of strings, and its feature's `id`
+        tells the kind of its cells; empty cells are None.
     """
     import datasets
 
     tables = {split: _read_split(paths) for split, paths in files.items()}
-    kinds: dict[str, str] = {}
+    kinds: dict[str, str] = {}  # of the columns of all splits together
     for split, (_, columns) in tables.items():
-        header = [column.name for column in columns]
-        doubts = [column.doubt for column in columns if column.doubt]
-        if doubts and not set(header) & set(known_names):
-            raise TableError(
-                f"the first line of {files[split][0]} looks like a row and not like names of columns ({doubts[0]}): put "
-                "names on top, such as text,label, or name a column of it as column= (--column)"
-            )
+        _check_has_names(files[split][0], columns, known_names)
         for column in columns:
             kinds[column.name] = _joint_kind(kinds.get(column.name, "null"), column.kind)
     if not any(len(table) for table, _ in tables.values()):
@@ -118,9 +120,21 @@ def read_tables(files: Mapping[str, Sequence[str]], known_names: Collection[str]
     for split, (table, columns) in tables.items():
         values = {column.name: datasets.Value("string", id=f"{CELLS}{kinds[column.name]}") for column in columns}
         info = datasets.DatasetInfo(features=datasets.Features(values))
-        fingerprint = hashlib.sha256(f"{VERSION} {split} {digest_of_files(files[split])}".encode()).hexdigest()[:16]
+        version = f"{VERSION} {split} {digest_of_files(files[split])}"
+        fingerprint = hashlib.sha256(version.encode()).hexdigest()[:16]
         splits[split] = datasets.Dataset(table, info=info, split=datasets.NamedSplit(split), fingerprint=fingerprint)
     return splits
+
+
+def _check_has_names(path: str, columns: Sequence["_Column"], known_names: Collection[str]) -> None:
+    """Raise for a file whose first line may be a row."""
+    names = {column.name for column in columns}
+    doubts = [column.doubt for column in columns if column.doubt]
+    if doubts and not names & set(known_names):
+        raise TableError(
+            f"the first line of {path} looks like a row and not like names of columns ({doubts[0]}): put "
+            "names on top, such as text,label, or name a column of it as column= (--column)"
+        )
 
 
 @dataclass
@@ -153,13 +167,13 @@ def digest_of_files(paths: Sequence[str]) -> str:
 
 
 def _read_split(paths: Sequence[str]) -> tuple[Any, list[_Column]]:
-    """The table of some files, and its columns; kept on disk where the files are large."""
+    """Return the table of some files, and its columns; kept on disk where the files are large."""
     import datasets
 
     if sum(map(os.path.getsize, paths)) <= MOST_BYTES_IN_MEMORY:
-        columns, batches = _batches_of(paths)
         import pyarrow
 
+        columns, batches = _batches_of(paths)
         table = pyarrow.Table.from_batches(list(batches), schema=_schema(columns))
         return datasets.table.InMemoryTable(table), columns
 
@@ -173,7 +187,7 @@ def _read_split(paths: Sequence[str]) -> tuple[Any, list[_Column]]:
 
 
 def _keep(kept: Path, known: Path, paths: Sequence[str]) -> None:
-    """Writes the table of large files to disk, whole or not at all."""
+    """Write the table of large files to disk, whole or not at all."""
     import pyarrow
 
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -198,15 +212,17 @@ def _schema(columns: Sequence[_Column]) -> Any:
 
 
 def _batches_of(paths: Sequence[str]) -> tuple[list[_Column], Iterator[Any]]:
-    """The columns of some files, and their rows as batches, during whose iteration the kinds become known."""
+    """Return the columns of some files, and their rows as batches, during whose iteration the kinds
+    become known."""
     headers = [_File.of(path) for path in paths]
-    columns = [_Column(name) for name in headers[0].names]
+    first = headers[0]
     for file in headers[1:]:
-        if sorted(file.names) != sorted(headers[0].names):
+        if sorted(file.names) != sorted(first.names):
             raise TableError(
-                f"{file.path} has the columns {', '.join(file.names)}, and {headers[0].path} has "
-                f"{', '.join(headers[0].names)}: put them into folders of their own"
+                f"{file.path} has the columns {', '.join(file.names)}, and {first.path} has "
+                f"{', '.join(first.names)}: put them into folders of their own"
             )
+    columns = [_Column(name) for name in first.names]
     return columns, _batches(headers, columns)
 
 
@@ -238,17 +254,22 @@ def _batches(files: Sequence["_File"], columns: list[_Column]) -> Iterator[Any]:
 
 
 def _doubt(column: _Column, columns: Sequence[_Column]) -> str:
-    """Why the name of a column may be a cell of a file without names."""
-    name = column.name
+    """Return why the name of a column may be a cell of a file without names."""
     if column.doubt:
         return column.doubt
-    are_numbered = [column.name for column in columns] == [str(place) for place in range(len(columns))]
-    if column.kind in ("int64", "float64") and _kind_of_cell(name) in ("int64", "float64") and not are_numbered:
+    name = column.name
+    numbers = ("int64", "float64")
+    are_numbered = [other.name for other in columns] == [str(place) for place in range(len(columns))]
+    if column.kind in numbers and _kind_of_cell(name) in numbers and not are_numbered:
         return f"{name!r} is a number, as the cells below it"
-    is_long = len(name.split()) > MOST_WORDS_OF_A_NAME or name.rstrip().endswith((".", "!"))
-    if column.kind == "text" and (is_long or (len(columns) == 1 and len(name.split()) > 1)):
-        shortened = name if len(name) <= 40 else f"{name[:37]}..."
-        return f"{shortened!r} is a text"
+
+    words = len(name.split())
+    is_alone = len(columns) == 1 and words > 1
+    is_sentence = words > MOST_WORDS_OF_A_NAME or name.rstrip().endswith((".", "!"))
+    if column.kind == "text" and (is_sentence or is_alone):
+        if len(name) > 40:
+            name = f"{name[:37]}..."
+        return f"{name!r} is a text"
     return ""
 
 
@@ -268,18 +289,19 @@ class _File:
         if not any(names):
             raise TableError(f"the first line of {path} is blank: put the names of the columns there")
         file.names = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
-        twice = next((name for place, name in enumerate(file.names) if name in file.names[:place]), None)
-        if twice is not None:
-            raise TableError(f"{path} has two columns {twice!r}: rename one")
+        for place, name in enumerate(file.names):
+            if name in file.names[:place]:
+                raise TableError(f"{path} has two columns {name!r}: rename one")
         return file
 
     def records(self) -> Iterator[list[str]]:
-        """The cells of each row; a blank line is a row of empty ones."""
+        """Yield the cells of each row; a blank line is a row of empty ones."""
         width = len(self.names)
         records = self._numbered()
         next(records)  # the names
         for line, record in records:
-            record = record or [""] * width
+            if not record:
+                record = [""] * width
             if len(record) != width:
                 raise TableError(
                     f"line {line} of {self.path} has {len(record)} cells, and its first line names {width} columns "
@@ -291,7 +313,7 @@ class _File:
             yield record
 
     def _numbered(self) -> Iterator[tuple[int, list[str]]]:
-        """The records, each with the number of its first line."""
+        """Yield the records, each with the number of its first line."""
         with _opened(self.path, self.newline) as file:
             reader = _reader(file, self.separator)
             line = 1
@@ -301,15 +323,18 @@ class _File:
                 except UnicodeDecodeError as error:
                     raise TableError(_of_encoding(self.path)) from error
                 except csv.Error as error:
-                    advice = 'in a cell that begins with a ", each " inside is written twice and one ends it'
-                    if "new-line" in str(error):
-                        advice = "put texts with a carriage return into double quotes"
-                        error = "it has a carriage return"
-                    raise TableError(f"{self.path} cannot be read from line {line} on ({error}): {advice}") from None
+                    raise TableError(f"{self.path} cannot be read from line {line} on {_advice_for(error)}") from None
                 if record is None:
                     return
                 yield line, record
                 line = reader.line_num + 1
+
+
+def _advice_for(error: csv.Error) -> str:
+    """Return in words why a line cannot be read, and what to do."""
+    if "new-line" in str(error):
+        return "(it has a carriage return): put texts with a carriage return into double quotes"
+    return f'({error}): in a cell that begins with a ", each " inside is written twice and one ends it'
 
 
 def _opened(path: str, newline: str = "") -> IO[str]:
@@ -323,7 +348,43 @@ def _reader(file: IO[str], separator: str, strict: bool = True) -> Any:
 
 
 def _find_separator(path: str) -> tuple[str, str]:
-    """The separator of a file's columns, the usual one where there is only one, and what ends its lines, as for `open`."""
+    """Return the separator of a file's columns, the usual one where there is only one, and what
+    ends its lines, as for `open`."""
+    start, is_whole = _read_start(path)
+    # A carriage return alone is part of a cell where others end the lines.
+    newline = ""
+    if "\n" in start:
+        newline = "\n"
+    usual = ","
+    if ".tsv" in Path(path).suffixes:
+        usual = "\t"
+
+    # The records by separator, where it makes several columns; the last one may be cut off
+    several: dict[str, list[list[str]]] = {}
+    for separator in (usual, *(other for other in SEPARATORS if other != usual)):
+        records = list(_reader(io.StringIO(start, newline=""), separator, strict=False))
+        if not is_whole and len(records) > 1:
+            records = records[:-1]
+        if len(records[0]) > 1:
+            several[separator] = records
+    if not several:
+        _check_is_one_column(path, re.split(r"\r\n|\r|\n", start))
+        return usual, newline
+    if len(several) == 1:
+        return next(iter(several)), newline
+
+    # Of several, the one that makes rows of equal length
+    fitting = [separator for separator, records in several.items() if _are_equally_long(records)]
+    if usual in fitting:
+        return usual, newline
+    if len(fitting) != 1:
+        found = " or ".join(SEPARATORS[separator] for separator in several)
+        raise TableError(f"{path} may have {found} between its columns: write it with commas, and texts in quotes")
+    return fitting[0], newline
+
+
+def _read_start(path: str) -> tuple[str, bool]:
+    """Return the first characters of a file, and whether they are all."""
     try:
         with _opened(path) as file:
             start = file.read(CHARACTERS_TO_LOOK_AT)
@@ -334,62 +395,48 @@ def _find_separator(path: str) -> tuple[str, str]:
         raise TableError(f"{path} cannot be read: it is empty")
     if "\0" in start:
         raise TableError(f"{path} is not a text in utf-8, it has zero bytes: write it as csv in utf-8")
+    return start, is_whole
 
-    # A carriage return alone is part of a cell where others end the lines.
-    newline = "\n" if "\n" in start else ""
-    usual = "\t" if ".tsv" in Path(path).suffixes else ","
-    looked_at: dict[str, list[list[str]]] = {}
-    for separator in (usual, *(other for other in SEPARATORS if other != usual)):
-        records = list(_reader(io.StringIO(start, newline=""), separator, strict=False))
-        looked_at[separator] = records if is_whole or len(records) == 1 else records[:-1]
 
-    several = {separator: records for separator, records in looked_at.items() if len(records[0]) > 1}
-    if not several:
-        _check_is_one_column(path, re.split(r"\r\n|\r|\n", start))
-        return usual, newline
-    if len(several) == 1:
-        return next(iter(several)), newline
-    fitting = [
-        separator
-        for separator, records in several.items()
-        if all(len(record) in (0, len(records[0])) for record in records)
-    ]
-    if len(fitting) != 1 and usual not in fitting:
-        found = " or ".join(SEPARATORS[separator] for separator in several)
-        raise TableError(f"{path} may have {found} between its columns: write it with commas, and texts in quotes")
-    return (usual if usual in fitting else fitting[0]), newline
+def _are_equally_long(records: Sequence[Sequence[str]]) -> bool:
+    """Whether all records have as many cells as the first one, or none."""
+    return all(len(record) in (0, len(records[0])) for record in records)
 
 
 def _check_is_one_column(path: str, lines: Sequence[str]) -> None:
-    """Raises where all lines have a sign that may stand between columns."""
+    """Raise where all lines have a sign that may stand between columns."""
     lines = [line for line in lines if line.strip()]
     for sign in OTHER_SEPARATORS:
         count = lines[0].count(sign)
         if len(lines) > 1 and count and all(line.count(sign) >= count for line in lines[:-1]):
             raise TableError(
-                f"{path} has one column, and {sign!r} in every line: write it with commas between columns, and texts in "
-                "quotes"
+                f"{path} has one column, and {sign!r} in every line: write it with commas between columns, and texts "
+                "in quotes"
             )
 
 
 def _of_encoding(path: str) -> str:
-    """Why a file's text cannot be decoded, and what to do."""
+    """Return why a file's text cannot be decoded, and what to do."""
     opener = OPENERS.get(Path(path).suffix, open)
     with opener(path, "rb") as file:
         start = file.read(4096)
+    where = ""
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        encoding, where = "utf-16", ""
+        encoding = "utf-16"
     elif b"\0" in start:
         return f"{path} is not a text file: write the table as csv in utf-8"
     else:
         number, line = _first_line_that_is_not_utf8(path)
-        # Only Windows' encoding has signs there, such as curly quotes.
-        encoding = "cp1252" if any(0x80 <= byte < 0xA0 for byte in line) else "latin-1"
         where = f" (line {number})"
+        encoding = "latin-1"
+        # Only Windows' encoding has signs there, such as curly quotes.
+        if any(0x80 <= byte < 0xA0 for byte in line):
+            encoding = "cp1252"
     name = os.path.basename(path)
     return (
-        f"{path} is not written in utf-8{where}: try {encoding}, with `iconv -f {ICONV.get(encoding, encoding)} -t utf-8 "
-        f"{name} > utf8-{name}`, or pandas.read_csv({name!r}, encoding={encoding!r}, dtype=str, keep_default_na=False)"
+        f"{path} is not written in utf-8{where}: try {encoding}, with `iconv -f {ICONV.get(encoding, encoding)} -t "
+        f"utf-8 {name} > utf8-{name}`, or pandas.read_csv({name!r}, encoding={encoding!r}, dtype=str, "
+        "keep_default_na=False)"
     )
 
 

@@ -13,35 +13,46 @@ from ..models.modeling_hydra import HydraClassifierOutput
 
 
 def check_class_prompts(class_prompts: Mapping[str, Tensor] | None, model: nn.Module) -> None:
-    """Raises for class prompts that are missing or not tokenized; warns if SigLIP's are not padded as in its training."""
-    input_ids = None if class_prompts is None else class_prompts.get("input_ids")
+    """Raise for class prompts that are missing or not tokenized.
+
+    Warn if SigLIP's are not padded as in its training.
+    """
+    input_ids = (class_prompts or {}).get("input_ids")
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
         raise ValueError(
-            f"{type(model).__name__} classifies by prompts, and class_prompts has no input_ids of shape (classes, tokens): pass the "
-            'tokenizer\'s output with padding=True and return_tensors="pt", one row per class'
+            f"{type(model).__name__} classifies by prompts, and class_prompts has no input_ids of shape "
+            "(classes, tokens): pass the tokenizer's output with padding=True and "
+            'return_tensors="pt", one row per class'
         )
-    most = getattr(getattr(getattr(model, "config", None), "text_config", None), "max_position_embeddings", None)
+    config = getattr(model, "config", None)
+    most = getattr(getattr(config, "text_config", None), "max_position_embeddings", None)
     # SigLIP, which has a bias, reads the last token even if it is padding.
     if hasattr(model, "logit_bias") and most is not None and input_ids.shape[1] < most:
         warnings.warn(
-            f"class_prompts have {input_ids.shape[1]} tokens, and {type(model).__name__} reads the last of {most}: tokenize "
-            f'with padding="max_length", max_length={most}, as it was trained',
+            f"class_prompts have {input_ids.shape[1]} tokens, and {type(model).__name__} reads the last of {most}: "
+            f'tokenize with padding="max_length", max_length={most}, as it was trained',
             stacklevel=3,
         )
 
 
 class ZeroShotClassifier(nn.Module):
-    """A model of two towers as an image classifier over fixed class prompts; its batches hold `pixel_values`.
+    """A model of two towers as an image classifier over fixed class prompts.
+
+    Its batches hold `pixel_values`.
 
     Args:
-        clip_model (`nn.Module`): a Hydra of two towers, or a `CLIPModel` or other two-tower model of Transformers.
+        clip_model (`nn.Module`): a Hydra of two towers, or a `CLIPModel` or other two-tower model
+            of Transformers.
         class_prompts (`dict`): the tokenizer's output for one prompt per class, for example
-            `tokenizer([f"A photo of a {label}." for label in labels], padding=True, return_tensors="pt")`; for SigLIP with
-            `padding="max_length"`, since it reads the last token even if it is padding.
-        class_names (`Sequence[str]`, *optional*): the names of the classes in predictions for raw images, one per prompt.
+            `tokenizer([f"A photo of a {name}." for name in names], padding=True,
+            return_tensors="pt")`; for SigLIP with `padding="max_length"`, since it reads the last
+            token even if it is padding.
+        class_names (`Sequence[str]`, *optional*): the names of the classes in predictions for raw
+            images, one per prompt.
 
-    Probabilities are a softmax over the classes. SigLIP itself says yes or no to each prompt, by a sigmoid; the softmax of its
-    logits is the probability of each class given that exactly one is right.
+    Probabilities are a softmax over the classes. SigLIP itself says yes or no to each prompt, by a
+    sigmoid; the softmax of its logits is the probability of each class given that exactly one is
+    right.
 
     The prompts' features are computed once; call `refresh()` after changing the model's weights.
     """
@@ -55,7 +66,9 @@ class ZeroShotClassifier(nn.Module):
         check_class_prompts(class_prompts, clip_model)
         if class_names is not None and len(class_names) != len(class_prompts["input_ids"]):
             raise ValueError(f"class_names has {len(class_names)} names: pass one per prompt")
-        self.class_names = None if class_names is None else list(class_names)
+        self.class_names = None
+        if class_names is not None:
+            self.class_names = list(class_names)
         self.model = clip_model
         self.class_prompts = {name: value for name, value in class_prompts.items() if isinstance(value, Tensor)}
         self.similarity = PromptSimilarity()
@@ -64,7 +77,7 @@ class ZeroShotClassifier(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Compute the class prompts' features (classes, members, dim) from the model's current weights."""
+        """Compute the prompts' features (classes, members, dim) from the model's weights."""
         device = next(self.model.parameters()).device
         rows = len(self.class_prompts["input_ids"])
         features = []
@@ -80,20 +93,29 @@ class ZeroShotClassifier(nn.Module):
         image_features = _unit_features(self.model.get_image_features(pixel_values=pixel_values, **shortcut))
         text_features = at_least_float32(self.text_features)  # a buffer: `.to(torch.bfloat16)` casts it
         scale = at_least_float32(self.model.logit_scale).exp()
-        bias = at_least_float32(self.model.logit_bias) if hasattr(self.model, "logit_bias") else None
+        bias = None
+        if hasattr(self.model, "logit_bias"):
+            bias = at_least_float32(self.model.logit_bias)
         member_logits = self.similarity(image_features, text_features, scale, bias)
         return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
 
 
 def first_token_kwargs(model: nn.Module) -> dict[str, bool]:
-    """Arguments of `get_image_features`: a Hydra that pools one token computes only that one in its last layer."""
-    return {"first_token_only": True} if getattr(model, "reads_first_token", False) else {}
+    """Return arguments of `get_image_features`.
+
+    A Hydra that pools one token computes only that one in its last layer.
+    """
+    if getattr(model, "reads_first_token", False):
+        return {"first_token_only": True}
+    return {}
 
 
 def logits_of_cosines(model: nn.Module, cosines: Tensor) -> Tensor:
-    """The logits (..., classes) of a plain model of two towers, or of a one-member Hydra."""
+    """Return the logits (..., classes) of a plain model of two towers, or of a one-member Hydra."""
     logits = cosines * model.logit_scale.exp()
-    return logits + model.logit_bias if hasattr(model, "logit_bias") else logits
+    if hasattr(model, "logit_bias"):
+        return logits + model.logit_bias
+    return logits
 
 
 class PromptSimilarity(nn.Module):
@@ -102,15 +124,24 @@ class PromptSimilarity(nn.Module):
     def forward(
         self, image_features: Tensor, text_features: Tensor, scale: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """(images, members, dim), (classes, members, dim), twice (members,) or () -> (images, members, classes)"""
-        # One member per batch entry of the product: (members, images, dim) @ (members, dim, classes).
+        """Return the logits (images, members, classes) of features (images, members, dim).
+
+        text_features: (classes, members, dim)
+        scale, bias: (members,) or ()
+        """
+        # One member per batch entry: (members, images, dim) @ (members, dim, classes).
         similarity = image_features.transpose(0, 1) @ text_features.permute(1, 2, 0)
         logits = scale.reshape(-1, 1, 1) * similarity
-        return (logits if bias is None else logits + bias.reshape(-1, 1, 1)).transpose(0, 1)
+        if bias is not None:
+            logits = logits + bias.reshape(-1, 1, 1)
+        return logits.transpose(0, 1)
 
 
 def _unit_features(output: Any) -> Tensor:
-    """A tower's projected features as unit vectors, at least in float32, (rows, members, dim)."""
-    features = output if isinstance(output, Tensor) else output.get("member_pooler_output", output.pooler_output)
-    features = features.unsqueeze(1) if features.dim() == 2 else features
+    """Return a tower's features (rows, members, dim) as unit vectors, at least in float32."""
+    features = output
+    if not isinstance(output, Tensor):
+        features = output.get("member_pooler_output", output.pooler_output)
+    if features.dim() == 2:  # of a plain model
+        features = features.unsqueeze(1)
     return nn.functional.normalize(at_least_float32(features), dim=-1)
