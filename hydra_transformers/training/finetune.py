@@ -53,12 +53,13 @@ class FineTuned:
     Args:
         model (`PreTrainedModel`): The fine-tuned Hydra, in eval mode.
         train, validation, test (`PreparedData`): The rows of each split, as the model reads them.
-        processor (`Any`): The tokenizer, image processor or feature extractor, saved with the model.
+        processor (`Any`): The tokenizer, image processor or feature extractor, saved with the
+            model.
         metrics (`dict[str, float]`): Of the validation split.
-        warnings (`list[str]`): Sentences about too few rows, about a model that has not learned, and about runs that do not
-            gain from being fused.
-        runs (`dict[str, dict[str, float]]`): Of several runs, the metrics of each on the validation split ("run 1", ...), of the
-            mean of their weights ("soup"), and of the model ("fused").
+        warnings (`list[str]`): Sentences about too few rows, about a model that has not learned,
+            and about runs that do not gain from being fused.
+        runs (`dict[str, dict[str, float]]`): Of several runs, the metrics of each on the validation
+            split ("run 1", ...), of the mean of their weights ("soup"), and of the model ("fused").
     """
 
     model: "HydraModel"
@@ -71,12 +72,15 @@ class FineTuned:
     runs: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
+        name = type(self.model).__name__
         rows = f"{len(self.train):,} training, {len(self.validation):,} validation and {len(self.test):,} test rows"
         sentences = [
-            f"{type(self.model).__name__} of {self.model.num_members} members: {self.model.name_or_path}",
+            f"{name} of {self.model.num_members} members: {self.model.name_or_path}",
             f"{rows}; validation {_measured(self.metrics)}",
+            *describe_runs(self.runs),
+            *self.warnings,
         ]
-        return "\n".join([*sentences, *describe_runs(self.runs), *self.warnings])
+        return "\n".join(sentences)
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,29 @@ class Splits:
     @property
     def by_name(self) -> dict[str, PreparedData]:
         return {"training": self.train, "validation": self.validation, "test": self.test}
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about what was found: the rows of each split, columns, task and classes."""
+        return describe_training_data(list(self.by_name.values()), self.class_names, self.problem_type)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The pre-trained model that all runs begin with.
+
+    model: itself, its folder or its Hub name
+    processor: the tokenizer, image processor or feature extractor
+    options: of `AutoHydra.from_backbone`, all but the seed
+    """
+
+    model: Any
+    processor: Any
+    options: Mapping[str, Any]
+
+    def new_hydra(self, seed: int) -> "HydraModel":
+        """Return a Hydra of the model, with classifiers that the seed decides."""
+        return AutoHydra.from_backbone(self.model, seed=seed, **self.options)
 
 
 def finetune(
@@ -120,29 +147,35 @@ def finetune(
     callbacks: Sequence[TrainerCallback] = (),
     **arguments: Any,
 ) -> FineTuned:
-    """Fine-tunes a Hydra of a pre-trained model on labelled data, in one run or in several that are fused.
+    """Fine-tune a Hydra of a pre-trained model on labelled data, in one run or in several.
 
-    The classes and the task are those of the data. Without splits for validation and test, random tenths of the rows are
-    split off (at most 3,000 each), the same each time: those that `load_data(data, model, part="validation")` and
-    `part="test"` give. Call it again with the same arguments to resume; a finished model is loaded. Others are refused.
+    Several runs are fused into one model. The classes and the task are those of the data. Without
+    splits for validation and test, random tenths of the rows are split off (at most 3,000 each),
+    the same each time: those that `load_data(data, model, part="validation")` and `part="test"`
+    give. Call it again with the same arguments to resume; a finished model is loaded. Others are
+    refused.
 
     Args:
         model (`PreTrainedModel`, `str` or `os.PathLike`):
             A pre-trained model of Transformers, its folder or its Hub name. It is left as it is.
         data (`str`, `os.PathLike`, `DataFrame`, `Dataset` or `list[dict]`):
-            A data set as `load_data` takes it: a Hub name, a folder, a file, a DataFrame, a `Dataset` or a list of rows.
+            A data set as `load_data` takes it: a Hub name, a folder, a file, a DataFrame, a
+            `Dataset` or a list of rows.
         output_dir (`str` or `os.PathLike`):
             A new or empty folder. Gets the model with its processor.
         runs (`int`, defaults to 2):
-            How often to fine-tune, each time with other classifiers and another order of the data. The runs are fused into one
-            model of `runs * num_members` members, which costs about as much as one run's.
+            How often to fine-tune, each time with other classifiers and another order of the data.
+            The runs are fused into one model of `runs * num_members` members, which costs about as
+            much as one run's.
         num_members (`int`, defaults to 3):
             The members of each run. With 1 a run is a plain fine-tuning.
         trunk_layers (`int` or `float`, *optional*):
-            How many first layers all members share, or which share of the layers; of several plain runs, how many are merged
-            when they are fused. By default 11 of 12; of plain runs 9 of 12 are merged.
+            How many first layers all members share, or which share of the layers; of several plain
+            runs, how many are merged when they are fused. By default 11 of 12; of plain runs 9 of
+            12 are merged.
         learning_rate (`float`, *optional*):
-            The peak learning rate of the last layer; by default lower for more steps (see docs/fine-tuning.md).
+            The peak learning rate of the last layer; by default lower for more steps (see
+            docs/fine-tuning.md).
         epochs (`float`, *optional*):
             Passes of each run over the training rows; by default 3 to 12, fewer for more rows.
         batch_size (`int`, defaults to 32):
@@ -154,13 +187,15 @@ def finetune(
         seed (`int`, defaults to 0):
             Of the new classifiers, the order of the data and dropout; run i has `seed + i`.
         progress (`bool`, defaults to `True`):
-            Print what was found in the data, its rows, columns, task and classes, and show Trainer's progress bar; where
-            stderr is no terminal, one line for each epoch.
+            Print what was found in the data, its rows, columns, task and classes, and show
+            Trainer's progress bar; where stderr is no terminal, one line for each epoch.
         callbacks, arguments (*optional*):
-            Further callbacks of Trainer, and arguments of `HydraTrainingArguments` (`layer_decay`, `mixing`, ...).
+            Further callbacks of Trainer, and arguments of `HydraTrainingArguments` (`layer_decay`,
+            `mixing`, ...).
 
     Returns:
-        [`FineTuned`]: The model, its splits and its metrics on the validation split. The model is not calibrated.
+        [`FineTuned`]: The model, its splits and its metrics on the validation split. The model is
+        not calibrated.
 
     Example:
 
@@ -180,52 +215,33 @@ def finetune(
     # What there is to learn, and the model that learns it
     source = load_once(DataSource(data, part="all", column=column, label=label, label_separator=label_separator))
     class_names, problem_type = classes_in(source, regression)
-    is_name = not isinstance(model, PreTrainedModel)
-    config = config_of(model) if is_name else config_with_architecture(model)
-    hydra_class = class_with_new_classifier(config, problem_type)
-    config.architectures = [hydra_class.backbone_classes[0].__name__]
-    if processor is None or isinstance(processor, (str, os.PathLike)):
-        processor = load_processor(processor or (model if is_name else config.name_or_path), config)
-    remember_max_length(processor, config, max_length, TEXT_TOKENS)
-    layers = trunk_layers
-    if layers is None:
-        layers = defaults.TRUNK
-    new_hydra = partial(
-        AutoHydra.from_backbone,
-        model,
-        num_members=num_members,
-        trunk_layers=layers,
-        class_names=class_names,
-        problem_type=problem_type,
-    )
-    hydra = new_hydra(seed=seed)
-
-    # The rows
-    splits = Splits(*_read_parts(source, hydra, processor, max_length), class_names, problem_type)
+    trunk = defaults.TRUNK if trunk_layers is None else trunk_layers
+    new = {"class_names": class_names, "problem_type": problem_type}
+    start = load_start(model, processor, max_length, num_members=num_members, trunk_layers=trunk, **new)
+    hydra = start.new_hydra(seed)
+    splits = load_splits(source, hydra, start.processor, max_length, **new)
     warnings = _describe(splits, progress)
 
     # How it is trained
-    training = _Training(splits, processor, arguments, learning_rate, epochs, batch_size, progress, callbacks, hydra)
-    where = data if isinstance(data, (str, os.PathLike)) else None
-    if where and os.path.exists(where):
-        where = os.path.realpath(where)
+    training = _Training(
+        splits=splits,
+        start=start,
+        arguments=arguments,
+        learning_rate=learning_rate,
+        epochs=epochs,
+        batch_size=batch_size,
+        progress=progress,
+        callbacks=callbacks,
+        hydra=hydra,
+    )
     options = {"members": num_members, "trunk_layers": trunk_layers, "max_length": max_length, "runs": runs}
     settings = options | training.settings_of(hydra, folder, seed)
-    record_training(folder, settings, data=where, split=splits.train.split)
+    record_training(folder, settings, data=_place_of(data), split=splits.train.split)
 
     # The training
-    if is_finished(folder):
-        hydra = AutoHydra.from_pretrained(folder)
-    elif runs == 1:
-        train_and_save(training.trainer(hydra, folder, seed), folder)
-    else:
-        merged = hydra.config.trunk_layers
-        if num_members == 1:
-            merged = defaults.MERGED if trunk_layers is None else trunk_layers
-        for index in range(runs):
-            training.train_run(index, runs, partial(new_hydra, seed=seed + index * num_members), folder, seed + index)
-        hydra = training.fuse_runs(runs, folder, merged, seed)
-    hydra.name_or_path = hydra.config.name_or_path = os.path.abspath(folder)  # where its processor is
+    hydra = training.train(runs, folder, seed, _layers_to_merge(hydra, trunk_layers))
+    hydra.name_or_path = os.path.abspath(folder)  # where its processor is
+    hydra.config.name_or_path = hydra.name_or_path
 
     # What came of it
     metrics = training.evaluate(hydra, folder, seed)
@@ -233,35 +249,105 @@ def finetune(
     if runs > 1:
         scores = read_settings(folder / SCORES)
     warnings += _describe_result(hydra, metrics, splits, scores)
-    unchanged = replace(splits.train, change=None)
-    return FineTuned(hydra.eval(), unchanged, splits.validation, splits.test, processor, metrics, warnings, scores)
+    return FineTuned(
+        model=hydra.eval(),
+        train=replace(splits.train, change=None),
+        validation=splits.validation,
+        test=splits.test,
+        processor=start.processor,
+        metrics=metrics,
+        warnings=warnings,
+        runs=scores,
+    )
 
 
-def _read_parts(
-    source: DataSource, hydra: "HydraModel", processor: Any, max_length: int | None
-) -> tuple[PreparedData, PreparedData, PreparedData]:
-    """Return the rows to train, validate and test on, as `hydra` reads them; its config remembers their columns."""
-    options = {"column": source.column, "label": source.label, "label_separator": source.label_separator}
-    options |= {"processor": processor, "labelled": True, "max_length": max_length}
-    parts = [load_data(source.data, hydra, part=part, **options) for part in ("training", "validation", "test")]
-    train, validation, test = parts
+def load_start(
+    model: PreTrainedModel | str | os.PathLike, processor: Any, max_length: int | None, **options: Any
+) -> Start:
+    """Return a pre-trained model with its processor; the weights are not loaded yet.
+
+    Args:
+        model (`PreTrainedModel`, `str` or `os.PathLike`): The model, its folder or its Hub name.
+        processor (`Any`): The processor, its folder or its Hub name; None for the model's own.
+        max_length (`int`, *optional*): The tokens that a text is cut to, which a tokenizer
+            remembers.
+        options: Of `AutoHydra.from_backbone`, all but the seed.
+    """
+    if isinstance(model, PreTrainedModel):
+        config = config_with_architecture(model)
+        name = config.name_or_path
+    else:
+        config = config_of(model)
+        name = model
+    hydra_class = class_with_new_classifier(config, options["problem_type"])
+    config.architectures = [hydra_class.backbone_classes[0].__name__]
+    if processor is None or isinstance(processor, (str, os.PathLike)):
+        processor = load_processor(processor or name, config)
+    remember_max_length(processor, config, max_length, TEXT_TOKENS)
+    return Start(model, processor, options)
+
+
+def load_splits(
+    source: DataSource,
+    hydra: "HydraModel",
+    processor: Any,
+    max_length: int | None,
+    class_names: list[str],
+    problem_type: str | None,
+) -> Splits:
+    """Return the rows to train, validate and test on, as `hydra` reads them.
+
+    Its config remembers their columns. Images to train on are cropped and flipped at random.
+    """
+    load = partial(
+        load_data,
+        source.data,
+        hydra,
+        column=source.column,
+        label=source.label,
+        label_separator=source.label_separator,
+        processor=processor,
+        labelled=True,
+        max_length=max_length,
+    )
+    train = load(part="training")
+    validation = load(part="validation")
+    test = load(part="test")
     remembered = {"column": list(train.columns), "label": train.label, "label_separator": source.label_separator}
     setattr(hydra.config, REMEMBERED, remembered)
     if train.kind == "image" and train.change is None:
         train = replace(train, change=CropAndFlip())
-    return train, validation, test
+    return Splits(train, validation, test, class_names, problem_type)
 
 
 def _describe(splits: Splits, progress: bool) -> list[str]:
-    """Print what was found in the data, and return what there is to warn of; raise where there is nothing to learn."""
+    """Print what was found in the data, and return what there is to warn of; raise where there is
+    nothing to learn."""
     if progress and rank_and_world_size()[0] == 0:
-        parts = list(splits.by_name.values())
-        print(*describe_training_data(parts, splits.class_names, splits.problem_type), sep="\n", flush=True)
+        print(*splits.notes, sep="\n", flush=True)
     check_has_variety(splits.train, "the training split", "to learn")
     warnings = describe_few_rows(len(splits.train), len(splits.class_names))
     for sentence in warnings:
         logger.warning(sentence)
     return warnings
+
+
+def _place_of(data: Any) -> str | os.PathLike | None:
+    """Return where data are, as a record names them; None for data in memory."""
+    if not isinstance(data, (str, os.PathLike)):
+        return None
+    if os.path.exists(data):
+        return os.path.realpath(data)
+    return data
+
+
+def _layers_to_merge(hydra: "HydraModel", trunk_layers: int | float | None) -> int | float:
+    """Return how many layers of several runs are merged when they are fused."""
+    if hydra.num_members > 1:
+        return hydra.config.trunk_layers
+    if trunk_layers is None:
+        return defaults.MERGED
+    return trunk_layers
 
 
 @dataclass
@@ -273,7 +359,7 @@ class _Training:
     """
 
     splits: Splits
-    processor: Any
+    start: Start
     arguments: Mapping[str, Any]
     learning_rate: float | None
     epochs: float | None
@@ -288,17 +374,22 @@ class _Training:
     def arguments_for(self, folder: Path, seed: int) -> HydraTrainingArguments:
         """Return the arguments of a training that leaves its model in `folder`."""
         train = self.splits.train
+        task = task_name(self.hydra)
         epochs = self.epochs
         if epochs is None:
             epochs = defaults.epochs_for(len(train), train.kind)
         # Accuracy hides errors in rare classes.
         by_accuracy = self.has_accuracy and self.arguments.get("class_weights") is None
-        # Trainer makes its folder at once, and that of checkpoints is the sign of an unfinished training.
-        output_dir = folder if is_finished(folder) else folder / CHECKPOINTS
+        # Trainer makes its folder at once, and that of checkpoints is the sign of an unfinished
+        # training.
+        output_dir = folder / CHECKPOINTS
+        if is_finished(folder):
+            output_dir = folder
+        logs_to_terminal = self.arguments.get("report_to", "none") == "none"
         settings = {
             "output_dir": os.fspath(output_dir),
             "num_train_epochs": epochs,
-            "classifier_learning_rate": defaults.classifier_rate_for(task_name(self.hydra)),
+            "classifier_learning_rate": defaults.classifier_rate_for(task),
             "mixing": defaults.mixing_for(train.kind, self.splits.problem_type),
             "per_device_train_batch_size": self.batch_size,
             "per_device_eval_batch_size": self.batch_size,
@@ -308,7 +399,7 @@ class _Training:
             "load_best_model_at_end": True,
             "metric_for_best_model": "accuracy" if by_accuracy else "loss",
             "greater_is_better": by_accuracy,
-            "logging_strategy": "epoch" if self.arguments.get("report_to", "none") == "none" else "steps",
+            "logging_strategy": "epoch" if logs_to_terminal else "steps",
             "report_to": "none",
             "disable_tqdm": not (self.progress and shows_bars()),
             "seed": seed,
@@ -332,7 +423,7 @@ class _Training:
                 self.arguments_for(folder, seed),
                 train_dataset=self.splits.train,
                 eval_dataset=self.splits.validation,
-                processing_class=self.processor,
+                processing_class=self.start.processor,
                 compute_metrics=compute_accuracy if self.has_accuracy else None,
                 callbacks=[copy.copy(callback) for callback in self.callbacks],  # some count, each run for itself
             )
@@ -345,28 +436,43 @@ class _Training:
             return folder.parent.parent / "runs" / folder.name
         return folder / "runs"
 
-    def train_run(self, index: int, runs: int, new_hydra: Any, folder: Path, seed: int) -> None:
-        """Train one of several runs in its folder, or go on with it; a finished one stays as it is."""
+    def train(self, runs: int, folder: Path, seed: int, merged_layers: int | float) -> "HydraModel":
+        """Train to the end, in one run or in several that are fused; a finished model is loaded."""
+        if is_finished(folder):
+            return AutoHydra.from_pretrained(folder)
+        if runs == 1:
+            train_and_save(self.trainer(self.hydra, folder, seed), folder)
+            return self.hydra
+        for index in range(runs):
+            self.train_run(index, runs, folder, seed)
+        return self.fuse_runs(runs, folder, merged_layers, seed)
+
+    def train_run(self, index: int, runs: int, folder: Path, seed: int) -> None:
+        """Train one of several runs in its folder, or go on with it, unless it is finished."""
         place = run_folder(folder, index)
         if is_finished(place):
             return
         if self.progress and rank_and_world_size()[0] == 0:
             print(f"run {index + 1} of {runs}", flush=True)
-        hydra = new_hydra()
+        # Each run has other classifiers, and none of its members has those of another run.
+        hydra = self.start.new_hydra(seed + index * self.hydra.num_members)
         setattr(hydra.config, REMEMBERED, getattr(self.hydra.config, REMEMBERED))
-        record_training(place, self.settings_of(hydra, place, seed))
-        train_and_save(self.trainer(hydra, place, seed, index + 1, runs), place)
+        record_training(place, self.settings_of(hydra, place, seed + index))
+        train_and_save(self.trainer(hydra, place, seed + index, index + 1, runs), place)
 
     def fuse_runs(self, runs: int, folder: Path, trunk_layers: int | float, seed: int) -> "HydraModel":
         """Fuse finished runs, leave the model and their scores in `folder`, and remove them."""
         models = [AutoHydra.from_pretrained(run_folder(folder, index)) for index in range(runs)]
-        candidates = {f"run {index + 1}": model for index, model in enumerate(models)}
-        candidates[SOUP] = soup(models)
         hydra = AutoHydra.from_pruned_members(models, defaults.SHARED_BY_RUNS, trunk_layers)
         setattr(hydra.config, REMEMBERED, getattr(self.hydra.config, REMEMBERED))
+
+        # What each run alone, the mean of their weights and their fusion reach
+        candidates = {f"run {index + 1}": model for index, model in enumerate(models)}
+        candidates[SOUP] = soup(models)
         candidates[FUSED] = hydra
         scores = {name: self._score(candidate, folder, seed) for name, candidate in candidates.items()}
 
+        # The scores first: with the model the training is finished.
         trainer = self.trainer(hydra, folder, seed)
         on_one_process(lambda: write_atomically(folder / SCORES, json.dumps(scores, indent=1) + "\n"))
         trainer.save_model(os.fspath(folder))
@@ -376,7 +482,8 @@ class _Training:
 
     def evaluate(self, hydra: "HydraModel", folder: Path, seed: int) -> dict[str, float]:
         """Return the metrics of the validation rows, which no log of a training gets."""
-        return replace(self, arguments={**self.arguments, "report_to": "none"}).trainer(hydra, folder, seed).evaluate()
+        unlogged = replace(self, arguments={**self.arguments, "report_to": "none"})
+        return unlogged.trainer(hydra, folder, seed).evaluate()
 
     def _score(self, model: "HydraModel", folder: Path, seed: int) -> dict[str, float]:
         metrics = self.evaluate(model, folder, seed)
@@ -390,8 +497,9 @@ def run_folder(folder: Path, index: int) -> Path:
 
 def _measured(metrics: Mapping[str, float]) -> str:
     """Return accuracy and loss in words, as far as they were measured."""
-    metrics = {name.removeprefix("eval_"): value for name, value in metrics.items()}
-    return ", ".join(f"{name} {metrics[name]:.4g}" for name in ("accuracy", "loss") if name in metrics)
+    values = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+    words = [f"{name} {values[name]:.4g}" for name in ("accuracy", "loss") if name in values]
+    return ", ".join(words)
 
 
 def describe_runs(runs: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -414,24 +522,26 @@ def _describe_result(
 
 
 def no_gain_by_fusing(scores: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return a sentence where the fused model has a higher loss on the validation rows than its runs have on average."""
-    runs = [metrics["loss"] for name, metrics in scores.items() if name not in (FUSED, SOUP)]
-    fused = scores[FUSED]["loss"]
-    if fused <= mean(runs):
+    """Return a sentence where the fused model has a higher loss on the validation rows than its
+    runs have on average."""
+    loss_of_run = mean(metrics["loss"] for name, metrics in scores.items() if name not in (FUSED, SOUP))
+    loss = scores[FUSED]["loss"]
+    if loss <= loss_of_run:
         return []
     return [
-        f"fusing the runs did not pay: the validation loss is {fused:.4g}, and that of a run {mean(runs):.4g} on average; pass runs=1, "
-        "or fewer trunk_layers"
+        f"fusing the runs did not pay: the validation loss is {loss:.4g}, and that of a run {loss_of_run:.4g} on "
+        "average; pass runs=1, or fewer trunk_layers"
     ]
 
 
 def no_better_than_most_frequent(accuracy: float, labels: Sequence[int], config: Any) -> list[str]:
-    """A sentence where an accuracy is no better than that of always predicting the most frequent class."""
+    """Return a sentence where always predicting the most frequent class is as accurate."""
     label, count = Counter(labels).most_common(1)[0]
     share = count / len(labels)
     if accuracy > share:
         return []
     return [
-        f"the validation accuracy is {accuracy:.1%}, and always predicting {config.id2label[label]!r} has {share:.1%}: the model has "
-        "learned nothing that helps; try another learning rate, more epochs, or class_weights='balanced'"
+        f"the validation accuracy is {accuracy:.1%}, and always predicting {config.id2label[label]!r} has "
+        f"{share:.1%}: the model has learned nothing that helps; try another learning rate, more epochs, or "
+        "class_weights='balanced'"
     ]
