@@ -1,11 +1,19 @@
 """Hashes of weights, rows and labels that identify a run when it is resumed."""
 
 import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from .columns import values_of
+from .processors import preparation_of
+
+
+if TYPE_CHECKING:
+    from .loading import PreparedData
 
 
 def fingerprint_of_weights(model: nn.Module, names: Collection[str] | None = None) -> str:
@@ -34,16 +42,24 @@ def fingerprints_of_rows(batch: Mapping[str, Tensor]) -> list[bytes]:
 
 
 def fingerprint_of_labels(labels: Sequence[Any] | None) -> str:
+    """Return a digest of the labels of all rows."""
     return hashlib.sha256(repr(labels).encode()).hexdigest()
 
 
-def fingerprint_of_tokens(data: Any, rows: int = 100) -> str:
-    """Return a digest of the token ids of rows here and there.
+def fingerprint_of_texts(data: "PreparedData") -> str:
+    """Return a digest of all texts of data, before they are processed."""
+    digest = hashlib.sha256()
+    for column in data.columns:
+        for value in values_of(data.rows, column):
+            digest.update(repr(value).encode())
+    return digest.hexdigest()
 
-    Of images and audio, which not all machines process to the same bit, it is one of nothing.
-    """
-    places = range(0, len(data), len(data) // rows + 1) if data.kind in ("text", "words") else ()
-    return fingerprint_of_labels([list(data[place]["input_ids"]) for place in places])
+
+def fingerprint_of_tokenizer(tokenizer: Any, max_length: int | None) -> str:
+    """Return a digest of what decides the tokens of a text."""
+    settings = {"max_length": max_length, **preparation_of(tokenizer)}
+    written = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(written.encode()).hexdigest()
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -97,12 +97,12 @@ def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConf
 
     first: the processor of the first model, which will serve all
     """
-    expected = _preparation(first)
+    expected = preparation_of(first)
     for name, config in zip(names[1:], configs[1:], strict=True):
         processor = find_processor(name, config)
         if processor is None:
             continue
-        settings = _preparation(processor)
+        settings = preparation_of(processor)
         for key in expected.keys() & settings.keys():
             if settings[key] != expected[key]:
                 raise ValueError(
@@ -111,10 +111,10 @@ def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConf
                 )
 
 
-def _preparation(processor: Any) -> dict[str, Any]:
+def preparation_of(processor: Any) -> dict[str, Any]:
     """Return the settings of a processor that change the numbers it makes of an input."""
     if hasattr(processor, "image_processor"):
-        return _preparation(processor.image_processor) | _preparation(processor.tokenizer)
+        return preparation_of(processor.image_processor) | preparation_of(processor.tokenizer)
     if hasattr(processor, "get_vocab"):
         return {
             "vocabulary": processor.get_vocab(),

@@ -1,4 +1,5 @@
-"""Checkpoints of a training: which is the last whole one, whether it has ended, and the model in a folder."""
+"""Checkpoints of a training: which is the last whole one, whether it has ended, and the model in a
+folder."""
 
 import copy
 import os
@@ -15,11 +16,13 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from .._io.files import check_takes_files, parse_json
 from .._io.processes import on_one_process
-from .._io.records import RECORD, check_settings, record_settings
+from .._io.records import RECORD, check_settings, read_settings, record_settings
 from ..model_info import is_baseline, is_peft_model
 
 
 CHECKPOINTS = "checkpoints"  # the folder of an unfinished training, inside that of its result
+VERSION = 2  # of the record of a training; the first had none, and digests of tokens
+SINCE_VERSION_2 = ("texts", "tokenizer")
 SAVED = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
 
 
@@ -31,22 +34,27 @@ def is_finished(folder: Path) -> bool:
 def has_begun(folder: Path) -> bool:
     """Whether a folder, or one of several runs in it, holds a checkpoint or a finished run."""
     checkpoints = folder / CHECKPOINTS
-    runs = checkpoints.glob(f"*/{RECORD}")
-    return any(checkpoints.glob("checkpoint-*")) or any(
-        is_finished(run.parent) or has_begun(run.parent) for run in runs
-    )
+    if any(checkpoints.glob("checkpoint-*")):
+        return True
+    runs = [record.parent for record in checkpoints.glob(f"*/{RECORD}")]
+    return any(is_finished(run) or has_begun(run) for run in runs)
 
 
 def check_can_train_in(folder: Path) -> None:
-    """Raises, before any work, where a folder holds something else than a training."""
-    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else set()
-    if names and (RECORD not in names or not ({CHECKPOINTS, *SAVED} & names or names == {RECORD})):
+    """Raise, before any work, where a folder holds something else than a training."""
+    names = set()
+    if folder.is_dir():
+        names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    has_record = RECORD in names
+    is_alone = names == {RECORD}  # of a training that was stopped at once
+    if names and not (has_record and (is_alone or {CHECKPOINTS, *SAVED} & names)):
         raise ValueError(f"{folder} holds something else than a training: pass a new or empty output_dir")
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints in the folder of a finished training, whose sign they are until then."""
-    # Renamed first: half of them, left behind by a kill, would look like a training that has just begun.
+    """Remove the checkpoints of a finished training, the sign of an unfinished one."""
+    # Renamed first: half of them, left behind by a kill, would look like a training that has just
+    # begun.
     hidden = folder / f".{CHECKPOINTS}"
     shutil.rmtree(hidden, ignore_errors=True)
     os.replace(folder / CHECKPOINTS, hidden)
@@ -54,51 +62,92 @@ def remove_checkpoints(folder: Path) -> None:
 
 
 def record_training(folder: Path, settings: dict[str, Any], **about: Any) -> None:
-    """Records what a training is made with; raises where one that has begun was made with other settings. `about` may differ."""
+    """Record what a training is made with, or raise where it has begun with other settings.
+
+    about: what is recorded, too, and may differ
+    """
 
     def act() -> None:
-        if is_finished(folder):  # evaluated with batches of any size
-            check_settings(folder, RECORD, {name: settings[name] for name in settings if "batch_size" not in name})
+        if is_finished(folder):
+            _check_is_of(folder, settings)
             return
         check_takes_files(folder)
         if has_begun(folder):
+            if read_settings(folder / RECORD).get("version") != VERSION:
+                raise ValueError(
+                    f"{folder} has a training that another version of hydra-transformers has begun, and this one "
+                    "cannot go on with it: pass another folder, or remove it"
+                )
             check_settings(folder, RECORD, settings)
         else:
-            record_settings(folder, RECORD, about | settings)
+            record_settings(folder, RECORD, {"version": VERSION} | about | settings)
 
     on_one_process(act)
 
 
+def _check_is_of(folder: Path, settings: dict[str, Any]) -> None:
+    """Raise for a finished training that was made with other settings."""
+    recorded = read_settings(folder / RECORD)
+    lasting = {}
+    for name, value in settings.items():
+        is_new = name in SINCE_VERSION_2 and recorded.get("version") is None
+        # It may be evaluated with batches of any size.
+        if "batch_size" not in name and not is_new:
+            lasting[name] = value
+    check_settings(folder, RECORD, lasting)
+
+
 def last_checkpoint(folder: Path, processes: int = 1, is_sharded: bool = False) -> Path | None:
-    """The newest whole checkpoint: with Trainer's state, which is written last, and, not sharded, with what Trainer would silently
-    start anew. Raises where there are others only: with another number of processes Trainer would lose count of the epochs."""
-    states = [f"rng_state_{rank}.pth" for rank in range(processes)] if processes > 1 else ["rng_state.pth"]
-    names = [] if is_sharded else ["optimizer.pt", "scheduler.pt", *states]
+    """Return the newest whole checkpoint; None where there is none.
+
+    A whole one has Trainer's state, which is written last, and, not sharded, what Trainer would
+    silently start anew. Raise where there are only those of another number of processes, with which
+    Trainer would lose count of the epochs.
+    """
+    names = []
+    if not is_sharded:
+        states = ["rng_state.pth"]
+        if processes > 1:
+            states = [f"rng_state_{rank}.pth" for rank in range(processes)]
+        names = ["optimizer.pt", "scheduler.pt", *states]
+
     written = [path for path in folder.glob("checkpoint-*") if trainer_state(path) is not None]
-    paths = [path for path in written if all((path / name).is_file() for name in names)]
-    paths = [path for path in paths if is_sharded or len(list(path.glob("rng_state*"))) == processes]
-    if written and not paths:
+    whole = [path for path in written if all((path / name).is_file() for name in names)]
+    if not is_sharded:
+        whole = [path for path in whole if len(list(path.glob("rng_state*"))) == processes]
+    if written and not whole:
         raise ValueError(f"{folder} has no checkpoint of {processes} processes: start as many as before, or delete it")
-    return max(paths, key=lambda path: int(re.sub(r"\D", "", path.name)), default=None)
+    return max(whole, key=_step_of, default=None)
+
+
+def _step_of(checkpoint: Path) -> int:
+    """Return the step after which a checkpoint was written, which its name ends with."""
+    return int(re.sub(r"\D", "", checkpoint.name))
 
 
 def trainer_state(checkpoint: Path) -> dict[str, Any] | None:
-    """Trainer's state in a checkpoint; None where it is missing or incomplete."""
+    """Return Trainer's state in a checkpoint; None where it is missing or incomplete."""
     try:
         state = parse_json((checkpoint / "trainer_state.json").read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    return state if isinstance(state, dict) else None
+    if not isinstance(state, dict):
+        return None
+    return state
 
 
 def has_ended(state: dict[str, Any]) -> bool:
     """Whether a checkpoint's trainer_state is that of the last step, or of an early stop."""
-    control = state.get("stateful_callbacks", {}).get("TrainerControl", {}).get("args", {})
-    return state["global_step"] >= state["max_steps"] or control.get("should_training_stop", False)
+    if state["global_step"] >= state["max_steps"]:
+        return True
+    callbacks = state.get("stateful_callbacks", {})
+    control = callbacks.get("TrainerControl", {}).get("args", {})
+    return control.get("should_training_stop", False)
 
 
 def load_member(member: nn.Module, folder: str | os.PathLike) -> nn.Module:
-    """The model saved in `folder`, in eval mode on the CPU, with the dtype and attention backend of `member`."""
+    """Return the model saved in `folder`, in eval mode on the CPU, with the dtype and attention
+    backend of `member`."""
     if is_peft_model(member):
         return _load_adapters(member, Path(folder))
     if is_baseline(member):  # of which Trainer writes the weights alone

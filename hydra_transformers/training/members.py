@@ -14,7 +14,12 @@ from torch import nn
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from .._io.progress import shows_bars
-from ..data.fingerprints import fingerprint_of_labels, fingerprint_of_tokens, fingerprint_of_weights
+from ..data.fingerprints import (
+    fingerprint_of_labels,
+    fingerprint_of_texts,
+    fingerprint_of_tokenizer,
+    fingerprint_of_weights,
+)
 from ..data.image_changes import CropAndFlip
 from ..data.loading import PreparedData
 from ..model_info import is_baseline, is_peft_model
@@ -28,19 +33,36 @@ from .recipes import recipe as recipe_named
 from .trainer import HydraTrainer
 
 
+# The arguments with which an interrupted training has to resume
 RECORDED = (
-    *(
-        "learning_rate",
-        "layer_decay",
-        "classifier_learning_rate",
-        "mixing",
-        "lr_scheduler_type",
-        "warmup_steps",
-        "optim",
-    ),
-    *("num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "seed"),
-    *("weight_decay", "label_smoothing_factor", "class_weights", "max_grad_norm", "bf16", "fp16", "data_seed"),
-    *("adam_beta1", "adam_beta2", "adam_epsilon", "optim_args", "lr_scheduler_kwargs"),
+    # the learning rates and their schedule
+    "learning_rate",
+    "layer_decay",
+    "classifier_learning_rate",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    # the steps
+    "num_train_epochs",
+    "max_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "seed",
+    "data_seed",
+    # the loss
+    "mixing",
+    "label_smoothing_factor",
+    "class_weights",
+    # the optimizer
+    "optim",
+    "optim_args",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "bf16",
+    "fp16",
 )
 
 
@@ -64,33 +86,40 @@ def finetune_members(
     progress: bool = True,
     **training_arguments: Any,
 ) -> list[PreTrainedModel]:
-    """Fine-tunes each member by itself (paper, 4.3); those passed in stay as they are.
+    """Fine-tune each member by itself (paper, 4.3); those passed in stay as they are.
 
-    Call it again with the same arguments to resume: finished members are loaded from their folders, an interrupted one goes on
-    from its last checkpoint. Several processes (`torchrun`) train every member together.
+    Call it again with the same arguments to resume: finished members are loaded from their folders,
+    an interrupted one goes on from its last checkpoint. Several processes (`torchrun`) train every
+    member together.
 
     Args:
         members (`Sequence[PreTrainedModel]`):
-            Pruned members, of one backbone or of several; plain models of Transformers; `PeftModel`s, whose adapters are
-            trained and saved; or baselines around a model, such as a `BatchEnsemble`.
+            Pruned members, of one backbone or of several; plain models of Transformers;
+            `PeftModel`s, whose adapters are trained and saved; or baselines around a model, such as
+            a `BatchEnsemble`.
         recipe (`Recipe` or `str`):
-            The recipe, or the name of one; `None` for three epochs with the defaults of `HydraTrainingArguments`, on images
-            that are cropped and flipped at random.
-        train_data (`DataLoader`, `Dataset` or `list`), validation_data (`DataLoader`, `Dataset` or `list`):
+            The recipe, or the name of one; `None` for three epochs with the defaults of
+            `HydraTrainingArguments`, on images that are cropped and flipped at random.
+        train_data (`DataLoader`, `Dataset` or `list`), validation_data (`DataLoader`, `Dataset` or
+            `list`):
             The rows to train on and to validate with, as `HydraTrainer` takes them.
         output_dir (`str` or `os.PathLike`):
             Gets one folder per member, `member-0`, `member-1`, ..., which `from_pretrained` loads.
         seed (`int` or `Sequence[int]`, defaults to 0):
-            Member i trains with `seed + i`, which decides its dropout and other noise; a sequence has a seed for each member.
+            Member i trains with `seed + i`, which decides its dropout and other noise; a sequence
+            has a seed for each member.
         data_seed (`int` or `Sequence[int]`, *optional*, defaults to `seed`):
-            Member i reads the data in the order of `data_seed + i`; a sequence has a seed for each member. With
-            `seed=[0, 0, 0], data_seed=[0, 1, 2]` members differ in nothing but the order of their data.
+            Member i reads the data in the order of `data_seed + i`; a sequence has a seed for each
+            member. With `seed=[0, 0, 0], data_seed=[0, 1, 2]` members differ in nothing but the
+            order of their data.
         learning_rates (`Sequence[float]` or `"grid"`, *optional*):
-            Peak learning rates to choose from; `"grid"` for those of the recipe. The first member is tuned at each of them, and
-            all members get the one that was best on the validation data (see `choose_learning_rate`).
+            Peak learning rates to choose from; `"grid"` for those of the recipe. The first member
+            is tuned at each of them, and all members get the one that was best on the validation
+            data (see `choose_learning_rate`).
         compute_metrics (`Callable`, *optional*):
-            As in `Trainer`; by default `compute_accuracy` for models that choose one class. Others are judged by their loss,
-            such as CLIP, which learns from pairs: rows with `pixel_values` and `input_ids`.
+            As in `Trainer`; by default `compute_accuracy` for models that choose one class. Others
+            are judged by their loss, such as CLIP, which learns from pairs: rows with
+            `pixel_values` and `input_ids`.
         data_collator, processing_class, callbacks (*optional*):
             As in `HydraTrainer`; the recipe's callbacks come first.
         progress (`bool`, defaults to `True`):
@@ -105,7 +134,8 @@ def finetune_members(
 
     ```py
     members = draw_members(backbone, circuits=circuits, budget=24)
-    tuned = finetune_members(members, "cifar100", train, validation, "members", per_device_train_batch_size=256)
+    batches = {"per_device_train_batch_size": 256}
+    tuned = finetune_members(members, "cifar100", train, validation, "members", **batches)
     hydra = AutoHydra.from_pruned_members(tuned)
     ```
     """
@@ -114,23 +144,35 @@ def finetune_members(
             raise ValueError(
                 f'members[{index}] has the adapters {", ".join(member.peft_config)}: pass one adapter, named "default"'
             )
-    recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe or DEFAULT
+    seeds = _seed_of_each(seed, "seed", len(members))
+    data_seeds = seeds
+    if data_seed is not None:
+        data_seeds = _seed_of_each(data_seed, "data_seed", len(members))
+
+    # The recipe: its images, its learning rates, its arguments
+    if isinstance(recipe, str):
+        recipe = recipe_named(recipe)
+    elif recipe is None:
+        recipe = DEFAULT
     is_of_images = isinstance(train_data, PreparedData) and train_data.kind == "image"
     if is_of_images and train_data.change is None:
         train_data = replace(train_data, change=recipe.image_change)
-    seeds = _seed_of_each(seed, "seed", len(members))
-    data_seeds = seeds if data_seed is None else _seed_of_each(data_seed, "data_seed", len(members))
-    rates = None if learning_rates is None else rates_to_try(learning_rates, recipe, training_arguments)
-
+    rates = None
+    if learning_rates is not None:
+        rates = rates_to_try(learning_rates, recipe, training_arguments)
     training_arguments = {"disable_tqdm": not (progress and shows_bars())} | training_arguments
     if validation_data is not None and "eval_strategy" not in recipe.arguments:
         training_arguments = {"eval_strategy": "epoch"} | training_arguments
+
+    # What validation measures: accuracy and label smoothing are about one class of several.
     has_accuracy = task_name(members[0]) in ONE_OF_SEVERAL and not learns_from_pairs(members[0])
     if compute_metrics is None and has_accuracy:
         compute_metrics = compute_accuracy
-    elif compute_metrics is None:  # accuracy and label smoothing are about one class of several
+    elif compute_metrics is None:
         by_loss = {"metric_for_best_model": "loss", "greater_is_better": False, "label_smoothing_factor": 0.0}
         training_arguments = by_loss | training_arguments
+
+    # The trainings, one after the other
     tuning = _Tuning(
         recipe,
         training_arguments,
@@ -139,7 +181,6 @@ def finetune_members(
         callbacks,
         progress,
     )
-
     folders = [Path(output_dir) / f"member-{index}" for index in range(len(members))]
     for folder in folders:
         check_can_train_in(folder)
@@ -147,10 +188,10 @@ def finetune_members(
     if rates is not None:
         first = partial(tuning.validate, members[0], **seeds_by_member[0])
         tuning.arguments["learning_rate"] = choose_learning_rate(rates, Path(output_dir), folders[0], first)
-    return [
-        tuning.tune(member, folder, **of_member)
-        for member, folder, of_member in zip(members, folders, seeds_by_member, strict=True)
-    ]
+    tuned = []
+    for member, folder, of_member in zip(members, folders, seeds_by_member, strict=True):
+        tuned.append(tuning.tune(member, folder, **of_member))
+    return tuned
 
 
 @dataclass
@@ -169,7 +210,7 @@ class _Tuning:
     progress: bool
 
     def tune(self, member: nn.Module, folder: Path, **arguments: Any) -> Any:
-        """Fine-tunes a copy of `member`, or goes on with it, and loads the result from `folder`."""
+        """Fine-tune a copy of `member`, or go on with it, and load the result from `folder`."""
         training = self.recipe.training_arguments(folder / CHECKPOINTS, **self.arguments | arguments)
         settings = settings_of(member, training, self.data)
         training_data = self.data["training"]
@@ -182,9 +223,10 @@ class _Tuning:
         return load_member(member, folder).to(member.device)
 
     def validate(self, member: nn.Module, folder: Path, **arguments: Any) -> Validation:
-        """Fine-tunes a copy of `member` in `folder`, and measures it on the validation data."""
+        """Fine-tune a copy of `member` in `folder`, and measure it on the validation data."""
         tuned = self.tune(member, folder, **arguments)
-        # Trainer makes its folder at once, and that of checkpoints is the sign of an unfinished training.
+        # Trainer makes its folder at once, and that of checkpoints is the sign of an unfinished
+        # training.
         training = self.recipe.training_arguments(folder, **self.arguments | arguments)
         metrics = self._trainer(tuned, training, ()).evaluate()
         return validation_of(metrics, training)
@@ -203,7 +245,8 @@ class _Tuning:
 
 
 def _name_of(change: Callable | None) -> str | None:
-    """Return what a change of images is called in the record of a training: the same when the script is started again."""
+    """Return what a change of images is called in the record of a training: the same when the
+    script is started again."""
     if change is None:
         return None
     if is_dataclass(change):
@@ -221,21 +264,31 @@ def _seed_of_each(seed: int | Sequence[int], name: str, count: int) -> list[int]
 
 
 def settings_of(model: nn.Module, arguments: TrainingArguments, parts: dict[str, Any]) -> dict[str, Any]:
-    """With what an interrupted training has to resume: Trainer would ignore another setting, or mix both."""
+    """Return with what an interrupted training has to resume.
+
+    Trainer itself would ignore another setting, or mix both.
+    """
     parts = {name: data for name, data in parts.items() if isinstance(data, PreparedData)}
-    # Of the weights those of attention: a script that is started again may draw new classifiers, poolers and adapters.
-    names = [name for name, _ in model.named_parameters() if "att" in name and "lora_" not in name]
-    return {
-        **{name: getattr(arguments, name, None) for name in RECORDED},
-        "classes": getattr(config_inside(model), "id2label", None),
-        "starting weights": fingerprint_of_weights(model, () if is_baseline(model) else names),
-        "rows": {name: fingerprint_of_labels(data.labels) for name, data in parts.items()},
-        "inputs": {name: fingerprint_of_tokens(replace(data, change=None)) for name, data in parts.items()},
+    texts = {name: data for name, data in parts.items() if data.kind in ("text", "words")}
+    # Of the weights those of attention: a script that is started again may draw new classifiers,
+    # poolers and adapters. Baselines draw weights there, too.
+    names = []
+    if not is_baseline(model):
+        names = [name for name, _ in model.named_parameters() if "att" in name and "lora_" not in name]
+
+    settings = {name: getattr(arguments, name, None) for name in RECORDED}
+    settings["classes"] = getattr(config_inside(model), "id2label", None)
+    settings["starting weights"] = fingerprint_of_weights(model, names)
+    settings["rows"] = {name: fingerprint_of_labels(data.labels) for name, data in parts.items()}
+    settings["texts"] = {name: fingerprint_of_texts(data) for name, data in texts.items()}
+    settings["tokenizer"] = {
+        name: fingerprint_of_tokenizer(data.processor, data.max_length) for name, data in texts.items()
     }
+    return settings
 
 
 def train_and_save(trainer: HydraTrainer, folder: Path) -> None:
-    """Trains to the end, and leaves the model in `folder` without its checkpoints, which lie in a folder inside it."""
+    """Train to the end, and leave the model in `folder`, without the checkpoints that lie in it."""
     checkpoints = folder / CHECKPOINTS
     checkpoints.mkdir(parents=True, exist_ok=True)  # the sign of an unfinished training
     trainer.train_to_end()
@@ -246,13 +299,18 @@ def train_and_save(trainer: HydraTrainer, folder: Path) -> None:
 
 
 def compute_accuracy(prediction: Any) -> dict[str, float]:
-    """`Trainer(compute_metrics=compute_accuracy)`: of the logits (samples, classes), or of labelled tokens; NaN where one is NaN.
+    """Return the accuracy: `Trainer(compute_metrics=compute_accuracy)`.
+
+    It is that of the logits (samples, classes), or of labelled tokens; NaN where a logit is NaN.
 
     Args:
-        prediction (`EvalPrediction`): what `Trainer` passes.
+        prediction (`EvalPrediction`): What `Trainer` passes.
     """
-    logits, labels = prediction.predictions, prediction.label_ids
-    logits = logits[0] if isinstance(logits, tuple) else logits
+    logits = prediction.predictions
+    labels = prediction.label_ids
+    if isinstance(logits, tuple):
+        logits = logits[0]
     if np.isnan(logits).any():
         return {"accuracy": math.nan}
-    return {"accuracy": float(np.mean((np.argmax(logits, axis=-1) == labels)[labels != IGNORED_LABEL]))}
+    is_right = np.argmax(logits, axis=-1) == labels
+    return {"accuracy": float(np.mean(is_right[labels != IGNORED_LABEL]))}

@@ -2,9 +2,11 @@
 
 import copy
 
+import datasets
 import torch
 
-from hydra_transformers.data.fingerprints import fingerprint_of_weights, fingerprints_of_rows
+from hydra_transformers.data.fingerprints import fingerprint_of_texts, fingerprint_of_weights, fingerprints_of_rows
+from hydra_transformers.data.loading import PreparedData
 from tests.families import VIT
 
 
@@ -31,3 +33,13 @@ def test_a_row_has_one_fingerprint_in_every_batch_and_other_values_names_types_a
         {"x": torch.tensor([[[1.0], [2.0]]])},
     ):
         assert fingerprints_of_rows(other) != fingerprints_of_rows({"x": torch.tensor([[1.0, 2.0]])})
+
+
+def test_texts_have_one_fingerprint_in_every_form_and_another_one_if_a_single_text_differs():
+    rows = [{"text": f"film {number}", "words": [f"film {number}"]} for number in range(300)]
+    forms = (rows, datasets.Dataset.from_list(rows))
+    for kind, column in (("text", "text"), ("words", "words")):
+        digests = {fingerprint_of_texts(PreparedData(form, None, kind, (column,))) for form in forms}
+        assert len(digests) == 1
+        changed = [*rows[:1], {"text": "film", "words": ["film"]}, *rows[2:]]
+        assert fingerprint_of_texts(PreparedData(changed, None, kind, (column,))) not in digests

@@ -48,7 +48,8 @@ def csv_of(rows: list[dict], path) -> str:
 
 
 def test_a_file_of_texts_becomes_a_hydra_of_three_with_splits_that_do_not_overlap(bert, tmp_path, monkeypatch):
-    data, output = csv_of(reviews(), tmp_path / "reviews.csv"), tmp_path / "hydra"
+    data = csv_of(reviews(), tmp_path / "reviews.csv")
+    output = tmp_path / "hydra"
     result = finetune(bert, data, output, **FAST)
     assert (result.model.num_members, result.model.config.trunk_layers) == (3, 1) and not result.model.training
     assert set(result.model.config.id2label.values()) == {"+", "-"}
@@ -74,7 +75,7 @@ def test_a_file_of_texts_becomes_a_hydra_of_three_with_splits_that_do_not_overla
     shorter = [{**row, "text": row["text"][2:]} for row in reviews()]
     for words, model, rows in (
         ("starting weights", other, data),
-        ("inputs", bert, shorter),
+        ("texts", bert, shorter),
         ("rows", bert, reviews(44)),
     ):
         with pytest.raises(ValueError, match=f"was made with other {words}"):
@@ -87,7 +88,8 @@ def test_the_default_learning_rate_falls_with_the_number_of_steps(bert, tmp_path
             found.append((args.learning_rate, state.max_steps))
             control.should_training_stop = True
 
-    found, data = [], csv_of(reviews(), tmp_path / "reviews.csv")
+    found = []
+    data = csv_of(reviews(), tmp_path / "reviews.csv")
     options = {name: value for name, value in FAST.items() if name != "learning_rate"} | {"callbacks": [Seen()]}
     finetune(bert, data, tmp_path / "few", **options)
     finetune(bert, data, tmp_path / "many", **options | {"epochs": 1000, "gradient_accumulation_steps": 2})
@@ -114,7 +116,8 @@ def test_the_learning_rate_of_images_goes_by_the_rows_of_a_step(tmp_path, batch_
 
 
 def test_several_runs_are_fused_and_their_scores_are_told(bert, tmp_path, capsys):
-    """The model is what `from_pruned_members` makes of Hydras that were fine-tuned apart, with seeds of their own."""
+    """The model is what `from_pruned_members` makes of Hydras that were fine-tuned apart, with
+    seeds of their own."""
     several = FAST | {"runs": 2, "num_members": 2, "seed": 5}
     result = finetune(bert, reviews(), tmp_path / "hydra", **several | {"progress": True})
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("run ")] == [
@@ -209,8 +212,40 @@ def test_a_run_that_was_cut_off_goes_on(bert, tmp_path):
     assert_same_weights(finetune(bert, data, tmp_path / "cut", **FAST).model, whole.model)
 
 
+def test_what_an_older_version_has_finished_is_loaded_and_what_it_has_begun_is_refused(bert, tmp_path):
+    class Stop(Exception):
+        pass
+
+    class Stopping(TrainerCallback):
+        def on_epoch_begin(self, args, state, control, **kwargs):
+            if state.epoch >= 1:
+                raise Stop
+
+    def age(folder):
+        record = json.loads((folder / "finetune.json").read_text())
+        assert record.pop("version") == 2
+        for name in ("texts", "tokenizer"):
+            del record[name]
+        (folder / "finetune.json").write_text(json.dumps(record | {"inputs": {"training": "abc"}}))
+
+    whole = finetune(bert, reviews(), tmp_path / "whole", **FAST)
+    age(tmp_path / "whole")
+    assert_same_weights(finetune(bert, reviews(), tmp_path / "whole", **FAST).model, whole.model)
+    with pytest.raises(ValueError, match="was made with seed 0, which now is 1"):
+        finetune(bert, reviews(), tmp_path / "whole", **FAST | {"seed": 1})
+
+    with pytest.raises(Stop):
+        finetune(bert, reviews(), tmp_path / "cut", callbacks=[Stopping()], **FAST)
+    age(tmp_path / "cut")
+    with pytest.raises(
+        ValueError, match=r"cut has a training that another version .* has begun, .* pass another folder"
+    ):
+        finetune(bert, reviews(), tmp_path / "cut", **FAST)
+
+
 def test_what_stopped_before_its_first_checkpoint_may_begin_with_other_settings(bert, tmp_path):
-    data, rate = csv_of(reviews(), tmp_path / "reviews.csv"), {"classifier_learning_rate": None, "epochs": 1}
+    data = csv_of(reviews(), tmp_path / "reviews.csv")
+    rate = {"classifier_learning_rate": None, "epochs": 1}
     with pytest.raises(DivergedError, match="lower the learning rate"):
         finetune(bert, data, tmp_path / "hydra", **FAST | rate | {"learning_rate": 1e30})
     assert finetune(bert, data, tmp_path / "hydra", **FAST | rate).metrics["eval_loss"] < 2
@@ -226,7 +261,7 @@ def test_a_finetuned_model_reads_inputs_with_the_processor_it_was_trained_with(b
     texts = ["a good film of joy", "bad"]
     assert model.predict(texts) == loaded.predict(texts)
     assert load_data(reviews(), model).max_length == 4
-    with pytest.raises(ValueError, match="was made with other inputs"):
+    with pytest.raises(ValueError, match="was made with other tokenizer"):
         finetune(bert, reviews(), tmp_path / "hydra", max_length=4, **FAST)
     for hydra in (model, AutoHydra.from_backbone(bert, num_members=2, num_labels=2)):
         peft.get_peft_model(hydra, lora_config(hydra, r=2)).save_pretrained(tmp_path / "adapters")
@@ -319,7 +354,8 @@ def test_what_is_found_in_the_data_is_printed_before_the_training(bert, tmp_path
 
 
 def test_a_log_gets_one_line_for_each_epoch(bert, tmp_path, capsys):
-    """Where stderr is no terminal: with the losses, the accuracy and the time left; and none with progress=False."""
+    """Where stderr is no terminal: with the losses, the accuracy and the time left; and none with
+    progress=False."""
     shown = FAST | {"progress": True, "num_members": 2}
     finetune(bert, reviews(), tmp_path / "hydra", **shown)
     lines = capsys.readouterr().err.splitlines()
@@ -444,7 +480,8 @@ def test_the_task_is_that_of_the_labels(task, bert, tmp_path):
 
 @pytest.mark.slow
 def test_class_weights_make_classes_count_as_if_they_were_equally_frequent(bert, tmp_path):
-    """Nothing tells the classes apart here, so that a model learns how frequent they are: 4 of 40, or one half."""
+    """Nothing tells the classes apart here, so that a model learns how frequent they are: 4 of 40,
+    or one half."""
     rows = [{"text": "a film", "label": "rare" if index % 10 == 0 else "frequent"} for index in range(40)]
     data = datasets.DatasetDict(dict.fromkeys(("train", "validation", "test"), datasets.Dataset.from_list(rows)))
     shares = {}
@@ -462,7 +499,8 @@ def test_a_model_that_has_learned_nothing_is_told(bert, tmp_path, caplog):
         row["label"] = "+"
     still = FAST | {"learning_rate": 0.0, "epochs": 1, "classifier_learning_rate": None}
     result = finetune(bert, rows, tmp_path / "hydra", **still)
-    accuracy, share = result.metrics["eval_accuracy"], max(result.validation.labels.count(each) for each in (0, 1)) / 8
+    accuracy = result.metrics["eval_accuracy"]
+    share = max(result.validation.labels.count(each) for each in (0, 1)) / 8
     assert bool(result.warnings) == (accuracy <= share)
     [sentence] = no_better_than_most_frequent(0.6, [0, 0, 0, 1, 1], result.model.config)
     assert "the validation accuracy is 60.0%, and always predicting '+' has 60.0%" in sentence or "'-'" in sentence
