@@ -91,8 +91,10 @@ def _plain_wav(content: bytes, sampling_rate: int) -> np.ndarray | None:
 
 
 def undecoded(rows: Any) -> Any:
-    """Return a `datasets` Dataset with audio as files, which needs no torchcodec; other rows as
-    they are."""
+    """Return a `datasets` Dataset with audio as files; other rows as they are.
+
+    Decoding by `datasets` needs torchcodec.
+    """
     features = getattr(rows, "features", None) or {}
     for name, feature in features.items():
         if type(feature).__name__ == "Audio" and feature.decode:

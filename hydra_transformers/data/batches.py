@@ -62,6 +62,8 @@ def batches(
         return
     data = as_rows(data)
     check_is_data(data)
+
+    # The batches of this process, and how many all have
     if _holds_rows(data):
         dict_batches = map(collate, _row_groups(data, batch_size, rank, world_size))
         count = math.ceil(length_hint(data) / batch_size)
@@ -69,6 +71,8 @@ def batches(
         dict_batches = islice(data, rank, None, world_size)
         count = length_hint(data)  # 0 where it is unknown
     total = len(range(rank, count, world_size)) or None
+
+    # Their numbers as tensors; texts and file names are dropped
     for number, batch in enumerate(with_progress_bar(dict_batches, total, "read", "batch")):
         _check_is_dict(batch, f"batch {number}")
         tensors = {name: _tensor(value) for name, value in batch.items() if _is_column(name, value)}
@@ -131,8 +135,10 @@ def _are_raw_audio(batch: Mapping[str, Any]) -> bool:
 
 
 def _row_groups(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[list[Any]]:
-    """Yield groups of `batch_size` rows; a Dataset that can be indexed never loads the rows of
-    other processes."""
+    """Yield groups of `batch_size` rows.
+
+    A Dataset that can be indexed never loads the rows of other processes.
+    """
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         for start in range(rank * batch_size, len(data), world_size * batch_size):
             end = min(start + batch_size, len(data))
@@ -178,6 +184,7 @@ def _padded_tokens(rows: list[dict[str, Any]], padding: int) -> list[dict[str, A
     lengths = _lengths_of(rows, "input_ids")
     if len(lengths) < 2:
         return rows
+    # Without a mask the model would read what is filled up.
     rows = [{"attention_mask": [1] * len(row["input_ids"])} | row for row in rows]
     fillers = dict.fromkeys(PER_TOKEN, 0) | {"input_ids": padding}
     if all(_has_tags(row) for row in rows):

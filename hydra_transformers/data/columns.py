@@ -188,6 +188,7 @@ def find_columns(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
 
     kind: "image", "audio", "text" or "words"
     """
+    # Those that are named, or that the model was fine-tuned on
     kinds = column_kinds(rows)
     columns = source.columns_among(kinds)
     if columns:
@@ -196,8 +197,9 @@ def find_columns(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
             raise ValueError(f"column is {columns!r}: name one, or two of pairs for a model of texts")
         return tuple(_existing(name, kinds, source) for name in columns)
 
+    # The only one that may be meant; texts of a csv file may all be numbers.
     if kind == "text":
-        for name in INPUT_NAMES["text"]:  # texts of a csv file may all be numbers
+        for name in INPUT_NAMES["text"]:
             if name in kinds and _has_cells(rows, name):
                 kinds[name] = "text"
     title = "column of words" if kind == "words" else f"{kind} column"
@@ -233,6 +235,7 @@ def find_label_column(rows: Any, source: DataSource, words: str | None = None) -
     if label:
         return _existing(label, kinds, source)
 
+    # The kind of labels decides first, then the usual names.
     if words is not None:
         title = "column of tags"
         columns = [name for name in kinds if kinds[name] in ("words", "classes", "numbers") and name != words]

@@ -43,12 +43,14 @@ class CropAndFlip:
         return image
 
     def _box(self, width: int, height: int) -> tuple[int, int, int, int]:
+        """Return the left, upper, right and lower edge of a rectangle, drawn at random."""
         for _ in range(ATTEMPTS):
             share, shape, right, down = torch.rand(4).tolist()
             area = width * height * (self.least_share + share * (1.0 - self.least_share))
             ratio = (3 / 4) ** (1 - 2 * shape)
             wide = round(math.sqrt(area * ratio))
             high = round(math.sqrt(area / ratio))
+            # A tall one may not fit into a wide image.
             if 0 < wide <= width and 0 < high <= height:
                 left = int(right * (width - wide + 1))
                 top = int(down * (height - high + 1))

@@ -33,6 +33,8 @@ def restore_values(rows: Any, files: Sequence[str]) -> Any:
             f"the column {changed[0]!r} of {files[0]} has dates or long numbers, which would be changed: write them "
             "as texts in a file of one JSON object per line"
         )
+
+    # In place of what `datasets` has read, in the same order of columns
     order = rows.column_names
     for name, array in arrays.items():
         rows = rows.remove_columns(name).add_column(name, array)

@@ -292,8 +292,10 @@ def check_has_variety(data: PreparedData, name: str, purpose: str) -> None:
 
 
 def _info_and_processor(model: Any, processor: Any) -> tuple[ModelInfo | None, Any]:
-    """Return what a model is, and its processor; None where `model` is the processor itself, or has
-    no config."""
+    """Return what a model is, and its processor.
+
+    The first is None where `model` is the processor itself, or has no config.
+    """
     info = None
     if isinstance(model, (ModelInfo, str, os.PathLike, PreTrainedConfig, nn.Module)):
         info = ModelInfo.of(model)

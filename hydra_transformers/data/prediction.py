@@ -98,6 +98,8 @@ def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Te
     Masked tokens are replaced by the padding token where the model goes by it.
     """
     inputs = _with_padding_token(inputs, padding_token_of(model))
+
+    # What the model names in its signature; wrappers with **inputs alone take all.
     parameters = inspect.signature(model.forward).parameters.values()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = {parameter.name for parameter in parameters if parameter.kind not in variadic}

@@ -264,8 +264,7 @@ def _known_names(source: DataSource) -> set[str]:
 
 
 def _digest_of(files: Sequence[str]) -> str:
-    """Return a digest of the content of tables, and of size and times of other files, which may be
-    many images."""
+    """Return a digest of files: of the content of tables, of size and times of images."""
     tables = [file for file in files if Path(file).suffix in FILE_FORMATS]
     described = []
     for file in files:

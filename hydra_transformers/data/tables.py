@@ -101,7 +101,8 @@ def read_tables(files: Mapping[str, Sequence[str]], known_names: Collection[str]
         known_names (`Collection[str]`): The usual names of columns, and those that a user gave.
             Where one is in the first line of a file, the line holds names.
 
-    Returns: `dict[str, Dataset]`: The splits. Each column is one of strings, and its feature's `id`
+    Returns:
+        `dict[str, Dataset]`: The splits. Each column is one of strings, and its feature's `id`
         tells the kind of its cells; empty cells are None.
     """
     import datasets
@@ -116,6 +117,7 @@ def read_tables(files: Mapping[str, Sequence[str]], known_names: Collection[str]
         [name, *_] = next(iter(files.values()))
         raise TableError(f"{name} cannot be read: it has no rows")
 
+    # The kind of a column is that of all splits together, and stands in its feature.
     splits = {}
     for split, (table, columns) in tables.items():
         values = {column.name: datasets.Value("string", id=f"{CELLS}{kinds[column.name]}") for column in columns}
@@ -212,8 +214,10 @@ def _schema(columns: Sequence[_Column]) -> Any:
 
 
 def _batches_of(paths: Sequence[str]) -> tuple[list[_Column], Iterator[Any]]:
-    """Return the columns of some files, and their rows as batches, during whose iteration the kinds
-    become known."""
+    """Return the columns of some files, and their rows as batches.
+
+    The kinds of the columns are known when all batches have been read.
+    """
     headers = [_File.of(path) for path in paths]
     first = headers[0]
     for file in headers[1:]:
@@ -238,6 +242,7 @@ def _batches(files: Sequence["_File"], columns: list[_Column]) -> Iterator[Any]:
             column.cells = []
         return pyarrow.record_batch(arrays, schema=schema)
 
+    # Columns may stand in another order in each file.
     for file in files:
         in_order = [by_name[name] for name in file.names]
         characters = 0

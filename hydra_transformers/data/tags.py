@@ -61,6 +61,7 @@ def collect_words(model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor,
             tags += [text[words] for text, words in zip(labels, are_words, strict=True)]
         logits += [text[words] for text, words in zip(member_logits, are_words, strict=True)]
 
+    # One tensor of all texts, filled up at the end of each
     if not logits:
         raise ValueError("data has no batches: pass at least one sample")
     if tags and len(tags) != len(logits):

@@ -80,6 +80,7 @@ class ZeroShotClassifier(nn.Module):
         """Compute the prompts' features (classes, members, dim) from the model's weights."""
         device = next(self.model.parameters()).device
         rows = len(self.class_prompts["input_ids"])
+        # Not all at once: there may be thousands of classes.
         features = []
         with evaluation_mode(self.model):
             for start in range(0, rows, self.prompts_per_pass):

@@ -1,4 +1,4 @@
-"""Trainer callbacks: freezing after pruning, weights that stay zero, and bounds of CLIP's logit scale."""
+"""Trainer callbacks: freezing after pruning, keeping zeros, bounds of CLIP's logit scale."""
 
 import math
 import re
@@ -32,25 +32,32 @@ class PostPruningCallback(TrainerCallback):
     """Freezes all of a model but the parts that win back its accuracy after pruning (paper, D.2).
 
     Works with a pruned member, a fused Hydra and a supported model of Transformers:
-    `Trainer(model=..., callbacks=[PostPruningCallback()])`. It acts when the `Trainer` is built, so before the optimizer is made
-    and before a checkpoint is loaded. Before the first step it verifies that the optimizer holds what trains, no more.
+    `Trainer(model=..., callbacks=[PostPruningCallback()])`. It acts when the `Trainer` is built, so
+    before the optimizer is made and before a checkpoint is loaded. Before the first step it
+    verifies that the optimizer holds what trains, no more.
 
     Args:
-        trainable (`Sequence[str]`, defaults to all but "embeddings"): of "embeddings", "attention", "mlp", "layernorm" and
-            "classifier", which is all that follows the encoder (the classifier, BERT's pooler, CLIP's projections and scale).
-        last_n_layers (`int`, *optional*): of attention, MLPs and LayerNorms, train those of the last n layers only (of each
-            tower); LayerNorms behind the last layer count as part of it.
-        trunk_layers (`int` or `float`, defaults to 0): do not train the first n layers (of each tower), or this share of
-            them, nor anything before them. Members of one model then share them, and run them once when they are fused.
-        towers (`Sequence[str]`, *optional*): of CLIP and SigLIP, train the parameters of these towers only, "vision" or "text",
-            with their projections; the logit scale and bias count as part of both. `("text",)` locks the images' tower.
-        reset_classifier (`bool`, defaults to `False`): set the weight and bias of the classifier's last layer to zero before
-            training; layers before it, and the pooler, stay.
-        dropout (`float`, *optional*): the probability of the dropouts inside each layer, on the outputs of attention and
-            MLP, in this training; the config, and with it a saved model, keeps its own.
+        trainable (`Sequence[str]`, defaults to all but "embeddings"): of "embeddings", "attention",
+            "mlp", "layernorm" and "classifier", which is all that follows the encoder (the
+            classifier, BERT's pooler, CLIP's projections and scale).
+        last_n_layers (`int`, *optional*): of attention, MLPs and LayerNorms, train those of the
+            last n layers only (of each tower); LayerNorms behind the last layer count as part of
+            it.
+        trunk_layers (`int` or `float`, defaults to 0): do not train the first n layers (of each
+            tower), or this share of them, nor anything before them. Members of one model then share
+            them, and run them once when they are fused.
+        towers (`Sequence[str]`, *optional*): of CLIP and SigLIP, train the parameters of these
+            towers only, "vision" or "text", with their projections; the logit scale and bias count
+            as part of both. `("text",)` locks the images' tower.
+        reset_classifier (`bool`, defaults to `False`): set the weight and bias of the classifier's
+            last layer to zero before training; layers before it, and the pooler, stay.
+        dropout (`float`, *optional*): the probability of the dropouts inside each layer, on the
+            outputs of attention and MLP, in this training; the config, and with it a saved model,
+            keeps its own.
 
-    On a model with adapters PEFT chooses what trains: `trainable` and `last_n_layers` do not count, `trunk_layers` and `towers`
-    raise, and `reset_classifier` resets the classifier that is saved with the adapter (`modules_to_save`).
+    On a model with adapters PEFT chooses what trains: `trainable` and `last_n_layers` do not count,
+    `trunk_layers` and `towers` raise, and `reset_classifier` resets the classifier that is saved
+    with the adapter (`modules_to_save`).
     """
 
     def __init__(
@@ -62,7 +69,7 @@ class PostPruningCallback(TrainerCallback):
         trunk_layers: int | float = 0,
         towers: Sequence[str] | None = None,
     ):
-        trainable = (trainable,) if isinstance(trainable, str) else tuple(trainable)
+        trainable = _as_tuple(trainable)
         unknown = [part for part in trainable if part not in PARTS]
         if unknown or not trainable:
             raise ValueError(f"trainable has {unknown or 'no part'}: choose from {', '.join(PARTS)}")
@@ -74,7 +81,7 @@ class PostPruningCallback(TrainerCallback):
         if dropout is not None and not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}: pass a probability below 1, or None to leave it as it is")
         if towers is not None:
-            towers = (towers,) if isinstance(towers, str) else tuple(towers)
+            towers = _as_tuple(towers)
             if not towers or not set(towers) <= set(TOWERS):
                 raise ValueError(f'towers is {towers}: pass some of "vision" and "text", or None for both')
         self.trainable = trainable
@@ -86,9 +93,11 @@ class PostPruningCallback(TrainerCallback):
         self._prepared: weakref.ref[nn.Module] | None = None
 
     def trains(self, model: nn.Module) -> dict[str, bool]:
-        """For every parameter, by name, whether it trains."""
+        """Return for every parameter, by name, whether it trains."""
         if hasattr(model, "peft_config"):
             return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+
+        # Whatever is chosen, these never train.
         idle = unused_parameters(model)
         if is_baseline(model):  # what it freezes stays frozen
             idle |= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
@@ -97,14 +106,22 @@ class PostPruningCallback(TrainerCallback):
         if self.towers is not None:
             locked = [tower for tower in TOWERS if tower not in self.towers]
             idle |= {name for name, ours in hydra_parameter_names(model).items() if _tower_of(ours) in locked}
-        trunk = trunk_depth(self.trunk_layers, _fewest_layers(model)) if self.trunk_layers else 0
+
+        trunk = 0
+        if self.trunk_layers:
+            trunk = trunk_depth(self.trunk_layers, _fewest_layers(model))
         return {name: name not in idle and self._trains_at(place, trunk) for name, place in places(model).items()}
 
     def _trains_at(self, place: Place, trunk: int) -> bool:
+        """Whether parameters of this place train, behind a trunk of so many layers."""
+        if place.part not in self.trainable:
+            return False
+        if trunk and place.layers_before < trunk:
+            return False
         is_in_layers = place.part in ("attention", "mlp", "layernorm")
-        is_deep_enough = not is_in_layers or place.layers_to_end <= (self.last_n_layers or math.inf)
-        is_behind_trunk = place.layers_before >= (trunk or -math.inf)
-        return place.part in self.trainable and is_deep_enough and is_behind_trunk
+        if is_in_layers and self.last_n_layers is not None:
+            return place.layers_to_end <= self.last_n_layers
+        return True
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -112,8 +129,8 @@ class PostPruningCallback(TrainerCallback):
         model = kwargs["model"]
         if self.trunk_layers and hasattr(model, "peft_config"):
             raise ValueError(
-                f"trunk_layers is {self.trunk_layers}, but which layers of a model with adapters train is PEFT's choice: pass "
-                "0, or members without adapters"
+                f"trunk_layers is {self.trunk_layers}, but which layers of a model with adapters train is PEFT's "
+                "choice: pass 0, or members without adapters"
             )
         if self.towers is not None:
             _check_has_towers(model, self.towers)
@@ -141,7 +158,7 @@ class PostPruningCallback(TrainerCallback):
                 "the model is not the one that PostPruningCallback prepared: pass Trainer(model=...) in place of "
                 "model_init, which makes a new model, and a new callback to every Trainer"
             )
-        # FSDP shards parameters under names of its own, DeepSpeed's optimizer holds flat copies of them.
+        # FSDP shards parameters under names of its own, DeepSpeed's optimizer has flat copies.
         if not (args.fsdp or args.deepspeed):
             self._verify(model, kwargs["optimizer"])
 
@@ -150,33 +167,51 @@ class PostPruningCallback(TrainerCallback):
         for name, trains in self.trains(model).items():
             parameter = model.get_parameter(name)
             if parameter.requires_grad != trains:
+                change = "frozen" if trains else "unfrozen"
                 raise RuntimeError(
-                    f"{name} was {'frozen' if trains else 'unfrozen'} after PostPruningCallback prepared the model: say in its "
-                    "trainable what shall train"
+                    f"{name} was {change} after PostPruningCallback prepared the model: say in its trainable "
+                    "what shall train"
                 )
             if (id(parameter) in optimised) != trains:
+                fault = "shall stay frozen, but the optimizer holds it"
+                if trains:
+                    fault = "shall train, but the optimizer does not hold it"
                 raise RuntimeError(
-                    f"{name} shall {'train' if trains else 'stay frozen'}, but the optimizer "
-                    f"{'does not hold' if trains else 'holds'} it: let Trainer make the optimizer, or give yours the parameters "
-                    "with requires_grad after Trainer was built"
+                    f"{name} {fault}: let Trainer make the optimizer, or give yours the parameters with requires_grad "
+                    "after Trainer was built"
                 )
+
+
+def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names as a tuple; a single one may be given by itself."""
+    if isinstance(names, str):
+        return (names,)
+    return tuple(names)
 
 
 def _fewest_layers(model: nn.Module) -> int:
-    return min(map(number_of_layers, tower_configs(encoder_config(model)).values()))
+    towers = tower_configs(encoder_config(model))
+    return min(map(number_of_layers, towers.values()))
 
 
 def _tower_of(name: str) -> str | None:
-    """Return the tower that a Hydra's parameter belongs to; None for the logit scale and bias, which belong to both."""
+    """Return the tower that a Hydra's parameter belongs to.
+
+    None for the logit scale and bias, which belong to both.
+    """
     if name.startswith("visual_projection."):
         return "vision"
-    return next((tower for tower in TOWERS if name.startswith(f"{tower}_")), None)
+    for tower in TOWERS:
+        if name.startswith(f"{tower}_"):
+            return tower
+    return None
 
 
 def _check_has_towers(model: nn.Module, towers: Sequence[str]) -> None:
     if hasattr(model, "peft_config"):
         raise ValueError(
-            f"towers is {towers}, but which parameters of a model with adapters train is PEFT's choice: leave towers out"
+            f"towers is {towers}, but which parameters of a model with adapters train is PEFT's choice: "
+            "leave towers out"
         )
     if not has_two_towers(model):
         raise ValueError(f"towers is {towers}: a {type(model).__name__} has one encoder, leave towers out")
@@ -184,16 +219,20 @@ def _check_has_towers(model: nn.Module, towers: Sequence[str]) -> None:
 
 @torch.no_grad()
 def _set_to_zero(model: nn.Module) -> None:
-    """Zeroes the classifier's last layer: with zeros in all of several layers, their weights would never get a gradient."""
-    # PEFT trains a copy of the classifier, and leaves the backbone's as it is.
-    is_adapted = hasattr(model, "peft_config")
-    pattern = r"(.*\.)?(classifier|score)\.modules_to_save\.[^.]+" if is_adapted else r"(model\.)?(classifier|score)"
+    """Zero the classifier's last layer.
+
+    With zeros in all of several layers, their weights would never get a gradient.
+    """
+    pattern = r"(model\.)?(classifier|score)"
+    if hasattr(model, "peft_config"):
+        # PEFT trains a copy of the classifier, and leaves the backbone's as it is.
+        pattern = r"(.*\.)?(classifier|score)\.modules_to_save\.[^.]+"
     heads = [module for name, module in model.named_modules() if re.fullmatch(pattern, name)]
     if not heads:
         raise ValueError(f"{type(model).__name__} has no classifier to reset: leave reset_classifier out")
     for head in heads:
-        *_, last_layer = (module for module in head.modules() if [*module.parameters(recurse=False)])
-        for parameter in last_layer.parameters(recurse=False):
+        with_weights = [module for module in head.modules() if [*module.parameters(recurse=False)]]
+        for parameter in with_weights[-1].parameters(recurse=False):
             parameter.zero_()
 
 
@@ -207,10 +246,12 @@ def _set_dropout(model: nn.Module, probability: float) -> None:
 
 
 class KeepZerosCallback(TrainerCallback):
-    """Keeps weights at zero that are exactly zero when training begins: `Trainer(callbacks=[KeepZerosCallback()])`.
+    """Keeps weights at zero that are exactly zero when training begins.
 
-    For models that `oba_prune` made, and Hydras of them. It looks at the weights of linear and convolutional layers, not at
-    biases: those of new models are zero and shall train.
+    Use it as `Trainer(callbacks=[KeepZerosCallback()])`.
+
+    For models that `oba_prune` made, and Hydras of them. It looks at the weights of linear and
+    convolutional layers, not at biases: those of new models are zero and shall train.
     """
 
     def __init__(self) -> None:
@@ -222,13 +263,15 @@ class KeepZerosCallback(TrainerCallback):
         if args.fsdp or args.deepspeed:
             raise ValueError("KeepZerosCallback needs whole weights on every process: train without FSDP or DeepSpeed")
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, GroupedLinear, GroupedOutput)
-        weights = [
-            module.weight
-            for name, module in kwargs["model"].named_modules()
-            if any(isinstance_by_name(module, kind) for kind in kinds)
-            and ".lora_" not in name  # half of an adapter begins with zeros
-        ]
-        self._zeros = [(weight, weight.detach() == 0) for weight in weights if weight.requires_grad]
+        self._zeros = []
+        for name, module in kwargs["model"].named_modules():
+            if ".lora_" in name:  # half of an adapter begins with zeros
+                continue
+            if not any(isinstance_by_name(module, kind) for kind in kinds):
+                continue
+            weight = module.weight
+            if weight.requires_grad:
+                self._zeros.append((weight, weight.detach() == 0))
 
     @torch.no_grad()
     def on_optimizer_step(
@@ -239,9 +282,10 @@ class KeepZerosCallback(TrainerCallback):
 
 
 class LogitScaleCallback(TrainerCallback):
-    """Keeps CLIP's logit scale within bounds in training: `Trainer(callbacks=[LogitScaleCallback()])`.
+    """Keeps CLIP's logit scale within bounds: `Trainer(callbacks=[LogitScaleCallback()])`.
 
-    The factor of the cosines, the exponential of `logit_scale`, stays between 1 and `maximum`, as in CLIP's own training.
+    The factor of the cosines, the exponential of `logit_scale`, stays between 1 and `maximum`, as
+    in CLIP's own training.
 
     Args:
         maximum (`float`, defaults to 100.0): the largest factor.
@@ -260,8 +304,9 @@ class LogitScaleCallback(TrainerCallback):
         self._scales = [parameter for name, parameter in named if name.rpartition(".")[2] == "logit_scale"]
         if not self._scales:
             raise ValueError(f"{type(kwargs['model']).__name__} has no logit_scale: leave LogitScaleCallback out")
+        # SigLIP's own training has no bound: its scale would jump with the first step.
         factor = max(scale.detach().exp().max().item() for scale in self._scales)
-        if factor > 1.01 * self.maximum:  # SigLIP's own training has no bound
+        if factor > 1.01 * self.maximum:
             raise ValueError(
                 f"maximum is {self.maximum}, and the model's logit scale is {factor:.4g}: pass a larger one"
             )

@@ -1,4 +1,4 @@
-"""The defaults of `finetune`, by what the data and the model say: docs/fine-tuning.md has the measurements behind them."""
+"""The defaults of `finetune`. docs/fine-tuning.md has the measurements behind them."""
 
 import math
 from typing import TYPE_CHECKING
@@ -13,20 +13,23 @@ RUNS = 2
 MEMBERS = 3
 TEXT_KINDS = ("text", "words")
 
-LEAST_EPOCHS, MOST_EPOCHS = 3, 12
+LEAST_EPOCHS = 3
+MOST_EPOCHS = 12
 ROWS_READ_OF_TEXTS = 80_000  # by all epochs together
 
-# The learning rate of the last layer. Of images it grows with the square root of the rows of a step, however many
-# steps there are; of texts and audio it falls with the square root of the steps.
+# The learning rate of the last layer. Of images it grows with the square root of the rows of a
+# step, however many steps there are; of texts and audio it falls with the square root of the steps.
 RATE_OF_IMAGES_FOR_256_ROWS = 1e-4
 RATE_FOR_500_STEPS = {"text": 2e-4, "words": 2e-4, "audio": 1e-4}
-LOWEST_RATE, HIGHEST_RATE = 2e-5, 2e-4
+LOWEST_RATE = 2e-5
+HIGHEST_RATE = 2e-4
 RATE_OF_CLASSIFIERS = 3e-3  # of those that choose one class
 RATE_OF_OTHER_HEADS = 1e-3
 
 MIXING_OF_IMAGES = 0.75
 
-# Members of one run have all but one layer of twelve in common, so that they cost about as much as one model.
+# Members of one run have all but one layer of twelve in common, so that they cost about as much as
+# one model.
 TRUNK = 11 / 12
 MERGED = 0.75  # of the layers of plain runs, when they are fused
 SHARED_BY_RUNS = ("embeddings",)  # behind the trunk each run keeps its own norms and MLPs: the same work, and better
@@ -51,7 +54,10 @@ def epochs_for(rows: int, kind: str = "image") -> int:
 
 
 def learning_rate_for(arguments: TrainingArguments, train: "PreparedData") -> float:
-    """Return the peak learning rate of the last layer: of images by the rows of a step, of other data by the number of steps."""
+    """Return the peak learning rate of the last layer.
+
+    Of images it goes by the rows of a step, of other data by the number of steps.
+    """
     rows_per_step = arguments.train_batch_size * arguments.world_size * arguments.gradient_accumulation_steps
     if train.kind == "image":
         rate = RATE_OF_IMAGES_FOR_256_ROWS * (rows_per_step / 256) ** 0.5
@@ -65,7 +71,9 @@ def learning_rate_for(arguments: TrainingArguments, train: "PreparedData") -> fl
 
 def classifier_rate_for(task: str) -> float:
     """Return the peak learning rate of a new classifier, or of another head."""
-    return RATE_OF_CLASSIFIERS if task == "single_label_classification" else RATE_OF_OTHER_HEADS
+    if task == "single_label_classification":
+        return RATE_OF_CLASSIFIERS
+    return RATE_OF_OTHER_HEADS
 
 
 def mixing_for(kind: str, problem_type: str | None) -> float:

@@ -17,7 +17,7 @@ TENSORBOARD_FOLDER = "TENSORBOARD_LOGGING_DIR"  # the environment variable that 
 
 
 class EpochLines(TrainerCallback):
-    """Prints a line to stderr after each epoch, or each evaluation: losses, accuracy, the time left.
+    """Prints a line to stderr after each epoch or evaluation: losses, accuracy, the time left.
 
     For logs of batch jobs, containers and CI. Only the first of several processes prints.
 
@@ -118,8 +118,10 @@ def show_progress(trainer: Trainer, progress: bool, run: int = 1, runs: int = 1)
 
 @contextmanager
 def tensorboard_in(folder: Path) -> Iterator[None]:
-    """Let trainers that are made meanwhile log there for TensorBoard, unless the user has chosen a folder: their own folder
-    is removed after the training."""
+    """Let trainers that are made meanwhile log there for TensorBoard.
+
+    Their own folder is removed after the training. A folder that the user has chosen stays.
+    """
     is_free = TENSORBOARD_FOLDER not in os.environ
     if is_free:
         os.environ[TENSORBOARD_FOLDER] = os.fspath(folder)

@@ -25,7 +25,9 @@ CHOICE = "learning-rates.json"  # what each reached, and which was chosen
 
 
 class Validation(NamedTuple):
-    """A tuned member on the validation data; the higher the better, by the first number and among equals by the second.
+    """A tuned member on the validation data.
+
+    The higher the better, by the first number and among equals by the second.
 
     metrics: all that was measured, by name
     """
@@ -36,7 +38,8 @@ class Validation(NamedTuple):
 
 
 def validation_of(metrics: Mapping[str, float], arguments: TrainingArguments) -> Validation:
-    """Return how good a model is, by the metric that its training names, else by accuracy, else by the loss.
+    """Return how good a model is, by the metric that its training names, else by accuracy, else by
+    the loss.
 
     metrics: as `Trainer.evaluate` returns them
     """
@@ -47,7 +50,8 @@ def validation_of(metrics: Mapping[str, float], arguments: TrainingArguments) ->
     }
     named = arguments.metric_for_best_model
     if named is None:
-        named = "accuracy" if "accuracy" in measured else "loss"
+        has_accuracy = "accuracy" in measured
+        named = "accuracy" if has_accuracy else "loss"
     named = named.removeprefix("eval_")
     if named not in measured:
         raise ValueError(
@@ -56,26 +60,33 @@ def validation_of(metrics: Mapping[str, float], arguments: TrainingArguments) ->
     is_higher_better = arguments.greater_is_better
     if is_higher_better is None:
         is_higher_better = not named.endswith("loss")
-    score = measured[named] if is_higher_better else -measured[named]
+    score = measured[named]
+    if not is_higher_better:
+        score = -score
     return Validation(score, -measured.get("loss", 0.0), measured)
 
 
 def rates_to_try(
     learning_rates: Sequence[float] | str, recipe: Recipe, training_arguments: Mapping[str, Any]
 ) -> list[float]:
-    """Return the learning rates to choose from; raise where there are none, or where one is given besides."""
+    """Return the learning rates to choose from.
+
+    Raise where there are none, or where one is given besides.
+    """
     if isinstance(learning_rates, str):
         if learning_rates != "grid":
             raise ValueError(f'learning_rates is {learning_rates!r}: pass "grid", or a list of numbers')
         if not recipe.learning_rates:
             raise ValueError(
-                f'learning_rates is "grid", and the recipe {recipe.name!r} has no grid: pass a list of numbers, or leave it out'
+                f'learning_rates is "grid", and the recipe {recipe.name!r} has no grid: pass a list of numbers, or '
+                "leave it out"
             )
         learning_rates = recipe.learning_rates
     if "learning_rate" in training_arguments:
         raise ValueError("learning_rate is given beside learning_rates: leave one of them out")
     rates = [float(rate) for rate in learning_rates]
-    if not rates or len(set(rates)) < len(rates) or not all(math.isfinite(rate) and rate > 0 for rate in rates):
+    are_positive = all(math.isfinite(rate) and rate > 0 for rate in rates)
+    if not rates or not are_positive or len(set(rates)) < len(rates):
         raise ValueError(f"learning_rates is {learning_rates}: pass positive numbers, each of them once")
     return rates
 
@@ -83,11 +94,12 @@ def rates_to_try(
 def choose_learning_rate(
     rates: Sequence[float], output_dir: Path, result: Path, validate: Callable[..., Validation]
 ) -> float:
-    """Return the learning rate at which a member is best on the validation data; its training becomes the folder `result`.
+    """Return the learning rate at which a member is best on the validation data.
 
-    A rate at which the training diverges is left out. What each reached is written to `learning-rates.json`; called again, the
-    choice is read from there, and before that finished trainings are not repeated. Equal scores are decided by the lower loss,
-    then by the order of `rates`.
+    Its training becomes the folder `result`. A rate at which the training diverges is left out.
+    What each reached is written to `learning-rates.json`; called again, the choice is read from
+    there, and before that finished trainings are not repeated. Equal scores are decided by the
+    lower loss, then by the order of `rates`.
 
     validate: called with a folder and `learning_rate=`, trains there and measures
     """
@@ -106,6 +118,7 @@ def choose_learning_rate(
 
 
 def _best_of(rates: Sequence[float], trainings: Path, choice: Path, validate: Callable[..., Validation]) -> float:
+    """Train at each rate, write what each reached, and return the best."""
     found: dict[float, Validation] = {}
     diverged = {}
     for rate in rates:
@@ -115,6 +128,8 @@ def _best_of(rates: Sequence[float], trainings: Path, choice: Path, validate: Ca
             diverged[rate] = str(error)
     if not found:
         raise DivergedError(f"the training diverged at each of the learning rates {list(rates)}: pass lower ones")
+
+    # The best by its score, then by its loss; what others reached is kept beside it.
     chosen = max(found, key=lambda rate: found[rate][:2])
     record = {
         "learning_rates": list(rates),
@@ -123,7 +138,8 @@ def _best_of(rates: Sequence[float], trainings: Path, choice: Path, validate: Ca
         "diverged": {f"{rate:g}": message for rate, message in diverged.items()},
     }
     on_one_process(lambda: write_atomically(choice, json.dumps(record, indent=1) + "\n"))
-    logger.info(f"learning rate {chosen:g} of {', '.join(f'{rate:g}' for rate in rates)}: {found[chosen].metrics}")
+    tried = ", ".join(f"{rate:g}" for rate in rates)
+    logger.info(f"learning rate {chosen:g} of {tried}: {found[chosen].metrics}")
     return chosen
 
 

@@ -41,17 +41,19 @@ def check_can_mix(model: nn.Module, compute_loss_func: Any) -> None:
 def mix_inputs(inputs: dict[str, Any], name: str = "pixel_values") -> dict[str, Any]:
     """Mix each image of a batch with another one, by mixup or by cutmix, each half of the time.
 
-    One share for all rows is drawn from torch's global random state on the CPU, which Trainer's checkpoints hold.
+    One share for all rows is drawn from torch's global random state on the CPU, which Trainer's
+    checkpoints hold.
 
     Args:
         inputs: A batch with images (batch, channels, height, width) and "labels".
         name: The name of the images.
 
     Returns:
-        The batch with mixed images. Its "labels" are `MixedLabels`, or with labels of numbers (batch, classes), of which several
-        may be right, their weighted mean.
+        The batch with mixed images. Its "labels" are `MixedLabels`, or with labels of numbers
+        (batch, classes), of which several may be right, their weighted mean.
     """
-    images, labels = inputs[name], inputs["labels"]
+    images = inputs[name]
+    labels = inputs["labels"]
     others = torch.randperm(len(images)).to(images.device)
     if torch.rand(()) < 0.5:
         share = draw_share(MIXUP_ALPHA)
@@ -68,11 +70,18 @@ def mix_inputs(inputs: dict[str, Any], name: str = "pixel_values") -> dict[str, 
 def draw_share(alpha: float) -> float:
     """Draw from Beta(alpha, alpha)."""
     first, second = torch._standard_gamma(torch.full((2,), alpha)).tolist()
-    return first / (first + second) if first + second > 0 else 0.5
+    total = first + second
+    if total > 0:
+        return first / total
+    return 0.5
 
 
 def cut_and_paste(images: Tensor, others: Tensor, share: float) -> tuple[Tensor, float]:
-    """Paste a box of other images into images, about 1 - `share` of their area: the images, and the share that is left."""
+    """Paste a box of other images into images, about 1 - `share` of their area.
+
+    Returns:
+        The images, and the share of them that is left.
+    """
     height, width = images.shape[-2:]
     side = math.sqrt(1 - share)
     middle_row = int(torch.randint(height, ()))
@@ -89,6 +98,7 @@ def cut_and_paste(images: Tensor, others: Tensor, share: float) -> tuple[Tensor,
 
 
 def edges_of(middle: int, length: int, size: int) -> tuple[int, int]:
-    """The first place and the one behind the last, within 0 to `size`, of a stretch of this length."""
+    """Return where a stretch of this length begins and ends, within 0 to `size`."""
     first = middle - length // 2
-    return max(0, first), min(size, first + length)
+    end = first + length
+    return max(0, first), min(size, end)

@@ -17,19 +17,21 @@ from .trainer import HydraTrainingArguments
 class Recipe:
     """How to fine-tune a member: arguments of `HydraTrainingArguments`, and what its callbacks do.
 
-    The learning rate follows Transformers' schedules, which count steps from zero where the paper counts from one: the first
-    step runs at learning rate 0, the peak comes in step `warmup_steps + 1`, and the floor (or the zero of a linear decay) would
-    come in the step after the last.
+    The learning rate follows Transformers' schedules, which count steps from zero where the paper
+    counts from one: the first step runs at learning rate 0, the peak comes in the step after
+    `warmup_steps`, and the floor (or the zero of a linear decay) would come in the step after the
+    last.
 
     Args:
         name (`str`):
             The name in messages.
         arguments (`dict`):
-            Arguments of `HydraTrainingArguments`. Unless named here, all parts train at one learning rate, and checkpoints come
-            once per epoch.
+            Arguments of `HydraTrainingArguments`. Unless named here, all parts train at one
+            learning rate, and checkpoints come once per epoch.
         learning_rates (`tuple[float, ...]`, *optional*):
-            The peak learning rates that `finetune_members(learning_rates="grid")` chooses from on validation data.
-        early_stopping_patience (`int`, *optional*), early_stopping_threshold (`float`, defaults to 0.0):
+            The peak learning rates that `finetune_members(learning_rates="grid")` chooses from on
+            validation data.
+        early_stopping_patience (`int`, *optional*), early_stopping_threshold (`float`):
             Evaluations without an improvement of at least the threshold before training stops.
         trainable, last_n_layers, reset_classifier, dropout, trunk_layers (*optional*):
             As in `PostPruningCallback`.
@@ -40,8 +42,9 @@ class Recipe:
         keep_zeros (`bool`, defaults to `False`):
             Keep weights at zero that are zero at the start, as after `oba_prune`.
         image_change (`Callable`, *optional*):
-            Changes every training image before the processor reads it, such as `CropAndFlip()`. `finetune_members` applies it
-            to images that `load_data` read; with a Trainer of your own, pass `dataclasses.replace(data, change=...)`.
+            Changes every training image before the processor reads it, such as `CropAndFlip()`.
+            `finetune_members` applies it to images that `load_data` read; with a Trainer of your
+            own, pass `dataclasses.replace(data, change=...)`.
     """
 
     name: str
@@ -62,27 +65,32 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.keep_zeros and self.reset_classifier:
             raise ValueError(
-                "keep_zeros would keep the zeros of reset_classifier, and the classifier would never train: pass one of them"
+                "keep_zeros would keep the zeros of reset_classifier, and the classifier would never train: "
+                "pass one of them"
             )
 
     def with_arguments(self, **arguments: Any) -> "Recipe":
-        """The recipe with other training arguments: `recipe("sst2").with_arguments(num_train_epochs=2)`."""
+        """Return the recipe with other training arguments.
+
+        >>> recipe("sst2").with_arguments(num_train_epochs=2).arguments["num_train_epochs"]
+        2
+        """
         return replace(self, arguments={**self.arguments, **arguments})
 
     def training_arguments(self, output_dir: str | os.PathLike, **overrides: Any) -> HydraTrainingArguments:
-        """The recipe as `HydraTrainingArguments`, for `HydraTrainer` or `Trainer`.
+        """Return the recipe as `HydraTrainingArguments`, for `HydraTrainer` or `Trainer`.
 
-        The paper names no batch sizes for classifiers: pass `per_device_train_batch_size`, it is 32 otherwise. To validate
-        during the training, pass `eval_strategy="epoch"`. A recipe that stops early or keeps the best checkpoint ("sst2")
-        always does: its Trainer needs an `eval_dataset`, and a `compute_metrics` that returns its metric, such as
-        `compute_accuracy`.
+        The paper names no batch sizes for classifiers: pass `per_device_train_batch_size`, it is 32
+        otherwise. To validate during the training, pass `eval_strategy="epoch"`. A recipe that
+        stops early or keeps the best checkpoint ("sst2") always does: its Trainer needs an
+        `eval_dataset`, and a `compute_metrics` that returns its metric, such as `compute_accuracy`.
 
         Args:
             output_dir (`str` or `os.PathLike`):
                 The folder of the checkpoints.
             overrides:
-                Arguments of `HydraTrainingArguments`, which win over the recipe's. With `num_train_epochs` in place of its steps,
-            the warm-up is the recipe's share of them.
+                Arguments of `HydraTrainingArguments`, which win over the recipe's. With
+                `num_train_epochs` in place of its steps, the warm-up is the recipe's share of them.
         """
         arguments = {
             "layer_decay": 1.0,
@@ -97,7 +105,7 @@ class Recipe:
         decides_by_validation = self.early_stopping_patience is not None or arguments.get("load_best_model_at_end")
         arguments.setdefault("eval_strategy", "epoch" if decides_by_validation else "no")
         if "num_train_epochs" in overrides and "max_steps" not in overrides:
-            # Otherwise the recipe's steps would silently win over the epochs, and all of them might be warm-up.
+            # Otherwise the recipe's steps would win over the epochs, and all might be warm-up.
             steps = arguments.get("max_steps", -1)
             arguments["max_steps"] = -1
             if steps > 0 and "warmup_steps" not in overrides:
@@ -110,7 +118,10 @@ class Recipe:
         return HydraTrainingArguments(output_dir=os.fspath(output_dir), **arguments)
 
     def callbacks(self) -> list[TrainerCallback]:
-        """New callbacks for one Trainer: freezing, early stopping, zeros that stay, a bounded logit scale."""
+        """Return new callbacks for one Trainer.
+
+        They freeze, stop early, keep zeros, and bound the logit scale.
+        """
         names = ("trainable", "last_n_layers", "reset_classifier", "dropout", "trunk_layers", "towers")
         callbacks: list[TrainerCallback] = [PostPruningCallback(**{name: getattr(self, name) for name in names})]
         if self.early_stopping_patience is not None:
@@ -195,34 +206,41 @@ RECIPES = {recipe.name: recipe for recipe in (IMAGENET1K, CIFAR100, SST2, CLIP)}
 
 
 def recipe(name: str) -> Recipe:
-    """The paper's recipe for fine-tuning after pruning.
+    """Return the paper's recipe for fine-tuning after pruning.
 
     Args:
         name (`str`): "imagenet1k", "cifar100", "sst2" or "clip-lit".
 
     They are from appendices D.2 and D.3, with these points settled:
 
-    - The paper does not say which learning rate of a grid won. `learning_rate` is then 0.01, which is in both grids;
-      `finetune_members(learning_rates="grid")` chooses one of the grid on validation data, as the paper does.
-    - "imagenet1k" and "cifar100" have no weight decay (C.1.2, C.1.3) and no gradient clipping, which D.2 does not
-      mention; Trainer's default would clip at 1. They end with the last step's weights.
-    - "cifar100": D.2 says under (1) that the last five blocks train, and further on that "only the final
-      classification layer" does. We take (1): the last five blocks, the LayerNorm behind them and the classifier,
-      which starts from zeros. For the other reading, `dataclasses.replace(recipe("cifar100"), trainable=("classifier",))`.
-    - "sst2": D.2 gives neither the decay, nor the epochs, nor when to stop. They are those of the backbone's own
-      fine-tuning (C.2): weight decay 0.01, up to 7 epochs, early stopping on validation accuracy (patience 2, delta
-      5e-4), and the epoch with the best validation accuracy is kept. The first 3,000 training examples are the
-      validation set, and texts have 128 tokens. BERT's dropout stays.
-    - "clip-lit" locks the images' tower and its projection (LiT), and trains the text tower, its embeddings too, and the logit
-      scale, for one epoch over pairs of images and texts. What D.3 takes from OpenCLIP are its defaults: betas of 0.9 and
-      0.98, an epsilon of 1e-6, weight decay 0.2, a cosine to zero, no clipping, a logit scale of at most 100. The paper
-      chooses the rate of a grid by the training loss; `learning_rates="grid"` does so by the validation loss. Its batch has
-      1,500 pairs on each GPU, and four of them are accumulated. There each image is compared with the texts of the whole
-      batch, on all GPUs; here with those of its own step and process.
-    - Training images are cropped and flipped, for "imagenet1k" also changed by RandAugment (2 operations, magnitude 12),
-      where `finetune_members` gets images that `load_data` read (`Recipe.image_change`). D.2 does not say how much of an
-      image a crop keeps; we take torchvision's default, at least 8 % of its area. Its crop is resized before RandAugment,
-      ours behind it, by the processor, which also normalises as the model's own does.
+    - The paper does not say which learning rate of a grid won. `learning_rate` is then 0.01, which
+      is in both grids; `finetune_members(learning_rates="grid")` chooses one of the grid on
+      validation data, as the paper does.
+    - "imagenet1k" and "cifar100" have no weight decay (C.1.2, C.1.3) and no gradient clipping,
+      which D.2 does not mention; Trainer's default would clip at 1. They end with the last step's
+      weights.
+    - "cifar100": D.2 says under (1) that the last five blocks train, and further on that "only the
+      final classification layer" does. We take (1): the last five blocks, the LayerNorm behind them
+      and the classifier, which starts from zeros. For the other reading,
+      `dataclasses.replace(recipe("cifar100"), trainable=("classifier",))`.
+    - "sst2": D.2 gives neither the decay, nor the epochs, nor when to stop. They are those of the
+      backbone's own fine-tuning (C.2): weight decay 0.01, up to 7 epochs, early stopping on
+      validation accuracy (patience 2, delta 5e-4), and the epoch with the best validation accuracy
+      is kept. The first 3,000 training examples are the validation set, and texts have 128 tokens.
+      BERT's dropout stays.
+    - "clip-lit" locks the images' tower and its projection (LiT), and trains the text tower, its
+      embeddings too, and the logit scale, for one epoch over pairs of images and texts. What D.3
+      takes from OpenCLIP are its defaults: betas of 0.9 and 0.98, an epsilon of 1e-6, weight decay
+      0.2, a cosine to zero, no clipping, a logit scale of at most 100. The paper chooses the rate
+      of a grid by the training loss; `learning_rates="grid"` does so by the validation loss. Its
+      batch has 1,500 pairs on each GPU, and four of them are accumulated. There each image is
+      compared with the texts of the whole batch, on all GPUs; here with those of its own step and
+      process.
+    - Training images are cropped and flipped, for "imagenet1k" also changed by RandAugment (2
+      operations, magnitude 12), where `finetune_members` gets images that `load_data` read
+      (`Recipe.image_change`). D.2 does not say how much of an image a crop keeps; we take
+      torchvision's default, at least 8 % of its area. Its crop is resized before RandAugment, ours
+      behind it, by the processor, which also normalises as the model's own does.
     """
     if name not in RECIPES:
         raise ValueError(f"there is no recipe {name!r}: choose from {', '.join(RECIPES)}, or make a Recipe")

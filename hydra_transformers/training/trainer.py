@@ -1,4 +1,4 @@
-"""`HydraTrainer` and its arguments: Transformers' Trainer with learning rates for layers and classifiers, and mixed images."""
+"""`HydraTrainer` and its arguments: learning rates for layers and classifiers, mixed images."""
 
 import math
 import os
@@ -38,26 +38,29 @@ def _setting(default: Any, help_text: str) -> Any:
 
 @dataclass
 class HydraTrainingArguments(TrainingArguments):
-    """`TrainingArguments` with learning rates that fall from layer to layer, and with mixing of images.
+    """`TrainingArguments` with learning rates that fall from layer to layer, and mixed images.
 
-    A plain `Trainer` takes them, too; it trains everything at `learning_rate` and mixes nothing. `finetune` chooses what is
-    best for its data: see docs/fine-tuning.md.
+    A plain `Trainer` takes them, too; it trains everything at `learning_rate` and mixes nothing.
+    `finetune` chooses what is best for its data: see docs/fine-tuning.md.
 
     Args:
         learning_rate (`float`, defaults to 1e-4):
             The peak learning rate of the last layer.
         layer_decay (`float`, defaults to 0.85):
-            What multiplies the learning rate from one layer to the layer before it; the embeddings have the lowest. With 1 all
-            layers have the same.
+            What multiplies the learning rate from one layer to the layer before it; the embeddings
+            have the lowest. With 1 all layers have the same.
         classifier_learning_rate (`float`, *optional*, defaults to 1e-3):
-            The peak learning rate of what follows the encoder, for new classifiers; `None` for `learning_rate`.
+            The peak learning rate of what follows the encoder, for new classifiers; `None` for
+            `learning_rate`.
         mixing (`float`, defaults to 0.0):
-            The share of the steps, the first ones, in which each image is mixed with another one of its batch, by mixup or by
-            cutmix, and learned with the labels of both.
+            The share of the steps, the first ones, in which each image is mixed with another one of
+            its batch, by mixup or by cutmix, and learned with the labels of both.
         class_weights (`str`, *optional*):
-            "balanced" gives rare classes more weight: each class counts as if it had as many training rows as the others.
+            "balanced" gives rare classes more weight: each class counts as if it had as many
+            training rows as the others.
         per_device_train_batch_size, weight_decay, warmup_steps, lr_scheduler_type:
-            As in `TrainingArguments`, with the defaults 32, 0.05, 0.1 (a share of all steps) and "cosine".
+            As in `TrainingArguments`, with the defaults 32, 0.05, 0.1 (a share of all steps) and
+            "cosine".
         dataloader_pin_memory:
             As in `TrainingArguments`; without an accelerator False, as torch would warn.
     """
@@ -92,13 +95,17 @@ class HydraTrainingArguments(TrainingArguments):
 class HydraTrainer(Trainer):
     """A `Trainer` for Hydras, and for the plain models and baselines that they are compared with.
 
-    - Learning rates fall from layer to layer, classifiers have their own, and images can be mixed: see
-      `HydraTrainingArguments`. With `optimizer_cls_and_kwargs`, or an optimizer, all rates are the optimizer's.
+    - Learning rates fall from layer to layer, classifiers have their own, and images can be mixed:
+      see `HydraTrainingArguments`. With `optimizer_cls_and_kwargs`, or an optimizer, all rates are
+      the optimizer's.
     - Label smoothing, class weights and the labels of mixed images apply to each member's loss.
-    - It raises a `DivergedError` when a loss, or a weight that would be saved, is not finite; a plain `Trainer` goes on.
-    - Accumulated batches, and those of several processes, count by their labels: many models of Transformers ignore the number
-      of labels that a plain `Trainer` passes, and their gradients are too large. Labels of regression have no ignore index.
-    - Checkpoints are read by `from_pretrained`: a plain one ignores weights whose names on disk are older than the model's.
+    - It raises a `DivergedError` when a loss, or a weight that would be saved, is not finite; a
+      plain `Trainer` goes on.
+    - Accumulated batches, and those of several processes, count by their labels: many models of
+      Transformers ignore the number of labels that a plain `Trainer` passes, and their gradients
+      are too large. Labels of regression have no ignore index.
+    - Checkpoints are read by `from_pretrained`: a plain one ignores weights whose names on disk are
+      older than the model's.
 
     Args:
         model (`PreTrainedModel` or `nn.Module`):
@@ -106,12 +113,13 @@ class HydraTrainer(Trainer):
         args (`TrainingArguments`, *optional*):
             Best `HydraTrainingArguments`, which are the default.
         train_dataset, eval_dataset (*optional*):
-            As for `Trainer`; or a DataFrame, or a data set of raw texts, images or audio with `processing_class` to read them.
+            As for `Trainer`; or a DataFrame, or a data set of raw texts, images or audio with
+            `processing_class` to read them.
         processing_class (*optional*):
             The tokenizer, image processor or feature extractor; saved with the model.
         data_collator (`Callable`, *optional*):
-            By default rows are stacked, and tokens padded to the longest row of their batch. CLIP and SigLIP are asked for the
-            loss of pairs.
+            By default rows are stacked, and tokens padded to the longest row of their batch. CLIP
+            and SigLIP are asked for the loss of pairs.
         kwargs (*optional*):
             All else that `Trainer` takes: `compute_metrics`, `callbacks`, ...
 
@@ -120,7 +128,8 @@ class HydraTrainer(Trainer):
     ```py
     hydra = AutoHydra.from_backbone("facebook/dinov2-small", num_members=3, num_labels=100)
     arguments = HydraTrainingArguments("run", num_train_epochs=9)
-    HydraTrainer(hydra, arguments, train_dataset=train, eval_dataset=validation, processing_class=processor).train()
+    data = {"train_dataset": train, "eval_dataset": validation, "processing_class": processor}
+    HydraTrainer(hydra, arguments, **data).train()
     ```
     """
 
@@ -134,15 +143,21 @@ class HydraTrainer(Trainer):
         processing_class: Any = None,
         **kwargs: Any,
     ):
-        args = HydraTrainingArguments("tmp_trainer") if args is None else args
+        if args is None:
+            args = HydraTrainingArguments("tmp_trainer")
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         if is_hydra_class(type(self._inner_model())) and not isinstance(args, HydraTrainingArguments):
             logger.warning("args are TrainingArguments: all layers and the classifiers get the same learning rate")
-        data = (prepared(data, self.model, processing_class) for data in (train_dataset, eval_dataset))
-        self.train_dataset, self.eval_dataset = data
+
+        # Raw rows become inputs of the model.
+        self.train_dataset = prepared(train_dataset, self.model, processing_class)
+        self.eval_dataset = prepared(eval_dataset, self.model, processing_class)
         if data_collator is None:
-            collate_rows = collate_pairs if learns_from_pairs(self.model) else collate
+            are_pairs = learns_from_pairs(self.model)
+            collate_rows = collate_pairs if are_pairs else collate
             self.data_collator = partial(collate_rows, padding=padding_token_of(self.model) or 0)
+
+        # A loss for each member, where a plain one would not do.
         is_balanced = getattr(args, "class_weights", None) is not None
         self.mixing = getattr(args, "mixing", 0.0)
         if self.mixing:
@@ -175,7 +190,7 @@ class HydraTrainer(Trainer):
         return optimizer
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Return the names of the parameters with weight decay: those that have it in the plain model, too."""
+        """Return the names of the parameters that have weight decay in the plain model, too."""
         decayed = super().get_decay_parameter_names(model)
         if not is_hydra_class(type(model)):
             return decayed
@@ -187,42 +202,49 @@ class HydraTrainer(Trainer):
         loss = super().training_step(model, inputs, num_items_in_batch)
         if not self._is_true_everywhere(torch.isfinite(loss).all()):
             raise DivergedError(
-                f"the loss is {loss.mean().item()} in step {self.state.global_step + 1}: lower the learning rate, or look for "
-                "values in the data that are not finite"
+                f"the loss is {loss.mean().item()} in step {self.state.global_step + 1}: lower the learning rate, or "
+                "look for values in the data that are not finite"
             )
         return loss
 
     def compute_loss(
         self, model: nn.Module, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        if self.mixing and model.training and self.state.global_step < self.mixing * self.state.max_steps:
+        steps_with_mixing = self.mixing * self.state.max_steps
+        if self.mixing and model.training and self.state.global_step < steps_with_mixing:
             inputs = mix_inputs(inputs)
-        is_mean = self.compute_loss_func is None and self.args.n_gpu <= 1 and self._gives_means(inputs.get("labels"))
+        labels = inputs.get("labels")
+        is_mean = self.compute_loss_func is None and self.args.n_gpu <= 1 and self._gives_means(labels)
         if num_items_in_batch is None or not is_mean:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        labels = inputs["labels"]
-        share = (labels.numel() if labels.is_floating_point() else labels.ne(IGNORED_LABEL).sum()) / num_items_in_batch
+
+        # A mean over this batch counts by the share of the labels that are in it.
+        items = labels.numel() if labels.is_floating_point() else labels.ne(IGNORED_LABEL).sum()
+        share = items / num_items_in_batch
         if self.args.average_tokens_across_devices:
             share = share * self.accelerator.num_processes
-        result = super().compute_loss(model, inputs, return_outputs)
-        return (result[0] * share, result[1]) if return_outputs else result * share
+        if not return_outputs:
+            return super().compute_loss(model, inputs) * share
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        return loss * share, outputs
 
     def _gives_means(self, labels: Tensor | None) -> bool:
         """Whether the model's loss without the number of labels is right: a mean over the batch."""
         if not isinstance(labels, Tensor):
             return False
         model = self._inner_model()
-        is_plain = isinstance(model, PreTrainedModel) and not is_hydra_class(type(model))
-        return is_plain or (isinstance(model, PreTrainedModel) and labels.is_floating_point())
+        if not isinstance(model, PreTrainedModel):
+            return False
+        return labels.is_floating_point() or not is_hydra_class(type(model))
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Any:
-        # Labels that are not class indices all count: -100.0 is a number like others.
-        counted = [
-            {**batch, "labels": torch.zeros_like(batch["labels"])}
-            if isinstance(batch.get("labels"), Tensor) and batch["labels"].is_floating_point()
-            else batch
-            for batch in batch_samples
-        ]
+        counted = []
+        for batch in batch_samples:
+            labels = batch.get("labels")
+            # Labels that are not class indices all count: -100.0 is a number like others.
+            if isinstance(labels, Tensor) and labels.is_floating_point():
+                batch = {**batch, "labels": torch.zeros_like(labels)}
+            counted.append(batch)
         return super()._get_num_items_in_batch(counted, device)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -233,23 +255,37 @@ class HydraTrainer(Trainer):
         return metrics
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        # Of sharded weights each process sees its own part.
-        local = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in self.model.parameters()]
-        finite = [torch.isfinite(part).all().to(self.args.device) for part in local]
+        finite = []
+        for weight in self.model.parameters():
+            if hasattr(weight, "to_local"):  # of sharded weights each process sees its own part
+                weight = weight.to_local()
+            finite.append(torch.isfinite(weight).all().to(self.args.device))
         if not self._is_true_everywhere(torch.stack(finite).all()):
             raise DivergedError(f"weights are not finite after step {self.state.global_step}")
         super().save_model(*args, **kwargs)
 
     def train_to_end(self) -> None:
-        """Trains, from the last whole checkpoint in `output_dir` if there is one; nothing where that is of the last step."""
+        """Train, from the last whole checkpoint in `output_dir` if there is one.
+
+        Where that is of the last step, it is loaded, and nothing is trained.
+        """
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         checkpoint = last_checkpoint(Path(self.args.output_dir), self.args.world_size, is_sharded)
-        state = None if checkpoint is None else trainer_state(checkpoint)
-        if state is not None and has_ended(state):  # Trainer would take one more step
-            best = state["best_model_checkpoint"] if self.args.load_best_model_at_end else None
-            self._load_weights(os.fspath(checkpoint.parent / Path(best).name if best else checkpoint))
-        else:
-            self.train(resume_from_checkpoint=None if checkpoint is None else os.fspath(checkpoint))
+        if checkpoint is None:
+            self.train()
+            return
+        state = trainer_state(checkpoint)
+        if not has_ended(state):
+            self.train(resume_from_checkpoint=os.fspath(checkpoint))
+            return
+
+        # Trainer would take one more step.
+        best = None
+        if self.args.load_best_model_at_end:
+            best = state["best_model_checkpoint"]
+        if best:
+            checkpoint = checkpoint.parent / Path(best).name
+        self._load_weights(os.fspath(checkpoint))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if self._is_sharded_or_adapted():
@@ -264,7 +300,8 @@ class HydraTrainer(Trainer):
             self._load_weights(self.state.best_model_checkpoint)
 
     def _load_weights(self, folder: str) -> None:
-        self.model.load_state_dict(load_member(self.model, folder).state_dict())
+        loaded = load_member(self.model, folder)
+        self.model.load_state_dict(loaded.state_dict())
 
     def _is_sharded_or_adapted(self) -> bool:
         return self.is_fsdp_enabled or self.is_deepspeed_enabled or not isinstance(self.model, PreTrainedModel)
@@ -283,26 +320,51 @@ def collate_pairs(rows: list[Mapping[str, Any]], padding: int = 0) -> dict[str, 
 
 
 def prepared(data: Any, model: nn.Module, processing_class: Any) -> Any:
-    """Data that a model can be trained on: a DataFrame, or with a `processing_class` raw rows, is read by `load_data`."""
+    """Return data that a model can be trained on.
+
+    A DataFrame, or with a `processing_class` raw rows, are read by `load_data`.
+    """
     if isinstance(data, Mapping):
         return {name: prepared(rows, model, processing_class) for name, rows in data.items()}
     check_class_order(data, model)
     if data is None or isinstance(data, PreparedData):
         return data
-    if not hasattr(data, "iloc"):
-        row = data[0] if processing_class is not None and hasattr(data, "__len__") and len(data) else None
-        if not isinstance(row, Mapping) or getattr(model, "main_input_name", None) in (None, *row):
-            return data
-    return load_data(data, model, processor=processing_class, labelled=True)
+    is_dataframe = hasattr(data, "iloc")
+    if is_dataframe or (processing_class is not None and _are_raw_rows(data, model)):
+        return load_data(data, model, processor=processing_class, labelled=True)
+    return data
+
+
+def _are_raw_rows(data: Any, model: nn.Module) -> bool:
+    """Whether data are rows without the input that a model reads."""
+    if not hasattr(data, "__len__") or not len(data):
+        return False
+    row = data[0]
+    if not isinstance(row, Mapping):
+        return False
+    name = getattr(model, "main_input_name", None)
+    return name is not None and name not in row
 
 
 def balanced_weights(data: Any, num_labels: int) -> Tensor:
-    """A weight for each class by which all classes count alike, with a mean of 1 over the rows: (classes,)"""
-    # A Dataset of torch need not end when it is iterated over.
-    rows = (data[place] for place in range(len(data))) if hasattr(data, "__len__") else data
-    labels = getattr(data, "labels", None) or [r.get("labels", r.get("label", r.get("label_ids"))) for r in rows]
+    """Return a weight for each class (classes,) by which all classes count alike.
+
+    Over the rows, the weights have a mean of 1.
+    """
+    labels = getattr(data, "labels", None) or _labels_of_rows(data)
     if any(isinstance(label, str) for label in labels):
         raise ValueError("class_weights needs labels that are class indices: pass rows of load_data(data, model)")
     flat = torch.cat([torch.as_tensor(label).flatten() for label in labels])
-    counts = flat[flat != IGNORED_LABEL].bincount(minlength=num_labels).double()
-    return torch.where(counts > 0, counts.sum() / (counts.count_nonzero() * counts), 1.0).float()
+    counted = flat[flat != IGNORED_LABEL]
+    counts = counted.bincount(minlength=num_labels).double()
+    weights = counts.sum() / (counts.count_nonzero() * counts)
+    return torch.where(counts > 0, weights, 1.0).float()
+
+
+def _labels_of_rows(data: Any) -> list[Any]:
+    """Return the labels of rows, under one of the names that Transformers knows."""
+    # A Dataset of torch need not end when it is iterated over.
+    rows = data
+    if hasattr(data, "__len__"):
+        rows = (data[place] for place in range(len(data)))
+    return [row.get("labels", row.get("label", row.get("label_ids"))) for row in rows]
