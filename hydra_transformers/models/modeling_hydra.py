@@ -54,12 +54,8 @@ class Grouped(nn.Module):
         """Set how many rows each member owns."""
         self.widths = list(widths)
         self.is_uniform = len(set(widths)) == 1
-
-    def with_rows(self) -> tuple[list[int], list[int]]:
-        """Return the members that own any rows, and their widths."""
-        members = [m for m, width in enumerate(self.widths) if width > 0]
-        widths = [self.widths[m] for m in members]
-        return members, widths
+        self.members_with_rows = [m for m, width in enumerate(self.widths) if width > 0]
+        self.widths_above_zero = [self.widths[m] for m in self.members_with_rows]
 
 
 class GroupedLinear(Grouped):
@@ -108,13 +104,12 @@ class GroupedLinear(Grouped):
             return grouped_product(hidden_states, weight.transpose(1, 2), bias)
 
         # Member by member, those without rows left out.
-        filled, widths = self.with_rows()
-        weights = weight.split(widths)
-        biases = [None] * len(filled)
+        weights = weight.split(self.widths_above_zero)
+        biases = [None] * len(weights)
         if bias is not None:
-            biases = bias.split(widths)
+            biases = bias.split(self.widths_above_zero)
         products = []
-        for m, member_weight, member_bias in zip(filled, weights, biases, strict=True):
+        for m, member_weight, member_bias in zip(self.members_with_rows, weights, biases, strict=True):
             if rows is not None:
                 member_weight = member_weight[rows[m]]
                 if member_bias is not None:
@@ -160,15 +155,14 @@ class GroupedOutput(Grouped):
             return grouped_product(hidden_states, weight, bias)
 
         # Member by member.
-        filled, widths = self.with_rows()
         biases = [None] * members if bias is None else bias
         outputs = {}
-        if filled:
-            states = hidden_states.split(widths, -1)
-            weights = self.weight.split(widths)
-            for m, member_states, weight in zip(filled, states, weights, strict=True):
+        if self.members_with_rows:
+            states = hidden_states.split(self.widths_above_zero, -1)
+            weights = self.weight.split(self.widths_above_zero)
+            for m, member_states, weight in zip(self.members_with_rows, states, weights, strict=True):
                 outputs[m] = nn.functional.linear(member_states, weight.t(), biases[m])
-            like = outputs[filled[0]]
+            like = outputs[self.members_with_rows[0]]
         else:
             like = hidden_states.new_zeros(*hidden_states.shape[1:-1], self.columns)
 
@@ -294,7 +288,7 @@ class MembersOnBatch:
         self.num_members = num_members
         self.width = width
         self.head_dim = head_dim
-        self.is_trunk = is_trunk
+        self.rows_are_batch = is_trunk  # and not the batch of each member
 
     def split(self, projected: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
         """Split `count` of query, key and value.
@@ -309,10 +303,6 @@ class MembersOnBatch:
         """Cut what is projected into queries, and keys and values."""
         return projected[..., : self.width], projected[..., self.width :]
 
-    def mask(self, attention_mask: torch.Tensor, batch: int) -> torch.Tensor:
-        """Return the rows of a mask that is repeated over the members: (members * batch, ...)"""
-        return attention_mask[:batch] if self.is_trunk else attention_mask
-
     def unpack(self, output: torch.Tensor) -> torch.Tensor:
         """(members * batch, tokens, heads, head_dim) -> (members, batch, tokens, width)"""
         return output.reshape(self.num_members, -1, output.shape[1], self.width)
@@ -324,10 +314,6 @@ class MembersOnBatch:
         """
         return norms(states.unflatten(0, (self.num_members, -1))).flatten(0, 1)
 
-    def in_order(self, heads: Sequence[Sequence[int]]) -> list[int]:
-        """Join what is given for each head of each member in the order of the head axis."""
-        return list(heads[0])
-
 
 class MembersOnHeads:
     """The layout with members on the head axis: (batch, heads of all members, tokens, head_dim).
@@ -336,6 +322,8 @@ class MembersOnHeads:
 
     widths: each member's rows of queries
     """
+
+    rows_are_batch = True
 
     def __init__(self, widths: Sequence[int], head_dim: int):
         self.num_members = len(widths)
@@ -359,10 +347,6 @@ class MembersOnHeads:
         keys_and_values = [states[..., width:] for states, width in members]
         return queries, keys_and_values
 
-    def mask(self, attention_mask: torch.Tensor, batch: int) -> torch.Tensor:
-        """Return the rows of a mask that is repeated over the members: (batch, ...)"""
-        return attention_mask[:batch]
-
     def unpack(self, output: torch.Tensor) -> torch.Tensor:
         """(batch, tokens, heads of all members, head_dim) -> (members, batch, tokens, width), or
         where widths differ (batch, tokens, sum of widths)"""
@@ -379,10 +363,6 @@ class MembersOnHeads:
         norms_with_heads = [norm for norm, count in zip(norms, heads, strict=True) if count]
         parts = states.split([count for count in heads if count], dim=1)
         return torch.cat([norm(part) for norm, part in zip(norms_with_heads, parts, strict=True)], dim=1)
-
-    def in_order(self, heads: Sequence[Sequence[int]]) -> list[int]:
-        """Join what is given for each head of each member in the order of the head axis."""
-        return [value for of_member in heads for value in of_member]
 
 
 Layout = MembersOnBatch | MembersOnHeads
@@ -494,7 +474,8 @@ class HydraAttention(nn.Module):
 
         # Mask: (rows, heads or 1, query tokens, tokens), or what else the backend reads.
         if attention_mask is not None:
-            attention_mask = layout.mask(attention_mask, hidden_states.shape[1])
+            if layout.rows_are_batch:  # the mask is repeated over the members
+                attention_mask = attention_mask[: hidden_states.shape[1]]
             if first_token_only and attention_mask.dim() == 4:
                 attention_mask = attention_mask[:, :, :1]
         if self.adds_bias:
@@ -677,31 +658,37 @@ class HydraLayer(GradientCheckpointingLayer):
         Returns (members, ..., query tokens, hidden).
         """
         # A dropout is called in training alone: a call takes as long as a small kernel.
+        drops_branches = self.drop_path and self.training
+
+        # The output projection.
         branch = self.attention.o_proj(heads)
         if self.output_dropout is not None and self.output_dropout.training:
             branch = self.output_dropout(branch)
-        hidden_states = self.add(branch, hidden_states, self.attention_scale)
+        if drops_branches:
+            branch = self.drop(branch)
+        if self.attention_scale is None:
+            hidden_states = hidden_states + branch
+        else:
+            hidden_states = self.attention_scale(branch, hidden_states)
         if not self.norm_first:
             hidden_states = self.attention_norm(hidden_states)
+
+        # The MLP.
         normed = hidden_states
         if self.norm_first:
             normed = self.mlp_norm(hidden_states)
         branch = self.mlp(normed)
         if self.mlp_dropout is not None and self.mlp_dropout.training:
             branch = self.mlp_dropout(branch)
-        hidden_states = self.add(branch, hidden_states, self.mlp_scale)
+        if drops_branches:
+            branch = self.drop(branch)
+        if self.mlp_scale is None:
+            hidden_states = hidden_states + branch
+        else:
+            hidden_states = self.mlp_scale(branch, hidden_states)
         if not self.norm_first:
             hidden_states = self.mlp_norm(hidden_states)
         return hidden_states
-
-    def add(self, branch: torch.Tensor, residual: torch.Tensor, scale: LayerScale | None) -> torch.Tensor:
-        """Add a branch to the residual stream, with LayerScale and stochastic depth where the
-        family has them."""
-        if self.drop_path and self.training:
-            branch = self.drop(branch)
-        if scale is None:
-            return residual + branch
-        return scale(branch, residual)
 
     def drop(self, branch: torch.Tensor) -> torch.Tensor:
         """Leave a branch out for some samples of some members: stochastic depth."""
@@ -947,8 +934,7 @@ class HydraClassifierMixin:
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
-        set_problem_type(config)  # again: `from_pretrained` changes configs that were checked
-        self.task.check_config(config)  # raises where its code is not here
+        self.choose_task()  # `from_pretrained` changes configs that were checked
         self.num_labels = config.num_labels
         setattr(self, self.base_model_prefix, self.encoder_class(config, **self.encoder_options))
         self.dropout = None
@@ -981,6 +967,18 @@ class HydraClassifierMixin:
         """What the model predicts. A user may change it in the config of a loaded model."""
         return task_of_config(self.config)
 
+    def choose_task(self) -> None:
+        """Validate what the config says of the task, and choose the task of the next forwards.
+
+        Raises where the code of the task is not here.
+        """
+        config = self.config
+        set_problem_type(config)
+        task = self.task
+        task.check_config(config)
+        self._task = task
+        self._fields_of_task = (config.problem_type, config.num_labels, config.aggregate)
+
     def compute_loss(self, labels: torch.Tensor, member_logits: torch.Tensor, **kwargs) -> torch.Tensor:
         """Return the mean of the members' losses, or the loss of the ensemble's prediction, as
         `config.ensemble_loss` says: labels (batch, ...) and logits (batch, members, ...) -> a
@@ -1006,14 +1004,13 @@ class HydraClassifierMixin:
         features = self.prepare(hidden_states, pooled)
         member_logits = self.get_submodule(self.last_map)(features).transpose(0, 1)
 
-        # The loss.
+        # The task: chosen anew where a user has changed the config of a loaded model.
         config = self.config
+        if self._fields_of_task != (config.problem_type, config.num_labels, config.aggregate):
+            self.choose_task()
+
+        # The loss.
         loss = None
-        if labels is not None or config.problem_type is None or config.num_labels == 1:
-            set_problem_type(config)  # a user may have changed it; Transformers' loss would go by the labels
-        task = task_of_config(config)
-        if config.aggregate is not None:
-            task.check_config(config)  # it may be set on a loaded model
         if labels is not None:
             loss = self.compute_loss(labels, member_logits, **kwargs)
 
@@ -1030,7 +1027,7 @@ class HydraClassifierMixin:
             decided = decision.outputs()
 
         # The ensemble's prediction.
-        logits = task.ensemble_logits(member_logits, config)
+        logits = self._task.ensemble_logits(member_logits, config)
         if loss is None and self.training and self.num_members > 1 and config.ensemble_loss == "members":
             reason = "config.ensemble_loss is 'members', a loss for each member"
             other_way = ", or set config.ensemble_loss to 'ensemble'"

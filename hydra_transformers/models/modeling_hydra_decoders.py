@@ -79,8 +79,10 @@ class HydraDecoderAttention(HydraRotaryAttention):
     query head reads it, and is computed once."""
 
     def set_kept_heads(self, kept_heads: list[list[int]]) -> None:
-        # How many query heads read each head of keys and values, of every member.
+        # How many query heads read each head of keys and values: of every member, and in the order
+        # of the head axis that all members are on.
         self.queries_per_kv_head = [queries_per_kv_head(heads, self.config.queries_per_key) for heads in kept_heads]
+        self.queries_of_all_members = [count for counts in self.queries_per_kv_head for count in counts]
         super().set_kept_heads(kept_heads)
 
     def fits_batch_axis(self) -> bool:
@@ -92,7 +94,9 @@ class HydraDecoderAttention(HydraRotaryAttention):
     def place(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, *positions):
         query, key, value = super().place(query, key, value, layout, *positions)
         if self.config.queries_per_key > 1:
-            counts = layout.in_order(self.queries_per_kv_head)
+            counts = self.queries_per_kv_head[0]
+            if layout is self.layout_on_heads:
+                counts = self.queries_of_all_members
             key = for_each_query(key, counts)
             value = for_each_query(value, counts)
         return query, key, value
