@@ -1,4 +1,5 @@
-"""Splits uncertainty into noise in the data (aleatoric) and disagreement of the members (epistemic)."""
+"""Split uncertainty into noise in the data (aleatoric) and disagreement of the members
+(epistemic)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +27,12 @@ WITH_ENTROPY = [None, *(name for name in PROBLEM_TYPES if not load_task(name).pr
 
 @dataclass(frozen=True)
 class Decomposition:
-    """The ensemble's prediction and its uncertainty, one row per sample; entropies in nats, everything in float64.
+    """The ensemble's prediction and its uncertainty, one row per sample; entropies in nats,
+    everything in float64.
 
-    For a multi-label model every attribute is (batch, labels): each label is a choice between 0 (no) and 1 (yes), and
-    `mean_probabilities` that of yes. Likewise for SigLIP without a `ZeroShotClassifier`, (images, texts).
+    For a multi-label model every attribute is (batch, labels): each label is a choice between 0
+    (no) and 1 (yes), and `mean_probabilities` that of yes. Likewise for SigLIP without a
+    `ZeroShotClassifier`, (images, texts).
 
     Attributes:
         mean_probabilities: (batch, classes), the members' mean probability p̄.
@@ -60,13 +63,16 @@ def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposit
         epistemic  total - aleatoric = 1/M Σ_m KL(p_m ‖ p̄) >= 0
         disagreement                 = share of the M(M-1)/2 pairs of members whose argmax differs
 
-    With one member, epistemic and disagreement are exactly 0. Ties of the argmax go to the lower class. For multi-label
-    models p_m is (1 - sigmoid(z_m), sigmoid(z_m)), label by label; entropies of labels may be added up.
+    With one member, epistemic and disagreement are exactly 0. Ties of the argmax go to the lower
+    class. For multi-label models p_m is (1 - sigmoid(z_m), sigmoid(z_m)), label by label; entropies
+    of labels may be added up.
 
     Args:
-        member_logits (`torch.Tensor`): (batch, members, classes), a tensor or array of any float type; of a classifier of
+        member_logits (`torch.Tensor`):
+            (batch, members, classes), a tensor or array of any float type; of a classifier of
             tokens (batch, members, tokens, classes), and every attribute is then (batch, tokens).
-        problem_type (`str`, *optional*): as in the model's config; by default one class of several.
+        problem_type (`str`, *optional*):
+            As in the model's config; by default one class of several.
 
     Example:
         >>> sure = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
@@ -87,21 +93,26 @@ def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposit
 
 
 def _decompose_labels(member_logits: Tensor) -> Decomposition:
-    """Each label as two classes, no and yes: (batch, members, labels) -> (batch, labels) each."""
+    """Decompose each label as two classes, no and yes: (batch, members, labels) -> (batch, labels)
+    each."""
     batch, _, labels = member_logits.shape
     check_predictions(member_logits, have_softmax=False)
-    of_labels = label_log_probabilities(widened(member_logits)).transpose(1, 2).flatten(0, 1)
-    parts = vars(decompose_log_probabilities(of_labels))
+    log_probabilities = label_log_probabilities(widened(member_logits))
+    parts = vars(decompose_log_probabilities(log_probabilities.transpose(1, 2).flatten(0, 1)))
     parts = parts | {"mean_probabilities": parts["mean_probabilities"][:, 1]}
     return Decomposition(**{name: value.unflatten(0, (batch, labels)) for name, value in parts.items()})
 
 
 def _decompose_tokens(member_logits: Tensor) -> Decomposition:
-    """(batch, members, tokens, classes) -> (batch, tokens) each; NaN, and a prediction of -100, where all logits are NaN."""
+    """(batch, members, tokens, classes) -> (batch, tokens) each; NaN, and a prediction of -100,
+    where all logits are NaN."""
     batch, _, tokens, _ = member_logits.shape
     rows = rows_of_tokens(member_logits)
     are_words = ~rows.isnan().all(dim=-1).all(dim=-1)
-    parts = vars(decompose_log_probabilities(wide_log_softmax(as_member_logits(rows[are_words]))))
+    log_probabilities = wide_log_softmax(as_member_logits(rows[are_words]))
+    parts = vars(decompose_log_probabilities(log_probabilities))
+
+    # Put them back among the tokens that are not words.
     filled = {}
     for name, value in parts.items():
         filler = torch.nan if value.is_floating_point() else NO_TAG
@@ -111,7 +122,7 @@ def _decompose_tokens(member_logits: Tensor) -> Decomposition:
 
 
 def decompose_log_probabilities(log_probabilities: Tensor) -> Decomposition:
-    """`decompose` from the members' log-probabilities (batch, members, classes) in float64."""
+    """Run `decompose` from the members' log-probabilities (batch, members, classes) in float64."""
     mean_probabilities = log_mean(log_probabilities).exp()
     confidence, prediction = mean_probabilities.max(dim=-1)
     split = entropy_split(log_probabilities)  # total, aleatoric, epistemic
@@ -131,25 +142,35 @@ class NumberPrediction:
 
 
 def predict_uncertainty(model: nn.Module, data: Any, batch_size: int = 32) -> Decomposition | NumberPrediction:
-    """Predict `data` in batches on the model's device and decompose the uncertainty; the result is on the CPU.
+    """Predict `data` in batches on the model's device and decompose the uncertainty; the result is
+    on the CPU.
 
     Args:
-        model (`nn.Module`): a Hydra, a Hugging Face classifier (one member) or a `ZeroShotClassifier`. `problem_type` in its
-            config says whether it chooses one class or decides on each label; a single output is one label. CLIP by itself
-            chooses among the texts of each batch, SigLIP says yes or no to each; a `ZeroShotClassifier` chooses one class.
-        data (`DataLoader`, `Dataset` or `list`): dict batches or rows.
-        batch_size (`int`, defaults to 32): rows per batch, if data comes in rows.
+        model (`nn.Module`):
+            A Hydra, a Hugging Face classifier (one member) or a `ZeroShotClassifier`.
+            `problem_type` in its config says whether it chooses one class or decides on each label;
+            a single output is one label. CLIP by itself chooses among the texts of each batch,
+            SigLIP says yes or no to each; a `ZeroShotClassifier` chooses one class.
+        data (`DataLoader`, `Dataset` or `list`):
+            Dict batches or rows.
+        batch_size (`int`, *optional*, defaults to 32):
+            Rows per batch, if data comes in rows.
 
     Returns:
-        Of a regression model the mean and the variance, a `NumberPrediction`; of a classifier a `Decomposition`, whose parts are
-        (texts, words) for one of tokens, NaN where a text has fewer words than others.
+        Of a regression model the mean and the variance, a `NumberPrediction`; of a classifier a
+        `Decomposition`, whose parts are (texts, words) for one of tokens, NaN where a text has
+        fewer words than others.
     """
     task = task_of_logits(model)
     if task.predicts_numbers and ModelInfo.of(model).says_task:
-        outputs = widened(collect_answers(model, data, batch_size, with_features=False)[0])
+        answers, _, _ = collect_answers(model, data, batch_size, with_features=False)
+        outputs = widened(answers)
         return NumberPrediction(outputs.mean(dim=1), spread(outputs).square())
     if classifies_tokens(model):
-        return decompose(collect_words(model, data, batch_size)[0])
+        answers, _ = collect_words(model, data, batch_size)
+        return decompose(answers)
+
+    # Batch by batch; all have to have the same classes.
     parts = []
     for batch in batches(data, batch_size, device_of(model)):
         member_logits = predict(model, batch)

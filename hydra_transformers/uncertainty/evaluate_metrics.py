@@ -1,6 +1,8 @@
-"""The metrics as `evaluate.Metric` classes, to be combined with those of others and computed batch by batch; no download.
+"""The metrics as `evaluate.Metric` classes, to be combined with those of others and computed batch
+by batch; no download.
 
-from hydra_transformers.uncertainty.evaluate_metrics import ClassificationMetrics, DiversityMetrics, OODMetrics
+from hydra_transformers.uncertainty.evaluate_metrics import ClassificationMetrics, DiversityMetrics,
+OODMetrics
 """
 
 import evaluate
@@ -22,7 +24,8 @@ class _Metrics(evaluate.Metric):
 
 
 class ClassificationMetrics(_Metrics):
-    """`classification_metrics` of member logits (samples, members, classes) and class indices (samples,)."""
+    """Computes `classification_metrics` of member logits (samples, members, classes) and class
+    indices (samples,)."""
 
     columns = MEMBER_LOGITS | LABELS
 
@@ -31,7 +34,8 @@ class ClassificationMetrics(_Metrics):
 
 
 class DiversityMetrics(_Metrics):
-    """`diversity_metrics` of member logits (samples, members, classes); the class indices (samples,) are not read."""
+    """Computes `diversity_metrics` of member logits (samples, members, classes); the class indices
+    (samples,) are not read."""
 
     columns = MEMBER_LOGITS | LABELS
 
@@ -40,10 +44,12 @@ class DiversityMetrics(_Metrics):
 
 
 class OODMetrics(_Metrics):
-    """`ood_metrics` of scores (samples,), higher is more out of distribution, and 1 (out of) or 0 (in distribution)."""
+    """Computes `ood_metrics` of scores (samples,), higher is more out of distribution, and 1 (out
+    of) or 0 (in distribution)."""
 
     columns = {"predictions": Value("float64")} | LABELS
 
     def _compute(self, predictions: list, references: list) -> dict[str, float]:
-        scores, is_ood = torch.tensor(predictions, dtype=torch.float64), torch.tensor(references)
+        scores = torch.tensor(predictions, dtype=torch.float64)
+        is_ood = torch.tensor(references)
         return ood_metrics(scores[is_ood == 0], scores[is_ood != 0])

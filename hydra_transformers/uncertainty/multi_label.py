@@ -1,6 +1,8 @@
-"""Multi-label classification: metrics, a threshold per label, sets that miss at most a promised share of the labels.
+"""Multi-label classification: metrics, a threshold per label, sets that miss at most a promised
+share of the labels.
 
-Every label is a yes or no of its own. The ensemble's prediction is the mean of the members' sigmoids, held as log-odds.
+Every label is a yes or no of its own. The ensemble's prediction is the mean of the members'
+sigmoids, held as log-odds.
 """
 
 import math
@@ -27,7 +29,8 @@ ROUNDING = 1e-9  # of log-odds
 
 
 def log_odds(member_logits: Any) -> Tensor:
-    """The log-odds of the members' mean probability of each label, (batch, labels) in float64."""
+    """Return the log-odds of the members' mean probability of each label, (batch, labels) in
+    float64."""
     member_logits = as_member_logits(member_logits, least_classes=1).detach()
     check_predictions(member_logits, have_softmax=False)
     return logit_of_mean_probability(widened(member_logits))
@@ -37,29 +40,36 @@ def log_odds(member_logits: Any) -> Tensor:
 
 
 def multi_label_metrics(member_logits: Any, labels: Any) -> dict[str, float]:
-    r"""Ranking, decisions and calibration of the members' mean probability `p̄` of each label.
+    r"""Measure ranking, decisions and calibration of the members' mean probability `p̄` of each
+    label.
 
     With the decisions `ŷ_l = [p̄_l >= 0.5]` over n rows and L labels:
 
-        map          mean over the labels of their average precision, Σ_k (recall_k - recall_{k-1}) precision_k over the
-                     distinct p̄_l, highest first; not interpolated
+        map          mean over the labels of their average precision,
+                     Σ_k (recall_k - recall_{k-1}) precision_k over the distinct p̄_l, highest
+                     first; not interpolated
         f1_micro     2 TP / (2 TP + FP + FN), counted over all labels together
         f1_macro     mean over the labels of their own F1
         accuracy     share of the n · L decisions that are right
         exact_match  share of the rows of which all decisions are right
-        missed       mean over the rows of the share of their labels with ŷ_l = 0; 0 for a row without labels
-        ece          mean over the labels of Σ_b n_b/n |frequency_b - p̄_b| over 15 equal-width bins of p̄_l
-        nll, brier   mean of the binary cross entropy, and of (p̄_l - y_l)², over all n · L decisions
+        missed       mean over the rows of the share of their labels with ŷ_l = 0; 0 for a row
+                     without labels
+        ece          mean over the labels of Σ_b n_b/n |frequency_b - p̄_b| over 15 equal-width bins
+                     of p̄_l
+        nll, brier   mean of the binary cross entropy, and of (p̄_l - y_l)², over all n · L
+                     decisions
 
-    `map` and `f1_macro` leave out a label that no row has, and are NaN where every label is one of these.
+    `map` and `f1_macro` leave out a label that no row has, and are NaN where every label is one of
+    these.
 
     Args:
         member_logits: (samples, members, labels).
         labels: (samples, labels), 0 or 1.
 
     Example:
-        >>> metrics = multi_label_metrics([[[2.0, -1.0]], [[1.0, 3.0]], [[-2.0, 0.5]]], [[1, 0], [0, 1], [0, 0]])
-        >>> round(metrics["map"], 3), round(metrics["f1_micro"], 3), round(metrics["exact_match"], 3)
+        >>> member_logits = [[[2.0, -1.0]], [[1.0, 3.0]], [[-2.0, 0.5]]]
+        >>> metrics = multi_label_metrics(member_logits, [[1, 0], [0, 1], [0, 0]])
+        >>> metrics["map"], round(metrics["f1_micro"], 3), round(metrics["exact_match"], 3)
         (1.0, 0.667, 0.333)
     """
     logits = log_odds(member_logits)
@@ -68,36 +78,61 @@ def multi_label_metrics(member_logits: Any, labels: Any) -> dict[str, float]:
 
 
 def summarize_labels(logits: Tensor, labels: Tensor, chosen: Tensor) -> dict[str, float]:
-    """`multi_label_metrics` from log-odds in float64, labels and decisions, (samples, labels) each."""
-    precisions, f1_scores, calibration_errors = [], [], []
+    """Return `multi_label_metrics` from log-odds in float64, labels and decisions, (samples,
+    labels) each."""
+    # Label by label.
+    precisions = []
+    f1_scores = []
+    calibration_errors = []
     for scores, truth, yes in zip(logits.T.cpu(), labels.T.cpu(), chosen.T.cpu(), strict=True):
         calibration_errors.append(expected_calibration_error(scores.sigmoid(), truth.double()))
         if truth.any():
             precisions.append(_average_precision(*counts_from_the_top(scores, truth)))
-            f1_scores.append(2 * int((yes & truth).sum()) / (int(yes.sum()) + int(truth.sum())))
-    right, hits = chosen == labels, int((chosen & labels).sum())
-    named = int(chosen.sum()) + int(labels.sum())
-    losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
+            f1_scores.append(_f1(yes, truth))
+
+    # All labels together.
+    right = chosen == labels
+    targets = labels.to(logits)
+    losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    squares = (logits.sigmoid() - targets).square()
     return {
-        "map": math.fsum(precisions) / len(precisions) if precisions else math.nan,
-        "f1_micro": 2 * hits / named if named else math.nan,
-        "f1_macro": math.fsum(f1_scores) / len(f1_scores) if f1_scores else math.nan,
+        "map": _mean(precisions),
+        "f1_micro": _f1(chosen, labels),
+        "f1_macro": _mean(f1_scores),
         "accuracy": int(right.sum()) / right.numel(),
         "exact_match": int(right.all(dim=1).sum()) / len(right),
         "missed": exact_mean(missed_shares(chosen, labels)),
-        "ece": math.fsum(calibration_errors) / len(calibration_errors),
+        "ece": _mean(calibration_errors),
         "nll": exact_mean(losses.flatten()),
-        "brier": exact_mean((logits.sigmoid() - labels.to(logits)).square().flatten()),
+        "brier": exact_mean(squares.flatten()),
     }
+
+
+def _f1(chosen: Tensor, labels: Tensor) -> float:
+    """Return 2 TP / (2 TP + FP + FN); NaN where no label is chosen, and none is there."""
+    named = int(chosen.sum()) + int(labels.sum())
+    if named == 0:
+        return math.nan
+    hits = int((chosen & labels).sum())
+    return 2 * hits / named
+
+
+def _mean(values: list[float]) -> float:
+    """Return the mean, rounded once; NaN of no values."""
+    if not values:
+        return math.nan
+    return math.fsum(values) / len(values)
 
 
 def _average_precision(hits: Tensor, false_alarms: Tensor) -> float:
     new_hits = hits.diff(prepend=hits.new_zeros(1))
-    return math.fsum((new_hits * hits.double() / (hits + false_alarms)).tolist()) / int(hits[-1])
+    precisions = new_hits * hits.double() / (hits + false_alarms)
+    return math.fsum(precisions.tolist()) / int(hits[-1])
 
 
 def missed_shares(chosen: Tensor, labels: Tensor) -> Tensor:
-    """The share of each row's labels that is not chosen (the false negative rate), (batch,); 0 for a row without labels."""
+    """Return the share of each row's labels that is not chosen (the false negative rate), (batch,);
+    0 for a row without labels."""
     count = labels.sum(dim=1)
     return (labels & ~chosen).sum(dim=1).double() / count.clamp(min=1)
 
@@ -106,21 +141,26 @@ def missed_shares(chosen: Tensor, labels: Tensor) -> Tensor:
 
 
 def best_thresholds(logits: Tensor, labels: Tensor) -> Tensor:
-    """The probability (labels,) from which on each label is answered with yes, for the highest F1 on these rows.
+    """Return the probability (labels,) from which on each label is answered with yes, for the
+    highest F1 on these rows.
 
-    It lies midway, in log-odds, between two neighbouring rows; of equally good ones the highest is taken. A label that no row
-    has keeps 0.5, and so does one whose every row has it.
+    It lies midway, in log-odds, between two neighbouring rows; of equally good ones the highest is
+    taken. A label that no row has keeps 0.5, and so does one whose every row has it.
 
-    logits: (rows, labels), log-odds; labels: (rows, labels) bool
+    logits: (rows, labels), log-odds
+    labels: (rows, labels) bool
     """
-    return torch.stack(list(map(_best_cut, logits.T.cpu(), labels.T.cpu()))).sigmoid()
+    cuts = [_best_cut(scores, truth) for scores, truth in zip(logits.T.cpu(), labels.T.cpu(), strict=True)]
+    return torch.stack(cuts).sigmoid()
 
 
 def _best_cut(scores: Tensor, truth: Tensor) -> Tensor:
+    """Return the log-odds from which on one label is answered with yes, see `best_thresholds`."""
     if truth.all() or not truth.any():
         return torch.zeros((), dtype=torch.float64, device="cpu")
     hits, false_alarms = counts_from_the_top(scores, truth)
-    best = int((2 * hits / (hits + false_alarms + int(truth.sum()))).argmax())
+    f1_scores = 2 * hits / (hits + false_alarms + int(truth.sum()))
+    best = int(f1_scores.argmax())
     descending = scores.unique().flip(0)
     if best + 1 == len(descending):  # below all rows, by half of their mean distance
         return descending[best] - (descending[0] - descending[best]) / (2 * len(scores))
@@ -131,50 +171,66 @@ def _best_cut(scores: Tensor, truth: Tensor) -> Tensor:
 
 
 def lowered_cuts(logits: Tensor, labels: Tensor, alpha: float, cuts: Tensor) -> Tensor:
-    r"""The least log-odds (labels,) with which a label is in a row's set, so that on average at most a share `alpha` of a row's
-    labels is missed: conformal risk control (Angelopoulos et al., 2022, arXiv 2208.02814).
+    r"""Return the least log-odds (labels,) with which a label is in a row's set, so that on average
+    at most a share `alpha` of a row's labels is missed: conformal risk control (Angelopoulos et
+    al., 2022, arXiv 2208.02814).
 
     With the ensemble's log-odds `z_l`, the cuts `t_l` and one shift λ for all labels,
 
         set       C_λ(x) = {l : z_l >= t_l - λ}            larger λ, larger sets
-        loss      L_i(λ) = share of row i's labels that C_λ misses, 0 for a row without labels; never above B = 1
-        choice    the smallest λ >= 0 with  n/(n+1) · 1/n Σ_i L_i(λ) + B/(n+1) <= alpha: a label that reaches its own
-                  threshold is always in the set
+        loss      L_i(λ) = share of row i's labels that C_λ misses, 0 for a row without labels;
+                  never above B = 1
+        choice    the smallest λ >= 0 with  n/(n+1) · 1/n Σ_i L_i(λ) + B/(n+1) <= alpha: a label
+                  that reaches its own threshold is always in the set
 
-    If a new row is exchangeable with these n, the expected share of its labels that is missed is at most alpha, on average over
-    calibration sets and rows: not for every label, and not under distribution shift. With too few rows λ is infinite.
+    If a new row is exchangeable with these n, the expected share of its labels that is missed is at
+    most alpha, on average over calibration sets and rows: not for every label, and not under
+    distribution shift. With too few rows λ is infinite.
 
-    logits: (rows, labels), of rows that neither the model nor the cuts were fitted on; labels: (rows, labels) bool
+    logits: (rows, labels), of rows that neither the model nor the cuts were fitted on
+    labels: (rows, labels) bool
     cuts: (labels,), the log-odds from which on each label is predicted
     """
     allowed = float(exact(alpha) * (len(labels) + 1) - 1)
     if allowed < 0:
         return torch.full_like(cuts, -math.inf)
-    needed = cuts.to(logits) - logits  # the λ from which on each label is in its row's set
-    row_of_label, zero = labels.nonzero()[:, 0], needed.new_zeros(1)
+
+    # The λ from which on each label is in its row's set, in ascending order, with 0 in front.
+    needed = cuts.to(logits) - logits
+    zero = needed.new_zeros(1)
     shifts, order = torch.cat([zero, needed[labels].clamp(min=0)]).sort(stable=True)
-    # What a label's absence adds to the sum of losses
-    weights = torch.cat([zero, 1 / labels.sum(dim=1)[row_of_label].double()])[order]
+
+    # What a label's absence adds to the sum of losses.
+    row_of_label = labels.nonzero()[:, 0]
+    labels_of_row = labels.sum(dim=1)[row_of_label].double()
+    weights = torch.cat([zero, 1 / labels_of_row])[order]
+
     # Losses left over once the labels up to each place are in their sets; ties enter together.
-    left = weights.flip(0).cumsum(0).flip(0) - weights
-    is_last = torch.cat([shifts[1:] > shifts[:-1], torch.ones(1, dtype=torch.bool, device=shifts.device)])
+    losses_left = weights.flip(0).cumsum(0).flip(0) - weights
+    end = torch.ones(1, dtype=torch.bool, device=shifts.device)
+    is_last_of_ties = torch.cat([shifts[1:] > shifts[:-1], end])
     tolerance = 1e-12 * (len(labels) + 1)  # sums of thirds are rounded
-    return cuts - float(shifts[is_last & (left <= allowed + tolerance)][0])
+    is_enough = is_last_of_ties & (losses_left <= allowed + tolerance)
+    return cuts - float(shifts[is_enough][0])
 
 
 def label_sets(logits: Tensor, lowest: Tensor) -> Tensor:
-    """Whether log-odds (rows, labels) reach the lowest of their label; differences were rounded, and in doubt they do."""
+    """Whether log-odds (rows, labels) reach the lowest of their label; differences were rounded,
+    and in doubt they do."""
     return logits >= lowest.to(logits) - ROUNDING
 
 
 def sets_sentence(alpha: float, sets: Tensor, is_too_few: bool) -> str:
-    """What is promised for new rows and under which conditions, the size of the sets, and whether rows were too few."""
+    """Return what is promised for new rows and under which conditions, the size of the sets, and
+    whether rows were too few."""
     rows, labels = sets.shape
-    note = f" {too_few_rows(alpha, rows)}" if is_too_few else ""
+    note = ""
+    if is_too_few:
+        note = f" {too_few_rows(alpha, rows)}"
     return (
-        f"On average at most {100 * alpha:.6g} % of a row's labels are missing from its set, over calibration sets and "
-        f"rows, if new rows are exchangeable with the {rows} calibration rows. {SHIFT} On the fitting rows sets hold "
-        f"{int(sets.sum()) / rows:.3g} of {labels} labels.{note}"
+        f"On average at most {100 * alpha:.6g} % of a row's labels are missing from its set, over calibration sets "
+        f"and rows, if new rows are exchangeable with the {rows} calibration rows. {SHIFT} On the fitting rows sets "
+        f"hold {int(sets.sum()) / rows:.3g} of {labels} labels.{note}"
     )
 
 
@@ -205,20 +261,32 @@ class MultiLabelFit(TaskFit):
         return float(labels.double().mean())
 
     def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
-        """`multi_label_metrics` (with the thresholds of a calibrated model), how much members differ, summed over the labels,
-        and what a calibrated model's sets and threshold bring."""
-        answers = answers if decided is None else decided.member_logits
-        parts, logits = decompose(answers, "multi_label_classification"), log_odds(answers)
-        chosen = logits >= 0 if decided is None else decided.chosen_labels
-        metrics, right = {}, None
+        """Return `multi_label_metrics` (with the thresholds of a calibrated model), how much
+        members differ, summed over the labels, and what a calibrated model's sets and threshold
+        bring."""
+        if decided is not None:
+            answers = decided.member_logits
+        logits = log_odds(answers)
+        chosen = logits >= 0
+        if decided is not None:
+            chosen = decided.chosen_labels
+
+        # Of every model.
+        metrics = {}
+        right = None
         if labels is not None:
             labels = as_multi_hot(labels, *logits.shape)
-            metrics, right = summarize_labels(logits, labels, chosen), chosen == labels
+            metrics = summarize_labels(logits, labels, chosen)
+            right = chosen == labels
+        parts = decompose(answers, self.name)
         metrics["mutual_information"] = exact_mean(parts.epistemic.sum(dim=1))
         metrics["disagreement"] = exact_mean(parts.disagreement.mean(dim=1))
         if decided is None:
             return metrics
-        sets, answered = decided.prediction_set, ~decided.abstain
+
+        # Of a calibrated one.
+        sets = decided.prediction_set
+        answered = ~decided.abstain
         if sets is not None:
             metrics["set_size"] = exact_mean(sets.sum(dim=1).double())
             if labels is not None:
@@ -229,42 +297,53 @@ class MultiLabelFit(TaskFit):
         return metrics
 
     def scores(self, answers: Tensor) -> Tensor:
-        """The sum of the labels' entropies."""
-        return decompose(answers, "multi_label_classification").total.sum(dim=1)
+        """Return the sum of the labels' entropies."""
+        return decompose(answers, self.name).total.sum(dim=1)
 
     def of_members(self, member_logits: Tensor, scores: list[dict], settings: Settings | None) -> dict[str, Any]:
-        """With the `thresholds` of the labels."""
+        """Return the members' probabilities, and the `thresholds` of the labels."""
         order = [self.classes.index(score["label"]) for score in scores]
-        log_odds = [0.0] * len(self.classes) if settings is None else settings["log_odds"]
-        thresholds = torch.tensor(list(map(float, log_odds)), dtype=torch.float64).sigmoid()
+        cuts = [0.0] * len(self.classes)
+        if settings is not None:
+            cuts = [float(value) for value in settings["log_odds"]]
+        thresholds = torch.tensor(cuts, dtype=torch.float64).sigmoid()
         return {"thresholds": thresholds[order].tolist(), "members": member_logits.sigmoid()[:, order].tolist()}
 
     def outcomes(self, output: Any, labels: Tensor | None, settings: Settings, random: Generator) -> Outcomes:
-        outcomes, sets, missed = super().outcomes(output, labels, settings, random), output.prediction_set, None
+        outcomes = super().outcomes(output, labels, settings, random)
         if labels is None:
             return outcomes
-        answered, labels = outcomes.answered, as_multi_hot(labels, *output.member_logits.shape[::2])
+        labels = as_multi_hot(labels, *output.member_logits.shape[::2])
+
+        # Whether any decision on an answered row is wrong.
+        answered = outcomes.answered
         logits = log_odds(output.member_logits[answered])  # others may not be numbers
-        wrong = (logits >= torch.tensor([float(value) for value in settings["log_odds"]])) != labels[answered]
-        if sets is not None:  # one of the row's labels
+        cuts = torch.tensor([float(value) for value in settings["log_odds"]])
+        wrong = (logits >= cuts) != labels[answered]
+
+        # Whether the set misses one of the row's labels, drawn at random.
+        missed = None
+        if output.prediction_set is not None:
             drawn = draw_one(labels, random).unsqueeze(1)
-            missed = (labels & ~sets).gather(1, drawn).squeeze(1)
+            missed = (labels & ~output.prediction_set).gather(1, drawn).squeeze(1)
         return outcomes._replace(wrong=wrong.any(dim=1), missed=missed)
 
     # Calibration
 
     def fit(self, rows: ValidationRows) -> Fitted:
-        """One temperature, a threshold per label, sets that miss few labels, and when to abstain.
+        """Fit one temperature, a threshold per label, sets that miss few labels, and when to
+        abstain.
 
-        The first half of the rows fits the temperature, for the likelihood of every yes and no, and the thresholds, for each
-        label's best F1. The second half lowers these to sets that keep the promise of `alpha` (see `lowered_cuts`), and fits the
-        target: of rows, whose score is the sum of their labels' entropies and which are right if all their decisions are.
+        The first half of the rows fits the temperature, for the likelihood of every yes and no, and
+        the thresholds, for each label's best F1. The second half lowers these to sets that keep the
+        promise of `alpha` (see `lowered_cuts`), and fits the target: of rows, whose score is the
+        sum of their labels' entropies and which are right if all their decisions are.
         """
-        first, second = (
-            Rows(half.answers, as_multi_hot(half.labels, len(half.answers), half.answers.shape[-1]))
-            for half in (rows.first, rows.second)
-        )
+        first = _with_multi_hot(rows.first)
+        second = _with_multi_hot(rows.second)
         self._check_has_every_label(first.labels.any(dim=0) | second.labels.any(dim=0))
+
+        # The temperature and the thresholds, from the first half.
         temperature = fit_temperature(first.answers, first.labels)
         thresholds = best_thresholds(log_odds(at_least_float32(first.answers) / temperature), first.labels)
         settings = {
@@ -278,16 +357,20 @@ class MultiLabelFit(TaskFit):
             f"{float(thresholds.min()):.2g} to {float(thresholds.max()):.2g}.",
             rows.sentence,
         ]
-        abstention = None
+
+        # The sets, from the second half.
         if rows.alpha is not None:
             logits = log_odds(at_least_float32(second.answers) / temperature)
             lowest = lowered_cuts(logits, second.labels, rows.alpha, thresholds.logit())
             is_too_few = bool(lowest[0] == -math.inf)
             if is_too_few:
                 warnings.warn(too_few_rows(rows.alpha, len(logits)), stacklevel=3)
-            values = [value if math.isfinite(value) else str(value) for value in lowest.tolist()]
-            settings |= {"alpha": float(rows.alpha), "set_log_odds": values}
+            settings["alpha"] = float(rows.alpha)
+            settings["set_log_odds"] = _for_json(lowest)
             sentences.append(sets_sentence(rows.alpha, label_sets(logits, lowest), is_too_few))
+
+        # The threshold, from the second half.
+        abstention = None
         if rows.target is not None:
             decision = self.decision(settings)
             output = decision(second.answers)
@@ -306,5 +389,19 @@ class MultiLabelFit(TaskFit):
     def _check_has_every_label(self, is_there: Tensor) -> None:
         missing = (~is_there).nonzero().flatten().tolist()
         if missing:
-            names = [repr(label if self.classes is None else self.classes[label]) for label in missing[:5]]
-            raise ValueError(f"no row of data has the label {', '.join(names)}, so it has no threshold: add some")
+            names = missing[:5]
+            if self.classes is not None:
+                names = [self.classes[label] for label in names]
+            raise ValueError(
+                f"no row of data has the label {', '.join(map(repr, names))}, so it has no threshold: add some"
+            )
+
+
+def _with_multi_hot(rows: Rows) -> Rows:
+    """Return rows whose labels are (rows, labels) bool."""
+    return Rows(rows.answers, as_multi_hot(rows.labels, len(rows.answers), rows.answers.shape[-1]))
+
+
+def _for_json(values: Tensor) -> list[float | str]:
+    """Return numbers as JSON has them: infinite ones are strings."""
+    return [value if math.isfinite(value) else str(value) for value in values.tolist()]

@@ -1,4 +1,5 @@
-"""Reward models and rerankers: metrics of preferences, and a score below which nothing is relevant."""
+"""Reward models and rerankers: metrics of preferences, and a score below which nothing is
+relevant."""
 
 import math
 import os
@@ -23,12 +24,14 @@ NO_PAIRS += ", or texts in columns of these names"
 
 
 def preference_metrics(chosen: Any, rejected: Any, aggregate: str = "mean") -> dict[str, float]:
-    r"""How well members tell the better of two answers.
+    r"""Measure how well members tell the better of two answers.
 
-        pair_accuracy      share of the pairs whose chosen answer scores higher; a tie counts as half
-        wrong_pairs_auroc  how well the spread of the members' margins tells wrong pairs from right ones, 0.5 for chance; NaN
-                           where all pairs are right, or all wrong
-        margin, spread     the mean of score(chosen) - score(rejected), and of the members' standard deviation of it
+        pair_accuracy      share of the pairs whose chosen answer scores higher; a tie counts as
+                           half
+        wrong_pairs_auroc  how well the spread of the members' margins tells wrong pairs from right
+                           ones, 0.5 for chance; NaN where all pairs are right, or all wrong
+        margin             the mean of score(chosen) - score(rejected)
+        spread             the mean of the members' standard deviation of it
 
     Args:
         chosen, rejected: (pairs, members) or (pairs, members, 1), the members' scores.
@@ -38,24 +41,36 @@ def preference_metrics(chosen: Any, rejected: Any, aggregate: str = "mean") -> d
         >>> preference_metrics([[1.0, 2.0], [0.0, 1.0]], [[0.0, 0.0], [1.0, 1.0]])["pair_accuracy"]
         0.5
     """
-    chosen, rejected = (widened(as_tensor(scores).detach()).cpu() for scores in (chosen, rejected))
-    chosen, rejected = (scores.reshape(*scores.shape[:2], 1) for scores in (chosen, rejected))
+    chosen = _member_scores(chosen)
+    rejected = _member_scores(rejected)
     if chosen.shape != rejected.shape or not (chosen.isfinite().all() and rejected.isfinite().all()):
         raise ValueError("chosen and rejected are not finite numbers of one shape: pass (pairs, members) for both")
     margin = aggregated(chosen, aggregate).squeeze(1) - aggregated(rejected, aggregate).squeeze(1)
     spreads = spread(chosen - rejected).squeeze(1)
-    wrong = margin <= 0
-    mixed = bool(wrong.any()) and not bool(wrong.all())
+    right = (margin > 0).double() + 0.5 * (margin == 0).double()
+    is_wrong = margin <= 0
+    auroc = math.nan
+    if is_wrong.any() and not is_wrong.all():
+        auroc = ood_metrics(spreads[~is_wrong], spreads[is_wrong])["auroc"]
     return {
-        "pair_accuracy": float(((margin > 0).double() + 0.5 * (margin == 0).double()).mean()),
-        "wrong_pairs_auroc": ood_metrics(spreads[~wrong], spreads[wrong])["auroc"] if mixed else math.nan,
+        "pair_accuracy": float(right.mean()),
+        "wrong_pairs_auroc": auroc,
         "margin": float(margin.mean()),
         "spread": float(spreads.mean()),
     }
 
 
+def _member_scores(scores: Any) -> Tensor:
+    """Return (pairs, members, 1) in float64 on the CPU, of scores with or without the last axis."""
+    scores = widened(as_tensor(scores).detach()).cpu()
+    return scores.reshape(*scores.shape[:2], 1)
+
+
 def pairs_of(read: Callable[[str], PreparedData]) -> dict[str, PreparedData]:
-    """The pairs of a set with columns of these names. read: loads the texts of a column"""
+    """Read the pairs of a set with columns "chosen" and "rejected".
+
+    read: loads the texts of a column
+    """
     pairs = {column: read(column) for column in ("chosen", "rejected")}
     if any(rows.columns != (column,) for column, rows in pairs.items()):  # another one was found in place of it
         raise ValueError(NO_PAIRS)
@@ -77,29 +92,31 @@ class RewardFit(TaskFit):
         return 0.5
 
     def load(self, data: Any, model: nn.Module) -> Any:
-        """{"chosen": data, "rejected": data}, also of a set with two columns of texts of these names."""
-        data = data.to_dict("records") if hasattr(data, "columns") else data  # a DataFrame
-        is_named = isinstance(data, (str, os.PathLike))
-        has_texts = hasattr(data, "__getitem__") and not isinstance(data, Mapping) and len(data) > 0
-        if is_named or (has_texts and isinstance(data[0], Mapping) and isinstance(data[0].get("chosen"), str)):
+        """Return {"chosen": data, "rejected": data}, also of a set with two columns of texts of
+        these names."""
+        if hasattr(data, "columns"):  # a DataFrame
+            data = data.to_dict("records")
+        if isinstance(data, (str, os.PathLike)) or _has_rows_of_pairs(data):
             return pairs_of(lambda column: load_data(data, model, column=column, labelled=False))
         if not isinstance(data, Mapping):
             raise TypeError(NO_PAIRS)
         return load_if_named(data, model, labelled=False)
 
     def collect(self, model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor | None]:
-        """The members' scores (rows, members, 1) and labels; of {"chosen": data, "rejected": data} those of pairs
-        (pairs, members, 2), the chosen first, and 0, the place of the better one."""
+        """Return the members' scores (rows, members, 1) and labels; of {"chosen": data, "rejected":
+        data} those of pairs (pairs, members, 2), the chosen first, and 0, the place of the better
+        one."""
         if not isinstance(data, Mapping):
             return super().collect(model, data, batch_size)
-        sides = [super(RewardFit, self).collect(model, data[name], batch_size)[0] for name in ("chosen", "rejected")]
-        return torch.cat(sides, dim=-1), torch.zeros(len(sides[0]), dtype=torch.long)
+        chosen, _ = super().collect(model, data["chosen"], batch_size)
+        rejected, _ = super().collect(model, data["rejected"], batch_size)
+        return torch.cat([chosen, rejected], dim=-1), torch.zeros(len(chosen), dtype=torch.long)
 
     def decide(self, decision: Decision, answers: Tensor) -> DecisionOutput:
         return decision(answers[..., :1])  # of pairs those of the chosen
 
     def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
-        """answers: of pairs, (pairs, members, 2)"""
+        """Measure answers to pairs, (pairs, members, 2)."""
         if answers.shape[-1] != 2:
             raise TypeError(NO_PAIRS)
         metrics = preference_metrics(*answers.unbind(dim=-1), self.aggregate or "mean")
@@ -108,7 +125,7 @@ class RewardFit(TaskFit):
         return metrics
 
     def scores(self, answers: Tensor) -> Tensor:
-        """Minus the score; of pairs that of the chosen."""
+        """Return minus the score; of pairs that of the chosen."""
         return -aggregated(answers[..., :1], self.aggregate).squeeze(1)
 
     def outcomes(self, output: Any, labels: Tensor | None, settings: Settings, random: Generator) -> Outcomes:
@@ -119,10 +136,12 @@ class RewardFit(TaskFit):
         return outcomes._replace(wrong=~relevant[outcomes.answered])
 
     def fit(self, rows: ValidationRows) -> Fitted:
-        """The score below which a row counts as not relevant, from rows labelled 1 (relevant) and 0 (not).
+        """Fit the score below which a row counts as not relevant, from rows labelled 1 (relevant)
+        and 0 (not).
 
-        A risk is the share of rows that are not relevant among those answered; a coverage the share of the relevant rows that
-        are answered; a tpr the share of out-of-distribution rows that are not.
+        A risk is the share of rows that are not relevant among those answered; a coverage the share
+        of the relevant rows that are answered; a tpr the share of out-of-distribution rows that are
+        not.
         """
         if rows.target is None:
             raise ValueError('target is missing: pass one, such as {"coverage": 0.95}')
@@ -130,33 +149,50 @@ class RewardFit(TaskFit):
         answers = torch.cat([rows.first.answers, rows.second.answers])
         labels = torch.cat([rows.first.labels, rows.second.labels]).reshape(len(answers), -1)
         relevant = labels[:, 0] == 1
-        if labels.shape[1] != 1 or not ((labels == 0) | (labels == 1)).all() or relevant.all() or not relevant.any():
+        are_ones_and_zeros = bool(((labels == 0) | (labels == 1)).all())
+        if labels.shape[1] != 1 or not are_ones_and_zeros or relevant.all() or not relevant.any():
             raise ValueError("labels are not 1 for relevant rows and 0 for others: pass both, one label per row")
-        low = self.scores(answers)
+
+        # The threshold: of costs and a risk it is about all rows, of a coverage about the relevant ones.
+        scores = self.scores(answers)  # higher is less relevant
         if rows.costs is not None:
             # An answer counts as relevant, and is wrong where the row is not.
-            priced = PricedRows(low, rows.costs.of_errors(~relevant), ~relevant)
+            priced = PricedRows(scores, rows.costs.of_errors(~relevant), ~relevant)
             middle = len(rows.first.answers)
             chosen_by = PricedRows(*(part[:middle] for part in priced))
             measured_by = PricedRows(*(part[middle:] for part in priced))
             abstention = fit_costs(rows.costs, rows.confidence, chosen_by, measured_by)
             sentences = [
-                f"Scores below {-abstention.threshold:.3g} count as nothing relevant; a random half of {len(low)} rows chose it.",
+                f"Scores below {-abstention.threshold:.3g} count as nothing relevant; a random half of {len(scores)} rows "
+                "chose it.",
                 abstention.sentence,
             ]
             return Fitted({"detector": {"name": "low score"}}, sentences, abstention)
-        ood = None if rows.ood is None else self.scores(rows.ood.answers)
-        is_risk = "risk" in rows.target
-        scores, correct, unit = (low, relevant, "rows") if is_risk else (low[relevant], None, "relevant rows")
-        abstention = rows.fit_abstention(scores, correct, ood, unit, others=low)
-        answered = low <= abstention.threshold
+        ood_scores = None
+        if rows.ood is not None:
+            ood_scores = self.scores(rows.ood.answers)
+        if "risk" in rows.target:
+            abstention = rows.fit_abstention(scores, relevant, ood_scores, "rows", others=scores)
+        else:
+            abstention = rows.fit_abstention(scores[relevant], None, ood_scores, "relevant rows", others=scores)
+
+        answered = scores <= abstention.threshold
         sentence = (
-            f"Scores below {-abstention.threshold:.3g} count as nothing relevant: of {len(low)} rows, "
-            f"{_percent(answered[relevant])} of the relevant ones are answered and {_percent(answered[~relevant])} of the others. "
-            f"{abstention.guarantee.replace('rows are wrong', 'rows are not relevant')}"
+            f"Scores below {-abstention.threshold:.3g} count as nothing relevant: of {len(scores)} rows, "
+            f"{_percent(answered[relevant])} of the relevant ones are answered and {_percent(answered[~relevant])} of "
+            f"the others. {abstention.guarantee.replace('rows are wrong', 'rows are not relevant')}"
         )
         return Fitted({"detector": {"name": "low score"}}, [sentence], abstention)
 
 
+def _has_rows_of_pairs(data: Any) -> bool:
+    """Whether data is a sequence of rows with a text in the column "chosen"."""
+    if isinstance(data, Mapping) or not hasattr(data, "__getitem__") or len(data) == 0:
+        return False
+    first = data[0]
+    return isinstance(first, Mapping) and isinstance(first.get("chosen"), str)
+
+
 def _percent(rows: Tensor) -> str:
+    """Return the share of rows that are true: "12.5 %"."""
     return f"{100 * rows.double().mean().item():.3g} %"

@@ -1,4 +1,5 @@
-"""Temperature scaling: soften or sharpen the ensemble's probabilities so that confidence matches accuracy."""
+"""Temperature scaling: soften or sharpen the ensemble's probabilities so that confidence matches
+accuracy."""
 
 import math
 import warnings
@@ -22,8 +23,8 @@ ROWS_PER_PASS = 4096  # bounds the memory of a float64 pass over the validation 
 class TemperatureScaling:
     """Gives the ensemble's prediction a temperature: 1 changes nothing, above 1 softens.
 
-    With p the members' mean probability, the prediction is softmax(log p / T), and members change together so that their mean
-    is that prediction. For a single model, logits are divided by T.
+    With p the members' mean probability, the prediction is softmax(log p / T), and members change
+    together so that their mean is that prediction. For a single model, logits are divided by T.
 
     Args:
         temperature (`float`, defaults to 1.0): T.
@@ -40,16 +41,17 @@ class TemperatureScaling:
 
     @classmethod
     def fit(cls, member_logits: Any, labels: Any) -> "TemperatureScaling":
-        """The temperature with the smallest negative log-likelihood of the labels, see `best_temperature`."""
+        """Fit the temperature with the smallest negative log-likelihood of the labels, see
+        `best_temperature`."""
         return cls(best_temperature(member_logits, labels))
 
     def __call__(self, member_logits: Tensor) -> Tensor:
-        """Scaled member logits, (batch, members, classes), at least in float32."""
+        """Scale member logits, (batch, members, classes); at least in float32."""
         dtype = torch.promote_types(member_logits.dtype, torch.float32)
         return pool_then_scale(member_logits.to(dtype), self.temperature)
 
     def wrap(self, model: nn.Module) -> "TemperatureScaledClassifier":
-        """The model with this temperature built in, usable wherever the model is."""
+        """Return the model with this temperature built in, usable wherever the model is."""
         return TemperatureScaledClassifier(model, self)
 
 
@@ -58,7 +60,8 @@ class TemperatureScaledClassifier(nn.Module):
 
     def __init__(self, model: nn.Module, scaling: TemperatureScaling):
         super().__init__()
-        self.model, self.scaling = model, scaling
+        self.model = model
+        self.scaling = scaling
 
     @property
     def device(self) -> torch.device:
@@ -70,11 +73,13 @@ class TemperatureScaledClassifier(nn.Module):
 
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         output = self.model(**accepted_inputs(self.model, inputs))
-        return answer_of(self.model, self.scaling(member_logits_of(output, type(self.model).__name__)))
+        member_logits = member_logits_of(output, type(self.model).__name__)
+        return answer_of(self.model, self.scaling(member_logits))
 
 
 def fit_temperature(member_logits: Tensor, labels: Tensor, pooled: bool = True) -> float:
-    """Return `best_temperature`; 1 if all predictions are right. The best is then the lowest, at which all scores are equal."""
+    """Return `best_temperature`; 1 if all predictions are right. The best is then the lowest, at
+    which all scores are equal."""
     value = _search(member_logits, labels, pooled)
     if not _is_at_edge(value):
         return value
@@ -89,13 +94,16 @@ def fit_temperature(member_logits: Tensor, labels: Tensor, pooled: bool = True) 
 
 
 def best_temperature(member_logits: Any, labels: Any, pooled: bool = True) -> float:
-    """Return the temperature with the smallest negative log-likelihood of the labels, `-log softmax(log p / T)`.
+    """Return the temperature with the smallest negative log-likelihood of the labels,
+    `-log softmax(log p / T)`.
 
-    The search is deterministic and in float64: a grid over log T from 0.01 to 100, then a golden section.
+    The search is deterministic and in float64: a grid over log T from 0.01 to 100, then a golden
+    section.
 
     member_logits: (samples, members, classes)
     labels: (samples,), or of a multi-label model (samples, labels), 0 or 1
-    pooled: of the members' mean probability, or (and of multi-label models) of each member's logits before the mean
+    pooled: of the members' mean probability, or (and of multi-label models) of each member's logits
+        before the mean
     """
     value = _search(member_logits, labels, pooled)
     if _is_at_edge(value):
@@ -116,10 +124,11 @@ def _warn_of_edge(temperature: float) -> None:
 
 
 def _search(member_logits: Any, labels: Any, pooled: bool) -> float:
+    # Of a multi-label model, each label of each row is a row with the classes no and yes.
     if as_tensor(labels).dim() == 2:
-        member_logits, pooled = as_member_logits(member_logits, least_classes=1), False
+        pooled = False
+        member_logits = as_member_logits(member_logits, least_classes=1)
         labels = as_multi_hot(labels, len(member_logits), member_logits.shape[-1]).long().flatten()
-        # each label of each row as a row with the classes no and yes
         yes = member_logits.transpose(1, 2).flatten(0, 1)
         member_logits = torch.stack([torch.zeros_like(yes), yes], dim=-1)
     member_logits = as_member_logits(member_logits).detach()
@@ -127,6 +136,7 @@ def _search(member_logits: Any, labels: Any, pooled: bool) -> float:
     if pooled:
         parts = [log_mean(wide_log_softmax(part)) for part in member_logits.split(ROWS_PER_PASS)]
         member_logits = torch.cat(parts).unsqueeze(1)
+
     # The ensemble's likelihood may have several minima: search a grid first, then refine the best.
     grid = torch.linspace(*LOG_RANGE, 33, dtype=torch.float64, device="cpu").tolist()
     values = [_mean_nll(member_logits, labels, point) for point in grid]
@@ -140,25 +150,35 @@ def _search(member_logits: Any, labels: Any, pooled: bool) -> float:
 
 
 def _golden_section(function: Callable[[float], float], low: float, high: float, width: float = 1e-6) -> float:
-    """The minimum of a function with one valley between low and high."""
+    """Return the minimum of a function with one valley between low and high."""
     ratio = (math.sqrt(5) - 1) / 2
-    left, right = high - ratio * (high - low), low + ratio * (high - low)
-    at_left, at_right = function(left), function(right)
+    left = high - ratio * (high - low)
+    right = low + ratio * (high - low)
+    at_left = function(left)
+    at_right = function(right)
     while high - low > width:
         if at_left <= at_right:
-            high, right, at_right = right, left, at_left
+            high = right
+            right = left
+            at_right = at_left
             left = high - ratio * (high - low)
             at_left = function(left)
         else:
-            low, left, at_left = left, right, at_right
+            low = left
+            left = right
+            at_left = at_right
             right = low + ratio * (high - low)
             at_right = function(right)
     return (low + high) / 2
 
 
 def _mean_nll(member_logits: Tensor, labels: Tensor, log_temperature: float) -> float:
+    """Return the mean negative log-likelihood of the labels of logits that are divided by a
+    temperature."""
     total = 0.0
     for logits, targets in zip(member_logits.split(ROWS_PER_PASS), labels.split(ROWS_PER_PASS), strict=True):
-        log_means = log_mean(wide_log_softmax(widened(logits) / math.exp(log_temperature)))
-        total -= float(log_means.gather(1, targets.to(log_means.device).unsqueeze(1)).sum())
+        scaled = widened(logits) / math.exp(log_temperature)
+        log_means = log_mean(wide_log_softmax(scaled))
+        targets = targets.to(log_means.device).unsqueeze(1)
+        total -= float(log_means.gather(1, targets).sum())
     return total / len(labels)

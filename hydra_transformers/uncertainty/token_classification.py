@@ -42,24 +42,43 @@ class FoundEntities(NamedTuple):
 
 
 def find_entities(answers: Tensor, labels: Tensor | None, scores: Tensor, classes: Sequence[str]) -> FoundEntities:
-    """answers: (texts, members, words, classes); labels, scores: (texts, words); classes: the names of the tags"""
+    """Find the entities of all texts, one after the other.
+
+    answers: (texts, members, words, classes)
+    labels: (texts, words), or None
+    scores: (texts, words), how unsure each word is
+    classes: the names of the tags
+    """
     by_prefix = have_prefixes(classes)
     chosen = log_mean_probability(answers).argmax(dim=-1)
-    are_words = ~answers.isnan().all(dim=-1).all(dim=1) if labels is None else labels != NO_TAG
-    texts, found_scores, right, num_there = [], [], [], 0
+    if labels is None:
+        are_words = ~answers.isnan().all(dim=-1).all(dim=1)
+    else:
+        are_words = labels != NO_TAG
+
+    texts = []
+    found_scores = []
+    right = []
+    num_there = 0
     for text in range(len(answers)):
         mask = are_words[text]
-        predicted = _entities(chosen[text][mask], classes, by_prefix)
-        truth = None if labels is None else set(_entities(labels[text][mask], classes, by_prefix))
-        num_there += 0 if truth is None else len(truth)
-        of_words = scores[text][mask].tolist()
-        for entity in predicted:
+        truth: set[Entity] = set()
+        if labels is not None:
+            truth.update(_entities(labels[text][mask], classes, by_prefix))
+        num_there += len(truth)
+        scores_of_words = scores[text][mask].tolist()
+        for entity in _entities(chosen[text][mask], classes, by_prefix):
+            least_sure, _ = worst_and_mean(entity, scores_of_words)
             texts.append(text)
-            found_scores.append(worst_and_mean(entity, of_words)[0])
-            right.append(truth is not None and entity in truth)
-    right = None if labels is None else torch.tensor(right, dtype=torch.bool)
-    found_scores = torch.tensor(found_scores, dtype=scores.dtype)
-    return FoundEntities(torch.tensor(texts, dtype=torch.long), found_scores, right, num_there)
+            found_scores.append(least_sure)
+            right.append(entity in truth)
+
+    return FoundEntities(
+        texts=torch.tensor(texts, dtype=torch.long),
+        scores=torch.tensor(found_scores, dtype=scores.dtype),
+        right=None if labels is None else torch.tensor(right, dtype=torch.bool),
+        num_there=num_there,
+    )
 
 
 def _entities(tags: Tensor, classes: Sequence[str], by_prefix: bool) -> list[Entity]:
@@ -67,13 +86,22 @@ def _entities(tags: Tensor, classes: Sequence[str], by_prefix: bool) -> list[Ent
 
 
 def entity_metrics(found: FoundEntities) -> dict[str, float]:
-    """Precision, recall and F1 over all texts together: an entity is right if its kind, beginning and end are."""
-    right, predicted = int(found.right.sum()), len(found.right)
+    """Measure precision, recall and F1 over all texts together: an entity is right if its kind,
+    beginning and end are."""
+    right = int(found.right.sum())
+    predicted = len(found.right)
     return {
-        "precision": right / predicted if predicted else 0.0,
-        "recall": right / found.num_there if found.num_there else 0.0,
-        "entity_f1": 2 * right / (predicted + found.num_there) if predicted + found.num_there else 0.0,
+        "precision": _share(right, predicted),
+        "recall": _share(right, found.num_there),
+        "entity_f1": _share(2 * right, predicted + found.num_there),
     }
+
+
+def _share(part: int, whole: int) -> float:
+    """Return a share; 0 of nothing."""
+    if whole == 0:
+        return 0.0
+    return part / whole
 
 
 class TokenFit(TaskFit):
@@ -104,65 +132,83 @@ class TokenFit(TaskFit):
     }
 
     def collect(self, model: nn.Module, data: Any, batch_size: int) -> tuple[Tensor, Tensor | None]:
-        """The members' logits for words (texts, members, words, classes), and their tags (texts, words)."""
+        """Return the members' logits for words (texts, members, words, classes), and their tags
+        (texts, words)."""
         return collect_words(model, data, batch_size)
 
     def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
-        """Metrics of entities and of words, and what a calibrated model's threshold brings.
+        """Measure entities and words, and what a calibrated model's threshold brings.
 
-        entity_aurc: the area under risk (share of wrong entities among those answered) against coverage, the surest first
+        entity_aurc: the area under risk (share of wrong entities among those answered) against
+            coverage, the surest first
         """
-        answers = answers if decided is None else decided.member_logits
-        spans = find_entities(answers, labels, _least_sure(answers), self.classes)
+        if decided is not None:
+            answers = decided.member_logits
+        found = find_entities(answers, labels, _least_sure(answers), self.classes)
         words, tags = rows_of_words(answers, labels)
-        metrics = {"mutual_information": float(entropy_split(wide_log_softmax(words))[2].mean())}
+        _, _, epistemic = entropy_split(wide_log_softmax(words))
+        metrics = {"mutual_information": float(epistemic.mean())}
+
         if labels is not None:
-            of_words = classification_metrics(words, tags)
-            metrics |= entity_metrics(spans) | {name: of_words[name] for name in ("accuracy", "ece", "nll")}
-            if len(spans.scores):
-                metrics["entity_aurc"] = exact_mean(error_coverage_curve(-spans.scores, (~spans.right).double())[1])
-        if decided is not None and len(spans.scores):
+            metrics |= entity_metrics(found)
+            metrics_of_words = classification_metrics(words, tags)
+            for name in ("accuracy", "ece", "nll"):
+                metrics[name] = metrics_of_words[name]
+            if len(found.scores):
+                _, risks = error_coverage_curve(-found.scores, (~found.right).double())
+                metrics["entity_aurc"] = exact_mean(risks)
+
+        if decided is not None and len(found.scores):
             # An entity is answered if it abstains on none of its words.
             answered = find_entities(answers, labels, decided.abstain.double(), self.classes).scores == 0
             metrics["answered"] = float(answered.double().mean())
             if labels is not None and answered.any():
-                metrics["answered_risk"] = float((~spans.right[answered]).double().mean())
+                metrics["answered_risk"] = float((~found.right[answered]).double().mean())
         return metrics
 
     def scores(self, answers: Tensor) -> Tensor:
-        """The mean over the words of a text of 1 - the probability of the likeliest tag."""
+        """Return the mean over the words of a text of 1 - the probability of the likeliest tag."""
         return _least_sure(answers).nanmean(dim=1).nan_to_num(0.0)
 
     def outcomes(self, output: Any, labels: Tensor | None, settings: Settings, random: Generator) -> Outcomes:
         if labels is None:
             raise ValueError("an output does not say which tokens are words: pass labels, or rows of predict")
-        spans = find_entities(output.member_logits, labels, output.detector_score, self.classes)
-        spans = _one_of_each_text(spans, random)
-        threshold = math.inf if settings["threshold"] is None else float(settings["threshold"])
-        answered = spans.scores <= threshold
-        return Outcomes(spans.scores, answered, ~spans.right[answered])
+        found = find_entities(output.member_logits, labels, output.detector_score, self.classes)
+        found = _one_of_each_text(found, random)
+        threshold = math.inf
+        if settings["threshold"] is not None:
+            threshold = float(settings["threshold"])
+        answered = found.scores <= threshold
+        return Outcomes(found.scores, answered, ~found.right[answered])
 
     # Calibration
 
     def fit(self, rows: ValidationRows) -> Fitted:
-        """A temperature for the words, and how unsure the least sure word of an entity may be.
+        """Fit a temperature for the words, and how unsure the least sure word of an entity may be.
 
-        The first half of the texts fits the temperature. The second half fits the threshold of the target, with the entities
-        that the model finds as its units: each has the score of its least sure word, and is wrong unless kind, beginning and
-        end are right. The entities of one text depend on each other, so a promise with a confidence is made from one of each
-        text, drawn at random, and is about such draws: over all entities the share can be higher where long texts err more.
+        The first half of the texts fits the temperature. The second half fits the threshold of the
+        target, with the entities that the model finds as its units: each has the score of its least
+        sure word, and is wrong unless kind, beginning and end are right. The entities of one text
+        depend on each other, so a promise with a confidence is made from one of each text, drawn at
+        random, and is about such draws: over all entities the share can be higher where long texts
+        err more.
         """
         if rows.alpha not in (None, DEFAULT_ALPHA):
             raise ValueError("alpha is for sets and intervals: leave it out, a target says which entities to answer")
-        # not pooled: the decision divides members' logits
-        temperature = fit_temperature(*rows_of_words(*rows.first[:2]), pooled=False)
-        check_predictions(rows_of_words(*rows.second[:2])[0])
+
+        # The temperature, from the first half; not pooled, as the decision divides members' logits.
+        first_words, first_tags = rows_of_words(rows.first.answers, rows.first.labels)
+        temperature = fit_temperature(first_words, first_tags, pooled=False)
+        second_words, _ = rows_of_words(rows.second.answers, rows.second.labels)
+        check_predictions(second_words)
         settings = {"detector": {"name": "msp"}, "temperature": temperature}
-        words = int((rows.first.labels != NO_TAG).sum())
         sentences = [
-            f"Logits are divided by {temperature:.3g}, fitted on the {words:,} words of a random half of the texts "
-            f"({rows.counts[0]:,}). What follows was fitted on the other half: promises need texts that nothing else was fitted on."
+            f"Logits are divided by {temperature:.3g}, fitted on the {len(first_words):,} words of a random half of "
+            f"the texts ({rows.counts[0]:,}). What follows was fitted on the other half: promises need texts that "
+            "nothing else was fitted on."
         ]
+
+        # The threshold, from the second half.
         abstention = None
         if rows.target is not None:
             abstention = self._fit_threshold(rows, self.decision(settings))
@@ -172,33 +218,41 @@ class TokenFit(TaskFit):
         return Fitted(settings, sentences, abstention)
 
     def _fit_threshold(self, rows: ValidationRows, decision: Decision) -> Abstention:
-        entities = {"data": self._entities(rows.second, decision)}
+        sets = [rows.second]
         if rows.ood is not None:
-            entities["ood_data"] = self._entities(rows.ood, decision)
-        unit, scores = "entities", torch.cat([spans.scores for spans in entities.values()])
+            sets.append(rows.ood)
+        entities = [self._find(each, decision) for each in sets]
+        all_scores = torch.cat([found.scores for found in entities])
+
+        unit = "entities"
         if rows.confidence is not None:
             unit = ONE_OF_EACH_TEXT
-            entities = {
-                name: _one_of_each_text(spans, torch.Generator().manual_seed(0)) for name, spans in entities.items()
-            }
-        ood_scores = None if rows.ood is None else entities["ood_data"].scores
-        return rows.fit_abstention(entities["data"].scores, entities["data"].right, ood_scores, unit, others=scores)
+            entities = [_one_of_each_text(found, torch.Generator().manual_seed(0)) for found in entities]
+        ood_scores = None
+        if rows.ood is not None:
+            ood_scores = entities[1].scores
+        return rows.fit_abstention(entities[0].scores, entities[0].right, ood_scores, unit, others=all_scores)
 
-    def _entities(self, rows: Rows, decision: Decision) -> FoundEntities:
+    def _find(self, rows: Rows, decision: Decision) -> FoundEntities:
         output = decision(rows.answers)
         return find_entities(output.member_logits, rows.labels, output.detector_score, self.classes)
 
 
 def _least_sure(answers: Tensor) -> Tensor:
-    """1 - the probability of the likeliest tag: (texts, members, words, classes) -> (texts, words)"""
-    return 1 - log_mean_probability(widened(answers)).exp().amax(dim=-1)
+    """Return 1 - the probability of the likeliest tag: (texts, members, words, classes) -> (texts,
+    words)"""
+    probabilities = log_mean_probability(widened(answers)).exp()
+    return 1 - probabilities.amax(dim=-1)
 
 
 def _one_of_each_text(found: FoundEntities, random: Generator) -> FoundEntities:
+    """Keep one entity of each text, drawn at random."""
     order = torch.randperm(len(found.texts), generator=random)
     first: dict[int, int] = {}
     for place in order.tolist():
         first.setdefault(int(found.texts[place]), place)
     chosen = torch.tensor(sorted(first.values()), dtype=torch.long)
-    right = None if found.right is None else found.right[chosen]
+    right = found.right
+    if right is not None:
+        right = right[chosen]
     return FoundEntities(found.texts[chosen], found.scores[chosen], right, found.num_there)
