@@ -129,7 +129,9 @@ def _predict_data(model: str, data: str, output: Path, **settings: Any) -> None:
     unread = f"; row {bad[0]}{rest} cannot be read, see the column why" if bad else ""
     print(f"{output}: answers to {rows - len(bad):,} of {rows:,} rows{of_split}{unread}.")
     if finished.audited is not None:
-        file = output.with_suffix(".audit.csv")
+        from ..serving.audit_files import audit_file_of
+
+        file = audit_file_of(output)
         advice = "Write the right label of each into reviewed_label."
         print(f"{file}: {finished.audited:,} of these answers to be checked. {advice}")
 

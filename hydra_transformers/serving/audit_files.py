@@ -5,13 +5,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..uncertainty.audits import AUDIT_ID, REVIEWED_LABEL, calibration_id, check_can_be_audited, draw_for_audit
+from transformers.utils import logging
+
+from ..uncertainty.audit_codes import encode_row
+from ..uncertainty.audits import (
+    AUDIT_CODE,
+    AUDIT_ID,
+    REVIEWED_LABEL,
+    calibration_id,
+    check_can_be_audited,
+    draw_for_audit,
+    promises_what_audits_tell,
+)
 
 
 if TYPE_CHECKING:
     from .predictor import HydraPredictor
 
-OURS = (AUDIT_ID, REVIEWED_LABEL)
+logger = logging.get_logger(f"transformers.{__name__}")
+
+OURS = (AUDIT_CODE, AUDIT_ID, REVIEWED_LABEL)
+
+
+def audit_file_of(output: Path) -> Path:
+    """Return the name of the reviewers' file beside the output of a job."""
+    return output.with_suffix(".audit.csv")
 
 
 class Audit:
@@ -45,7 +63,13 @@ class Audit:
         """
         settings = predictor.calibration
         check_can_be_audited(settings)
-        file = output.with_suffix(".audit.csv")
+        if not promises_what_audits_tell(settings):
+            logger.warning(
+                "this model promises no share of wrong answers, and audited answers tell of nothing "
+                "else: `watch --labels` counts them for no promise. `calibrate --add` can make one "
+                "of them, with --risk"
+            )
+        file = audit_file_of(output)
         if file.exists() and not folder.exists():  # otherwise this job may have written it before it was stopped
             raise ValueError(f"{file} exists already: pass another output, or remove it")
         audit_id = f"{calibration_id(settings)}-{folder.suffixes[-2][1:]}-{seed}"
@@ -71,17 +95,23 @@ class Audit:
     def for_reviewers(self) -> Any:
         """Return the drawn rows as people shall see them.
 
-        They have the data and the prediction, not how sure the model was, but for the score that
-        decides, which a later calibration needs; with an empty column for the label.
+        They have the data and the prediction, not how sure the model was, and an empty column for
+        the label. The score that decides, which a later calibration needs, is in a code.
         """
         import pyarrow
 
         drawn = pyarrow.concat_tables(self.drawn)
         data = [name for name in drawn.column_names if name not in (*self.columns, *OURS)]
-        shown = drawn.select([*data, "prediction", "detector_score"])
+        shown = drawn.select([*data, "prediction"])
         empty = pyarrow.array([""] * len(drawn), "string")
+        rows = drawn.select(["row", "detector_score"]).to_pylist()
+        codes = [
+            encode_row(self.audit_id, str(row["row"]), place, row["detector_score"]) for place, row in enumerate(rows)
+        ]
         ids = pyarrow.array([self.audit_id] * len(drawn), "string")
-        return shown.append_column(REVIEWED_LABEL, empty).append_column(AUDIT_ID, ids)
+        shown = shown.append_column(REVIEWED_LABEL, empty)
+        shown = shown.append_column(AUDIT_CODE, pyarrow.array(codes, "string"))
+        return shown.append_column(AUDIT_ID, ids)
 
 
 def _is_answer(row: Mapping[str, Any]) -> bool:

@@ -32,7 +32,7 @@ from ..uncertainty import Monitor
 from ..uncertainty.abstention import check_share
 from .answerer import as_json
 from .answers import to_table
-from .audit_files import Audit
+from .audit_files import Audit, audit_file_of
 from .predictor import HydraPredictor, kind_of
 from .saved_models import load_config
 
@@ -120,6 +120,7 @@ def predict_data(
         check_monitor_file(Path(monitor), output, source)
     if audit is not None:
         check_share(audit, "audit")
+        check_audit_file(output, source, monitor)
     if engine not in ("local", "ray"):
         raise ValueError(f"engine is {engine!r}: pass local or ray")
     if engine == "ray" and isinstance(model, torch.nn.Module):
@@ -215,6 +216,15 @@ def check_monitor_file(monitor: Path, output: Path, source: DataSource) -> None:
         if Path(source.data).resolve() in (path, *path.parents):
             raise ValueError(f"monitor is {monitor}, among the data {source.name}: pass a file elsewhere")
     check_takes_files(monitor.parent)
+
+
+def check_audit_file(output: Path, source: DataSource, monitor: str | os.PathLike | None) -> None:
+    """Raise, before any work, where the reviewers' file would replace the data or the monitor."""
+    file = audit_file_of(output)
+    others: dict[str, Any] = {"monitor": monitor, "the data": source.data}
+    for name, other in others.items():
+        if isinstance(other, (str, os.PathLike)) and os.path.realpath(other) == os.path.realpath(file):
+            raise ValueError(f"the audited answers go to {file}, which is {name}: pass another output, or rename that")
 
 
 def exists_already(output: Path) -> ValueError:

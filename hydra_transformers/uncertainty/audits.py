@@ -16,6 +16,7 @@ import torch
 
 from ..data.columns import DataSource
 from ..data.rows import load_rows
+from .audit_codes import AuditedRow, decode_row
 from .task import Outcomes
 
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 REVIEWED_LABEL = "reviewed_label"  # the column that reviewers fill in
 AUDIT_ID = "audit_id"  # the column that says of which audit a row is
-NEEDED = ("row", "prediction", "detector_score", AUDIT_ID, REVIEWED_LABEL)
+AUDIT_CODE = "audit_code"  # the column that keeps the score and the place in the draw
+NEEDED = ("row", "prediction", AUDIT_CODE, AUDIT_ID, REVIEWED_LABEL)
 TASKS = ("single_label_classification", "multi_label_classification", "reward")
 RELEVANT = ("1", "1.0", "true", "yes")  # of rewards
 
@@ -34,7 +36,7 @@ class Reviews(NamedTuple):
 
     names: (rows,), of each row, the same in every copy of the file
     audit_ids: (rows,), empty for a row that was not drawn
-    scores: (rows,), of the model's detector
+    scores: (rows,), of the model's detector; not a number for a row that was not drawn
     wrong: (rows,), whether the label is another one than the prediction
     predictions: (rows,), as texts
     unused_labels: labels that no row has as its prediction: perhaps misspelt
@@ -79,6 +81,16 @@ def check_can_be_audited(settings: Mapping[str, Any] | None) -> None:
         raise ValueError(f"audit is for rows that are right or wrong as a whole, this is {task}: leave it out")
 
 
+def promises_what_audits_tell(settings: Mapping[str, Any]) -> bool:
+    """Whether a calibration promises a share of wrong answers, of all or by group, which is all that checked answers tell of.
+
+    A share of lost rows of a class, say, is also of rows that the model did not answer.
+    """
+    validation = settings["validation"]
+    risks = [validation.get("risk"), *(group["risk"] for group in validation.get("groups", ()))]
+    return any(risk is not None for risk in risks)
+
+
 def draw_for_audit(audit_id: str, rows: Iterable[int], share: float) -> list[bool]:
     """Return which rows are drawn: each with the chance `share`, by a hash of the audit's id and the row's number.
 
@@ -98,8 +110,9 @@ def draw_for_audit(audit_id: str, rows: Iterable[int], share: float) -> list[boo
 def read_reviews(data: Any, task: str) -> Reviews:
     """Read a file of audited answers with the labels that people gave them.
 
-    Rows are labelled in their order: those after the last label are left for later. A row without one between others raises an
-    error, as reviewers skip what is hard to label, and the rest is no random choice any more.
+    Rows are labelled in the order in which they were drawn: those after the last label are left for later. One that is missing or
+    has no label between others raises an error, as reviewers skip what is hard to label, and the rest is no random choice any more.
+    In which order the file has them does not matter. A row counts once, however often the file has it.
 
     Args:
         data (`str`, `os.PathLike`, `DataFrame` or `list[dict]`): the file that `predict --audit` wrote, with labels in the column
@@ -115,16 +128,10 @@ def read_reviews(data: Any, task: str) -> Reviews:
         raise ValueError(
             f"{name} has no column {column!r}: pass the file that predict --audit wrote, with labels in {REVIEWED_LABEL}"
         )
-    labelled = [place for place, row in enumerate(rows) if row[REVIEWED_LABEL]]
-    if not labelled:
+    rows = _without_repetitions(rows, name)
+    if not any(row[REVIEWED_LABEL] for row in rows):
         raise ValueError(f"{name} has no labels: fill in the column {REVIEWED_LABEL}")
-    rows = rows[: labelled[-1] + 1]
-    for row in rows:
-        if not row[REVIEWED_LABEL] and row[AUDIT_ID]:
-            raise ValueError(
-                f"{name}: row {row['row']} has no {REVIEWED_LABEL}, and rows after it have one: label rows in their order, as those "
-                "that are skipped differ from the others"
-            )
+    _check_are_first_drawn(rows, name)
     rows = [row for row in rows if row[REVIEWED_LABEL]]
     predictions = {row["prediction"] for row in rows}
     unused = {row[REVIEWED_LABEL] for row in rows} - predictions if task == "single_label_classification" else set()
@@ -143,8 +150,10 @@ def count_reviews(monitor: "Monitor", reviews: Reviews) -> None:
 
     Args:
         monitor (`Monitor`): of the calibration that answered.
-        reviews (`Reviews`): see `read_reviews`. Rows that were not drawn for an audit count for no promise.
+        reviews (`Reviews`): see `read_reviews`. Rows that were not drawn for an audit count for no promise. One that was counted
+            with another label raises an error, as its bet cannot be taken back.
     """
+    _check_labels_are_as_before(monitor, reviews)
     expected = calibration_id(monitor.settings)
     others = {audit for audit in reviews.audit_ids if audit and not audit.startswith(expected)}
     if others:
@@ -163,6 +172,28 @@ def count_reviews(monitor: "Monitor", reviews: Reviews) -> None:
                 outcomes = outcomes._replace(groups=groups[torch.from_numpy(places)])
             monitor.count(outcomes, chosen)
     monitor.batches.update(f"labels {name}" for name in reviews.names)
+    monitor.batches.update(_outcome_marks(reviews))
+
+
+def _outcome_marks(reviews: Reviews) -> list[str]:
+    """Return what a monitor keeps of each drawn row: whether it was counted as right or as wrong."""
+    rows = zip(reviews.names, reviews.audit_ids, reviews.wrong, strict=True)
+    return [f"labelled {_outcome(wrong)} {name}" for name, audit, wrong in rows if audit]
+
+
+def _outcome(is_wrong: bool) -> str:
+    return "wrong" if is_wrong else "right"
+
+
+def _check_labels_are_as_before(monitor: "Monitor", reviews: Reviews) -> None:
+    """Raise for a drawn row that was counted as right and now is wrong, or the other way round."""
+    for name, audit, wrong in zip(reviews.names, reviews.audit_ids, reviews.wrong, strict=True):
+        if audit and f"labelled {_outcome(not wrong)} {name}" in monitor.batches:
+            row = name.rpartition(":")[2]
+            raise ValueError(
+                f"row {row} was counted as {_outcome(not wrong)}, and by its label now it is {_outcome(wrong)}: to count all labels "
+                "anew, remove the file of the counted labels (of watch FILE, FILE.labels.json), and pass all audit files again"
+            )
 
 
 def _groups_of(reviews: Reviews, validation: Mapping[str, Any]) -> torch.Tensor | None:
@@ -190,22 +221,75 @@ def _text(cell: Any) -> str:
     return str(cell).strip()
 
 
+def _without_repetitions(rows: Sequence[dict[str, str]], file: str) -> list[dict[str, str]]:
+    """Return each row once; of copies the one with a label. Copies with different labels raise an error.
+
+    A table that was pasted twice, or the copies of two reviewers in one file, would make few labels look like many.
+    """
+    by_name: dict[str, dict[str, str]] = {}
+    for row in rows:
+        row["row"] = _whole_number(row["row"])
+        earlier = by_name.setdefault(_name_of(row), row)
+        label = row[REVIEWED_LABEL]
+        if not earlier[REVIEWED_LABEL]:
+            earlier[REVIEWED_LABEL] = label
+        elif label and label != earlier[REVIEWED_LABEL]:
+            raise ValueError(
+                f"{file} has row {row['row']} twice, with the labels {earlier[REVIEWED_LABEL]!r} and {label!r}: keep the right one"
+            )
+    return list(by_name.values())
+
+
+def _whole_number(text: str) -> str:
+    """Return a row's number as it was written: a table with empty cells makes 12.0 of 12."""
+    return text.removesuffix(".0")
+
+
+def _check_are_first_drawn(rows: Sequence[Mapping[str, str]], file: str) -> None:
+    """Raise where the labelled rows of an audit are not the first that were drawn, without a gap.
+
+    The first ones are a random choice. Those that somebody has picked, by sorting the file, say, are none.
+    """
+    audits: dict[str, dict[int, Mapping[str, str]]] = {}
+    for row in rows:
+        if row[AUDIT_ID]:
+            audits.setdefault(row[AUDIT_ID], {})[_code_of(row, file).place] = row
+    for audit, drawn in audits.items():
+        labelled = [place for place, row in drawn.items() if row[REVIEWED_LABEL]]
+        for place in range(max(labelled, default=-1)):
+            if place not in drawn:
+                raise ValueError(
+                    f"{file}: the drawn row number {place + 1:,} of the audit {audit} is missing, and later ones have labels: pass the "
+                    "whole file, as rows that are left out differ from the others"
+                )
+            if not drawn[place][REVIEWED_LABEL]:
+                raise ValueError(
+                    f"{file}: row {drawn[place]['row']} has no {REVIEWED_LABEL}, and rows after it have one: label rows in the order in "
+                    "which they were drawn, as those that are skipped differ from the others"
+                )
+
+
 def _name_of(row: Mapping[str, str]) -> str:
     if row[AUDIT_ID]:
         return f"{row[AUDIT_ID]}:{row['row']}"
     return "other:" + hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _score_of(row: Mapping[str, str], name: str) -> float:
-    try:
-        score = float(row["detector_score"])
-    except ValueError:
-        score = math.nan
-    if math.isnan(score):
+def _score_of(row: Mapping[str, str], file: str) -> float:
+    """Return the detector's score of a row; not a number for one that was not drawn, which counts for no promise."""
+    if not row[AUDIT_ID]:
+        return math.nan
+    return _code_of(row, file).score
+
+
+def _code_of(row: Mapping[str, str], file: str) -> AuditedRow:
+    code = decode_row(row[AUDIT_ID], row["row"], row[AUDIT_CODE])
+    if code is None:
         raise ValueError(
-            f"{name}: row {row['row']} has the detector_score {row['detector_score']!r}: leave it as it was written"
+            f"{file}: row {row['row']} has the {AUDIT_CODE} {row[AUDIT_CODE]!r}: leave row, {AUDIT_CODE} and {AUDIT_ID} as they were "
+            "written"
         )
-    return score
+    return code
 
 
 def _is_wrong(prediction: str, label: str, task: str) -> bool:

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from hydra_transformers import load_data
 from hydra_transformers.cli import main
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.serving import jobs
+from hydra_transformers.serving import audit_files, jobs
 from hydra_transformers.serving.jobs import predict_data
 from hydra_transformers.uncertainty import Monitor
 from hydra_transformers.uncertainty.audits import draw_for_audit
@@ -79,8 +79,8 @@ def test_the_loop_of_answers_audit_promise_and_calibration(model, data, tmp_path
         "id",
         "input_audit",
         "prediction",
-        "detector_score",
         "reviewed_label",
+        "audit_code",
         "audit_id",
     ]
     answered = table[table["answer"] != ""]["row"].astype(int)
@@ -146,8 +146,38 @@ def test_what_cannot_be_audited_is_refused_before_anything_is_predicted(model, f
     (tmp_path / "a.audit.csv").write_text("mine")
     assert "a.audit.csv exists already" in refused(*job, "--audit", 0.1)
     assert (tmp_path / "a.audit.csv").read_text() == "mine" and not (tmp_path / "a.csv").exists()
+    other = [*job[:-1], tmp_path / "b.csv", "--audit", 0.1, "--monitor"]
+    assert "b.audit.csv, which is monitor: pass another output" in refused(*other, tmp_path / "." / "b.audit.csv")
+    own = tmp_path / "c.audit.csv"
+    rows_of(20).to_csv(own, index=False)
+    words = ["predict", model, own, "--column", "text", "--output", tmp_path / "c.csv", "--audit", 0.1]
+    assert "c.audit.csv, which is the data" in refused(*words)
+    assert pandas.read_csv(own)["audit"].tolist() == ["theirs"] * 20
+    assert not list(tmp_path.glob("b.*")) and not list(tmp_path.glob("c.csv*"))
     calibrate = ["calibrate", model, "--output", tmp_path / "new"]
     assert "--add lowers the threshold" in refused(*calibrate, "--add", data, "--coverage", 0.9)
     assert "there are no rows: pass --data" in refused(*calibrate, "--risk", 0.1)
     assert "pass the file that predict --audit wrote" in refused(*calibrate, "--risk", 0.1, "--add", data)
     assert "--labels is for one file" in refused("watch", "a.json", "b.json", "--labels", data)
+
+
+@pytest.mark.parametrize("target", [{"missed": 0.5, "label": "LABEL_1"}, {"cost": {"wrong": 20, "review": 1}}, None])
+def test_a_promise_that_audits_tell_nothing_of_is_named_before_anything_is_predicted(
+    target, folders, data, tmp_path, monkeypatch
+):
+    hydra = load_trained(folders["texts"])
+    tokenizer = AutoTokenizer.from_pretrained(folders["texts"])
+    rows = rows_of(200)
+    names = [answer["label"] for answer in hydra.predict(list(rows["text"]), tokenizer)]
+    hydra.calibrate(load_data(rows[["text"]].assign(label=names), hydra.config, processor=tokenizer), target=target)
+    said = []
+    monkeypatch.setattr(audit_files.logger, "warning", said.append)
+    monkeypatch.setattr(jobs.Job, "predicted", lambda *_: said.append("predicted") or pytest.fail("early"))
+    with pytest.raises(pytest.fail.Exception):
+        predict_data(hydra, data, tmp_path / "a.csv", column="text", audit=0.3, processor=tokenizer)
+    assert "promises no share of wrong answers" in said[0] and said[1:] == ["predicted"]
+
+
+def test_a_model_that_promises_a_risk_is_audited_without_a_warning(model, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(audit_files.logger, "warning", pytest.fail)
+    predict_data(model, data, tmp_path / "a.csv", column="text", audit=0.3)

@@ -10,7 +10,9 @@ import torch
 
 from experiments.recalibration import CASES, summarize
 from hydra_transformers.uncertainty import CalibratedClassifier, Monitor, calibrate
+from hydra_transformers.uncertainty.audit_codes import decode_row, encode_row
 from hydra_transformers.uncertainty.audits import (
+    AUDIT_CODE,
     AUDIT_ID,
     TASKS,
     calibration_id,
@@ -41,7 +43,9 @@ def test_answers_are_drawn_by_number_and_seed_alone():
 def reviewed(labels, audit="abc-1-0", predictions=None, scores=None):
     count = len(labels)
     rows = {"row": range(count), "text": ["a"] * count, "prediction": predictions or ["yes"] * count}
-    rows |= {"detector_score": scores or [0.1] * count, "reviewed_label": labels, AUDIT_ID: [audit] * count}
+    scores = scores or [0.1] * count
+    codes = [encode_row(str(audit), str(place), place, score) for place, score in enumerate(scores)]
+    rows |= {"reviewed_label": labels, AUDIT_CODE: codes, AUDIT_ID: [audit] * count}
     return pandas.DataFrame(rows)
 
 
@@ -68,8 +72,11 @@ def test_a_file_of_reviews_is_read(ending, tmp_path):
     [
         ({"reviewed_label": ["yes", "", "no"]}, "row 1 has no reviewed_label, and rows after it have one"),
         ({"reviewed_label": ["", "", None]}, "has no labels: fill in the column reviewed_label"),
-        ({"detector_score": ["0.1", "x", "0.2"]}, "row 1 has the detector_score 'x'"),
-        ({"detector_score": [0.1, math.nan, 0.2]}, "row 1 has the detector_score ''"),
+        (
+            {AUDIT_CODE: ["c12", "x", ""]},
+            "row 0 has the audit_code 'c12': leave row, audit_code and audit_id as they were",
+        ),
+        ({"row": [0, 2, 1]}, "row 2 has the audit_code"),
     ],
     ids=str,
 )
@@ -82,6 +89,64 @@ def test_reviews_that_are_not_whole_are_refused(change, sentence):
     for column in ("reviewed_label", AUDIT_ID, "prediction"):
         with pytest.raises(ValueError, match=f"has no column {column!r}: pass the file that predict --audit wrote"):
             read_reviews(reviewed(["yes"]).drop(columns=column), SINGLE)
+
+
+def test_a_row_counts_once_however_often_its_file_has_it(tmp_path):
+    table = reviewed(["yes", "no", "yes"], scores=[0.1, 0.2, 0.3])
+    once = read_reviews(table, SINGLE)
+    with_other_numbers = table.assign(row=["0.0", "1.0", "2.0"])  # of a table that had an empty cell
+    several = read_reviews(pandas.concat([table, with_other_numbers, table.assign(reviewed_label="")]), SINGLE)
+    assert several.names == once.names and several.wrong.tolist() == once.wrong.tolist()
+    assert several.scores.tolist() == once.scores.tolist() == [0.1, 0.2, 0.3]
+    assert several.sentence == "3 audited answers are labelled, 33.33 % wrong."
+    filled = read_reviews(pandas.concat([table.assign(reviewed_label=""), table]), SINGLE)
+    assert filled.wrong.tolist() == once.wrong.tolist()
+    with pytest.raises(ValueError, match="has row 1 twice, with the labels 'no' and 'yes': keep the right one"):
+        read_reviews(pandas.concat([table, table.assign(reviewed_label="yes")]), SINGLE)
+
+
+def test_repeated_rows_do_not_calibrate_a_model_again():
+    hydra = calibrate(hydra_of(SINGLE), data_of(SINGLE, 200), target={"risk": 0.75}, confidence=0.5, seed=3).model
+    audit = f"{calibration_id(hydra.decision.settings.to_dict())}-job-0"
+    with pytest.raises(ValueError, match="reviews has 15 audited rows with labels: pass at least 20"):
+        recalibrate(hydra, pandas.concat([reviewed(["yes"] * 15, audit)] * 20), risk=0.1)
+
+
+def test_rows_that_were_picked_are_refused_in_whatever_order_the_file_has_them():
+    table = reviewed(["yes", "no", "yes", "yes", "no"], scores=[0.5, 0.1, 0.4, 0.2, 0.3])
+    by_score = table.iloc[[1, 3, 4, 2, 0]]
+    assert sorted(read_reviews(by_score, SINGLE).names) == read_reviews(table, SINGLE).names
+    surest = by_score.assign(reviewed_label=["no", "yes", "", "", ""])
+    with pytest.raises(ValueError, match="row 0 has no reviewed_label, and rows after it have one: label rows in the"):
+        read_reviews(surest, SINGLE)
+    with pytest.raises(ValueError, match="the drawn row number 1 of the audit abc-1-0 is missing, and later ones"):
+        read_reviews(surest.iloc[:2], SINGLE)
+    with pytest.raises(ValueError, match="the drawn row number 2 of the audit abc-1-0 is missing"):
+        read_reviews(table.assign(audit_id=["abc-1-0", None, "abc-1-0", "abc-1-0", "abc-1-0"]), SINGLE)
+    first = by_score.assign(reviewed_label=["no", "", "", "yes", "yes"])
+    assert sorted(read_reviews(first, SINGLE).names) == [f"abc-1-0:{row}" for row in range(3)]
+    other_day = reviewed(["no", ""], "abc-2-0")
+    assert len(read_reviews(pandas.concat([first, other_day]), SINGLE).names) == 4
+
+
+def test_a_code_holds_a_score_exactly_and_is_of_one_row():
+    score = 0.1 + 1e-17 + math.pi
+    code = encode_row("abc", "7", 70_000, score)
+    assert decode_row("abc", "7", code) == (70_000, score) and str(score)[:4] not in code
+    others = [("abc", "8", code), ("abd", "7", code), ("abc", "7", code[:-2]), ("abc", "7", code + "00")]
+    others += [("abc", "7", ""), ("abc", "7", "c"), ("abc", "7", "0.25"), ("abc", "7", code[:-1] + "z")]
+    assert [decode_row(*other) for other in others] == [None] * len(others)
+
+
+def test_a_label_that_was_corrected_after_it_was_counted_is_refused():
+    hydra = calibrate(hydra_of(SINGLE), data_of(SINGLE), target={"risk": 0.8}, confidence=0.5).model
+    monitor = Monitor.of(hydra)
+    table = reviewed(["yes", "no"], f"{calibration_id(monitor.settings)}-job-0")
+    count_reviews(monitor, read_reviews(table, SINGLE))
+    count_reviews(monitor, read_reviews(table.assign(reviewed_label=["yes", "maybe"]), SINGLE))  # as wrong as before
+    with pytest.raises(ValueError, match="row 1 was counted as wrong, and by its label now it is right: to count all"):
+        count_reviews(monitor, read_reviews(table.assign(reviewed_label=["yes", "yes"]), SINGLE))
+    assert monitor.state()["risk"].rows == 2 and monitor.state()["risk"].rate == 0.5
 
 
 def test_what_is_wrong_depends_on_the_task():
@@ -108,7 +173,7 @@ def test_reviews_count_once_for_the_risk_and_others_for_no_promise():
     for reviews in (part, part, table, table):
         count_reviews(monitor, read_reviews(reviews, SINGLE))
     assert monitor.state()["risk"].rows == 4 and monitor.state()["risk"].rate == 0.5
-    complained = pandas.concat([table, reviewed(["no"] * 3, None)])
+    complained = pandas.concat([table, reviewed(["no"] * 3, None).assign(audit_code="")])
     for _ in range(2):
         count_reviews(monitor, read_reviews(complained, SINGLE))
     assert monitor.state()["risk"].rows == 4 and monitor.state()["coverage"].rows == 0
