@@ -1,4 +1,8 @@
-"""Puts values of JSON files back as they were written: dates, and numbers of many digits."""
+"""Puts values of JSON files back as they were written.
+
+Those are dates, which are read as times, whole numbers of many digits, and values of several types
+in one column.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -12,32 +16,40 @@ MOST_EXACT = 2**53  # whole numbers above are not exact as floats
 
 
 def restore_values(rows: Any, files: Sequence[str]) -> Any:
-    """Return rows of JSON files with their dates as texts, and with whole numbers of many digits as
-    texts.
+    """Return rows of JSON files with their dates, and whole numbers of many digits, as texts.
+
+    Columns of several types are of texts of JSON, which their feature decodes.
 
     Args:
         rows (`Dataset`): As `datasets` has read them.
         files (`Sequence[str]`): The files that the rows are of, in their order.
     """
-    changed = [name for name in rows.column_names if _is_changed(rows.data.column(name))]
+    mixed = mixed_columns(rows)
+    changed = [name for name in rows.column_names if name in mixed or _is_changed(rows.data.column(name))]
     if not changed:
         return rows
     try:
         written = _read_columns(files, changed)
-        arrays = {name: _as_array(values) for name, values in written.items()}
+        arrays = {}
+        for name, values in written.items():
+            arrays[name] = _as_json(values) if name in mixed else _as_array(values)
         is_whole = all(len(values) == len(rows) for values in written.values())
     except (ValueError, TypeError, AttributeError, OSError, KeyError):
         is_whole = False
     if not is_whole:
         raise TableError(
-            f"the column {changed[0]!r} of {files[0]} has dates or long numbers, which would be changed: write them "
-            "as texts in a file of one JSON object per line"
+            f"the column {changed[0]!r} of {files[0]} has dates, long numbers or values of several types, which would "
+            "be changed: write them as texts in a file of one JSON object per line"
         )
+    import datasets
 
     # In place of what `datasets` has read, in the same order of columns
     order = rows.column_names
     for name, array in arrays.items():
-        rows = rows.remove_columns(name).add_column(name, array)
+        # Add before removing: without any column a table has no rows.
+        unused = next(f"{name} {number}" for number in range(len(order) + 1) if f"{name} {number}" not in order)
+        feature = {"feature": datasets.Json()} if name in mixed else {}  # earlier versions know none
+        rows = rows.add_column(unused, array, **feature).remove_columns(name).rename_column(unused, name)
     return rows.select_columns(order)
 
 
@@ -49,6 +61,29 @@ def _read_columns(files: Sequence[str], names: Sequence[str]) -> dict[str, list[
             for name in names:
                 written[name].append(row.get(name))
     return written
+
+
+def mixed_columns(rows: Any) -> list[str]:
+    """Return the columns of a JSON file with values of several types.
+
+    `datasets` keeps each value as a text of JSON. It takes a text that is itself JSON, such as "1", for the value that it stands for.
+    """
+    return [name for name, feature in (getattr(rows, "features", None) or {}).items() if _has_json(feature)]
+
+
+def _has_json(feature: Any) -> bool:
+    if isinstance(feature, dict):
+        return any(map(_has_json, feature.values()))
+    inside = getattr(feature, "feature", None)
+    return type(feature).__name__ == "Json" or (inside is not None and _has_json(inside))
+
+
+def _as_json(values: Sequence[Any]) -> Any:
+    """Return each value as a text of JSON."""
+    import pyarrow
+
+    texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+    return pyarrow.array(texts, pyarrow.string())
 
 
 def _is_changed(column: Any) -> bool:

@@ -25,6 +25,7 @@ from .._io.files import check_takes_files, write_atomically
 from .._io.progress import progress_bar
 from .._version import __version__
 from ..data.columns import PLURALS, column_kinds, find_columns, find_words
+from ..data.json_values import mixed_columns
 from ..data.rows import DataSource, as_dataset, load_rows
 from ..model_info import ModelInfo
 from ..models.weights_digest import digest_of
@@ -41,6 +42,8 @@ logger = logging.get_logger(f"transformers.{__name__}")
 
 FORMATS = (".parquet", ".jsonl", ".csv")
 ROWS_PER_PART = 1024
+BYTES = ("binary", "large_binary")  # types of columns that no table of answers holds
+IN_JSON = {b"hydra_transformers": b"json"}  # the metadata of a column whose cells are JSON
 
 
 class Finished(NamedTuple):
@@ -275,7 +278,17 @@ class Job:
                 f"the column {first_column!r} holds texts, and {name} reads {PLURALS[kind]}: for paths, call the "
                 "column file_name and the table metadata.csv, and pass the folder of both"
             )
+        for column in self.columns:
+            if column in mixed_columns(rows):
+                raise ValueError(
+                    f"the column {column!r} of {source.name} has values of several types, and {name} reads "
+                    f"{PLURALS[kind]}: give them one"
+                )
         self.rows = rows.with_format("arrow")  # files stay undecoded: a broken one is a bad row
+        left_out = [name for name, feature in rows.features.items() if getattr(feature, "dtype", "") in BYTES]
+        if left_out:
+            logger.warning(f"the output leaves out columns of bytes: {', '.join(left_out)}")
+        self.mixed = rows.select_columns(mixed_columns(rows)).with_format(None)
         self.num_parts = math.ceil(len(rows) / rows_per_part)
 
         self.predictor = HydraPredictor(model, **settings)
@@ -312,16 +325,24 @@ class Job:
 
         # The columns of the data, then those of the predictions.
         table = {"row": pyarrow.array(rows)}
+        mixed = self.mixed[rows.start : rows.stop] if self.mixed.column_names else {}
+        in_json = []
         for name, column in zip(batch.column_names, batch.columns, strict=True):
             if pyarrow.types.is_struct(column.type) and {field.name for field in column.type} == {"bytes", "path"}:
                 column = struct_field(column, "path")  # an image or audio
             column = named_classes(column, self.rows.features[name])
+            is_mixed = name in mixed
+            if is_mixed:
+                texts = [None if value is None else _json(value) for value in mixed[name]]
+                column = pyarrow.array(texts, "string")
             while name in table or name in predicted.column_names:
                 name = f"input_{name}"
+            if is_mixed:
+                in_json.append(name)
             if not pyarrow.types.is_binary(column.type):
                 table[name] = column
         table |= dict(zip(predicted.column_names, predicted.columns, strict=True))
-        return pyarrow.table(table)
+        return with_json_columns(pyarrow.table(table), in_json)
 
     def folder_for(self, output: Path) -> Path:
         """Return the folder of the parts.
@@ -339,6 +360,20 @@ class Job:
         if folders and folder not in folders:
             logger.warning(f"{folders[0]} is of another model, data or settings: this job starts anew")
         return folder
+
+
+def with_json_columns(table: Any, names: Sequence[str]) -> Any:
+    """Mark columns of a table whose cells are JSON, for `decode_row`."""
+    for name in names:
+        place = table.column_names.index(name)
+        table = table.set_column(place, table.field(place).with_metadata(IN_JSON), table.column(place))
+    return table
+
+
+def decode_row(row: Mapping[str, Any], in_json: Sequence[str]) -> dict[str, Any]:
+    """Return a row with the values of its JSON columns as they were in the data."""
+    decoded = {name: json.loads(row[name]) for name in in_json if row[name] is not None}
+    return {**row, **decoded}
 
 
 def named_classes(column: Any, feature: Any) -> Any:
@@ -457,7 +492,9 @@ def write_tables(path: Path, tables: Iterator[Any]) -> None:
                 writer.write_table(table)
         return
     with path.open("w", encoding="utf-8", newline="") as file:
-        rows = chain.from_iterable(as_json(table.to_pylist()) for table in tables)
+        in_json = [field.name for field in first.schema if field.metadata == IN_JSON]
+        written = chain.from_iterable(as_json(table.to_pylist()) for table in tables)
+        rows = (decode_row(row, in_json) for row in written)
         if path.suffix == ".jsonl":
             for row in rows:
                 file.write(_json(row) + "\n")

@@ -297,3 +297,16 @@ def test_dates_and_long_numbers_of_json_files_are_kept_as_they_stand(is_array, t
     (tmp_path / "test.jsonl").write_text(json.dumps(rows[0]))
     path.rename(tmp_path / "train.jsonl")
     assert rows_of(tmp_path, split="test")[0]["when"] == DATES[0]
+
+
+@pytest.mark.parametrize("is_array", [False, True])
+def test_json_values_stay_as_they_were_written(is_array, tmp_path):
+    kinds = [1, "1", "true", True, "x", None, {"day": "2020-01-01", "b": [1, "2"]}]
+    rows = [{"day": f"2020-01-0{place + 1}", "kinds": value} for place, value in enumerate(kinds)]
+    file = tmp_path / ("rows.json" if is_array else "rows.jsonl")
+    file.write_text(json.dumps(rows) if is_array else "".join(json.dumps(row) + "\n" for row in rows))
+    found, *_ = load_rows(DataSource(file))
+    assert [found[place] for place in range(len(found))] == rows
+    only_dates = tmp_path / "dates.jsonl"
+    only_dates.write_text('{"day": "2020-01-01"}\n{"day": "2021-01-01"}\n')
+    assert list(load_rows(DataSource(only_dates))[0]["day"]) == ["2020-01-01", "2021-01-01"]

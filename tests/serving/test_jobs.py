@@ -46,6 +46,38 @@ def read(path: Path) -> list[dict]:
 # The table
 
 
+def test_columns_of_several_types_come_back_as_they_were(folders, tmp_path):
+    ids = [1, "x", None, True, {"a": [1, "b"]}, "1", 2.5]
+    nested = [{"k": value} for value in ids]
+    data = tmp_path / "rows.jsonl"
+    rows = zip(ids, nested, strict=True)
+    data.write_text("".join(json.dumps({"text": "a film", "id": one, "answer": two}) + "\n" for one, two in rows))
+    written = {}
+    for suffix in (".jsonl", ".csv", ".parquet"):
+        predict_data(folders["texts"], data, tmp_path / f"a{suffix}", device="cpu")
+        written[suffix] = read(tmp_path / f"a{suffix}")
+    assert [row["id"] for row in written[".jsonl"]] == ids
+    assert [row["input_answer"] for row in written[".jsonl"]] == nested
+    assert [row["id"] for row in written[".csv"]] == ["1", "x", "", "True", '{"a": [1, "b"]}', "1", "2.5"]
+    in_json = [None if row["id"] is None else json.loads(row["id"]) for row in written[".parquet"]]
+    assert in_json == ids
+
+
+def test_a_column_of_several_types_is_not_read(folders, tmp_path):
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"text": "a good film"}\n{"text": 5}\n')
+    with pytest.raises(ValueError, match="the column 'text' of .* has values of several types, and .* reads texts"):
+        predict_data(folders["texts"], data, tmp_path / "a.jsonl", column="text", device="cpu")
+
+
+def test_columns_of_bytes_are_left_out_with_a_word(folders, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(jobs.logger, "warning", said.append)
+    pandas.DataFrame({"text": ["a film"] * 4, "raw": [b"1"] * 4}).to_parquet(tmp_path / "rows.parquet")
+    predict_data(folders["texts"], tmp_path / "rows.parquet", tmp_path / "a.jsonl", device="cpu")
+    assert said == ["the output leaves out columns of bytes: raw"] and "raw" not in read(tmp_path / "a.jsonl")[0]
+
+
 @pytest.mark.slow
 def test_every_format_holds_the_table_with_the_answers(folders, reviews, tmp_path, capsys):
     good = [place for place in range(10) if place != 6]
