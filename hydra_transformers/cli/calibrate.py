@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from .._io.records import RECORD, check_is_new, read_settings, record_settings
+from .cascades import calibrated_cascade, check_can_be_recalibrated, check_cascade_target, then_option
 from .folders import note_training_rows
 from .options import (
     DATA_HELP,
@@ -19,6 +20,7 @@ from .options import (
     option,
     share,
     switch,
+    typed,
 )
 
 
@@ -97,9 +99,15 @@ def calibrate(
         "FILE",
         ABSTAIN,
     ) = None,
+    then: then_option("One promise for all answers: --risk. DIR gets MODEL and cascade.json", ABSTAIN) = None,
     verbose: switch("--verbose", "print all that was fitted and promised, and on which conditions") = False,
 ) -> None:
     """Fit when a model abstains ("I don't know") and its sets of classes; saved with the model."""
+    if then:
+        others = {"--coverage": coverage, "--by": by, "--risk-of": risk_of, "--missed": missed, "--cost": cost}
+        check_cascade_target(others | {"--alpha": alpha, "--add": add})
+        if risk is None:
+            raise ValueError("--then makes a cascade, which promises a risk: pass --risk 0.05, for example")
     if risk is not None and coverage is not None:
         raise ValueError("--risk and --coverage exclude each other: pass one of them")
     if missed is not None and (risk is not None or coverage is not None or risk_of or by is not None):
@@ -121,7 +129,11 @@ def calibrate(
     if data.data is None and add is None:
         raise ValueError("there are no rows: pass --data")
     check_is_new(output)
+    if then:
+        _calibrate_cascade(model, then, data, output, risk, confidence)
+        return
     if add is not None:
+        check_can_be_recalibrated(model)
         calibration, loaded, processor = _recalibrated(model, data, add, risk, confidence)
     else:
         target: dict[str, Any] = {"risk": risk, "coverage": coverage}
@@ -139,9 +151,22 @@ def calibrate(
         if alpha is not None:
             settings["alpha"] = alpha
         calibration, loaded, processor = _calibrated(model, data, settings)
-    _save(calibration, loaded, processor, Path(model), output)
+    _save(calibration.model, loaded, processor, Path(model), output)
     print(calibration if verbose else "\n".join(calibration.summary))
     print(f"The calibrated model is in {output}. Next: hydra-transformers predict {output} ...")
+
+
+def _calibrate_cascade(
+    model: str, then: list[str], data: DataOptions, output: Path, risk: float, confidence: float | None
+) -> None:
+    """Calibrate several stages together; write the first one as it is, and the promise of all."""
+    cascade = calibrated_cascade(model, then, data, risk, confidence)
+    first = cascade.first_model
+    _save(first.model, _model_inside(first.model), first.processor, Path(model), output)
+    cascade.stages[0].source = str(output)
+    cascade.save(output)
+    print(*cascade.sentences, sep="\n")
+    print(f"The cascade is in {output}. Next: hydra-transformers predict {output} {typed(then=then)} ...")
 
 
 def _share_of(label: str, text: str) -> float:
@@ -176,7 +201,6 @@ def _recalibrated(
     Returns the calibration, the model that is saved with it, and its processor.
     """
     from ..serving.saved_models import open_model
-    from ..uncertainty import CalibratedClassifier
     from ..uncertainty.recalibration import recalibrate
 
     opened = open_model(model)
@@ -189,14 +213,20 @@ def _recalibrated(
     if confidence is not None:
         settings["confidence"] = confidence
     calibration = recalibrate(calibrated, add, rows, **settings)
-    loaded = calibrated
-    if isinstance(calibrated, CalibratedClassifier):
-        loaded = calibrated.model
-        loaded = getattr(loaded, "model", loaded) if hasattr(loaded, "class_prompts") else loaded
-    return calibration, loaded, opened.processor
+    return calibration, _model_inside(calibrated), opened.processor
 
 
-def _save(calibration: "Calibration", loaded: "nn.Module", processor: Any, model: Path, output: Path) -> None:
+def _model_inside(calibrated: "nn.Module") -> "nn.Module":
+    """Return the model of Transformers inside a calibrated one."""
+    from ..uncertainty import CalibratedClassifier
+
+    if not isinstance(calibrated, CalibratedClassifier):
+        return calibrated
+    loaded = calibrated.model
+    return getattr(loaded, "model", loaded) if hasattr(loaded, "class_prompts") else loaded
+
+
+def _save(calibrated: "nn.Module", loaded: "nn.Module", processor: Any, model: Path, output: Path) -> None:
     """Write the calibrated model with all that belongs to it."""
     from .._io.files import written_whole
     from ..hub.member_heads import copy_circuits
@@ -204,8 +234,8 @@ def _save(calibration: "Calibration", loaded: "nn.Module", processor: Any, model
 
     with written_whole(output) as unfinished:
         loaded.save_pretrained(unfinished)
-        if isinstance(calibration.model, CalibratedClassifier):  # a Hydra classifier's decision is part of it
-            calibration.model.save(unfinished)
+        if isinstance(calibrated, CalibratedClassifier):  # a Hydra classifier's decision is part of it
+            calibrated.save(unfinished)
         processor.save_pretrained(unfinished)
         copy_circuits(model, unfinished)
         if (model / RECORD).exists():  # of the rows that it was trained on

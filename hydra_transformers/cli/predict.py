@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from .cascades import check_is_no_cascade, line_of_cascade, load_cascade, then_option
 from .options import (
     BatchSize,
     Column,
@@ -59,6 +60,7 @@ def predict(
     ) = None,
     audit_seed: option(int, "of the draw, which depends on it and on row numbers alone", panel=DATA, min=0) = 0,
     batch_size: BatchSize = 8,
+    then: then_option("As calibrated with `calibrate --then`") = None,
 ) -> None:
     """Predict for texts, images, audio or a whole data set, with uncertainty and abstention."""
     if output is not None:
@@ -71,6 +73,10 @@ def predict(
 
     if labels and len(set(labels)) < len(labels):
         raise ValueError("--labels names a class twice: name each once")
+    if not then:
+        check_is_no_cascade(model)
+    elif labels:
+        raise ValueError("--labels is for one model, and --then for a cascade: leave one of them out")
     kind = kind_of(ModelInfo.of(load_config(model)), model)
     settings = {"batch_size": batch_size, "candidate_labels": labels or None}
     if output is not None:
@@ -80,6 +86,11 @@ def predict(
         settings["device"] = best_device() if engine == "local" else None
         settings |= {"split": split, "column": column or None, "engine": engine, "workers": workers}
         settings |= {"monitor": monitor, "audit": audit, "audit_seed": audit_seed}
+        device = settings["device"]
+        if then:
+            of_one_model = ("batch_size", "candidate_labels", "device")
+            settings = {name: value for name, value in settings.items() if name not in of_one_model}
+            model = load_cascade(model, then, device, batch_size)
         _predict_data(model, inputs[0], output, **settings)
         return
     only = {"--split": split, "--column": column or None, "--workers": workers, "--monitor": monitor}
@@ -94,9 +105,10 @@ def predict(
             raise ValueError(f"there is no file {name}: pass a data set with --output, or a text")
         if kind in ("text", "tokens") and os.path.isfile(name):
             raise ValueError(f"{name} is a file, and {model} reads texts: pass the text, or - to read lines of stdin")
-    predictor = predictor_of(model, **settings)
+    predictor = load_cascade(model, then, best_device(), batch_size) if then else predictor_of(model, **settings)
     if not as_json:
-        print(_row("input", "answer", "score", "total", "epistemic", "may be", "why"))
+        heads = ("sure", "", "", "stage") if then else ("score", "total", "epistemic", "may be")
+        print(_row("input", "answer", *heads, "why"))
     bad_rows = count = 0
     names = _names(inputs)
     while group := list(islice(names, batch_size)):
@@ -107,7 +119,7 @@ def predict(
                 print(f"{name} cannot be read: {answer['error']}", file=sys.stderr)
             else:
                 in_json = json.dumps(finite({"input": name, **answer}), allow_nan=False) if as_json else None
-                print(in_json or _line(name, answer), flush=True)
+                print(in_json or (line_of_cascade(_row, name, answer) if then else _line(name, answer)), flush=True)
     if bad_rows:
         rest = "" if bad_rows == count else ", the others are answered"
         raise ValueError(f"{bad_rows} of {count} {predictor.reads} could not be read{rest}")
@@ -115,7 +127,7 @@ def predict(
         raise ValueError("stdin has no lines: pass a text, or an image or audio file, on each")
 
 
-def _predict_data(model: str, data: str, output: Path, **settings: Any) -> None:
+def _predict_data(model: Any, data: str, output: Path, **settings: Any) -> None:
     from ..serving.jobs import predict_data
 
     finished = predict_data(model, data, output, **settings)

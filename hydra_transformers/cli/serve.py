@@ -3,6 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .cascades import check_is_no_cascade, load_cascade, then_option
 from .options import ModelArgument, MonitorFile, best_device, duration, option
 
 
@@ -22,13 +23,16 @@ def serve(
     max_queue: option(int, "requests at a time; others are asked to retry", "N", min=1) = 64,
     max_body_mb: option(int, "per request", "MB", min=1) = 10,
     monitor: MonitorFile = None,
+    then: then_option("As calibrated with `calibrate --then`") = None,
 ) -> None:
     """Predict over HTTP, with uncertainty and abstention."""
     try:
         from ..serving import create_app, run
     except ImportError as error:
         raise ImportError(f"serve needs {error.name}: pip install 'hydra-transformers[serve]'") from error
-    predictor = predictor_of(model)
+    if not then:
+        check_is_no_cascade(model)
+    predictor = load_cascade(model, then, best_device()) if then else predictor_of(model)
     limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue}
     app = create_app(predictor, **limits, max_body=max_body_mb * 1_000_000, monitor=monitor)
     print(f"{predictor.name} answers at POST /predict; Ctrl+C stops it once requests are answered.", file=sys.stderr)

@@ -66,7 +66,8 @@ def _read_columns(files: Sequence[str], names: Sequence[str]) -> dict[str, list[
 def mixed_columns(rows: Any) -> list[str]:
     """Return the columns of a JSON file with values of several types.
 
-    `datasets` keeps each value as a text of JSON. It takes a text that is itself JSON, such as "1", for the value that it stands for.
+    `datasets` keeps each value as a text of JSON. It takes a text that is itself JSON, such as "1",
+    for the value that it stands for.
     """
     return [name for name, feature in (getattr(rows, "features", None) or {}).items() if _has_json(feature)]
 

@@ -6,6 +6,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .cascade import Cascade
 from .jobs import predict_data
 from .predictor import HydraPredictor
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from .server import create_app, run
 
 _MODULES = {"launch_page": ".page", "create_app": ".server", "run": ".server"}
-__all__ = ["HydraPredictor", "create_app", "launch_page", "predict_data", "run"]
+__all__ = ["Cascade", "HydraPredictor", "create_app", "launch_page", "predict_data", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -34,6 +34,7 @@ from ..uncertainty.abstention import check_share
 from .answerer import as_json
 from .answers import to_table
 from .audit_files import Audit, audit_file_of
+from .cascade import Cascade
 from .predictor import HydraPredictor, kind_of
 from .saved_models import load_config
 
@@ -67,7 +68,7 @@ class Finished(NamedTuple):
 
 
 def predict_data(
-    model: str | os.PathLike | torch.nn.Module,
+    model: str | os.PathLike | torch.nn.Module | Cascade,
     data: Any,
     output: str | os.PathLike,
     *,
@@ -91,8 +92,8 @@ def predict_data(
     the same arguments to go on after a stop. No row is lost or predicted twice.
 
     Args:
-        model (`str`, `os.PathLike` or `nn.Module`): a folder, a Hub name or a model, as in
-            `HydraPredictor`.
+        model (`str`, `os.PathLike`, `nn.Module` or `Cascade`): a folder, a Hub name or a model, as
+            in `HydraPredictor`; or several stages, calibrated together.
         data (`str`, `os.PathLike`, `Dataset`, `DataFrame` or `list[dict]`): what `load_data`
             accepts.
         output (`str` or `os.PathLike`): a new file, .parquet, .jsonl or .csv.
@@ -128,9 +129,12 @@ def predict_data(
         raise ValueError(f"engine is {engine!r}: pass local or ray")
     if engine == "ray" and isinstance(model, torch.nn.Module):
         raise ValueError("engine is 'ray', and model is in memory: save it with its processor, and pass its folder")
-    if not isinstance(model, torch.nn.Module):
-        model = os.fspath(_absolute(model))
-    settings["processor"] = _absolute(settings.get("processor"))
+    if isinstance(model, Cascade):
+        check_cascade_job(settings | {"monitor": monitor, "audit": audit})
+    else:
+        settings["processor"] = _absolute(settings.get("processor"))
+        if not isinstance(model, torch.nn.Module):
+            model = os.fspath(_absolute(model))
     arguments = {"model": model, "source": source, "rows_per_part": ROWS_PER_PART, "settings": settings}
 
     # The job in this process; the workers of Ray make their own.
@@ -138,7 +142,8 @@ def predict_data(
         from .ray_engine import predicted_by_workers, start_cluster
 
         cluster = start_cluster(workers, settings.get("device"))  # raises before anything is loaded
-        settings = settings | {"device": "cpu"}
+        if not isinstance(model, Cascade):
+            settings = settings | {"device": "cpu"}
     job = Job(**arguments | {"settings": settings})
     folder = job.folder_for(output)
     drawn = None
@@ -230,6 +235,16 @@ def check_audit_file(output: Path, source: DataSource, monitor: str | os.PathLik
             raise ValueError(f"the audited answers go to {file}, which is {name}: pass another output, or rename that")
 
 
+def check_cascade_job(settings: Mapping[str, Any]) -> None:
+    """Raise for what a job with a cascade cannot do.
+
+    settings: of `predict_data` that need one model, None where they are left out
+    """
+    for name, value in settings.items():
+        if value is not None:
+            raise ValueError(f"{name} is for one model, and this is a cascade: leave it out")
+
+
 def exists_already(output: Path) -> ValueError:
     """Make the error for an output that is there, before the job or at its end."""
     return ValueError(f"{output} exists already: pass another --output, or remove it")
@@ -245,19 +260,29 @@ class Job:
     """
 
     def __init__(
-        self, model: str | torch.nn.Module, source: DataSource, settings: Mapping[str, Any], rows_per_part: int
+        self,
+        model: str | torch.nn.Module | Cascade,
+        source: DataSource,
+        settings: Mapping[str, Any],
+        rows_per_part: int,
     ):
         self.rows_per_part = rows_per_part
-        if isinstance(model, str):
-            name = model
-            info = ModelInfo.of(load_config(model))
+        if isinstance(model, Cascade):
+            name = model.name
+            kind = model.kind
+            remembered = {"column": list(model.input_columns)}
         else:
-            name = type(model).__name__
-            info = ModelInfo.of(model)
-        kind = kind_of(info, name)
+            if isinstance(model, str):
+                name = model
+                info = ModelInfo.of(load_config(model))
+            else:
+                name = type(model).__name__
+                info = ModelInfo.of(model)
+            kind = kind_of(info, name)
+            remembered = DataSource.of_model(info.config, source.data).remembered
 
         # The rows, and which columns are read.
-        source = replace(source, remembered=DataSource.of_model(info.config, source.data).remembered)
+        source = replace(source, remembered=remembered)
         with access_to(source.name, "data set"):
             loaded = load_rows(source)
         rows = loaded.rows
@@ -291,7 +316,7 @@ class Job:
         self.mixed = rows.select_columns(mixed_columns(rows)).with_format(None)
         self.num_parts = math.ceil(len(rows) / rows_per_part)
 
-        self.predictor = HydraPredictor(model, **settings)
+        self.predictor = model if isinstance(model, Cascade) else HydraPredictor(model, **settings)
         self.identity = [digest_of_model(self.predictor), len(rows)]  # equal in all processes
 
     def rows_of(self, part: int) -> range:
@@ -398,11 +423,13 @@ def named_classes(column: Any, feature: Any) -> Any:
     return pyarrow.array([name(value) for value in column.to_pylist()])
 
 
-def digest_of_model(predictor: HydraPredictor) -> str:
+def digest_of_model(predictor: HydraPredictor | Cascade) -> str:
     """Digest weights, config, decision, processor and this package's version.
 
     The result is the same on every device.
     """
+    if isinstance(predictor, Cascade):
+        return _digest([predictor.digest(), __version__])
     # What the tokenizer does; the rules of a fast one also say whether it ignores case, and the
     # like.
     tokenizer = getattr(predictor.processor, "tokenizer", predictor.processor)

@@ -211,7 +211,7 @@ class HydraPredictor(Answerer):
         answers: list[Any] = []
         for start in range(0, len(values), self.batch_size):
             # Only these images are in memory.
-            batch = [self._read(value) for value in values[start : start + self.batch_size]]
+            batch = [self.read_value(value) for value in values[start : start + self.batch_size]]
             readable = [value for value, error in batch if error is None]
             predicted: list[dict[str, Any]] = []
             if readable:
@@ -248,7 +248,7 @@ class HydraPredictor(Answerer):
                 raise
             return results
 
-    def _read(self, value: Any) -> tuple[Any, str | None]:
+    def read_value(self, value: Any) -> tuple[Any, str | None]:
         """Return an input as the model's pipeline takes it, and why it cannot be read, or None."""
         try:
             is_file = isinstance(value, Mapping) and value.keys() == {"bytes", "path"}

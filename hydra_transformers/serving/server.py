@@ -39,7 +39,7 @@ def create_app(
     Managed containers ask GET /ping and POST /invocations, which are other names of the first two.
 
     Args:
-        answerer (`HydraPredictor`): the model.
+        answerer (`HydraPredictor` or `Cascade`): the model, or several stages.
         max_batch (`int`, defaults to 16): inputs per pass of the model, and per request.
         max_wait_ms (`float`, defaults to 5.0): how long a request waits for others to share its
             pass.
@@ -54,6 +54,8 @@ def create_app(
     answerer.most_inputs = max_batch
     watched = None
     if monitor is not None:
+        if answerer.model is None:
+            raise ValueError("monitor is for one model, and this is a cascade: leave it out")
         watched = WatchedPromises(answerer.model, monitor)
     batcher = Batcher(answerer.answer, max_batch, max_wait_ms / 1000)
     arriving = Arriving(max_body, max_queue)

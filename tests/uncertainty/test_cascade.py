@@ -109,7 +109,7 @@ def test_the_cheapest_is_taken_where_all_rows_can_be_answered():
 def test_where_nothing_can_be_promised_the_lowest_risk_is_named():
     scores, wrong = World(CASES[0]).draw(np.random.default_rng(1))
     with pytest.raises(
-        ValueError, match="risk=0.01 cannot be guaranteed with 90 % confidence on these 250 rows"
+        ValueError, match=r"risk=0\.01 cannot be guaranteed with 90 % confidence on these 250 rows"
     ) as error:
         fit_cascade(scores, wrong, (1.0, 5.0), risk=0.01)
     lowest = int(re.search(r"the lowest that can be is (\d+) %", str(error.value))[1])
