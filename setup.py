@@ -14,6 +14,7 @@ from setuptools import setup
 
 ROOT = Path(__file__).parent
 LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?:|#)([^)]+)\)")
+PICTURE = re.compile(r'<picture>.*?<img alt="([^"]+)" src="([^"]+)">\s*</picture>', re.DOTALL)
 IN_A_CLONE = ("Clone this repository, then:", 'pip install ".[demo]"')
 PUBLISHED = ("To try it:", 'pip install "hydra-transformers[demo]"')
 
@@ -36,6 +37,7 @@ def description(repository: str | None) -> str:
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     for here, there in zip(IN_A_CLONE, PUBLISHED, strict=True):
         page = page.replace(here, there)
+    page = PICTURE.sub(r"![\1](\2)", page)  # PyPI's page is light
     return LINK.sub(elsewhere, page)
 
 

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
@@ -44,6 +45,15 @@ JUDGED: tuple[Column, ...] = (
 )
 
 
+HEADLINES: tuple[Column, ...] = (
+    ("accuracy", test("accuracy", 100), ".1f %"),
+    ("AURC x 1000", test("aurc", 1000), ".1f"),
+    ("NLL", test("nll_with_temperature"), ".3f"),
+)
+SHARED_LAYERS = 11  # of a run's twelve, on the front pages
+FRONT = ("trained", "the default", "Deep Ensemble")  # the three methods that README shows
+
+
 def render(content: dict[str, Any]) -> dict[str, str]:
     """All tables of a results file by name."""
     rows = [row for row in content["rows"] if row["kind"] != "error"]
@@ -52,7 +62,9 @@ def render(content: dict[str, Any]) -> dict[str, str]:
         "rates": table_of_rates(rows, usual),
         "small": table_of_batches(rows, usual),
         "ingredients": table_of_ingredients(rows, usual),
-        "dial": table_of_budgets(rows, content),
+        "dial": table_of_budgets(content),
+        "summary": table_of_headliners(content),
+        "front": table_of_headliners(content, FRONT),
     }
     about = ", ".join(content["machine"][part] for part in ("machine", "versions", "date"))
     return tables | {"machine": f"{about}."}
@@ -118,33 +130,109 @@ def table_of_ingredients(rows: Sequence[Row], usual: dict[str, Any]) -> str:
     return markdown(headings, dict(sorted(lines.items(), key=lambda line: line[0] != "the usual recipe")))
 
 
-def table_of_budgets(rows: Sequence[Row], content: dict[str, Any]) -> str:
-    """What methods reach, by the trainings that they cost: means over seeds, with deviations."""
+@dataclass(frozen=True)
+class Budget:
+    """What a method costs and reaches.
+
+    kind: of its rows: "training", "ensemble", "fused", "fused apart" or "soup"
+    members, trunk: of each training
+    epochs: of each training
+    count: of the trainings that it is made of; 0 for one
+    merged: the layers that fusing merged
+    trainings: what it costs to train, one model's usual training being 1
+    work: its multiply-adds, one model's being 1
+    rows: of each seed
+    """
+
+    kind: str
+    members: int
+    trunk: int
+    epochs: int
+    count: int
+    merged: int
+    trainings: float
+    work: float
+    rows: Sequence[Row]
+
+    @property
+    def name(self) -> str:
+        return name_of(self.kind, self.members, self.trunk, self.epochs, self.count, self.merged)
+
+
+def is_of_budgets(row: Row, content: dict[str, Any]) -> bool:
+    """Whether a row has the recipe of the table of budgets, but perhaps another number of epochs."""
+    return differences(row["plan"]["recipe"], content["recipe_of_budgets"]) <= {"epochs"}
+
+
+def budgets(content: dict[str, Any]) -> list[Budget]:
+    """Return the methods of a results file, the cheapest training first."""
+    rows = [row for row in content["rows"] if row["kind"] != "error"]
     by_method: dict[tuple, dict[int, Row]] = defaultdict(dict)
     for row in rows:
-        if differences(row["plan"]["recipe"], content["recipe_of_budgets"]) <= {"epochs"}:
+        if is_of_budgets(row, content):
             seed = row.get("seed", row["plan"]["seed"])
             by_method[method_of(row)][seed] = row
 
     work_of_runs = {
         row_shape(row): row["work"] / content["work_of_one_model"] for row in rows if row["kind"] == "training"
     }
-    lines = {}
+    found = []
     for method, by_seed in by_method.items():
-        found = list(by_seed.values())
+        of_method = list(by_seed.values())
         kind, members, trunk, epochs, count, _ = method
         # A plain model is run by Transformers, whose last layer computes every token.
         work_of_run = 1.0 if members == 1 else work_of_runs[members, trunk]
         trainings = max(1, count) * epochs / content["epochs_of_one_training"] * work_of_run
         work = work_of_run
         if kind.startswith("fused"):
-            work = mean(row["work"] for row in found) / content["work_of_one_model"]
+            work = mean(row["work"] for row in of_method) / content["work_of_one_model"]
         elif kind == "ensemble":
             work = count * work_of_run
-        cells = [cell([value(row) for row in found], form) for _, value, form in JUDGED]
-        lines[name_of(*method)] = [f"{trainings:.1f}", f"{work:.2f}", str(len(found)), *cells]
-    ordered = dict(sorted(lines.items(), key=lambda line: (float(line[1][0]), float(line[1][1]))))
-    return markdown(["trainings", "work", "seeds", *(heading for heading, *_ in JUDGED)], ordered)
+        found.append(Budget(*method, trainings, work, of_method))
+    return sorted(found, key=lambda budget: (round(budget.trainings, 1), round(budget.work, 2)))
+
+
+def table_of_budgets(content: dict[str, Any]) -> str:
+    """What methods reach, by the trainings that they cost: means over seeds, with deviations."""
+    lines = {}
+    for budget in budgets(content):
+        cells = [cell([value(row) for row in budget.rows], form) for _, value, form in JUDGED]
+        lines[budget.name] = [f"{budget.trainings:.1f}", f"{budget.work:.2f}", str(len(budget.rows)), *cells]
+    return markdown(["trainings", "work", "seeds", *(heading for heading, *_ in JUDGED)], lines)
+
+
+# The few methods that a front page shows
+
+
+def headliners(content: dict[str, Any]) -> dict[str, Budget]:
+    """Return six methods by their names on the front pages, as far as the file has them."""
+    epochs = content["epochs_of_one_training"]
+    longer = content["recipe_of_budgets"]["epochs"]
+    wanted = {
+        "One model": ("training", 1, epochs, 0),
+        "One model, trained three times as long": ("training", 1, 3 * epochs, 0),
+        "Hydra: one run of three members, `finetune(runs=1)`": ("training", 3, longer, 0),
+        "**Hydra: two such runs, fused, the default**": ("fused apart", 3, longer, 2),
+        "The mean of two models' weights (a soup)": ("soup", 1, longer, 2),
+        "Deep Ensemble of three": ("ensemble", 1, epochs, 3),
+    }
+    by_method = {}
+    for budget in budgets(content):
+        # Of runs, those that share most of their layers.
+        if budget.members == 1 or budget.trunk == SHARED_LAYERS:
+            by_method[budget.kind, budget.members, budget.epochs, budget.count] = budget
+    return {name: by_method[method] for name, method in wanted.items() if method in by_method}
+
+
+def table_of_headliners(content: dict[str, Any], names: Sequence[str] | None = None) -> str:
+    """What a front page shows of the methods: cost, accuracy, ranking and NLL."""
+    lines = {}
+    for name, budget in headliners(content).items():
+        if names is not None and not any(part in name for part in names):
+            continue
+        cells = [cell([value(row) for row in budget.rows], form) for _, value, form in HEADLINES]
+        lines[name] = [f"{budget.trainings:.1f}", f"{budget.work:.2f}", *cells]
+    return markdown(["trainings", "work", *(heading for heading, *_ in HEADLINES)], lines)
 
 
 def method_of(row: Row) -> tuple[str, int, int, int, int, int]:

@@ -13,6 +13,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+PICTURE = re.compile(
+    r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">\s*'
+    r'<img alt="(?P<words>[^"]+)" src="(?P<light>[^"]+)">\s*</picture>'
+)
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 
 
@@ -23,8 +27,12 @@ def pages() -> list[Path]:
 
 def links(page: Path) -> Iterator[tuple[str, str]]:
     """Targets of a page's links within the repository, and their anchors ("" where there is none)."""
-    for target, anchor in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+    words = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target, anchor in LINK.findall(words):
         yield target, anchor.removeprefix("#")
+    for picture in PICTURE.finditer(words):
+        yield picture["light"], ""
+        yield picture["dark"], ""
 
 
 def site_files() -> list[Path]:
@@ -55,8 +63,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """A link to a folder is for those who look at the repository; the site has its text."""
+    """Show the picture that fits the site's light or dark look, and the text alone of a link to a folder.
+
+    In the repository a picture follows the reader's system; the site has a switch of its own.
+    """
     here = Path(page.file.abs_src_path).parent
+    markdown = PICTURE.sub(r"![\g<words>](\g<light>#only-light)\n![\g<words>](\g<dark>#only-dark)", markdown)
     return re.sub(
         r"\[([^]]+)\]\((?!https?:)([^)#]+)\)", lambda link: link[1] if (here / link[2]).is_dir() else link[0], markdown
     )

@@ -1,109 +1,91 @@
 """Draws docs/images/overview.png, the picture that explains Hydra Ensembles in the README.
 
-python scripts/draw_overview.py [OUTPUT]
+python -m scripts.draw_overview [OUTPUT]
 """
 
 import sys
 from pathlib import Path
+from statistics import mean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.patches import Rectangle
+
+from .picture_style import IMAGES, LARGE, Look, arrow, box, canvas, save, text
 
 
-OUTPUT = Path(__file__).parents[1] / "docs" / "images" / "overview.png"
-MEMBER_COLOURS = ("#0072B2", "#D55E00", "#009E73")  # told apart by colour-blind readers too
-MEMBER_TINTS = ("#D9EAF4", "#F9E6DA", "#D9F0E9")
-GREY, INK, SHARED, PALE = "#9AA5B1", "#1F2933", "#E4E7EB", "#CBD2D9"
+OUTPUT = IMAGES / "overview.png"
 CLASSES = ("cat", "dog", "fox")
-# by input, member and class
-PROBABILITIES = {
-    "familiar": ((0.92, 0.05, 0.03), (0.94, 0.04, 0.02), (0.90, 0.06, 0.04)),
-    "unfamiliar": ((0.75, 0.15, 0.10), (0.12, 0.70, 0.18), (0.22, 0.18, 0.60)),
-}
-TRUNK_LAYERS, BRANCH_LAYERS = 5, 2
-BRANCHES = (3.42, 2.02, 0.62)  # where they lie, from below
+# by member and class
+FAMILIAR = ((0.92, 0.05, 0.03), (0.95, 0.03, 0.02), (0.89, 0.07, 0.04))
+UNFAMILIAR = ((0.61, 0.20, 0.19), (0.34, 0.44, 0.22), (0.25, 0.32, 0.43))
+THRESHOLD = 0.7
+TRUNK_LAYERS = 5
+HEADS = 4
+BRANCHES = (5.45, 4.5, 3.55)  # where they lie, from below
+BAR = 1.5  # how high a probability of 1 is
 
 
-def box(panel: Axes, x: float, y: float, width: float, height: float, edge: str, fill: str = "white") -> None:
-    style = "round,pad=0,rounding_size=0.1"
-    panel.add_patch(FancyBboxPatch((x, y), width, height, style, facecolor=fill, edgecolor=edge, linewidth=1.5))
-
-
-def arrow(panel: Axes, start: tuple[float, float], end: tuple[float, float], colour: str = GREY) -> None:
-    look = {"arrowstyle": "-|>", "mutation_scale": 14, "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0}
-    panel.add_patch(FancyArrowPatch(start, end, color=colour, **look))
-
-
-def text(panel: Axes, x: float, y: float, words: str, size: float = 10.5, **look: str) -> None:
-    panel.text(
-        x, y, words, fontsize=size, **{"ha": "center", "va": "center", "color": INK, "linespacing": 1.35} | look
-    )
-
-
-def layer(panel: Axes, x: float, y: float, height: float, edge: str, fill: str, name: str = "") -> None:
-    """A transformer layer, on end."""
-    box(panel, x, y, 0.5, height, edge, fill)
-    text(panel, x + 0.25, y + height / 2, name, size=9, rotation="vertical")
-
-
-def answer(panel: Axes, x: float, y: float, name: str, agreement: str, says: str) -> None:
-    """The members' probabilities of each class as bars, their mean as a line, and what the model says."""
-    members = PROBABILITIES[name]
-    for label, called in enumerate(CLASSES):
-        left, shares = x + 0.68 * label, [member[label] for member in members]
-        for member, colour in enumerate(MEMBER_COLOURS):
-            panel.add_patch(Rectangle((left + 0.16 * member, y), 0.13, shares[member], facecolor=colour))
-        mean = sum(shares) / len(shares)
-        panel.plot([left - 0.05, left + 0.5], [y + mean] * 2, color=INK, linewidth=1.8)
-        text(panel, left + 0.22, y - 0.27, called, size=9.5, va="baseline")
-    panel.plot([x - 0.1, x + 2.0], [y, y], color=GREY, linewidth=1)
-    text(panel, x + 2.25, y + 0.78, agreement, ha="left")
-    text(panel, x + 2.25, y + 0.3, says, size=14, ha="left", weight="bold")
-
-
-def draw() -> Figure:
-    figure = Figure(figsize=(11.2, 4.2), dpi=160)
-    panel = figure.add_axes((0, 0, 1, 1))
-    panel.set(xlim=(0, 16), ylim=(0, 6))
-    panel.axis("off")
-    for x, title in ((4.55, "One model, one pass"), (12.9, "An answer, or “I don't know”")):
-        text(panel, x, 5.6, title, size=13.5, weight="bold")
-
-    text(panel, 0.62, 2.62, "an\ninput")
-    arrow(panel, (1.05, 2.62), (1.5, 2.62))
+def draw_model(panel: Axes, look: Look) -> None:
+    """Draw the trunk, the branches with their heads, and the mean of their probabilities."""
+    text(panel, 0.42, 4.85, "an\ninput", look.ink)
+    arrow(panel, (0.8, 4.85), (1.15, 4.85), look.faded)
     for place in range(TRUNK_LAYERS):
-        layer(panel, 1.6 + 0.62 * place, 0.62, 4.0, GREY, SHARED, "" if place else "embeddings")
-    text(panel, 3.1, 4.94, "a shared trunk: most layers, computed once")
-    trunk_end = 1.6 + 0.62 * TRUNK_LAYERS
+        box(panel, 1.25 + 0.44 * place, 3.5, 0.34, 2.7, look.faded, look.shared)
+    text(panel, 2.3, 6.5, "a shared trunk", look.ink)
     for member, bottom in enumerate(BRANCHES):
-        colour, tint, middle = MEMBER_COLOURS[member], MEMBER_TINTS[member], bottom + 0.6
-        arrow(panel, (trunk_end, middle), (trunk_end + 0.5, middle), colour)
-        for place in range(BRANCH_LAYERS):
-            layer(panel, trunk_end + 0.6 + 0.62 * place, bottom, 1.2, colour, tint)
-        layer(panel, trunk_end + 0.6 + 0.62 * BRANCH_LAYERS, bottom, 1.2, colour, colour)
-        text(
-            panel, trunk_end + 0.85 + 0.62 * BRANCH_LAYERS, middle, "classifier", 8, rotation="vertical", color="white"
-        )
-        arrow(panel, (trunk_end + 2.4, middle), (trunk_end + 2.95, middle), colour)
-    text(panel, trunk_end + 1.47, 0.24, "three branches: the last layers")
+        colour, tint = look.members[member], look.tints[member]
+        middle = bottom + 0.37
+        arrow(panel, (3.45, middle), (3.85, middle), colour)
+        # The heads of the branch's attention, side by side, and its classifier.
+        box(panel, 3.95, bottom, 1.95, 0.75, colour, look.ground)
+        for head in range(HEADS):
+            box(panel, 4.07 + 0.45 * head, bottom + 0.17, 0.36, 0.41, colour, tint)
+        box(panel, 6.05, bottom, 1.15, 0.75, colour, colour)
+        text(panel, 6.62, middle, "classifier", look.ground)
+        arrow(panel, (7.28, middle), (7.75, 4.85 + 0.5 * (middle - 4.87)), colour)
+    text(panel, 5.6, 6.5, "branches with heads of their own", look.ink)
+    box(panel, 7.85, 4.15, 1.95, 1.4, look.faded, look.shared)
+    text(panel, 8.82, 4.85, "the mean of\ntheir prob-\nabilities", look.ink)
 
-    for bottom, name, about, agreement, says in (
-        (3.4, "familiar", "a familiar input", "the branches agree", "“cat”"),
-        (1.1, "unfamiliar", "an unfamiliar input", "they disagree", "“I don't know”"),
-    ):
-        box(panel, 8.1, bottom - 0.48, 7.6, 1.98, PALE)
-        text(panel, 8.35, bottom + 1.18, about, ha="left", style="italic")
-        answer(panel, 10.75, bottom, name, agreement, says)
-    text(panel, 11.9, 0.24, "bars: each branch's probabilities; black: their mean", size=9.5)
+
+def draw_answer(panel: Axes, left: float, members: tuple, about: str, legend: str, look: Look) -> None:
+    """Draw the mean probability of each class as a bar, the members' as dots, and what the model says."""
+    box(panel, left, 0.12, 4.75, 2.85, look.pale, look.ground, zorder=1)
+    text(panel, left + 0.2, 2.68, about, look.ink, style="italic", ha="left")
+    bottom = 0.62
+    means = [mean(member[label] for member in members) for label in range(len(CLASSES))]
+    for label, name in enumerate(CLASSES):
+        x = left + 0.25 + 0.62 * label
+        panel.add_patch(Rectangle((x, bottom), 0.44, BAR * means[label], facecolor=look.pale, zorder=2))
+        for member, shares in enumerate(members):
+            dot = (x + 0.1 + 0.12 * member, bottom + BAR * shares[label])
+            panel.plot(*dot, "o", markersize=5, color=look.members[member], zorder=3)
+        text(panel, x + 0.22, bottom - 0.22, name, look.ink)
+    panel.plot([left + 0.15, left + 2.05], [bottom, bottom], color=look.faded, linewidth=1)
+    line = bottom + BAR * THRESHOLD
+    panel.plot([left + 0.15, left + 2.2], [line, line], color=look.ink, linewidth=1.5, linestyle="--")
+    text(panel, left + 2.28, line + 0.02, f"threshold, {THRESHOLD:.0%}", look.ink, ha="left")
+
+    text(panel, left + 2.28, bottom - 0.22, legend, look.faded, ha="left")
+    is_sure = max(means) >= THRESHOLD
+    answer = f"“{CLASSES[means.index(max(means))]}”" if is_sure else "“I don't know”"
+    side = "above it" if is_sure else "below it"
+    text(panel, left + 2.28, line - 0.36, f"{max(means):.0%} is {side}:", look.ink, ha="left")
+    text(panel, left + 2.28, line - 0.78, answer, look.ink, size=LARGE, ha="left", weight="bold")
+
+
+def draw(look: Look) -> Figure:
+    figure, panel = canvas(look, 7.0)
+    draw_model(panel, look)
+    draw_answer(panel, 0.15, FAMILIAR, "an input like the training data", "bars: the mean", look)
+    draw_answer(panel, 5.1, UNFAMILIAR, "an input unlike it", "dots: the members", look)
     return figure
 
 
 def main() -> None:
     output = Path(sys.argv[1]) if len(sys.argv) > 1 else OUTPUT
-    output.parent.mkdir(parents=True, exist_ok=True)
-    draw().savefig(output, facecolor="white", metadata={"Software": None})
-    print(f"wrote {output}")
+    save(draw, output)
 
 
 if __name__ == "__main__":

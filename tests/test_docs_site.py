@@ -8,13 +8,14 @@ import re
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 import hydra_transformers
 from hydra_transformers.models.families import MODEL_TYPES
-from scripts.docs_site import links, pages, site_files
+from scripts.docs_site import links, on_page_markdown, pages, site_files
 from tests.pages import ROOT
 
 
@@ -67,6 +68,14 @@ def test_the_menu_has_every_page_once():
 def test_the_site_has_what_pages_link_to():
     found = {path.relative_to(ROOT).as_posix() for path in site_files()}
     assert {"README.md", "docs/images/overview.png", "experiments/README.md"} <= found
+
+
+def test_pictures_follow_the_reader_in_the_repository_and_the_switch_on_the_site():
+    page = ROOT / "docs" / "results.md"
+    assert {("images/results.png", ""), ("images/results-dark.png", "")} <= set(links(page))
+    shown = on_page_markdown(page.read_text(), SimpleNamespace(file=SimpleNamespace(abs_src_path=page)))
+    assert "<picture>" not in shown
+    assert "](images/results.png#only-light)\n" in shown and "](images/results-dark.png#only-dark)\n" in shown
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -12,11 +12,10 @@ import zipfile
 
 import pytest
 import yaml
-from PIL import Image
 
 import hydra_transformers
 from hydra_transformers import __version__
-from scripts import check_package, draw_overview
+from scripts import check_package
 from tests import typed_use
 from tests.pages import ROOT
 
@@ -164,7 +163,9 @@ def test_the_description_on_pypi_links_to_the_files_of_its_tag(tmp_path):
     targets = re.findall(r"\]\((.+?)\)", page)
     assert all(target.startswith("https://") for target in targets)
     ours = "https://example.org/us/hydra/"
-    assert f"({ours}raw/v{__version__}/docs/images/overview.png)" in page
+    for picture in ("overview", "results"):
+        assert f"({ours}raw/v{__version__}/docs/images/{picture}.png)" in page
+    assert "<picture>" not in page
     files = [target.removeprefix(f"{ours}blob/v{__version__}/") for target in targets if target.startswith(f"{ours}b")]
     assert len(files) >= 20 and all((ROOT / name.partition("#")[0]).exists() for name in files)
     assert 'pip install "hydra-transformers[demo]"' in page and "Clone this repository" not in page
@@ -174,13 +175,6 @@ def test_what_is_type_checked_uses_every_function_of_the_front_page():
     functions = [name for name in hydra_transformers.__all__ if name.islower() and not name.startswith("_")]
     assert len(functions) >= 9
     assert [name for name in functions if not callable(getattr(typed_use, name, None))] == []
-
-
-def test_the_picture_of_the_readme_can_be_drawn_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["draw_overview.py", str(tmp_path / "overview.png")])
-    draw_overview.main()
-    drawn, kept = Image.open(tmp_path / "overview.png"), Image.open(draw_overview.OUTPUT)
-    assert drawn.size == kept.size
 
 
 def test_the_page_on_model_families_names_files_that_exist():

@@ -93,6 +93,10 @@ def test_tables_show_the_means_over_seeds_and_count_trainings():
     assert fused.startswith("2.9 | 1.00 | 1 | 82.0")
     ensemble = lines["Deep Ensemble of 2 runs of 3 members, 11 layers shared, 12 epochs each"]
     assert ensemble.startswith("2.9 | 1.92 | 1 | 83.0")
+    # Front pages: of runs only those that share most layers, of several seeds their mean.
+    assert "trained" not in tables["summary"] and "Deep Ensemble" not in tables["summary"]
+    one_run_line = "| Hydra: one run of three members, `finetune(runs=1)` | 1.4 | 0.96 | 81.0 % | 50.0 | 0.800 |"
+    assert one_run_line in tables["summary"].splitlines() and one_run_line not in tables["front"].splitlines()
     assert "mixing in 0% of the steps" in tables["ingredients"] and "| 0.85 | 78.0 / 0.800 |" in tables["rates"]
 
 
