@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from statistics import mean
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -121,6 +122,16 @@ def answered_as_calibrated(logits: Logits, labels: Mapping[str, Tensor]) -> dict
         The means over `DRAWS` of the share of test rows that are answered, of the share of wrong answers, and the share of
         draws in which more than `RISK` of the answers are wrong.
     """
+    answered, wrong = calibration_draws(logits, labels)
+    return {
+        "calibrated_answered": mean(answered),
+        "calibrated_errors": mean(wrong),
+        "calibrated_broken": mean(float(share > RISK) for share in wrong),
+    }
+
+
+def calibration_draws(logits: Logits, labels: Mapping[str, Tensor]) -> tuple[list[float], list[float]]:
+    """Return, for each draw of validation rows, the share of test rows that are answered and that of wrong answers."""
     validation = sample_values(logits["validation"].cpu(), labels["validation"].cpu())
     test = sample_values(logits["test"].cpu(), labels["test"].cpu())
     generator = torch.Generator().manual_seed(0)
@@ -138,8 +149,22 @@ def answered_as_calibrated(logits: Logits, labels: Mapping[str, Tensor]) -> dict
         takes = ~rule.abstain(1 - test["confidence"])
         answered.append(float(takes.double().mean()))
         wrong.append(float((1 - test["correct"].double())[takes].mean()) if takes.any() else 0.0)
-    return {
-        "calibrated_answered": mean(answered),
-        "calibrated_errors": mean(wrong),
-        "calibrated_broken": mean(float(share > RISK) for share in wrong),
-    }
+    return answered, wrong
+
+
+def arrays_of(logits: Logits, labels: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Return what a plot of errors and coverage needs.
+
+    Returns:
+        Of "validation" and "test" the rows' doubt, which is 1 - confidence and keeps its digits near 0, and whether they are
+        right; and of each draw of calibration rows the share that is answered and that is wrong.
+    """
+    arrays = {}
+    for name in ("validation", "test"):
+        values = sample_values(logits[name].cpu(), labels[name].cpu())
+        arrays[f"{name}_doubt"] = (1 - values["confidence"].double()).numpy().astype(np.float16)
+        arrays[f"{name}_correct"] = values["correct"].bool().numpy()
+    answered, wrong = calibration_draws(logits, labels)
+    arrays["draws_answered"] = np.array(answered, np.float32)
+    arrays["draws_wrong"] = np.array(wrong, np.float32)
+    return arrays

@@ -4,11 +4,15 @@ fine-tunings fused: DINOv2-S on 100 classes of Tiny ImageNet and on 5,000 rows o
     python -m experiments.recipe --setting tiny-imagenet --data DIR --start FOLDER --output OUT.json --groups rates
     python -m experiments.recipe --smallest                                                 # does it run? made-up data
 
+Beside OUT.json, OUT.npz holds what a plot of errors and coverage needs of the rows of the table of budgets, by the row's number
+in OUT.json: see `judging.arrays_of`.
+
 Validation rows choose. Every row of OUT.json is one model: a training, or what several of them make without training (an
 ensemble, a fused Hydra, a soup). What the file already has is not run again.
 """
 
 import argparse
+import io
 import json
 import tempfile
 import time
@@ -18,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
@@ -32,9 +37,10 @@ from hydra_transformers.fusion.plain_models import to_transformers
 
 from . import smallest
 from .augmentation import changed_colours, resized_crop_and_flip
-from .judging import judge, predictions, sets_of
+from .judging import arrays_of, judge, predictions, sets_of
 from .pretrained import IMAGE_SIZE, IMAGENET_MEAN, IMAGENET_STD, read_sst2, read_tiny_imagenet
 from .recipe_settings import new_dinov2_reading_cls, read_cifar10
+from .recipe_table import is_of_budgets
 from .recorded_steps import RecordedSteps
 from .results import rounded
 from .rows import PrepareImages, TensorRows
@@ -43,6 +49,7 @@ from .splits import Splits
 
 
 Row = dict[str, Any]  # of a results file
+ARRAYS = "arrays"  # of a row, until it is written
 
 
 @dataclass(frozen=True)
@@ -332,7 +339,8 @@ class Study:
 
     def row(self, plan: Plan, kind: str, logits: dict[str, Tensor], model: nn.Module | None, **about: Any) -> Row:
         size = {} if model is None else {"parameters": count_parameters(model), "work": count_multiply_adds(model)}
-        return {"kind": kind, "plan": asdict(plan), **about, **size, **judge(logits, self.labels)}
+        arrays = arrays_of(logits, self.labels)
+        return {"kind": kind, "plan": asdict(plan), **about, **size, **judge(logits, self.labels), ARRAYS: arrays}
 
 
 # All plans, a few at a time
@@ -395,6 +403,9 @@ def run_all(args: argparse.Namespace) -> None:
     content: dict[str, Any] = {"what": "recipe", "setting": args.setting, "rows": []}
     if args.output.exists():
         content = json.loads(args.output.read_text())
+    arrays: dict[str, np.ndarray] = {}
+    if args.output.with_suffix(".npz").exists():
+        arrays = dict(np.load(args.output.with_suffix(".npz")))
     content["machine"] = where_it_ran(args.device)
     content["usual"] = asdict(setting.usual)
     content["epochs_of_one_training"] = setting.epochs_of_one_training
@@ -420,14 +431,26 @@ def run_all(args: argparse.Namespace) -> None:
             break
         rows = results.get()
         running -= 1
-        content["rows"] += rounded(rows)
-        write_atomically(args.output, json.dumps(content, indent=1) + "\n")
+        for row in rows:
+            kept = row.pop(ARRAYS, {})
+            if kept and is_of_budgets(row, content):
+                arrays |= {f"{len(content['rows'])}/{name}": values for name, values in kept.items()}
+            content["rows"] += rounded([row])
+        write_results(args.output, content, arrays)
         for row in rows:
             print(f"{time.perf_counter() - began:.0f} s", summary(row), flush=True)
     for _ in workers:
         queue.put(None)
     for worker in workers:
         worker.join(timeout=20)
+
+
+def write_results(output: Path, content: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """Write the results file, and the arrays of its rows beside it."""
+    compressed = io.BytesIO()
+    np.savez_compressed(compressed, **arrays)
+    write_atomically(output.with_suffix(".npz"), compressed.getvalue())
+    write_atomically(output, json.dumps(content, indent=1) + "\n")
 
 
 def summary(row: Row) -> str:

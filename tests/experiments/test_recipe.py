@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -100,6 +101,23 @@ def test_tables_show_the_means_over_seeds_and_count_trainings():
     assert "mixing in 0% of the steps" in tables["ingredients"] and "| 0.85 | 78.0 / 0.800 |" in tables["rates"]
 
 
+def test_arrays_keep_the_rows_and_where_calibration_lands():
+    torch.manual_seed(0)
+    labels = {name: torch.randint(2, (400,)) for name in ("validation", "test")}
+    logits = {}
+    for name, of_rows in labels.items():
+        sure = 4 * torch.rand(400) * torch.where(torch.rand(400) < 0.9, 1, -1)
+        logits[name] = torch.stack([sure * (of_rows == 0), sure * (of_rows == 1)], dim=1).unsqueeze(1)
+    arrays = judging.arrays_of(logits, labels)
+    assert arrays["test_correct"].tolist() == (logits["test"][:, 0].argmax(-1) == labels["test"]).tolist()
+    confidence = logits["test"][:, 0].softmax(-1).amax(-1)
+    torch.testing.assert_close(1 - torch.tensor(arrays["test_doubt"]).float(), confidence, atol=3e-4, rtol=0)
+    values = judging.answered_as_calibrated(logits, labels)
+    assert len(arrays["draws_wrong"]) == judging.DRAWS
+    assert float(arrays["draws_answered"].mean()) == pytest.approx(values["calibrated_answered"], abs=1e-6)
+    assert float(arrays["draws_wrong"].mean()) == pytest.approx(values["calibrated_errors"], abs=1e-6)
+
+
 @pytest.mark.slow
 def test_several_runs_make_an_ensemble_fused_models_and_a_soup(monkeypatch):
     monkeypatch.setattr(judging, "DRAWS", 2)
@@ -120,5 +138,9 @@ def test_what_the_results_file_has_is_not_trained_again(tmp_path, monkeypatch):
     recipe.main(options)
     before = output.read_text()
     assert [row["kind"] for row in json.loads(before)["rows"]] == ["training"]
+    arrays = np.load(output.with_suffix(".npz"))
+    assert (
+        len(arrays["0/test_doubt"]) == len(arrays["0/test_correct"]) and len(arrays["0/draws_wrong"]) == judging.DRAWS
+    )
     recipe.main(options)
     assert output.read_text() == before
