@@ -1,5 +1,7 @@
 """Draws docs/images/results.png from the recipe's results files: what methods reach, by the trainings that they cost.
 
+With the .npz beside the results file, errors.png too: errors against coverage, and where calibration lands.
+
 python -m scripts.draw_results [OUTPUT]
 """
 
@@ -10,19 +12,26 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.recipe_table import SHARED_LAYERS, Budget, budgets
+from experiments.judging import RISK
+from experiments.recipe_table import SHARED_LAYERS, Budget, budgets, headliners
 from experiments.results import RESULTS
+from hydra_transformers.uncertainty.metrics import error_coverage_curve
 
 from .picture_style import IMAGES, LARGE, SMALL, WIDTH, Look, save, style_axes
 
 
+Arrays = dict[str, np.ndarray]  # of the .npz beside a results file, see `judging.arrays_of`
+
 OUTPUT = IMAGES / "results.png"
 COSTS = (1.1, 1.5, 2.5, 4.0, float("inf"))  # the work up to which a colour is for
 COST_NAMES = ("1", "1.3", "2", "3", "5")
+LEFT_OUT = ("three times as long", "soup")  # of the plot of errors, which has room for four lines
 COLUMN = 3.5  # where the names of crowded dots stand
 # Of other dots, where the name stands: points to the right and up, and how it is aligned.
 BESIDE = {
@@ -184,10 +193,66 @@ def draw_costs(content: dict[str, Any], look: Look) -> Figure:
     return figure
 
 
+# Errors against coverage
+
+
+def curve_of(arrays: Arrays, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return coverage, and the mean over the rows of these numbers of the share of wrong answers at it."""
+    coverage = np.linspace(0.3, 1, 141)
+    risks = []
+    for number in numbers:
+        confidence = 1 - torch.from_numpy(arrays[f"{number}/test_doubt"]).double()
+        is_wrong = 1 - torch.from_numpy(arrays[f"{number}/test_correct"]).double()
+        of_row, risk = error_coverage_curve(confidence, is_wrong)
+        risks.append(np.interp(coverage, of_row.numpy(), risk.numpy()))
+    return coverage, np.mean(risks, axis=0)
+
+
+def numbers_with_arrays(content: dict[str, Any], arrays: Arrays) -> dict[str, list[int]]:
+    """Return four methods by name, and the numbers of their rows of which arrays are kept."""
+    places = {id(row): number for number, row in enumerate(content["rows"])}
+    methods = {}
+    for name, budget in headliners(content).items():
+        numbers = [places[id(row)] for row in budget.rows]
+        kept = [number for number in numbers if f"{number}/test_doubt" in arrays]
+        if kept and not any(other in name for other in LEFT_OUT):
+            methods[name.strip("*").split(", `")[0]] = kept
+    return methods
+
+
+def draw_errors(content: dict[str, Any], arrays: Arrays, look: Look) -> Figure:
+    """Draw wrong answers against answered rows, and a pale dot for each draw of a calibration to at most 5 %."""
+    figure = Figure(figsize=(WIDTH, WIDTH * 0.75))
+    panel = figure.add_axes((0.1, 0.3, 0.87, 0.6))
+    for index, (name, numbers) in enumerate(numbers_with_arrays(content, arrays).items()):
+        colour = look.members[index]
+        coverage, risk = curve_of(arrays, numbers)
+        panel.plot(100 * coverage, 100 * risk, color=colour, linewidth=2, label=name)
+        for number in numbers:
+            answered, wrong = (100 * arrays[f"{number}/draws_{which}"] for which in ("answered", "wrong"))
+            panel.plot(answered, wrong, ".", color=colour, markersize=4, alpha=0.25)
+    panel.axhline(100 * RISK, color=look.ink, linewidth=1, linestyle="--")
+    panel.set_xlim(30, 100)
+    panel.set_ylim(bottom=0)
+    style_axes(panel, look, "Wrong answers in %, lower is better", "answered rows in %, the surest first")
+    panel.text(
+        31, 100 * RISK + 0.15, f"at most {RISK:.0%} wrong: promised", fontsize=SMALL, color=look.ink, va="bottom"
+    )
+    legend = figure.legend(loc="lower left", ncols=2, frameon=False, fontsize=SMALL, title="dots: calibrated on draws")
+    for words in (legend.get_title(), *legend.get_texts()):
+        words.set_color(look.ink)
+        words.set_fontsize(SMALL)
+    return figure
+
+
 def main() -> None:
     output = Path(sys.argv[1]) if len(sys.argv) > 1 else OUTPUT
-    content = json.loads((RESULTS / "recipe-tiny-imagenet.json").read_text())
+    path = RESULTS / "recipe-tiny-imagenet.json"
+    content = json.loads(path.read_text())
     save(lambda look: draw_costs(content, look), output, numbers_of(content))
+    if path.with_suffix(".npz").exists():
+        arrays = dict(np.load(path.with_suffix(".npz")))
+        save(lambda look: draw_errors(content, arrays, look), output.with_name("errors.png"))
 
 
 if __name__ == "__main__":
