@@ -65,6 +65,7 @@ def render(content: dict[str, Any]) -> dict[str, str]:
         "dial": table_of_budgets(content),
         "summary": table_of_headliners(content),
         "front": table_of_headliners(content, FRONT),
+        "fusing": table_of_fusing(content),
     }
     about = ", ".join(content["machine"][part] for part in ("machine", "versions", "date"))
     return tables | {"machine": f"{about}."}
@@ -233,6 +234,26 @@ def table_of_headliners(content: dict[str, Any], names: Sequence[str] | None = N
         cells = [cell([value(row) for row in budget.rows], form) for _, value, form in HEADLINES]
         lines[name] = [f"{budget.trainings:.1f}", f"{budget.work:.2f}", *cells]
     return markdown(["trainings", "work", *(heading for heading, *_ in HEADLINES)], lines)
+
+
+def ways_to_fuse(content: dict[str, Any]) -> dict[int, Budget]:
+    """Return three models run apart (0), and fused with so many layers merged and their MLPs apart, as far as the file has them."""
+    found = {}
+    for budget in budgets(content):
+        is_of_three = budget.count == 3 and budget.members == 1 and budget.epochs == content["epochs_of_one_training"]
+        if is_of_three and budget.kind in ("ensemble", "fused apart"):
+            found[budget.merged] = budget
+    return dict(sorted(found.items()))
+
+
+def table_of_fusing(content: dict[str, Any]) -> str:
+    """What merging layers of three models saves, and what becomes of them."""
+    lines = {}
+    for merged, budget in ways_to_fuse(content).items():
+        cells = [cell([value(row) for row in budget.rows], form) for _, value, form in HEADLINES]
+        name = f"{merged} merged" if merged else "none: three models run apart"
+        lines[name] = [f"{budget.work:.2f}", *cells]
+    return markdown(["work", *(heading for heading, *_ in HEADLINES)], lines)
 
 
 def method_of(row: Row) -> tuple[str, int, int, int, int, int]:

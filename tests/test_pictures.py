@@ -1,5 +1,6 @@
 """The pictures of the pages can be drawn again, in light and dark, and show what the results files have."""
 
+import json
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 
 from experiments import recipe
-from scripts import draw_results
+from scripts import draw_monitor, draw_results
 from scripts.picture_style import IMAGES, LIGHT, dark_path
 from tests.pages import ROOT
 
@@ -36,6 +37,14 @@ def test_every_picture_has_a_dark_one_and_is_on_a_page():
     scripts = [import_module(f"scripts.{name}") for name in SCRIPTS]
     for output in (Path(script.OUTPUT) for script in scripts):
         assert f'srcset="images/{dark_path(output).name}"' in pages or dark_path(output).name in pages
+
+
+def test_the_monitor_says_of_the_stream_what_the_picture_shows():
+    kept = json.loads(draw_monitor.DATA.read_text())
+    looks = 6
+    again = draw_monitor.simulate(looks * draw_monitor.CASE.batch)
+    assert again | {"path": []} == kept | {"path": []}
+    assert again["path"] == kept["path"][:looks]
 
 
 def made_up_results():
