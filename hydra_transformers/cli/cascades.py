@@ -24,7 +24,10 @@ def then_option(rest: str, panel: str | None = None) -> Any:
 
 
 def check_cascade_target(others: dict[str, Any]) -> None:
-    """Raise for options of `calibrate` that are for one model. others: by flag, None where they are left out"""
+    """Raise for options of `calibrate` that are for one model.
+
+    others: by flag, None where they are left out
+    """
     for flag, value in others.items():
         if value not in (None, []):
             raise ValueError(
@@ -49,7 +52,8 @@ def check_can_be_recalibrated(model: str) -> None:
 
     if find_cascade(model) is not None:
         raise ValueError(
-            f"--add is for one model, and {model} is a cascade: calibrate it again, with --data of newly labelled rows and --then"
+            f"--add is for one model, and {model} is a cascade: calibrate it again, with --data of newly labelled "
+            "rows and --then"
         )
 
 
@@ -74,7 +78,8 @@ def load_cascade(model: str, then: Sequence[str], device: str | None, batch_size
     from ..serving.cascade import Cascade
     from ..serving.cascade_files import find_cascade
 
-    together = f"calibrate the two together: hydra-transformers calibrate {model} {typed(then=list(then))} --data ... --risk ..."
+    command = f"hydra-transformers calibrate {model} {typed(then=list(then))} --data ... --risk ..."
+    together = f"calibrate the two together: {command}"
     if find_cascade(model) is None:
         raise ValueError(f"{model} has no cascade.json: {together}")
     return Cascade.load(model, then=then, device=device, batch_size=batch_size)

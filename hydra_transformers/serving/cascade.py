@@ -18,10 +18,10 @@ from .._io.files import write_atomically
 from .._io.progress import progress_bar
 from ..cost import readable_count
 from ..data.rows import is_dataframe
-from ..hub.handler import Answerer, require
 from ..model_info import READS
 from ..uncertainty.calibration import halves_of
 from ..uncertainty.cascade import MOST_STAGES, CascadeFit, coverage_alone, fit_cascade, is_answered
+from .answerer import Answerer, require
 from .cascade_files import SavedCascade, SavedStage, file_of, read_cascade, saved_stage, sources_of
 from .cascade_rows import input_in, labelled_rows
 from .cascade_stages import PERSON, FunctionStage, ModelStage, Stage, StageAnswer, stage_of

@@ -66,7 +66,7 @@ def test_columns_of_several_types_come_back_as_they_were(folders, tmp_path):
 def test_a_column_of_several_types_is_not_read(folders, tmp_path):
     data = tmp_path / "rows.jsonl"
     data.write_text('{"text": "a good film"}\n{"text": 5}\n')
-    with pytest.raises(ValueError, match="the column 'text' of .* has values of several types, and .* reads texts"):
+    with pytest.raises(ValueError, match=r"the column 'text' of .* has values of several types, and .* reads texts"):
         predict_data(folders["texts"], data, tmp_path / "a.jsonl", column="text", device="cpu")
 
 
