@@ -28,7 +28,7 @@ class LabelledRows:
 
 def _rows_without_model(source: DataSource) -> LabelledRows:
     """Read labelled rows where no model says what it reads, or which classes there are."""
-    rows, _, _ = load_rows(source)
+    rows = load_rows(source).rows
     columns = find_columns(rows, "text", source)
     labels = Labels(rows, find_label_column(rows, source), source)
     names = labels.values
