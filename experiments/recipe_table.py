@@ -213,7 +213,7 @@ def headliners(content: dict[str, Any]) -> dict[str, Budget]:
         "One model": ("training", 1, epochs, 0),
         "One model, trained three times as long": ("training", 1, 3 * epochs, 0),
         "Hydra: one run of three members, `finetune(runs=1)`": ("training", 3, longer, 0),
-        "**Hydra: two such runs, fused, the default**": ("fused apart", 3, longer, 2),
+        "**Hydra: two runs of three, fused: the default**": ("fused apart", 3, longer, 2),
         "The mean of two models' weights (a soup)": ("soup", 1, longer, 2),
         "Deep Ensemble of three": ("ensemble", 1, epochs, 3),
     }
