@@ -308,7 +308,8 @@ class SingleLabelSettings(DecisionSettings):
 
     def fields_for_any_client(self) -> dict[str, Any]:
         is_score_of_answer = self.detector.name == "msp" and self.detector.by in (None, "mean")
-        has_one_threshold = self.threshold is not None and self.thresholds is None
+        has_others = any(getattr(self, name) is not None for name in NEWER_SETTINGS)
+        has_one_threshold = self.threshold is not None and not has_others
         if not is_score_of_answer or not has_one_threshold or self.classes is not None:
             return {}
         # Scores lie between 0 and 1: where the threshold is infinite, none or all of them are below.
