@@ -100,7 +100,7 @@ def test_the_loop_of_answers_audit_promise_and_calibration(model, data, tmp_path
     assert "Wrong answers: broken." in capsys.readouterr().out
 
     words = ["calibrate", model, "--add", tmp_path / "answers.audit.csv", "--risk", 0.7, "--output", again]
-    run(*words)
+    run(*words, "--verbose")
     before, after = (json.loads((folder / "config.json").read_text())["decision"] for folder in (model, again))
     assert after["threshold"] <= before["threshold"] and after["validation"]["risk"] == 0.7
     assert f"Of {len(wrong)} audited answers" in capsys.readouterr().out
