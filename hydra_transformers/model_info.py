@@ -89,7 +89,7 @@ class ModelInfo:
         inputs = auto.INPUTS.get(auto_class)
         model_class = None
         if auto_class:
-            model_class = auto.head_of(config)
+            model_class = auto.class_with_head(config)
         # Token classification is said by the class alone, and zero-shot models have no classes.
         if inputs == "tokens":
             task = load_task("token_classification")

@@ -1,5 +1,6 @@
 # ruff: noqa: F403
-"""The Hydra models. Saved models take the files of this folder along to the Hub, but for `auto` and `families`.
+"""The Hydra models. Saved models take the files of this folder along to the Hub, but for `auto` and
+`families`.
 
 A family is imported when one of its names is asked for.
 """

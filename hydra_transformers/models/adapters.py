@@ -1,4 +1,5 @@
-"""Folders of PEFT adapters: the config of the model that they are for, and that model with the adapters merged."""
+"""Folders of PEFT adapters: the config of the model that they are for, and that model with the
+adapters merged."""
 
 import json
 import os
@@ -25,7 +26,7 @@ def is_adapter_folder(name: str | os.PathLike) -> bool:
 
 
 def base_of_adapters(name: str | os.PathLike) -> str:
-    """The folder or Hub name of the model that the adapters in a folder were trained on."""
+    """Return the folder or Hub name of the model that the adapters in a folder were trained on."""
     base = _settings(name).get("base_model_name_or_path")
     if not base:
         raise ValueError(f"{SETTINGS} in {name} names no base_model_name_or_path: write the base model's name there")
@@ -37,24 +38,31 @@ def _settings(name: str | os.PathLike) -> dict[str, Any]:
 
 
 def config_of_adapters(name: str | os.PathLike) -> PreTrainedConfig:
-    """The config of the model with its adapters: that in the folder, or that of the base model with as many classes as the
-    classifier in the folder has."""
+    """Load the config of the model with its adapters: that in the folder, or that of the base model
+    with as many classes as the classifier in the folder has."""
     if (Path(name) / "config.json").is_file():
         return transformers.AutoConfig.from_pretrained(os.fspath(name))
     settings = _settings(name)
     config = transformers.AutoConfig.from_pretrained(base_of_adapters(name), revision=settings.get("revision"))
-    saved_class = (settings.get("auto_mapping") or {}).get("base_model_class")  # where there is no task_type
-    if settings.get("task_type") in MODELS_OF_TASK:
-        saved_class = MODELS_OF_TASK[settings["task_type"]].get(config.model_type, saved_class)
+
+    # The model's class: by the task, or where there is none as it is named.
+    auto_mapping = settings.get("auto_mapping") or {}
+    saved_class = auto_mapping.get("base_model_class")
+    task = settings.get("task_type")
+    if task in MODELS_OF_TASK:
+        saved_class = MODELS_OF_TASK[task].get(config.model_type, saved_class)
     if saved_class is not None:
         config.architectures = [saved_class]
-    sizes = {
-        key: len(weight)
-        for key, weight in _weights(name).items()
-        if key.startswith(("classifier.", "score.")) and weight.dim() == 2 and "lora_" not in key
-    }
-    if sizes and sizes[max(sizes)] != config.num_labels:
-        config.num_labels = sizes[max(sizes)]
+
+    # As many classes as the last map of the saved classifier has.
+    sizes = {}
+    for key, weight in _weights(name).items():
+        if key.startswith(("classifier.", "score.")) and weight.dim() == 2 and "lora_" not in key:
+            sizes[key] = len(weight)
+    if sizes:
+        num_labels = sizes[max(sizes)]
+        if num_labels != config.num_labels:
+            config.num_labels = num_labels
     return config
 
 
@@ -65,13 +73,17 @@ def _weights(name: str | os.PathLike) -> dict[str, Any]:
         raise ImportError(f"{name} holds adapters of PEFT: pip install peft") from error
     if not (Path(name) / "adapter_model.safetensors").is_file():  # others can run code when they are loaded
         raise FileNotFoundError(f"{name} has {SETTINGS}, no adapter_model.safetensors: save the adapters again")
-    return {key.removeprefix(PREFIX): weight for key, weight in load_peft_weights(os.fspath(name), "cpu").items()}
+    weights = load_peft_weights(os.fspath(name), "cpu")
+    return {key.removeprefix(PREFIX): weight for key, weight in weights.items()}
 
 
 def load_merged(
     model_class: type[PreTrainedModel], config: PreTrainedConfig, name: str | os.PathLike
 ) -> tuple[PreTrainedModel, set[str]]:
-    """The base model with the adapters in a folder merged into its weights, and the names of weights that neither has."""
+    """Load the base model with the adapters in a folder merged into its weights.
+
+    Returns it, and the names of weights that neither has.
+    """
     from peft import PeftModel, get_peft_model_state_dict
 
     saved = set(_weights(name))
@@ -82,7 +94,8 @@ def load_merged(
         ignore_mismatched_sizes=True,
         output_loading_info=True,
     )
-    untrained = {*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])}
+    untrained = set(loading["missing_keys"])
+    untrained |= {entry[0] for entry in loading["mismatched_keys"]}
     adapted = PeftModel.from_pretrained(model, os.fspath(name))
     if not hasattr(adapted.base_model, "merge_and_unload"):
         kind = _settings(name).get("peft_type")

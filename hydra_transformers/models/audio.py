@@ -24,7 +24,8 @@ class HydraAudioEncoderMixin(HydraEncoderMixin):
 
 
 class HydraAudioClassifierMixin(HydraClassifierMixin):
-    """A fused audio classifier: `logits` is the ensemble's prediction, `member_logits` each member's."""
+    """A fused audio classifier: `logits` is the ensemble's prediction, `member_logits` each
+    member's."""
 
     def pipeline_class(self) -> type:
         from .pipeline_hydra_audio import HydraAudioClassificationPipeline  # not above, as in `predict`

@@ -1,4 +1,5 @@
-"""Where the backbones of each family have the parameters of a one-member Hydra. Models are built by it, and run without it."""
+"""Where the backbones of each family have the parameters of a one-member Hydra. Models are built by
+it, and run without it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,42 +23,43 @@ class Rule:
 
 
 def joined(*tensors: torch.Tensor) -> torch.Tensor:
-    """The weights, or biases, of several maps as those of one."""
+    """Join the weights, or biases, of several maps as those of one."""
     return torch.cat(tensors)
 
 
 def as_row(vector: torch.Tensor) -> torch.Tensor:
-    """A vector of one member as the row that it has among several: (numbers) -> (1, numbers)"""
+    """Return a vector of one member as the row that it has among several: (numbers) -> (1,
+    numbers)"""
     return vector.unsqueeze(0)
 
 
 def with_key_bias_of_zeros(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """The biases of queries, keys and values where keys have none. One of any size changes no answer: it adds the same number
-    to all scores of a query."""
+    """Join the biases of queries, keys and values where keys have none.
+
+    A key bias of any size changes no prediction: it adds the same number to all scores of a query.
+    """
     return torch.cat([query, torch.zeros_like(query), value])
 
 
 def attention_rules(layer: str, projections: Iterable[str]) -> tuple[Rule, ...]:
-    """The rules for a layer's attention.
+    """Return the rules for a layer's attention.
 
     layer: what names in a layer begin with, with `*` for its number
     projections: the names of query, key, value and output; two, where the first three are one map
     """
     *joint, output = (layer + name for name in projections)
-    # Of several rules the first whose names exist: this one where keys have no bias.
-    without_key_bias = Rule(
-        "layers.*.attention.qkv_proj.bias", (f"{joint[0]}.bias", f"{joint[-1]}.bias"), with_key_bias_of_zeros
-    )
-    return (
-        Rule("layers.*.attention.qkv_proj.*", tuple(f"{name}.*" for name in joint), joined),
-        *([without_key_bias] if len(joint) == 3 else []),
-        Rule("layers.*.attention.o_proj.weight", f"{output}.weight", torch.t),
-        Rule("layers.*.attention.o_proj.bias", f"{output}.bias", as_row),
-    )
+    rules = [Rule("layers.*.attention.qkv_proj.*", tuple(f"{name}.*" for name in joint), joined)]
+    if len(joint) == 3:
+        # Of several rules the first whose names exist: this one where keys have no bias.
+        query_and_value = (f"{joint[0]}.bias", f"{joint[-1]}.bias")
+        rules.append(Rule("layers.*.attention.qkv_proj.bias", query_and_value, with_key_bias_of_zeros))
+    rules.append(Rule("layers.*.attention.o_proj.weight", f"{output}.weight", torch.t))
+    rules.append(Rule("layers.*.attention.o_proj.bias", f"{output}.bias", as_row))
+    return tuple(rules)
 
 
 def layer_scale_rules(layer: str, attention: str, mlp: str) -> tuple[Rule, ...]:
-    """The rules for the factors on a layer's two branches, by their names."""
+    """Return the rules for the factors on a layer's two branches, by their names."""
     return (
         Rule("layers.*.attention_scale.weight", layer + attention, as_row),
         Rule("layers.*.mlp_scale.weight", layer + mlp, as_row),
@@ -65,13 +67,21 @@ def layer_scale_rules(layer: str, attention: str, mlp: str) -> tuple[Rule, ...]:
 
 
 def mlp_rules(layer: str, first: str, second: str, gate: str | None = None) -> tuple[Rule, ...]:
-    """The rules for a layer's MLP, by the names of its maps."""
-    inner = (f"{layer}{first}.*",) if gate is None else (f"{layer}{gate}.*", f"{layer}{first}.*")
-    return Rule("layers.*.mlp.fc1.*", inner, joined), Rule("layers.*.mlp.fc2.*", f"{layer}{second}.*")
+    """Return the rules for a layer's MLP, by the names of its maps."""
+    inner = [f"{layer}{first}.*"]
+    if gate is not None:
+        inner.insert(0, f"{layer}{gate}.*")
+    return (
+        Rule("layers.*.mlp.fc1.*", tuple(inner), joined),
+        Rule("layers.*.mlp.fc2.*", f"{layer}{second}.*"),
+    )
 
 
 def norm_rules(layer: str, attention: str, mlp: str) -> tuple[Rule, ...]:
-    return Rule("layers.*.attention_norm.*", f"{layer}{attention}.*"), Rule("layers.*.mlp_norm.*", f"{layer}{mlp}.*")
+    return (
+        Rule("layers.*.attention_norm.*", f"{layer}{attention}.*"),
+        Rule("layers.*.mlp_norm.*", f"{layer}{mlp}.*"),
+    )
 
 
 def names(pattern: str, *projections: str) -> list[str]:
@@ -91,7 +101,8 @@ BERT_MLP = (
 )
 ALBERT_LAYER = "encoder.albert_layer_groups.*.albert_layers.0."
 
-# By `model_type`, or for all families in a file by its name; parameters without a rule have the same name in both.
+# By `model_type`, or for all families in a file by its name; parameters without a rule have the
+# same name in both.
 RULES: dict[str, tuple[Rule, ...]] = {
     "vit": VIT,
     "deit": VIT,
@@ -191,7 +202,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("embeddings.feature_projection.*", "feature_projection.*"),
         Rule("embeddings.masked_spec_embed", "masked_spec_embed"),
         Rule("embeddings.pos_conv_embed.*", "encoder.pos_conv_embed.*"),
-        # One norm of the backbone: in front of the layers, or with `do_stable_layer_norm` behind them.
+        # One norm of the backbone: in front of the layers, or with `do_stable_layer_norm` behind
+        # them.
         Rule("embeddings.layer_norm.*", "encoder.layer_norm.*"),
         Rule("final_norm.*", "encoder.layer_norm.*"),
         # WavLM's
@@ -213,11 +225,12 @@ RULES: dict[str, tuple[Rule, ...]] = {
 
 
 def backbone_rules(hydra: type) -> tuple[Rule, ...]:
-    """The rules of a Hydra class. Of several for one parameter, the first holds whose names the backbone has."""
+    """Return the rules of a Hydra class. Of several for one parameter, the first holds whose names
+    the backbone has."""
     model_type = hydra.config_class.model_type
     return RULES.get(model_type, RULES[FAMILIES[model_type].module])
 
 
 def backbone_types(hydra: type) -> tuple[str, ...]:
-    """The `model_type`s of the models of Transformers that a Hydra class is built from."""
+    """Return the `model_type`s of the models of Transformers that a Hydra class is built from."""
     return tuple(backbone.config_class.model_type for backbone in hydra.backbone_classes)

@@ -10,8 +10,8 @@ from typing import Any
 
 # What a Hydra gives beside logits.
 OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_set", "interval")
-# What a saved config says of its decision to clients that know classes and scores alone. A loaded one does not: its
-# weights may change.
+# What a saved config says of its decision to clients that know classes and scores alone. A loaded
+# one does not: its weights may change.
 FOR_ANY_CLIENT = ("abstain_below", "promise")
 # What members may share: the mean over the members stands in for each of them.
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
@@ -97,8 +97,8 @@ class ShippedPipelines:
 
     @property
     def custom_pipelines(self) -> dict[str, dict]:
-        """What `pipeline` asks leave to run; not those that the installed package has
-        registered."""
+        """Return the pipelines that `pipeline` asks leave to run; not those that the installed
+        package has registered."""
         from transformers.pipelines import PIPELINE_REGISTRY
 
         registered = PIPELINE_REGISTRY.supported_tasks
@@ -109,8 +109,11 @@ class ShippedPipelines:
         pass  # they are those of this code
 
     def to_dict(self) -> dict:
+        fields = super().to_dict()
         pipelines = self.shipped_pipelines()
-        return super().to_dict() | ({"custom_pipelines": pipelines} if pipelines else {})
+        if pipelines:
+            fields["custom_pipelines"] = pipelines
+        return fields
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
@@ -136,13 +139,12 @@ class HydraConfigMixin(ShippedPipelines):
             is a probability is `"multi_label_classification"`.
         aggregate (`str`, *optional*):
             Makes a regression model with a single output a reward model or reranker, and says how
-            its members' scores become
-            the one in `logits`: `"mean"`, `"min"`, or `"mean-2std"` for the mean minus twice (or
-            any number of times) the standard deviation between members. It may be set on a loaded
-            model, and is saved.
+            its members' scores become the one in `logits`: `"mean"`, `"min"`, or `"mean-2std"` for
+            the mean minus twice (or any number of times) the standard deviation between members. It
+            may be set on a loaded model, and is saved.
         add_pooling_layer (`bool`, *optional*, defaults to `True`):
             Of families that have it: whether the model without a head has a pooler. Classifiers
-                have one where the backbone's do.
+            have one where the backbone's do.
     """
 
     keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)  # Trainer gathers logits alone
@@ -182,12 +184,13 @@ class HydraConfigMixin(ShippedPipelines):
         return super().from_dict(config_dict, **kwargs)
 
     def make_layer_spec(self, **fields) -> LayerSpec:
-        """A `LayerSpec` with these fields; those that every family has are found by their most
+        """Make a `LayerSpec` with these fields; those that every family has are found by their most
         frequent names."""
         names = {"inner_size": "intermediate_size", "activation": "hidden_act", "norm_eps": "layer_norm_eps"}
-        return LayerSpec(
-            **{field: getattr(self, name) for field, name in names.items() if field not in fields} | fields
-        )
+        for field, name in names.items():
+            if field not in fields:
+                fields[field] = getattr(self, name)
+        return LayerSpec(**fields)
 
     @property
     def num_members(self) -> int:
@@ -195,12 +198,15 @@ class HydraConfigMixin(ShippedPipelines):
 
     @property
     def layer_runs(self) -> list[int]:
-        """How many times each layer runs, in a row."""
+        """Return how many times each layer runs, in a row."""
         return [1] * self.num_hidden_layers
 
     def members_in(self, layer: int) -> int:
-        """How many members a layer has weights for: one in the trunk, and all of them behind it."""
-        return 1 if layer < self.trunk_layers else self.num_members
+        """Return how many members a layer has weights for: one in the trunk, and all of them behind
+        it."""
+        if layer < self.trunk_layers:
+            return 1
+        return self.num_members
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
@@ -237,7 +243,7 @@ def saved_with(config: Any, fields: dict[str, Any]) -> Iterator[None]:
 
 
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:
-    """Refuses a `kept_heads[layer][member]` that no model can have."""
+    """Raise for a `kept_heads[layer][member]` that no model can have."""
     if len(kept_heads) != num_layers:
         raise ValueError(f"kept_heads has {len(kept_heads)} layers, the model has {num_layers}: give a list for each")
     num_members = len(kept_heads[0])
@@ -250,8 +256,8 @@ def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> 
                 "members (an empty list for a member that keeps no head there)"
             )
         for member, heads in enumerate(members):
-            is_list = isinstance(heads, list) and all(type(head) is int for head in heads)
-            if not is_list or sorted({head for head in heads if 0 <= head < num_heads}) != heads:
+            are_heads = isinstance(heads, list) and all(type(head) is int and 0 <= head < num_heads for head in heads)
+            if not are_heads or sorted(set(heads)) != heads:
                 raise ValueError(
                     f"kept_heads[{layer}][{member}] is {heads!r}: give a list of heads, 0 to {num_heads - 1}, each "
                     "once and in ascending order"
@@ -259,7 +265,7 @@ def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> 
 
 
 def check_shared(shared: list[str]) -> None:
-    """Checks that the names in `shared` are parts of a Hydra."""
+    """Raise for names in `shared` that are not parts of a Hydra."""
     for name in shared:
         if name not in SHARED_PARTS:
             raise ValueError(f"shared names {name!r}: members can share {', '.join(map(repr, SHARED_PARTS))}")
@@ -271,7 +277,8 @@ def check_trunk(config) -> None:
     same = count_layers_with_same_heads(config.kept_heads)
     if not 0 <= trunk <= same:
         raise ValueError(f"trunk_layers is {trunk}: pass 0 to {same}, so many first layers have the same heads")
-    config.trunk_layers = trunk if config.num_members > 1 else 0
+    if config.num_members == 1:
+        config.trunk_layers = 0
     if config.trunk_layers and "embeddings" not in config.shared:
         raise ValueError(f"trunk_layers is {trunk}: members enter a trunk as one, so shared has to name 'embeddings'")
 
@@ -285,7 +292,7 @@ def count_layers_with_same_heads(kept_heads: KeptHeads) -> int:
 
 
 def set_problem_type(config) -> None:
-    """Says once what the labels are, as Transformers' loss would: what `logits` mean never changes
+    """Set once what the labels are, as Transformers' loss would: what `logits` mean never changes
     after that."""
     if config.problem_type is None:
         config.problem_type = default_problem_type(config.num_labels)
@@ -299,8 +306,10 @@ def set_problem_type(config) -> None:
 
 
 def default_problem_type(num_labels: int) -> str:
-    """What Transformers takes labels for where a config does not say."""
-    return "regression" if num_labels == 1 else "single_label_classification"
+    """Return what Transformers takes labels for where a config does not say."""
+    if num_labels == 1:
+        return "regression"
+    return "single_label_classification"
 
 
 def check_ensemble_loss(ensemble_loss: str) -> None:
@@ -309,7 +318,7 @@ def check_ensemble_loss(ensemble_loss: str) -> None:
 
 
 def check_model_type(config_dict: dict, config_class: type) -> None:
-    """Refuses a backbone's config: its weights have another layout and would load as nonsense."""
+    """Raise for a backbone's config: its weights have another layout and would load as nonsense."""
     model_type = config_dict.get("model_type", config_class.model_type)
     if model_type != config_class.model_type:
         raise ValueError(

@@ -57,16 +57,21 @@ class HydraDebertaV2Config(HydraConfigMixin, DebertaV2Config):
 
     @property
     def longest_distance(self) -> int:
-        return self.max_relative_positions if self.max_relative_positions > 0 else self.max_position_embeddings
+        if self.max_relative_positions > 0:
+            return self.max_relative_positions
+        return self.max_position_embeddings
 
     @property
     def distances_to_each_side(self) -> int:
-        return self.position_buckets if self.position_buckets > 0 else self.longest_distance
+        if self.position_buckets > 0:
+            return self.position_buckets
+        return self.longest_distance
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """What distances between tokens add to the scores: "c2p" compares a query with the key of
-        its distance to each token, "p2c" a token's key with the query of that distance."""
-        return tuple(term for term in ("c2p", "p2c") if term in (self.pos_att_type or ()))
+        """Return what distances between tokens add to the scores: "c2p" compares a query with the
+        key of its distance to each token, "p2c" a token's key with the query of that distance."""
+        chosen = self.pos_att_type or ()
+        return tuple(term for term in ("c2p", "p2c") if term in chosen)
 
     layer_spec = property(bert_layer_spec)

@@ -25,13 +25,15 @@ class HydraDecoderConfigMixin(HydraConfigMixin):
                 "pass a multiple of these"
             )
         if self.has_windows:
-            layer_types = ("full_attention", "sliding_attention")[: 1 if self.sliding_window is None else 2]
-            other = next((layer_type for layer_type in self.layer_types if layer_type not in layer_types), None)
-            if other is not None:
-                raise ValueError(
-                    f"layer_types names {other!r}, and sliding_window is {self.sliding_window}: layers are of type "
-                    "'full_attention', or where there is a window 'sliding_attention'"
-                )
+            known = ["full_attention"]
+            if self.sliding_window is not None:
+                known.append("sliding_attention")
+            for layer_type in self.layer_types:
+                if layer_type not in known:
+                    raise ValueError(
+                        f"layer_types names {layer_type!r}, and sliding_window is {self.sliding_window}: layers are "
+                        "of type 'full_attention', or where there is a window 'sliding_attention'"
+                    )
         if getattr(self, "use_bidirectional_attention", None):
             raise ValueError("use_bidirectional_attention is True: tokens read those before them, set it to False")
 
@@ -41,7 +43,9 @@ class HydraDecoderConfigMixin(HydraConfigMixin):
 
     @property
     def attention_window(self) -> int | None:
-        return self.sliding_window if self.has_windows else None
+        if self.has_windows:
+            return self.sliding_window
+        return None
 
     @property
     def layer_spec(self) -> LayerSpec:

@@ -8,20 +8,27 @@ from .configuration_hydra import HydraConfigMixin, LayerScaleConfigMixin, LayerS
 
 def dinov2_layer_spec(config: HydraConfigMixin) -> LayerSpec:
     inner = int(config.hidden_size * config.mlp_ratio)
+    activation = config.hidden_act
     if config.use_swiglu_ffn:
+        activation = "silu"
         inner = (int(inner * 2 / 3) + 7) // 8 * 8  # two thirds, rounded up to a multiple of eight
+    output_dropout = None
+    if __version__.startswith("5.17."):  # the backbone drops there in this version of Transformers
+        output_dropout = config.hidden_dropout_prob
+    layer_scale = None
+    if config.layer_scale:
+        layer_scale = config.layerscale_value
     return config.make_layer_spec(
         inner_size=inner,
-        activation="silu" if config.use_swiglu_ffn else config.hidden_act,
+        activation=activation,
         head_dim=getattr(config, "head_dim", None),
         gated_mlp=config.use_swiglu_ffn,
         qkv_bias=config.qkv_bias,
         float32_softmax=False,
         attention_dropout=config.attention_probs_dropout_prob,
-        # The backbone drops there in Transformers 5.17.
-        output_dropout=config.hidden_dropout_prob if __version__.startswith("5.17.") else None,
+        output_dropout=output_dropout,
         drop_path=config.drop_path_rate,
-        layer_scale=config.layerscale_value if config.layer_scale else None,
+        layer_scale=layer_scale,
     )
 
 

@@ -38,6 +38,9 @@ class HydraDINOv3ViTConfig(LayerScaleConfigMixin, HydraConfigMixin, DINOv3ViTCon
 
     @property
     def layer_spec(self) -> LayerSpec:
+        layer_scale = None
+        if self.layer_scale:
+            layer_scale = self.layerscale_value
         return self.make_layer_spec(
             gated_mlp=self.use_gated_mlp,
             mlp_bias=self.mlp_bias,
@@ -47,5 +50,5 @@ class HydraDINOv3ViTConfig(LayerScaleConfigMixin, HydraConfigMixin, DINOv3ViTCon
             float32_softmax=False,
             attention_dropout=self.attention_dropout,
             drop_path=self.drop_path_rate,
-            layer_scale=self.layerscale_value if self.layer_scale else None,
+            layer_scale=layer_scale,
         )

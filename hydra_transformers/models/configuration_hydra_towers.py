@@ -49,7 +49,8 @@ class HydraTowersConfigMixin(ShippedPipelines):
         self.vision_config = _tower_config(self.vision_config, self.towers["vision_config"])
         # Not the backbone's own: CLIP's turns the towers' configs into plain ones.
         PreTrainedConfig.__post_init__(self, **kwargs)
-        vision, text = self.vision_config.num_members, self.text_config.num_members
+        vision = self.vision_config.num_members
+        text = self.text_config.num_members
         if vision != text and 1 not in (vision, text):
             raise ValueError(
                 f"the vision tower has {vision} members and the text tower {text}: give both the same number, or one "
@@ -74,7 +75,7 @@ class HydraTowersConfigMixin(ShippedPipelines):
 
     @property
     def kept_heads(self) -> dict[str, KeptHeads]:
-        """`kept_heads["vision"][layer][member]` and `kept_heads["text"][layer][member]`"""
+        """Return `kept_heads["vision"][layer][member]` and `kept_heads["text"][layer][member]`."""
         return {"vision": self.vision_config.kept_heads, "text": self.text_config.kept_heads}
 
     @property
@@ -83,16 +84,21 @@ class HydraTowersConfigMixin(ShippedPipelines):
 
 
 def tower_specs(backbone: type, towers: dict[str, type]) -> dict[str, object]:
-    """The towers' config classes as the backbone's class has its own: from transformers 5.19 on
-    each is in a spec."""
-    spec = next(iter(getattr(backbone, "sub_configs_defaults", {}).values()), None)
-    return towers.copy() if spec is None else {name: type(spec)(config_class=tower) for name, tower in towers.items()}
+    """Return the towers' config classes as the backbone's class has its own: from transformers 5.19
+    on each is in a spec."""
+    specs = list(getattr(backbone, "sub_configs_defaults", {}).values())
+    if not specs:
+        return towers.copy()
+    spec_class = type(specs[0])
+    return {name: spec_class(config_class=tower) for name, tower in towers.items()}
 
 
 def _tower_config(config, config_class: type):
     if isinstance(config, dict):
         return config_class(**config)
-    return config_class() if config is None else config
+    if config is None:
+        return config_class()
+    return config
 
 
 class HydraTowerConfigMixin(HydraConfigMixin):

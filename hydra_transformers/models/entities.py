@@ -17,16 +17,20 @@ class Entity(NamedTuple):
 
 
 def have_prefixes(tags: Iterable[str]) -> bool:
-    """Whether tags say where entities begin ("B-PER", "I-PER"), as in IOB2; otherwise every word is a unit of its own (POS)."""
+    """Whether tags say where entities begin ("B-PER", "I-PER"), as in IOB2; otherwise every word is
+    a unit of its own (POS)."""
     return any(tag.startswith(("B-", "I-")) for tag in tags)
 
 
 def entities_in(tags: Sequence[str | None], by_prefix: bool) -> list[Entity]:
-    """The entities of a text, read as seqeval does by default: "B-" and "S-" begin one, "I-" and "E-" go on with one of the same
-    kind or else begin one, "E-" and "S-" end it. "M-", "L-" and "U-" are other names of "I-", "E-" and "S-".
+    """Find the entities of a text, as seqeval does by default.
+
+    "B-" and "S-" begin one, "I-" and "E-" go on with one of the same kind or else begin one, "E-"
+    and "S-" end it. "M-", "L-" and "U-" are other names of "I-", "E-" and "S-".
 
     tags: of each word, None where a word has none
-    by_prefix: `have_prefixes` of all tags that there are; otherwise every word with a tag but "O" is one
+    by_prefix: `have_prefixes` of all tags that there are; otherwise every word with a tag but "O"
+        is one
 
     Example:
         >>> entities_in(["B-PER", "I-PER", "O", "I-LOC"], by_prefix=True)
@@ -40,9 +44,10 @@ def entities_in(tags: Sequence[str | None], by_prefix: bool) -> list[Entity]:
         if tag is None or tag == OUTSIDE:
             is_open = False
             continue
-        prefix, dash, kind = tag.partition("-") if by_prefix else ("S", "-", tag)
-        if not dash:
-            prefix, kind = "S", tag  # a tag of one word among tags with prefixes
+        prefix = "S"
+        kind = tag
+        if by_prefix and "-" in tag:  # without, it is a tag of one word among tags with prefixes
+            prefix, _, kind = tag.partition("-")
         prefix = SAME_PREFIXES.get(prefix, prefix)
         if is_open and prefix in ("I", "E") and entities[-1].kind == kind:
             entities[-1] = entities[-1]._replace(last=place)
@@ -53,7 +58,8 @@ def entities_in(tags: Sequence[str | None], by_prefix: bool) -> list[Entity]:
 
 
 def worst_and_mean(entity: Entity, scores: Sequence[float]) -> tuple[float, float]:
-    """Of the words of an entity, the highest score and the mean. NaN counts as the highest."""
+    """Return the highest score of the words of an entity, and their mean. NaN counts as the
+    highest."""
     of_entity = scores[entity.first : entity.last + 1]
     worst = max(of_entity, key=lambda score: (score != score, score))
     return worst, sum(of_entity) / len(of_entity)

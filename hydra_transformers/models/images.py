@@ -15,7 +15,8 @@ class HydraImageEncoderMixin(HydraEncoderMixin):
     patch_embeddings_name = "patch_embeddings"  # inside of the embeddings
 
     def get_input_embeddings(self) -> nn.Module:
-        """The patch embeddings; those of the first member where members do not share them."""
+        """Return the patch embeddings; those of the first member where members do not share
+        them."""
         return getattr(self.first_embeddings(), self.patch_embeddings_name)
 
     @merge_with_config_defaults
@@ -42,7 +43,8 @@ class HydraImageEncoderMixin(HydraEncoderMixin):
 
 
 class HydraImageClassifierMixin(HydraClassifierMixin):
-    """A fused image classifier: `logits` is the ensemble's prediction, `member_logits` each member's."""
+    """A fused image classifier: `logits` is the ensemble's prediction, `member_logits` each
+    member's."""
 
     def pipeline_class(self) -> type:
         from .pipeline_hydra import HydraImageClassificationPipeline  # not above, as in `predict`
@@ -62,19 +64,25 @@ class HydraImageClassifierMixin(HydraClassifierMixin):
         pixel_values: (batch, channels, height, width)
         labels: (batch,) class indices, or what the task's loss takes
         """
-        inputs = {"pixel_values": pixel_values, "attention_mask": attention_mask}
-        inputs |= {"interpolate_pos_encoding": interpolate_pos_encoding}
+        inputs = {
+            "pixel_values": pixel_values,
+            "attention_mask": attention_mask,
+            "interpolate_pos_encoding": interpolate_pos_encoding,
+        }
         return self.encode_and_classify(inputs, labels, **kwargs)
 
 
 class PatchProjection(nn.Conv2d):
-    """A convolution whose kernels do not overlap, which is one product over the patches: several times as fast as the
-    convolution kernels, with the same weights."""
+    """A convolution whose kernels do not overlap, which is one product over the patches: several
+    times as fast as the convolution kernels, with the same weights."""
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """(batch, channels, height, width) -> (batch, hidden, rows of patches, columns of patches)"""
-        (height, width), pixel_values = self.kernel_size, pixel_values.to(self.weight.dtype)
-        rows, columns = pixel_values.shape[2] // height, pixel_values.shape[3] // width
+        """(batch, channels, height, width) -> (batch, hidden, rows of patches, columns of
+        patches)"""
+        height, width = self.kernel_size
+        rows = pixel_values.shape[2] // height
+        columns = pixel_values.shape[3] // width
+        pixel_values = pixel_values.to(self.weight.dtype)
         patches = pixel_values[..., : rows * height, : columns * width]
         patches = patches.unflatten(3, (columns, width)).unflatten(2, (rows, height))
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)  # (batch, rows, columns, numbers of a patch)

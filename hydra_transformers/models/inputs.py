@@ -1,4 +1,5 @@
-"""What models read: images, the lengths of texts, and the evaluation mode in which they read them."""
+"""What models read: images, the lengths of texts, and the evaluation mode in which they read
+them."""
 
 import io
 import os
@@ -15,7 +16,8 @@ from transformers import image_utils
 
 
 def read_image(image: Any, name: str = "the image", mode: str = "RGB", timeout: float | None = None) -> Any:
-    """Return a new image of PIL as a model reads it: turned as its EXIF tag says, without transparency, 8 bits a channel.
+    """Return a new image of PIL as a model reads it: turned as its EXIF tag says, without
+    transparency, 8 bits a channel.
 
     image: of PIL; or a path or a URL
     name: what messages call it
@@ -25,7 +27,8 @@ def read_image(image: Any, name: str = "the image", mode: str = "RGB", timeout: 
     if isinstance(image, (str, os.PathLike)):
         source = os.fspath(image)
         if source.startswith(("http://", "https://")):
-            source = io.BytesIO(image_utils.httpx.get(source, timeout=timeout, follow_redirects=True).content)
+            response = image_utils.httpx.get(source, timeout=timeout, follow_redirects=True)
+            source = io.BytesIO(response.content)
         with PIL.Image.open(source) as opened:
             return read_image(opened, name, mode)
     if not hasattr(image, "mode"):
@@ -39,7 +42,9 @@ def read_image(image: Any, name: str = "the image", mode: str = "RGB", timeout: 
 
 def image_mode(config: Any) -> str:
     """Return the mode of PIL in which a model reads images."""
-    return "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
+    if getattr(config, "num_channels", 3) == 1:
+        return "L"
+    return "RGB"
 
 
 # Texts
@@ -51,8 +56,8 @@ def has_content(text: str) -> bool:
 
 
 def most_tokens(model: nn.Module) -> int:
-    """Return how long a text may be: RoBERTa and MPNet count positions from the padding token's number on, which takes some
-    of them."""
+    """Return how long a text may be: RoBERTa and MPNet count positions from the padding token's
+    number on, which takes some of them."""
     taken = 0
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "position_embeddings":
@@ -72,7 +77,8 @@ _MODES: dict[int, list[int]] = {}
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Thread-safe eval() context: a module is back in its mode when the last of all threads has left."""
+    """Put a model into eval mode for a while, thread-safe: a module is back in its mode when the
+    last of all threads has left."""
     modules = list(model.modules())
     with _MODES_LOCK:
         for module in modules:

@@ -66,7 +66,8 @@ class GroupedLinear(Grouped):
     trains_key_bias = True
 
     def __init__(self, in_features: int, widths: Sequence[int], bias: bool = True):
-        super().__init__(widths, in_features, (sum(widths),) if bias else None)
+        bias_shape = (sum(widths),) if bias else None
+        super().__init__(widths, in_features, bias_shape)
 
     def forward(
         self, hidden_states: torch.Tensor, rows: Sequence[slice] | None = None
@@ -133,7 +134,8 @@ class GroupedOutput(Grouped):
     (members, out_features)."""
 
     def __init__(self, widths: Sequence[int], out_features: int, bias: bool = True):
-        super().__init__(widths, out_features, (len(widths), out_features) if bias else None)
+        bias_shape = (len(widths), out_features) if bias else None
+        super().__init__(widths, out_features, bias_shape)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(members, ..., width), or where widths differ (..., sum of widths) -> (members, ...,
@@ -155,7 +157,9 @@ class GroupedOutput(Grouped):
             return grouped_product(hidden_states, weight, bias)
 
         # Member by member.
-        biases = [None] * members if bias is None else bias
+        biases = [None] * members
+        if bias is not None:
+            biases = bias
         outputs = {}
         if self.members_with_rows:
             states = hidden_states.split(self.widths_above_zero, -1)
@@ -188,7 +192,9 @@ def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     members, rows, _ = inputs.shape
     # An exported graph serves batches of every size, so no size may decide on it.
     if not is_exporting() and rows >= ROWS_FOR_ONE_PRODUCT_PER_MEMBER:
-        biases = [None] * members if bias is None else bias.squeeze(1)
+        biases = [None] * members
+        if bias is not None:
+            biases = bias.squeeze(1)
         products = [nn.functional.linear(inputs[m], weight[m].t(), biases[m]) for m in range(members)]
         product = torch.stack(products)
     elif bias is None:
@@ -240,7 +246,9 @@ def shared_or_per_member(
     if layer is not None:
         members = config.members_in(layer)
     if part not in config.shared and members > 1:
-        container = EmbeddingsPerMember if part == "embeddings" else PerMember
+        container = PerMember
+        if part == "embeddings":
+            container = EmbeddingsPerMember
         return container(build() for _ in range(members))
     module = build()
     if part == "embeddings" and not config.trunk_layers:
@@ -272,7 +280,9 @@ def eager_attention_forward(
         # The mask's smallest float64 would become -inf in float32, and a row that sees only padding
         # NaN.
         scores = scores.clamp(min=torch.finfo(torch.float32).min)
-    dtype = torch.float32 if module.float32_softmax else None
+    dtype = None
+    if module.float32_softmax:
+        dtype = torch.float32
     weights = nn.functional.softmax(scores, dim=-1, dtype=dtype)
     weights = nn.functional.dropout(weights.to(query.dtype), p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
@@ -464,7 +474,9 @@ class HydraAttention(nn.Module):
         backend = self.config._attn_implementation
         if self.has_no_head:
             return self.outputs_without_heads(hidden_states, first_token_only, backend)
-        layout = self.layout_on_heads if backend == "eager" else self.layout
+        layout = self.layout
+        if backend == "eager":
+            layout = self.layout_on_heads
 
         # Project and place: (rows, heads, tokens, head_dim) each, of queries perhaps the first
         # token alone.
@@ -495,7 +507,9 @@ class HydraAttention(nn.Module):
         """Return what `forward` does of a layer in which no member keeps a head: outputs and
         weights of size zero."""
         _, batch, tokens, _ = hidden_states.shape
-        queries = 1 if first_token_only else tokens
+        queries = tokens
+        if first_token_only:
+            queries = 1
         weights = None
         if backend == "eager":
             weights = hidden_states.new_zeros(batch, 0, queries, tokens)
@@ -568,7 +582,9 @@ class HydraMLP(nn.Module):
     def __init__(self, hidden_size: int, spec: LayerSpec):
         super().__init__()
         self.has_gate = spec.gated_mlp
-        rows_of_fc1 = 2 * spec.inner_size if self.has_gate else spec.inner_size
+        rows_of_fc1 = spec.inner_size
+        if self.has_gate:
+            rows_of_fc1 = 2 * spec.inner_size
         self.fc1 = nn.Linear(hidden_size, rows_of_fc1, spec.mlp_bias)
         self.activation_fn = ACT2FN[spec.activation]
         self.dropout = optional_dropout(spec.inner_dropout)
@@ -619,7 +635,9 @@ class HydraLayer(GradientCheckpointingLayer):
         super().__init__()
         spec = config.layer_spec
         self.norm_first = spec.norm_first
-        self.drop_path = spec.drop_path[layer] if isinstance(spec.drop_path, tuple) else spec.drop_path
+        self.drop_path = spec.drop_path
+        if isinstance(spec.drop_path, tuple):
+            self.drop_path = spec.drop_path[layer]
         layer_norm = partial(shared_or_per_member, config, "layernorm", partial(norm, config.hidden_size), layer)
         self.attention_norm = layer_norm()
         self.attention = attention_class(config, layer, norm)
@@ -648,7 +666,7 @@ class HydraLayer(GradientCheckpointingLayer):
         return self.project_and_feed(hidden_states, heads)
 
     def project_and_feed(self, hidden_states: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
-        """Equations 6 and 7: output projection and MLP, each added to the residual stream.
+        """Run equations 6 and 7: output projection and MLP, each added to the residual stream.
 
         hidden_states: (members or 1, ..., query tokens, hidden), of the tokens that the attention
             computed
@@ -754,8 +772,9 @@ class HydraEncoderMixin:
         self.layers = nn.ModuleList(self.layer_class(config, number, norm, self.attention_class) for number in numbers)
         if self.last_norm is not None:
             setattr(self, self.last_norm, shared_or_per_member(config, "layernorm", partial(norm, config.hidden_size)))
-        default = getattr(config, "add_pooling_layer", True)
-        self.has_pooling = default if add_pooling_layer is None else add_pooling_layer
+        if add_pooling_layer is None:
+            add_pooling_layer = getattr(config, "add_pooling_layer", True)
+        self.has_pooling = add_pooling_layer
         self.pooler = None
         if self.has_pooling:
             self.add_pooling(config)
@@ -771,7 +790,9 @@ class HydraEncoderMixin:
         pass
 
     def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor | None:
-        return None if self.pooler is None else self.pooler(hidden_states)
+        if self.pooler is None:
+            return None
+        return self.pooler(hidden_states)
 
     def embed_inputs(self, attention_mask: torch.Tensor | None = None, **inputs) -> tuple[torch.Tensor, Any, dict]:
         """Return the states that enter the first layer, the mask, and further arguments of the
@@ -875,7 +896,9 @@ class GroupedPooler(nn.Module):
 
 def mean_of_members(states: torch.Tensor) -> torch.Tensor:
     """(members or 1, batch, ...) -> (batch, ...)"""
-    return states[0] if states.shape[0] == 1 else states.mean(dim=0)
+    if states.shape[0] == 1:
+        return states[0]
+    return states.mean(dim=0)
 
 
 def batch_first(hidden_states: torch.Tensor, num_members: int) -> torch.Tensor:
@@ -945,8 +968,8 @@ class HydraClassifierMixin:
         """Make the members' heads, with what comes between them and the encoder."""
         if self.head_dropout:
             values = [getattr(config, name, None) for name in self.head_dropout]
-            given = [value for value in values if value is not None]
-            self.dropout = nn.Dropout(given[0] if given else 0.1)
+            first = next((value for value in values if value is not None), 0.1)
+            self.dropout = nn.Dropout(first)
         size = self.hidden_states_read * config.hidden_size
         widths = [config.num_labels] * config.num_members
         self.classifier = GroupedLinear(size, widths, self.has_head_bias)
@@ -957,14 +980,16 @@ class HydraClassifierMixin:
         (members, batch, tokens or 1, hidden) and (members, batch, pooled) -> (members, batch,
         features)
         """
-        features = hidden_states[:, :, 0] if pooled is None else pooled
+        features = pooled
+        if pooled is None:
+            features = hidden_states[:, :, 0]
         if self.dropout is not None:
             features = self.dropout(features)
         return features
 
     @property
     def task(self) -> Task:
-        """What the model predicts. A user may change it in the config of a loaded model."""
+        """Return what the model predicts. A user may change it in the config of a loaded model."""
         return task_of_config(self.config)
 
     def choose_task(self) -> None:
@@ -993,7 +1018,9 @@ class HydraClassifierMixin:
         prediction."""
         # The encoder.
         options = {"first_token_only": self.reads_first_token, "members_only": True, "return_dict": True} | kwargs
-        encoder = self.encode_all_layers if self.reads_all_layers else self.base_model
+        encoder = self.base_model
+        if self.reads_all_layers:
+            encoder = self.encode_all_layers
         outputs: HydraModelOutput = encoder(**inputs, **options)
 
         # The members' heads.

@@ -27,11 +27,13 @@ class HydraASTModel(HydraAudioEncoderMixin, HydraASTPreTrainedModel):
     last_norm = "layernorm"
 
     def get_input_embeddings(self) -> nn.Module:
-        """The patch embeddings; those of the first member where members do not share them."""
+        """Return the patch embeddings; those of the first member where members do not share
+        them."""
         return self.first_embeddings().patch_embeddings
 
     def embed_inputs(self, input_values: torch.Tensor, attention_mask: torch.Tensor | None = None):
-        frames, mel_bins = self.config.max_length, self.config.num_mel_bins
+        frames = self.config.max_length
+        mel_bins = self.config.num_mel_bins
         if self._patches(*input_values.shape[1:]) != self._patches(frames, mel_bins):
             raise ValueError(
                 f"input_values has {input_values.shape[1]} frames of {input_values.shape[2]} mel bins, the model "
@@ -42,9 +44,11 @@ class HydraASTModel(HydraAudioEncoderMixin, HydraASTPreTrainedModel):
         return super().embed_inputs(attention_mask, input_values=input_values)
 
     def _patches(self, frames: int, mel_bins: int) -> tuple[int, int]:
-        """How many patches a spectrogram has along its time and along its frequencies."""
-        size, config = self.config.patch_size, self.config
-        return (frames - size) // config.time_stride, (mel_bins - size) // config.frequency_stride
+        """Return how many patches a spectrogram has along its time and along its frequencies."""
+        config = self.config
+        along_time = (frames - config.patch_size) // config.time_stride
+        along_frequencies = (mel_bins - config.patch_size) // config.frequency_stride
+        return along_time, along_frequencies
 
     def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:
         return hidden_states[:, :, :2].mean(dim=2)  # of the [CLS] and the distillation token

@@ -78,13 +78,19 @@ class HydraBeitAttention(HydraTableBiasAttention):
 
 
 def numbers_of_distances(side: int, device: torch.device) -> torch.Tensor:
-    """The row of a table of distances for each query and key, (tokens, tokens): the first token and
-    side * side patches."""
+    """Return the row of a table of distances for each query and key, (tokens, tokens): the first
+    token and side * side patches."""
     places = torch.arange(side, device=device)
-    down, right = places.repeat_interleave(side), places.repeat(side)
-    down, right = (place[:, None] - place[None, :] + side - 1 for place in (down, right))
+    row = places.repeat_interleave(side)
+    column = places.repeat(side)
+    down = row[:, None] - row[None, :] + side - 1
+    right = column[:, None] - column[None, :] + side - 1
     between_patches = down * (2 * side - 1) + right
-    from_first, to_first, of_first = ((2 * side - 1) ** 2 + extra for extra in range(3))
+
+    # The first token's rows of the table are behind those of the patches.
+    from_first = (2 * side - 1) ** 2
+    to_first = from_first + 1
+    of_first = from_first + 2
     numbers = nn.functional.pad(between_patches, (1, 0), value=to_first)
     first_row = torch.full_like(numbers[:1], from_first)
     return torch.cat([nn.functional.pad(first_row[:, 1:], (1, 0), value=of_first), numbers])
@@ -109,29 +115,39 @@ class HydraBeitModel(HydraImageEncoderMixin, HydraBeitPreTrainedModel):
     attention_class = HydraBeitAttention
 
     def add_positions(self, config: HydraBeitConfig) -> None:
-        self.last_norm = None if config.use_mean_pooling else "layernorm"  # the mean is normed instead
+        self.last_norm = "layernorm"
+        if config.use_mean_pooling:  # the mean is normed instead
+            self.last_norm = None
         self.relative_attention_bias = None
         if config.use_shared_relative_position_bias:
             build = partial(PositionBias, config.num_distances, config.num_attention_heads)
             self.relative_attention_bias = shared_or_per_member(config, "embeddings", build)
 
     def add_pooling(self, config: HydraBeitConfig) -> None:
-        norm = partial(self.make_norm(config), config.hidden_size)
-        layernorm = shared_or_per_member(config, "layernorm", norm) if config.use_mean_pooling else None
+        layernorm = None
+        if config.use_mean_pooling:
+            norm = partial(self.make_norm(config), config.hidden_size)
+            layernorm = shared_or_per_member(config, "layernorm", norm)
         self.pooler = HydraBeitPooler(layernorm)
 
     def embed_inputs(self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool | None = None, **inputs):
         hidden_states, mask, layer_kwargs = super().embed_inputs(pixel_values=pixel_values, **inputs)
-        config, side, patch = self.config, self.config.patches_per_side, self.config.patch_size
+        config = self.config
         if config.use_relative_position_bias or config.use_shared_relative_position_bias:
-            patches = zip(pixel_values.shape[2:], (patch, patch) if isinstance(patch, int) else patch, strict=True)
-            if any(size // length != side for size, length in patches):
+            side = config.patches_per_side
+            patch = config.patch_size
+            if isinstance(patch, int):
+                patch = (patch, patch)
+            sizes = zip(pixel_values.shape[2:], patch, strict=True)
+            if any(size // length != side for size, length in sizes):
                 raise ValueError(
                     f"pixel_values are {pixel_values.shape[2]} x {pixel_values.shape[3]}: the model knows the "
                     f"distances of {side} x {side} patches, pass images of size {config.image_size}"
                 )
-            distances, shared = numbers_of_distances(side, hidden_states.device), self.relative_attention_bias
-            layer_kwargs["positions"] = (distances,) if shared is None else (distances, shared(distances))
+            distances = numbers_of_distances(side, hidden_states.device)
+            layer_kwargs["positions"] = (distances,)
+            if self.relative_attention_bias is not None:
+                layer_kwargs["positions"] = (distances, self.relative_attention_bias(distances))
         return hidden_states, mask, layer_kwargs
 
 

@@ -99,7 +99,9 @@ class ProjectedEmbeddingsMixin:
     def __init__(self, config: HydraElectraConfig | HydraAlbertConfig):
         super().__init__(config)
         has_projection = config.embedding_size != config.hidden_size or isinstance(config, HydraAlbertConfig)
-        self.projection = nn.Linear(config.embedding_size, config.hidden_size) if has_projection else nn.Identity()
+        self.projection = nn.Identity()
+        if has_projection:
+            self.projection = nn.Linear(config.embedding_size, config.hidden_size)
 
     def forward(self, *args, **kwargs) -> torch.Tensor:
         return self.projection(super().forward(*args, **kwargs))

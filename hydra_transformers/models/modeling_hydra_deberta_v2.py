@@ -52,7 +52,7 @@ class DistanceEmbeddings(nn.Embedding):
 
 
 def numbers_of_distances(tokens: int, config: HydraDebertaV2Config, device: torch.device) -> torch.Tensor:
-    """The row of the table of distances for each query and key, (tokens, tokens).
+    """Return the row of the table of distances for each query and key, (tokens, tokens).
 
     With buckets, the nearer half of the distances has a row each, and far ones share rows in steps
     of their logarithm.
@@ -72,9 +72,10 @@ def numbers_of_distances(tokens: int, config: HydraDebertaV2Config, device: torc
 
 
 def rows_of_distances(tokens: int, config: HydraDebertaV2Config) -> slice:
-    """The rows of the table that a text with so many tokens may read; DeBERTa itself computes with
-    all of them."""
-    reach, far = config.distances_to_each_side, tokens - 1
+    """Return the rows of the table that a text with so many tokens may read; DeBERTa itself
+    computes with all of them."""
+    reach = config.distances_to_each_side
+    far = tokens - 1
     if config.position_buckets > 0:
         near = config.position_buckets // 2
         if far > near:
@@ -98,7 +99,9 @@ class HydraDebertaV2Attention(HydraBiasAttention):
         # model's dtype.
         variance = torch.tensor((1 + len(config.terms)) * self.head_dim, device="cpu")
         self.scaling = 1 / variance.float().sqrt().item()
-        self.terms = config.terms if config.relative_attention else ()
+        self.terms = ()
+        if config.relative_attention:
+            self.terms = config.terms
         self.position_dropout = config.hidden_dropout_prob
         if not config.share_att_key:  # otherwise distances pass the maps of the tokens
             for term in self.terms:
@@ -119,8 +122,8 @@ class HydraDebertaV2Attention(HydraBiasAttention):
         return self.without_padding(query, is_text), key, value
 
     def without_padding(self, states: torch.Tensor, is_text: torch.Tensor | None) -> torch.Tensor:
-        """Queries or scores (rows, heads, query tokens, ...) with zeros for padding, which sees all
-        tokens alike, whatever they are; rows are a multiple of the batch."""
+        """Return queries or scores (rows, heads, query tokens, ...) with zeros for padding, which
+        sees all tokens alike, whatever they are; rows are a multiple of the batch."""
         if is_text is None:
             return states
         is_padding = ~is_text[:, None, : states.shape[2], None]
@@ -156,8 +159,8 @@ class HydraDebertaV2Attention(HydraBiasAttention):
         return self.without_padding(reduce(torch.add, terms) * self.scaling, is_text)
 
     def _heads_of_distances(self, term: str, embeddings: torch.Tensor) -> torch.Tensor:
-        """Keys ("c2p") or queries ("p2c") of the distances: (heads of all members, distances,
-        head_dim)"""
+        """Return keys ("c2p") or queries ("p2c") of the distances: (heads of all members,
+        distances, head_dim)"""
         if hasattr(self, POSITION_MAPS[term]):
             projected = getattr(self, POSITION_MAPS[term])(embeddings)
         else:
@@ -184,18 +187,21 @@ class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedMo
                 "tokens)"
             )
         hidden_states, mask, layer_kwargs = super().embed_inputs(mask=attention_mask, **inputs)
-        is_text = None if attention_mask is None else attention_mask.bool()
-        if is_text is not None:  # padding itself sees everything, as in DeBERTa
+        is_text = None
+        if attention_mask is not None:  # padding itself sees everything, as in DeBERTa
+            is_text = attention_mask.bool()
             mask = (is_text[:, None, :] | ~is_text[:, :, None]).unsqueeze(1)
             mask = encoder_mask(self.config, hidden_states, mask)
         positions = (is_text,)
         if self.config.relative_attention and self.config.terms:
-            tokens, embeddings = hidden_states.shape[2], self.distance_embeddings()
+            tokens = hidden_states.shape[2]
+            embeddings = self.distance_embeddings()
             embeddings = embeddings.view(-1, *embeddings.shape[-2:])
             distances = numbers_of_distances(tokens, self.config, hidden_states.device)
             if not (torch.compiler.is_compiling() or is_exporting()):  # whose graphs serve texts of every length
                 rows = rows_of_distances(tokens, self.config)
-                embeddings, distances = embeddings[:, rows], distances - rows.start
+                embeddings = embeddings[:, rows]
+                distances = distances - rows.start
             positions = (is_text, embeddings, distances)
         return hidden_states, mask, layer_kwargs | {"positions": positions}
 
@@ -205,9 +211,9 @@ class HydraDebertaV2ForSequenceClassification(HydraTypedTextClassifierMixin, Hyd
     head_dropout = ("cls_dropout", "hidden_dropout_prob")
 
     def add_head(self, config: HydraDebertaV2Config) -> None:
-        size, activation = config.pooler_hidden_size, ACT2FN[config.pooler_hidden_act]
+        size = config.pooler_hidden_size
         self.pooler_dropout = nn.Dropout(config.pooler_dropout)
-        self.pooler = GroupedPooler(size, size, config.num_members, activation)
+        self.pooler = GroupedPooler(size, size, config.num_members, ACT2FN[config.pooler_hidden_act])
         super().add_head(config)
 
     def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:

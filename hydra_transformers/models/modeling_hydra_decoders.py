@@ -58,12 +58,14 @@ class HydraDecoderEmbeddings(nn.Module):
     def forward(
         self, input_ids: torch.Tensor | None = None, inputs_embeds: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        if inputs_embeds is not None:
+            return inputs_embeds
+        return self.word_embeddings(input_ids)
 
 
 def last_token(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, pad: int) -> torch.Tensor:
-    """The place of the last token of each text, which may be padded on either side: (batch, tokens)
-    -> (batch,)
+    """Return the place of the last token of each text, which may be padded on either side: (batch,
+    tokens) -> (batch,)
 
     What a mask of shape (batch, tokens) leaves out is padding too, whatever token stands there:
     rows are often filled up with another one than the config names.
@@ -126,7 +128,9 @@ def norm_heads(norm: nn.Module, states: torch.Tensor, heads: list[int], layout: 
 
     heads: how many of them each member has
     """
-    return layout.norm(norm, states, heads) if isinstance(norm, PerMember) else norm(states)
+    if isinstance(norm, PerMember):
+        return layout.norm(norm, states, heads)
+    return norm(states)
 
 
 class HydraRotaryEmbedding(FixedDtype, LlamaRotaryEmbedding):
@@ -166,13 +170,20 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         **inputs,
     ):
         hidden_states, _, _ = super().embed_inputs(**inputs)
-        has_texts_in_a_row = not (self.config.use_cache if use_cache is None else use_cache)
-        options = {"past_key_values": None, "position_ids": position_ids if has_texts_in_a_row else None}
+
+        # The masks. Positions may tell several texts in a row apart, except where there is a cache.
+        if use_cache is None:
+            use_cache = self.config.use_cache
+        options = {"past_key_values": None, "position_ids": None}
+        if not use_cache:
+            options["position_ids"] = position_ids
         mask = encoder_mask(self.config, hidden_states, attention_mask, create_causal_mask, **options)
         if self.config.attention_window is not None and "sliding_attention" in self.config.layer_types:
             create = create_sliding_window_causal_mask
             window = encoder_mask(self.config, hidden_states, attention_mask, create, **options)
             mask = {"full_attention": mask, "sliding_attention": window}
+
+        # The positions.
         if position_ids is None:
             position_ids = torch.arange(hidden_states.shape[2], device=hidden_states.device).unsqueeze(0)
         # As the masks were made: some models have their tokens read those behind them, too.
@@ -183,7 +194,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
     def rotary_tables(
         self, hidden_states: torch.Tensor, position_ids: torch.Tensor
     ) -> RotaryTables | dict[str, RotaryTables]:
-        """For all layers, or by `config.layer_types`."""
+        """Return the tables for all layers, or by `config.layer_types`."""
         return self.rotary_emb(hidden_states, position_ids)
 
     def pool(
@@ -193,10 +204,11 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         attention_mask: torch.Tensor | None = None,
         **inputs,
     ) -> torch.Tensor | None:
-        pad, batch = self.config.pad_token_id, hidden_states.shape[1]
-        if pad is None:
-            return hidden_states[:, :, -1] if batch == 1 else None
-        if input_ids is None:
+        pad = self.config.pad_token_id
+        batch = hidden_states.shape[1]
+        if pad is None and batch > 1:
+            return None
+        if pad is None or input_ids is None:
             return hidden_states[:, :, -1]
         last = last_token(input_ids, attention_mask, pad).to(hidden_states.device)
         return hidden_states[:, torch.arange(batch, device=hidden_states.device), last]

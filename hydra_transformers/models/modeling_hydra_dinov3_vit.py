@@ -44,9 +44,12 @@ class PatchRotations(FixedDtype, DINOv3ViTRopePositionEmbedding):
         Returns (1, tokens, head_dim) each. The first tokens, which are not patches, have angles of
         zero.
         """
-        config, size = self.config, self.config.patch_size
-        sides = zip(pixel_values.shape[2:], (size, size) if isinstance(size, int) else size, strict=True)
-        rows, columns = (side // patch for side, patch in sides)
+        config = self.config
+        patch = config.patch_size
+        if isinstance(patch, int):
+            patch = (patch, patch)
+        rows = pixel_values.shape[2] // patch[0]
+        columns = pixel_values.shape[3] // patch[1]
         places = get_patches_center_coordinates(rows, columns, dtype=torch.float32, device=pixel_values.device)
         if self.training:
             places = augment_patches_center_coordinates(

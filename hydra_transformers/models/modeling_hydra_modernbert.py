@@ -37,7 +37,9 @@ class HydraModernBertPreTrainedModel(HydraModelMixin, ModernBertPreTrainedModel)
 
     def initial_std(self, module: Grouped) -> float:
         std = super().initial_std(module)
-        return std / math.sqrt(2 * self.config.num_hidden_layers) if isinstance(module, GroupedOutput) else std
+        if isinstance(module, GroupedOutput):
+            return std / math.sqrt(2 * self.config.num_hidden_layers)
+        return std
 
 
 class HydraModernBertRotaryEmbedding(FixedDtype, ModernBertRotaryEmbedding):
@@ -106,14 +108,21 @@ class GroupedLayerNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(num_members, size))
-        self.register_parameter("bias", nn.Parameter(torch.zeros(num_members, size)) if bias else None)
+        self.register_parameter("bias", None)
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(num_members, size))
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        size, weights = hidden_states.shape[-1:], self.weight.unbind()
-        biases = [None] * len(weights) if self.bias is None else self.bias.unbind()
-        parts = zip(hidden_states.unbind(), weights, biases, strict=True)
-        # One by one: the fused kernel rounds once.
-        return torch.stack([nn.functional.layer_norm(states, size, *affine, self.eps) for states, *affine in parts])
+        size = hidden_states.shape[-1:]
+        weights = self.weight.unbind()
+        biases = [None] * len(weights)
+        if self.bias is not None:
+            biases = self.bias.unbind()
+        normed = []
+        for states, weight, bias in zip(hidden_states.unbind(), weights, biases, strict=True):
+            # One by one: the fused kernel rounds once.
+            normed.append(nn.functional.layer_norm(states, size, weight, bias, self.eps))
+        return torch.stack(normed)
 
 
 class HydraModernBertHead(nn.Module):
@@ -122,7 +131,8 @@ class HydraModernBertHead(nn.Module):
 
     def __init__(self, config: HydraModernBertConfig):
         super().__init__()
-        size, members = config.hidden_size, config.num_members
+        size = config.hidden_size
+        members = config.num_members
         self.dense = GroupedLinear(size, [size] * members, config.classifier_bias)
         self.act = ACT2FN[config.classifier_activation]
         self.norm = GroupedLayerNorm(size, members, config.norm_eps, config.norm_bias)
@@ -142,7 +152,9 @@ class ModernBertClassifierMixin:
         self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
 
     def initial_std(self, module: Grouped) -> float:
-        return module.columns**-0.5 if module is self.classifier else super().initial_std(module)
+        if module is self.classifier:
+            return module.columns**-0.5
+        return super().initial_std(module)
 
     def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         return self.drop(self.head(super().prepare(hidden_states, pooled)))

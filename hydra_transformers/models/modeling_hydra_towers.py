@@ -152,8 +152,8 @@ class HydraTwoTowersMixin:
         position_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> HydraModelOutput:
-        """`member_pooler_output` is (texts, members of the text tower, projection), not normalised;
-        `pooler_output` is its mean over the members."""
+        """Return the features of texts, not normalised: `member_pooler_output` is (texts, members
+        of the text tower, projection), `pooler_output` is its mean over the members."""
         outputs = self.text_model(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, return_dict=True, **kwargs
         )
@@ -163,17 +163,18 @@ class HydraTwoTowersMixin:
     def get_image_features(
         self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = False, **kwargs
     ) -> HydraModelOutput:
-        """`member_pooler_output` is (images, members of the vision tower, projection), not
-        normalised; `pooler_output` is its mean over the members."""
+        """Return the features of images, not normalised: `member_pooler_output` is (images, members
+        of the vision tower, projection), `pooler_output` is its mean over the members."""
         outputs = self.vision_model(
             pixel_values=pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, return_dict=True, **kwargs
         )
         return self._projected(self.visual_projection, outputs)
 
     def _projected(self, projection: nn.Module, outputs: HydraModelOutput) -> HydraModelOutput:
-        """Its pooled states (batch, members, hidden) become (batch, members, projection)."""
+        """Project the pooled states: (batch, members, hidden) -> (batch, members, projection)"""
         pooled = projection(outputs.member_pooler_output.transpose(0, 1))
-        outputs.member_pooler_output, outputs.pooler_output = pooled.transpose(0, 1), mean_of_members(pooled)
+        outputs.member_pooler_output = pooled.transpose(0, 1)
+        outputs.pooler_output = mean_of_members(pooled)
         return outputs
 
     @can_return_tuple
@@ -309,7 +310,8 @@ class HydraCLIPModel(HydraTwoTowersMixin, HydraCLIPPreTrainedModel):
 
     def __init__(self, config: HydraCLIPConfig):
         super().__init__(config)
-        text_config, vision_config = config.text_config, config.vision_config
+        text_config = config.text_config
+        vision_config = config.vision_config
         self.text_model = HydraCLIPTextModel._from_config(text_config)
         self.vision_model = HydraCLIPVisionModel._from_config(vision_config)
         self.visual_projection = GroupedLinear(
@@ -400,7 +402,9 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
         """(members or 1, batch, tokens, hidden) -> (members, batch, hidden)"""
         if self.head is None:
             return None
-        return self.head(hidden_states) if self.num_members > 1 else self.head(hidden_states[0]).unsqueeze(0)
+        if self.num_members == 1:
+            return self.head(hidden_states[0]).unsqueeze(0)
+        return self.head(hidden_states)
 
 
 class HydraSiglipModel(HydraTwoTowersMixin, HydraSiglipPreTrainedModel):
@@ -424,8 +428,8 @@ class HydraSiglipModel(HydraTwoTowersMixin, HydraSiglipPreTrainedModel):
         return logits, logits.t()
 
     def loss_of_pairs(self, member_logits: torch.Tensor, logits_per_image, logits_per_text) -> torch.Tensor:
-        """Minus the log probability that pairs belong together and all others do not: the sum over
-        texts, the mean over images and members."""
+        """Return minus the log probability that pairs belong together and all others do not: the
+        sum over texts, the mean over images and members."""
         if self.config.ensemble_loss == "ensemble":
             member_logits = logits_per_image.unsqueeze(1)
         members = at_least_float32(member_logits).transpose(0, 1)  # (members, images, texts)

@@ -96,7 +96,8 @@ class HydraWaveformEmbeddings(nn.Module):
 
 
 def frames_of(samples, config: PreTrainedConfig):
-    """How many frames the convolutions make of so many samples, a number or a tensor of numbers."""
+    """Return how many frames the convolutions make of so many samples, a number or a tensor of
+    numbers."""
     for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
         samples = (samples - kernel) // stride + 1
     return samples
@@ -111,8 +112,9 @@ class HydraLayerWithDrop(HydraLayer):
 
     def forward(self, hidden_states: torch.Tensor, attention_mask=None, first_token_only=False, *positions, **kwargs):
         if self.layer_drop and self.training and torch.rand([]) < self.layer_drop:
-            kept = hidden_states[:, :, :1] if first_token_only else hidden_states
-            return kept.expand(self.attention.num_members, *kept.shape[1:])
+            if first_token_only:
+                hidden_states = hidden_states[:, :, :1]
+            return hidden_states.expand(self.attention.num_members, *hidden_states.shape[1:])
         return super().forward(hidden_states, attention_mask, first_token_only, *positions, **kwargs)
 
 
@@ -152,14 +154,16 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
         return HydraWaveformEmbeddings(config, self.parts, self.backbone_classes[0])
 
     def add_positions(self, config: PreTrainedConfig) -> None:
-        self.last_norm = "final_norm" if config.do_stable_layer_norm else None
+        self.last_norm = None
+        if config.do_stable_layer_norm:
+            self.last_norm = "final_norm"
         if self.position_bias_class is not None:
             self.relative_attention_bias = shared_or_per_member(
                 config, "embeddings", lambda: self.position_bias_class(config)
             )
 
     def get_input_embeddings(self) -> nn.Module:
-        """The convolutions; those of the first member where members do not share them."""
+        """Return the convolutions; those of the first member where members do not share them."""
         return self.first_embeddings().feature_extractor
 
     def embed_inputs(self, input_values: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None):
@@ -216,14 +220,15 @@ class HydraWaveformClassifierMixin(HydraAudioClassifierMixin):
         self.classifier = GroupedLinear(config.classifier_proj_size, [config.num_labels] * members)
 
     def weighted_sum(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What heads read in place of the last layer's states, by the softmax of `layer_weights`:
-        one (members or 1, batch, tokens, hidden) for the embeddings and for each layer -> (members,
-        batch, tokens, hidden)"""
+        """Return what heads read in place of the last layer's states, by the softmax of
+        `layer_weights`: one (members or 1, batch, tokens, hidden) for the embeddings and for each
+        layer -> (members, batch, tokens, hidden)"""
         weights = self.layer_weights.softmax(dim=-1).unbind(dim=1)  # (members,) each
         return sum(states * weight.view(-1, 1, 1, 1) for states, weight in zip(hidden_states, weights, strict=True))
 
     def encode_all_layers(self, **kwargs) -> HydraModelOutput:
-        """The encoder's outputs with the weighted sum of all states in place of the last ones."""
+        """Return the encoder's outputs with the weighted sum of all states in place of the last
+        ones."""
         output_hidden_states = kwargs.get("output_hidden_states")
         outputs = self.base_model(**kwargs | {"output_hidden_states": True})
         hidden_states = self.weighted_sum([states.transpose(0, 1) for states in outputs.hidden_states])
@@ -288,13 +293,16 @@ class BiasGate(Grouped):
 
     def forward(self, hidden_states: torch.Tensor, kept_heads: list[list[int]]) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (batch, heads of all members, tokens, 1)"""
-        maps = self.maps if isinstance(self.maps, PerMember) else [self.maps]
-        states = hidden_states.expand(len(maps), *hidden_states.shape[1:]).unflatten(-1, (-1, maps[0].in_features))
-        gates = [
-            map_of_member(states[member][..., heads, :]).unflatten(-1, (2, 4)).sum(dim=-1).sigmoid()
-            for member, (map_of_member, heads) in enumerate(zip(maps, kept_heads, strict=True))
-            if heads
-        ]
+        maps = self.maps
+        if not isinstance(maps, PerMember):
+            maps = [maps]
+        states = hidden_states.expand(len(maps), *hidden_states.shape[1:])
+        states = states.unflatten(-1, (-1, maps[0].in_features))  # (members, batch, tokens, heads, head_dim)
+        gates = []
+        for map_of_member, states_of_member, heads in zip(maps, states, kept_heads, strict=True):
+            if heads:
+                mapped = map_of_member(states_of_member[..., heads, :]).unflatten(-1, (2, 4))
+                gates.append(mapped.sum(dim=-1).sigmoid())
         first, second = torch.cat(gates, dim=2).transpose(1, 2).chunk(2, dim=-1)
         return first * (second * self.weight.unsqueeze(1) - 1) + 2
 
@@ -325,12 +333,14 @@ class WavLMPositionBias(PositionBias):
 
     def __init__(self, config: HydraWavLMConfig):
         super().__init__(config.num_buckets, config.num_attention_heads)
-        self.num_buckets, self.max_distance = config.num_buckets, config.max_bucket_distance
+        self.num_buckets = config.num_buckets
+        self.max_distance = config.max_bucket_distance
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """For states (members or 1, batch, frames, hidden): (heads, frames, frames)"""
         positions = torch.arange(states.shape[2], device=states.device)
-        return super().forward(self._relative_positions_bucket(positions[None, :] - positions[:, None]))
+        distances = positions[None, :] - positions[:, None]
+        return super().forward(self._relative_positions_bucket(distances))
 
 
 class HydraWavLMModel(HydraWaveformEncoderMixin, HydraWavLMPreTrainedModel):
@@ -396,18 +406,20 @@ class HydraWhisperModel(HydraEncoderMixin, HydraWhisperPreTrainedModel):
     layer_class = HydraLayerWithDrop
 
     def get_input_embeddings(self) -> nn.Module:
-        """The first convolution; that of the first member where members do not share it."""
+        """Return the first convolution; that of the first member where members do not share it."""
         return self.first_embeddings().conv1
 
     def embed_inputs(self, input_features: torch.Tensor | None = None):
-        bins, frames = self.config.num_mel_bins, 2 * self.config.max_source_positions
+        bins = self.config.num_mel_bins
+        frames = 2 * self.config.max_source_positions
         if input_features.shape[1:] != (bins, frames):
             raise ValueError(
                 f"input_features has the shape {tuple(input_features.shape)}, the model reads {bins} mel bins of "
                 f"{frames} frames: pass what its feature extractor makes, with feature_size={bins} and "
                 "padding='max_length'"
             )
-        return super().embed_inputs(input_features=input_features.to(self.get_input_embeddings().weight.dtype))
+        input_features = input_features.to(self.get_input_embeddings().weight.dtype)
+        return super().embed_inputs(input_features=input_features)
 
     def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:
         return hidden_states.mean(dim=2)

@@ -21,13 +21,17 @@ class PredictionsMixin:
     """Gives for each input
 
     label, score: the likeliest class and its probability
-    uncertainty, aleatoric, epistemic: the entropy of the mean probability, the mean of the members' own entropies, and
-        their difference, in nats; of a multi-label model, and of SigLIP, summed over the labels
-    abstain: whether the model should rather not answer; None where it was not calibrated for that. True for inputs that
-        hold nothing (empty texts, images of one colour) and predictions that are not numbers
-    detector, detector_score, threshold: by what a calibrated model abstains: above the threshold; None otherwise
+    uncertainty, aleatoric, epistemic: the entropy of the mean probability, the mean of the members'
+        own entropies, and their difference, in nats; of a multi-label model, and of SigLIP, summed
+        over the labels
+    abstain: whether the model should rather not answer; None where it was not calibrated for that.
+        True for inputs that hold nothing (empty texts, images of one colour) and predictions that
+        are not numbers
+    detector, detector_score, threshold: by what a calibrated model abstains: above the threshold;
+        None otherwise
     reason: why it abstains, in a sentence; None where it does not
-    prediction_set: the classes that it may be, the likeliest first; None where it was not calibrated for that
+    prediction_set: the classes that it may be, the likeliest first; None where it was not
+        calibrated for that
     truncated: of texts, whether the model read only the beginning
     scores: the `top_k` likeliest labels with their scores (5; None for all)
 
@@ -40,13 +44,18 @@ class PredictionsMixin:
     def _sanitize_parameters(self, top_k: int | str | None = "", **parameters):
         if "function_to_apply" in parameters:
             raise ValueError("function_to_apply is not a parameter here: the config's problem_type says it")
-        before, of_model, _ = super()._sanitize_parameters(**parameters)
-        return before, of_model, {} if top_k == "" else {"top_k": top_k}
+        preprocess_parameters, forward_parameters, _ = super()._sanitize_parameters(**parameters)
+        postprocess_parameters = {}
+        if top_k != "":
+            postprocess_parameters["top_k"] = top_k
+        return preprocess_parameters, forward_parameters, postprocess_parameters
 
     def _forward(self, model_inputs: Any) -> dict[str, Any]:
         notes = model_inputs.pop("notes", None)
         outputs = self.outputs(model_inputs)
-        return {name: outputs[name] for name in KEPT_OUTPUTS if name in outputs} | {"notes": notes}
+        kept = {name: outputs[name] for name in KEPT_OUTPUTS if name in outputs}
+        kept["notes"] = notes
+        return kept
 
     def outputs(self, model_inputs: Any) -> Any:
         return super()._forward(model_inputs)
@@ -57,12 +66,12 @@ class PredictionsMixin:
         settings = decision_settings(self.model, model_outputs)
         task = task_of_answer(self.model, model_outputs, settings)
 
-        # What is predicted, and how sure the model is
+        # What is predicted, and how sure the model is.
         fields = task.prediction_fields(model_outputs, names, top_k, settings)
         first = {name: fields.pop(name) for name in ("label", "score", *PARTS_OF_UNCERTAINTY)}
         scores = fields.pop("scores")
 
-        # Whether to answer, by what, and why
+        # Whether to answer, by what, and why.
         decided = dict.fromkeys(("abstain", "detector", "detector_score", "threshold", "reason"))
         if settings is not None:
             decided = settings.prediction_fields(model_outputs)
@@ -70,8 +79,9 @@ class PredictionsMixin:
         if notes.get("empty") is not None or not is_number:
             decided |= {"abstain": True, "reason": notes.get("empty") or "The answer is not a number."}
 
-        truncated = {"truncated": notes["truncated"]} if "truncated" in notes else {}
-        return {**first, **decided, **fields, **truncated, "scores": scores}
+        if "truncated" in notes:
+            fields["truncated"] = notes["truncated"]
+        return {**first, **decided, **fields, "scores": scores}
 
 
 KEPT_OUTPUTS = ("logits", *OUTPUTS_OF_HYDRAS, "candidate_labels")
@@ -95,8 +105,11 @@ class ImagesMixin:
         if hasattr(image, "mode") or isinstance(image, str):
             mode = image_mode(self.model.config)
             image = read_image(image, mode=mode, timeout=timeout)
-            bands = image.getextrema() if mode == "RGB" else [image.getextrema()]
-            empty = "The image has one colour only." if all(low == high for low, high in bands) else None
+            bands = image.getextrema()
+            if mode == "L":
+                bands = [bands]
+            if all(low == high for low, high in bands):
+                empty = "The image has one colour only."
             if mode == "L":  # as a tensor: Transformers' pipeline makes images RGB
                 pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
                 image = pixels.view(1, image.height, image.width)
@@ -109,7 +122,11 @@ class HydraImageClassificationPipeline(ImagesMixin, PredictionsMixin, ImageClass
     pass
 
 
-READER = {"tokenizer": AutoTokenizer, "image_processor": AutoImageProcessor, "feature_extractor": AutoFeatureExtractor}
+READER = {
+    "tokenizer": AutoTokenizer,
+    "image_processor": AutoImageProcessor,
+    "feature_extractor": AutoFeatureExtractor,
+}
 
 
 def predict(
@@ -120,14 +137,17 @@ def predict(
     batch_size: int = 1,
     **parameters: Any,
 ) -> list[dict[str, Any]]:
-    """Predicts raw inputs as a pipeline does, with a dict each: see `PredictionsMixin`.
+    """Predict raw inputs as a pipeline does, with a dict each: see `PredictionsMixin`.
 
     model: runs in eval mode, on its device
-    inputs: texts; PIL images, or paths or URLs of images; or audio: arrays at the sampling rate of the feature extractor,
-        `{"array": ..., "sampling_rate": ...}`, or paths or URLs of files, which take ffmpeg
-    processor: the tokenizer, image processor, feature extractor or several in one; by default those saved with the model
+    inputs: texts; PIL images, or paths or URLs of images; or audio: arrays at the sampling rate of
+        the feature extractor, `{"array": ..., "sampling_rate": ...}`, or paths or URLs of files,
+        which take ffmpeg
+    processor: the tokenizer, image processor, feature extractor or several in one; by default those
+        saved with the model
     parameters: of the pipeline: `top_k`, and for CLIP `candidate_labels`
     """
+    # The inputs, as a list.
     if isinstance(inputs, (str, bytes, Mapping)) or not isinstance(inputs, Iterable):
         raise TypeError(f"inputs is a {type(inputs).__name__}: pass a list of texts, images or audio")
     if hasattr(inputs, "columns"):  # a DataFrame, whose iterator gives names of columns
@@ -135,17 +155,29 @@ def predict(
         if len(columns) != 1:
             raise TypeError(f"inputs has the columns {', '.join(map(str, columns))}: pass one of them, inputs[column]")
         inputs = inputs[columns[0]]
-    inputs = [os.fspath(source) if isinstance(source, os.PathLike) else source for source in inputs]
+    sources = []
+    for source in inputs:
+        if isinstance(source, os.PathLike):
+            source = os.fspath(source)
+        sources.append(source)
     if issubclass(pipeline_class, ZeroShotImageClassificationPipeline) and not parameters.get("candidate_labels"):
         raise ValueError("candidate_labels is missing: the model chooses among labels that you name")
-    readers = {
-        name: processor_of(model, auto_class) if processor is None else getattr(processor, name, processor)
-        for name, auto_class in READER.items()
-        if getattr(pipeline_class, f"_load_{name}")
-    }
+
+    # What the pipeline reads them with.
+    readers = {}
+    for name, auto_class in READER.items():
+        if not getattr(pipeline_class, f"_load_{name}"):
+            continue
+        if processor is None:
+            readers[name] = processor_of(model, auto_class)
+        else:
+            readers[name] = getattr(processor, name, processor)
+
     with evaluation_mode(model):
         pipeline = pipeline_class(model=model, device=model.device, **readers)
-        return pipeline(inputs, batch_size=batch_size, **parameters) if inputs else []
+        if not sources:
+            return []
+        return pipeline(sources, batch_size=batch_size, **parameters)
 
 
 # Model -> its processors; each thread loads its own, because tokenizers are not thread-safe.
@@ -153,19 +185,28 @@ LOADED_PROCESSORS = threading.local()
 
 
 def processor_of(model: nn.Module, auto_class: type) -> Any:
-    """The processor that was saved with the model, loaded once for each model."""
-    name, config = model.config.name_or_path, model.config
+    """Return the processor that was saved with the model, loaded once for each model."""
+    config = model.config
+    name = config.name_or_path
     inside = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), model)
     by_model = vars(LOADED_PROCESSORS).setdefault("by_model", WeakKeyDictionary())
-    loaded, key = by_model.setdefault(inside, {}), (auto_class.__name__, name)
-    if key not in loaded:
-        # Who trusted the code of the model's repository need not be asked again; its config says which processor it has.
-        is_trusted = type(inside).__module__.startswith("transformers_modules.")
-        options = {"config": config} if config.model_type else {}
-        try:
-            loaded[key] = auto_class.from_pretrained(name, trust_remote_code=is_trusted or None, **options)
-        except (OSError, ValueError, ImportError) as error:
-            where = f"none could be loaded from {name}" if name else "the model was not loaded from anywhere"
-            what = auto_class.__name__.removeprefix("Auto")
-            raise ValueError(f"processor is missing, {where}: pass the {what} it was trained with") from error
+    loaded = by_model.setdefault(inside, {})
+    key = (auto_class.__name__, name)
+    if key in loaded:
+        return loaded[key]
+
+    # Who trusted the code of the model's repository need not be asked again; its config says which
+    # processor it has.
+    is_trusted = type(inside).__module__.startswith("transformers_modules.")
+    options = {"trust_remote_code": is_trusted or None}
+    if config.model_type:
+        options["config"] = config
+    try:
+        loaded[key] = auto_class.from_pretrained(name, **options)
+    except (OSError, ValueError, ImportError) as error:
+        where = "the model was not loaded from anywhere"
+        if name:
+            where = f"none could be loaded from {name}"
+        what = auto_class.__name__.removeprefix("Auto")
+        raise ValueError(f"processor is missing, {where}: pass the {what} it was trained with") from error
     return loaded[key]

@@ -8,10 +8,12 @@ from .pipeline_hydra import PredictionsMixin
 
 
 def check_is_whole(content: bytes) -> None:
-    """Raises for a WAV file that is cut off, of which decoders would return the part that is there."""
+    """Raise for a WAV file that is cut off, of which decoders would return the part that is
+    there."""
     place = 12
     while content[:4] == b"RIFF" and place + 8 <= len(content):
-        name, size = content[place : place + 4], int.from_bytes(content[place + 4 : place + 8], "little")
+        name = content[place : place + 4]
+        size = int.from_bytes(content[place + 4 : place + 8], "little")
         place += 8 + size + size % 2
         if name == b"data" and place - size % 2 > len(content):
             raise ValueError("the WAV file is cut off, its header says that it has more samples: save it again")

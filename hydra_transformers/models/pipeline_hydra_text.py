@@ -18,16 +18,25 @@ class HydraTextClassificationPipeline(PredictionsMixin, TextClassificationPipeli
     def preprocess(self, inputs: Any, **parameters) -> Any:
         parameters = {"truncation": True, "max_length": self.most_tokens, **parameters}
         tokens = super().preprocess(inputs, **parameters)
-        length, is_cut = tokens["input_ids"].shape[-1], False
+        length = tokens["input_ids"].shape[-1]
+
+        # Whether the text is longer than what the model reads.
+        is_cut = False
         if length >= (parameters["max_length"] or self.most_tokens):
-            whole = {**parameters, "truncation": False, "max_length": None, "padding": False, "verbose": False}
-            is_cut = super().preprocess(inputs, **whole)["input_ids"].shape[-1] > length
-        is_empty = not any(map(has_content, texts_in(inputs)))
-        if length == 0:  # the model fails on it, or reads the padding of its batch
-            is_empty, token = True, self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0
+            whole_text = {**parameters, "truncation": False, "max_length": None, "padding": False, "verbose": False}
+            is_cut = super().preprocess(inputs, **whole_text)["input_ids"].shape[-1] > length
+
+        # One token in place of none: the model fails on that, or reads the padding of its batch.
+        if length == 0:
+            token = self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0
+            values = {"input_ids": token, "attention_mask": 1}
             for name in tokens:
-                tokens[name] = torch.full((1, 1), {"input_ids": token, "attention_mask": 1}.get(name, 0))
-        tokens["notes"] = {"empty": "The text is empty." if is_empty else None, "truncated": is_cut}
+                tokens[name] = torch.full((1, 1), values.get(name, 0))
+
+        empty = None
+        if length == 0 or not any(map(has_content, texts_in(inputs))):
+            empty = "The text is empty."
+        tokens["notes"] = {"empty": empty, "truncated": is_cut}
         return tokens
 
     def __call__(self, inputs: Any, **parameters):
@@ -35,8 +44,10 @@ class HydraTextClassificationPipeline(PredictionsMixin, TextClassificationPipeli
 
 
 def texts_in(inputs: Any) -> list[str]:
-    """The texts of one input: a text, or a pair as a dict or in lists."""
+    """Return the texts of one input: a text, or a pair as a dict or in lists."""
     if isinstance(inputs, str):
         return [inputs]
-    parts = inputs.values() if isinstance(inputs, dict) else inputs or ()
+    parts = inputs or ()
+    if isinstance(inputs, dict):
+        parts = inputs.values()
     return [text for part in parts for text in texts_in(part)]

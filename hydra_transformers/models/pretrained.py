@@ -25,7 +25,9 @@ from .task import TASKS, task_of_config
 
 
 # A checkpoint is one of the first two; where both lie in a folder, Transformers loads the first.
-WHOLE, INDEX_OF_SHARDS, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
+WHOLE = "model.safetensors"
+INDEX_OF_SHARDS = "model.safetensors.index.json"
+SHARDS = "model-*-of-*.safetensors"
 # Files that a decision brings along, be there others of these names from another version or not.
 OF_DECISIONS = ("decision", "detection", "weights_digest", "task")
 Model = TypeVar("Model", bound="HydraModelMixin")
@@ -34,15 +36,18 @@ Model = TypeVar("Model", bound="HydraModelMixin")
 class HydraModelMixin:
     """Every Hydra. A family sets
 
-    - `backbone_classes`: the classes of Transformers that it is built from; by default that of its own name without "Hydra".
-      `backbone_rules.py` tells where these have its parameters,
+    - `backbone_classes`: the classes of Transformers that it is built from; by default that of its
+      own name without "Hydra". `backbone_rules.py` tells where these have its parameters,
     - `architecture`: its name, as people call it,
     - `per_member_parameters`: bare parameters with one row per member,
-    - `backbone_config_key`: the part of a backbone's config that it is made from, where that is not all of it,
+    - `backbone_config_key`: the part of a backbone's config that it is made from, where that is not
+      all of it,
     - `own_fields`: config fields that are always so, whatever a backbone's says,
-    - `supports_lora_on_qkvo`: False where the backbone's attention reads the weights of q, k, v and o without calling them,
+    - `supports_lora_on_qkvo`: False where the backbone's attention reads the weights of q, k, v and
+      o without calling them,
     - `unused_prefixes`: prefixes of parameters that do not affect the output,
-    - `is_base_model`: on the class without a head, which then takes what it needs from a model with one.
+    - `is_base_model`: on the class without a head, which then takes what it needs from a model with
+      one.
 
     Checkpoints hold `kept_heads_mask` of each attention: packed rows do not tell whose they are.
     """
@@ -60,8 +65,9 @@ class HydraModelMixin:
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        by_name = {path.rpartition(".")[2]: auto_class for auto_class, path in cls.config_class.auto_classes.items()}
-        cls._auto_class = by_name.get(cls.__name__, cls._auto_class)  # so that Transformers saves the code with it
+        for auto_class, path in cls.config_class.auto_classes.items():
+            if path.endswith(f".{cls.__name__}"):
+                cls._auto_class = auto_class  # so that Transformers saves the code with it
         cls.__doc__ = inspect.getdoc(cls)  # where it has none, that of its mixin
         # None for subclasses of a user or of FSDP, which keep what they inherit.
         backbone_class = getattr(transformers, cls.__name__.removeprefix("Hydra"), None)
@@ -76,7 +82,8 @@ class HydraModelMixin:
         check: bool = True,
         **options: Any,
     ) -> Model:
-        """A Hydra of this class from a Transformers model: see `AutoHydra.from_backbone`, whose options it takes."""
+        """Build a Hydra of this class from a Transformers model: see `AutoHydra.from_backbone`,
+        whose options it takes."""
         return package("fusion").from_backbone(cls, model, heads_to_prune, check, **options)
 
     @classmethod
@@ -88,26 +95,30 @@ class HydraModelMixin:
         allow_equal: bool = False,
         check: bool = True,
     ) -> Model:
-        """Fuses members into one Hydra of this class: see `AutoHydra.from_pruned_members`."""
+        """Fuse members into one Hydra of this class: see `AutoHydra.from_pruned_members`."""
         return package("fusion").from_pruned_members(cls, members, shared, trunk_layers, allow_equal, check)
 
     def member(self: Model, index: int) -> Model:
-        """Member `index` as a one-member Hydra of its own; shared parts are copied into it."""
+        """Return member `index` as a one-member Hydra of its own; shared parts are copied into
+        it."""
         return package("fusion").member(self, index)
 
     def post_init(self) -> None:
         self.num_members: int = self.config.num_members
-        settings = None if self.is_base_model else getattr(self.config, "decision", None)
         self.decision: torch.nn.Module | None = None
-        if settings is not None:  # by name: models that are not calibrated ship without these files
+        settings = getattr(self.config, "decision", None)
+        if settings is not None and not self.is_base_model:
+            # By name: models that are not calibrated ship without these files.
             module = importlib.import_module(".decision", __package__)
-            self.decision = module.decision_of(settings, sum(weight.numel() for weight in self.parameters()))
+            num_weights = sum(weight.numel() for weight in self.parameters())
+            self.decision = module.decision_of(settings, num_weights)
             self._keep_in_fp32_modules_strict = ["decision"]
         super().post_init()
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether a calibration is applied: not while it trains, nor with other weights (`Decision.is_current`)."""
+        """Whether a calibration is applied: not while it trains, nor with other weights
+        (`Decision.is_current`)."""
         return self.decision is not None and not self.training and self._has_its_weights()
 
     @torch.compiler.assume_constant_result  # a compiled model is looked at when it is compiled
@@ -115,21 +126,24 @@ class HydraModelMixin:
         return self.decision.is_current(self)
 
     def calibrate(self, data: Any, ood_data: Any = None, **options: Any) -> Any:
-        """Fits a temperature, a detector with its threshold, and prediction sets, which become part of the model: saved,
-        loaded and pushed with it, and applied to its predictions. See `hydra_transformers.uncertainty.calibrate`."""
+        """Fit a temperature, a detector with its threshold, and prediction sets, which become part
+        of the model: saved, loaded and pushed with it, and applied to its predictions. See
+        `hydra_transformers.uncertainty.calibrate`."""
         return package("uncertainty.calibration").calibrate(self, data, ood_data, **options)
 
     def predict(self, inputs: Any, processor: Any = None, batch_size: int = 1, **parameters: Any) -> list[dict]:
-        """A dict for each of several texts, images (of PIL, or their paths) or audio: label, score, how uncertain and
-        why, whether to abstain, and which classes it may be. See `pipeline_hydra.predict`."""
+        """Return a dict for each of several texts, images (of PIL, or their paths) or audio: label,
+        score, how uncertain and why, whether to abstain, and which classes it may be. See
+        `pipeline_hydra.predict`."""
         from .pipeline_hydra import predict  # not above: that would import all pipelines with every model
 
         return predict(self, self.pipeline_class(), inputs, processor, batch_size, **parameters)
 
     @contextmanager
     def uncalibrated(self) -> Iterator[None]:
-        """`with hydra.uncalibrated():` it predicts as before its calibration."""
-        decision, self.decision = self.decision, None
+        """Predict as before the calibration: `with hydra.uncalibrated():`."""
+        decision = self.decision
+        self.decision = None
         try:
             yield
         finally:
@@ -141,7 +155,7 @@ class HydraModelMixin:
             self.decision.compare_again()
 
     def initial_std(self, module: Grouped) -> float:
-        """How widely a packed layer's fresh weights spread."""
+        """Return how widely a packed layer's fresh weights spread."""
         return self.config.initializer_range
 
     @torch.no_grad()
@@ -161,29 +175,38 @@ class HydraModelMixin:
             init.copy_(module.kept_heads_mask, mask.to(module.kept_heads_mask.device))
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> torch.nn.Embedding:
-        """Resize the word embeddings, as in Transformers; raise, before anything changes, where members have their own."""
-        # Transformers resizes the weight in place before it sets the embeddings, which is what raises.
+        """Resize the word embeddings, as in Transformers; raise, before anything changes, where
+        members have their own."""
+        # Transformers resizes the weight in place before it sets the embeddings, which is what
+        # raises.
         self.set_input_embeddings(self.get_input_embeddings())
         return super().resize_token_embeddings(*args, **kwargs)
 
     @classmethod
     def from_pretrained(cls: type[Model], *args: Any, **kwargs: Any) -> Model:
         settings = {"use_safetensors": True} | kwargs  # nothing else is ever saved
-        model, info = super().from_pretrained(*args, **settings | {"output_loading_info": True})
+        returns_info = settings.get("output_loading_info")
+        settings["output_loading_info"] = True
+        model, info = super().from_pretrained(*args, **settings)
+
+        # Raise where the weights are of another model than the config.
         check_same_parts(model, info["missing_keys"], info["unexpected_keys"])
-        loaded = (model, info) if settings.get("output_loading_info") else model
         for module in model.modules():
             if hasattr(module, "kept_heads_mask"):
                 module.check_same_heads(module.kept_heads_mask)
         if model.decision is not None:
             model.decision.check_loaded()
             model.decision.compare(model)
-        return loaded
+        if returns_info:
+            return model, info
+        return model
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
-        # Every Auto class that can load the folder; Transformers by itself would only add the one of this class.
+        # Every Auto class that can load the folder; Transformers by itself would only add the one
+        # of this class.
         self.config.auto_map = dict(self.config.auto_classes)
-        # AutoModel then makes the encoder with a pooler where there is one, and its weights are in the folder.
+        # AutoModel then makes the encoder with a pooler where there is one, and its weights are in
+        # the folder.
         for name, value in getattr(self, "encoder_options", {}).items():
             setattr(self.config, name, value)
         for_any_client = {}
@@ -192,14 +215,16 @@ class HydraModelMixin:
         with saved_with(self.config, for_any_client):
             saved = super().save_pretrained(save_directory, *args, **kwargs)
         self._add_code(Path(save_directory))
-        whole, index = Path(save_directory, WHOLE), Path(save_directory, INDEX_OF_SHARDS)
+        whole = Path(save_directory, WHOLE)
+        index = Path(save_directory, INDEX_OF_SHARDS)
         if whole.exists() and index.exists():  # one is of an earlier save, and may be loaded in place of this one
             min(whole, index, key=lambda path: path.stat().st_mtime_ns).unlink()
         return saved
 
     def _add_code(self, folder: Path) -> None:
-        # An encoder may get a head for any task.
-        tasks = PROBLEM_TYPES if self.is_base_model else [task_of_config(self.config).name]
+        tasks = PROBLEM_TYPES  # an encoder may get a head for any task
+        if not self.is_base_model:
+            tasks = [task_of_config(self.config).name]
         for task in tasks:
             module, _, name = TASKS[task].rpartition(".")
             if module != "task":  # which every model has
@@ -210,23 +235,37 @@ class HydraModelMixin:
     def _upload_modified_files(self, working_dir, repo_id, *args, token=None, revision=None, **kwargs):
         self._add_code(Path(working_dir))  # `save_pretrained(push_to_hub=True)` uploads before it returns
         commit = super()._upload_modified_files(working_dir, repo_id, *args, token=token, revision=revision, **kwargs)
+
+        # What is left of an earlier push may be loaded in place of this one.
         left_over = {WHOLE, INDEX_OF_SHARDS} - set(os.listdir(working_dir))
-        if len(left_over) == 1:  # of an earlier push, and may be loaded in place of this one
-            api, revision = HfApi(token=token), getattr(commit, "pr_revision", None) or revision
-            patterns = [*left_over, SHARDS] if INDEX_OF_SHARDS in left_over else left_over
-            files = [name for name in api.list_repo_files(repo_id, revision=revision) if "/" not in name]
-            files = [name for name in files if any(fnmatch(name, pattern) for pattern in patterns)]
-            if files:
-                message = "Remove the weights of an earlier push"
-                api.delete_files(repo_id, delete_patterns=files, revision=revision, commit_message=message)
+        if len(left_over) == 1:
+            revision = getattr(commit, "pr_revision", None) or revision
+            remove_left_over(HfApi(token=token), repo_id, revision, *left_over)
         return commit
+
+
+def remove_left_over(api: HfApi, repo_id: str, revision: str | None, name: str) -> None:
+    """Delete the weights of an earlier push from a repository.
+
+    name: `WHOLE` or `INDEX_OF_SHARDS`, with which the shards go too
+    """
+    patterns = [name]
+    if name == INDEX_OF_SHARDS:
+        patterns.append(SHARDS)
+    files = []
+    for file in api.list_repo_files(repo_id, revision=revision):
+        if "/" not in file and any(fnmatch(file, pattern) for pattern in patterns):
+            files.append(file)
+    if files:
+        message = "Remove the weights of an earlier push"
+        api.delete_files(repo_id, delete_patterns=files, revision=revision, commit_message=message)
 
 
 def check_same_parts(model: HydraModelMixin, missing: Iterable[str], unexpected: Iterable[str]) -> None:
     """Raise for weights that were saved with other parts shared than the config names.
 
-    A part that is not shared has the member's number in its weights' names: those that the model misses and those that the file
-    has too many then differ by a number alone.
+    A part that is not shared has the member's number in its weights' names: those that the model
+    misses and those that the file has too many then differ by a number alone.
     """
     prefix = f"{model.base_model_prefix}."
     missing_names = {name.removeprefix(prefix) for name in missing}
@@ -240,8 +279,9 @@ def check_same_parts(model: HydraModelMixin, missing: Iterable[str], unexpected:
             shared_name = next((other for other in names_without_one_number(name) if other in of_all), None)
             if shared_name is not None:
                 raise ValueError(
-                    f"the weights were saved with other parts shared than config.shared names ({shared_name} {problem}): use the "
-                    "config.json that was saved with them, and fuse the members again to share other parts"
+                    f"the weights were saved with other parts shared than config.shared names ({shared_name} "
+                    f"{problem}): use the config.json that was saved with them, and fuse the members again to share "
+                    "other parts"
                 )
 
 
@@ -252,7 +292,8 @@ def names_without_one_number(name: str) -> list[str]:
 
 
 def package(part: str) -> ModuleType:
-    """The part of the installed package that builds and fits models; running them does not need it."""
+    """Import the part of the installed package that builds and fits models; running them does not
+    need it."""
     try:
         return importlib.import_module(f"hydra_transformers.{part}")
     except ModuleNotFoundError as error:
@@ -265,15 +306,18 @@ def package(part: str) -> ModuleType:
 
 
 def add_code(source: Path, name: str, folder: Path) -> None:
-    """Add a file that not every model needs to the code in a folder, where Transformers finds it by an import at the end of
-    the files that all models and all pipelines read.
+    """Add a file that not every model needs to the code in a folder.
+
+    Transformers finds it by an import at the end of the files that all models and all pipelines
+    read.
 
     name: of something in it
     """
     if not source.exists():
         return  # this model came without it
     for path in (source, *map(Path, get_relative_import_files(source))):
-        # Others, such as modeling_hydra.py, are there already, and may be of another version than this package's.
+        # Others, such as modeling_hydra.py, are there already, and may be of another version than
+        # this package's.
         if path.name.startswith(OF_DECISIONS) or not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
     line = f"from .{source.stem} import {name}  # noqa: E402, F401\n"

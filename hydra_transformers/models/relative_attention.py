@@ -23,7 +23,7 @@ class HydraBiasAttention(HydraAttention):
         key: torch.Tensor,
         *positions,
     ) -> torch.Tensor:
-        """A mask to be added to the scores, (batch or 1, heads of all members, query tokens,
+        """Return a mask to be added to the scores, (batch or 1, heads of all members, query tokens,
         tokens)."""
         if self.config._attn_implementation not in BACKENDS_WITH_BIAS:
             raise ValueError(
@@ -43,7 +43,7 @@ class HydraTableBiasAttention(HydraBiasAttention):
     layers.
 
     positions: (heads of the backbone, tokens, tokens), perhaps with members in front, of which each
-        layer takes the heads that it keeps
+        layer reads the heads that it keeps
     """
 
     def bias(
@@ -52,7 +52,9 @@ class HydraTableBiasAttention(HydraBiasAttention):
         queries = query.shape[2]  # the first token alone, where only it is computed
         by_member = position_bias[..., :queries, :].expand(self.num_members, *[-1] * 3)
         by_head = [heads_of_member.unbind() for heads_of_member in by_member]
-        kept = [by_head[member][head] for member, heads in enumerate(self.kept_heads) for head in heads]
+        kept = []
+        for bias_of_heads, heads in zip(by_head, self.kept_heads, strict=True):
+            kept += [bias_of_heads[head] for head in heads]
         return torch.stack(kept).unsqueeze(0)
 
 

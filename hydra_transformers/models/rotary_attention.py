@@ -71,7 +71,9 @@ def rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, in_float
     tokens = states.shape[2]
     cos = cos[:, :tokens].unsqueeze(1)
     sin = sin[:, :tokens].unsqueeze(1)
-    turned = states.float() if in_float32 else states
+    turned = states
+    if in_float32:
+        turned = states.float()
     is_per_row = cos.shape[0] > 1
     if is_per_row:
         turned = turned.unflatten(0, (-1, cos.shape[0]))

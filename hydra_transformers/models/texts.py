@@ -23,7 +23,7 @@ class HydraTextEncoderMixin(HydraEncoderMixin):
     word_embeddings_name = "word_embeddings"  # inside of the embeddings
 
     def get_input_embeddings(self) -> nn.Module:
-        """The word embeddings; those of the first member where members do not share them."""
+        """Return the word embeddings; those of the first member where members do not share them."""
         return getattr(self.first_embeddings(), self.word_embeddings_name)
 
     def set_input_embeddings(self, value: nn.Module):
@@ -52,9 +52,18 @@ class HydraTextEncoderMixin(HydraEncoderMixin):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs,
     ) -> HydraModelOutput:
-        """input_ids, attention_mask, position_ids: (batch, tokens); inputs_embeds: (batch, tokens, hidden); others: `encode`"""
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
-        return self.encode(inputs | {"inputs_embeds": inputs_embeds}, **kwargs)
+        """
+        input_ids, attention_mask, position_ids: (batch, tokens)
+        inputs_embeds: (batch, tokens, hidden)
+        kwargs: of `encode`, too
+        """
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
+        return self.encode(inputs, **kwargs)
 
 
 class HydraTypedTextEncoderMixin(HydraTextEncoderMixin):
@@ -73,13 +82,22 @@ class HydraTypedTextEncoderMixin(HydraTextEncoderMixin):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs,
     ) -> HydraModelOutput:
-        """As `HydraTextEncoderMixin.forward`; token_type_ids: (batch, tokens)"""
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        return self.encode(inputs | {"position_ids": position_ids, "inputs_embeds": inputs_embeds}, **kwargs)
+        """
+        token_type_ids: (batch, tokens); others as in `HydraTextEncoderMixin.forward`
+        """
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
+        return self.encode(inputs, **kwargs)
 
 
 class HydraTextClassifierMixin(HydraClassifierMixin):
-    """A fused text classifier: `logits` is the ensemble's prediction, `member_logits` each member's."""
+    """A fused text classifier: `logits` is the ensemble's prediction, `member_logits` each
+    member's."""
 
     def pipeline_class(self) -> type:
         from .pipeline_hydra_text import HydraTextClassificationPipeline  # not above, as in `predict`
@@ -96,11 +114,18 @@ class HydraTextClassifierMixin(HydraClassifierMixin):
         labels: torch.Tensor | None = None,
         **kwargs,
     ) -> HydraClassifierOutput:
-        """input_ids, attention_mask, position_ids: (batch, tokens); inputs_embeds: (batch, tokens, hidden)
+        """
+        input_ids, attention_mask, position_ids: (batch, tokens)
+        inputs_embeds: (batch, tokens, hidden)
         labels: (batch,) class indices, or what the task's loss takes
         """
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
-        return self.encode_and_classify(inputs | {"inputs_embeds": inputs_embeds}, labels, **kwargs)
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
+        return self.encode_and_classify(inputs, labels, **kwargs)
 
 
 class HydraTypedTextClassifierMixin(HydraTextClassifierMixin):
@@ -115,9 +140,16 @@ class HydraTypedTextClassifierMixin(HydraTextClassifierMixin):
         labels: torch.Tensor | None = None,
         **kwargs,
     ) -> HydraClassifierOutput:
-        """As `HydraTextClassifierMixin.forward`; token_type_ids: (batch, tokens)"""
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        inputs |= {"position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        """
+        token_type_ids: (batch, tokens); others as in `HydraTextClassifierMixin.forward`
+        """
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
         return self.encode_and_classify(inputs, labels, **kwargs)
 
 
@@ -133,8 +165,9 @@ class GroupedClassificationHead(nn.Module):
         self.out_proj = GroupedLinear(config.hidden_size, [config.num_labels] * members)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """What the second map reads: (members, batch, hidden) -> (members, batch, hidden)"""
-        return self.dropout(self.activation(self.dense(self.dropout(features))))
+        """Return what the second map reads: (members, batch, hidden) -> (members, batch, hidden)"""
+        features = self.dense(self.dropout(features))
+        return self.dropout(self.activation(features))
 
 
 class HydraTwoMapTextClassifierMixin(HydraTypedTextClassifierMixin):
@@ -145,7 +178,8 @@ class HydraTwoMapTextClassifierMixin(HydraTypedTextClassifierMixin):
 
     def add_head(self, config: PreTrainedConfig) -> None:
         dropout = getattr(config, "classifier_dropout", None)
-        dropout = config.hidden_dropout_prob if dropout is None else dropout
+        if dropout is None:
+            dropout = config.hidden_dropout_prob
         self.classifier = GroupedClassificationHead(config, self.head_activation(), dropout)
 
     def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Classifiers of tokens: a class for every token of a text, such as the tags of words (NER, POS)."""
+"""Classifiers of tokens: a class for every token of a text, such as the tags of words (NER,
+POS)."""
 
 import torch
 
@@ -10,9 +11,10 @@ from .texts import HydraTextClassifierMixin, HydraTypedTextClassifierMixin
 class HydraTokenClassifierMixin(HydraTextClassifierMixin):
     """A head per member on every token, for tags of words (NER, POS).
 
-    `member_logits` are (batch, members, tokens, classes): members stay the second axis, as in every Hydra, so that the ensemble's
-    prediction `logits` (batch, tokens, classes) is computed by the same code. `task_tokens.rows_of_tokens` makes rows of them,
-    (tokens, members, classes), as every function of rows reads them.
+    `member_logits` are (batch, members, tokens, classes): members stay the second axis, as in every
+    Hydra, so that the ensemble's prediction `logits` (batch, tokens, classes) is computed by the
+    same code. `task_tokens.rows_of_tokens` makes rows of them, (tokens, members, classes), as every
+    function of rows reads them.
     """
 
     reads_first_token = False
@@ -27,15 +29,19 @@ class HydraTokenClassifierMixin(HydraTextClassifierMixin):
 
     @property
     def encoder_options(self) -> dict[str, bool]:
-        return {"add_pooling_layer": False} if hasattr(self.config, "add_pooling_layer") else {}
+        if hasattr(self.config, "add_pooling_layer"):
+            return {"add_pooling_layer": False}
+        return {}
 
     @property
     def has_head_bias(self) -> bool:
         return getattr(self.config, "token_classification_bias", True)
 
     def prepare(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        """(members, batch, tokens, hidden), all of them"""
-        return hidden_states if self.dropout is None else self.dropout(hidden_states)
+        """Return the states of all tokens, (members, batch, tokens, hidden)."""
+        if self.dropout is None:
+            return hidden_states
+        return self.dropout(hidden_states)
 
     @property
     def task(self) -> TokenClassification:

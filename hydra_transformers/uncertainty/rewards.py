@@ -153,7 +153,8 @@ class RewardFit(TaskFit):
         if labels.shape[1] != 1 or not are_ones_and_zeros or relevant.all() or not relevant.any():
             raise ValueError("labels are not 1 for relevant rows and 0 for others: pass both, one label per row")
 
-        # The threshold: of costs and a risk it is about all rows, of a coverage about the relevant ones.
+        # The threshold: of costs and a risk it is about all rows, of a coverage about the relevant
+        # ones.
         scores = self.scores(answers)  # higher is less relevant
         if rows.costs is not None:
             # An answer counts as relevant, and is wrong where the row is not.
@@ -163,8 +164,8 @@ class RewardFit(TaskFit):
             measured_by = PricedRows(*(part[middle:] for part in priced))
             abstention = fit_costs(rows.costs, rows.confidence, chosen_by, measured_by)
             sentences = [
-                f"Scores below {-abstention.threshold:.3g} count as nothing relevant; a random half of {len(scores)} rows "
-                "chose it.",
+                f"Scores below {-abstention.threshold:.3g} count as nothing relevant; a random half of {len(scores)} "
+                "rows chose it.",
                 abstention.sentence,
             ]
             return Fitted({"detector": {"name": "low score"}}, sentences, abstention)

@@ -221,7 +221,7 @@ class TokenFit(TaskFit):
         sets = [rows.second]
         if rows.ood is not None:
             sets.append(rows.ood)
-        entities = [self._find(each, decision) for each in sets]
+        entities = [self._entities(each, decision) for each in sets]
         all_scores = torch.cat([found.scores for found in entities])
 
         unit = "entities"
@@ -233,7 +233,7 @@ class TokenFit(TaskFit):
             ood_scores = entities[1].scores
         return rows.fit_abstention(entities[0].scores, entities[0].right, ood_scores, unit, others=all_scores)
 
-    def _find(self, rows: Rows, decision: Decision) -> FoundEntities:
+    def _entities(self, rows: Rows, decision: Decision) -> FoundEntities:
         output = decision(rows.answers)
         return find_entities(output.member_logits, rows.labels, output.detector_score, self.classes)
 

@@ -22,8 +22,8 @@ from hydra_transformers.models.auto import (
     auto_class_of,
     classes_of,
     config_of,
-    head_of,
-    heads_of,
+    class_with_head,
+    classes_with_head,
     hydra_classes,
     load_trained,
 )
@@ -140,7 +140,7 @@ def test_a_model_that_does_not_exist_is_refused_at_once(name, problem, error, se
 
 
 def test_every_row_of_the_tests_table_is_supported_and_every_supported_classifier_has_a_row():
-    with_heads = {each.__name__ for each in heads_of(TABLE) if not hasattr(each, "from_pruned_members")}
+    with_heads = {each.__name__ for each in classes_with_head(TABLE) if not hasattr(each, "from_pruned_members")}
     of_texts = {name for name in with_heads if "ForToken" not in name}
     assert {type(family.backbone()).__name__ for family in FAMILIES} == of_texts
     assert {name.replace("ForToken", "ForSequence") for name in with_heads - of_texts} <= of_texts
@@ -175,7 +175,7 @@ def test_the_auto_classes_of_transformers_know_every_family(tmp_path):
     for config in (CLIP.backbone().config, CLIP.fused().config):
         assert auto_class_of(config) == "AutoModelForZeroShotImageClassification"
     assert all(issubclass(each, PreTrainedModel) for each in hydra_classes())
-    assert CLIP.hydra is head_of(CLIP.hydra.config_class())
+    assert CLIP.hydra is class_with_head(CLIP.hydra.config_class())
 
 
 def test_no_other_file_names_a_family():

@@ -6,7 +6,7 @@ from transformers import SiglipVisionModel
 
 from hydra_transformers import AutoHydra, HydraSiglipTextModel, HydraSiglipVisionModel
 from hydra_transformers.model_info import ModelInfo
-from hydra_transformers.models.auto import auto_class_of, head_of
+from hydra_transformers.models.auto import auto_class_of, class_with_head
 from hydra_transformers.pruning import prune_heads
 from tests.families import (
     CLIP,
@@ -141,7 +141,7 @@ def test_a_config_tells_by_its_architecture_whether_it_is_of_two_towers_or_of_a_
         backbone = family.backbone()
         backbone.save_pretrained(tmp_path)
         config = type(backbone.config).from_pretrained(tmp_path)
-        assert head_of(config) is type(backbone) and auto_class_of(config) == auto_class
+        assert class_with_head(config) is type(backbone) and auto_class_of(config) == auto_class
         assert ModelInfo.of(config).is_zero_shot is family.has_towers
         config.architectures = None
         assert ModelInfo.of(config).is_zero_shot  # as most of its kind
