@@ -59,16 +59,20 @@ def count_multiply_adds(model: nn.Module) -> int:
     A `ZeroShotClassifier` computes its prompts once: only the image and its products with the
     prompts' features count.
     """
-    if hasattr(model, "count_multiply_adds"):
-        return model.count_multiply_adds()
+    own_count = getattr(model, "count_multiply_adds", None)
+    if own_count is not None:
+        return own_count()
     if isinstance(model, ZeroShotClassifier):
-        clip = without_weights(type(model.model), model.model.config)
+        inner: Any = model.model
+        clip: Any = without_weights(type(inner), inner.config)
         images = example_inputs(clip.config.vision_config, 1, "meta") | first_token_kwargs(clip)
         products = model.text_features.numel()
         return multiply_adds_of(clip.get_image_features, **images) + products
-    if hasattr(model, "input_model"):
-        return count_multiply_adds(model.input_model)
-    weightless = without_weights(type(model), model.config)
+    input_model = getattr(model, "input_model", None)
+    if input_model is not None:
+        return count_multiply_adds(input_model)
+    transformer: Any = model
+    weightless = without_weights(type(transformer), transformer.config)
     return multiply_adds_of(weightless, **inputs_for(model, 1, "meta"))
 
 
@@ -121,14 +125,16 @@ def inputs_for(model: nn.Module, batch_size: int, device: str = "cpu") -> dict[s
 
 def _reader_in(model: nn.Module) -> nn.Module:
     """Return the model that reads the inputs: this one, or the one inside it."""
-    while hasattr(model, "input_model"):
-        model = model.input_model
+    inner = getattr(model, "input_model", None)
+    while inner is not None:
+        model = inner
+        inner = getattr(model, "input_model", None)
     return model
 
 
 def unpruned_backbone(model: PreTrainedModel) -> PreTrainedModel:
     """Return the unpruned Transformers model that a Hydra is built from, on the meta device."""
-    cls = type(model)
+    cls: Any = type(model)
     if not hasattr(cls, "backbone_classes"):
         raise TypeError(f"model is a {cls.__name__}: pass a Hydra")
     return without_weights(cls.backbone_classes[0], plain_config(cls, model.config))
