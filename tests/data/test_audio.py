@@ -181,7 +181,8 @@ def test_audio_too_short_for_a_frame_is_refused_before_it_shares_a_pass_with_lon
 @pytest.mark.slow
 @each_of([WAV2VEC2, HUBERT])
 def test_audio_shares_a_pass_only_where_zeros_behind_shorter_audio_change_nothing(family):
-    """Not without masks, and not where a norm goes over the zeros: the first of these models has one, as Wav2Vec2-base."""
+    """Not without masks, and not where a norm goes over the zeros: the first of these models has
+    one, as Wav2Vec2-base."""
     waves = [tone(1.0, samples=samples) for samples in (200, 2_000)]
     for masks, together in ((False, 1), (True, 2)):
         answerer = Answerer(None, Wav2Vec2FeatureExtractor(return_attention_mask=masks), "audio")
@@ -196,7 +197,8 @@ def test_audio_shares_a_pass_only_where_zeros_behind_shorter_audio_change_nothin
 @pytest.mark.slow
 def test_whisper_reads_audio_of_all_lengths_together():
     whisper = WhisperFeatureExtractor(feature_size=7, chunk_length=1, hop_length=1_600)
-    hydra, contents = WHISPER.fused().float(), [wav(tone(1.0, samples=samples)) for samples in (2_000, 17_000)]
+    hydra = WHISPER.fused().float()
+    contents = [wav(tone(1.0, samples=samples)) for samples in (2_000, 17_000)]
     waves = [waveform(content, RATE) for content in contents]
     with torch.no_grad():
         scores = hydra(**whisper(waves, sampling_rate=RATE, return_tensors="pt")).logits.softmax(-1).amax(-1).tolist()

@@ -1,4 +1,5 @@
-"""Batches of every form of data: loaders, lists, rows that are padded and stacked; what is not data raises."""
+"""Batches of every form of data: loaders, lists, rows that are padded and stacked; what is not data
+raises."""
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ TEXTS = ["a good film", "bad", "a film of joy", "a bad film of a bad film", "joy
 
 class Rows(torch.utils.data.Dataset):
     def __init__(self, rows):
-        self.rows, self.read = rows, []
+        self.rows = rows
+        self.read = []
 
     def __len__(self):
         return len(self.rows)
@@ -138,7 +140,8 @@ def forms(tokenizer):
     for part in (slice(0, 32), slice(32, COUNT)):
         inputs = tokenizer(texts[part], padding=True, return_tensors="pt")
         by_hand.append({**inputs, "labels": torch.tensor(LABELS[part])})
-    numbers, collator = rows.remove_columns("text"), DataCollatorWithPadding(tokenizer)
+    numbers = rows.remove_columns("text")
+    collator = DataCollatorWithPadding(tokenizer)
     return {"by hand": by_hand, "rows": rows, "loader": DataLoader(numbers, batch_size=32, collate_fn=collator)}
 
 

@@ -9,7 +9,8 @@ from hydra_transformers.data import image_changes
 from hydra_transformers.data.image_changes import OPERATIONS, CropAndFlip, InTurn, RandAugment
 
 
-WIDTH, HEIGHT = 40, 30
+WIDTH = 40
+HEIGHT = 30
 
 
 def gradient() -> Image.Image:
@@ -25,7 +26,8 @@ def pixels(image: Image.Image) -> np.ndarray:
 @pytest.mark.parametrize("least_share", [0.08, 0.7, 1.0])
 def test_crops_are_rectangles_of_the_image_of_the_asked_size_half_of_them_mirrored(least_share):
     torch.manual_seed(0)
-    mirrored, shares = 0, []
+    mirrored = 0
+    shares = []
     for _ in range(300):
         found = pixels(CropAndFlip(least_share)(gradient()))
         height, width, _ = found.shape
@@ -69,7 +71,8 @@ def test_geometry_is_that_of_torchvision_at_magnitude_12(sign):
     turned = pixels(operation("rotate")(image, strength))
     angle = np.radians(sign * 12)
     for y, x in ((10, 20), (15, 12), (20, 28)):
-        across, down = x + 0.5 - WIDTH / 2, y + 0.5 - HEIGHT / 2
+        across = x + 0.5 - WIDTH / 2
+        down = y + 0.5 - HEIGHT / 2
         source = np.cos(angle) * across - np.sin(angle) * down + WIDTH / 2
         assert abs(turned[y, x, 0] + 0.5 - source) <= 1.01
 

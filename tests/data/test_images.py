@@ -1,4 +1,5 @@
-"""Images are read alike everywhere: raw rows, saved data sets, `predict`, the endpoint handler, the page, the command line."""
+"""Images are read alike everywhere: raw rows, saved data sets, `predict`, the endpoint handler, the
+page, the command line."""
 
 import base64
 
@@ -21,10 +22,12 @@ def classifier(vit):
 
 
 def saved(mode: str, folder) -> str:
-    """A picture with something in each corner, in a file; "turned" has an EXIF tag that asks for a quarter turn."""
+    """A picture with something in each corner, in a file; "turned" has an EXIF tag that asks for a
+    quarter turn."""
     image = Image.merge("RGB", [channel.resize((12, 8)) for channel in pictures([0], seed=3)[0].split()])
     image.putpixel((0, 0), (255, 255, 255))
-    path, exif = folder / "picture.png", Image.Exif()
+    path = folder / "picture.png"
+    exif = Image.Exif()
     if mode == "turned":
         exif[0x0112] = 6
     elif mode == "RGBA":
@@ -75,10 +78,8 @@ def test_every_way_reads_the_same_pixels(mode, classifier, tmp_path):
 
 
 def test_a_model_of_one_channel_reads_grey(classifier, tmp_path):
-    model, processor = (
-        classifier[0],
-        ViTImageProcessorPil(size={"height": 8, "width": 8}, image_mean=[0.5], image_std=[0.5]),
-    )
+    model = classifier[0]
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 8}, image_mean=[0.5], image_std=[0.5])
     grey = pictures([0])[0].convert("L")
     grey.save(tmp_path / "grey.png")
     model.config.num_channels = 1

@@ -1,4 +1,5 @@
-"""Labels become the model's: by exact name or by number; one for a row, several, a number, or one for each word."""
+"""Labels become the model's: by exact name or by number; one for a row, several, a number, or one
+for each word."""
 
 import json
 
@@ -16,7 +17,8 @@ from tests.tiny_data import names_of
 
 
 def labels_of(labels, tokenizer, classes, names=None, problem_type=None, **source):
-    """What becomes of `labels` for a model with `classes`. names: of the data's classes, whose indices the labels are"""
+    """What becomes of `labels` for a model with `classes`. names: of the data's classes, whose
+    indices the labels are"""
     rows = datasets.Dataset.from_dict({"text": ["a film"] * len(labels), "label": labels})
     if names is not None:
         rows = rows.cast_column("label", datasets.ClassLabel(names=names))
@@ -29,7 +31,8 @@ def labels_of(labels, tokenizer, classes, names=None, problem_type=None, **sourc
 FEELINGS = ["anger", "joy", "surprise"]
 EXPECTED = [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
 MULTI = "multi_label_classification"
-GENERIC, COLOURS = ["LABEL_0", "LABEL_1"], ["red", "green"]
+GENERIC = ["LABEL_0", "LABEL_1"]
+COLOURS = ["red", "green"]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,8 @@ def test_labels_that_do_not_fit_raise(labels, classes, names, words, tokenizer):
 
 
 def test_names_become_indices_in_every_form_of_data(tokenizer, tmp_path):
-    config, rows = BertConfig(**names_of(["bad", "good"])), [{"text": "a", "label": name} for name in ("good", "bad")]
+    config = BertConfig(**names_of(["bad", "good"]))
+    rows = [{"text": "a", "label": name} for name in ("good", "bad")]
     table = datasets.Dataset.from_list(rows)
     table.to_csv(tmp_path / "rows.csv")
     for form in (rows, table, table.to_pandas(), tmp_path / "rows.csv"):
@@ -98,7 +102,8 @@ def test_names_become_indices_in_every_form_of_data(tokenizer, tmp_path):
 
 
 def test_every_number_is_a_label_of_regression(tokenizer):
-    """Also -1, of hidden labels, -100, which losses of classes leave out, and whole ones, whose loss fails in Transformers 5.17."""
+    """Also -1, of hidden labels, -100, which losses of classes leave out, and whole ones, whose
+    loss fails in Transformers 5.17."""
     numbers = [-100, 2.5, -1, 0]
     config = BertConfig(problem_type="regression", num_labels=1)
     for kept in (numbers, [-100, 2, -1, 0]):
@@ -137,7 +142,8 @@ def test_a_sequence_of_class_labels_is_found_and_matched_by_name(tokenizer):
     feature = datasets.Sequence(datasets.ClassLabel(names=["surprise", "joy", "anger"]))
     features = datasets.Features({"text": datasets.Value("string"), "feelings": feature})
     rows = datasets.Dataset.from_dict({"text": ["a"] * 3, "feelings": [[1, 0], [], [2]]}, features=features)
-    in_order, generic = [[1.0, 1.0, 0.0], [0.0] * 3, [0.0, 0.0, 1.0]], [f"LABEL_{index}" for index in range(3)]
+    in_order = [[1.0, 1.0, 0.0], [0.0] * 3, [0.0, 0.0, 1.0]]
+    generic = [f"LABEL_{index}" for index in range(3)]
     for classes, expected in ((FEELINGS, EXPECTED), (generic, in_order)):
         config = BertConfig(problem_type=MULTI, **names_of(classes))
         assert load_data(rows, config, processor=tokenizer).labels == expected
@@ -146,8 +152,10 @@ def test_a_sequence_of_class_labels_is_found_and_matched_by_name(tokenizer):
 # Words and tags
 
 
-WORDS, TAGS = ["annabelle", "smith", "paris"], ["B-PER", "I-PER", "B-LOC"]
-NUMBERS, NONE = [1, 2, 3], -100  # of these tags in the model, and of no tag
+WORDS = ["annabelle", "smith", "paris"]
+TAGS = ["B-PER", "I-PER", "B-LOC"]
+NUMBERS = [1, 2, 3]  # of these tags in the model
+NONE = -100  # of no tag
 
 
 def load_words(rows, **settings):
@@ -206,7 +214,8 @@ def test_tags_that_do_not_fit_raise(rows, words):
 
 
 def test_parts_are_the_splits_that_have_tags():
-    """Also where a set has several columns of tags, as CoNLL 2003, and never the last class for a hidden tag."""
+    """Also where a set has several columns of tags, as CoNLL 2003, and never the last class for a
+    hidden tag."""
     features = word_features(pos_tags=["NN", "VB"], ner_tags=tiny_tags.TAGS)
 
     def rows(count, tags=TAGS):

@@ -83,7 +83,8 @@ def test_out_of_distribution_data_needs_no_labels_and_may_have_other_columns(vit
 def test_splits_are_chosen_by_preference_or_by_name_or_as_a_slice(vit, tmp_path):
     datasets.DatasetDict({"train": picture_rows(9), "test": picture_rows(6)}).save_to_disk(tmp_path)
     assert len(prepared(tmp_path, vit)) == 6
-    whole, some = prepared(tmp_path, vit, split="train"), prepared(tmp_path, vit, split="train[:4]")
+    whole = prepared(tmp_path, vit, split="train")
+    some = prepared(tmp_path, vit, split="train[:4]")
     assert (len(whole), len(some)) == (9, 4)
     assert torch.equal(some[3]["pixel_values"], whole[3]["pixel_values"])
     assert len(prepared(tmp_path, vit, split="test[50%:]")) == 3
@@ -273,7 +274,8 @@ def test_of_two_label_columns_the_one_with_a_usual_name_is_taken(vit):
 
 
 def test_the_length_of_a_training_is_saved_with_the_tokenizer(tokenizer, tmp_path):
-    config, long = bert_config(), [{"text": "a film " * 20}]
+    config = bert_config()
+    long = [{"text": "a film " * 20}]
     for asked, expected in ((9, 9), (None, 12)):
         remember_max_length(tokenizer, config, asked, default=12)
         tokenizer.save_pretrained(tmp_path / str(asked))

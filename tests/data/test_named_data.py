@@ -1,4 +1,5 @@
-"""Functions that take data and a model take the name, folder or file of a data set, or a DataFrame, too."""
+"""Functions that take data and a model take the name, folder or file of a data set, or a DataFrame,
+too."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -57,7 +58,9 @@ def test_predict_takes_the_column_of_a_dataframe_and_not_its_names(place):
 
 
 def test_predict_loads_the_processor_once_for_a_model_and_thread(place, monkeypatch):
-    hydra, loaded, load = AutoHydra.from_backbone(load_trained(place / "bert")), [], AutoTokenizer.from_pretrained
+    hydra = AutoHydra.from_backbone(load_trained(place / "bert"))
+    loaded = []
+    load = AutoTokenizer.from_pretrained
     monkeypatch.setattr(
         AutoTokenizer, "from_pretrained", lambda name, **options: loaded.append(name) or load(name, **options)
     )

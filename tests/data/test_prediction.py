@@ -1,4 +1,5 @@
-"""Member logits of every kind of model: Hydras, plain classifiers, two towers with class prompts, saved arrays."""
+"""Member logits of every kind of model: Hydras, plain classifiers, two towers with class prompts,
+saved arrays."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -51,7 +52,9 @@ def test_every_module_is_back_in_its_mode_after_prediction():
 def test_a_thread_keeps_evaluation_mode_when_another_leaves_it(is_wrapped):
     model = nn.Dropout(0.5)
     first_model = nn.Sequential(model) if is_wrapped else model
-    first_is_inside, both_are_inside, first_has_left = Event(), Event(), Event()
+    first_is_inside = Event()
+    both_are_inside = Event()
+    first_has_left = Event()
 
     def first():
         with evaluation_mode(first_model):
@@ -92,11 +95,13 @@ def test_collecting_gives_all_logits_and_labels_in_order():
             collected(wrong)
 
 
-PROMPTS, PIXELS = padded_texts(batch=5), {"pixel_values": images(3)}
+PROMPTS = padded_texts(batch=5)
+PIXELS = {"pixel_values": images(3)}
 
 
 def test_zero_shot_clip_gives_the_logits_of_clip_itself_and_a_hydra_the_mean_probabilities(monkeypatch):
-    backbone, hydra = CLIP.backbone(), CLIP.fused().eval()
+    backbone = CLIP.backbone()
+    hydra = CLIP.fused().eval()
     with torch.no_grad():
         reference = backbone(**PIXELS, **PROMPTS).logits_per_image
     member_logits = predict(ZeroShotClassifier(backbone, PROMPTS), PIXELS)

@@ -1,4 +1,5 @@
-"""csv and tsv files: every cell is its text, the separator is found, and a first line without names is questioned."""
+"""csv and tsv files: every cell is its text, the separator is found, and a first line without names
+is questioned."""
 
 import csv
 import json

@@ -20,7 +20,8 @@ from tests.training.tiny import FAMILIES, QUIET, tiny_dataset, tiny_members, tin
 
 # No dropout: two processes would draw other masks than one.
 RECIPE = replace(recipe("imagenet1k").with_arguments(max_steps=6, warmup_steps=1, learning_rate=0.1), dropout=None)
-ROWS, GLOBAL_BATCH = 12, 4
+ROWS = 12
+GLOBAL_BATCH = 4
 BASELINES = ("batch-ensemble", "mimo")
 
 # What accelerate launch and torchrun set for the processes of a group.
@@ -28,7 +29,8 @@ GROUP = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK",
 
 
 def train_in_one_run(output_dir: Path, per_device_batch: int, **options) -> dict[str, torch.Tensor]:
-    """The weights of a Hydra with new classifiers after a few steps, with label smoothing and rates of its own."""
+    """The weights of a Hydra with new classifiers after a few steps, with label smoothing and rates
+    of its own."""
     model = AutoHydra.from_backbone(tiny_model("vit", "backbone"), num_members=3, num_labels=3)
     arguments = HydraTrainingArguments(
         output_dir,
@@ -70,9 +72,11 @@ def steps(model, rows: list[dict]) -> None:
 
 
 def train_sharded(form: str, rank: int) -> float:
-    """How far a model that FSDP spreads over both processes ends from one that a process trains alone."""
+    """How far a model that FSDP spreads over both processes ends from one that a process trains
+    alone."""
     whole = tiny_model("vit", form).double().eval()
-    sharded, rows = copy.deepcopy(whole), tiny_dataset("vit", 8)
+    sharded = copy.deepcopy(whole)
+    rows = tiny_dataset("vit", 8)
     mesh = torch.distributed.init_device_mesh("cpu", (2,))
     for part in [*sharded.vit.layers, sharded]:
         fully_shard(part, mesh=mesh)
@@ -83,7 +87,8 @@ def train_sharded(form: str, rank: int) -> float:
 
 
 class Deadly(list):
-    """A dataset that kills the process, as a machine that goes away does, when it has been read often enough."""
+    """A dataset that kills the process, as a machine that goes away does, when it has been read
+    often enough."""
 
     reads_left = 12 + 9  # one epoch, which ends with a checkpoint, and most of the next
 

@@ -21,7 +21,8 @@ def two_steps(tmp_path, **overrides) -> TrainingArguments:
 
 
 def can_train(model) -> set[str]:
-    """All but what has no effect: the LayerNorm in front of an attention without heads, and weights without elements."""
+    """All but what has no effect: the LayerNorm in front of an attention without heads, and weights
+    without elements."""
     names = {name for name, parameter in model.named_parameters() if parameter.numel() > 0}
     return {name for name in names if not (NORM_OF_ATTENTION.match(name) and heads_behind(model, name) == 0)}
 
@@ -94,7 +95,8 @@ def test_the_last_layer_takes_the_final_layernorm_along():
 def test_a_trunk_does_not_train_nor_what_comes_before_it(family, form):
     model = tiny_model(family, form)
     everything = PostPruningCallback(PARTS).trains(model)
-    found, where = PostPruningCallback(PARTS, trunk_layers=2).trains(model), places(model)
+    found = PostPruningCallback(PARTS, trunk_layers=2).trains(model)
+    where = places(model)
     frozen = {name for name in found if everything[name] and not found[name]}
     assert frozen == {name for name in found if everything[name] and where[name].layers_to_end > 1}
     assert any("embeddings" in name for name in frozen) and len({name for name in found if found[name]}) > 5
@@ -113,7 +115,8 @@ def test_a_locked_tower_stays_bit_for_bit_with_its_projection(name, form, tmp_pa
 
     moved = changed(before, model)
     locked = ("vision_model.", "visual_projection.")
-    # Softmax does not see a shift of all keys: the gradient of a plain model's bias of keys is rounding, if anything.
+    # Softmax does not see a shift of all keys: the gradient of a plain model's bias of keys is
+    # rounding, if anything.
     expected = {parameter for parameter in can_train(model) if not parameter.startswith(locked)}
     assert {parameter for parameter in expected - moved if "k_proj.bias" not in parameter} == set()
     assert moved - expected == set()

@@ -15,7 +15,8 @@ OUTPUTS = HydraClassifierOutput(logits=LOGITS.mean(1), member_logits=LOGITS)
 
 
 def smoothed_nll(log_probabilities: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """Mean over (samples, classes) of the cross-entropy with targets (1 - e) * one-hot + e / classes."""
+    """Mean over (samples, classes) of the cross-entropy with targets (1 - e) * one-hot + e /
+    classes."""
     targets = (1 - smoothing) * F.one_hot(LABELS, 5) + smoothing / 5
     return -(targets * log_probabilities).sum(-1).mean()
 

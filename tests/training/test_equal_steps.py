@@ -1,4 +1,5 @@
-"""Training equals Transformers': a Hydra of one member takes the same step as the backbone that it is built from."""
+"""Training equals Transformers': a Hydra of one member takes the same step as the backbone that it
+is built from."""
 
 import pytest
 import torch

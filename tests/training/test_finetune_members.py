@@ -36,7 +36,8 @@ def data():
 @pytest.fixture(scope="module")
 def unbroken_run(tmp_path_factory):
     """Two members as an undisturbed run leaves them, and their folder."""
-    rows, output_dir = (tiny_dataset("vit"), tiny_dataset("vit", 6, seed=2)), tmp_path_factory.mktemp("unbroken")
+    rows = (tiny_dataset("vit"), tiny_dataset("vit", 6, seed=2))
+    output_dir = tmp_path_factory.mktemp("unbroken")
     members = tiny_members(tiny.FAMILIES["vit"])[:2]
     return finetune_members(members, SHORT, *rows, output_dir=output_dir, **ARGUMENTS), output_dir
 
@@ -118,7 +119,8 @@ def test_finished_members_are_loaded_from_their_folders_and_not_trained_again(un
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_weights_of_an_unbroken_one(unbroken, members, data, tmp_path):
-    """Two epochs of three steps: cut in the second epoch of the first member, and again in the second member."""
+    """Two epochs of three steps: cut in the second epoch of the first member, and again in the
+    second member."""
     broken = {"output_dir": tmp_path / "broken", **ARGUMENTS}
     for reads in (12 + 9, 2 * 12 + 1):
         with pytest.raises(KeyboardInterrupt):
@@ -166,12 +168,15 @@ def test_a_checkpoint_is_resumed_where_it_is_whole_and_of_as_many_processes(tmp_
             last_checkpoint(tmp_path / folder, processes)
 
 
-# Trainer knows of no family: one for each form that a head has, since a head is what is new in a checkpoint.
+# Trainer knows of no family: one for each form that a head has, since a head is what is new in a
+# checkpoint.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dinov2", "roberta", "llama", "ast"])
 def test_plain_models_go_on_from_a_checkpoint_with_its_weights_and_return_to_their_best(name, tmp_path):
-    """Names on disk may be older than those of the model. The checkpoint that is left is the one of the best epoch."""
-    rows, model = tiny_dataset(name), tiny_model(name, "backbone", num_labels=3)
+    """Names on disk may be older than those of the model. The checkpoint that is left is the one of
+    the best epoch."""
+    rows = tiny_dataset(name)
+    model = tiny_model(name, "backbone", num_labels=3)
     best = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
     settings = Recipe("short", {"num_train_epochs": 2, "learning_rate": 0.01, **best})
     accuracies = iter([0.9, 0.5, 0.5])  # the first epoch is the best
@@ -185,11 +190,13 @@ def test_plain_models_go_on_from_a_checkpoint_with_its_weights_and_return_to_the
 
 @pytest.mark.slow
 def test_plain_backbones_and_clip_train_too(tmp_path):
-    backbone, rows = tiny_model("vit", "backbone"), tiny_dataset("vit")
+    backbone = tiny_model("vit", "backbone")
+    rows = tiny_dataset("vit")
     [tuned] = finetune_members([backbone], SHORT, rows, rows, output_dir=tmp_path / "vit", **ARGUMENTS)
     assert type(tuned) is ViTForImageClassification
     assert not torch.equal(tuned.classifier.weight, backbone.classifier.weight)
-    pairs, member = tiny_dataset("clip"), tiny_model("clip", "member")
+    pairs = tiny_dataset("clip")
+    member = tiny_model("clip", "member")
     contrastive = dataclasses.replace(SHORT.with_arguments(label_smoothing_factor=0.0), dropout=None)
     loss = {"compute_metrics": lambda prediction: {}, "data_collator": tiny.clip_pairs}
     [tuned] = finetune_members([member], contrastive, pairs, pairs, tmp_path / "clip", **loss, **ARGUMENTS)
@@ -219,7 +226,8 @@ def test_clip_learns_from_pairs_and_is_judged_by_their_loss(form, tmp_path):
     found = json.loads((tmp_path / "learning-rates.json").read_text())
     losses = {float(rate): metrics["loss"] for rate, metrics in found["validation"].items()}
     assert found["chosen"] == min(losses, key=losses.get)
-    # The validation data are one batch: their loss is that of the first member, which was tuned with the best rate.
+    # The validation data are one batch: their loss is that of the first member, which was tuned
+    # with the best rate.
     again = tuned[0].eval()(**tiny.clip_pairs(held)).loss.item()
     assert losses[found["chosen"]] == pytest.approx(again, rel=1e-5)
 
@@ -237,7 +245,8 @@ class Counted:
 
 
 def test_training_images_are_changed_as_the_recipe_says_and_others_are_not(tmp_path):
-    """Four rows for training, two for validation, one epoch; a change that the data have already is left."""
+    """Four rows for training, two for validation, one epoch; a change that the data have already is
+    left."""
     torch.manual_seed(0)
     vit = ViTForImageClassification.from_pretrained(save_vit(tmp_path / "vit"))
     rows = load_data(picture_rows(4), vit)
@@ -264,7 +273,8 @@ def test_training_images_are_changed_as_the_recipe_says_and_others_are_not(tmp_p
 
 @pytest.mark.slow
 def test_adapters_of_peft_models_are_trained_saved_and_resumed(data, tmp_path):
-    """The weights below stay, the result can be merged, and an interrupted run goes on to the same adapters."""
+    """The weights below stay, the result can be merged, and an interrupted run goes on to the same
+    adapters."""
     peft = pytest.importorskip("peft")
 
     def adapted(seed=0):
@@ -280,7 +290,8 @@ def test_adapters_of_peft_models_are_trained_saved_and_resumed(data, tmp_path):
     assert (tmp_path / "whole" / "member-0" / "adapter_model.safetensors").exists()
     with pytest.raises(KeyboardInterrupt):
         finetune_members([adapted()], calm, Interrupting(data[0], 12 + 9), data[1], tmp_path / "cut", **ARGUMENTS)
-    # A script that is started again draws its adapters anew, and goes on with those of its checkpoint.
+    # A script that is started again draws its adapters anew, and goes on with those of its
+    # checkpoint.
     [resumed] = finetune_members([adapted(seed=1)], calm, *data, output_dir=tmp_path / "cut", **ARGUMENTS)
     assert_same_weights(resumed, whole)
     batch = torch.stack([row["pixel_values"] for row in data[1]])

@@ -1,4 +1,5 @@
-"""A learning rate is chosen on validation data: one member is tuned at each, and all get the best."""
+"""A learning rate is chosen on validation data: one member is tuned at each, and all get the
+best."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""AutoHydra.from_backbone(num_members=...): members of one pre-trained model that differ by their classifiers."""
+"""AutoHydra.from_backbone(num_members=...): members of one pre-trained model that differ by their
+classifiers."""
 
 import re
 
@@ -57,7 +58,8 @@ def test_a_folder_and_an_encoder_without_a_head_give_the_same_members(name, tmp_
 def test_a_new_pooler_starts_equal_for_all_members():
     model = BertForMaskedLM(tiny_model("bert", "backbone").config)
     hydra = AutoHydra.from_backbone(model, num_members=2)
-    first, second = hydra.member(0), hydra.member(1)
+    first = hydra.member(0)
+    second = hydra.member(1)
     assert torch.equal(first.bert.pooler.dense.weight, second.bert.pooler.dense.weight)
     assert not torch.equal(first.classifier.weight, second.classifier.weight)
     assert torch.equal(first.bert.embeddings.word_embeddings.weight, model.bert.embeddings.word_embeddings.weight)
@@ -78,7 +80,8 @@ def test_every_task_has_members_with_classifiers_of_their_own(problem_type, name
 
 
 def test_trunk_shared_parts_and_heads_are_a_choice():
-    pretrained, parts = tiny_model("vit", "backbone"), ("embeddings", "layernorm", "mlp")
+    pretrained = tiny_model("vit", "backbone")
+    parts = ("embeddings", "layernorm", "mlp")
     state = torch.get_rng_state()
     hydra = AutoHydra.from_backbone(pretrained, {2: [0, 3]}, num_members=2, trunk_layers=1, shared=parts)
     assert hydra.config.trunk_layers == 1 and hydra.config.kept_heads[2] == [[1, 2], [1, 2]]
@@ -100,7 +103,8 @@ def test_half_precision_on_disk_becomes_float32_and_what_a_config_says_is_not_ro
 
 
 def test_what_cannot_be_built_gets_one_sentence():
-    vit, bert = tiny_model("vit", "backbone"), tiny_model("bert", "backbone")
+    vit = tiny_model("vit", "backbone")
+    bert = tiny_model("bert", "backbone")
     for options, words in (
         ({"num_members": 0}, "num_members is 0"),
         ({"class_names": ["a", "a"]}, "at least two different names"),

@@ -53,7 +53,8 @@ def test_each_pixel_is_of_the_two_images_whose_labels_count_by_their_shares():
 
 def test_the_share_that_is_left_is_the_area_that_is_left():
     torch.manual_seed(0)
-    images, others = torch.zeros(2, 3, 10, 12), torch.ones(2, 3, 10, 12)
+    images = torch.zeros(2, 3, 10, 12)
+    others = torch.ones(2, 3, 10, 12)
     for share in (0.0, 0.3, 0.9, 1.0):
         mixed, left = cut_and_paste(images, others, share)
         assert mixed.mean().item() == pytest.approx(1 - left)
@@ -72,7 +73,9 @@ def test_shares_are_drawn_from_the_beta_distribution():
 def test_the_loss_of_mixed_labels_is_the_cross_entropy_with_soft_targets(kind):
     torch.manual_seed(0)
     member_logits = torch.randn(5, 3, 4, dtype=torch.float64)
-    first, second, share = torch.randint(4, (5,)), torch.randint(4, (5,)), 0.3
+    first = torch.randint(4, (5,))
+    second = torch.randint(4, (5,))
+    share = 0.3
     weights = torch.rand(4, dtype=torch.float64)
     outputs = {"member_logits": member_logits}
     found = EnsembleLoss(kind, class_weights=weights)(outputs, MixedLabels(first, second, share), torch.tensor(20))

@@ -1,4 +1,5 @@
-"""HydraTrainer: a Hydra of a pre-trained model is fine-tuned as one, and is an ensemble afterwards."""
+"""HydraTrainer: a Hydra of a pre-trained model is fine-tuned as one, and is an ensemble
+afterwards."""
 
 import copy
 import itertools
@@ -148,7 +149,8 @@ def test_members_do_not_mix_and_the_gradient_of_the_trunk_is_the_sum_of_theirs(n
 
     outputs = model(**batch)
     losses = [F.cross_entropy(logits, batch["labels"]) / 3 for logits in outputs.member_logits.unbind(1)]
-    together, apart = gradients(outputs.loss), [gradients(loss) for loss in losses]
+    together = gradients(outputs.loss)
+    apart = [gradients(loss) for loss in losses]
     trunk = [key for key in together if "layers.0." in key or "embeddings" in key]
     assert trunk
     for key in trunk:
@@ -171,14 +173,16 @@ def test_members_do_not_mix_and_the_gradient_of_the_trunk_is_the_sum_of_theirs(n
 @pytest.mark.parametrize(("name", "task"), [("vit", None), ("wav2vec2", None), ("bert", "regression")])
 def test_a_trained_hydra_is_its_members_and_learns(name, task, tmp_path):
     options = {"problem_type": task, "num_labels": 1} if task else {}
-    model, rows = hydra_of(name, **options), tiny_dataset(name)
+    model = hydra_of(name, **options)
+    rows = tiny_dataset(name)
     if task:
         rows = [{**row, "labels": float(row["labels"])} for row in rows]
     trainer = trainer_for(model, tmp_path, name, train_dataset=rows, num_train_epochs=5, logging_steps=1)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert np.mean(losses[-3:]) < np.mean(losses[:3])
-    model, inputs = model.double().eval(), in_float64(batch_of(name))
+    model = model.double().eval()
+    inputs = in_float64(batch_of(name))
     del inputs["labels"]
     with torch.no_grad():
         together = model(**inputs).member_logits
@@ -206,7 +210,8 @@ def test_other_tasks_train(problem_type, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_was_cut_off_is_the_same_run_after_it_resumed(tmp_path):
-    whole, cut = hydra_of(), hydra_of()
+    whole = hydra_of()
+    cut = hydra_of()
     trainer_for(whole, tmp_path / "whole").train()
     with pytest.raises(KeyboardInterrupt):
         trainer_for(cut, tmp_path / "cut", train_dataset=Interrupting(tiny_dataset("vit"), 21)).train()
@@ -221,7 +226,8 @@ def test_a_run_that_was_cut_off_is_the_same_run_after_it_resumed(tmp_path):
 
 @pytest.mark.slow
 def test_a_checkpoint_that_is_not_whole_is_left_out(tmp_path):
-    whole, resumed = hydra_of(), hydra_of()
+    whole = hydra_of()
+    resumed = hydra_of()
     trainer_for(whole, tmp_path).train()
     (tmp_path / "checkpoint-9" / "optimizer.pt").unlink()
     (tmp_path / "checkpoint-6" / "trainer_state.json").write_text('{"global_step": 6, "max')
@@ -231,7 +237,8 @@ def test_a_checkpoint_that_is_not_whole_is_left_out(tmp_path):
 
 
 def test_a_plain_trainer_works_only_without_the_rates(tmp_path, caplog):
-    plain, same = hydra_of(), hydra_of()
+    plain = hydra_of()
+    same = hydra_of()
     trainer_for(plain, tmp_path / "plain", trainer=Trainer, num_train_epochs=1).train()
     rates = {"layer_decay": 1.0, "classifier_learning_rate": None}
     trainer_for(same, tmp_path / "same", num_train_epochs=1, **rates).train()
@@ -293,7 +300,9 @@ def test_a_step_over_accumulated_batches_with_smoothed_labels_is_that_of_the_los
     model = hydra_of()
     model.config.hidden_dropout_prob = 0.0
     model = type(model)(model.config).eval()
-    expected, batch, before = copy.deepcopy(model), batch_of("vit", 12), weights_of(model)
+    expected = copy.deepcopy(model)
+    batch = batch_of("vit", 12)
+    before = weights_of(model)
     rates = {"learning_rate": 0.01, "layer_decay": 0.5, "classifier_learning_rate": 0.1}
     accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 1}
     plain = {"optim": "sgd", "weight_decay": 0.0, "max_grad_norm": 0.0, "save_strategy": "no"}
@@ -324,7 +333,8 @@ def test_adapters_on_a_hydra_train_alone_and_resume_to_the_same_weights(tmp_path
         return peft.get_peft_model(hydra, lora_config(hydra, r=2))
 
     options = {"num_train_epochs": 2, "label_smoothing_factor": 0.1}
-    whole, resumed = adapted(), adapted()
+    whole = adapted()
+    resumed = adapted()
     before = weights_of(whole)
     trainer_for(whole, tmp_path, **options).train()
     trained = changed(before, whole)
@@ -336,7 +346,8 @@ def test_adapters_on_a_hydra_train_alone_and_resume_to_the_same_weights(tmp_path
 
 @pytest.mark.parametrize("trainer", [Trainer, HydraTrainer])
 def test_a_number_of_minus_100_is_a_label_like_others(trainer, tmp_path):
-    model, numbers = hydra_of("bert", num_labels=1, problem_type="regression").eval(), [-100.0, 1.0, 2.0, 3.0]
+    model = hydra_of("bert", num_labels=1, problem_type="regression").eval()
+    numbers = [-100.0, 1.0, 2.0, 3.0]
     batch = {"input_ids": batch_of("bert", 4)["input_ids"], "labels": torch.tensor(numbers)}
     expected = model(**batch).loss
     for labels in (batch["labels"], torch.full((4,), -100.0)):
@@ -353,8 +364,10 @@ def test_a_number_of_minus_100_is_a_label_like_others(trainer, tmp_path):
 
 
 def test_accumulated_batches_count_by_their_labels_in_models_that_give_means(tmp_path):
-    """BERT of Transformers is told how many labels there are, and divides by those of each batch alone."""
-    model, whole = tiny_model("bert", "backbone").eval(), batch_of("bert")
+    """BERT of Transformers is told how many labels there are, and divides by those of each batch
+    alone."""
+    model = tiny_model("bert", "backbone").eval()
+    whole = batch_of("bert")
     trainer = trainer_for(model, tmp_path, "bert")
     parts = [{name: tensor[rows] for name, tensor in whole.items()} for rows in (slice(0, 4), slice(4, 6))]
     losses = [loss_of(trainer, part, num_items_in_batch=torch.tensor(6)) for part in parts]
@@ -409,7 +422,8 @@ def test_a_table_and_raw_rows_are_read_with_the_processor(tmp_path):
 
 
 def test_models_that_trainer_makes_get_the_same_data(tmp_path):
-    rows, models = tiny_dataset("bert"), []
+    rows = tiny_dataset("bert")
+    models = []
     rows[::2] = [{**row, "input_ids": row["input_ids"][:4]} for row in rows[::2]]
     for model in ({"model_init": lambda: hydra_of("bert")}, {"model": hydra_of("bert")}):
         arguments = arguments_for(tmp_path, max_steps=2, save_strategy="no")

@@ -21,7 +21,8 @@ def rows(count=24, seed=0):
 
 
 def test_a_circuit_keeps_the_loss_low_and_taylor_follows_its_gradient():
-    model, data = BERT.backbone(**FIELDS).double().eval(), rows()
+    model = BERT.backbone(**FIELDS).double().eval()
+    data = rows()
     circuit = extract_circuit(model, data, budget=2)
     batch = {name: torch.stack([row[name] for row in data]) for name in data[0]}
     labels = batch.pop("labels").double()

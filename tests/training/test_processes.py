@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What two processes leave behind that train together, the first of which is killed later on."""
+    """What two processes leave behind that train together, the first of which is killed later
+    on."""
     folder = tmp_path_factory.mktemp("processes")
     codes, logs = in_two_processes(main, folder)
     assert codes == [-signal.SIGKILL, 0], logs

@@ -40,7 +40,8 @@ def numbers_in(name: str) -> list[int]:
     ("name", "form"), [("imagenet1k", "fused"), ("cifar100", "member"), ("cifar100", "backbone"), ("sst2", "fused")]
 )
 def test_what_trains_and_what_stays_bit_for_bit(name, form, tmp_path):
-    """Seven layers, of which cifar100 trains five; one step at learning rate 0, then two that count."""
+    """Seven layers, of which cifar100 trains five; one step at learning rate 0, then two that
+    count."""
     model = tiny_model(FAMILY[name], form, num_hidden_layers=7)
     before = weights_of(model)
     steps = {"num_train_epochs": 3} if name == "sst2" else {"max_steps": 3, "warmup_steps": 1}
@@ -71,7 +72,8 @@ def test_dropout_and_the_start_of_the_classifier_are_those_of_the_paper(tmp_path
     assert {module.p for module in layer_dropouts(bert)} == {bert.config.hidden_dropout_prob} == {0.1}
 
 
-# Learning rates: by hand, where step k (from zero) of the optimizer has the value of the schedule at k
+# Learning rates: by hand, where step k (from zero) of the optimizer has the value of the schedule
+# at k
 
 
 def cosine(step: int, peak: float, warmup: int, total: int) -> float:
@@ -135,7 +137,9 @@ def test_image_recipes_use_plain_sgd_and_sst2_adamw_which_spares_biases_and_laye
 
 
 def test_settings_are_those_of_the_paper():
-    imagenet, cifar, sst2 = recipe("imagenet1k"), recipe("cifar100"), recipe("sst2")
+    imagenet = recipe("imagenet1k")
+    cifar = recipe("cifar100")
+    sst2 = recipe("sst2")
     assert imagenet.learning_rates == (0.003, 0.01, 0.03, 0.06)
     assert cifar.learning_rates == (0.001, 0.003, 0.01, 0.03)
     assert [each.arguments.get("label_smoothing_factor", 0.0) for each in (imagenet, cifar, sst2)] == [0.1, 0.1, 0.0]
@@ -144,7 +148,8 @@ def test_settings_are_those_of_the_paper():
 
 
 def test_callbacks_are_new_each_time_and_stop_early_where_asked():
-    first, second = recipe("sst2").callbacks(), recipe("sst2").callbacks()
+    first = recipe("sst2").callbacks()
+    second = recipe("sst2").callbacks()
     assert [type(callback) for callback in first] == [PostPruningCallback, EarlyStoppingCallback]
     assert first[0] is not second[0]
     assert (first[1].early_stopping_patience, first[1].early_stopping_threshold) == (2, 5e-4)
@@ -165,7 +170,8 @@ def test_sst2_stops_early_and_returns_to_its_best_epoch(tmp_path):
     arguments = settings.training_arguments(tmp_path, learning_rate=0.01, **QUIET)
     rows = {"train_dataset": tiny_dataset("bert"), "eval_dataset": tiny_dataset("bert", 6, seed=2)}
     HydraTrainer(model, arguments, callbacks=settings.callbacks(), compute_metrics=falling_accuracy, **rows).train()
-    # 0.7004 is not an improvement by 5e-4, 0.6 the second without one; the best of all is still 0.7004.
+    # 0.7004 is not an improvement by 5e-4, 0.6 the second without one; the best of all is still
+    # 0.7004.
     assert len(weights_by_epoch) == 4
     assert torch.equal(model.classifier.weight, weights_by_epoch[2])
 

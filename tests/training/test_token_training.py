@@ -22,7 +22,8 @@ def data(count: int = 24, seed: int = 0, model=None):
 
 def word_loss(model, rows) -> float:
     """The mean cross-entropy over all tagged words, text by text."""
-    total, words = 0.0, 0
+    total = 0.0
+    words = 0
     for row in (rows[index] for index in range(len(rows))):
         inputs = {name: torch.tensor([values]) for name, values in row.items() if name != "labels"}
         with torch.no_grad():
@@ -34,7 +35,8 @@ def word_loss(model, rows) -> float:
 
 @pytest.mark.slow
 def test_circuits_remove_the_head_whose_loss_hurts_tags_least():
-    model, rows = tiny_tags.backbone(), data()
+    model = tiny_tags.backbone()
+    rows = data()
     circuit = extract_circuit(model, rows, budget=1, objective="acc")
     without = {
         (layer, head): word_loss(AutoHydra.from_backbone(model, {layer: [head]}), rows)
@@ -48,8 +50,10 @@ def test_circuits_remove_the_head_whose_loss_hurts_tags_least():
 
 
 def test_taylor_scores_are_of_the_mean_loss_over_all_words():
-    """Also if batches have different numbers of words: one word for the first text, many for the others."""
-    model, rows = tiny_tags.backbone().double(), data(40)
+    """Also if batches have different numbers of words: one word for the first text, many for the
+    others."""
+    model = tiny_tags.backbone().double()
+    rows = data(40)
     found = taylor_scores(model, rows)
     plain = copy.deepcopy(model)
     batch = collate([rows[index] for index in range(len(rows))])

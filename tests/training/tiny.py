@@ -45,22 +45,29 @@ def _build(name: str, form: str, **fields) -> PreTrainedModel:
 
 
 def tiny_dataset(name: str, rows: int = 12, seed: int = 1) -> list[dict]:
-    """Rows that show their class, so that there is something to learn; images with texts for CLIP."""
+    """Rows that show their class, so that there is something to learn; images with texts for
+    CLIP."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(rows) % 3
     images = torch.randn(rows, 3, 8, 8, generator=generator)
     images[torch.arange(rows), labels] += 1
     tokens = torch.randint(1, 30, (rows, 10), generator=generator)
-    tokens[:, 1], tokens[:, -1] = 30 + labels, 39
+    tokens[:, 1] = 30 + labels
+    tokens[:, -1] = 39
     if name == "clip":
         return [{"pixel_values": image, "input_ids": text} for image, text in zip(images, tokens, strict=True)]
-    audio = FAMILIES[name].audio_name
-    shape = (3, 8, 8) if audio is None else FAMILIES[name].inputs()[audio].shape[1:]
-    sounds = torch.randn(rows, *shape, generator=generator)
-    sounds[torch.arange(rows), labels] += 1
-    inputs = ("pixel_values", images) if FAMILIES[name].reads_images else ("input_ids", tokens)
-    inputs = inputs if audio is None else (audio, sounds)
-    return [{inputs[0]: row, "labels": int(label)} for row, label in zip(inputs[1], labels, strict=True)]
+    family = FAMILIES[name]
+    key = "input_ids"
+    inputs = tokens
+    if family.audio_name is not None:
+        shape = family.inputs()[family.audio_name].shape[1:]
+        key = family.audio_name
+        inputs = torch.randn(rows, *shape, generator=generator)
+        inputs[torch.arange(rows), labels] += 1
+    elif family.reads_images:
+        key = "pixel_values"
+        inputs = images
+    return [{key: row, "labels": int(label)} for row, label in zip(inputs, labels, strict=True)]
 
 
 class Interrupting(list):
