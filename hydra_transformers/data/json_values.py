@@ -6,6 +6,7 @@ in one column.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,22 @@ def restore_values(rows: Any, files: Sequence[str]) -> Any:
     # In place of what `datasets` has read, in the same order of columns
     order = rows.column_names
     for name, array in arrays.items():
+        feature = {}
+        if name in mixed:
+            feature["feature"] = datasets.Json()  # earlier versions of `datasets` have none
         # Add before removing: without any column a table has no rows.
-        unused = next(f"{name} {number}" for number in range(len(order) + 1) if f"{name} {number}" not in order)
-        feature = {"feature": datasets.Json()} if name in mixed else {}  # earlier versions know none
-        rows = rows.add_column(unused, array, **feature).remove_columns(name).rename_column(unused, name)
+        unused = _unused_name(name, order)
+        rows = rows.add_column(unused, array, **feature)
+        rows = rows.remove_columns(name).rename_column(unused, name)
     return rows.select_columns(order)
+
+
+def _unused_name(name: str, names: Sequence[str]) -> str:
+    """Return a name like this one that no column has."""
+    number = 0
+    while f"{name} {number}" in names:
+        number += 1
+    return f"{name} {number}"
 
 
 def _read_columns(files: Sequence[str], names: Sequence[str]) -> dict[str, list[Any]]:
@@ -69,21 +81,25 @@ def mixed_columns(rows: Any) -> list[str]:
     `datasets` keeps each value as a text of JSON. It takes a text that is itself JSON, such as "1",
     for the value that it stands for.
     """
-    return [name for name, feature in (getattr(rows, "features", None) or {}).items() if _has_json(feature)]
+    features = getattr(rows, "features", None) or {}
+    return [name for name, feature in features.items() if _has_json(feature)]
 
 
 def _has_json(feature: Any) -> bool:
+    """Whether a feature is of JSON, or has such a feature inside."""
     if isinstance(feature, dict):
         return any(map(_has_json, feature.values()))
+    if type(feature).__name__ == "Json":
+        return True
     inside = getattr(feature, "feature", None)
-    return type(feature).__name__ == "Json" or (inside is not None and _has_json(inside))
+    return inside is not None and _has_json(inside)
 
 
 def _as_json(values: Sequence[Any]) -> Any:
     """Return each value as a text of JSON."""
     import pyarrow
 
-    texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+    texts = _as_texts(values, partial(json.dumps, ensure_ascii=False))
     return pyarrow.array(texts, pyarrow.string())
 
 

@@ -306,8 +306,8 @@ def test_json_values_stay_as_they_were_written(is_array, tmp_path):
     rows = [{"day": f"2020-01-0{place + 1}", "kinds": value} for place, value in enumerate(kinds)]
     file = tmp_path / ("rows.json" if is_array else "rows.jsonl")
     file.write_text(json.dumps(rows) if is_array else "".join(json.dumps(row) + "\n" for row in rows))
-    found, *_ = load_rows(DataSource(file))
+    found = load_rows(DataSource(file)).rows
     assert [found[place] for place in range(len(found))] == rows
     only_dates = tmp_path / "dates.jsonl"
     only_dates.write_text('{"day": "2020-01-01"}\n{"day": "2021-01-01"}\n')
-    assert list(load_rows(DataSource(only_dates))[0]["day"]) == ["2020-01-01", "2021-01-01"]
+    assert list(load_rows(DataSource(only_dates)).rows["day"]) == ["2020-01-01", "2021-01-01"]

@@ -374,7 +374,8 @@ def test_a_log_gets_one_line_for_each_epoch(bert, tmp_path, capsys):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Let each epoch take a second: the callback looks at the clock when it starts, and once an epoch."""
+    """Let each epoch take a second: the callback looks at the clock when it starts, and once an
+    epoch."""
     seconds = itertools.count()
     monkeypatch.setattr(epoch_lines, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
 
