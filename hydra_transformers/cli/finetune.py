@@ -176,6 +176,7 @@ def finetune(
     print(*describe_runs(result.runs), sep="\n")
     models = {output.name: result.model.to(best_device())}
     report = evaluate_uncertainty(models, result.test, batch_size=batch_size)
+    report.about["data"] = f"{data}, the rows kept for the test"
     write_report(report, output / EVALUATION)
     options = typed(data=data, split="validation", **columns, coverage=0.9)
     print(f"The Hydra is in {output}. Next: hydra-transformers calibrate {output} {options} --output ...")

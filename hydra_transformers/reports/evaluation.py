@@ -30,7 +30,7 @@ from ..uncertainty.tasks import task_fit_of
 from .curves import reliability_curve, risk_curve, roc_curve, score_histograms
 from .details import details_of
 from .gains import jackknife_values, packed_rows
-from .promises import promises_by_class
+from .promises import promises_by_class, shares_asked_for
 from .report import CORRUPTION, ID, Metrics, Report
 from .table import DATA
 
@@ -161,7 +161,9 @@ def _details(
         description += f", from {name}"
     details: dict[str, Any] = {"model": description, "promise": []}
     if decision is not None:
-        details["promise"] = list(typed_settings(decision.settings).sentences)
+        settings = typed_settings(decision.settings)
+        details["promise"] = list(settings.sentences)
+        details["asked_for"] = shares_asked_for(settings)
     if "prediction" in measured.values and "label" in measured.values:
         details |= details_of(measured.values, task.classes, data)
     return details

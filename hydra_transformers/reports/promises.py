@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from scipy.stats import beta
 from torch import Tensor
 
-from .table import NO_VALUE, Section
+from .table import NO_VALUE, Section, Table
 
 
 def promises_by_class(validation: Mapping[str, Any] | None, values: Mapping[str, Tensor]) -> list[dict[str, Any]]:
@@ -40,6 +41,73 @@ def promises_by_class(validation: Mapping[str, Any] | None, values: Mapping[str,
 
 def _promise(name: str, share: float, rows: int, counted: int, losses: int) -> dict[str, Any]:
     return {"name": name, "share": share, "rows": rows, "counted": counted, "losses": losses}
+
+
+# Metrics in which a promise lands, by what was promised, and what they count among.
+RISK_METRICS = ("answered_risk",)
+COVERAGE_METRICS = ("set_coverage", "interval_coverage")
+MISS_METRICS = ("set_missed",)
+LEVEL = 0.05  # of the test that a promise is broken
+
+
+def shares_asked_for(settings: Any) -> list[dict[str, Any]]:
+    """Return the shares that a calibration was asked to keep, and the metrics in which they land.
+
+    Args:
+        settings (`DecisionSettings`): of a model's decision.
+    """
+    validation = settings.validation or {}
+    shares = []
+    if validation.get("risk") is not None:
+        shares.append({"metrics": list(RISK_METRICS), "share": validation["risk"], "is_highest": True})
+    if settings.alpha is not None:
+        shares.append({"metrics": list(COVERAGE_METRICS), "share": 1 - settings.alpha, "is_highest": False})
+        shares.append({"metrics": list(MISS_METRICS), "share": settings.alpha, "is_highest": True})
+    return shares
+
+
+def landed_table(
+    shares: Sequence[Mapping[str, Any]], metrics: Mapping[str, float], titles: Mapping[str, str]
+) -> Table | None:
+    """Return the table of what was asked for, where it landed, and whether it was kept.
+
+    None where nothing was asked for that was measured.
+
+    Args:
+        shares (`list`): of `shares_asked_for`.
+        metrics (`dict`): of the model on the data, with `num_samples`.
+        titles (`dict`): metric -> what it is called.
+    """
+    rows = []
+    for asked in shares:
+        for metric in asked["metrics"]:
+            if metric not in metrics:
+                continue
+            found = metrics[metric]
+            counted = metrics["num_samples"]
+            if metric in RISK_METRICS:
+                counted *= metrics["answered"]
+            bound = "at most" if asked["is_highest"] else "at least"
+            share = f"{bound} {100 * asked['share']:.4g} %"
+            is_kept = _is_kept(found, asked["share"], asked["is_highest"], round(counted))
+            rows.append([titles[metric], share, f"{100 * found:.1f} %", f"{counted:,.0f}", is_kept])
+    if not rows:
+        return None
+    return ["", "Promised or asked for", "Where it landed", "Rows", "Kept"], rows
+
+
+def _is_kept(found: float, share: float, is_highest: bool, rows: int) -> str:
+    """Return "yes", "no", or that chance explains a share beyond the promised one."""
+    if found <= share if is_highest else found >= share:
+        return "yes"
+    losses = found if is_highest else 1 - found
+    promised = share if is_highest else 1 - share
+    count = max(1, round(losses * rows))
+    # How often at least so many of the rows are lost where the promise is just kept.
+    chance = float(beta.cdf(promised, count, rows - count + 1)) if promised > 0 else 0.0
+    if chance < LEVEL:
+        return "no"
+    return "not on these rows, by no more than chance"
 
 
 def section_of_promises(promises: Mapping[str, Sequence[Mapping[str, Any]]]) -> Section:

@@ -15,7 +15,7 @@ from ..uncertainty.task import TaskFit
 from ..uncertainty.tasks import TASKS
 from .details import bin_table, class_table, confusion_table, gallery_html
 from .gains import Gain, gain_sentence, gains, map_leaves
-from .promises import section_of_promises
+from .promises import landed_table, section_of_promises
 from .table import DATA, NO_VALUE, Section, Table, html_page, to_html, to_markdown, to_text
 
 
@@ -82,8 +82,8 @@ class Report:
         about (`dict`): where the results come from: "data" (its name, where it has one), "date" and
             "version" of this package.
         details (`dict`): model -> what the page says of it: "model" (its class and name), "promise"
-            (what its calibration says), and of single-label models confusions, classes and
-            examples.
+            (what its calibration says), "asked_for" (the shares that it was to keep), and of
+            single-label models confusions, classes and examples.
     """
 
     task: str
@@ -444,18 +444,26 @@ class Report:
                 elements.append(gallery_html(f"{prefix}Least sure", details["least_sure"]))
         return "\n".join(elements)
 
-    def _landed(self, model: str) -> list[str]:
-        """Return what a model's calibration promised, and what came of it on these data."""
+    def _landed(self, model: str) -> list[str | Table]:
+        """Return what a model's calibration was asked for, where it landed, and what it said."""
         metrics = self.models[model][DATA]
+        details = self.details[model]
+        titles = {name: title for name, (title, _) in self._task.metrics.items()}
+        parts: list[str | Table] = []
+        table = landed_table(details.get("asked_for", ()), metrics, titles)
+        if table is not None:
+            parts.append(table)
+
+        # Shares of which nothing was asked.
+        in_table = {metric for asked in details.get("asked_for", ()) for metric in asked["metrics"]}
         results = []
         for name in PROMISED:
-            if name in metrics and name in self._task.metrics:
-                title, _ = self._task.metrics[name]
-                results.append(f"{title.lower()} {100 * metrics[name]:.1f} %")
-        sentences = [f"Promised: {sentence}" for sentence in self.details[model]["promise"]]
+            if name in metrics and name in titles and name not in in_table:
+                results.append(f"{titles[name].lower()} {100 * metrics[name]:.1f} %")
         if results:
-            sentences.append(f"On these {metrics['num_samples']:,.0f} rows: {', '.join(results)}.")
-        return sentences
+            parts.append(f"On these {metrics['num_samples']:,.0f} rows: {', '.join(results)}.")
+        parts.append(f"The calibration said: {' '.join(details['promise'])}")
+        return parts
 
     def _errors_at_equal_coverage(self) -> tuple[str, Metrics]:
         """Return the error rates where all models answer as much as the one that answers least.

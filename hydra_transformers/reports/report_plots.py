@@ -101,23 +101,33 @@ def _line(number: int) -> dict[str, Any]:
 
 
 def _reliability_diagram(report: HasCurves) -> Figure:
-    """Draw a panel per model; bins of fewer than ten rows are left out."""
+    """Draw a panel per model; bins of fewer than ten rows are pale."""
     figure, panels, columns = _grid(len(report.models))
     for panel, (name, results) in zip(panels, report.models.items(), strict=True):
         metrics = results[DATA]
         curve = report.curves[name]["reliability"]
         width = 1 / len(curve["share"])
         counts = [round(share * metrics["num_samples"]) for share in curve["share"]]
-        bins = [number for number, count in enumerate(counts) if count >= ROWS_PER_BIN]
+        bins = [number for number, count in enumerate(counts) if count > 0]
 
         # Bars of the accuracy, and from there to the mean confidence.
-        lefts = [number * width + 0.003 for number in bins]
-        accuracies = [curve["accuracy"][number] for number in bins]
-        gaps = [curve["confidence"][number] - curve["accuracy"][number] for number in bins]
-        bar = {"width": width - 0.006, "align": "edge"}
-        hatched = {"color": "none", "edgecolor": COLOURS[1], "hatch": "////", "linewidth": 0.8}
-        panel.bar(lefts, accuracies, color=COLOURS[5], label="Accuracy of the bin", **bar)
-        panel.bar(lefts, gaps, bottom=accuracies, label="Gap to its mean confidence", **hatched, **bar)
+        labels = {"accuracy": "Accuracy of the bin", "gap": "Gap to its mean confidence"}
+        for is_thin in (False, True):
+            drawn = [number for number in bins if (counts[number] < ROWS_PER_BIN) == is_thin]
+            if not drawn:
+                continue
+            lefts = [number * width + 0.003 for number in drawn]
+            accuracies = [curve["accuracy"][number] for number in drawn]
+            gaps = [curve["confidence"][number] - curve["accuracy"][number] for number in drawn]
+            bar = {"width": width - 0.006, "align": "edge"}
+            hatched = {"color": "none", "edgecolor": COLOURS[1], "hatch": "////", "linewidth": 0.8}
+            accuracy_label, gap_label = labels["accuracy"], labels["gap"]
+            if is_thin:
+                bar["alpha"] = 0.3
+                accuracy_label = f"Pale: fewer than {ROWS_PER_BIN} rows, too few to tell"
+                gap_label = None
+            panel.bar(lefts, accuracies, color=COLOURS[5], label=accuracy_label, **bar)
+            panel.bar(lefts, gaps, bottom=accuracies, label=gap_label, **hatched, **bar)
         panel.plot([0, 1], [0, 1], color=NEUTRAL, linestyle="--", linewidth=1, label="Perfect calibration")
 
         # How many samples each bar stands for.

@@ -70,6 +70,8 @@ def test_finetune_makes_a_hydra_in_one_run_and_evaluates_it(workplace, finetuned
     assert hydra.num_members == 3 and hydra.config.trunk_layers == 1
     assert list(hydra.config.id2label.values()) == ["red", "green", "blue"]
     assert ViTImageProcessorPil.from_pretrained(finetuned).size.height == 8
+    page = (finetuned / "evaluation" / "report.html").read_text()
+    assert ", the rows kept for the test, 12 rows. Evaluated on" in page
     assert Report.from_json(finetuned / "evaluation" / "report.json").models["tuned"]["data"]["num_samples"] == 12
     before = (finetuned / "model.safetensors").stat().st_mtime_ns
     run("finetune", workplace / "encoder", "--data", workplace / "splits", *TRAIN, "--output", finetuned)

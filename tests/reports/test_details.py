@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from hydra_transformers import load_data
+from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.reports import Report, evaluate_uncertainty
+from hydra_transformers.reports.promises import landed_table
 from hydra_transformers.serving.saved_models import load_model
 from tests.tiny_data import CLASSES, picture_rows, save_bert, save_vit
 
@@ -85,15 +86,44 @@ def test_texts_are_quoted_never_run_and_a_text_called_nan_stays_one(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*is no better than")
 def test_a_promise_is_told_with_where_it_landed(images):
     model, data, _ = images
-    from hydra_transformers import AutoHydra
-
     hydra = AutoHydra.from_pruned_members([model, model], allow_equal=True).eval()
     hydra.calibrate(data, target={"coverage": 0.8})
     report = evaluate_uncertainty({"Hydra": hydra}, data)
     page = report.to_html(pictures=[])
     answered = report.models["Hydra"]["data"]["answered"]
-    assert "What was promised, and where it landed" in page and "Promised: " in page
+    assert "What was promised, and where it landed" in page and "The calibration said: " in page
     assert f"On these 60 rows: answered {100 * answered:.1f} %" in page and "Answered (%)" in page
+    # The table has the sets, which hold the right class in 90 % of the rows, and no share of answers.
+    assert "<td>at least 90 %</td>" in page and "<td>at most" not in page and "Promised: " not in page
+
+
+@pytest.mark.filterwarnings("ignore:.*is no better than")
+def test_what_was_asked_for_has_a_table_that_says_whether_it_was_kept(images):
+    model, data, _ = images
+    hydra = AutoHydra.from_pruned_members([model, model], allow_equal=True).eval()
+    hydra.calibrate(data, target={"risk": 0.9}, alpha=0.2)
+    report = evaluate_uncertainty({"Hydra": hydra}, data)
+    page = report.to_html(pictures=[])
+    metrics = report.models["Hydra"]["data"]
+    cells = [f"<td>{text}</td>" for text in ("at most 90 %", f"{100 * metrics['answered_risk']:.1f} %", "yes")]
+    assert all(cell in page for cell in cells) and "<td>at least 80 %</td>" in page
+
+
+def test_a_share_beyond_the_promised_one_is_broken_where_chance_does_not_explain_it():
+    asked = [{"metrics": ["answered_risk"], "share": 0.05, "is_highest": True}]
+    titles = {"answered_risk": "Wrong of answered", "set_coverage": "In set"}
+
+    def kept(found: float, rows: int) -> str:
+        metrics = {"answered_risk": found, "answered": 0.5, "num_samples": 2 * rows}
+        return landed_table(asked, metrics, titles)[1][0][-1]
+
+    assert kept(0.05, 100) == "yes"
+    assert kept(0.06, 100) == "not on these rows, by no more than chance"
+    assert kept(0.06, 5_000) == "no"
+    coverage = [{"metrics": ["set_coverage"], "share": 0.9, "is_highest": False}]
+    _, [row] = landed_table(coverage, {"set_coverage": 0.8, "num_samples": 500}, titles)
+    assert row == ["In set", "at least 90 %", "80.0 %", "500", "no"]
+    assert landed_table(coverage, {"num_samples": 500}, titles) is None
 
 
 def test_a_broken_page_of_a_report_is_refused_when_it_is_read(images, tmp_path):

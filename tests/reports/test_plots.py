@@ -8,7 +8,7 @@ from PIL import Image
 from hydra_transformers._io.pictures import drawable, png_of
 from hydra_transformers.data.prediction import SavedLogits
 from hydra_transformers.reports import Report, evaluate_uncertainty
-from hydra_transformers.reports.report_plots import _risk_coverage, report_figures
+from hydra_transformers.reports.report_plots import _reliability_diagram, _risk_coverage, report_figures
 from tests.uncertainty.answers import saved
 
 
@@ -48,6 +48,20 @@ def test_every_plot_is_drawn_and_not_blank_and_a_loaded_report_draws_the_same(tm
     [legend] = _risk_coverage(original).legends
     assert [text.get_text().strip()[:4] for text in legend.get_texts()][:2] == [r"\$\b", "_hid"]
     assert r"| \_hidden name | 3 |" in original.to_markdown() and drawable("plain") == "plain"
+
+
+def test_bins_of_few_rows_are_drawn_pale_and_the_legend_says_so():
+    result = evaluate_uncertainty({"a": SavedLogits()}, saved(400, 2, 0))
+    result.curves["a"]["reliability"] |= {
+        "share": [0.0] * 12 + [0.01, 0.0, 0.99],  # 4 and 396 rows
+        "accuracy": [None] * 12 + [0.5, None, 0.9],
+        "confidence": [None] * 12 + [0.85, None, 0.98],
+    }
+    figure = _reliability_diagram(result)
+    bars = [bar for bar in figure.axes[0].patches if bar.get_height() in (0.5, 0.9)]
+    assert sorted((bar.get_height(), bar.get_alpha()) for bar in bars) == [(0.5, 0.3), (0.9, None)]
+    [legend] = figure.legends
+    assert "Pale: fewer than 10 rows, too few to tell" in [text.get_text() for text in legend.get_texts()]
 
 
 @pytest.mark.parametrize(("answered", "left"), [(None, 0.5), (0.9, 0.5), (0.3, 0.25)])
