@@ -112,17 +112,18 @@ class Pruned:
     """What the folder of a pruned Hydra does not say.
 
     data: what people call the data
-    dataset: its id on the Hub; None where it is not there
+    dataset: its id on the Hub
     pruning: how the heads were chosen, where no circuits did
     """
 
     data: str
+    dataset: str
     fine_tuning: str
-    dataset: str | None = None
     base_model: str | None = None
     pruning: str | None = None
 
 
+DIGITS_ON_THE_HUB = "sklearn-docs/digits"
 DIGITS = (
     "the digits 0 to 6 of scikit-learn (copies of UCI's Optical Recognition of Handwritten Digits, CC BY 4.0); OOD data are the "
     "digits 8 and 9 (near) and patches of a photo (far)"
@@ -130,6 +131,7 @@ DIGITS = (
 PRUNED = {
     "hydra-vit-digits": Pruned(
         data="scikit-learn digits, 0 to 6",
+        dataset=DIGITS_ON_THE_HUB,
         fine_tuning=f"A ViT of six layers was trained from scratch on 500 images of {DIGITS}. Each member lost 12 of its 48 heads "
         "along its circuit, and was then fine-tuned by itself by the paper's recipe for ImageNet-1K (appendix D.2), with 100 "
         "steps of 32 images in place of 120,000: SGD with momentum, frozen embeddings, label smoothing 0.1, dropout 0.1.",
@@ -146,6 +148,7 @@ PRUNED = {
     ),
     "hydra-clip-digits": Pruned(
         data="scikit-learn digits, 0 to 6, zero-shot prompts",
+        dataset=DIGITS_ON_THE_HUB,
         fine_tuning=f"A small CLIP was trained from scratch on pairs of images and captions of {DIGITS}. Its members were pruned "
         "and not fine-tuned, as in the paper's zero-shot experiments (5.3).",
     ),
@@ -162,15 +165,13 @@ def pruned_card(name: str, told: Pruned) -> ModelCard:
         Report.from_json(folder / "report.json"),
         repo_id=f"org/{name}",
         base_model=told.base_model,
-        dataset=told.dataset or "digits",
+        dataset=told.dataset,
         license=LICENSE,
         circuits=circuits,
         fine_tuning=told.fine_tuning,
         pruning=told.pruning,
         report_model=PRUNED_HYDRA,
     )
-    if told.dataset is None:
-        made.data.datasets = None  # it is not on the Hub
     for result in made.data.eval_results or ():
         result.dataset_name = told.data
     return made

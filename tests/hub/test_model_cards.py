@@ -52,6 +52,15 @@ def test_a_pruned_models_card_has_its_metrics_its_heads_and_its_decision(name, t
     assert "## Intended use" in card.text and "`AutoModel`" in card.text
 
 
+def test_every_card_names_its_data_its_license_and_what_it_is_compared_with():
+    for name in (script.NAME, *script.PRUNED):
+        card = ModelCard.load(ROOT / "model_cards" / f"{name}.md")
+        assert card.data.datasets and card.data.license == "apache-2.0"
+        assert "| One model |" in card.text
+    dinov2 = ModelCard.load(ROOT / "model_cards" / f"{script.NAME}.md")
+    assert dinov2.data.base_model == "facebook/dinov2-small"
+
+
 @pytest.mark.slow
 def test_what_a_card_is_made_of_can_be_made_again(tmp_path, capsys):
     """The quickest of them; its numbers depend a little on the machine."""
