@@ -79,8 +79,8 @@ def what_was_run(summary: Summary, content: Mapping[str, Any] | None) -> str:
     setting = SETTINGS[summary.here]
     if content is None:
         return (
-            f"None of this was run here yet. The command, on {setting.title}, is\n"
-            f"`python -m experiments.paper --table {summary.table} --setting {summary.here}`; "
+            f"None of this was run here yet. On {setting.title}, the command is\n"
+            f"`python -m experiments.paper --table {summary.table} --setting {summary.here}`;\n"
             "`python -m experiments --tables` then adds columns."
         )
     where = ", ".join(content[part] for part in ("machine", "date"))
