@@ -188,7 +188,7 @@ def _calibrated(model: str, data: DataOptions, settings: dict[str, Any]) -> "tup
     opened = open_model(model)
     rows = data.read(opened.info, opened.processor)
     note_training_rows(model, data, rows)
-    loaded = opened.load(best_device())
+    loaded = opened.load_to_calibrate(best_device())
     classifier = opened.as_classifier(loaded, rows.class_names)
     return fit(classifier, rows, **settings), loaded, opened.processor
 

@@ -285,11 +285,16 @@ def check_type_is_supported(config: PreTrainedConfig, name: str | os.PathLike) -
         raise ValueError(f"{name} is a {config.model_type}: not supported; {closest(config.model_type, types)} are")
 
 
-def load_trained(name: str | os.PathLike, config: PreTrainedConfig | None = None) -> PreTrainedModel:
+def load_trained(
+    name: str | os.PathLike, config: PreTrainedConfig | None = None, keep_decision: bool = True
+) -> PreTrainedModel:
     """Load the classifier or zero-shot model in a folder or on the Hub, ready to predict; adapters
     are merged into their base model.
 
-    A model with untrained parts raises. config: of that name, if it was loaded before
+    A model with untrained parts raises.
+
+    config: of that name, if it was loaded before
+    keep_decision: False for a model that is to be calibrated anew
     """
     if config is None:
         config = config_of(name)
@@ -297,7 +302,10 @@ def load_trained(name: str | os.PathLike, config: PreTrainedConfig | None = None
     if is_adapter_folder(name):
         model, missing = load_merged(class_with_head(config), config, name)
     else:
-        model, loading = class_with_head(config).from_pretrained(name, output_loading_info=True)
+        without_decision = {}
+        if not keep_decision and getattr(config, "decision", None) is not None:
+            without_decision = {"decision": None}
+        model, loading = class_with_head(config).from_pretrained(name, output_loading_info=True, **without_decision)
         missing = loading["missing_keys"]
     if missing and (Path(name) / "config_setfit.json").exists():
         raise ValueError(

@@ -1,6 +1,7 @@
 """Loads models from folders and the Hub as they were saved, with their decisions."""
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +48,9 @@ def load_model(name: str, device: str = "cpu") -> PreTrainedModel:
     return _load_trained(name, load_config(name), device)
 
 
-def _load_trained(name: str, config: PreTrainedConfig, device: str) -> PreTrainedModel:
+def _load_trained(name: str, config: PreTrainedConfig, device: str, keep_decision: bool = True) -> PreTrainedModel:
     with access_to(name, "model"):
-        return load_trained(name, config).to(device)
+        return load_trained(name, config, keep_decision).to(device)
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,19 @@ class OpenModel:
     def load(self, device: str = "cpu") -> PreTrainedModel:
         """Load the model itself, ready to predict."""
         return _load_trained(self.name, self.info.config, device)
+
+    def load_to_calibrate(self, device: str = "cpu") -> PreTrainedModel:
+        """Load the model, for which `calibrate` makes a decision.
+
+        An earlier decision that is damaged is left out, with a note.
+        """
+        try:
+            return self.load(device)
+        except ValueError as error:
+            if not str(error).startswith("decision"):
+                raise
+            print(f"note: the earlier calibration of {self.name} is dropped: {error}", file=sys.stderr)
+        return _load_trained(self.name, self.info.config, device, keep_decision=False)
 
     def as_classifier(self, model: nn.Module, class_names: Sequence[str] | None) -> nn.Module:
         """Return two towers as a classifier of these classes; other models as they are."""

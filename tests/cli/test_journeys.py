@@ -167,6 +167,23 @@ def test_calibrate_keeps_the_input_and_writes_all_that_belongs_to_the_model(work
     assert ViTImageProcessorPil.from_pretrained(calibrated).size.height == 8
 
 
+@pytest.mark.parametrize(("name", "value"), [("threshold", 0.999), ("alpha", 2), ("state", "x")])
+def test_a_model_whose_calibration_was_edited_is_calibrated_anew(name, value, workplace, calibrated, tmp_path, capsys):
+    edited = shutil.copytree(calibrated, tmp_path / "edited")
+    config = json.loads((edited / "config.json").read_text())
+    right = config["decision"]
+    config["decision"] = right | {name: value}
+    (edited / "config.json").write_text(json.dumps(config))
+    data = ["--data", workplace / "pictures", "--coverage", 0.5, "--alpha", 0.2]
+    run("calibrate", edited, *data, "--output", tmp_path / "anew")
+    assert f"note: the earlier calibration of {edited} is dropped: decision" in capsys.readouterr().err
+    run("calibrate", calibrated, *data, "--output", tmp_path / "again")
+    assert "is dropped" not in capsys.readouterr().err
+    anew, again = (json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("anew", "again"))
+    assert anew["decision"] == again["decision"]
+    assert AutoModelForImageClassification.from_pretrained(tmp_path / "anew").eval().is_calibrated
+
+
 def test_a_model_that_never_abstains_says_so(workplace, calibrated, tmp_path, capsys):
     for name in ("hydra", "vit"):
         folder = tmp_path / name
