@@ -37,6 +37,24 @@ logger = logging.get_logger(f"transformers.{__name__}")
 
 # Settings of a model's config that change its predictions, and leave the weights as they are.
 CONFIG_FIELDS = ("problem_type", "aggregate", "hidden_act", "hidden_activation", "activation", "activation_function")
+# Numbers of a config, or of one of its towers, that do so without changing the shape of any weight. Not among them is what
+# other versions of Transformers, or users for good reasons, set otherwise: the implementation of attention, dtypes, dropout.
+INFERENCE_FIELDS = (
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "rms_norm_eps",
+    "norm_eps",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "position_embedding_type",
+    "rope_theta",
+    "local_attention",
+    "global_attn_every_n_layers",
+    "max_relative_positions",
+    "position_buckets",
+)
+TOWERS = ("text_config", "vision_config")
+CLASSES = "id2label"  # the names of the classes, in their order
 
 
 class Decision(FixedDtype):
@@ -112,7 +130,8 @@ class Decision(FixedDtype):
         if is_exporting():
             return True  # `export` has compared them
         is_compared = self.is_same_model is not None and self.weights.are_in_place()
-        if not is_compared or has_adapters(model) or config_settings(model) != self.settings.config:
+        has_changed = config_settings(model) != self.settings.config or self.inference_changes(model)
+        if not is_compared or has_adapters(model) or has_changed:
             return self.compare(model)
         return self.is_same_model
 
@@ -133,6 +152,7 @@ class Decision(FixedDtype):
             for name, then in self.settings.config.items()
             if config.get(name) != then
         ]
+        changes += self.inference_changes(model)
         if task != self.settings.task:
             changes = [f"it was made for {self.settings.task} and is for {task}"]
         elif not changes and has_adapters(model):
@@ -155,6 +175,21 @@ class Decision(FixedDtype):
             )
         return not changes
 
+    def inference_changes(self, model: nn.Module) -> list[str]:
+        """Return what has changed of `inference_settings`, in words; fields that this version does not know have not."""
+        then = self.settings.inference or {}
+        now = inference_settings(model)
+        changes = [
+            f"{name} was {value!r} and is {now[name]!r}"
+            for name, value in then.items()
+            if name != CLASSES and name in now and now[name] != value
+        ]
+        before = then.get(CLASSES, [])
+        classes = now.get(CLASSES, [])
+        if classes != before and sorted(classes) == sorted(before):  # other names of the same classes are no change
+            changes.append("its classes have another order")
+        return changes
+
     def knows(self, digest: str) -> bool:
         """Whether a digest is that of the weights that were calibrated."""
         return self.settings.digests is not None and digest in self.settings.digests.weights
@@ -163,7 +198,12 @@ class Decision(FixedDtype):
         """Takes a model for the one that was calibrated."""
         weights = list(model.parameters())
         digests = {digest_of(weights, dtype) for dtype in (None, torch.float32, torch.bfloat16, torch.float16)}
-        settings = replace(self.settings, dtype=dtype_of(weights), config=config_settings(model))
+        settings = replace(
+            self.settings,
+            dtype=dtype_of(weights),
+            config=config_settings(model),
+            inference=inference_settings(model),
+        )
         digests = Digests(weights=tuple(sorted(digests)), state=self.state_digest(), settings=settings.digest())
         self.settings = replace(settings, digests=digests)
         self.is_same_model, self.weights = True, ComparedWeights(model)
@@ -244,6 +284,21 @@ def config_settings(model: nn.Module) -> dict[str, Any]:
     config = config_inside(model)
     values = {name: getattr(config, name, None) for name in CONFIG_FIELDS}
     return {name: value for name, value in values.items() if isinstance(value, str)}
+
+
+def inference_settings(model: nn.Module) -> dict[str, Any]:
+    """Return those of `INFERENCE_FIELDS` that a model's config has, also in its towers, and the names of its classes."""
+    config = config_inside(model)
+    values = {name: getattr(config, name, None) for name in INFERENCE_FIELDS}
+    for tower in TOWERS:
+        inside = getattr(config, tower, None)
+        values |= {f"{tower}.{name}": getattr(inside, name, None) for name in INFERENCE_FIELDS}
+    settings = {name: value for name, value in values.items() if isinstance(value, (int, float, str))}
+    names = getattr(config, CLASSES, None)
+    if isinstance(names, Mapping):
+        # A saved config may have them in the order of the texts "0", "1", "10".
+        settings[CLASSES] = [str(names[index]) for index in sorted(names, key=int)]
+    return settings
 
 
 def has_adapters(model: nn.Module) -> bool:

@@ -207,6 +207,8 @@ class DecisionSettings(Settings):
         rounding does not move rows across it
     alpha: the share of the sets or intervals that may miss the right class or value; None without them
     config: the `CONFIG_FIELDS` that the model had
+    inference: other fields of its config that change its predictions, see `inference_settings`; None where it was
+        calibrated before version 0.4
     dtype: of its weights
     state: the shapes of the decision's tensors by name
     sentences: what was fitted on what, and what it promises
@@ -218,6 +220,7 @@ class DecisionSettings(Settings):
     threshold: float | None = setting(optional(limit), default=None)
     alpha: float | None = setting(optional(share), default=None)
     config: dict[str, Any] = setting(mapping, default_factory=dict)
+    inference: dict[str, Any] | None = setting(optional(mapping), is_saved_as_none=False, default=None)
     dtype: str | None = setting(optional(text), default=None)
     state: dict[str, tuple[int, ...]] = setting(shapes, default_factory=dict)
     digests: Digests | None = setting(optional(_of(Digests, "digests")), default=None)

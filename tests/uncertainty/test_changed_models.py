@@ -1,6 +1,7 @@
 """A decision knows its model: once that is another one, nothing is decided, and one warning says to calibrate again."""
 
 import copy
+import dataclasses
 import json
 import math
 import pickle
@@ -62,6 +63,11 @@ def replace_a_weight(hydra) -> None:
     linear.weight = torch.nn.Parameter(linear.weight.detach() * 2)
 
 
+def reversed_classes(hydra) -> dict[int, str]:
+    names = list(hydra.config.id2label.values())
+    return dict(enumerate(names[::-1]))
+
+
 HYDRA_CHANGES = {
     "trained": train_and_evaluate,
     "trained by a loss of its states": train_by_states,
@@ -74,6 +80,8 @@ HYDRA_CHANGES = {
         {name: tensor * 2 if tensor.is_floating_point() else tensor for name, tensor in hydra.state_dict().items()}
     ),
     "cast and back": lambda hydra: hydra.bfloat16().float(),
+    "another epsilon": lambda hydra: setattr(hydra.config, "layer_norm_eps", 0.5),
+    "classes in another order": lambda hydra: setattr(hydra.config, "id2label", reversed_classes(hydra)),
     "another aggregate": lambda hydra: setattr(hydra.config, "problem_type", "multi_label_classification"),
 }
 
@@ -111,6 +119,7 @@ WRAPPED_CHANGES = {
     "trained by Trainer": train_by_trainer,
     "trained in eval mode by fused steps": lambda model: one_step(model, fused=True),
     "a merged adapter": merge_adapter,
+    "other heads": lambda model: setattr(model.config, "num_attention_heads", 1),
 }
 
 
@@ -175,12 +184,47 @@ def test_rows_that_were_swapped_are_seen_where_weights_were_once_bfloat16(distan
     assert digest_of([values]) != digest_of([swapped])
 
 
-@pytest.mark.parametrize("option", [{"problem_type": "multi_label_classification"}, {"hidden_act": "relu"}])
+@pytest.mark.parametrize(
+    "option",
+    [{"problem_type": "multi_label_classification"}, {"hidden_act": "relu"}, {"layer_norm_eps": 0.5}],
+)
 def test_a_model_that_is_loaded_with_other_settings_does_not_decide(option, tmp_path):
     calibrated_hydra().save_pretrained(tmp_path)
     loaded = AutoModelForImageClassification.from_pretrained(tmp_path, **option).eval()
     with torch.no_grad():
         assert not loaded.is_calibrated and loaded(**BATCH).abstain is None
+
+
+def test_a_config_that_predicts_as_before_still_decides(tmp_path):
+    hydra = calibrated_hydra()
+    names = hydra.config.id2label
+    hydra.config.id2label = {str(index): f"a {names[index]}" for index in sorted(names, key=str)[::-1]}
+    assert hydra.is_calibrated, "names are not the classes' order"
+    hydra.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"a_field_of_later": 3}))
+    for option in ({}, {"attn_implementation": "eager"}, {"hidden_dropout_prob": 0.5}):
+        assert AutoModelForImageClassification.from_pretrained(tmp_path, **option).eval().is_calibrated, option
+    halved = AutoModelForImageClassification.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    assert halved.is_calibrated
+    # A field that another version of Transformers does not know has not changed.
+    settings = hydra.decision.settings
+    hydra.decision.settings = dataclasses.replace(settings, inference=settings.inference | {"rope_theta": 1e4})
+    assert hydra.is_calibrated
+
+
+def test_a_model_that_was_calibrated_before_its_config_was_compared_decides(tmp_path, monkeypatch):
+    calibrated_hydra().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["decision"].pop("inference")["layer_norm_eps"] == 1e-12
+    del config["decision"]["digests"]["settings"]
+    config["layer_norm_eps"] = 1e-6
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    assert loaded.is_calibrated
+    monkeypatch.setattr(decision_module, "digest_of", None)
+    with torch.no_grad():
+        assert loaded(**BATCH).abstain is not None, "its weights are read once"
 
 
 @pytest.mark.slow
