@@ -26,7 +26,7 @@ from ..models.decision_settings import typed_settings
 from ..models.task import DecisionOutput
 from .abstention import check_share
 from .features import without_decision
-from .monitor_files import BLOCK, VERSION, check_bins, parse_state
+from .monitor_files import BLOCK, VERSION, check_bins, check_may_be_written, parse_state
 from .task import Outcomes
 from .tasks import task_fit_of
 
@@ -223,6 +223,7 @@ class Monitor:
             raise ValueError("model is not calibrated, or has changed since: call calibrate() first")
         monitor = cls(typed_settings(decision.settings).to_dict(), level)
         if file is not None and Path(file).exists():
+            check_may_be_written(file)
             monitor.load(file)
         monitor.model, monitor.task = model, task_fit_of(inner)
         return monitor
@@ -330,6 +331,7 @@ class Monitor:
 
     def save(self, file: str | os.PathLike) -> None:
         """Writes its state whole: a small JSON file. One that has rows of another monitor or process is not replaced."""
+        check_may_be_written(file)
         content = {name: getattr(self, name) for name in ("level", "settings", "streams", "stream")}
         content |= {"version": VERSION, "batches": sorted(self.batches)}
         text, place = json.dumps(content), os.path.realpath(file)
@@ -342,7 +344,7 @@ class Monitor:
         """Goes on with a saved state of the same calibration, and returns the monitor. A stream of rows that it has is counted once."""
         text = Path(file).read_text()
         saved, streams = parse_state(text, file), {}
-        if (saved["settings"], saved["level"]) != (self.settings, self.level):
+        if (_with_null_digests(saved["settings"]), saved["level"]) != (_with_null_digests(self.settings), self.level):
             raise ValueError(f"{file} watches another calibration or has another level: pass another file")
         num_bins = {name: promise.bins.shape[1] for name, promise in self.promises.items()}
         check_bins(saved["streams"], num_bins | {LEFT_OUT: 2}, file)
@@ -377,6 +379,11 @@ def _goes_on(stream: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
         if len(counts) < len(blocks) or (counts[:-1] != blocks[:-1]).any() or (counts[-1] < blocks[-1]).any():
             return False
     return True
+
+
+def _with_null_digests(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a monitor with a digest of None where there is none: version 0.3 wrote none of settings."""
+    return {**settings, "digests": {"settings": None, **(settings["digests"] or {})}}
 
 
 def _settings_in(model: nn.Module | None) -> dict[str, Any] | None:

@@ -13,6 +13,14 @@ REMEDY = "Use an earlier copy of it, or start a new one"
 FIELDS = ("level", "settings", "streams", "stream", "batches")
 
 
+def check_may_be_written(file: str | os.PathLike) -> None:
+    """Raise for a name that no monitor may write to: of a folder, or of a file that is protected."""
+    if os.path.isdir(file):
+        raise ValueError(f"monitor is {file}, a folder: pass a file, such as {os.path.join(file, 'monitor.json')}")
+    if os.path.exists(file) and not os.access(file, os.W_OK):
+        raise ValueError(f"{file} is protected from writing: change its permissions, or pass another file")
+
+
 def parse_state(text: str, file: str | os.PathLike) -> dict[str, Any]:
     """Return the content of a monitor's file; raise an error that says what is wrong with it.
 

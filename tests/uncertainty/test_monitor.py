@@ -402,3 +402,40 @@ def test_labels_that_are_not_of_the_model_are_not_counted_as_errors(name):
     for wrong in (torch.full_like(labels, -100), labels[:-1], torch.stack([labels, labels])):
         with pytest.raises(ValueError, match=r"labels has|of shape"):
             Monitor.of(hydra).update(output, wrong)
+
+
+def test_a_file_of_version_0_3_is_continued(tmp_path):
+    hydra = calibrated(NAMES[0]).model.eval()
+    monitor = Monitor.of(hydra)
+    with torch.no_grad():
+        monitor.update(hydra(**batch_of(NAMES[0])))
+    file = tmp_path / "monitor.json"
+    monitor.save(file)
+    saved = json.loads(file.read_text())
+    # A folder that 0.3 calibrated has no digest of its settings, and neither has the monitor's file.
+    del saved["settings"]["digests"]["settings"]
+    file.write_text(json.dumps(saved))
+    digests = replace(hydra.decision.settings.digests, settings=None)
+    hydra.decision.settings = replace(hydra.decision.settings, digests=digests)
+    resumed = Monitor.of(hydra, file=file)
+    with torch.no_grad():
+        resumed.update(hydra(**batch_of(NAMES[0])))
+    assert resumed.state()["inputs"].rows == 2 * monitor.state()["inputs"].rows
+    resumed.save(file)
+    assert Monitor.of(hydra, file=file).state()["inputs"].rows == resumed.state()["inputs"].rows
+
+
+def test_a_folder_and_a_protected_file_are_refused(tmp_path, monkeypatch):
+    hydra = calibrated(NAMES[0]).model.eval()
+    with pytest.raises(ValueError, match=r"a folder: pass a file, such as .*monitor\.json"):
+        Monitor.of(hydra, file=tmp_path)
+    file = tmp_path / "monitor.json"
+    monitor = Monitor.of(hydra)
+    monitor.save(file)
+    before = file.read_text()
+    file.chmod(0o444)
+    monkeypatch.setattr("os.access", lambda path, mode: path != file)  # root may write it all the same
+    for attempt in (lambda: Monitor.of(hydra, file=file), lambda: monitor.save(file)):
+        with pytest.raises(ValueError, match="is protected from writing: change its permissions"):
+            attempt()
+    assert file.read_text() == before
