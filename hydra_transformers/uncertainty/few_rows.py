@@ -1,6 +1,8 @@
 """How far a share may be off that was found on few rows."""
 
-from scipy.stats import beta
+import math
+
+from scipy.stats import beta, norm
 
 
 FEW = 500  # rows, from which on a share is within about three points of what was found
@@ -43,4 +45,32 @@ def note_on_risk(wrong: int, answered: int, unit: str) -> str:
     return (
         f"{answered} answered {unit} are few: up to {highest} of new answers may be wrong, or more, as the threshold was chosen on "
         f"these; pass {FEW} or more."
+    )
+
+
+def note_on_missed(count: int, rows: int) -> str:
+    """Return a sentence that says how many labels sets may miss that were found on so many rows, empty where there are many.
+
+    The promise is on average over calibrations. Rows that miss all of their labels or none scatter most, and are
+    distributed as in `range_of_share`. count: of the rows whose labels are to be in their sets
+    """
+    if rows >= FEW:
+        return ""
+    low, _ = range_of_share(count, rows)
+    return f"{rows} rows are few: the sets of a single calibration may miss up to {100 * (1 - low):.3g} %; pass {FEW} or more."
+
+
+def note_on_error(mean: float, deviation: float, answered: int) -> str:
+    """Return a sentence that says how high a mean absolute error may be, empty where there are many rows.
+
+    Args:
+        mean (`float`), deviation (`float`): of the errors of the answered rows.
+        answered (`int`): how many these are.
+    """
+    if answered >= FEW:
+        return ""
+    highest = mean + float(norm.ppf(CHANCE)) * deviation / math.sqrt(answered)
+    return (
+        f"{answered} answered rows are few: the mean absolute error of new ones may be up to {highest:.3g}, or more, as the "
+        f"threshold was chosen on these; pass {FEW} or more."
     )

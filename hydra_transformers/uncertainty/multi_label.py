@@ -19,6 +19,7 @@ from .abstention import SHIFT, exact
 from .conformal import too_few_rows
 from .costs import PricedRows, fit_costs
 from .decomposition import decompose
+from .few_rows import note_on_missed
 from .inputs import as_member_logits, as_multi_hot, check_predictions, widened
 from .metrics import counts_from_the_top, exact_mean, expected_calibration_error
 from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Rows, Settings, TaskFit, ValidationRows, draw_one
@@ -224,14 +225,15 @@ def sets_sentence(alpha: float, sets: Tensor, is_too_few: bool) -> str:
     """Return what is promised for new rows and under which conditions, the size of the sets, and
     whether rows were too few."""
     rows, labels = sets.shape
-    note = ""
+    note = note_on_missed(math.ceil((rows + 1) * (1 - exact(alpha))), rows)
     if is_too_few:
-        note = f" {too_few_rows(alpha, rows)}"
-    return (
+        note = too_few_rows(alpha, rows)
+    sentence = (
         f"On average at most {100 * alpha:.6g} % of a row's labels are missing from its set, over calibration sets "
         f"and rows, if new rows are exchangeable with the {rows} calibration rows. {SHIFT} On the fitting rows sets "
-        f"hold {int(sets.sum()) / rows:.3g} of {labels} labels.{note}"
+        f"hold {int(sets.sum()) / rows:.3g} of {labels} labels. {note}"
     )
+    return sentence.rstrip()
 
 
 # The task

@@ -10,8 +10,9 @@ from torch import Generator, Tensor
 from ..models.ensembling import at_least_float32
 from ..models.task import DecisionOutput
 from ..models.task_regression import spread
-from .abstention import Abstention
+from .abstention import Abstention, exact
 from .conformal import conformal_quantile
+from .few_rows import note_on_error, note_on_share
 from .inputs import as_tensor, check_predictions, widened
 from .metrics import error_coverage_curve, exact_mean
 from .task import CLASS_COLUMNS, Fitted, Metrics, Outcomes, Settings, TaskFit, ValidationRows, draw_one
@@ -229,13 +230,22 @@ class RegressionFit(TaskFit):
             f"independent and of the same distribution as the {len(outputs)} fitting rows; there intervals are "
             f"{metrics['interval_width']:.3g} wide on average, and the mean absolute error is {metrics['mae']:.3g}."
         ]
+        inside = math.ceil((len(ratios) + 1) * (1 - exact(rows.alpha)))
+        note = note_on_share(inside, len(ratios), "of new values lie in their intervals")
+        if note:
+            sentences[0] += f" {note}"
 
         # The threshold.
         abstention = None
         if rows.target is not None:
             ood_scores = rows.ood_scores(decision)
-            abstention = rows.fit_abstention(output.detector_score, None, ood_scores, errors=errors.mean(dim=1))
-            sentences.append(_sentence(abstention))
+            row_errors = errors.mean(dim=1)
+            abstention = rows.fit_abstention(output.detector_score, None, ood_scores, errors=row_errors)
+            answered = row_errors[output.detector_score <= abstention.threshold]
+            note = ""
+            if abstention.target == "risk" and len(answered) > 1:
+                note = note_on_error(float(answered.mean()), float(answered.std()), len(answered))
+            sentences.append(f"{_sentence(abstention)} {note}".rstrip())
         return Fitted(settings, sentences, abstention)
 
     def _check(self, rows: ValidationRows) -> None:

@@ -150,6 +150,19 @@ def test_too_few_rows_put_every_label_into_every_set():
     assert "takes at least 9 calibration rows, there are 8: every set holds every" in sets_sentence(0.1, sets, True)
 
 
+def test_few_rows_say_how_many_labels_a_single_calibration_may_miss():
+    few = sets_sentence(0.1, torch.ones(100, 3, dtype=torch.bool), False)
+    assert few.endswith("100 rows are few: the sets of a single calibration may miss up to 15.2 %; pass 500 or more.")
+    assert "few" not in sets_sentence(0.1, torch.ones(500, 3, dtype=torch.bool), False)
+    found = []
+    for seed in range(200):  # rows of one label miss all of theirs, or none: nothing scatters more
+        logits = torch.randn(2100, 1, 1, generator=torch.Generator().manual_seed(seed))
+        truth = torch.ones(2100, 1, dtype=torch.bool)
+        sets = fitted_sets(logits[:100], truth[:100], 0.1, new=logits[100:])
+        found.append(float(missed_shares(sets, truth[100:]).mean()))
+    assert np.mean(np.array(found) > 0.152) <= 0.1
+
+
 def test_a_temperature_is_fitted_on_every_label_as_a_choice_of_two():
     logits, truth = random_answers(ties=False)
     found = best_temperature(logits, truth)
