@@ -55,6 +55,7 @@ def evaluate(
         raise ValueError(f"{model} is not a folder to write into: pass --output")
     output = output or path / "evaluation"
     check_takes_files(output)
+    check_is_not_in_data(output, data.data)
     check_holds_no_other_report(output)
 
     # The model and the rows; reward models are judged by pairs.
@@ -116,6 +117,15 @@ def _with_decision(model: "nn.Module", opened: "OpenModel", classes: list[str]) 
     except OtherClassesError as error:
         print(f"note: {opened.name} is evaluated without its decision: {error}", file=sys.stderr)
         return model
+
+
+def check_is_not_in_data(output: Path, data: str) -> None:
+    """Raise, before any work, for a folder in a folder of data: a report and its plots would become rows."""
+    if not Path(data).is_dir():
+        return
+    folder = Path(data).resolve()
+    if folder in (output.resolve(), *output.resolve().parents):
+        raise ValueError(f"output is {output}, inside the data {data}: pass a folder elsewhere")
 
 
 def check_holds_no_other_report(output: Path) -> None:

@@ -84,6 +84,11 @@ REFUSED = [
         f"{EVALUATE} --output reported",
         "reported has report.md and plots, which `evaluate` did not write: pass another",
     ),
+    (
+        "evaluate hydra --data pictures --output pictures",
+        "output is pictures, inside the data pictures: pass a folder",
+    ),
+    ("evaluate hydra --data pictures --output pictures/in", "output is pictures/in, inside the data pictures"),
     ("evaluate cats --data pictures --output OUT", "the class 'red', which the model does not know"),
     ("evaluate one-of-two --data pictures", "fuse them first"),
     ("evaluate reward --data reviews --output OUT", "has no pairs, by which a reward model is measured"),
