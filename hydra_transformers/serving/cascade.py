@@ -19,6 +19,7 @@ from .._io.progress import progress_bar
 from ..cost import readable_count
 from ..data.rows import is_dataframe
 from ..model_info import READS
+from ..uncertainty.abstention import check_share
 from ..uncertainty.calibration import halves_of
 from ..uncertainty.cascade import MOST_STAGES, CascadeFit, coverage_alone, fit_cascade, is_answered
 from .answerer import Answerer, require
@@ -154,6 +155,8 @@ class Cascade(Answerer):
         """
         if not isinstance(target, Mapping) or set(target) != {"risk"}:
             raise ValueError(f"target is {target!r}: a cascade promises a risk, pass {{'risk': 0.05}}")
+        check_share(target["risk"], "risk")  # before stages are asked, which may cost money
+        check_share(confidence, "confidence")
         data = labelled_rows(rows, self.first_model, column, label)
 
         # What every stage says of every row.

@@ -1,5 +1,7 @@
 """The file of a cascade: its thresholds, what they promise, and of which stages."""
 
+import hashlib
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -56,7 +58,7 @@ class SavedCascade:
         """Return it as JSON has it, which knows no infinity."""
         fit = asdict(self.fit)
         fit["thresholds"] = [value if math.isfinite(value) else str(value) for value in self.fit.thresholds]
-        return {"version": VERSION} | asdict(self) | {"fit": fit}
+        return {"version": VERSION} | asdict(self) | {"fit": fit, "digest": _digest(fit)}
 
 
 def find_cascade(folder: str | os.PathLike) -> Path | None:
@@ -92,6 +94,8 @@ def _typed(content: Mapping[str, Any]) -> SavedCascade:
 
     # Thresholds and shares.
     fit = dict(content["fit"])
+    if content["digest"] != _digest(fit):
+        raise ValueError("its thresholds, or what they promise, were changed")
     thresholds = tuple(_number(value) for value in fit.pop("thresholds"))
     shares = tuple(_shares(share) for share in fit.pop("stages"))
     if len(thresholds) != len(machines) or len(shares) != len(machines):
@@ -105,6 +109,11 @@ def _typed(content: Mapping[str, Any]) -> SavedCascade:
         prices = tuple(_number(price) for price in prices)
     texts = [_texts(content[name], name) for name in ("columns", "sentences")]
     return SavedCascade(stages, typed_fit, prices, *_texts([content["unit"]], "unit"), *texts)
+
+
+def _digest(fit: Mapping[str, Any]) -> str:
+    """Return a digest of thresholds and promise as JSON has them."""
+    return hashlib.sha256(json.dumps(fit, sort_keys=True).encode()).hexdigest()
 
 
 def _shares(share: Mapping[str, Any]) -> StageShares:
@@ -150,27 +159,25 @@ def saved_stage(stage: Stage, folder: Path) -> SavedStage:
 
 def sources_of(saved: SavedCascade, file: Path, then: Sequence[str] | None) -> list[str]:
     """Return where each stage is: where the file says, or behind the first, where `then` says."""
-    sources = [
-        os.path.normpath(file.parent / stage.source) if stage.kind == "folder" else stage.source
-        for stage in saved.stages
-    ]
+    folder = os.path.realpath(file.parent)
+    sources = []
+    for stage in saved.stages:
+        is_folder = stage.kind == "folder"
+        sources.append(os.path.normpath(os.path.join(folder, stage.source)) if is_folder else stage.source)
     if then is None:
         return sources
-    names = [stage.name for stage in saved.stages[1:]]
+
+    # In place of a function no model can be named, nor in place of a person.
     behind = saved.stages[1:]
-    is_same_kind = [
-        (stage.kind == PERSON) == (name == PERSON) and (stage.kind != "function" or stage.name == name)
-        for stage, name in zip(behind, then, strict=False)
-    ]
-    if len(then) != len(behind) or not all(is_same_kind):
+    fits = len(then) == len(behind)
+    for place, (stage, name) in enumerate(zip(behind, then, strict=False), start=1):
+        if stage.kind in ("function", PERSON) or name == PERSON:
+            fits = fits and name == stage.name
+        else:
+            sources[place] = name
+    if not fits:
+        names = ", ".join(stage.name for stage in behind)
         raise ValueError(
-            f"{file} is of {saved.stages[0].name} then {', '.join(names)}, not then {', '.join(then)}: "
-            "calibrate these together"
+            f"{file} is of {saved.stages[0].name} then {names}, not then {', '.join(then)}: calibrate these together"
         )
-    return [
-        sources[0],
-        *(
-            source if stage.kind == "function" else name
-            for stage, source, name in zip(behind, sources[1:], then, strict=True)
-        ),
-    ]
+    return sources

@@ -7,10 +7,12 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from .._io.access import in_one_line
 from ..cost import count_multiply_adds, inputs_for, multiply_adds_of
@@ -54,6 +56,8 @@ class ModelStage:
         self.predictor = predictor
         self.source = source
         self.name = name or predictor.name
+        if Path(self.name).is_dir():  # of a model in memory, where it came from
+            self.name = Path(self.name).name
         if predictor.needs_classes:
             raise ValueError(f"stage {self.name} has no classes of its own: calibrate it for the classes first")
         if predictor.task.name != "single_label_classification":
@@ -85,8 +89,7 @@ class ModelStage:
         model = self.predictor.model
         if isinstance(model, CalibratedClassifier):
             model = model.model
-        is_plain = hasattr(model, "config") and not hasattr(model, "count_multiply_adds")
-        if self.predictor.kind != "image" or not is_plain:
+        if self.predictor.kind != "image" or not isinstance(model, PreTrainedModel):
             return count_multiply_adds(model)
         from PIL import Image
 

@@ -11,16 +11,23 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from PIL import Image
-from transformers import ViTForImageClassification, ViTImageProcessorPil
+from transformers import (
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+)
 
 from hydra_transformers import load_data
+from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.cli import main
 from hydra_transformers.cost import count_multiply_adds
 from hydra_transformers.serving import Cascade, HydraPredictor, create_app, predict_data
+from hydra_transformers.serving.cascade_stages import stage_of
 from hydra_transformers.uncertainty import CalibratedClassifier, calibrate
 from tests.serving.stages import hard_pictures, hard_rows, save_stages
 from tests.serving.tiny import base64_of
-from tests.tiny_data import CLASSES
+from tests.tiny_data import CLASSES, SIZES
 
 
 TARGET = {"risk": 0.25}
@@ -212,6 +219,18 @@ def test_work_is_that_of_the_stages_that_are_asked(cascade, stages):
     assert any("multiply-adds per row" in sentence for sentence in cascade.sentences)
 
 
+def test_work_is_counted_at_the_size_that_the_processor_hands_over():
+    config = Dinov2Config(image_size=32, patch_size=4, num_labels=3, **SIZES)
+    model = Dinov2ForImageClassification(config)
+    works = []
+    for size in (8, 16):
+        processor = ViTImageProcessorPil(size={"height": size, "width": size})
+        works.append(stage_of((model, processor), device="cpu").work())
+    assert works[0] < works[1] < count_multiply_adds(model)
+    ensemble = DeepEnsemble([model, Dinov2ForImageClassification(config)])
+    assert stage_of((ensemble, processor), device="cpu").work() == count_multiply_adds(ensemble)
+
+
 def test_a_function_gets_images_that_the_model_reads(stages, tmp_path):
     seen = []
 
@@ -288,6 +307,8 @@ def test_a_changed_model_is_refused(stages, tmp_path):
         lambda content: content | {"stages": content["stages"] * 3},
         lambda content: content | {"fit": content["fit"] | {"thresholds": ["inf", "much"]}},
         lambda content: content | {"fit": {}},
+        lambda content: content | {"fit": content["fit"] | {"thresholds": [0.9, 0.9]}},
+        lambda content: content | {"fit": content["fit"] | {"risk": 0.01}},
         lambda content: content | {"columns": None},
         lambda content: content | {"stages": [{"kind": "folder"}, *content["stages"][1:]]},
         lambda content: {name: value for name, value in content.items() if name != "sentences"},
@@ -412,6 +433,8 @@ def test_what_a_cascade_cannot_do_is_told(cascade, stages, tmp_path):
         create_app(cascade, monitor=tmp_path / "monitor.json")
     with pytest.raises(ValueError, match="a cascade promises a risk"):
         Cascade(stages, device="cpu").calibrate(ROWS, {"coverage": 0.9})
+    with pytest.raises(ValueError, match="risk is 5: pass a share"):
+        Cascade(stages, device="cpu").calibrate(ROWS, {"risk": 5})
     with pytest.raises(ValueError, match="no thresholds yet"):
         Cascade(stages, device="cpu").predict(PICTURES)
     with pytest.raises(ValueError, match=r"cannot be guaranteed .* the lowest that can be is [0-9]+ %"):
