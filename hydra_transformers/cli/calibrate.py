@@ -105,7 +105,7 @@ def calibrate(
     """Fit when a model abstains ("I don't know") and its sets of classes; saved with the model."""
     if then:
         others = {"--coverage": coverage, "--by": by, "--risk-of": risk_of, "--missed": missed, "--cost": cost}
-        check_cascade_target(others | {"--alpha": alpha, "--add": add})
+        check_cascade_target(others | {"--alpha": alpha, "--add": add, "--verbose": verbose or None})
         if risk is None:
             raise ValueError("--then makes a cascade, which promises a risk: pass --risk 0.05, for example")
     if risk is not None and coverage is not None:

@@ -64,6 +64,7 @@ REFUSED = [
     (f"{CALIBRATE} --then two --coverage 0.9", "--coverage is for one model, and --then makes a cascade"),
     (f"{CALIBRATE} --then two --risk 0.1 --alpha 0.1", "--alpha is for one model, and --then makes a cascade"),
     (f"{CALIBRATE} --then two --risk 0.1 --by prediction", "--by is for one model, and --then makes a cascade"),
+    (f"{CALIBRATE} --then two --risk 0.1 --verbose", "--verbose is for one model, and --then makes a cascade"),
     (f"{CALIBRATE} --then two", "--then makes a cascade, which promises a risk: pass --risk 0.05"),
     (f"{CALIBRATE} --then cats --risk 0.1", r"stage cats has other classes \(cat, dog, bird\) than hydra"),
     (f"{CALIBRATE} --then bert --risk 0.1", "stage bert reads texts, and hydra reads images"),
