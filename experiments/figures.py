@@ -62,6 +62,7 @@ FIGURES = (
     ),
     Figure("Promises by class", "python -m experiments.class_promises", "experiments/results/class-promises.json"),
     Figure("Costs", "python -m experiments.costs", "experiments/results/costs.json"),
+    Figure("Cascades", "python -m experiments.cascades", "experiments/results/cascades.json"),
     Figure("Calibrating again", "python -m experiments.recalibration", "experiments/results/recalibration.json"),
     Figure("Which rows are checked", "python -m experiments.checked_rows", "experiments/results/checked-rows.json"),
     Figure(

@@ -8,6 +8,7 @@ from hydra_transformers._io.files import write_atomically
 
 from . import (
     analysis_table,
+    cascades,
     checked_rows,
     class_promises,
     costs,
@@ -25,6 +26,7 @@ from .results import RESULTS, read_results
 
 # By what a results file says that it is.
 SIMULATIONS = {
+    "cascades": cascades,
     "checked rows": checked_rows,
     "class promises": class_promises,
     "costs": costs,
