@@ -1,7 +1,8 @@
 """How often promises by class are broken, all together and each, with exact truth.
 
 Rows are made up. The predicted class c of a row is drawn by shares that fall, so that some are rare; its score s is beta-distributed, and
-it is wrong with probability difficulty(c) x s. The true risk of each class up to a threshold is then known exactly.
+it is wrong with probability difficulty(c) x s. The true risk of each class up to a threshold is then known exactly. The same of groups by
+a column: there c is the group of a row.
 
     python -m experiments.class_promises --output experiments/results/class-promises.json
 """
@@ -18,7 +19,12 @@ from scipy.stats import beta
 
 from benchmarks.provenance import where_it_ran
 from hydra_transformers._io.files import write_atomically
-from hydra_transformers.uncertainty.class_promises import ClassTarget, fit_class_abstention
+from hydra_transformers.uncertainty.class_promises import (
+    ClassTarget,
+    GroupedRows,
+    fit_class_abstention,
+    fit_group_abstention,
+)
 
 
 CONFIDENCE = 0.9
@@ -30,7 +36,8 @@ MOST_STEPS = 4000  # of scores that are not tied, so that all are
 class Case:
     """
     rows: that make the promises, and as many by which classes are pooled
-    kind: "prediction" (each keeps the risk), "labels" (one by itself, the others together) or "missed"
+    kind: "prediction" (each keeps the risk), "labels" (one by itself, the others together), "missed", or "column" (one group has a
+        risk of its own, of 2 %, each of the others keeps theirs)
     steps: of the scores, few where they are tied
     """
 
@@ -54,6 +61,9 @@ CASES = (
     Case("missed rows of one label, 5 %, 1,000 rows", 5, 1000, kind="missed"),
     Case("missed rows of a rare label, 5 %, 5,000 rows", 20, 5000, kind="missed"),
     Case("missed rows of one label, 5 %, tied scores, 1,000 rows", 5, 1000, kind="missed", steps=20),
+    Case("12 groups of a column, one at 2 %, 5,000 rows", 12, 5000, kind="column"),
+    Case("40 groups of a column, one at 2 %, 2,000 rows", 40, 2000, kind="column"),
+    Case("12 groups of a column, one at 2 %, tied scores, 2,000 rows", 12, 2000, kind="column", steps=60),
 )
 
 
@@ -107,10 +117,17 @@ def draw(case: Case, world: World, number: int) -> list[bool] | None:
         target = ClassTarget(missed=case.share, label=label)
     predictions, scores, labels = map(torch.tensor, second)
     names = [str(place) for place in range(case.classes)]
+    first_predictions, _, first_labels = map(torch.tensor, first)
     try:
-        fitted = fit_class_abstention(
-            target, CONFIDENCE, scores, predictions, labels, torch.tensor(first[0]), torch.tensor(first[2]), names
-        )
+        if case.kind == "column":
+            target = ClassTarget.by_column({"risk": {"0": 0.02, "*": case.share}}, names)
+            rows = GroupedRows(scores, predictions, predictions == labels)
+            others = GroupedRows(None, first_predictions, first_predictions == first_labels)
+            fitted = fit_group_abstention(target, CONFIDENCE, rows, others, names, "column")
+        else:
+            fitted = fit_class_abstention(
+                target, CONFIDENCE, scores, predictions, labels, first_predictions, first_labels, names
+            )
     except ValueError:
         return None
     if case.kind == "missed":

@@ -49,7 +49,9 @@ def export(
 ) -> Path:
     """Export a Hydra for batches of every size and texts of every length.
 
-    The inputs have the names of the model's own. The outputs are `logits` (batch, classes) and
+    The inputs have the names of the model's own; a Hydra that was calibrated by a column also has
+    `group` (batch,), the place of each row's group in `decision.by_group.names` of config.json, -1
+    for another, which is not answered. The outputs are `logits` (batch, classes) and
     `member_logits` (batch, members, classes), for two towers (images, texts) and (images, members,
     texts); for a calibrated Hydra also `detector_score`, `abstain`, `prediction_set` and
     `interval`, as far as it was calibrated for them. The exported model is compared with the model
@@ -124,11 +126,11 @@ class Exportable(nn.Module):
     def __init__(self, model: PreTrainedModel, processor: Any = None):
         super().__init__()
         self.model = model
-        self.names = list(inputs_of(model, processor, *RECORDED))
         self.processor = processor
         self.for_any_client: dict[str, Any] = {}
         if model.decision is not None:
             self.for_any_client = typed_settings(model.decision.settings).fields_for_any_client()
+        self.names = list(self.example(*RECORDED))
 
     def forward(
         self,
@@ -138,6 +140,7 @@ class Exportable(nn.Module):
         token_type_ids: Tensor | None = None,
         input_values: Tensor | None = None,
         input_features: Tensor | None = None,
+        group: Tensor | None = None,
     ) -> dict[str, Tensor]:
         inputs = {
             "pixel_values": pixel_values,
@@ -146,6 +149,7 @@ class Exportable(nn.Module):
             "token_type_ids": token_type_ids,
             "input_values": input_values,
             "input_features": input_features,
+            "group": group,
         }
         outputs = self.model(**{name: inputs[name] for name in self.names})
         if "logits" in outputs:
@@ -156,7 +160,13 @@ class Exportable(nn.Module):
 
     def example(self, batch: int, length: float) -> dict[str, Tensor]:
         """Return inputs for `forward`; `length` is the share of the longest text."""
-        return inputs_of(self.model, self.processor, batch, length)
+        inputs = inputs_of(self.model, self.processor, batch, length)
+        decision = self.model.decision
+        if decision is not None and getattr(decision.settings, "by_group", None) is not None:
+            # From an unknown one on, so that all that it does is recorded.
+            places = torch.arange(batch, device=self.model.device)
+            inputs["group"] = places % (len(decision.settings.by_group.names) + 1) - 1
+        return inputs
 
     def program(self) -> ExportedProgram:
         """Record the graph, for any sizes along the axes that may have any."""
@@ -240,7 +250,7 @@ def free_axes(name: str, dims: int) -> tuple[int, ...]:
     """Return the axes of an input, which has `dims` of them, that may have any size."""
     # A spectrogram has as many frames as the model has positions.
     is_spectrogram = name in AUDIO_INPUTS and dims == 3
-    if name == "pixel_values" or is_spectrogram:
+    if name in ("pixel_values", "group") or is_spectrogram:
         return (0,)
     return (0, 1)
 

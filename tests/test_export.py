@@ -76,6 +76,33 @@ def test_thresholds_of_each_class_are_inside(tmp_path):
 
 
 @pytest.mark.slow
+def test_thresholds_of_each_group_are_inside(tmp_path):
+    hydra = calibrated_hydra()
+    pixel_values = images(120).float()
+    with torch.no_grad(), hydra.uncalibrated():
+        labels = hydra(pixel_values=pixel_values).logits.argmax(dim=-1)
+    data = [{"pixel_values": pixel_values, "labels": labels, "site": ["north", "south", "east"] * 40}]
+    target = {"risk": {"north": 0.001, "*": 0.5}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        hydra.calibrate(data, target=target, by="site", confidence=0.5, alpha=None)
+    thresholds = torch.tensor(hydra.decision.settings.by_group.thresholds)
+    folder = export(hydra, tmp_path / "exported", ["onnx", "torch"])
+    inputs = {"pixel_values": images(40, seed=1).float(), "group": torch.arange(40) % 5 - 1}
+    expected = hydra(**inputs)
+    is_known = (inputs["group"] >= 0) & (inputs["group"] < 3)
+    is_below = expected.detector_score <= thresholds[inputs["group"].clamp(0, 2)]
+    assert torch.equal(expected.abstain, ~(is_known & is_below))
+    assert expected.abstain[is_known].any() and not expected.abstain[is_known].all()
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    assert {value.name: value.shape for value in session.get_inputs()}["group"] == ["batch"]
+    [found] = session.run(["abstain"], {name: value.numpy() for name, value in inputs.items()})
+    assert found.tolist() == expected.abstain.tolist()
+    found = torch.export.load(folder / "model.pt2").module()(**inputs)["abstain"]
+    assert torch.equal(found, expected.abstain)
+
+
+@pytest.mark.slow
 def test_a_calibration_of_other_weights_stays_outside(tmp_path):
     hydra = calibrated_hydra()
     with torch.no_grad():

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -52,13 +52,15 @@ def calibrate(
         parser=number(lambda value: value > 0, "not a positive number: pass 0.05 for 5 %"),
     ) = None,
     by: option(
-        Literal["prediction"] | None,
-        "prediction: every predicted class keeps --risk, not only their average; those with few rows are pooled",
-        panel=ABSTAIN,
+        str | None,
+        "prediction: every predicted class keeps --risk, not only their average; or a column that is known when "
+        "predicting, such as site: each of its groups keeps it. Those with few rows are pooled",
+        "COLUMN",
+        ABSTAIN,
     ) = None,
     risk_of: option(
         list[tuple] | None,
-        "--risk of the rows that are predicted LABEL; may be repeated",
+        "--risk of the rows that are predicted LABEL, or with --by COLUMN of those of that group; may be repeated",
         "LABEL=SHARE",
         ABSTAIN,
         parser=named,
@@ -112,8 +114,10 @@ def calibrate(
         raise ValueError("--risk and --coverage exclude each other: pass one of them")
     if missed is not None and (risk is not None or coverage is not None or risk_of or by is not None):
         raise ValueError("--missed is a target by itself: leave out --risk, --risk-of, --coverage and --by")
-    if risk_of and (risk is None or by is not None):
-        raise ValueError("--risk-of names the risk of some labels: pass --risk for the others, and leave out --by")
+    if risk_of and (risk is None or by == "prediction"):
+        raise ValueError(
+            "--risk-of names the risk of some labels: pass --risk for the others, and leave out --by prediction"
+        )
     if cost and (risk is not None or coverage is not None or missed is not None or risk_of or by is not None):
         raise ValueError("--cost is a target by itself: leave out --risk, --risk-of, --missed, --coverage and --by")
     if risk is None and coverage is None and alpha is None and missed is None and not cost:

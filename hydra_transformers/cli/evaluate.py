@@ -120,7 +120,10 @@ def _with_decision(model: "nn.Module", opened: "OpenModel", classes: list[str]) 
 
 
 def check_is_not_in_data(output: Path, data: str) -> None:
-    """Raise, before any work, for a folder in a folder of data: a report and its plots would become rows."""
+    """Raise, before any work, for a folder in a folder of data.
+
+    A report and its plots would become rows.
+    """
     if not Path(data).is_dir():
         return
     folder = Path(data).resolve()

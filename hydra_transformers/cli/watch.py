@@ -46,7 +46,7 @@ def _count_labels(file: Path, labels: Path) -> None:
     monitor = Monitor(watched.settings, watched.level)
     if _labels_file(file).exists():
         monitor.load(_labels_file(file))
-    reviews = read_reviews(labels, watched.settings["task"])
+    reviews = read_reviews(labels, watched.settings["task"], watched.column)
     count_reviews(monitor, reviews)
     monitor.save(_labels_file(file))
     print(reviews.sentence)

@@ -89,7 +89,14 @@ class Answerer:
             inputs = [inputs]
         is_few = 1 <= len(inputs) <= self.most_inputs
         require(is_few, f"inputs has {len(inputs)} entries: send 1 to {self.most_inputs}")
-        parameters = self.read_parameters(data.get("parameters"))
+        parameters = data.get("parameters")
+        groups = None
+        if isinstance(parameters, dict) and "groups" in parameters:
+            groups = self.read_groups(parameters["groups"], len(inputs))
+            parameters = {name: value for name, value in parameters.items() if name != "groups"}
+        parameters = self.read_parameters(parameters)
+        if groups is not None:
+            parameters["groups"] = groups
 
         # One after the other, because their sizes together are limited.
         values = []
@@ -167,6 +174,23 @@ class Answerer:
             self.check_labels(checked["candidate_labels"], template)
         return checked
 
+    def read_groups(self, groups: Any, count: int) -> list[str]:
+        """Check the groups of a request's inputs, for a model that answers by a column."""
+        column = self.group_column
+        require(column is not None, "parameters has groups, and this model does not answer by groups: leave them out")
+        are_texts = isinstance(groups, list) and all(is_text(group, MOST_OF_A_LABEL) for group in groups)
+        require(
+            are_texts and len(groups) == count,
+            f"groups must be a list of {count} texts: the {column[:100]} of each input",
+        )
+        return groups
+
+    @property
+    def group_column(self) -> str | None:
+        """The column by which the model answers; None without one."""
+        decision = getattr(self.config, "decision", None) or {}
+        return (decision.get("by_group") or {}).get("column")
+
     def check_labels(self, labels: Any, template: Any) -> None:
         """Raise for labels or a template that are no texts, or longer than the text tower reads."""
         is_list = isinstance(labels, list) and 1 <= len(labels) <= MOST_LABELS
@@ -232,7 +256,8 @@ class EndpointHandler(Answerer):
         data: {"inputs": one or a list, "parameters": {"top_k": 5}}. An input is a text, or an image
             or a 16-bit WAV file in base64 (or a PIL image or bytes, as Endpoints pass on
             image/jpeg, audio/wav and the like). For CLIP, parameters must have "candidate_labels"
-            and may have "hypothesis_template"
+            and may have "hypothesis_template"; for a model that was calibrated by a column they
+            must have "groups", its value for each input
         """
         inputs, parameters = self.read(data)
         answers = as_json(self.answer(inputs, parameters))

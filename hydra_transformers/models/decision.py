@@ -98,9 +98,19 @@ class Decision(FixedDtype):
         """Whether the detector reads what the classifier's last map reads."""
         return bool(self.settings.state)
 
-    def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> DecisionOutput:
-        """member_logits: (batch, members, classes); member_features: (batch, members, dim), where `reads_features`"""
-        return self.task.decide(self, member_logits, member_features)
+    def forward(
+        self, member_logits: Tensor, member_features: Tensor | None = None, group: Tensor | None = None
+    ) -> DecisionOutput:
+        """
+        member_logits: (batch, members, classes)
+        member_features: (batch, members, dim), where `reads_features`
+        group: (batch,), where promises are made by a column, see `GroupSettings.indices`; without it no row is answered
+        """
+        decided = self.task.decide(self, member_logits, member_features)
+        if self.settings.by_group is None:
+            return decided
+        is_above = self.settings.by_group.are_above(decided.detector_score, group)
+        return replace(decided, abstain=decided.abstain | is_above)
 
     def detect(self, member_logits: Tensor, member_features: Tensor | None) -> Tensor:
         """Return the score of the settings' detector, (batch,)."""

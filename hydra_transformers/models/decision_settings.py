@@ -7,10 +7,11 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .task import TASKS, load_class, load_task
@@ -20,7 +21,7 @@ VERSION = 2
 # Packages up to 0.3 leave out settings that they do not know. A decision that depends on one of these has a version
 # that they refuse, or it would answer every row there.
 NEWER_VERSION = 3
-NEWER_SETTINGS = ("thresholds",)
+NEWER_SETTINGS = ("thresholds", "by_group")
 RECALIBRATE = "call calibrate() again"
 
 
@@ -193,6 +194,62 @@ class Digests(Settings):
     settings: str | None = setting(optional(text), default=None)
 
 
+def name_of_group(value: Any) -> str:
+    """Return the name of the group that a value stands for: the number 3 has the same as 3.0."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value)
+
+
+def places_of_groups(groups: Sequence[Any], names: Sequence[str]) -> Tensor:
+    """Return the place of each group among the names, (rows,); -1 for one that is not among them."""
+    places = {name: place for place, name in enumerate(names)}
+    return torch.tensor([places.get(name_of_group(group), -1) for group in groups], dtype=torch.long)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSettings(Settings):
+    """Thresholds by the groups of a column that is known when predicting.
+
+    column: of the data, whose values name the groups
+    names: of the groups of the validation rows
+    thresholds: of each, the highest score that is answered; -inf where nothing can be promised
+    """
+
+    column: str = setting(text)
+    names: tuple[str, ...] = setting(texts)
+    thresholds: tuple[float, ...] = setting(limits)
+
+    @classmethod
+    def read(cls, saved: Any, name: str = "decision.by_group") -> Any:
+        settings = super().read(saved, name)
+        if len(settings.names) != len(settings.thresholds):
+            raise ValueError(
+                f"{name} has {len(settings.names)} names and {len(settings.thresholds)} thresholds: {RECALIBRATE}"
+            )
+        return settings
+
+    def indices(self, groups: Sequence[Any]) -> Tensor:
+        """Return the index of each row's group, (rows,), as a model's `group=` takes it.
+
+        -1 is that of a group which no validation row has: it is not answered.
+        """
+        return places_of_groups(groups, self.names)
+
+    def are_above(self, detector_score: Tensor, group: Tensor | None) -> Tensor:
+        """Return which rows not to answer, (batch,) bool: all without a group, or with one of another index.
+
+        detector_score: (batch,); group: (batch,), indices of `names`
+        """
+        if group is None:
+            return torch.ones_like(detector_score, dtype=torch.bool)
+        group = group.to(detector_score.device)
+        thresholds = torch.tensor(self.thresholds, dtype=detector_score.dtype, device=detector_score.device)
+        is_known = (group >= 0) & (group < len(self.names))
+        highest = thresholds[group.clamp(0, len(self.names) - 1)]
+        return ~is_known | ~(detector_score <= highest)
+
+
 def _of(settings_class: type[Settings], name: str) -> Callable[[Any], Any]:
     return lambda saved: settings_class.read(saved, f"decision.{name}")
 
@@ -213,6 +270,7 @@ class DecisionSettings(Settings):
     state: the shapes of the decision's tensors by name
     sentences: what was fitted on what, and what it promises
     validation: what a `Monitor` compares with; None where the model was calibrated before there were monitors
+    by_group: where promises are made by a column, the thresholds of its groups; `threshold` is the highest of them
     """
 
     task: str = setting(text)
@@ -226,6 +284,7 @@ class DecisionSettings(Settings):
     digests: Digests | None = setting(optional(_of(Digests, "digests")), default=None)
     sentences: tuple[str, ...] = setting(texts, default=())
     validation: dict[str, Any] | None = setting(optional(mapping), is_saved_as_none=False, default=None)
+    by_group: GroupSettings | None = setting(optional(GroupSettings.read), is_saved_as_none=False, default=None)
     version: int = setting(whole, default=VERSION)
 
     @property
@@ -243,6 +302,15 @@ class DecisionSettings(Settings):
         outputs: the model's, by this decision
         """
         detector_score = outputs["detector_score"][0].item()
+        if self.by_group is not None:
+            # The group is not among the outputs: see `with_group`.
+            return {
+                "abstain": True,
+                "detector": self.detector.name,
+                "detector_score": detector_score,
+                "threshold": None,
+                "reason": f"It answers by the {self.by_group.column}, which is not given.",
+            }
         threshold = self.threshold_of(outputs)
         abstain = None if threshold is None else outputs["abstain"][0].item()
         reason = self.reason(detector_score, outputs) if abstain else None
@@ -267,8 +335,49 @@ class DecisionSettings(Settings):
 
     def reason(self, detector_score: float, outputs: Mapping[str, Tensor]) -> str:
         """Say in a sentence why the model abstains on a row."""
+        return self.comparison(detector_score, self.threshold_of(outputs))
+
+    def comparison(self, detector_score: float, threshold: float) -> str:
+        """Say in a sentence that a score is above a threshold."""
         score_name = "msp (1 - the largest probability)" if self.detector.name == "msp" else self.detector.name
-        return f"{score_name} is {detector_score:.3g}, above the threshold {self.threshold_of(outputs):.3g}."
+        return f"{score_name} is {detector_score:.3g}, above the threshold {threshold:.3g}."
+
+    def with_groups(self, predictions: Sequence[Mapping[str, Any]], groups: Any) -> list[dict[str, Any]]:
+        """Return predictions of a pipeline with what their groups decide.
+
+        predictions: a dict for each row, in which nothing is changed
+        groups: the group of each row, by its name
+        """
+        if self.by_group is None:
+            raise ValueError("groups is for a model that was calibrated with by=column: leave it out")
+        if isinstance(groups, str) or not isinstance(groups, Sequence) or len(groups) != len(predictions):
+            count = len(groups) if isinstance(groups, Sequence) else "not a list"
+            raise ValueError(
+                f"groups has {count}, and there are {len(predictions)} inputs: pass the {self.by_group.column} of each"
+            )
+        return [self._with_group(prediction, group) for prediction, group in zip(predictions, groups, strict=True)]
+
+    def _with_group(self, prediction: Mapping[str, Any], group: Any) -> dict[str, Any]:
+        """Return one row's prediction with the threshold of its group.
+
+        One that has a threshold is decided already: an empty input, say, is not answered in any group.
+        """
+        if prediction["threshold"] is not None:
+            return dict(prediction)
+        [place] = self.by_group.indices([group]).tolist()
+        named = f"{self.by_group.column} {str(group)[:100]!r}"
+        detector_score = prediction["detector_score"]
+        threshold = -math.inf
+        reason = f"Nothing can be promised of the {named}: no validation row has it."
+        if place >= 0:
+            threshold = self.by_group.thresholds[place]
+            reason = f"Nothing can be promised of the {named}: it had too few validation rows, or too many errors."
+            if threshold > -math.inf:
+                reason = f"{self.comparison(detector_score, threshold).removesuffix('.')} of the {named}."
+        abstain = not detector_score <= threshold
+        if not abstain:
+            reason = None
+        return {**prediction, "abstain": abstain, "threshold": _as_json(threshold), "reason": reason}
 
 
 def version_needed(saved: Mapping[str, Any]) -> int:

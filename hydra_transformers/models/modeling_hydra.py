@@ -1013,9 +1013,13 @@ class HydraClassifierMixin:
             predictions = [self.task.ensemble_logits(member_logits, self.config)]
         return self.task.mean_loss(self.loss_function, labels, predictions, self.config, **kwargs)
 
-    def encode_and_classify(self, inputs: dict, labels: torch.Tensor | None, **kwargs) -> HydraClassifierOutput:
+    def encode_and_classify(
+        self, inputs: dict, labels: torch.Tensor | None, group: torch.Tensor | None = None, **kwargs
+    ) -> HydraClassifierOutput:
         """Run the classifier: the encoder, the members' heads, the loss, and the ensemble's
-        prediction."""
+        prediction.
+
+        group: (batch,), of a model that was calibrated by a column, see `Decision.forward`"""
         # The encoder.
         options = {"first_token_only": self.reads_first_token, "members_only": True, "return_dict": True} | kwargs
         encoder = self.base_model
@@ -1049,7 +1053,8 @@ class HydraClassifierMixin:
             member_features = None
             if self.decision.reads_features:
                 member_features = features.transpose(0, 1)
-            decision = self.decision(member_logits, member_features)
+            options = {} if group is None else {"group": group}  # decisions of earlier versions know none
+            decision = self.decision(member_logits, member_features, **options)
             member_logits = decision.member_logits
             decided = decision.outputs()
 

@@ -78,6 +78,8 @@ class PredictionsMixin:
         is_number = bool(task.scores(model_outputs["logits"][0]).isfinite().all())
         if notes.get("empty") is not None or not is_number:
             decided |= {"abstain": True, "reason": notes.get("empty") or "The answer is not a number."}
+            if getattr(settings, "by_group", None) is not None:
+                decided["threshold"] = "-inf"  # whatever its group
 
         if "truncated" in notes:
             fields["truncated"] = notes["truncated"]
@@ -135,6 +137,7 @@ def predict(
     inputs: Iterable[Any],
     processor: Any = None,
     batch_size: int = 1,
+    groups: Any = None,
     **parameters: Any,
 ) -> list[dict[str, Any]]:
     """Predict raw inputs as a pipeline does, with a dict each: see `PredictionsMixin`.
@@ -145,6 +148,7 @@ def predict(
         which take ffmpeg
     processor: the tokenizer, image processor, feature extractor or several in one; by default those
         saved with the model
+    groups: of a model that was calibrated with by=column: the value of that column for each input
     parameters: of the pipeline: `top_k`, and for CLIP `candidate_labels`
     """
     # The inputs, as a list.
@@ -175,9 +179,24 @@ def predict(
 
     with evaluation_mode(model):
         pipeline = pipeline_class(model=model, device=model.device, **readers)
-        if not sources:
-            return []
-        return pipeline(sources, batch_size=batch_size, **parameters)
+        predictions = []
+        if sources:
+            predictions = pipeline(sources, batch_size=batch_size, **parameters)
+    if groups is None:
+        return predictions
+    return with_groups(model, predictions, groups)
+
+
+def with_groups(model: nn.Module, predictions: list[dict[str, Any]], groups: Any) -> list[dict[str, Any]]:
+    """Return predictions with what their groups decide, see `DecisionSettings.with_groups`."""
+    # By name, as above. A model that has changed since its calibration decides nothing.
+    decision = next((module for module in model.modules() if type(module).__name__.endswith("Decision")), None)
+    if decision is None:
+        raise ValueError("groups is for a model that was calibrated with by=column: leave it out")
+    if any(prediction["detector"] is None for prediction in predictions):
+        return predictions
+    settings = importlib.import_module(".decision_settings", __package__).typed_settings(decision.settings)
+    return settings.with_groups(predictions, groups)
 
 
 # Model -> its processors; each thread loads its own, because tokenizers are not thread-safe.

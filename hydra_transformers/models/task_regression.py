@@ -140,8 +140,8 @@ class RewardSettings(DecisionSettings):
             raise ValueError(f"{name}.config is {str(settings.config)[:100]} and has no aggregate: {RECALIBRATE}")
         return settings
 
-    def reason(self, detector_score: float, outputs: Mapping[str, Tensor]) -> str:
-        return f"The score is {-detector_score:.3g}, below the threshold {-self.threshold:.3g}."
+    def comparison(self, detector_score: float, threshold: float) -> str:
+        return f"The score is {-detector_score:.3g}, below the threshold {-threshold:.3g}."
 
 
 class Reward(Regression):

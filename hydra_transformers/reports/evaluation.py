@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .._io.processes import check_can_be_shared, gather_batches, rank_and_world_size
 from .._version import __version__
 from ..data.batches import ChangedBatches, batches, split_labels
+from ..data.groups import groups_of
 from ..data.loading import load_if_named, ood_groups
 from ..data.zero_shot import ZeroShotClassifier
 from ..models.decision import Decision
@@ -30,7 +31,7 @@ from ..uncertainty.tasks import task_fit_of
 from .curves import reliability_curve, risk_curve, roc_curve, score_histograms
 from .details import details_of
 from .gains import jackknife_values, packed_rows
-from .promises import promises_by_class, shares_asked_for
+from .promises import promises_by_group, shares_asked_for
 from .report import CORRUPTION, ID, Metrics, Report
 from .table import DATA
 
@@ -142,7 +143,7 @@ def evaluate_uncertainty(
         report.rows[model_name] = rows
         report.num_members[model_name] = measured[DATA].num_members
         if decision is not None:
-            promises = promises_by_class(typed_settings(decision.settings).validation, measured[DATA].values)
+            promises = promises_by_group(typed_settings(decision.settings).validation, measured[DATA].values)
             if promises:
                 report.promises[model_name] = promises
         report.details[model_name] = _details(model, measured[DATA], decision, tasks[model_name], data)
@@ -273,8 +274,9 @@ class _Reader:
 
     def measure(self, name: str, data: Any, labelled: bool) -> _Measured:
         """Measure the model on one data set, which errors call `name`."""
+        group = self._groups(data, labelled)
         if self.task.has_detector:
-            return self._measure_by_batch(name, data, labelled)
+            return self._measure_by_batch(name, data, labelled, group)
         answers, labels = self.task.collect(self.model, data, self.batch_size)
         if labelled and labels is None:
             raise ValueError(f"{name} has no labels: add a column labels")
@@ -282,7 +284,8 @@ class _Reader:
         def metrics_of(rows: Any) -> Metrics:
             decided = None
             if self.decision is not None:
-                decided = self.task.decide(self.decision, answers[rows])
+                group_of_rows = None if group is None else group[rows]
+                decided = self.task.decide(self.decision, answers[rows], group_of_rows)
             labels_of_rows = None
             if labels is not None:
                 labels_of_rows = labels[rows]
@@ -297,13 +300,46 @@ class _Reader:
         if labelled and name == DATA:
             first = next(iter(self.task.metrics))
             values["first_metric"] = jackknife_values(lambda rows: metrics_of(rows).get(first, math.nan), num_rows)
+            if group is not None and not isinstance(data, Mapping):  # of pairs nobody knows which rows are relevant
+                values |= self._values_of_groups(answers, labels, group)
         constant = None
         if labelled and labels is not None:
             constant = self.task.constant_metric(labels)
         return _Measured(metrics, self.task.scores(answers), num_members, constant, values)
 
-    def _measure_by_batch(self, name: str, data: Any, labelled: bool) -> _Measured:
-        """Measure a single-label model: no logits are kept, and processes share the batches."""
+    def _groups(self, data: Any, labelled: bool) -> Tensor | None:
+        """Return the group of each row by the column of the decision, (rows,); None without one.
+
+        Rows without labels, which may be of another origin, need no such column: then none is
+        answered.
+        """
+        settings = None if self.decision is None else typed_settings(self.decision.settings)
+        if settings is None or settings.by_group is None:
+            return None
+        if rank_and_world_size()[1] > 1:
+            raise ValueError("the model answers by a column, and several processes share the rows: evaluate it in one")
+        rows = data["chosen"] if isinstance(data, Mapping) else data
+        try:
+            return settings.by_group.indices(groups_of(rows, settings.by_group.column))
+        except (TypeError, ValueError):
+            if labelled:
+                raise
+            return None
+
+    def _values_of_groups(self, answers: Tensor, labels: Tensor, group: Tensor) -> dict[str, Tensor]:
+        """Return what promises by group need of each row, (rows,) each."""
+        random = torch.Generator().manual_seed(0)
+        decided = self.task.decide(self.decision, answers, group)
+        outcomes = self.task.outcomes(decided, labels, self.decision.settings, random)
+        wrong = torch.zeros_like(outcomes.answered)
+        wrong[outcomes.answered] = outcomes.wrong
+        return {"answered": outcomes.answered, "wrong": wrong, "group": group}
+
+    def _measure_by_batch(self, name: str, data: Any, labelled: bool, group: Tensor | None) -> _Measured:
+        """Measure a single-label model: no logits are kept, and processes share the batches.
+
+        group: (rows,), of a model that answers by a column
+        """
         reads_features = self.score.reads_features or bool(self.decision and self.decision.reads_features)
         reader = AnswerReader(self.model, reads_features)
         parts = []  # of each batch: values per row, and the number of members
@@ -314,7 +350,11 @@ class _Reader:
                 _, labels = split_labels(batch)
                 if labels is None:
                     raise ValueError(f"{name} has no labels: add a column labels (or label) with class indices")
-            parts.append((self._values_of_rows(Rows(member_logits, labels, features)), member_logits.shape[1]))
+            group_of_rows = None
+            if group is not None:
+                group_of_rows, group = group.split([len(member_logits), len(group) - len(member_logits)])
+            values_of_rows = self._values_of_rows(Rows(member_logits, labels, features), group_of_rows)
+            parts.append((values_of_rows, member_logits.shape[1]))
 
         # The values of all rows, from all processes.
         parts = gather_batches(parts)
@@ -344,18 +384,21 @@ class _Reader:
             energies = values["energy"]
         return _Measured(metrics, values["score"], num_members, most_frequent, values, energies)
 
-    def _values_of_rows(self, rows: Rows) -> dict[str, Tensor]:
+    def _values_of_rows(self, rows: Rows, group: Tensor | None) -> dict[str, Tensor]:
         """Return what is measured of each row of a batch: name -> (rows,), on the CPU."""
         member_logits = rows.answers
         decided = None
         if self.decision is not None:
-            decided = self.decision(rows.answers, rows.features)
+            decided = self.decision(rows.answers, rows.features, group)
             member_logits = decided.member_logits
         values = cast(SingleLabelFit, self.task).row_values(rows, decided, self.score)
         values["energy"] = ood_score(member_logits, ENERGY).cpu()
         if rows.labels is not None:
             values["label"] = rows.labels.cpu()
             values["prediction"] = decompose(member_logits).prediction.cpu()
+            values["wrong"] = values["prediction"] != values["label"]
+        if group is not None:
+            values["group"] = group.cpu()
         return values
 
 

@@ -1,4 +1,4 @@
-"""How the promises by class of a calibrated model did on the rows of a report."""
+"""How the promises by class or group of a calibrated model did on the rows of a report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,28 +10,30 @@ from torch import Tensor
 from .table import NO_VALUE, Section, Table
 
 
-def promises_by_class(validation: Mapping[str, Any] | None, values: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+def promises_by_group(validation: Mapping[str, Any] | None, values: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     """Return each promise with what became of it: its share, and losses among so many rows.
 
     Args:
         validation (`dict`, *optional*): what a decision keeps of its validation rows.
-        values (`dict`): (rows,) each: answered, prediction, label.
+        values (`dict`): (rows,) each: answered; wrong; by which promises are made, prediction or
+            group; label, where promises are about true rows.
     """
     validation = validation or {}
-    if "groups" not in validation or not {"answered", "prediction", "label"} <= values.keys():
+    key = "group" if "column" in validation else "prediction"
+    if "groups" not in validation or not {"answered", "wrong", key} <= values.keys():
         return []
-    answered, prediction, label = (values[name] for name in ("answered", "prediction", "label"))
-    answered = answered.bool()
-    is_wrong = answered & (prediction != label)
+    answered = values["answered"].bool()
+    is_wrong = answered & values["wrong"].bool()
+    kind = validation.get("column", "predicted")
     promises = []
     for group in validation["groups"]:
         if group["risk"] is not None:
-            is_in_group = torch.isin(prediction, torch.tensor(group["classes"]))
+            is_in_group = torch.isin(values[key], torch.tensor(group["classes"]))
             counts = (int(is_in_group.sum()), int((answered & is_in_group).sum()), int((is_wrong & is_in_group).sum()))
-            promises.append(_promise(f"wrong, predicted {group['name']}", group["risk"], *counts))
+            promises.append(_promise(f"wrong, {kind} {group['name']}", group["risk"], *counts))
     lost = validation.get("lost")
     if lost is not None:
-        is_true = label == lost["label"]
+        is_true = values["label"] == lost["label"]
         rows = int(is_true.sum())
         promises.append(
             _promise(f"lost rows of {lost['name']}", lost["share"], rows, rows, int((is_wrong & is_true).sum()))
@@ -120,4 +122,4 @@ def section_of_promises(promises: Mapping[str, Sequence[Mapping[str, Any]]]) -> 
             cells = [str(promise["rows"]), str(counted), f"{100 * promise['share']:.4g}", found]
             lines.append([model, promise["name"], *cells])
     header = ["Model", "Promise", "Rows", "Counted", "Promised (%)", "Found (%)"]
-    return "Promises by class", [(header, lines)]
+    return "Promises by class or group", [(header, lines)]

@@ -64,10 +64,11 @@ class ModelStage:
             raise ValueError(
                 f"stage {self.name} is for {predictor.task.title}: a cascade is of single-label classifiers"
             )
-        if (predictor.calibration or {}).get("thresholds") is not None:
+        calibration = predictor.calibration or {}
+        if calibration.get("thresholds") is not None or calibration.get("by_group") is not None:
             raise ValueError(
-                f"stage {self.name} was calibrated by class, and a cascade has one promise for all answers: pass a "
-                "model that was calibrated otherwise, or not at all"
+                f"stage {self.name} was calibrated by class or group, and a cascade has one promise for all answers: "
+                "pass a model that was calibrated otherwise, or not at all"
             )
         self.scoring = HydraPredictor(
             _without_threshold(predictor.model),

@@ -25,6 +25,7 @@ from .._io.files import check_takes_files, write_atomically
 from .._io.progress import progress_bar
 from .._version import __version__
 from ..data.columns import PLURALS, column_kinds, find_columns, find_words
+from ..data.groups import group_name
 from ..data.json_values import mixed_columns
 from ..data.rows import DataSource, as_dataset, load_rows
 from ..model_info import ModelInfo
@@ -317,6 +318,10 @@ class Job:
         self.num_parts = math.ceil(len(rows) / rows_per_part)
 
         self.predictor = model if isinstance(model, Cascade) else HydraPredictor(model, **settings)
+        group_column = self.predictor.group_column
+        if group_column is not None and group_column not in self.rows.column_names:
+            names = ", ".join(self.rows.column_names)
+            raise ValueError(f"{source.name} has no column {group_column!r}, by which {name} answers: it has {names}")
         self.identity = [digest_of_model(self.predictor), len(rows)]  # equal in all processes
 
     def rows_of(self, part: int) -> range:
@@ -346,7 +351,9 @@ class Job:
         inputs, *pairs = [batch.column(column).to_pylist() for column in self.columns]
         if pairs:
             inputs = [{"text": text, "text_pair": pair} for text, pair in zip(inputs, *pairs, strict=True)]
-        predicted = to_table(self.predictor.answers(inputs), self.predictor.columns)
+        groups = self._groups_in(batch, rows)
+        options = {} if groups is None else {"groups": groups}
+        predicted = to_table(self.predictor.answers(inputs, **options), self.predictor.columns)
 
         # The columns of the data, then those of the predictions.
         table = {"row": pyarrow.array(rows)}
@@ -368,6 +375,20 @@ class Job:
                 table[name] = column
         table |= dict(zip(predicted.column_names, predicted.columns, strict=True))
         return with_json_columns(pyarrow.table(table), in_json)
+
+    def _groups_in(self, batch: Any, rows: range) -> list[str] | None:
+        """Return the group of each row, by which the model answers.
+
+        None where it answers by none.
+        """
+        name = self.predictor.group_column
+        if name is None:
+            return None
+        if name in self.mixed.column_names:
+            cells = self.mixed[rows.start : rows.stop][name]
+        else:
+            cells = named_classes(batch.column(name), self.rows.features[name]).to_pylist()
+        return [group_name(cell, f"row {row} of the data", name) for row, cell in zip(rows, cells, strict=True)]
 
     def folder_for(self, output: Path) -> Path:
         """Return the folder of the parts.

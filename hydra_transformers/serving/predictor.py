@@ -18,11 +18,13 @@ from torch import nn
 from .._io.access import in_one_line
 from ..data.audio import waveform
 from ..data.columns import REMEMBERED
+from ..data.groups import group_name
 from ..data.prediction import member_logits_of
 from ..data.processors import find_processor
 from ..model_info import READS, ModelInfo
 from ..models.decision_settings import typed_settings
 from ..models.inputs import image_mode, read_image
+from ..models.pipeline_hydra import with_groups
 from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
 from ..uncertainty.tasks import task_fit_of
@@ -165,7 +167,7 @@ class HydraPredictor(Answerer):
             prediction_set and so on (`columns` names them all), and `error`: why a row cannot be
             read, whose other fields are None.
         """
-        answers = self.answers(self.values_in(batch))
+        answers = self.answers(self.values_in(batch), self.groups_in(batch))
         check_fields(answers, self.columns)
         return {name: [answer.get(name) for answer in answers] for name in (*self.columns, "error")}
 
@@ -184,6 +186,27 @@ class HydraPredictor(Answerer):
             return inputs
         return [{"text": text, "text_pair": pair} for text, pair in zip(inputs, *pairs, strict=True)]
 
+    def groups_in(self, batch: Mapping[str, Sequence[Any]]) -> list[str] | None:
+        """Return the group of each row, by which the model answers; None where it answers by none.
+
+        Args:
+            batch (`Mapping[str, Sequence]`): as for a call.
+        """
+        column = self.group_column
+        if column is None:
+            return None
+        if column not in batch:
+            names = ", ".join(batch)
+            raise ValueError(f"the batch has no column {column!r}, by which {self.name} answers: it has {names}")
+        return [group_name(cell, f"row {row}", column) for row, cell in enumerate(batch[column])]
+
+    @property
+    def group_column(self) -> str | None:
+        """The column by which the model answers; None without one."""
+        decision = dict(self.model.named_children()).get("decision")
+        by_group = None if decision is None else typed_settings(decision.settings).by_group
+        return None if by_group is None else by_group.column
+
     def _usual_columns(self, batch: Mapping[str, Any]) -> list[str]:
         """Return the columns that are read where none is named.
 
@@ -200,11 +223,13 @@ class HydraPredictor(Answerer):
             return ["text", "text_pair"]
         return [self.kind]
 
-    def answers(self, values: Sequence[Any]) -> list[dict[str, Any]]:
+    def answers(self, values: Sequence[Any], groups: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Return the prediction for each input; {"error": why} for one that cannot be read.
 
         Args:
             values (`Sequence`): inputs, as in the columns of a call.
+            groups (`Sequence[str]`, *optional*): of each, for a model that answers by a column.
+                Without them it answers none.
         """
         if self.needs_classes and "candidate_labels" not in self.parameters:
             raise ValueError(f"candidate_labels is missing: {self.name} chooses among classes that you name")
@@ -216,6 +241,10 @@ class HydraPredictor(Answerer):
             predicted: list[dict[str, Any]] = []
             if readable:
                 predicted = self._answers_of_batch(readable)
+            if groups is not None:
+                of_batch = groups[start : start + self.batch_size]
+                of_readable = [group for group, (_, error) in zip(of_batch, batch, strict=True) if error is None]
+                predicted = self.with_groups(predicted, of_readable)
 
             # In the order of the rows.
             remaining = iter(predicted)
@@ -225,6 +254,17 @@ class HydraPredictor(Answerer):
                 else:
                     answers.append({"error": error})
         return answers
+
+    def with_groups(self, answers: list[dict[str, Any]], groups: Sequence[str]) -> list[dict[str, Any]]:
+        """Return predictions with what their groups decide.
+
+        Those with an error stay as they are.
+        """
+        result = list(answers)
+        for place, answer in enumerate(answers):
+            if "error" not in answer:
+                [result[place]] = with_groups(self.model, [answer], [groups[place]])
+        return result
 
     def _answers_of_batch(self, inputs: list[Any]) -> list[dict[str, Any]]:
         """Predict for a batch; if it fails, try its rows alone.

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from .._io.files import parse_json
+from ..models.pipeline_hydra import with_groups
 from .answerer import Answerer, RequestError, as_json
 from .batcher import Batcher
 from .metrics import Metrics, WatchedPromises
@@ -113,7 +114,10 @@ def create_app(
             # Large requests and responses are decoded and written outside of the event loop, which
             # others wait for.
             is_list, inputs, parameters = await asyncio.to_thread(_read, body, answerer)
+            groups = parameters.pop("groups", None)  # requests with other groups share a pass
             answers = await batcher.submit(inputs, parameters)
+            if groups is not None:
+                answers = with_groups(answerer.model, answers, groups)
             return await asyncio.to_thread(response, answers, is_list)
         finally:
             app.state.requests -= 1

@@ -16,6 +16,7 @@ import torch
 
 from ..data.columns import DataSource
 from ..data.rows import load_rows
+from ..models.decision_settings import places_of_groups
 from .audit_codes import AuditedRow, decode_row
 from .task import Outcomes
 
@@ -38,7 +39,7 @@ class Reviews(NamedTuple):
     audit_ids: (rows,), empty for a row that was not drawn
     scores: (rows,), of the model's detector; not a number for a row that was not drawn
     wrong: (rows,), whether the label is another one than the prediction
-    predictions: (rows,), as texts
+    groups: (rows,), the names by which promises by group count them: predictions, or the cells of a column
     unused_labels: labels that no row has as its prediction: perhaps misspelt
     """
 
@@ -46,7 +47,7 @@ class Reviews(NamedTuple):
     audit_ids: list[str]
     scores: np.ndarray
     wrong: np.ndarray
-    predictions: list[str]
+    groups: list[str]
     unused_labels: list[str]
 
     @property
@@ -107,7 +108,7 @@ def draw_for_audit(audit_id: str, rows: Iterable[int], share: float) -> list[boo
     return [int.from_bytes(digest[:8], "big") < share * 2**64 for digest in digests]
 
 
-def read_reviews(data: Any, task: str) -> Reviews:
+def read_reviews(data: Any, task: str, column: str | None = None) -> Reviews:
     """Read a file of audited answers with the labels that people gave them.
 
     Rows are labelled in the order in which they were drawn: those after the last label are left for later. One that is missing or
@@ -118,15 +119,22 @@ def read_reviews(data: Any, task: str) -> Reviews:
         data (`str`, `os.PathLike`, `DataFrame` or `list[dict]`): the file that `predict --audit` wrote, with labels in the column
             `reviewed_label`.
         task (`str`): of the model: what makes a prediction wrong.
+        column (`str`, *optional*): by which the model keeps its promises; by default these are by prediction, or of all rows.
     """
     name = os.fspath(data) if isinstance(data, (str, os.PathLike)) else "reviews"
     rows = load_rows(DataSource(name if isinstance(data, (str, os.PathLike)) else data)).rows
-    rows = [{column: _text(cell) for column, cell in row.items() if column in NEEDED} for row in rows]
-    missing = [column for column in NEEDED if rows and column not in rows[0]]
+    group_column = "prediction"
+    if column is not None:
+        # A job renames a column of the data that has the name of one of its own.
+        renamed = f"input_{column}"
+        group_column = renamed if rows and column not in rows[0] and renamed in rows[0] else column
+    needed = (*NEEDED, group_column)
+    rows = [{key: _text(cell) for key, cell in row.items() if key in needed} for row in rows]
+    missing = [key for key in needed if rows and key not in rows[0]]
     if missing or not rows:
-        column = missing[0] if missing else REVIEWED_LABEL
+        first = missing[0] if missing else REVIEWED_LABEL
         raise ValueError(
-            f"{name} has no column {column!r}: pass the file that predict --audit wrote, with labels in {REVIEWED_LABEL}"
+            f"{name} has no column {first!r}: pass the file that predict --audit wrote, with labels in {REVIEWED_LABEL}"
         )
     rows = _without_repetitions(rows, name)
     if not any(row[REVIEWED_LABEL] for row in rows):
@@ -140,7 +148,7 @@ def read_reviews(data: Any, task: str) -> Reviews:
         audit_ids=[row[AUDIT_ID] for row in rows],
         scores=np.array([_score_of(row, name) for row in rows]),
         wrong=np.array([_is_wrong(row["prediction"], row[REVIEWED_LABEL], task) for row in rows], dtype=bool),
-        predictions=[row["prediction"] for row in rows],
+        groups=[row[group_column] if column is None else _whole_number(row[group_column]) for row in rows],
         unused_labels=sorted(unused),
     )
 
@@ -208,8 +216,7 @@ def _groups_of(reviews: Reviews, validation: Mapping[str, Any]) -> torch.Tensor 
         raise ValueError(
             "this calibration keeps promises by group without the names of the groups: call calibrate() again"
         )
-    places = {name: place for place, name in enumerate(names)}
-    return torch.tensor([places.get(prediction, -1) for prediction in reviews.predictions])
+    return places_of_groups(reviews.groups, names)
 
 
 def _text(cell: Any) -> str:

@@ -62,10 +62,12 @@ class CalibratedClassifier(nn.Module):
         return device_of(self.model)
 
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
+        """inputs: of the model, and `group` (batch,) where it was calibrated by a column, see `Decision.forward`"""
+        group = inputs.pop("group", None)
         member_logits, features = self.reader[0](inputs)
         if self.training or not self._has_its_weights():
             return answer_of(self.model, member_logits)
-        decided = self.decision(member_logits, features)
+        decided = self.decision(member_logits, features, group)
         return HydraClassifierOutput(**answer_of(self.model, decided.member_logits), **decided.outputs())
 
     def _apply(self, fn: Any, recurse: bool = True) -> "CalibratedClassifier":

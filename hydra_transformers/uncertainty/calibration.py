@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batches import check_is_data
+from ..data.groups import check_are_groups, groups_of
 from ..data.loading import load_if_named
 from ..data.prediction import device_of
 from ..models.auto import is_hydra_class
@@ -17,11 +18,11 @@ from ..models.decision import Decision
 from .abstention import Abstention, check_share, check_target
 from .calibrated_classifier import CalibratedClassifier
 from .calibration_summary import NEVER_ABSTAINS, summarize_abstention
-from .class_promises import ClassAbstention, ClassTarget, is_by_class, summary_of
+from .class_promises import PREDICTION, ClassAbstention, ClassTarget, is_by_class, summary_of
 from .costs import CostTarget, is_cost
 from .detectors import Detector
 from .monitor import validation_summary
-from .task import TaskFit, ValidationRows
+from .task import ColumnGroups, TaskFit, ValidationRows
 from .tasks import task_fit_of
 
 
@@ -95,8 +96,10 @@ def calibrate(
             with a bound on the cost, also for multi-label models and rewards; of a single-label model a matrix by label and
             prediction may stand in place of "wrong".
         by (`str`, *optional*):
-            "prediction" for a risk that every predicted class keeps, not only their average. Classes with too few rows are
-            pooled with similar ones, and named. All promises by class hold together with the confidence.
+            "prediction" for a risk that every predicted class of a single-label model keeps, not only their average. Or a
+            column of `data` that is known when predicting, such as "site", for one that each of its groups keeps; not for
+            regression and tokens. {"risk": {"north": 0.01, "*": 0.05}} names the risk of some. Classes or groups with too few
+            rows are pooled with similar ones, and named. All these promises hold together with the confidence.
         confidence (`float`, *optional*, defaults to 0.9 for a risk, to 0 for other targets):
             With 0.9, the target is met on new rows in 90 % of all fits; with 0, on half of `data` and nothing is promised.
         detector (`str` or `Detector`, *optional*, defaults to `"msp"`):
@@ -125,11 +128,20 @@ def calibrate(
     task.set_detector(detector)
     data = load_if_named(data, inner, labelled=True, column=column, label=label)
     ood_data = load_if_named(ood_data, inner, labelled=False, column=column)
+    groups = None
+    if by is not None and by != PREDICTION:
+        groups = _read_groups(task, inner, data, by)
     by_class = None
-    if by is not None or (isinstance(target, Mapping) and is_by_class(target)):
+    if groups is None and (by is not None or (isinstance(target, Mapping) and is_by_class(target))):
         by_class = _class_target(task, inner, target, by)
-    costs = _cost_target(task, target) if is_cost(target) else None
-    is_other = by_class is not None or costs is not None
+    costs = None
+    if groups is None and is_cost(target):
+        costs = _cost_target(task, target)
+    by_column = None
+    if groups is not None:
+        names = sorted(set(groups))
+        by_column = ClassTarget.by_column(target, names)
+    is_other = by_class is not None or by_column is not None or costs is not None
     _check(task, data, ood_data, None if is_other else target, confidence, alpha, is_other)
     if confidence is None and target is not None and {"risk", "missed", "cost"} & set(target) and task.guarantees_risk:
         confidence = DEFAULT_CONFIDENCE
@@ -137,9 +149,16 @@ def calibrate(
     # An earlier decision is off meanwhile, and stays in place should anything fail.
     with inner.uncalibrated() if is_hydra else nullcontext():
         collected = task.collect_rows(data, batch_size)
-        halves = [collected.take(places) for places in halves_of(collected.labels, seed)]
+        places_of_halves = halves_of(collected.labels, seed)
+        halves = [collected.take(places) for places in places_of_halves]
         ood = None if ood_data is None else task.collect_rows(ood_data, batch_size)
         rows = ValidationRows(*halves, ood, target, confidence or None, alpha, by_class, costs)
+        if by_column is not None:
+            indices = torch.tensor([names.index(group) for group in groups])
+            if len(indices) != len(collected.labels):
+                raise ValueError(f"data has {len(collected.labels)} rows, and {len(indices)} of the column {by!r}")
+            first, second = (indices[places] for places in places_of_halves)
+            rows = replace(rows, by_column=ColumnGroups(by_column, by, names, first, second))
         fitted = task.fit(rows)
     sentences = fitted.sentences if fitted.abstention is not None else [*fitted.sentences, NEVER_ABSTAINS]
     settings = fitted.settings | {"sentences": sentences}
@@ -162,10 +181,14 @@ def calibrate(
 
 def _summary(task: TaskFit, decision: Decision, rows: ValidationRows) -> dict[str, Any]:
     """What a `Monitor` later compares with."""
-    random, target = torch.Generator().manual_seed(0), rows.target or {}
+    random = torch.Generator().manual_seed(0)
+    target = rows.target or {}
+    groups = (None, None)
+    if rows.by_column is not None:
+        groups = (rows.by_column.first, rows.by_column.second)
     outcomes = [
-        task.outcomes(decision(half.answers, half.features), half.labels, decision.settings, random)
-        for half in (rows.first, rows.second)
+        task.outcomes(decision(half.answers, half.features, group), half.labels, decision.settings, random)
+        for half, group in zip((rows.first, rows.second), groups, strict=True)
     ]
     risk = target.get("risk") if task.guarantees_risk else None
     if isinstance(risk, Mapping):
@@ -179,12 +202,29 @@ def _class_target(task: TaskFit, model: nn.Module, target: Any, by: str | None) 
         raise ValueError(
             f"by, and risks of labels, are for single-label classification, this is {task.title}: leave them out"
         )
+    _check_code(model)
+    return ClassTarget.of(target, by, task.classes)
+
+
+def _read_groups(task: TaskFit, model: nn.Module, data: Any, column: str) -> list[str]:
+    """Return the group of each row; raise for models whose promises cannot be made by groups."""
+    if not isinstance(column, str):
+        raise TypeError(f"by is a {type(column).__name__}: pass 'prediction', or the name of a column")
+    if not task.judges_rows:
+        raise ValueError(f"by is for rows that are right or wrong as a whole, this is {task.title}: leave it out")
+    _check_code(model)
+    groups = groups_of(data, column)
+    check_are_groups(groups, column)
+    return groups
+
+
+def _check_code(model: nn.Module) -> None:
+    """Raise for a Hydra whose code may be of a version that knows no promises by group."""
     is_hydra = is_hydra_class(type(model))
     if is_hydra and not type(model).__module__.startswith(__package__.partition(".")[0]):
         raise ValueError(
             "model runs the code in its folder, which may know of no promise by class: import hydra_transformers before it is loaded"
         )
-    return ClassTarget.of(target, by, task.classes)
 
 
 def _cost_target(task: TaskFit, target: Mapping[str, Any]) -> CostTarget:

@@ -1,13 +1,14 @@
-"""Promises for each predicted class, or for the true rows of one class, in place of one for all rows on average.
+"""Promises for each group of rows, or for the true rows of one class, in place of one for all rows on average.
 
-A row is answered if its score is at most the threshold of its predicted class. All promises of a calibration hold together with the
-confidence: each of G groups gets a share 1 / G of what may go wrong.
+A group is a predicted class, or a value of a column that is known when predicting. A row is answered if its score is at most the
+threshold of its group. All promises of a calibration hold together with the confidence: each of G groups gets a share 1 / G of what
+may go wrong.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from .abstention import SHIFT, Abstention, check_share, just_below
 
 OTHERS = "*"  # in a target: all classes that it does not name
 SHOWN = 4  # class names of a group, in sentences
+PREDICTION = "prediction"  # the `by` that is no column
 
 
 def is_by_class(target: Mapping[str, Any]) -> bool:
@@ -31,11 +33,13 @@ class ClassTarget:
 
     risks: the risk of each group of classes; None for "missed"
     groups: the classes of each, or None where calibration pools classes that have too few rows
+    pools_last: whether the last group is all others, each of which keeps its risk, with pools of those with too few rows
     missed, label: at most this share of the true rows of a class is answered as another
     """
 
     risks: tuple[float, ...] = ()
     groups: tuple[tuple[int, ...], ...] | None = None
+    pools_last: bool = False
     missed: float | None = None
     label: int | None = None
 
@@ -48,8 +52,8 @@ class ClassTarget:
             by (`str`, *optional*): "prediction" for a risk that every predicted class keeps.
             classes (`list[str]`, *optional*): the names of the model's classes.
         """
-        if by not in (None, "prediction"):
-            raise ValueError(f"by is {by!r}: pass 'prediction', for a risk that every predicted class keeps")
+        if by not in (None, PREDICTION):
+            raise ValueError(f"by is {by!r}: pass {PREDICTION!r}, for a risk that every predicted class keeps")
         risk = target.get("risk") if isinstance(target, Mapping) else None
         if by is not None and not isinstance(risk, Mapping):
             return cls._by_prediction(target, risk)
@@ -62,6 +66,21 @@ class ClassTarget:
         return cls(missed=check_share(target["missed"], "missed"), label=_place_of(target["label"], classes))
 
     @classmethod
+    def by_column(cls, target: Any, names: Sequence[str]) -> "ClassTarget":
+        """Read the `target` of `calibrate` where `by` is a column: {"risk": share} or {"risk": {name: share, "*": share}}.
+
+        Args:
+            target (`dict`): the target.
+            names (`list[str]`): of the column's groups.
+        """
+        risk = target.get("risk") if isinstance(target, Mapping) else None
+        if not isinstance(risk, Mapping):
+            return cls._by_prediction(target, risk)
+        found = cls._by_label(target, risk, None, names, "group")
+        named = {name for name in risk if name != OTHERS}
+        return replace(found, pools_last=len(named) < len(names))
+
+    @classmethod
     def _by_prediction(cls, target: Any, risk: Any) -> "ClassTarget":
         if risk is None or len(target) != 1:
             raise ValueError(f"by is for a risk, and target is {target!r}: pass {{'risk': 0.05}}")
@@ -69,19 +88,25 @@ class ClassTarget:
 
     @classmethod
     def _by_label(
-        cls, target: Mapping[str, Any], risks: Mapping[str, float], by: str | None, classes: Sequence[str] | None
+        cls,
+        target: Mapping[str, Any],
+        risks: Mapping[str, float],
+        by: str | None,
+        classes: Sequence[str] | None,
+        kind: str = "label",
     ) -> "ClassTarget":
+        """kind: what is named, in messages"""
         if by is not None or len(target) != 1 or not risks:
             raise ValueError(
                 f"target is {target!r}: pass {{'risk': {{'merge': 0.002, '*': 0.015}}}} by itself, without by"
             )
-        groups = [(_place_of(label, classes),) for label in risks if label != OTHERS]
+        groups = [(_place_of(label, classes, kind),) for label in risks if label != OTHERS]
         values = [check_share(risk, f"risk of {label!r}") for label, risk in risks.items() if label != OTHERS]
         named = {place for group in groups for place in group}
         rest = tuple(place for place in range(len(classes or ())) if place not in named)
         if rest and OTHERS not in risks:
             raise ValueError(
-                f"target names no risk of the other labels: add '{OTHERS}', such as {{'merge': 0.002, '*': 0.015}}"
+                f"target names no risk of the other {kind}s: add '{OTHERS}', such as {{'merge': 0.002, '*': 0.015}}"
             )
         if rest:
             groups.append(rest)
@@ -110,17 +135,19 @@ class ClassPromise:
 
 @dataclass(frozen=True)
 class ClassAbstention(Abstention):
-    """An `Abstention` with a threshold for each predicted class; its own `threshold` is the highest.
+    """An `Abstention` with a threshold for each group of rows; its own `threshold` is the highest.
 
     Attributes:
-        groups (`tuple[ClassPromise, ...]`): by predicted class or classes.
+        groups (`tuple[ClassPromise, ...]`): by predicted class or classes, or by value or values of a column.
+        column (`str` or `None`): whose values name the groups; None where they are predicted classes.
         label (`str`), label_rows (`int`), missed (`int`): of a promise of the true rows of one class: its name, how many of the
             fitting rows are of it, and how many of them are answered as another.
-        names (`tuple[str, ...]`): of all classes.
+        names (`tuple[str, ...]`): of all classes, or of all values of the column.
     """
 
     groups: tuple[ClassPromise, ...] = ()
     names: tuple[str, ...] = ()
+    column: str | None = None
     label: str = ""
     label_rows: int = 0
     missed: int = 0
@@ -143,7 +170,8 @@ class ClassAbstention(Abstention):
         confidence = f"With {100 * self.confidence:.6g} % confidence"
         if self.target == "missed":
             return f"{confidence} at most {100 * self.value:.6g} % of the true {self.label} rows are answered as another label, {condition}"
-        return f"{confidence} for all groups of predictions together, at most the named share of the answers of each is wrong, {condition}"
+        groups = "groups of predictions" if self.column is None else f"groups by {self.column}"
+        return f"{confidence} for all {groups} together, at most the named share of the answers of each is wrong, {condition}"
 
     @property
     def sentence(self) -> str:
@@ -179,34 +207,91 @@ def fit_class_abstention(
         first_predictions, first_labels: of other rows, by which classes with too few rows are pooled.
         classes (`list[str]`): names.
     """
-    correct = predictions == labels
     if target.missed is not None:
         return _fit_missed(target, confidence, scores, predictions, labels, classes)
-    groups, risks = target.groups, target.risks
-    if groups is None:
-        first_wrong = first_predictions != first_labels
-        groups = pool_classes(first_predictions, first_wrong, len(classes), risks[0], confidence)
-        risks = risks * len(groups)
-    promises = fit_groups(groups, risks, confidence, scores, predictions, correct, classes)
+    return fit_group_abstention(
+        target,
+        confidence,
+        GroupedRows(scores, predictions, predictions == labels),
+        GroupedRows(None, first_predictions, first_predictions == first_labels),
+        classes,
+    )
+
+
+class GroupedRows(NamedTuple):
+    """Rows with their groups, (rows,) each.
+
+    scores: by which they are answered; None where they are not read
+    groups: their indices
+    correct: bool, whether they are right
+    """
+
+    scores: Tensor | None
+    groups: Tensor
+    correct: Tensor
+
+
+def fit_group_abstention(
+    target: ClassTarget,
+    confidence: float | None,
+    rows: GroupedRows,
+    first: GroupedRows,
+    names: Sequence[str],
+    column: str | None = None,
+) -> ClassAbstention:
+    """Find the threshold of each group.
+
+    Args:
+        target (`ClassTarget`), confidence (`float`, *optional*): the promises, and how sure they are together.
+        rows (`GroupedRows`): that make the promises.
+        first (`GroupedRows`): others, by which groups with too few rows are pooled.
+        names (`list[str]`): of the groups.
+        column (`str`, *optional*): that names them; None where they are predicted classes.
+    """
+    target = _with_pools(target, confidence, first, len(names))
+    risks = target.risks
+    promises = fit_groups(target.groups, risks, confidence, rows.scores, rows.groups, rows.correct, names)
     if not any(promise.answered for promise in promises):
+        by = "class" if column is None else column
         raise ValueError(
-            f"no risk can be promised by class on these {len(scores)} rows: pass more rows, a higher risk, or a lower confidence (0 for "
-            "none)"
+            f"no risk can be promised by {by} on these {len(rows.scores)} rows: pass more rows, a higher risk, or a lower confidence "
+            "(0 for none)"
         )
-    answered = _are_answered(promises, scores, predictions)
-    shares = _shares(answered, ~correct)
+    answered = _are_answered(promises, rows.scores, rows.groups)
+    shares = _shares(answered, ~rows.correct)
     highest = max(promise.threshold for promise in promises)
     return ClassAbstention(
         highest,
         "risk",
         max(risks),
         confidence,
-        len(scores),
+        len(rows.scores),
         0,
         **shares,
         groups=tuple(promises),
-        names=tuple(map(str, classes)),
+        names=tuple(map(str, names)),
+        column=column,
     )
+
+
+def _with_pools(target: ClassTarget, confidence: float | None, first: GroupedRows, count: int) -> ClassTarget:
+    """Return a target whose groups are settled: those with too few rows are pooled with similar ones.
+
+    count: of the groups that there are
+    """
+    if target.groups is None:
+        named: tuple[tuple[int, ...], ...] = ()
+        rest = tuple(range(count))
+    elif target.pools_last:
+        *named, rest = target.groups
+    else:
+        return target
+    is_in_rest = torch.isin(first.groups, torch.tensor(rest))
+    places = torch.searchsorted(torch.tensor(rest), first.groups[is_in_rest])
+    pools = pool_classes(places, ~first.correct[is_in_rest], len(rest), target.risks[-1], confidence)
+    groups = (*named, *(tuple(rest[place] for place in pool) for pool in pools))
+    risks = target.risks[:-1] + (target.risks[-1],) * len(pools)
+    return ClassTarget(risks=risks, groups=groups)
 
 
 def fit_groups(
@@ -383,11 +468,12 @@ def _shares(answered: Tensor, wrong: Tensor) -> dict[str, Any]:
     return {"coverage": coverage, "risk": risk, "risk_without": without, "fpr": 1 - coverage, "tpr": None}
 
 
-def _place_of(label: Any, classes: Sequence[str] | None) -> int:
+def _place_of(label: Any, classes: Sequence[str] | None, kind: str = "label") -> int:
     names = [str(name) for name in classes or ()]
     if str(label) not in names:
         known = ", ".join(names[:10]) or "none that have names"
-        raise ValueError(f"target names the label {label!r}, and the model's labels are {known}")
+        whose = "the model's labels" if kind == "label" else "those of the data"
+        raise ValueError(f"target names the {kind} {label!r}, and {whose} are {known}")
     return names.index(str(label))
 
 
@@ -399,8 +485,14 @@ def _name_of(members: Sequence[int], classes: Sequence[str]) -> str:
 
 
 def with_settings(abstention: ClassAbstention, num_classes: int) -> dict[str, Any]:
-    """Return the settings of a decision that these thresholds need."""
-    return {"thresholds": [_saved(value) for value in abstention.thresholds(num_classes)]}
+    """Return the settings of a decision that these thresholds need.
+
+    num_classes: of the model
+    """
+    if abstention.column is None:
+        return {"thresholds": [_saved(value) for value in abstention.thresholds(num_classes)]}
+    thresholds = [_saved(value) for value in abstention.thresholds(len(abstention.names))]
+    return {"by_group": {"column": abstention.column, "names": list(abstention.names), "thresholds": thresholds}}
 
 
 def summary_of(abstention: ClassAbstention) -> dict[str, Any]:
@@ -416,6 +508,8 @@ def summary_of(abstention: ClassAbstention) -> dict[str, Any]:
         for group in abstention.groups
     ]
     summary: dict[str, Any] = {"groups": groups, "names": list(abstention.names)}
+    if abstention.column is not None:
+        summary["column"] = abstention.column
     if abstention.target == "missed":
         label = next(group.classes[0] for group in abstention.groups if group.name == abstention.label)
         lost = [abstention.missed, abstention.label_rows]

@@ -22,7 +22,7 @@ from scipy.stats import beta
 from torch import Tensor, nn
 
 from .._io.files import write_atomically
-from ..models.decision_settings import typed_settings
+from ..models.decision_settings import places_of_groups, typed_settings
 from ..models.task import DecisionOutput
 from .abstention import check_share
 from .features import without_decision
@@ -175,7 +175,7 @@ class Monitor:
     """Watches whether a calibrated model keeps its promises in use.
 
         risk      of the answered and labelled rows, at most the promised share is wrong
-        risk of X  the same of the rows that are predicted X, where it was promised by prediction
+        risk of X  the same of the rows that are predicted X, or whose group is X, where it was promised by prediction or column
         lost      of the labelled rows of a class, at most the promised share is answered as another, where it was promised
         coverage  of the labelled rows, at most the promised share of sets or intervals misses the label
         answered  the share of answered rows is that of the validation rows; needs no labels
@@ -208,6 +208,7 @@ class Monitor:
         self.settings = {name: settings[name] for name in ("task", "alpha", "threshold", "validation", "digests")}
         self.promises = _promises(self.settings, level)
         groups = self.settings["validation"].get("groups", ())
+        self.column: str | None = self.settings["validation"].get("column")  # by which promises are made
         # The groups that each of these promises speaks of, by their indices.
         self.groups = {RISK_OF + group["name"]: group["classes"] for group in groups}
         self.alarm = 2 * len(self.promises) / level  # half of the level is for the chance in the validation rows
@@ -228,7 +229,15 @@ class Monitor:
         monitor.model, monitor.task = model, task_fit_of(inner)
         return monitor
 
-    def update(self, outputs: Any, labels: Any = None, *, chosen: str = "random", batch: str | None = None) -> None:
+    def update(
+        self,
+        outputs: Any,
+        labels: Any = None,
+        *,
+        chosen: str = "random",
+        batch: str | None = None,
+        groups: Sequence[Any] | None = None,
+    ) -> None:
         """Count the rows of a batch.
 
         Args:
@@ -238,6 +247,7 @@ class Monitor:
             chosen (`str`, *optional*, defaults to `"random"`): how the rows with labels were chosen: "random" among all rows,
                 "answered" at random among the answered ones, which count for the risk alone, or "other", for no promise.
             batch (`str`, *optional*): a name; a batch with a name that was counted before is not counted again.
+            groups (`list`, *optional*): of a model that was calibrated with by=column: the group of each row that has a label.
         """
         if chosen not in CHOICES:
             raise ValueError(f"chosen is {chosen!r}: pass one of {', '.join(CHOICES)}")
@@ -257,9 +267,21 @@ class Monitor:
             parts = [getattr(outputs, field.name, None) for field in fields(DecisionOutput)]
             output = DecisionOutput(*(None if part is None else part.detach().cpu() for part in parts))
             labels = None if labels is None else torch.as_tensor(labels).cpu()
-            self.count(self.task.outcomes(output, labels, self.decision_settings, random), chosen)
+            outcomes = self.task.outcomes(output, labels, self.decision_settings, random)
+            if self.column is not None and labels is not None:
+                outcomes = outcomes._replace(groups=self._groups_of_answers(groups, outcomes.answered))
+            self.count(outcomes, chosen)
         if batch is not None:
             self.batches.add(name)
+
+    def _groups_of_answers(self, groups: Sequence[Any] | None, answered: Tensor) -> Tensor:
+        """Return the places of the groups of answered rows."""
+        if groups is None or len(groups) != len(answered):
+            count = "missing" if groups is None else f"of {len(groups)} rows"
+            raise ValueError(
+                f"groups is {count}: pass the {self.column} of each of {len(answered)} rows, by which promises are made"
+            )
+        return places_of_groups(groups, self.settings["validation"]["names"])[answered]
 
     def count(self, outcomes: Outcomes, chosen: str = "random") -> None:
         """Count the outcomes of rows, see `update`."""
@@ -395,7 +417,12 @@ def _settings_in(model: nn.Module | None) -> dict[str, Any] | None:
 def _thresholds_in(settings: Mapping[str, Any]) -> set[str]:
     """Return the thresholds that a prediction of the calibrated model can name, as texts."""
     groups = settings["validation"].get("groups")
-    return {str(settings["threshold"])} if groups is None else {str(group["threshold"]) for group in groups}
+    if groups is None:
+        return {str(settings["threshold"])}
+    thresholds = {str(group["threshold"]) for group in groups}
+    if "column" in settings["validation"]:  # also of rows of an unknown group, or without one
+        thresholds |= {str(-math.inf), str(None)}
+    return thresholds
 
 
 def _outcomes_of_predictions(
@@ -432,7 +459,8 @@ def _promises(settings: Mapping[str, Any], level: float) -> dict[str, Promise]:
         if group["risk"] is not None and group["wrong"][1] > 0:  # otherwise nothing is promised, or never answered
             name = RISK_OF + group["name"]
             planned[name] = (group["risk"], group["wrong"], two[:1])
-            words[name] = (f"Wrong answers, predicted {group['name']}", "of the checked answers are wrong")
+            kind = validation.get("column", "predicted")
+            words[name] = (f"Wrong answers, {kind} {group['name']}", "of the checked answers are wrong")
     if "lost" in validation:
         lost = validation["lost"]
         planned["lost"] = (lost["share"], lost["rows"], two[:1])

@@ -14,7 +14,7 @@ FIELDS = ("level", "settings", "streams", "stream", "batches")
 
 
 def check_may_be_written(file: str | os.PathLike) -> None:
-    """Raise for a name that no monitor may write to: of a folder, or of a file that is protected."""
+    """Raise for a name that no monitor may write to: a folder's, or a protected file's."""
     if os.path.isdir(file):
         raise ValueError(f"monitor is {file}, a folder: pass a file, such as {os.path.join(file, 'monitor.json')}")
     if os.path.exists(file) and not os.access(file, os.W_OK):
@@ -119,6 +119,8 @@ def _problem_of_groups(validation: Mapping[str, Any]) -> str | None:
     names = validation.get("names", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return f"validation.names is {_shown(names)}, and should be a list of names"
+    if not isinstance(validation.get("column", ""), str):
+        return f"validation.column is {_shown(validation['column'])}, and should be a name"
     lost = validation.get("lost")
     promises = [(group, group.get("risk"), group.get("wrong")) for group in groups]
     if lost is not None:

@@ -16,6 +16,7 @@ from ..models.ensembling import at_least_float32
 from ..models.task import DecisionOutput
 from ..models.task_multi_label import logit_of_mean_probability
 from .abstention import SHIFT, exact
+from .class_promises import with_settings
 from .conformal import too_few_rows
 from .costs import PricedRows, fit_costs
 from .decomposition import decompose
@@ -377,9 +378,13 @@ class MultiLabelFit(TaskFit):
             decision = self.decision(settings)
             output = decision(second.answers)
             wrong = (output.chosen_labels != second.labels).any(dim=1)
-            if rows.costs is not None:
+            if rows.costs is not None or rows.by_column is not None:
                 before = decision(first.answers)
                 first_wrong = (before.chosen_labels != first.labels).any(dim=1)
+            if rows.by_column is not None:
+                abstention = rows.fit_by_column(output.detector_score, ~wrong, ~first_wrong)
+                settings |= with_settings(abstention, wrong.numel())
+            elif rows.costs is not None:
                 chosen_by = PricedRows(before.detector_score, rows.costs.of_errors(first_wrong), first_wrong)
                 measured_by = PricedRows(output.detector_score, rows.costs.of_errors(wrong), wrong)
                 abstention = fit_costs(rows.costs, rows.confidence, chosen_by, measured_by)

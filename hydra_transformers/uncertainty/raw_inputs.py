@@ -26,7 +26,8 @@ def predict_decisions(
         inputs (`Iterable`): texts, PIL images, or paths or URLs of images.
         processor (tokenizer, image processor or a pair, *optional*): by default those saved with the model.
         batch_size (`int`, defaults to 1): inputs per forward.
-        parameters (*optional*): `top_k`, the number of scores (5; None for all), and for CLIP `candidate_labels`.
+        parameters (*optional*): `top_k`, the number of scores (5; None for all), for CLIP `candidate_labels`, and for a model that
+            was calibrated with by=column `groups`, the value of that column for each input.
     """
     model = model if isinstance(model, PreTrainedModel) else _PipelineModel(model)
     if hasattr(model, "get_image_features"):

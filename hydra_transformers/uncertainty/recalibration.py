@@ -64,10 +64,11 @@ def recalibrate(
     inner, decision = without_decision(model)
     settings = None if decision is None else typed_settings(decision.settings).to_dict()
     check_can_be_audited(settings)
-    if settings.get("thresholds") is not None:
-        raise ValueError(
-            "model keeps a promise for each class, which has its own threshold: calibrate it on labelled rows"
-        )
+    for name, groups in (("thresholds", "class"), ("by_group", "group")):
+        if settings.get(name) is not None:
+            raise ValueError(
+                f"model keeps a promise for each {groups}, which has its own threshold: calibrate it on labelled rows"
+            )
     task = task_fit_of(inner)
     if task.has_detector:
         task.set_detector(settings["detector"]["name"])

@@ -13,6 +13,7 @@ from ..data.loading import PreparedData, load_data, load_if_named
 from ..models.decision import Decision
 from ..models.task import DecisionOutput
 from ..models.task_regression import aggregated, spread
+from .class_promises import with_settings
 from .costs import PricedRows, fit_costs
 from .inputs import as_multi_hot, as_tensor, widened
 from .metrics import ood_metrics
@@ -112,8 +113,8 @@ class RewardFit(TaskFit):
         rejected, _ = super().collect(model, data["rejected"], batch_size)
         return torch.cat([chosen, rejected], dim=-1), torch.zeros(len(chosen), dtype=torch.long)
 
-    def decide(self, decision: Decision, answers: Tensor) -> DecisionOutput:
-        return decision(answers[..., :1])  # of pairs those of the chosen
+    def decide(self, decision: Decision, answers: Tensor, group: Tensor | None = None) -> DecisionOutput:
+        return decision(answers[..., :1], group=group)  # of pairs those of the chosen
 
     def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
         """Measure answers to pairs, (pairs, members, 2)."""
@@ -169,6 +170,16 @@ class RewardFit(TaskFit):
                 abstention.sentence,
             ]
             return Fitted({"detector": {"name": "low score"}}, sentences, abstention)
+        if rows.by_column is not None:
+            middle = len(rows.first.answers)
+            abstention = rows.fit_by_column(scores[middle:], relevant[middle:], relevant[:middle])
+            settings = {"detector": {"name": "low score"}, **with_settings(abstention, 1)}
+            sentences = [
+                "A low score counts as nothing relevant, by a threshold for each group.",
+                f"An answer is wrong if its row is not relevant. {abstention.sentence}",
+            ]
+            return Fitted(settings, sentences, abstention)
+
         ood_scores = None
         if rows.ood is not None:
             ood_scores = self.scores(rows.ood.answers)

@@ -187,11 +187,13 @@ class SingleLabelFit(TaskFit):
                 self._priced(rows.costs, decided, labels),
             ]
             return fit_costs(rows.costs, rows.confidence, *priced)
-        if rows.by_class is None:
+        if rows.by_class is None and rows.by_column is None:
             correct = decompose(decided.member_logits).prediction == labels
             return rows.fit_abstention(scores, correct, rows.ood_scores(decision))
         before = decision(rows.first.answers, rows.first.features)
         first_predictions = log_mean_probability(before.member_logits).argmax(dim=-1)
+        if rows.by_column is not None:
+            return rows.fit_by_column(scores, predictions == labels, first_predictions == rows.first.labels)
         names = self.classes or [str(place) for place in range(rows.first.answers.shape[-1])]
         return fit_class_abstention(
             rows.by_class, rows.confidence, scores, predictions, labels, first_predictions, rows.first.labels, names

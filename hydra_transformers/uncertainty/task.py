@@ -13,7 +13,7 @@ from ..models.decision import Decision, config_settings
 from ..models.decision_settings import typed_settings, version_needed
 from ..models.task import DecisionOutput, config_inside, load_task
 from .abstention import Abstention
-from .class_promises import ClassTarget
+from .class_promises import ClassAbstention, ClassTarget, GroupedRows, fit_group_abstention
 from .costs import CostTarget
 from .features import collect_answers
 
@@ -50,6 +50,23 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
+class ColumnGroups:
+    """The groups of validation rows by a column.
+
+    target: what is promised of each
+    column: whose values name the groups
+    names: of all groups
+    first, second: (rows,), the group of each row of the two halves, by its place in `names`
+    """
+
+    target: ClassTarget
+    column: str
+    names: list[str]
+    first: Tensor
+    second: Tensor
+
+
+@dataclass(frozen=True)
 class ValidationRows:
     """What a decision is fitted on.
 
@@ -57,6 +74,7 @@ class ValidationRows:
     ood: out-of-distribution rows, or None
     target, confidence, alpha: as given to `calibrate`, and checked there
     by_class: the target, where it is one by class
+    by_column: the target and the groups of the rows, where promises are made by a column
     costs: the target, where it is one of costs
     """
 
@@ -68,6 +86,7 @@ class ValidationRows:
     alpha: float | None
     by_class: ClassTarget | None = None
     costs: CostTarget | None = None
+    by_column: ColumnGroups | None = None
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -85,6 +104,18 @@ class ValidationRows:
         if self.ood is None:
             return None
         return decision(self.ood.answers, self.ood.features).detector_score.flatten()
+
+    def fit_by_column(self, scores: Tensor, correct: Tensor, first_correct: Tensor) -> ClassAbstention:
+        """Find a threshold for each group of the column.
+
+        Args:
+            scores, correct: (rows,), of the second half.
+            first_correct: (rows,), of the first.
+        """
+        groups = self.by_column
+        rows = GroupedRows(scores, groups.second, correct)
+        first = GroupedRows(None, groups.first, first_correct)
+        return fit_group_abstention(groups.target, self.confidence, rows, first, groups.names, groups.column)
 
     def fit_abstention(
         self, scores: Tensor, correct: Tensor | None, ood_scores: Tensor | None, unit: str = "rows", **options: Any
@@ -121,8 +152,8 @@ class Outcomes(NamedTuple):
     scores, answered: (rows,), the detector's score, and whether the model did not abstain
     wrong: of the answered rows alone, whether the prediction is wrong; None without labels
     missed: whether the set or interval misses the label; None without labels, sets and intervals
-    groups: of the answered rows alone, the group by which promises by group count them: the predicted class; None where
-        there is none
+    groups: of the answered rows alone, the group by which promises by group count them: the predicted class, or the place
+        of a column's value; None where there is none
     lost: with a promise of the true rows of one class, of these alone, whether they are answered as another
     """
 
@@ -186,9 +217,9 @@ class TaskFit:
         answers, _, labels = collect_answers(model, data, batch_size, with_features=False)
         return answers, labels
 
-    def decide(self, decision: Decision, answers: Tensor) -> DecisionOutput:
-        """What a calibrated model decides on the outputs of `collect`."""
-        return decision(answers)
+    def decide(self, decision: Decision, answers: Tensor, group: Tensor | None = None) -> DecisionOutput:
+        """Return what a calibrated model decides on the outputs of `collect`; group: see `Decision.forward`."""
+        return decision(answers, group=group)
 
     def measure(self, answers: Tensor, labels: Tensor | None, decided: DecisionOutput | None = None) -> Metrics:
         """The metrics of `answers`; without labels those that need none, without `decided` those of the model alone."""

@@ -10,6 +10,7 @@ import signal
 import sys
 from types import SimpleNamespace
 
+import datasets
 import pandas
 import pytest
 import torch
@@ -220,6 +221,31 @@ def test_promises_by_class_are_kept_by_command(workplace, tmp_path, capsys):
     assert [group["risk"] for group in decision["validation"]["groups"]] == [None, None]
     run("evaluate", tmp_path / "one", "--data", workplace / "pictures")
     assert "wrong, predicted red" in capsys.readouterr().out
+
+
+def test_promises_by_a_column_are_kept_audited_and_watched_by_command(workplace, tmp_path, capsys):
+    rows = datasets.load_from_disk(workplace / "pictures")
+    sites = [("north", "south")[place % 2] for place in range(len(rows))]
+    rows.add_column("site", sites).save_to_disk(tmp_path / "data")
+    data = ["--data", tmp_path / "data", "--confidence", 0.5]
+    target = ["--by", "site", "--risk", 0.95, "--risk-of", "south=0.9"]
+    run("calibrate", workplace / "hydra", *data, *target, "--output", tmp_path / "calibrated")
+    assert "of each of 2 groups at most the named share of the answers is wrong" in capsys.readouterr().out
+    decision = json.loads((tmp_path / "calibrated" / "config.json").read_text())["decision"]
+    assert decision["by_group"]["column"] == "site" and decision["by_group"]["names"] == ["north", "south"]
+    run("evaluate", tmp_path / "calibrated", "--data", tmp_path / "data")
+    assert "wrong, site south" in capsys.readouterr().out
+    options = ["--output", tmp_path / "answers.csv", "--monitor", tmp_path / "monitor.json", "--audit", 0.99]
+    run("predict", tmp_path / "calibrated", tmp_path / "data", *options)
+    reviews = pandas.read_csv(tmp_path / "answers.audit.csv")
+    reviews.assign(reviewed_label=reviews["prediction"]).to_csv(tmp_path / "reviews.csv", index=False)
+    capsys.readouterr()
+    run("watch", tmp_path / "monitor.json", "--labels", tmp_path / "reviews.csv")
+    count = int((reviews["site"] == "south").sum())
+    shown = capsys.readouterr().out
+    assert count and re.search(
+        rf"Wrong answers, site south: .* 0 % of the checked answers are wrong \({count} rows", shown
+    )
 
 
 def test_a_plain_classifier_is_calibrated_beside_its_weights(workplace, tmp_path, capsys):

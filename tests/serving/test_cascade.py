@@ -468,12 +468,12 @@ def test_stages_that_do_not_fit_are_refused(folders, stages, tmp_path):
 def test_stages_that_were_calibrated_by_class_are_refused(stages):
     model = ViTForImageClassification.from_pretrained(stages[1])
     processor = ViTImageProcessorPil.from_pretrained(stages[1])
-    by_class = calibrate(
-        model, load_data(ROWS, processor), target={"risk": {"red": 0.5, "*": 0.6}}, confidence=0.5, alpha=None
-    ).model
-    assert isinstance(by_class, CalibratedClassifier)
-    with pytest.raises(ValueError, match="was calibrated by class, and a cascade has one promise"):
-        Cascade([(by_class, processor), stages[1]], device="cpu")
+    rows = [{**row, "site": "ab"[place % 2]} for place, row in enumerate(ROWS)]
+    for options in ({"target": {"risk": {"red": 0.5, "*": 0.6}}}, {"target": {"risk": 0.6}, "by": "site"}):
+        calibrated = calibrate(model, load_data(rows, processor), confidence=0.5, alpha=None, **options).model
+        assert isinstance(calibrated, CalibratedClassifier)
+        with pytest.raises(ValueError, match="was calibrated by class or group, and a cascade has one promise"):
+            Cascade([(calibrated, processor), stages[1]], device="cpu")
 
 
 def test_labels_are_compared_by_name(stages):
