@@ -300,8 +300,10 @@ class _Reader:
         if labelled and name == DATA:
             first = next(iter(self.task.metrics))
             values["first_metric"] = jackknife_values(lambda rows: metrics_of(rows).get(first, math.nan), num_rows)
-            if group is not None and not isinstance(data, Mapping):  # of pairs nobody knows which rows are relevant
-                values |= self._values_of_groups(answers, labels, group)
+            # Of pairs nobody knows which rows are relevant.
+            of_pairs = isinstance(data, Mapping)
+            if group is not None and labels is not None and self.decision is not None and not of_pairs:
+                values |= self._values_of_groups(self.decision, answers, labels, group)
         constant = None
         if labelled and labels is not None:
             constant = self.task.constant_metric(labels)
@@ -326,13 +328,16 @@ class _Reader:
                 raise
             return None
 
-    def _values_of_groups(self, answers: Tensor, labels: Tensor, group: Tensor) -> dict[str, Tensor]:
+    def _values_of_groups(
+        self, decision: Decision, answers: Tensor, labels: Tensor, group: Tensor
+    ) -> dict[str, Tensor]:
         """Return what promises by group need of each row, (rows,) each."""
         random = torch.Generator().manual_seed(0)
-        decided = self.task.decide(self.decision, answers, group)
-        outcomes = self.task.outcomes(decided, labels, self.decision.settings, random)
+        decided = self.task.decide(decision, answers, group)
+        outcomes = self.task.outcomes(decided, labels, decision.settings, random)
         wrong = torch.zeros_like(outcomes.answered)
-        wrong[outcomes.answered] = outcomes.wrong
+        if outcomes.wrong is not None:
+            wrong[outcomes.answered] = outcomes.wrong
         return {"answered": outcomes.answered, "wrong": wrong, "group": group}
 
     def _measure_by_batch(self, name: str, data: Any, labelled: bool, group: Tensor | None) -> _Measured:

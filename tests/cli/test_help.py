@@ -20,11 +20,12 @@ NAMES = {function.__name__: example for commands in COMMANDS.values() for functi
 NEEDED = ["--data", "d", "--output", "o"]
 
 
-def test_there_are_fourteen_commands_of_at_most_seventeen_options():
+def test_there_are_fourteen_commands_of_at_most_twenty_options():
+    """`calibrate` has the most: one for each kind of promise."""
     assert sorted(NAMES) == sorted(runner().commands) and len(NAMES) == 14
     for name, command in runner().commands.items():
         options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
-        assert len(options) <= 17, name
+        assert len(options) <= 20, name
         assert all(option.help for option in options), name
 
 

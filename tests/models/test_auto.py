@@ -20,10 +20,10 @@ from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.models import auto
 from hydra_transformers.models.auto import (
     auto_class_of,
-    classes_of,
-    config_of,
     class_with_head,
+    classes_of,
     classes_with_head,
+    config_of,
     hydra_classes,
     load_trained,
 )
