@@ -79,9 +79,11 @@ def export(
     _check(model, path, formats)
 
     # Recording a graph does not notice a calibration for other weights: leave it out.
-    is_current = model.decision is None or model.decision.compare(model)
-    with_decision = nullcontext() if is_current else model.uncalibrated()
-    with evaluation_mode(model), with_decision, torch.no_grad(), _quiet():
+    hydra: Any = model
+    without_old_decision = nullcontext()
+    if hydra.decision is not None and not hydra.decision.compare(hydra):
+        without_old_decision = hydra.uncalibrated()
+    with evaluation_mode(model), without_old_decision, torch.no_grad(), _quiet():
         exportable = Exportable(model, processor)
         with timed_step("graph recorded"):
             program = exportable.program()
@@ -128,8 +130,9 @@ class Exportable(nn.Module):
         self.model = model
         self.processor = processor
         self.for_any_client: dict[str, Any] = {}
-        if model.decision is not None:
-            self.for_any_client = typed_settings(model.decision.settings).fields_for_any_client()
+        decision: Any = model.decision
+        if decision is not None:
+            self.for_any_client = typed_settings(decision.settings).fields_for_any_client()
         self.names = list(self.example(*RECORDED))
 
     def forward(
@@ -273,7 +276,7 @@ def _write_onnx(program: ExportedProgram, path: Path, exportable: Exportable) ->
     """Write an ONNX file whose outputs have the names of the model's."""
     outputs = list(exportable(**exportable.example(*RECORDED)))
     try:
-        written = torch.onnx.export(program, dynamo=True, verbose=False, output_names=outputs)
+        written: Any = torch.onnx.export(program, dynamo=True, verbose=False, output_names=outputs)
         written.save(path)
         _name_axes(path, {name: str(value) for name, value in exportable.for_any_client.items()})
     except Exception as error:  # of any kind

@@ -141,7 +141,8 @@ class ModelInfo:
 
         A single one may also be a probability.
         """
-        return self.config.problem_type is not None or self.config.num_labels != 1
+        config: Any = self.config
+        return config.problem_type is not None or config.num_labels != 1
 
 
 # Parts of the answer, for those who need no more
@@ -151,8 +152,9 @@ def models_inside(model: nn.Module | None) -> Iterator[nn.Module]:
     """Yield the model and those it wraps, from the outside in; of several the first."""
     while model is not None:
         yield model
-        if hasattr(model, "models"):
-            model = model.models[0]
+        several = getattr(model, "models", None)
+        if several is not None:
+            model = several[0]
         else:
             inside = getattr(model, "model", None) or getattr(model, "module", None)
             model = inside or None
@@ -174,7 +176,8 @@ def is_peft_model(model: nn.Module) -> bool:
 def without_adapters(model: nn.Module) -> nn.Module:
     """Return the model inside a `PeftModel`; another one as it is."""
     if is_peft_model(model):
-        return model.get_base_model()
+        adapted: Any = model
+        return adapted.get_base_model()
     return model
 
 
@@ -209,7 +212,8 @@ def wrapper_of(model: nn.Module) -> str | None:
 
 def class_names_in(config: PreTrainedConfig) -> list[str]:
     """Return the names of the classes in a config, in order."""
-    return [str(config.id2label[index]) for index in range(config.num_labels)]
+    fields: Any = config
+    return [str(fields.id2label[index]) for index in range(fields.num_labels)]
 
 
 def class_names_of(model: nn.Module | None) -> list[str] | None:
