@@ -164,7 +164,7 @@ class Exportable(nn.Module):
     def example(self, batch: int, length: float) -> dict[str, Tensor]:
         """Return inputs for `forward`; `length` is the share of the longest text."""
         inputs = inputs_of(self.model, self.processor, batch, length)
-        decision = self.model.decision
+        decision: Any = self.model.decision
         if decision is not None and getattr(decision.settings, "by_group", None) is not None:
             # From an unknown one on, so that all that it does is recorded.
             places = torch.arange(batch, device=self.model.device)
