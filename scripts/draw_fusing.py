@@ -43,9 +43,9 @@ def draw_way(panel: Axes, y: float, merged: int, look: Look) -> None:
 def draw(found: Mapping[int, Budget], look: Look) -> Figure:
     figure, panel = canvas(look, 1.35 + ROW * len(found))
     top = 0.55 + ROW * len(found)
-    text(panel, 3.45, top + 0.42, "twelve layers of three models", look.ink, NORMAL, weight="bold")
-    text(panel, 6.95, top + 0.42, "work", look.ink, NORMAL, weight="bold")
-    text(panel, 8.85, top + 0.42, "accuracy", look.ink, NORMAL, weight="bold")
+    text(panel, 3.45, top + 0.35, "twelve layers of three models", look.ink, NORMAL, weight="bold", va="baseline")
+    text(panel, 6.95, top + 0.35, "work", look.ink, NORMAL, weight="bold", va="baseline")
+    text(panel, 8.85, top + 0.35, "accuracy", look.ink, NORMAL, weight="bold", va="baseline")
     for index, (merged, budget) in enumerate(found.items()):
         y = top - ROW * (index + 1) + 0.25
         middle = y + 0.44

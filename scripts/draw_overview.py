@@ -61,7 +61,7 @@ def draw_answer(panel: Axes, left: float, members: tuple, about: str, legend: st
         for member, shares in enumerate(members):
             dot = (x + 0.1 + 0.12 * member, bottom + BAR * shares[label])
             panel.plot(*dot, "o", markersize=5, color=look.members[member], zorder=3)
-        text(panel, x + 0.22, bottom - 0.22, name, look.ink)
+        text(panel, x + 0.22, bottom - 0.28, name, look.ink, va="baseline")
     panel.plot([left + 0.15, left + 2.05], [bottom, bottom], color=look.faded, linewidth=1)
     line = bottom + BAR * THRESHOLD
     panel.plot([left + 0.15, left + 2.2], [line, line], color=look.ink, linewidth=1.5, linestyle="--")
