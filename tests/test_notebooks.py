@@ -140,17 +140,17 @@ def test_the_kept_stories_are_those_that_are_told():
     assert "decides as before: True" in printed["dont_know"]
     assert "decides as before: True" in printed["texts"]
     assert "predicts as before: True" in printed["paper"]
-    assert detects_better_than_the_one_model(printed["paper"])
+    assert beats_the_one_models(printed["paper"])
     assert "what is the meaning of life\n    I don't know: " in printed["texts"]
 
 
-def detects_better_than_the_one_model(text: str) -> bool:
-    """Whether the Hydra of the paper's notebook detects better than the model it is made of, also when that is tuned on."""
-    found = re.findall(r"^(Single.*|Hydra.*): accuracy.*AUROC near ([\d.]+)%, far ([\d.]+)%", text, re.MULTILINE)
-    aurocs = {title: [float(number) for number in numbers] for title, *numbers in found}
-    hydra = aurocs.pop("Hydra (Circ)")
-    assert list(aurocs) == ["Single", "Single, longer"]
-    return all(ours > theirs for single in aurocs.values() for ours, theirs in zip(hydra, single, strict=True))
+def beats_the_one_models(text: str) -> bool:
+    """Whether the paper's Hydra is more accurate, and detects near inputs better, than the one model, also if that is tuned on."""
+    found = re.findall(r"^(Single.*|Hydra.*): accuracy ([\d.]+)%.*AUROC near ([\d.]+)%", text, re.MULTILINE)
+    numbers = {title: [float(number) for number in of_model] for title, *of_model in found}
+    hydra = numbers.pop("Hydra (Circ)")
+    assert list(numbers) == ["Single", "Single, longer"]
+    return all(ours > theirs for single in numbers.values() for ours, theirs in zip(hydra, single, strict=True))
 
 
 def printed_in(notebook) -> list[str]:
