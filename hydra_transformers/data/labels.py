@@ -186,7 +186,8 @@ class Labels:
         highest = max(labels)
         count = len(set(labels))
         is_sparse = count < (highest + 1) / 10
-        if self.cells is not None and (self.are_bools or is_sparse or lowest > 0):
+        has_gaps = count < highest + 1
+        if self.cells is not None and (self.are_bools or has_gaps):
             self._take_cells_as_names()
             return self.names
         if is_sparse:
