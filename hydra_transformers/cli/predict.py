@@ -140,6 +140,7 @@ def _predict_data(model: Any, data: str, output: Path, **settings: Any) -> None:
     rest = f" and {len(bad) - 1:,} more" if len(bad) > 1 else ""
     unread = f"; row {bad[0]}{rest} cannot be read, see the column why" if bad else ""
     print(f"{output}: answers to {rows - len(bad):,} of {rows:,} rows{of_split}{unread}.")
+    print(f"Read from the data: {' and '.join(finished.columns)}.")
     if finished.audited is not None:
         from ..serving.audit_files import audit_file_of
 

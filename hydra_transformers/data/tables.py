@@ -146,10 +146,12 @@ class _Column:
     name: str
     kind: str = "null"
     doubt: str = ""
+    are_words: bool = True  # whether no cell has a space
     cells: list[str | None] = field(default_factory=list, repr=False)
 
     def add(self, cell: str) -> None:
         self.cells.append(cell or None)
+        self.are_words = self.are_words and " " not in cell.strip()
         if cell and self.kind != "text":
             self.kind = _joint_kind(self.kind, _kind_of_cell(cell))
         if cell == self.name and not self.doubt:
@@ -275,6 +277,8 @@ def _doubt(column: _Column, columns: Sequence[_Column]) -> str:
         if len(name) > 40:
             name = f"{name[:37]}..."
         return f"{name!r} is a text"
+    if column.kind == "text" and len(columns) == 1 and column.are_words:
+        return f"{name!r} is one word, as every cell below it"
     return ""
 
 

@@ -58,6 +58,7 @@ class Finished(NamedTuple):
         split (`str` or `None`): of the data, whose rows these are; None without splits.
         has_target (`bool`): whether the model was calibrated to abstain.
         audited (`int` or `None`): how many answers were drawn for an audit; None without one.
+        columns (`tuple`): the names of those that were read.
     """
 
     rows: int
@@ -66,6 +67,7 @@ class Finished(NamedTuple):
     split: str | None
     has_target: bool = False
     audited: int | None = None
+    columns: tuple[str, ...] = ()
 
 
 def predict_data(
@@ -179,7 +181,15 @@ def predict_data(
         audited = drawn.count
     calibration = job.predictor.calibration
     has_target = calibration is not None and calibration["threshold"] is not None
-    return Finished(len(job.rows), bad_rows, calibration is not None, job.split, has_target, audited)
+    return Finished(
+        rows=len(job.rows),
+        bad_rows=bad_rows,
+        is_calibrated=calibration is not None,
+        split=job.split,
+        has_target=has_target,
+        audited=audited,
+        columns=tuple(job.columns),
+    )
 
 
 def predictions_in(table: Any, columns: Mapping[str, str]) -> list[dict[str, Any]]:

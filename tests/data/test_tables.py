@@ -221,6 +221,7 @@ def test_numbers_of_a_csv_file_are_the_names_of_classes_or_their_indices(
     [
         ("0 1 0 1", (["LABEL_0", "LABEL_1"], None)),
         ("1 2 10 2", (["1", "2", "10"], None)),
+        ("0 2 5 0", (["0", "2", "5"], None)),
         ("7001 7002 7001 7002", (["7001", "7002"], None)),
         ("True False True False", (["False", "True"], None)),
         ("01 02 01 02", (["01", "02"], None)),
@@ -311,3 +312,12 @@ def test_json_values_stay_as_they_were_written(is_array, tmp_path):
     only_dates = tmp_path / "dates.jsonl"
     only_dates.write_text('{"day": "2020-01-01"}\n{"day": "2021-01-01"}\n')
     assert list(load_rows(DataSource(only_dates)).rows["day"]) == ["2020-01-01", "2021-01-01"]
+
+
+def test_a_column_of_words_without_a_name_on_top_is_questioned(tmp_path):
+    words = written(tmp_path / "words.csv", "joy\nbad\ngood\n")
+    with pytest.raises(ValueError, match=r"looks like a row .* \('joy' is one word, as every cell below it\)"):
+        load_rows(DataSource(words))
+    assert rows_of(words, column="joy") == [{"joy": "bad"}, {"joy": "good"}]
+    assert rows_of(written(tmp_path / "named.csv", "text\nbad\ngood\n")) == [{"text": "bad"}, {"text": "good"}]
+    assert len(rows_of(written(tmp_path / "texts.csv", "comment\nbad\na good film\n"))) == 2

@@ -99,6 +99,7 @@ def test_every_format_holds_the_table_with_the_answers(folders, reviews, tmp_pat
         assert os.listdir(output.parent) == [output.name]
     captured = capsys.readouterr()
     assert "answers to 9 of 10 rows; row 6 cannot be read, see the column why" in captured.out
+    assert "\nRead from the data: text.\n" in captured.out
     assert "note: this model was not calibrated" in captured.err
 
 
