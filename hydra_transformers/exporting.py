@@ -279,6 +279,9 @@ def _write_onnx(program: ExportedProgram, path: Path, exportable: Exportable) ->
         written: Any = torch.onnx.export(program, dynamo=True, verbose=False, output_names=outputs)
         written.save(path)
         _name_axes(path, {name: str(value) for name, value in exportable.for_any_client.items()})
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise ExportError(f"{path.name} cannot be written ({reason}): pass a folder with room for it") from error
     except Exception as error:  # of any kind
         raise ExportError(f"ONNX cannot hold this model: {first_line(error)}") from error
 

@@ -2,8 +2,10 @@
 and the example of the page in serving/test_conformance.
 """
 
+import errno
 import json
 import warnings
+from types import SimpleNamespace
 
 import onnxruntime
 import pytest
@@ -200,3 +202,19 @@ def test_a_format_that_answers_otherwise_is_not_written(wrong_by, tmp_path, monk
     with pytest.raises(ExportError, match=r"gives other outputs than the model \(member_logits differs by"):
         export(hydra, tmp_path / "new", "torch")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_not_blamed_on_the_model(tmp_path, monkeypatch):
+    class Exportable:
+        def example(self, *sizes):
+            return {}
+
+        def __call__(self):
+            return {"logits": None}
+
+    def save(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: SimpleNamespace(save=save))
+    with pytest.raises(ExportError, match=r"model\.onnx cannot be written \(No space left on device\): pass a folder"):
+        formats._write_onnx(None, tmp_path / "model.onnx", Exportable())

@@ -159,9 +159,9 @@ class Abstention:
 
     @staticmethod
     def _effect_on_errors(risk: float, risk_without: float) -> str:
-        if risk == risk_without:
+        if risk == risk_without or _rounded(risk) == _rounded(risk_without):
             return f"leaves errors at {_rounded(risk)}"
-        verb = "cuts" if risk < risk_without else "does not cut"
+        verb = "cuts" if risk < risk_without else "raises"
         return f"{verb} errors from {_rounded(risk_without)} to {_rounded(risk)}"
 
     @property

@@ -212,9 +212,10 @@ def test_the_sentence_tells_what_it_buys_and_what_it_promises():
         in sure.sentence
     )
     useless = Abstention.fit(-scores, correct, coverage=0.5)
-    assert "answering 50 % does not cut errors" in useless.sentence
+    assert "answering 50 % raises errors from" in useless.sentence
     right = Abstention.fit(scores, [True] * len(scores), coverage=0.5)
     assert "answering 50 % leaves errors at 0 %." in right.sentence
+    assert Abstention._effect_on_errors(0.63001, 0.63002) == "leaves errors at 63 %"
     caught = Abstention.fit(scores, ood_scores=scores + 0.5, tpr=0.9, confidence=0.9)
     assert "90 % of the out-of-distribution rows are refused, if new rows" in caught.sentence
     assert all("Nothing holds under distribution shift." in rule.sentence for rule in (plain, sure, useless, caught))
