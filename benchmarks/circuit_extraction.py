@@ -111,7 +111,9 @@ class NaiveLoop:
     def __init__(
         self, model: ViTForImageClassification, id_batches: list[dict], ood_batches: list[dict], removed: list
     ):
-        self.model, self.id_batches, self.ood_batches = model, id_batches, ood_batches
+        self.model = model
+        self.id_batches = id_batches
+        self.ood_batches = ood_batches
         config = model.config
         self.head_dim = config.hidden_size // config.num_attention_heads
         self.candidates = [
@@ -230,9 +232,12 @@ def compare_rankings(preset: Preset, folder: Path, device: str) -> dict:
 
 
 def as_markdown(results: dict) -> str:
-    preset, ranking, rows = results["preset"], results["ranking_check"], []
+    preset = results["preset"]
+    ranking = results["ranking_check"]
+    rows = []
     for state in results["states"]:
-        exact, short = state["exact"], state["shortlist"]
+        exact = state["exact"]
+        short = state["shortlist"]
         notes = {
             "naive": f"{state['candidates']} evaluations of the whole network",
             "exact": f"{'same' if exact['same_choice_as_naive'] else 'other'} choice as the naive loop, score difference "
@@ -244,7 +249,8 @@ def as_markdown(results: dict) -> str:
             found = state[way]
             ratio = f"{found['ratio']:.2f}x" if "ratio" in found else ""
             peak = "-" if found["peak_gib"] is None else f"{found['peak_gib']:.2f}"
-            before, seconds = str(state["heads_removed_before"]), f"{found['seconds_per_removal']:.2f}"
+            before = str(state["heads_removed_before"])
+            seconds = f"{found['seconds_per_removal']:.2f}"
             rows.append([before, way, seconds, ratio, peak, note])
     heading = ["heads removed before", "way", "s per removal", "ratio to naive", "peak memory (GiB)", ""]
     return "\n".join(

@@ -145,7 +145,8 @@ def pruned(family: Family, model: nn.Module, member: int, ragged: bool = False) 
     """A member without one in three heads (8 of 12 stay): of each layer, or ragged, of all layers together."""
 
     def heads(config) -> dict[int, list[int]]:
-        count, layers = config.num_attention_heads, range(config.num_hidden_layers)
+        count = config.num_attention_heads
+        layers = range(config.num_hidden_layers)
         if not ragged:
             return {layer: [(4 * member + i) % count for i in range(count // 3)] for layer in layers}
         drawn = random.Random(member).sample(range(config.num_hidden_layers * count), len(layers) * (count // 3))
@@ -161,7 +162,9 @@ class SavedModels:
     """The models of one family, each built in memory when it is first asked for, saved, and loaded for every use."""
 
     def __init__(self, family: Family, config: PreTrainedConfig, folder: Path):
-        self.family, self.config, self.folder = family, config, folder
+        self.family = family
+        self.config = config
+        self.folder = folder
 
     def load(self, method: str, dtype: torch.dtype, device: str) -> nn.Module:
         if method == IN_SEQUENCE:
@@ -183,13 +186,16 @@ class SavedModels:
         if name == "pruned to 8 heads":
             return pruned(self.family, backbone, 0)
         if name in (WHOLE, THREE_QUARTERS):
-            members, trunk_layers = [backbone] * 3, 0.75 if name == THREE_QUARTERS else 0
+            members = [backbone] * 3
+            trunk_layers = 0.75 if name == THREE_QUARTERS else 0
             return self.family.hydra.from_pruned_members(members, trunk_layers=trunk_layers, allow_equal=True)
         if name == TWO_FUSED:
             return self.family.hydra.from_pruned_members([backbone] * 2, OWN, trunk_layers=0.75, allow_equal=True)
         if name == TWO_RUNS:
             runs = [self._one_run(backbone, 11 / 12, seed) for seed in range(2)]
-            return self.family.hydra.from_pruned_members(runs, OWN, trunk_layers=11 / 12, allow_equal=True, check=False)
+            return self.family.hydra.from_pruned_members(
+                runs, OWN, trunk_layers=11 / 12, allow_equal=True, check=False
+            )
         if name in (ONE_RUN, ONE_RUN_11):
             return self._one_run(backbone, 0.75 if name == ONE_RUN else 11 / 12)
         count = 5 if name == "Hydra 5 x 8" else 3
@@ -255,7 +261,8 @@ def time_in_turns(
         run(**pool[0])
         synchronise(device)
         calls[method] = max(1, min(20, int(0.05 / max(clock() - start, 1e-5)))) if seconds else 1
-    deadline, rounds = clock() + seconds, 0
+    deadline = clock() + seconds
+    rounds = 0
     while rounds < fewest_rounds or (clock() < deadline and rounds < 60):
         for method, run in runs.items():
             synchronise(device)
@@ -281,13 +288,18 @@ def measure(
     args: argparse.Namespace, saved: SavedModels, family_name: str, dtype_name: str, batch: int, mode: str
 ) -> tuple[list[Row], list[str]]:
     """The rows of one group, and a line on each method that does not run."""
-    dtype, device = DTYPES[dtype_name], args.device
+    dtype = DTYPES[dtype_name]
+    device = args.device
     pool = []
     for _ in range(8):
         inputs = {key: value.to(device) for key, value in saved.family.inputs(saved.config, batch).items()}
         pool.append({key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()})
 
-    models, runs, costs, peaks, broken = {}, {}, {}, {}, []
+    models = {}
+    runs = {}
+    costs = {}
+    peaks = {}
+    broken = []
     for method in args.methods:
         if (method in TRAINED and family_name == "clip") or (method == IN_SEQUENCE and mode in COMPILE_MODES):
             continue  # compiled, three models take three times as long as one
@@ -389,7 +401,8 @@ def main() -> None:
     # CPUs without instructions for bfloat16 take a hundred times as long for it.
     args.dtypes = args.dtypes or (["float32"] if args.smallest and args.device == "cpu" else ["bfloat16", "float32"])
     if args.smallest:
-        args.batches, args.seconds = [2], 0.0
+        args.batches = [2]
+        args.seconds = 0.0
     if args.no_masks and hasattr(modeling_vit, "create_bidirectional_mask"):
         modeling_vit.create_bidirectional_mask = lambda *_, **__: None
 
@@ -401,7 +414,10 @@ def main() -> None:
 
 def measure_all(args: argparse.Namespace, folder: Path) -> list[str]:
     """Prints and writes the rows group by group; returns a line on each method that does not run."""
-    started, machine, rows, broken = time.perf_counter(), where_it_ran(args.device), [], []
+    started = time.perf_counter()
+    machine = where_it_ran(args.device)
+    rows = []
+    broken = []
     saved = {}
     for name in args.families:
         family = FAMILIES[name]

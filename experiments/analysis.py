@@ -43,7 +43,8 @@ BATCH = 250
 STEPS = 6  # budgets up to half of the heads; head sets are compared at a third
 RANDOM_ORDERS = 3
 CIRCUITS = {"acc": "CircAcc", "ood": "CircOOD", "avg": CIRC_AVG}
-REPORT, RESULTS = "report.md", "results.json"
+REPORT = "report.md"
+RESULTS = "results.json"
 
 
 def plain(value: Any) -> Any:
@@ -68,7 +69,8 @@ class Study:
     """A setting's data on a device, and what is measured with it."""
 
     def __init__(self, args: argparse.Namespace):
-        self.args, setting = args, SETTINGS[args.setting]
+        self.args = args
+        setting = SETTINGS[args.setting]
         self.splits = setting.read(args.data, args.start).to(args.device)
         self.known, self.unknown = drawn(self.splits.circuit_id), drawn(self.splits.circuit_ood)
         self.model = setting.new_model(args.start, 0).to(args.device)
@@ -79,7 +81,8 @@ class Study:
         self.budgets = sorted({self.budget, *steps})
 
     def circuit(self, objective: str) -> Circuit:
-        on_gpu, options = self.args.device == "cuda", {"budget": max(self.budgets), "mode": "shortlist"}
+        on_gpu = self.args.device == "cuda"
+        options = {"budget": max(self.budgets), "mode": "shortlist"}
         model = prune_heads(self.model).to(torch.bfloat16) if on_gpu else self.model
         return extract_circuit(model, self.known, self.unknown, objective, **options)
 

@@ -14,7 +14,9 @@ FOLDER = RESULTS / "analysis"
 SMALL = {"images": "tinyimagenet-dinov2", "texts": "sst2-gte"}  # of experiments.paper
 SETTINGS = {"images": "images", "texts": "sst2"}  # of experiments.analysis
 NOT_RUN = "not run"
-TAYLOR, BY_LAYER, CIRC_AVG = "Taylor", "Taylor by layer", "CircAvg"
+TAYLOR = "Taylor"
+BY_LAYER = "Taylor by layer"
+CIRC_AVG = "CircAvg"
 
 
 class Claim(NamedTuple):

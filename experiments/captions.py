@@ -21,7 +21,10 @@ TEMPLATES = (
     "There is a {} in the picture.",
     "This is a {}.",
 )
-PADDING, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<begin>", "<end>"
+PADDING = "<pad>"
+UNKNOWN = "<unk>"
+BEGIN = "<begin>"
+END = "<end>"
 WORD = re.compile(r"[\w'-]+|[^\w\s]")
 
 

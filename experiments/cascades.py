@@ -116,7 +116,10 @@ def _parameters(difficulty: np.ndarray, sharpness: float) -> tuple[np.ndarray, n
 def summarize(case: Case, draws: int) -> dict[str, Any]:
     """The share of draws whose promise is broken, and means over those in which one could be made."""
     world = World(case)
-    without, broken, reached, alone = 0, 0, [], []
+    without = 0
+    broken = 0
+    reached = []
+    alone = []
     for number in range(draws):
         scores, wrong = world.draw(np.random.default_rng([number, case.rows, len(case.work)]))
         # As many rows as make the promise of the cascade.

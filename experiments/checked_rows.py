@@ -23,9 +23,11 @@ from hydra_transformers.uncertainty.monitor import Monitor, validation_summary
 from hydra_transformers.uncertainty.task import Outcomes
 
 
-RISK, CONFIDENCE = 0.05, 0.9
+RISK = 0.05
+CONFIDENCE = 0.9
 SHAPE = (0.6, 2.0)  # of the beta distribution of scores
-WATCHED, BATCH = 5000, 250
+WATCHED = 5000
+BATCH = 250
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,8 @@ class World:
 def draw(case: Case, world: World, number: int) -> list[bool] | None:
     """Whether each promise is broken; None where none could be made."""
     random = np.random.default_rng([number, case.rows, case.classes])
-    first, second = world.draw(case.rows, random), world.draw(case.rows, random)
+    first = world.draw(case.rows, random)
+    second = world.draw(case.rows, random)
     target = ClassTarget(risks=(case.share,))
     label = 1 if case.classes == 5 else case.classes - 1
     if case.kind == "labels":

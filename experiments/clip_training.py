@@ -78,7 +78,8 @@ def vision_weights(dinov2: Dinov2Model, image_size: int) -> dict[str, Tensor]:
     - DINOv2 normalises all tokens at its end, CLIP the [CLS] token that it reads.
     """
     hydra = with_folded_factors(dinov2)
-    embeddings, scale = dinov2.embeddings, EMBEDDING_SCALE
+    embeddings = dinov2.embeddings
+    scale = EMBEDDING_SCALE
     projection = embeddings.patch_embeddings.projection
     patches = (image_size // dinov2.config.patch_size) ** 2
     blank = torch.zeros(1, patches + 1, dinov2.config.hidden_size)
@@ -94,7 +95,9 @@ def vision_weights(dinov2: Dinov2Model, image_size: int) -> dict[str, Tensor]:
         "post_layernorm.bias": hydra.layernorm.bias,
     }
     for index, layer in enumerate(hydra.layers):
-        place, attention, mlp = f"encoder.layers.{index}", layer.attention, layer.mlp
+        place = f"encoder.layers.{index}"
+        attention = layer.attention
+        mlp = layer.mlp
         for kind in ("weight", "bias"):
             for name, part in zip("qkv", getattr(attention.qkv_proj, kind).chunk(3), strict=True):
                 weights[f"{place}.self_attn.{name}_proj.{kind}"] = part

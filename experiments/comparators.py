@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from .splits import Splits
 
 MEMBERS = 3
-DROPOUT, SAMPLES = 0.1, 10
+DROPOUT = 0.1
+SAMPLES = 10
 MIMO_ROWS = {"rho": 0.7, "repetitions": 2}
 PRUNED = 6  # one of so many heads
 OBJECTIVES = ("acc", "ood", "avg")

@@ -79,7 +79,9 @@ def summarize(case: Case, draws: int) -> dict[str, Any]:
     """The share of draws whose bound is below the true cost, and mean costs."""
     world = World(case)
     target = CostTarget(case.review, wrong=case.wrong)
-    broken, costs, bounds = 0, [], []
+    broken = 0
+    costs = []
+    bounds = []
     for number in range(draws):
         random = np.random.default_rng([number, case.rows])
         chosen_by = world.draw(random, target)

@@ -15,7 +15,9 @@ class Gradients:
     """Computes the gradients of `factor` times a model's loss, clipped. They stay in the same memory from batch to batch."""
 
     def __init__(self, model: nn.Module, factor: float, device: str):
-        self.model, self.factor, self.device = model, factor, device
+        self.model = model
+        self.factor = factor
+        self.device = device
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, Batch]] = {}
 
@@ -40,7 +42,8 @@ class Gradients:
         nn.utils.clip_grad_norm_(self.parameters, LARGEST_NORM)
 
     def record(self, inputs: Batch) -> tuple[torch.cuda.CUDAGraph, Batch]:
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(PASSES_BEFORE_RECORDING):

@@ -135,7 +135,8 @@ def calibration_draws(logits: Logits, labels: Mapping[str, Tensor]) -> tuple[lis
     validation = sample_values(logits["validation"].cpu(), labels["validation"].cpu())
     test = sample_values(logits["test"].cpu(), labels["test"].cpu())
     generator = torch.Generator().manual_seed(0)
-    answered, wrong = [], []
+    answered = []
+    wrong = []
     for _ in range(DRAWS):
         rows = torch.randint(len(validation["correct"]), (len(validation["correct"]),), generator=generator)
         try:

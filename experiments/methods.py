@@ -67,7 +67,8 @@ class Comparison:
             return
         model = make()
         splits = self.splits
-        test, validation = self.answers(model, splits.test), self.answers(model, splits.validation)
+        test = self.answers(model, splits.test)
+        validation = self.answers(model, splits.validation)
         ood = {
             group: {name: self.answers(model, rows) for name, rows in sets.items()}
             for group, sets in splits.ood.items()
@@ -107,7 +108,8 @@ def metrics_of(
 
     sets = {group: {name: scaled(each) for name, each in of_group.items()} for group, of_group in ood.items()}
     reports = {score: evaluate_uncertainty(SavedLogits(), scaled(answers), sets, score=score) for score in SCORES}
-    name, msp = "SavedLogits", reports["msp"]
+    name = "SavedLogits"
+    msp = reports["msp"]
     by_group = {score: ood_of(report, name) for score, report in reports.items()}
     return {
         "num_members": msp.num_members[name],

@@ -119,25 +119,31 @@ def draw_run(case: Case, pool: Pool, length: int, number: int) -> Run | None:
     round_off = (lambda scores: scores.round(1)) if case.ties else (lambda scores: scores)
     scores, wrong = pool.draw(random, case.rows)
     others, _ = pool.draw(random, case.rows)
-    scores, others, margins = round_off(scores), round_off(others), random.random(case.rows)
+    scores = round_off(scores)
+    others = round_off(others)
+    margins = random.random(case.rows)
     try:
         fitted = Abstention.fit(torch.tensor(scores), ~torch.tensor(wrong), risk=case.risk, confidence=case.confidence)
     except ValueError:
         return None
     place = int(np.ceil((case.rows + 1) * (1 - ALPHA)))
     quantile = np.sort(margins)[place - 1] if place <= case.rows else np.inf
-    answered, missed = torch.tensor(scores <= fitted.threshold), torch.tensor(margins > quantile)
+    answered = torch.tensor(scores <= fitted.threshold)
+    missed = torch.tensor(margins > quantile)
     outcomes = Outcomes(torch.tensor(scores), answered, torch.tensor(wrong)[answered], missed)
     summary = validation_summary(outcomes, torch.tensor(others), case.risk)
     settings = {"task": "", "alpha": ALPHA, "threshold": 0.0, "validation": summary, "digests": {"weights": []}}
     change = length // 2 if case.has_change else length
-    before, after = pool.draw(random, change), pool.draw(random, length - change, case.ood)
+    before = pool.draw(random, change)
+    after = pool.draw(random, length - change, case.ood)
     new_scores, new_wrong = (np.concatenate(parts) for parts in zip(before, after, strict=True))
-    new_scores, new_margins = round_off(new_scores), random.random(length)
+    new_scores = round_off(new_scores)
+    new_margins = random.random(length)
     if case.error is not None:
         rates = np.where(np.arange(length) < change, case.risk, case.error)
         new_wrong = random.random(length) < rates
-    labelled, is_answered = random.random(length) < case.labelled, new_scores <= fitted.threshold
+    labelled = random.random(length) < case.labelled
+    is_answered = new_scores <= fitted.threshold
     bins = {
         "risk": np.where(labelled & is_answered, new_wrong, -1),
         "coverage": np.where(labelled, new_margins > quantile, -1),
@@ -145,7 +151,8 @@ def draw_run(case: Case, pool: Pool, length: int, number: int) -> Run | None:
     }
     alarms = {}
     for end in range(WINDOW, length + 1, WINDOW):
-        count, errors = max(1, (bins["risk"][:end] >= 0).sum()), (bins["risk"][:end] == 1).sum()
+        count = max(1, (bins["risk"][:end] >= 0).sum())
+        errors = (bins["risk"][:end] == 1).sum()
         z_value = (errors / count - case.risk) / np.sqrt(case.risk * (1 - case.risk) / count)
         if z_value > 1.645:
             alarms.setdefault("z-test every 500 rows", end)
@@ -172,10 +179,12 @@ def repetitions(case: Case, pool: Pool, length: int, numbers: Iterable[int]) -> 
 
 def rank_bins(runs: list[Run], batch: int) -> np.ndarray:
     """(runs, rows), by the rank of each row's score among the validation rows and the rows before it; ties are broken as by `Monitor`."""
-    summaries, streams = [run.settings["validation"] for run in runs], np.arange(len(runs))
+    summaries = [run.settings["validation"] for run in runs]
+    streams = np.arange(len(runs))
     bins = np.stack([np.searchsorted(one["cuts"], run.scores) for one, run in zip(summaries, runs, strict=True)])
     pool = np.stack([np.pad(one["scores"], (0, SCORE_BINS - len(one["scores"]))) for one in summaries])
-    total, ranks = int(pool[0].sum()), np.empty(bins.shape)
+    total = int(pool[0].sum())
+    ranks = np.empty(bins.shape)
     looks = range(total, total + bins.shape[1], batch)
     random = np.concatenate([np.random.default_rng(rows).random(batch) for rows in looks])
     for row in range(bins.shape[1]):
@@ -199,7 +208,9 @@ def first_alarms(promises: list[Promise], bins: np.ndarray, alarm: float, batch:
     counted = bins >= 0
     blocks, places = np.divmod(counted.cumsum(axis=1) - counted, BLOCK)
     starts = np.where(counted & (places == 0), 1 / ((blocks + 1.0) * (blocks + 2.0)), 0.0)
-    capital, first, runs = np.zeros_like(factors[:, 0]), np.zeros(len(bins), dtype=int), np.arange(len(bins))
+    capital = np.zeros_like(factors[:, 0])
+    first = np.zeros(len(bins), dtype=int)
+    runs = np.arange(len(bins))
     with np.errstate(over="ignore"):  # infinite evidence is an alarm
         for row in range(bins.shape[1]):
             capital = (capital + starts[:, row, None, None]) * factors[runs, bins[:, row]]
@@ -210,7 +221,8 @@ def first_alarms(promises: list[Promise], bins: np.ndarray, alarm: float, batch:
 
 def summarize(case: Case, runs: list[dict[str, int]], length: int) -> dict[str, Any]:
     """The share of repetitions with an alarm, by test; with a change, the median delay and the share of early alarms."""
-    change, tests = (length // 2 if case.has_change else 0), sorted({name for alarms in runs for name in alarms})
+    change = length // 2 if case.has_change else 0
+    tests = sorted({name for alarms in runs for name in alarms})
     ours = [name for name in tests if name in ("risk", "coverage", "answered", "inputs")]
     tests = {name: (name,) for name in tests} | {"monitor": tuple(ours)}
     summary: dict[str, Any] = {"name": case.name, "repetitions": len(runs), "tests": {}}
@@ -261,7 +273,8 @@ def main(arguments: list[str] | None = None) -> None:
             for case in (*FALSE_ALARMS, *DELAYS) if pool.rows is None else (FALSE_ALARMS[0], *DELAYS[-2:]):
                 if (pool_name, case.name) in done:
                     continue
-                runs, drawn = [], 0
+                runs = []
+                drawn = 0
                 while missing := options.repetitions - len(runs):  # no run where no threshold can be promised
                     numbers = range(drawn, drawn + missing)
                     chunks = [numbers[start : start + CHUNK] for start in range(0, missing, CHUNK)]

@@ -51,7 +51,8 @@ from .splits import Splits
 
 
 EVALUATION_BATCH = 500
-WEIGHT_DECAY, WARM_UP = 0.05, 0.1
+WEIGHT_DECAY = 0.05
+WARM_UP = 0.1
 COMPOSED = "composed"  # what the checkpoints that `seeds` kept make without training, a task for each kind and seed
 KINDS = ("ensembles", "soup", "Laplace")
 STAGES = (
@@ -209,7 +210,8 @@ class Judge:
     """A setting's data on a device, and what is trained and measured with it."""
 
     def __init__(self, args: argparse.Namespace, setting: Setting):
-        self.args, self.setting = args, setting
+        self.args = args
+        self.setting = setting
         self.splits: Splits = self.setting.read(args.data, args.start).to(args.device)
         self.train_rows, self.sets = self.splits.train, data_sets(self.splits)
         self.labels = {name: self.sets[name].tensors["labels"] for name in ("validation", "test")}
@@ -377,13 +379,15 @@ def main(words: Sequence[str] | None = None) -> None:
     rows: list[Row] = begun["rows"]
     arrays = args.output.with_suffix(".npz")
     values = dict(np.load(arrays)) if arrays.exists() else {}
-    seeds, machine = SETTINGS[args.setting].seeds, where_it_ran(args.device)
+    seeds = SETTINGS[args.setting].seeds
+    machine = where_it_ran(args.device)
     earlier = begun.get("earlier", [])
     if rows and begun["machine"]["commit"] != machine["commit"]:
         earlier.append({"rows": len(rows), **begun["machine"]})  # the first rows are of another state
     content = {"machine": machine, "earlier": earlier, "setting": args.setting, "seeds": seeds, "rows": rows}
     context = multiprocessing.get_context("spawn")
-    queue, results = context.Queue(), context.Queue()
+    queue = context.Queue()
+    results = context.Queue()
     workers = [context.Process(target=work, args=(queue, results, args), daemon=True) for _ in range(args.workers)]
     for worker in workers:
         worker.start()

@@ -44,7 +44,8 @@ DRAWS = 1_000  # of the bootstrap
 def render(content: Mapping[str, Any]) -> dict[str, str]:
     """ "": a row per method with all seeds; "/differences": to those of `COMPARED`"""
     published = chosen_rows(content)
-    epochs, one_model = epochs_of(content["rows"]), published["One model"][0]["work"]
+    epochs = epochs_of(content["rows"])
+    one_model = published["One model"][0]["work"]
     columns = zip(HEADINGS, *(cells(rows, one_model, epochs) for rows in published.values()), strict=True)
     headings, *shown = zip(*(column for column in columns if set(column[1:]) != {NOT_JUDGED}), strict=True)
     tables = {"": markdown(headings, dict(zip(published, shown, strict=True)))}
@@ -66,7 +67,8 @@ def chosen_rows(content: Mapping[str, Any]) -> dict[str, list[Row]]:
     """By title, in the order of the table, the row of each seed; of several learning rates those with the best mean Brier score on
     validation rows. A method without all published seeds is left out."""
     variants: dict[str, dict[tuple, list[Row]]] = {}
-    rows, seeds = content["rows"], content.get("seeds", SEEDS)
+    rows = content["rows"]
+    seeds = content.get("seeds", SEEDS)
     epochs = epochs_of(rows)
     for row in rows:
         if "error" not in row and row["run"]["seed"] in seeds:
@@ -99,7 +101,8 @@ def validation_brier(rows: list[Row]) -> float:
 
 
 def title_of(row: Row, epochs: int) -> str:
-    name, run = row["name"], row["run"]
+    name = row["name"]
+    run = row["run"]
     if name == "one model":
         longer = run["epochs"] / epochs
         return "One model" if longer == 1 else f"{LONGER} {longer:.3g} times as long"
@@ -142,11 +145,13 @@ def cells(rows: list[Row], one_model: int, epochs: int) -> list[str]:
 
 def cost_of(row: Row, one_model: int, epochs: int) -> tuple[float, float]:
     """Multiply-adds, those of one model being 1; and training, one fine-tuning of one model being 1."""
-    name, run = row["name"], row["run"]
+    name = row["name"]
+    run = row["run"]
     if name.startswith("Deep Ensemble"):
         count = int(name.split()[-1])
         return float(count), float(count)
-    work, passes = row["work"] / one_model, run["epochs"] / epochs
+    work = row["work"] / one_model
+    passes = run["epochs"] / epochs
     if name.startswith(("fused", "soup")):
         return work, 3 + (passes if "tuned" in name else 0)
     if name.startswith("Hydra"):
@@ -172,7 +177,8 @@ def differences(content: Mapping[str, Any], values: Mapping[str, np.ndarray]) ->
     seeds = content.get("seeds", SEEDS)
     places = {id(row): place for place, row in enumerate(content["rows"])}
     published = {title: [places[id(row)] for row in of_title] for title, of_title in chosen_rows(content).items()}
-    first, random = published["One model"][0], np.random.default_rng(0)
+    first = published["One model"][0]
+    random = np.random.default_rng(0)
 
     def draw(name: str) -> np.ndarray:
         count = len(values[f"{first}/{name}"])
@@ -207,12 +213,14 @@ def drawn_metrics(
     sure, right, near = (values[f"{place}/{name}"] for name in ("sure", "right", "near"))
     wrong = 1.0 - np.unpackbits(right, count=len(sure))
     order = np.argsort(-sure.astype("float32"), kind="stable")
-    weights, wrong = weights[:, order], wrong[order].astype("float32")
+    weights = weights[:, order]
+    wrong = wrong[order].astype("float32")
     # rows that are equally sure come in no order: each has their mean error
     starts = np.unique(-sure[order].astype("float32"), return_index=True)[1]
     tied = np.add.reduceat(weights * wrong, starts, axis=1) / np.maximum(np.add.reduceat(weights, starts, axis=1), 1)
     wrong = np.repeat(tied, np.diff([*starts, len(sure)]), axis=1)
-    covered, errors = weights.cumsum(axis=1), (weights * wrong).cumsum(axis=1)
+    covered = weights.cumsum(axis=1)
+    errors = (weights * wrong).cumsum(axis=1)
     risks = (weights * errors / np.maximum(covered, 1)).sum(axis=1) / len(sure)
     # how many rows are surer than each near row, ties counted half
     surer = [

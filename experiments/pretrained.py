@@ -30,7 +30,8 @@ IMAGE_SIZE = 112
 CLASSES = 100
 HELD_OF_EACH = 30  # training images of a class
 FAR_COUNT = 1_000  # of each made-up set
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def new_dinov2(start: str | None, size: int = IMAGE_SIZE) -> PreTrainedModel:
@@ -60,7 +61,8 @@ def new_dinov2(start: str | None, size: int = IMAGE_SIZE) -> PreTrainedModel:
         "embeddings.patch_embeddings": dinov2.embeddings.patch_embeddings.state_dict(),
     }
     for index, layer in enumerate(hydra.layers):
-        place, attention = f"layers.{index}", layer.attention
+        place = f"layers.{index}"
+        attention = layer.attention
         for kind in ("weight", "bias"):
             for name, part in zip("qkv", getattr(attention.qkv_proj, kind).chunk(3), strict=True):
                 weights.setdefault(f"{place}.attention.{name}_proj", {})[kind] = part
@@ -85,7 +87,8 @@ def with_folded_factors(dinov2: Dinov2Model) -> PreTrainedModel:
     hydra = HydraDinov2Model.from_backbone(dinov2)
     for layer in hydra.layers:
         # (1, hidden) each
-        of_attention, of_mlp = layer.attention_scale.weight, layer.mlp_scale.weight
+        of_attention = layer.attention_scale.weight
+        of_mlp = layer.mlp_scale.weight
         layer.attention.o_proj.weight.mul_(of_attention)
         layer.attention.o_proj.bias.mul_(of_attention)
         layer.mlp.fc2.weight.mul_(of_mlp.t())
@@ -118,7 +121,8 @@ def hub_images(source: DataSource, first: int = 0, last: int | None = None) -> t
     import numpy as np
 
     rows = load_rows(source).rows
-    label, image = source.label or "label", source.column or "image"
+    label = source.label or "label"
+    image = source.column or "image"
     if last is not None:
         rows = rows.filter(lambda value: first <= value < last, input_columns=label)
     pixels = [torch.from_numpy(np.array(row.convert("RGB").resize((64, 64)))) for row in rows[image]]
@@ -163,7 +167,9 @@ def read_tiny_imagenet(folder: Path | None, start: str | None, size: int = IMAGE
     def made(pixels: Tensor) -> TensorRows:
         return TensorRows({"pixel_values": pixels}, prepare)
 
-    train, held, foreign = rows("train", changed), rows("held"), rows("circuit_ood")
+    train = rows("train", changed)
+    held = rows("held")
+    foreign = rows("circuit_ood")
     order = torch.randperm(len(held), generator=torch.Generator().manual_seed(0))
     for_circuits = 3 * len(foreign) // 5  # class by class: the other two fifths are of other classes
     return Splits(
@@ -187,7 +193,8 @@ def read_tiny_imagenet(folder: Path | None, start: str | None, size: int = IMAGE
 
 # SST-2
 
-HELD_ROWS, TRAINING_ROWS = 3_000, 20_000
+HELD_ROWS = 3_000
+TRAINING_ROWS = 20_000
 TEXT_CIRCUIT_ROWS = 500
 HUB_TEXTS = {
     "sst2_train": DataSource("nyu-mll/glue:sst2", "train", column="sentence"),

@@ -84,7 +84,8 @@ LEARNED_OF_EACH = 200  # training images of a class
 def split_off(rows: Rows, of_each: int) -> tuple[Rows, Rows]:
     """Return the first rows of each class, and the others."""
     seen: dict[int, int] = {}
-    first, others = [], []
+    first = []
+    others = []
     for row in rows:
         count = seen.get(row["label"], 0)
         seen[row["label"]] = count + 1

@@ -243,7 +243,9 @@ class Study:
     """The data of a setting on a device, and what is trained and measured with it."""
 
     def __init__(self, setting: Setting, data: Path | None, start: Path | None, device: str, is_compiled: bool = True):
-        self.setting, self.start, self.device = setting, start, device
+        self.setting = setting
+        self.start = start
+        self.device = device
         self.is_compiled = is_compiled
         self.splits = setting.read(data, start).to(device)
         self.sets = sets_of(self.splits)
@@ -269,7 +271,8 @@ class Study:
         return self.steps[key]
 
     def train(self, plan: Plan, seed: int) -> nn.Module:
-        steps, recipe = self.steps_of(plan), plan.recipe
+        steps = self.steps_of(plan)
+        recipe = plan.recipe
         torch.manual_seed(seed)
         classifier = {
             name: torch.randn_like(tensor) * steps.model.config.initializer_range
@@ -303,7 +306,8 @@ class Study:
 
     def rows_of(self, plan: Plan) -> Iterator[Row]:
         """Train a plan, and yield a row for each model that it makes."""
-        models, logits = [], []
+        models = []
+        logits = []
         for seed in range(plan.seed, plan.seed + plan.runs):
             began = time.perf_counter()
             model = self.train(plan, seed)
@@ -417,12 +421,14 @@ def run_all(args: argparse.Namespace) -> None:
         return
 
     context = multiprocessing.get_context("spawn")
-    queue, results = context.Queue(), context.Queue()
+    queue = context.Queue()
+    results = context.Queue()
     workers = [context.Process(target=work, args=(queue, results, args), daemon=True) for _ in range(args.workers)]
     for worker in workers:
         worker.start()
     began = time.perf_counter()
-    waiting, running = list(todo), 0
+    waiting = list(todo)
+    running = 0
     while waiting or running:
         while waiting and running < args.workers and time.perf_counter() - began < args.seconds:
             queue.put(waiting.pop(0))

@@ -33,7 +33,8 @@ class RecordedSteps:
     """
 
     def __init__(self, model: nn.Module, device: str, is_compiled: bool = True, r_drop: float = 0.0):
-        self.model, self.device = model.to(device), device
+        self.model = model.to(device)
+        self.device = device
         self.r_drop = r_drop
         self.start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -157,7 +158,8 @@ def with_mixed_labels(batch: Batch, is_mixed: bool) -> Batch:
 
 def disagreement(first: Tensor, second: Tensor) -> Tensor:
     """Return the mean over both directions of the Kullback-Leibler divergence between members' predictions, a scalar."""
-    first, second = first.float().log_softmax(-1), second.float().log_softmax(-1)
+    first = first.float().log_softmax(-1)
+    second = second.float().log_softmax(-1)
     there = (first.exp() * (first - second)).sum(-1)
     back = (second.exp() * (second - first)).sum(-1)
     return (there + back).mean() / 2

@@ -20,7 +20,8 @@ class TensorRows(Dataset):
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], prepare: Callable[[Batch], Batch]):
-        self.tensors, self.prepare = dict(tensors), prepare
+        self.tensors = dict(tensors)
+        self.prepare = prepare
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))

@@ -24,12 +24,14 @@ from .splits import Splits
 
 
 Row = dict[str, Any]  # of a results file
-SWEEP_SEEDS, SEEDS = (0, 100, 200), (1000, 1100, 1200)
+SWEEP_SEEDS = (0, 100, 200)
+SEEDS = (1000, 1100, 1200)
 SMALLEST_LAYERS = 6
 FACTORS = (0.5, 1.0, 2.0)
 SMALL_BATCH_RATES = (6.25e-6, 1.25e-5, 2.5e-5)
 # Made of checkpoints, then trained for a short time
-SOUP, PRUNED_HYDRAS = "soup, tuned", ("Hydra, Taylor", "Hydra, circuits")
+SOUP = "soup, tuned"
+PRUNED_HYDRAS = ("Hydra, Taylor", "Hydra, circuits")
 TUNED_FACTORS = (0.25, 0.5, 1.0)  # of one model's learning rate
 OWN, SHARED = ("embeddings",), ("embeddings", "layernorm", "mlp")  # what members share behind the trunk
 
@@ -274,7 +276,8 @@ def chosen(setting: Setting, rows: Sequence[Row]) -> Setting:
 
 def seeds(setting: Setting, rows: Sequence[Row]) -> Iterator[Run]:
     """What is published: three seeds of each, with enough checkpoints for the Deep Ensembles of each seed."""
-    first, last = min(setting.members), max(setting.members)
+    first = min(setting.members)
+    last = max(setting.members)
     for seed in setting.seeds:
         usual = replace(setting.one_run, seed=seed)
         yield replace(usual, members=first)

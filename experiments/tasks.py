@@ -86,7 +86,8 @@ class Plan:
 
 
 RULE = "The rule"
-SWEEP_SEED, SEEDS = 0, (1, 2, 3)
+SWEEP_SEED = 0
+SEEDS = (1, 2, 3)
 SWEEP = {
     RULE: Plan(),
     "Half the rate": Plan(rate=0.5),
@@ -97,9 +98,12 @@ SWEEP = {
     "Twice the epochs": Plan(epochs=2),
     "The other rate of classifiers": Plan(other_classifier_rate=True),
 }
-ONE_MODEL, SOUP, DEEP_ENSEMBLE = "One model", "Soup of three models", "Deep Ensemble of three models"
+ONE_MODEL = "One model"
+SOUP = "Soup of three models"
+DEEP_ENSEMBLE = "Deep Ensemble of three models"
 THREE_MODELS = "Three models"  # makes these three
-LONGER, ONE_RUN = "One model, three times as long", "One run of three"
+LONGER = "One model, three times as long"
+ONE_RUN = "One run of three"
 TWO_RUNS = "Two runs, fused: the default"
 TRAININGS = {
     THREE_MODELS: Plan(models=3),
@@ -167,7 +171,8 @@ def read(folder: Path, name: str) -> Rows:
 def sentiment_rows(folder: Path) -> tuple[Rows, Rows, Rows, dict[str, Rows]]:
     """Validation rows are phrases, as the training rows are; those of the published split are the test rows."""
     known = read(folder, "sst2_train")
-    validation, train = known[: MOST["validation"]], known[MOST["validation"] :]
+    validation = known[: MOST["validation"]]
+    train = known[MOST["validation"] :]
     others = {name: read(folder, name) for name in ("amazon_snippets", "trec")}
     return train, validation, read(folder, "sst2_validation"), unlabelled(others)
 
@@ -342,7 +347,8 @@ def rows_of(job: Job, options: argparse.Namespace) -> Rows:
     """Train what a job says, and return a row of the results file for each model that comes of it."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    task, plan = TASKS[job.task], PLANS[job.plan]
+    task = TASKS[job.task]
+    plan = PLANS[job.plan]
     data, others = read_task(job.task, options.data, options.rows)
     passed = passed_settings(plan, task, len(data["train"]))
     began = time.perf_counter()

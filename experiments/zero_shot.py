@@ -82,7 +82,8 @@ class ZeroShotComparison(Comparison):
 
     def methods(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """(name, how to make it); none of them trains anything."""
-        clip, setting = self.once(self.clip, seed)[0], self.setting
+        clip = self.once(self.clip, seed)[0]
+        setting = self.setting
         heads = setting.heads_to_prune
 
         def classifier(model: nn.Module) -> ZeroShotClassifier:
@@ -129,7 +130,8 @@ class ZeroShotComparison(Comparison):
 
     def taylor(self, seed: int) -> PreTrainedModel:
         """Pruned in the vision tower, as the paper has it."""
-        clip, data = self.once(self.clip, seed)[0], self.once(self.circuit_data)[0]
+        clip = self.once(self.clip, seed)[0]
+        data = self.once(self.circuit_data)[0]
         heads = self.setting.heads_per_layer
         pruning = taylor_prune(clip, data, heads_per_layer=heads, class_prompts=self.prompts(seed))
         return prune_heads(clip, pruning.heads_to_prune)
@@ -219,7 +221,9 @@ def run_seeds(setting: ZeroShotSetting, args: argparse.Namespace, seeds: list[in
 
 def run_workers(args: argparse.Namespace) -> None:
     """A process per seed, `--workers` at a time; ends with an error if one did."""
-    waiting, running, failed = list(range(args.seeds)), {}, []
+    waiting = list(range(args.seeds))
+    running = {}
+    failed = []
     while waiting or running:
         while waiting and len(running) < args.workers:
             seed = waiting.pop(0)

@@ -34,9 +34,15 @@ from hydra_transformers.reports import Report
 
 
 ROOT = Path(__file__).parents[1]
-FOLDER, RESULTS = ROOT / "model_cards", ROOT / "experiments" / "results" / "one-run-images.json"
-NAME, HYDRA = "hydra-dinov2-small-tinyimagenet", "This Hydra"
-MEMBERS, LAYERS, HEADS, TRUNK, EPOCHS = 3, 12, 6, 9, 9
+FOLDER = ROOT / "model_cards"
+RESULTS = ROOT / "experiments" / "results" / "one-run-images.json"
+NAME = "hydra-dinov2-small-tinyimagenet"
+HYDRA = "This Hydra"
+MEMBERS = 3
+LAYERS = 12
+HEADS = 6
+TRUNK = 9
+EPOCHS = 9
 SEED = SETTINGS["images"].seeds[0]
 LICENSE = "apache-2.0"
 COMPARED = ("One model", f"Deep Ensemble of {MEMBERS}")  # what the report has beside the Hydra
@@ -69,8 +75,10 @@ def measured() -> dict[str, dict[str, Any]]:
 
 
 def card() -> ModelCard:
-    model, found = hydra(), measured()
-    judged, run = found[HYDRA], found[HYDRA]["run"]
+    model = hydra()
+    found = measured()
+    judged = found[HYDRA]
+    run = found[HYDRA]["run"]
     for name, count in (("parameters", count_parameters), ("work", count_multiply_adds)):
         if count(model) != judged[name]:
             raise SystemExit(f"the model has {count(model):,} as {name}, the one that was judged {judged[name]:,}")

@@ -43,7 +43,8 @@ def version_of(archive: Path) -> str:
 
 def problems(archive: Path, tag: str | None = None) -> list[str]:
     """What is wrong with an archive, a sentence each."""
-    found, expected = files_in(archive), expected_files()
+    found = files_in(archive)
+    expected = expected_files()
     is_wheel = archive.suffix == ".whl"
     metadata, expected = (".dist-info/", expected) if is_wheel else (".egg-info/", expected | BESIDE_IT)
     others = {name for name in found - expected if metadata not in name}

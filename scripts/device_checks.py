@@ -32,7 +32,9 @@ class Life:
     """One Hydra of three prunings of one backbone."""
 
     def __init__(self, family: Family, mode: str, device: str):
-        self.family, self.mode, self.device = family, mode, device
+        self.family = family
+        self.mode = mode
+        self.device = device
 
     def fuse(self) -> Tensor:
         """The logits."""
@@ -80,7 +82,9 @@ class Life:
 
     def circuit_data(self) -> tuple[list[dict], list[dict], dict]:
         """Batches in and out of distribution on the CPU, and for pairs the prompts of the classes."""
-        inputs, backbone, prompts = self.family.inputs(), self.family.backbone(0), {}
+        inputs = self.family.inputs()
+        backbone = self.family.backbone(0)
+        prompts = {}
         if self.reads_pairs():
             prompts = {name: inputs.pop(name) for name in list(inputs) if name != "pixel_values"}
         generator = torch.Generator().manual_seed(0)
@@ -99,7 +103,8 @@ class Life:
 
 def more_rows(inputs: dict[str, Tensor], generator: torch.Generator, count: int = 16) -> dict[str, Tensor]:
     """Random rows like those of `inputs`."""
-    chosen, rows = torch.randint(len(next(iter(inputs.values()))), (count,), generator=generator), {}
+    chosen = torch.randint(len(next(iter(inputs.values()))), (count,), generator=generator)
+    rows = {}
     for name, tensor in inputs.items():
         if tensor.is_floating_point():
             rows[name] = torch.randn(count, *tensor.shape[1:], generator=generator, dtype=tensor.dtype)
@@ -115,7 +120,8 @@ class Checks:
     """The steps on a device; a step that needs what an earlier one failed to make fails, too."""
 
     def __init__(self, family: Family, mode: str, device: str):
-        self.life, self.reference = Life(family, mode, device), Life(family, "eager", "cpu")
+        self.life = Life(family, mode, device)
+        self.reference = Life(family, "eager", "cpu")
 
     def fuse(self) -> None:
         self.close(self.life.fuse(), self.reference.fuse())
@@ -124,12 +130,14 @@ class Checks:
 
     def finetune(self) -> None:
         """Gradients as on the CPU; then a few steps, which lower the loss."""
-        found, expected = self.life.gradients(), self.reference.gradients()
+        found = self.life.gradients()
+        expected = self.reference.gradients()
         assert found.keys() == expected.keys()
         for name, gradient in found.items():
             # of families whose backbones round to float32 on the way
             self.close(gradient, expected[name], self.life.family.gradient_tolerance)
-        hydra, batch = self.life.hydra, self.life.training_batch()
+        hydra = self.life.hydra
+        batch = self.life.training_batch()
         before = hydra(**batch).loss.item()
         optimizer = torch.optim.SGD(hydra.parameters(), lr=1e-2)
         hydra.train()
@@ -162,7 +170,8 @@ class Checks:
 
     def run(self) -> None:
         for step in (self.fuse, self.finetune, self.save_and_load, self.circuit):
-            start, error = time.perf_counter(), ""
+            start = time.perf_counter()
+            error = ""
             try:
                 step()
             except Exception:

@@ -37,7 +37,8 @@ def links(page: Path) -> Iterator[tuple[str, str]]:
 
 def site_files() -> list[Path]:
     """The pages, and whatever they link to, and what that links to."""
-    found, to_read = set(), pages()
+    found = set()
+    to_read = pages()
     while to_read:
         path = to_read.pop()
         if path in found or not path.is_file():

@@ -27,9 +27,13 @@ def draw_members(panel: Axes, look: Look) -> None:
         y = 3.3 - 1.15 * member
         colour = look.members[member]
         for head in range(HEADS):
-            edge, fill, style = look.pale, look.ground, "dashed"
+            edge = look.pale
+            fill = look.ground
+            style = "dashed"
             if head in kept:
-                edge, fill, style = colour, look.tints[member], "solid"
+                edge = colour
+                fill = look.tints[member]
+                style = "solid"
             box(panel, 0.15 + STEP * head, y, SIDE, SIDE, edge, fill, linestyle=style)
         arrow(panel, (2.87, y + SIDE / 2), (3.17, y + SIDE / 2), colour)
         box(panel, 3.22, y - 0.06, 0.9, SIDE + 0.12, colour, look.ground)

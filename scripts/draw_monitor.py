@@ -41,8 +41,10 @@ def simulate(rows: int = ROWS) -> dict[str, Any]:
     if run is None:
         raise ValueError(f"seed {SEED} promises nothing: take another")
     monitor = Monitor(run.settings)
-    wrong, coverage = torch.from_numpy(run.bins["risk"]), torch.from_numpy(run.bins["coverage"])
-    scores, is_answered = torch.from_numpy(run.scores), torch.from_numpy(run.bins["answered"]) == 0
+    wrong = torch.from_numpy(run.bins["risk"])
+    coverage = torch.from_numpy(run.bins["coverage"])
+    scores = torch.from_numpy(run.scores)
+    is_answered = torch.from_numpy(run.bins["answered"]) == 0
     path = []
     for start in range(0, rows, CASE.batch):
         batch = slice(start, start + CASE.batch)

@@ -34,7 +34,8 @@ def draw_model(panel: Axes, look: Look) -> None:
         box(panel, 1.25 + 0.44 * place, 3.5, 0.34, 2.7, look.faded, look.shared)
     text(panel, 2.3, 6.5, "a shared trunk", look.ink)
     for member, bottom in enumerate(BRANCHES):
-        colour, tint = look.members[member], look.tints[member]
+        colour = look.members[member]
+        tint = look.tints[member]
         middle = bottom + 0.37
         arrow(panel, (3.45, middle), (3.85, middle), colour)
         # The heads of the branch's attention, side by side, and its classifier.

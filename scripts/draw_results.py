@@ -104,7 +104,8 @@ def draw_points(panel: Axes, methods: Sequence[tuple[Shown, Budget]], metric: st
     dots = []
     for shown, budget in methods:
         values = values_of(budget, metric)
-        x, y = budget.trainings + shown.aside, mean(values)
+        x = budget.trainings + shown.aside
+        y = mean(values)
         colour = colour_of(budget.work, look)
         if len(values) > 1:
             panel.errorbar(x, y, stdev(values), color=colour, linewidth=1.5, capsize=3)

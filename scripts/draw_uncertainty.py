@@ -60,13 +60,15 @@ def measure() -> Measured:
 def draw(measured: Measured, look: Look) -> Figure:
     figure = Figure(figsize=(WIDTH, WIDTH * 0.55))
     panel = figure.add_axes((0.08, 0.16, 0.89, 0.74))
-    coverage, risk = 100 * measured.coverage.numpy(), 100 * measured.risk.numpy()
+    coverage = 100 * measured.coverage.numpy()
+    risk = 100 * measured.risk.numpy()
     panel.plot(coverage, risk, color=look.members[0], linewidth=2)
     panel.axhline(100 * RISK, color=look.ink, linewidth=1, linestyle="--")
     panel.text(
         31, 100 * RISK + 0.3, "promised: at most 5 % of the answers", fontsize=SMALL, color=look.ink, va="bottom"
     )
-    x, y = 100 * measured.answered, 100 * measured.wrong
+    x = 100 * measured.answered
+    y = 100 * measured.wrong
     panel.plot(x, y, "o", markersize=10, color=look.members[1])
     look_of_words = {"fontsize": SMALL, "color": look.ink}
     words = f"after calibrate: {x:.0f} % are answered,\n{y:.1f} % of these wrong; “I don't know”\nto the others"

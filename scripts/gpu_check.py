@@ -100,9 +100,11 @@ def run(name: str, command: list[str], device: str, deadline: float) -> list[Lin
     options = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
         done = subprocess.run([sys.executable, *command], timeout=deadline - start, **options)
-        output, code = done.stdout.decode(errors="replace"), done.returncode
+        output = done.stdout.decode(errors="replace")
+        code = done.returncode
     except subprocess.TimeoutExpired as error:
-        output, code = (error.stdout or b"").decode(errors="replace") + "\nstopped: no time was left", 1
+        output = (error.stdout or b"").decode(errors="replace") + "\nstopped: no time was left"
+        code = 1
     return lines_of(name, command, device, code, output, time.monotonic() - start)
 
 
@@ -126,7 +128,8 @@ class Report:
     def __init__(self, device: str, output: Path):
         about = where_it_ran(device)
         self.header = "\n".join([f"Check of everything on {device}", *map(": ".join, about.items())])
-        self.output, self.lines = output, {}
+        self.output = output
+        self.lines = {}
         print(self.header, flush=True)
 
     def add(self, place: int, lines: list[Line]) -> None:
@@ -163,7 +166,8 @@ def main() -> None:
     ]
     if not chosen:
         parser.error(f"--only: no part is named like {' or '.join(args.only)}")
-    start, report = time.monotonic(), Report(args.device, args.output)
+    start = time.monotonic()
+    report = Report(args.device, args.output)
     deadline = start + 60 * args.minutes
     with ThreadPoolExecutor(max(1, args.workers)) as pool:
         runs = {pool.submit(run, *part, args.device, deadline): place for place, part in enumerate(chosen)}

@@ -36,7 +36,8 @@ from hydra_transformers.fusion.structure import config_in_backbone, hydra_config
 
 # What fails and is meant to: patterns of classes, patterns of tests, and why. Each of these tests fails in each of these classes, or the
 # entry goes.
-EMBEDDINGS, GRADIENTS = "test_model_get_set_embeddings", "test_training_gradient_checkpointing*"
+EMBEDDINGS = "test_model_get_set_embeddings"
+GRADIENTS = "test_training_gradient_checkpointing*"
 BY_DESIGN: tuple[tuple[str, str, str], ...] = (
     (
         "HydraViT* HydraDeiT* HydraDinov2* HydraDINOv3* HydraBeit* HydraAST* HydraWav2Vec2* HydraHubert* HydraWavLM* HydraWhisper* "
@@ -200,7 +201,8 @@ class ModelTester:
         self.subject = subject
         self.seq_length = subject.seq_length
         config = next(iter(tower_configs(subject.config()).values()))
-        self.hidden_size, self.num_hidden_layers = config.hidden_size, config.num_hidden_layers
+        self.hidden_size = config.hidden_size
+        self.num_hidden_layers = config.num_hidden_layers
         self.image_size, self.patch_size = (getattr(config, name, None) for name in ("image_size", "patch_size"))
 
     def get_config(self) -> PreTrainedConfig:
@@ -276,7 +278,8 @@ def matches(name: str, patterns: str) -> bool:
 def judge(name: str, outcomes: dict[str, str], by_design: Iterable[tuple[str, str, str]]) -> tuple[Counter, list[str]]:
     """How many tests of a class "passed", "failed", were "skipped" or failed "by design"; and those that are not as `by_design` has
     them."""
-    counts, unexpected = Counter(), []
+    counts = Counter()
+    unexpected = []
     patterns = [tests for classes, tests, _ in by_design if matches(name, classes)]
     for test, outcome in outcomes.items():
         is_listed = any(matches(test, pattern) for pattern in patterns)
@@ -292,7 +295,8 @@ def judge(name: str, outcomes: dict[str, str], by_design: Iterable[tuple[str, st
 
 
 def run(subject: Subject, common_tests: ModuleType, keyword: str) -> dict[str, str]:
-    case, outcomes = test_case(subject, common_tests), Outcomes()
+    case = test_case(subject, common_tests)
+    outcomes = Outcomes()
     names = unittest.TestLoader().getTestCaseNames(case)
     unittest.TestSuite(case(name) for name in names if keyword in name).run(outcomes)
     return outcomes.of
@@ -307,7 +311,8 @@ def main() -> int:
     arguments = parser.parse_args()
     common_tests = import_common_tests(arguments.checkout)
     chosen = [s for s in everything if arguments.classes is None or s.name in arguments.classes]
-    names, unexpected = ("passed", "failed", "skipped", "by design"), []
+    names = ("passed", "failed", "skipped", "by design")
+    unexpected = []
     print(f"{'class':46}" + "".join(f"{name:>11}" for name in names), flush=True)
     for subject in chosen:
         counts, others = judge(subject.name, run(subject, common_tests, arguments.tests), BY_DESIGN)

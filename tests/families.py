@@ -266,7 +266,8 @@ def pixels() -> dict[str, torch.Tensor]:
 
 def of_images(name: str, model_class: type, output: str, tokens: int = 5, sizes: dict = SIZES, **options) -> Family:
     """options: `configure` of `backbone`, fields of the config, and of `Family`"""
-    configure, of_family = options.pop("configure", None), _of_family(options)
+    configure = options.pop("configure", None)
+    of_family = _of_family(options)
     make = backbone(model_class, {**sizes, **IMAGE_SIZES, **options}, configure)
     return Family(name, make, pixels, {"": output}, tokens, **of_family)
 

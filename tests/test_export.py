@@ -121,7 +121,8 @@ def test_a_calibration_of_other_weights_stays_outside(tmp_path):
 def test_the_command_writes_a_folder_that_reads_texts(tmp_path, capsys):
     backbone = load_trained(save_bert(tmp_path / "bert"))
     members = [AutoHydra.from_backbone(backbone, {0: [head]}) for head in range(2)]
-    hydra, tokenizer = AutoHydra.from_pruned_members(members), AutoTokenizer.from_pretrained(tmp_path / "bert")
+    hydra = AutoHydra.from_pruned_members(members)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "bert")
     hydra.save_pretrained(tmp_path / "hydra")
     tokenizer.save_pretrained(tmp_path / "hydra")
     words = ["export", str(tmp_path / "hydra"), "--to", "torch", "--output", str(tmp_path / "exported")]

@@ -25,7 +25,8 @@ INPUTS = {
 def test_model_config_and_folder_say_the_same(family, tmp_path):
     for model in (family.hydra.from_backbone(family.backbone()), family.backbone()):
         model.save_pretrained(tmp_path)
-        of_model, of_folder = ModelInfo.of(model), ModelInfo.of(tmp_path)
+        of_model = ModelInfo.of(model)
+        of_folder = ModelInfo.of(tmp_path)
         of_config = ModelInfo.of(of_folder.config)
         for found in (of_folder, of_config):
             for name in ("model_class", "task", "auto_class", "inputs", "is_hydra", "class_names"):
@@ -87,7 +88,8 @@ def test_identity_is_probed_in_one_place():
 
     import hydra_transformers
 
-    root, found = Path(hydra_transformers.__file__).parent, {}
+    root = Path(hydra_transformers.__file__).parent
+    found = {}
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and node.value in ("from_pruned_members", "Token", "ZeroShot"):

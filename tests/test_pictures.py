@@ -50,7 +50,8 @@ def test_the_monitor_says_of_the_stream_what_the_picture_shows():
 def made_up_results():
     """Two methods of two seeds, whose second is right more often, and the arrays of all rows but one."""
     usual = recipe.asdict(recipe.Recipe())
-    rows, arrays = [], {}
+    rows = []
+    arrays = {}
     random = np.random.default_rng(0)
     for members, trunk, epochs, right in ((1, 0, 8, 0.7), (3, 11, 12, 0.9)):
         for seed in (0, 1):

@@ -63,7 +63,8 @@ def folder(tmp_path_factory):
 
 @torch.no_grad()
 def outputs_of(folder, texts=TEXTS):
-    hydra, tokenizer = AutoHydra.from_pretrained(folder / "hydra"), AutoTokenizer.from_pretrained(folder / "hydra")
+    hydra = AutoHydra.from_pretrained(folder / "hydra")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "hydra")
     return [hydra(**tokenizer(text, return_tensors="pt")) for text in texts]
 
 
@@ -117,7 +118,8 @@ def test_exports_carry_interval_and_abstention(folder, tmp_path, aggregate):
     tokenizer = AutoTokenizer.from_pretrained(folder / "hydra")
     run = RUNNERS["torch"](export(hydra, tmp_path / "exported", "torch", processor=tokenizer) / FILES["torch"])
     batch = {name: each for name, each in tokenized(5)[0].items() if name != "labels"}
-    found, expected = run(batch), hydra(**batch)
+    found = run(batch)
+    expected = hydra(**batch)
     assert torch.allclose(found["logits"], expected.logits, atol=1e-4)
     if aggregate is None:
         assert torch.allclose(found["interval"], expected.interval, atol=1e-4)
@@ -136,7 +138,8 @@ def test_commands_calibrate_and_evaluate_it(folder, tmp_path, capsys):
 
 
 def test_heads_are_ranked_by_squared_error():
-    model, data = backbone(0), tokenized()
+    model = backbone(0)
+    data = tokenized()
 
     def by_hand(numbers, targets):
         return -((numbers.squeeze(1).double() - targets.double()) ** 2).mean().item()

@@ -112,9 +112,11 @@ def test_features_of_members_are_their_image_embeddings(family):
 
 @torch.no_grad()
 def test_pipelines_give_the_mean_probability_of_each_text_by_itself(siglip):
-    processor, hydra = AutoProcessor.from_pretrained(siglip / "hydra"), load_trained(siglip / "hydra")
+    processor = AutoProcessor.from_pretrained(siglip / "hydra")
+    hydra = load_trained(siglip / "hydra")
     parts = {"image_processor": processor.image_processor, "tokenizer": processor.tokenizer}
-    image, asked = str(siglip / "0.png"), {"candidate_labels": CLASSES}
+    image = str(siglip / "0.png")
+    asked = {"candidate_labels": CLASSES}
     plain = pipeline("zero-shot-image-classification", model=str(siglip / "hydra"), **parts)(image, **asked)
     texts = [f"This is a photo of {label}." for label in CLASSES]
     inputs = processor(

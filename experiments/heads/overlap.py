@@ -74,7 +74,8 @@ def compare_head_sets(heads: Sequence[Head], head_sets: Mapping[str, Sequence[He
 
 
 def compared(heads: Sequence[Head], a: Sequence[Head], b: Sequence[Head]) -> Pair:
-    sizes, both = (len(a), len(b)), len(set(a) & set(b))
+    sizes = (len(a), len(b))
+    both = len(set(a) & set(b))
     likely = list(commons(len(heads), *sizes))
     return Pair(
         sizes=sizes,

@@ -24,8 +24,13 @@ from hydra_transformers.uncertainty.paired import NORMAL_95
 from .outputs import Batches, one_member, watched_heads
 
 
-CLEAN, NOISY = "clean", "noisy"
-HOLDS, FAILS, UNCLEAR, NOT_REFUTED, UNKNOWN = "holds", "fails", "unclear", "not refuted", "-"
+CLEAN = "clean"
+NOISY = "noisy"
+HOLDS = "holds"
+FAILS = "fails"
+UNCLEAR = "unclear"
+NOT_REFUTED = "not refuted"
+UNKNOWN = "-"
 PIXEL_NOISE = 0.5  # standard deviation, in the model's units
 TOKEN_NOISE = 0.2  # share of tokens
 
@@ -118,7 +123,8 @@ class PruningUnderNoise:
             for head_set, of_set in self.changes.items()
             for data, of in of_set.items()
         ]
-        premises, titles = [], []
+        premises = []
+        titles = []
         for head_set in self.changes:
             verdicts = self.verdicts(head_set)
             titles = list(verdicts)
@@ -154,7 +160,8 @@ class GatedLoss:
     """Each row's cross-entropy as a function of gates on heads; a gate of 1 turns its head off."""
 
     def __init__(self, hydra: PreTrainedModel, engine: Ablation):
-        self.hydra, self.engine = hydra, engine
+        self.hydra = hydra
+        self.engine = engine
         [tower] = engine.towers.values()
         self.heads: dict[int, list[int]] = {layer: heads for layer, heads in enumerate(tower.heads) if heads}
 
@@ -174,7 +181,8 @@ class GatedLoss:
         return found
 
     def _batch(self, batch: Mapping[str, Tensor], sets: Mapping[str, Sequence[Head]]) -> dict[str, dict[str, Tensor]]:
-        inputs, labels = {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        labels = batch["labels"]
         values: dict[str, dict[str, Tensor]] = {}
         gates = self.gates(len(labels))
         with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivatives
@@ -247,7 +255,8 @@ def _compared(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def with_noise(data: Batches, seed: int = 0) -> Batches:
     """Data with Gaussian noise on `pixel_values`, or a share of `input_ids` replaced by others of the batch; the first and the last
     token of a text stay."""
-    generator, noisy = torch.Generator().manual_seed(seed), []
+    generator = torch.Generator().manual_seed(seed)
+    noisy = []
     for batch in data:
         if "input_ids" in batch:
             noisy.append(batch | {"input_ids": _replaced(batch["input_ids"], batch["attention_mask"], generator)})
@@ -259,7 +268,8 @@ def with_noise(data: Batches, seed: int = 0) -> Batches:
 
 
 def _replaced(input_ids: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
-    mask, rows = mask.bool().cpu(), torch.arange(len(input_ids))
+    mask = mask.bool().cpu()
+    rows = torch.arange(len(input_ids))
     inner = mask.clone()
     inner[rows, mask.int().argmax(dim=1)] = False
     inner[rows, mask.shape[1] - 1 - mask.int().flip(1).argmax(dim=1)] = False

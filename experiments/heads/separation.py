@@ -81,7 +81,8 @@ class HeadSeparation:
     def _row(self, title: str, network: str, ood: str, heads: Sequence[Head]) -> list[str]:
         last_layer = max(layer for layer, _ in self.networks[DENSE][ood])
         last = [head for head in heads if head[0] == last_layer]
-        of_last, of_all = self.mean(network, ood, last), self.mean(network, ood, heads)
+        of_last = self.mean(network, ood, last)
+        of_all = self.mean(network, ood, heads)
         distances = ["-"] * 3
         if of_last is not None:
             distances = [f"{value:.2f}" for value in (of_last.euclidean, of_last.relative, of_last.mahalanobis)]
@@ -105,7 +106,8 @@ def head_separation(
         heads left out" from "heads changed"
     seed: for the halves that discriminants are fitted and tested on
     """
-    networks, chance = {}, {}
+    networks = {}
+    chance = {}
     for network in (DENSE, *pruned):
         hydra = one_member(prune_heads(model, as_heads_to_prune(pruned[network])) if network in pruned else model)
         known = head_vectors(hydra, data)
@@ -120,7 +122,8 @@ def head_separation(
 
 def head_vectors(hydra: PreTrainedModel, data: Batches) -> Vectors:
     """The outputs of each head of a one-member Hydra for every row, at the first token."""
-    encoder, of_batches = hydra.base_model, []
+    encoder = hydra.base_model
+    of_batches = []
 
     def keep(layer: int, outputs: Tensor) -> None:
         numbers = encoder.config.kept_heads[layer][0]

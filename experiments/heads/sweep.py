@@ -86,10 +86,12 @@ class BudgetSweep:
             for number, order in enumerate(dict.fromkeys(point.order for point in self.points)):
                 values = self.values(order, metric)
                 several = [[scale * value for value in of_budget] for of_budget in values.values()]
-                colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+                colour = COLOURS[number % len(COLOURS)]
+                marker = MARKERS[number % len(MARKERS)]
                 means = [math.fsum(draws) / len(draws) for draws in several]
                 panel.plot(list(values), means, color=colour, marker=marker, markersize=4, linewidth=1.6, label=order)
-                low, high = map(min, several), map(max, several)
+                low = map(min, several)
+                high = map(max, several)
                 panel.fill_between(list(values), list(low), list(high), color=colour, alpha=0.15, linewidth=0)
             panel.set_xlabel(f"Heads that go, of {self.dense.kept}")
             finish_panel(panel, TITLES[metric])

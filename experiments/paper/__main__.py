@@ -35,7 +35,8 @@ RUNS = Path("runs/paper")
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "paper.md"
 
 
-COST_TABLE, COST_FIGURE = 7, 3
+COST_TABLE = 7
+COST_FIGURE = 3
 COST = f"Table {COST_TABLE} and figure {COST_FIGURE}: python benchmarks/inference_cost.py --paper"
 
 

@@ -243,7 +243,8 @@ def shortened(splits: Splits) -> Splits:
 # Made-up rows
 
 
-WORDS, LENGTH = 40, 8
+WORDS = 40
+LENGTH = 8
 
 
 def made_up_texts(count: int, seed: int, labelled: bool = True) -> TensorRows:

@@ -204,7 +204,9 @@ COMPARED = {
 COMPARED["clip"] = tuple(("hydra-circ", other) for other in CLIP_METHODS[:-1])
 COMPARED_COLUMNS = dict.fromkeys(("images", "texts"), ("accuracy", "nll", "ece", *OOD))
 COMPARED_COLUMNS["clip"] = ("mean:accuracy", "mean:nll", "mean:ece", *(f"imagenet1k:{column}" for column in OOD))
-HOLDS, OPPOSITE, UNCLEAR = "holds", "the opposite", "not shown"
+HOLDS = "holds"
+OPPOSITE = "the opposite"
+UNCLEAR = "not shown"
 
 
 # Values
@@ -400,7 +402,8 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the page of all settings that were run."""
     parts = [HEAD]
     for name, content in results.items():
-        setting, seeds = SETTINGS[name], content["seeds"]
+        setting = SETTINGS[name]
+        seeds = content["seeds"]
         parts.append(f"## {setting.title}")
         where = ", ".join(content[part] for part in ("machine", "versions", "date"))
         parts.append(

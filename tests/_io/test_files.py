@@ -67,7 +67,8 @@ def test_a_model_replaces_the_weights_of_another(tmp_path):
 def test_the_config_of_a_model_comes_last(tmp_path, monkeypatch):
     """A folder whose filling was cut off is not a model, neither the old one nor the new."""
     fill(tmp_path)
-    order, replace = [], os.replace
+    order = []
+    replace = os.replace
 
     def seen(source, target):
         order.append((target.name, (tmp_path / "config.json").exists()))

@@ -11,7 +11,8 @@ from tests.training.tiny import QUIET, tiny_dataset, tiny_model, weights_of
 
 def train_baseline(kind: str, output_dir: Path, per_device_batch: int) -> dict[str, torch.Tensor]:
     """The weights of a baseline after a few steps."""
-    model, options = tiny_model("vit", "backbone"), {}
+    model = tiny_model("vit", "backbone")
+    options = {}
     if kind == "mimo":
         # One example in all places, once: else two processes would draw other places than one.
         options["data_collator"] = MIMOCollator(2, rho=1.0, repetitions=1)

@@ -43,7 +43,8 @@ def test_each_member_is_a_plain_model_that_answers_as_it_does(family):
         torch.testing.assert_close(member_logits[:, index], predict(member, family.inputs())[:, 0])
     if family is VIT:  # its matrix is the shared one, scaled by rows and columns
         linear = ensemble.model.classifier
-        r, s = 1 + linear.input_factors[1], 1 + linear.output_factors[1]
+        r = 1 + linear.input_factors[1]
+        s = 1 + linear.output_factors[1]
         torch.testing.assert_close(ensemble.member(1).classifier.weight, linear.weight * torch.outer(s, r))
 
 

@@ -27,7 +27,8 @@ def fitted() -> BayesVLM:
 
 
 def test_the_distributions_are_those_of_a_computation_by_hand(fitted):
-    clip, data = CLIP.backbone(), pairs()
+    clip = CLIP.backbone()
+    data = pairs()
     with torch.no_grad():
         read = {
             "image": torch.cat([clip.vision_model(pixel_values=each["pixel_values"]).pooler_output for each in data]),
@@ -37,7 +38,8 @@ def test_the_distributions_are_those_of_a_computation_by_hand(fitted):
     embeddings = {side: read[side] @ weights[side].t() for side in read}
     scale = clip.logit_scale.exp().item()
     for side, other in (("image", "text"), ("text", "image")):
-        targets, rows = nn.functional.normalize(embeddings[other], dim=-1), len(read[side])
+        targets = nn.functional.normalize(embeddings[other], dim=-1)
+        rows = len(read[side])
         curvature = torch.zeros(12, 12, dtype=torch.float64)
         for g in embeddings[side]:
             jacobian = torch.autograd.functional.jacobian(lambda x, y=targets: scale * (x / x.norm()) @ y.t(), g)
@@ -57,7 +59,8 @@ def published(bayesvlm: BayesVLM) -> dict[str, torch.Tensor]:
     for side, short in (("image", "img"), ("text", "txt")):
         posterior = getattr(bayesvlm, f"{side}_posterior")
         for name, place in (("A", "input"), ("B", "output")):
-            basis, values = getattr(posterior, f"{place}_basis"), getattr(posterior, f"{place}_eigenvalues")
+            basis = getattr(posterior, f"{place}_basis")
+            values = getattr(posterior, f"{place}_eigenvalues")
             factors[f"{name}_{short}"] = (basis * values @ basis.t()).float()
     return factors
 
@@ -98,7 +101,8 @@ def test_factors_of_another_clip_are_refused_and_leave_it_as_it_was(fitted):
 
 
 def test_without_uncertainty_the_logits_are_clips():
-    clip, inputs = CLIP.backbone(), CLIP.inputs()
+    clip = CLIP.backbone()
+    inputs = CLIP.inputs()
     expected = clip(**inputs).logits_per_image
     for bayesvlm in (BayesVLM(clip), BayesVLM(clip).fit(pairs(), prior_precision=1e12)):
         torch.testing.assert_close(bayesvlm(**inputs).member_logits[:, 0], expected, rtol=1e-5, atol=1e-6)

@@ -96,7 +96,9 @@ def test_it_answers_with_its_members_reproducibly_and_leaves_model_and_random_nu
     members, _, make = BASELINES[name]
     model = family.backbone()
     data = [family.inputs() | {"labels": LABELS}]
-    modes, before, state = model.training, copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    modes = model.training
+    before = copy.deepcopy(model.state_dict())
+    state = torch.get_rng_state()
     baseline = make(model, data, 3)
     member_logits = predict(baseline, data[0])
     assert member_logits.shape == (4, members, model.config.num_labels)

@@ -11,7 +11,8 @@ from tests.families import BERT, VIT, clip_backbone, images, padded_texts, vit_b
 
 @pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
 def test_the_members_are_the_models_and_the_answer_their_mean_probability(family):
-    models, inputs = [family.backbone(seed) for seed in range(3)], family.inputs()
+    models = [family.backbone(seed) for seed in range(3)]
+    inputs = family.inputs()
     with torch.no_grad():
         output = DeepEnsemble(models)(**inputs)
         singles = torch.stack([model(**inputs).logits for model in models], dim=1)
@@ -21,7 +22,8 @@ def test_the_members_are_the_models_and_the_answer_their_mean_probability(family
 
 def test_the_members_of_hydras_join_those_of_plain_models():
     hydra = VIT.fused()
-    plain, inputs = vit_backbone(5), VIT.inputs()
+    plain = vit_backbone(5)
+    inputs = VIT.inputs()
     with torch.no_grad():
         member_logits = DeepEnsemble([hydra, plain])(**inputs).member_logits
         expected = torch.cat([hydra(**inputs).member_logits, plain(**inputs).logits.unsqueeze(1)], dim=1)

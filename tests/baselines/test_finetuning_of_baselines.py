@@ -29,11 +29,14 @@ def test_what_a_baseline_adds_belongs_to_the_part_that_it_changes(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["batch-ensemble", "mimo"])
 def test_fine_tuned_by_a_recipe_it_is_what_was_saved(kind, tmp_path):
-    rows, model = tiny_dataset("vit"), tiny_model("vit", "backbone")
+    rows = tiny_dataset("vit")
+    model = tiny_model("vit", "backbone")
     if kind == "mimo":
-        baseline, options = MIMO(model, num_members=2), {"data_collator": MIMOCollator(2, repetitions=2)}
+        baseline = MIMO(model, num_members=2)
+        options = {"data_collator": MIMOCollator(2, repetitions=2)}
     else:
-        baseline, options = BatchEnsemble(model, num_members=2), {}
+        baseline = BatchEnsemble(model, num_members=2)
+        options = {}
     [tuned] = finetune_members([baseline], SHORT, rows, rows, tmp_path, **options, **ARGUMENTS)
     assert type(tuned) is type(baseline) and not tuned.training
     still = [name for name, tensor in tuned.state_dict().items() if torch.equal(tensor, baseline.state_dict()[name])]

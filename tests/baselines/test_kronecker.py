@@ -16,7 +16,8 @@ from hydra_transformers.baselines.kronecker import (
 )
 
 
-INPUTS, OUTPUTS = 4, 3
+INPUTS = 4
+OUTPUTS = 3
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -42,7 +43,9 @@ def factors_of(rows: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def test_the_factors_are_the_whole_matrix_for_one_row_and_where_the_curvature_is_the_same_for_all():
-    row, rows, weight = numbers(1, INPUTS), numbers(9, INPUTS), numbers(OUTPUTS, INPUTS, seed=1)
+    row = numbers(1, INPUTS)
+    rows = numbers(9, INPUTS)
+    weight = numbers(OUTPUTS, INPUTS, seed=1)
     for data, of in ((row, weight), (rows, torch.zeros_like(weight))):
         product = torch.kron(*reversed(factors_of(data, of)))
         torch.testing.assert_close(product, gauss_newton(data, of), rtol=1e-10, atol=1e-12)
@@ -52,12 +55,15 @@ def test_the_factors_are_the_whole_matrix_for_one_row_and_where_the_curvature_is
 
 def fitted(form: str, **options) -> tuple[KroneckerPosterior, torch.Tensor]:
     """A posterior, and its covariance by inverting the whole precision."""
-    rows, weight = numbers(9, INPUTS), numbers(OUTPUTS, INPUTS, seed=1)
+    rows = numbers(9, INPUTS)
+    weight = numbers(OUTPUTS, INPUTS, seed=1)
     input_factor, output_factor = factors_of(rows, weight)
     posterior = KroneckerPosterior(INPUTS, OUTPUTS, form).double()
     posterior.set(posterior.fit(input_factor, output_factor, weight, **options))
-    prior, count = float(posterior.prior_precision), options.get("pseudo_count", 1.0)
-    one, other = torch.eye(OUTPUTS, dtype=torch.float64), torch.eye(INPUTS, dtype=torch.float64)
+    prior = float(posterior.prior_precision)
+    count = options.get("pseudo_count", 1.0)
+    one = torch.eye(OUTPUTS, dtype=torch.float64)
+    other = torch.eye(INPUTS, dtype=torch.float64)
     if form == "sum":
         precision = count * torch.kron(output_factor, input_factor) + prior * torch.kron(one, other)
     else:
@@ -97,7 +103,8 @@ def test_the_prior_precision_has_the_highest_evidence(form):
 
 
 def test_the_curvature_of_a_similarity_is_that_of_autograd():
-    embeddings, scale = numbers(5, 6), 7.0
+    embeddings = numbers(5, 6)
+    scale = 7.0
     targets = nn.functional.normalize(numbers(4, 6, seed=1), dim=-1)
     expected = torch.zeros(6, 6, dtype=torch.float64)
     for embedding in embeddings:
@@ -113,7 +120,8 @@ def test_the_curvature_of_a_similarity_is_that_of_autograd():
 
 
 def test_probit_logits_have_about_the_mean_probability():
-    means, variances = numbers(1, 5), 0.5 + numbers(1, 5, seed=1).square()
+    means = numbers(1, 5)
+    variances = 0.5 + numbers(1, 5, seed=1).square()
     drawn = means + variances.sqrt() * numbers(50_000, 5, seed=2)
     expected = drawn.softmax(-1).mean(dim=0)
     found = probit_logits(means, variances).softmax(-1)[0]

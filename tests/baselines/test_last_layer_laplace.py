@@ -23,7 +23,8 @@ def rows(family, batches: int = 4) -> list[dict[str, torch.Tensor]]:
 
 @each_of([VIT, BERT, LLAMA, WHISPER])
 def test_it_is_the_brute_force_posterior_of_the_last_linear_layer(family):
-    model, data = family.backbone(), rows(family)
+    model = family.backbone()
+    data = rows(family)
     laplace = LastLayerLaplace(model).fit(data)
     head = next(
         module
@@ -57,7 +58,8 @@ def test_it_is_the_brute_force_posterior_of_the_last_linear_layer(family):
 
 
 def test_members_are_models_with_last_layers_of_their_own():
-    model, data = VIT.backbone(), rows(VIT)
+    model = VIT.backbone()
+    data = rows(VIT)
     laplace = LastLayerLaplace(model, num_samples=3).fit(data, seed=5)
     found = predict(laplace, data[0])
     assert found.shape == (4, 3, 5) and laplace.num_members == 3
@@ -73,14 +75,16 @@ def test_members_are_models_with_last_layers_of_their_own():
 
 
 def test_before_it_is_fitted_and_with_a_sure_prior_it_answers_as_the_model_does():
-    model, inputs = BERT.backbone(), BERT.inputs()
+    model = BERT.backbone()
+    inputs = BERT.inputs()
     expected = model(**inputs).logits
     for laplace in (LastLayerLaplace(model), LastLayerLaplace(model).fit(rows(BERT), prior_precision=1e12)):
         torch.testing.assert_close(predict(laplace, inputs)[:, 0], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_batch_size_and_the_labels_leave_no_trace_and_the_model_stays_as_it_was():
-    model, data = VIT.backbone(), rows(VIT)
+    model = VIT.backbone()
+    data = rows(VIT)
     model.train()
     before = copy.deepcopy(model.state_dict())
     expected = LastLayerLaplace(model).fit(data)

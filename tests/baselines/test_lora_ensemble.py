@@ -61,7 +61,8 @@ TASKS = {
 @torch.no_grad()
 def test_adapters_answer_every_task(task, tmp_path):
     make, answer = TASKS[task]
-    backbone, inputs = make().eval(), {"input_ids": torch.arange(1, 13).view(2, 6) % 9 + 1}
+    backbone = make().eval()
+    inputs = {"input_ids": torch.arange(1, 13).view(2, 6) % 9 + 1}
     for index in range(2):
         save_adapter(backbone, tmp_path / f"member-{index}", seed=index)
     folders = [tmp_path / f"member-{index}" for index in range(2)]
@@ -110,7 +111,8 @@ def test_only_adapters_and_classifiers_train_each_by_its_own_seed_and_a_second_c
 ):
     """Every claim about one fine-tuning, in one test: the training is shared."""
     rows = tiny_dataset("vit"), tiny_dataset("vit", 6, seed=2)
-    backbone, output_dir = tiny_model("vit", "backbone"), tmp_path / "lora"
+    backbone = tiny_model("vit", "backbone")
+    output_dir = tmp_path / "lora"
     before = copy.deepcopy(backbone.state_dict())
     ensemble = finetune_lora_ensemble(backbone, SHORT, *rows, output_dir, **SAME)
     weights = ensemble.state_dict()

@@ -140,7 +140,8 @@ def test_whole_layers_are_not_left_out():
 
 def in_threads(count: int, calls: int, ask) -> list:
     """What `ask(number)` gives, asked `calls` times by each of `count` threads at once."""
-    answers, together = [], threading.Barrier(count)
+    answers = []
+    together = threading.Barrier(count)
 
     def work(thread: int) -> None:
         together.wait()

@@ -51,13 +51,15 @@ def test_in_use_places_change_nothing():
     mimo = MIMO(vit_backbone(), num_members=2).eval()
     places = torch.tensor([[0, 1], [1, 0]])
     with torch.no_grad():
-        plain, given = mimo(**VIT.inputs(), labels=LABELS), mimo(**VIT.inputs(), labels=LABELS, places=places)
+        plain = mimo(**VIT.inputs(), labels=LABELS)
+        given = mimo(**VIT.inputs(), labels=LABELS, places=places)
     assert torch.equal(plain.member_logits, given.member_logits) and torch.equal(plain.loss, given.loss)
 
 
 def test_with_rho_one_the_loss_is_that_of_the_model_times_the_members():
     model = vit_backbone()
-    mimo, collator = MIMO(model, num_members=3).train(), MIMOCollator(3, rho=1.0, repetitions=2)
+    mimo = MIMO(model, num_members=3).train()
+    collator = MIMOCollator(3, rho=1.0, repetitions=2)
     places = collator.places(4)
     assert torch.equal(places, places[:, :1].expand(-1, 3))
     loss = mimo(**VIT.inputs(), labels=LABELS, places=places).loss
@@ -93,7 +95,8 @@ def test_texts_that_are_filled_up_in_front_are_read_as_the_model_does(family):
 def test_a_mimo_learns_several_numbers_per_row(problem):
     """As many as it has members: the labels' columns are not the members'."""
     model = vit_backbone(num_labels=3, problem_type=problem)
-    mimo, labels = MIMO(model, num_members=3), torch.rand(4, 3, dtype=torch.float64).round()
+    mimo = MIMO(model, num_members=3)
+    labels = torch.rand(4, 3, dtype=torch.float64).round()
     expected = 3 * model(**VIT.inputs(), labels=labels).loss
     torch.testing.assert_close(mimo.eval()(**VIT.inputs(), labels=labels).loss, expected)
     places = torch.tensor([[0, 0, 0], [1, 2, 3]])

@@ -14,7 +14,8 @@ from tests.families import ALBERT, BERT, CLIP_CLASSIFIER, DISTILBERT, LLAMA, VIT
 def test_members_are_alpha_over_m_as_wide_and_the_size_of_a_head_stays(family):
     model = family.backbone()
     packed = PackedEnsemble.from_backbone(model, num_members=4, alpha=2)
-    config, narrow = getattr(model.config, "vision_config", model.config), packed.config
+    config = getattr(model.config, "vision_config", model.config)
+    narrow = packed.config
     assert packed.num_members == 4 and tuple(narrow.shared) == () and narrow.trunk_layers == 0
     assert narrow.hidden_size == config.hidden_size // 2
     assert narrow.num_attention_heads == config.num_attention_heads // 2
@@ -39,7 +40,8 @@ def test_member_by_member_they_are_the_models_class_with_weights_of_their_own_se
     packed = PackedEnsemble.from_backbone(model, num_members=2, alpha=1, seed=5)
     assert torch.equal(torch.get_rng_state(), state)
     other = PackedEnsemble.from_backbone(vit_backbone(), num_members=2, alpha=1, seed=6)
-    first, second = predict(packed, VIT.inputs()), predict(other, VIT.inputs())
+    first = predict(packed, VIT.inputs())
+    second = predict(other, VIT.inputs())
     torch.testing.assert_close(first[:, 1], second[:, 0])
     assert not torch.allclose(first[:, 0], first[:, 1])
 

@@ -29,7 +29,8 @@ def validation(rows: int = 64) -> list[dict]:
 
 
 def test_the_temperature_has_the_least_validation_loss():
-    model, data = vit_backbone(), validation()
+    model = vit_backbone()
+    data = validation()
     with torch.no_grad():
         logits = torch.cat([model(pixel_values=batch["pixel_values"]).logits for batch in data])
         labels = torch.cat([batch["labels"] for batch in data])
@@ -41,7 +42,8 @@ def test_the_temperature_has_the_least_validation_loss():
     torch.testing.assert_close(output.member_logits[:, 0], expected, rtol=1e-3, atol=1e-5)
 
 
-FIRST, SECOND = padded_texts(batch=4, seed=1), padded_texts(batch=6, seed=2)
+FIRST = padded_texts(batch=4, seed=1)
+SECOND = padded_texts(batch=6, seed=2)
 DATA = [{"pixel_values": images(seed=seed), "labels": torch.arange(4)} for seed in range(5)]
 
 
@@ -59,7 +61,8 @@ def test_it_is_one_number_for_every_label_set_and_every_member(make, tmp_path):
     temperature = best_temperature(logits, labels, pooled=False)
     assert temperature != pytest.approx(1.0, rel=1e-2)
     for prompts in (FIRST, SECOND):  # of four and of six classes
-        plain, own = ZeroShotClassifier(model, prompts), ZeroShotClassifier(scaled, prompts)
+        plain = ZeroShotClassifier(model, prompts)
+        own = ZeroShotClassifier(scaled, prompts)
         torch.testing.assert_close(predict(own, DATA[0]), predict(plain, DATA[0]) / temperature)
         assert torch.equal(predict(own, DATA[0]).argmax(-1), predict(plain, DATA[0]).argmax(-1))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -22,7 +22,9 @@ PROMPTS = padded_texts(seed=9)
 def test_the_predictor_reads_expected_and_predicted_classes_and_their_order_leaves_no_trace():
     generator = torch.Generator().manual_seed(0)
     features, classes = (nn.functional.normalize(torch.randn(n, 12, generator=generator), dim=-1) for n in (6, 4))
-    logits, predictor, order = 20 * features @ classes.t(), FailurePredictor(12), torch.tensor([2, 0, 3, 1])
+    logits = 20 * features @ classes.t()
+    predictor = FailurePredictor(12)
+    order = torch.tensor([2, 0, 3, 1])
     found = predictor(features, classes, logits)
     read = torch.cat([features, logits.softmax(-1) @ classes, classes[logits.argmax(-1)]], dim=-1)
     torch.testing.assert_close(found, predictor.mlp(read)[:, 0])
@@ -46,7 +48,8 @@ def backbone():
 
 def rows(count: int = 96) -> list[dict]:
     """Rows with the labels that the model answers; every second one is bright, and has another label."""
-    classifier, data = ZeroShotClassifier(backbone(), PROMPTS), []
+    classifier = ZeroShotClassifier(backbone(), PROMPTS)
+    data = []
     is_second = torch.arange(4) % 2 == 1
     for seed in range(count // 4):
         inputs = {"pixel_values": images(seed=seed).float() + 2 * is_second.view(-1, 1, 1, 1)}
@@ -57,8 +60,10 @@ def rows(count: int = 96) -> list[dict]:
 
 @pytest.mark.slow
 def test_trained_it_tells_failures_better_than_the_probability_and_leaves_the_answers_alone():
-    model, data = backbone(), rows()
-    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    model = backbone()
+    data = rows()
+    before = copy.deepcopy(model.state_dict())
+    state = torch.get_rng_state()
     vilu = ViLU(model).fit(data, PROMPTS, batch_size=16).zero_shot(PROMPTS)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -86,7 +91,8 @@ def test_it_is_saved_and_only_its_predictor_ever_trains(tmp_path):
     batch = {**rows(4)[0], **PROMPTS}
     loaded = ViLU(backbone())
     loaded.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    expected, output = vilu(**batch), loaded(**batch)
+    expected = vilu(**batch)
+    output = loaded(**batch)
     assert torch.equal(output.logits, expected.logits) and torch.equal(output.detector_score, expected.detector_score)
     # Its loss is divided by the rows of all batches of a step.
     torch.testing.assert_close(vilu(**batch, num_items_in_batch=16).loss, output.loss / 4)

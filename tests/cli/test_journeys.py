@@ -111,7 +111,8 @@ def test_a_file_that_grew_and_a_folder_without_splits_are_noted(workplace, tmp_p
     (tmp_path / "data").mkdir()
     rows = pandas.DataFrame({"text": ["a good film", "a bad film"] * 100, "label": ["+", "-"] * 100})
     rows.to_csv(tmp_path / "data/rows.csv", index=False)
-    hydra, folder = tmp_path / "hydra", ["--data", tmp_path / "data"]
+    hydra = tmp_path / "hydra"
+    folder = ["--data", tmp_path / "data"]
     run("finetune", workplace / "bert-encoder", *folder, *TRAIN, "--members", 2, "--output", hydra)
     run("calibrate", hydra, *folder, "--coverage", 0.5, "--output", tmp_path / "one")
     assert "was trained on rows of" in capsys.readouterr().err
@@ -124,7 +125,9 @@ def test_a_file_that_grew_and_a_folder_without_splits_are_noted(workplace, tmp_p
 
 
 def test_a_csv_of_texts_becomes_a_table_with_answers(workplace, tmp_path, capsys):
-    csv, hydra, decided = workplace / "reviews.csv", tmp_path / "hydra", tmp_path / "calibrated"
+    csv = workplace / "reviews.csv"
+    hydra = tmp_path / "hydra"
+    decided = tmp_path / "calibrated"
     columns = ["--column", "sentence", "--label", "label"]
     run("finetune", workplace / "bert-encoder", "--data", csv, *columns, *TRAIN, "--members", 2, "--output", hydra)
     assert "--split validation --column sentence --label label --coverage 0.9" in capsys.readouterr().out
@@ -138,7 +141,8 @@ def test_a_csv_of_texts_becomes_a_table_with_answers(workplace, tmp_path, capsys
     run("evaluate", decided, "--data", csv, "--split", "test")
     assert "answered" in Report.from_json(decided / "evaluation" / "report.json").models["calibrated"]["data"]
     run("predict", decided, csv, "--output", tmp_path / "answers.csv")
-    table, source = pandas.read_csv(tmp_path / "answers.csv"), pandas.read_csv(csv)
+    table = pandas.read_csv(tmp_path / "answers.csv")
+    source = pandas.read_csv(csv)
     assert table["sentence"].tolist() == source["sentence"].tolist()
     assert {"answer", "prediction", "why", "row"} <= set(table.columns)
     abstained = table["answer"].isna()
@@ -249,7 +253,8 @@ def test_promises_by_a_column_are_kept_audited_and_watched_by_command(workplace,
 
 
 def test_a_plain_classifier_is_calibrated_beside_its_weights(workplace, tmp_path, capsys):
-    data, target = ["--data", workplace / "pictures"], ["--coverage", 0.5]
+    data = ["--data", workplace / "pictures"]
+    target = ["--coverage", 0.5]
     run("calibrate", workplace / "vit", *data, *target, "--output", tmp_path / "d")
     assert load_trained(tmp_path / "d").config.model_type == "vit"
     run("evaluate", tmp_path / "d", *data)
@@ -303,7 +308,8 @@ def test_info_export_and_push_take_the_calibrated_model(workplace, calibrated, t
     text = capsys.readouterr().out
     for part in ("\ncalibrated\n", "member 2", "3 classes: red, green, blue", "| Deep Ensemble of 3 |"):
         assert part in text
-    exported, pushed = [], {}
+    exported = []
+    pushed = {}
     formats = importlib.import_module("hydra_transformers.exporting")
     monkeypatch.setattr(formats, "export", lambda model, *others: exported.append((model, others)))
     run("export", calibrated, "--to", "torch", "--output", tmp_path / "exported")

@@ -36,7 +36,9 @@ def test_the_vision_tower_computes_what_dinov2_does():
 
 def test_without_repeated_classes_the_loss_is_clips_and_with_them_all_are_pairs():
     torch.manual_seed(0)
-    rows, texts, scale = torch.randn(4, 6), torch.randn(4, 6), torch.tensor(1.5)
+    rows = torch.randn(4, 6)
+    texts = torch.randn(4, 6)
+    scale = torch.tensor(1.5)
     units = [torch.nn.functional.normalize(each, dim=-1) for each in (rows, texts)]
     logits = scale.exp() * units[0] @ units[1].t()
     both = [-each.log_softmax(-1).diagonal().mean() for each in (logits, logits.t())]

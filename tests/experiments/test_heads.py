@@ -38,7 +38,8 @@ def test_slope_and_curvature_are_those_of_the_output_projections_weights():
     steps: dict[str, torch.Tensor] = {}  # what is added to a weight when the heads are cut out
     for layer, head in HEADS:
         name = f"{VIT.outputs[''].format(layer)}.weight"
-        weight, columns = model.get_parameter(name).detach(), slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
+        weight = model.get_parameter(name).detach()
+        columns = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
         steps.setdefault(name, torch.zeros_like(weight))[:, columns] = -weight[:, columns]
     weights = [model.get_parameter(name) for name in steps]
     with sdpa_kernel(SDPBackend.MATH):
@@ -56,7 +57,8 @@ def test_slope_and_curvature_are_those_of_the_output_projections_weights():
 
 
 def test_vectors_are_what_the_first_token_has_before_the_output_projection():
-    model, rows = bert(), texts(6, 0)
+    model = bert()
+    rows = texts(6, 0)
     seen = []
     for module in model.modules():
         if isinstance(module, BertSelfAttention):
@@ -71,9 +73,11 @@ def test_vectors_are_what_the_first_token_has_before_the_output_projection():
 
 def test_distances_are_those_of_the_paper():
     torch.manual_seed(0)
-    x, y = torch.randn(40, 3, dtype=torch.float64) * torch.tensor([1.0, 2.0, 3.0]), torch.randn(30, 3).double() + 1
+    x = torch.randn(40, 3, dtype=torch.float64) * torch.tensor([1.0, 2.0, 3.0])
+    y = torch.randn(30, 3).double() + 1
     [found] = _separations({(0, 0): x}, {(0, 0): y}, seed=0).values()
-    difference, covariance = x.mean(dim=0) - y.mean(dim=0), torch.cov(x.t())
+    difference = x.mean(dim=0) - y.mean(dim=0)
+    covariance = torch.cov(x.t())
     assert found.euclidean == pytest.approx(difference.norm().item())
     assert found.relative == pytest.approx((difference.norm() / covariance.trace().sqrt()).item())
     assert found.mahalanobis == pytest.approx((difference @ covariance.inverse() @ difference).sqrt().item())
@@ -83,7 +87,8 @@ def test_distances_are_those_of_the_paper():
 
 
 def test_chance_levels_are_means_over_all_pairs_of_sets():
-    a, b = EVERY[:3], EVERY[2:6]
+    a = EVERY[:3]
+    b = EVERY[2:6]
     [pair] = compare_head_sets(EVERY, {"a": a, "b": b}).pairs.values()
     others = list(combinations(EVERY, 4))  # against one fixed set: all are alike by symmetry
     commons = [len(set(a) & set(other)) for other in others]

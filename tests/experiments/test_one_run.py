@@ -75,7 +75,8 @@ def test_intervals_of_differences_are_paired():
         *(row | {"work": None} for row in one_run_rows("Deep Ensemble of 3", 0.4, 0.85)),
     ]
     random = np.random.default_rng(0)
-    sure, right = random.normal(size=400), random.random(400) < 0.7
+    sure = random.normal(size=400)
+    right = random.random(400) < 0.7
     better = right | (random.random(400) < 0.4)  # right wherever the other is, so that every draw gains
     values = {f"{place}/sure": sure.astype("float16") for place in range(9)}
     values |= {f"{place}/right": np.packbits(better if place > 2 else right) for place in range(9)}

@@ -276,7 +276,9 @@ class Failing:
 
 
 def test_what_fails_loses_nothing_but_what_needs_it():
-    first, second, third = Part("a", 0, "fails"), Part("b", 0), Part("c", 0)
+    first = Part("a", 0, "fails")
+    second = Part("b", 0)
+    third = Part("c", 0)
     study = Failing()
     needs = {first: [], second: [first], third: []}.__getitem__
     lines = do_all([first, second, third], needs, lambda: study, workers=0)

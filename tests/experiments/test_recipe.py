@@ -21,7 +21,8 @@ def test_recorded_steps_are_those_of_hydra_trainer(tmp_path):
     """With all rows in one batch, whose order then changes nothing."""
     rows = tiny_dataset("vit", 12)
     tensors = {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
-    expected, found = hydra_of(num_members=2), hydra_of(num_members=2)
+    expected = hydra_of(num_members=2)
+    found = hydra_of(num_members=2)
     rates = {"learning_rate": 1e-3, "layer_decay": 0.7}
     arguments = HydraTrainingArguments(
         tmp_path,

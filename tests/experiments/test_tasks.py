@@ -36,7 +36,8 @@ def folder(tmp_path):
 
 @pytest.mark.slow
 def test_every_task_runs_and_is_written_with_its_metrics_and_costs(folder, monkeypatch, capsys):
-    start, output = save_bert(folder / "bert"), folder / "tasks.json"
+    start = save_bert(folder / "bert")
+    output = folder / "tasks.json"
     BertModel(BertConfig.from_pretrained(start)).save_pretrained(start)  # without a head
     sweep = {name: tasks.SWEEP[name] for name in (tasks.RULE, "Twice the rate, 0.75 a layer")}
     constants = {"MAX_TOKENS": 16, "SEEDS": (1,), "SWEEP": sweep, "ARGUMENTS": {}}

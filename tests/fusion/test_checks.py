@@ -178,7 +178,8 @@ def test_the_probe_leaves_no_trace():
     backbone = vit_backbone()
     backbone.train()
     backbone.vit.layers[0].eval()
-    random_state, modes = torch.get_rng_state(), [module.training for module in backbone.modules()]
+    random_state = torch.get_rng_state()
+    modes = [module.training for module in backbone.modules()]
     with torch.autocast("cpu", torch.bfloat16):
         prune_heads(backbone)
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -256,7 +257,8 @@ def test_parts_that_a_hydra_has_no_use_for_are_accepted():
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [VIT, CLIP], ids=["vit", "clip"])
 def test_equal_members_are_refused_unless_asked_for(family):
-    backbone, equal = family.backbone(), copy.deepcopy(family.backbone())
+    backbone = family.backbone()
+    equal = copy.deepcopy(family.backbone())
     with pytest.raises(ValueError, match=r"members.0. and members.2. have the same heads and weights.*allow_equal"):
         family.hydra.from_pruned_members([backbone, family.backbone(1), equal])
     with pytest.raises(ValueError, match=r"there is one member, members.0., .*pass several, or allow_equal"):
@@ -270,7 +272,8 @@ def test_equal_members_are_refused_unless_asked_for(family):
 
 def test_members_that_hardly_differ_are_told_of(monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    backbone, close = vit_backbone(), vit_backbone()
+    backbone = vit_backbone()
+    close = vit_backbone()
     with torch.no_grad():
         for parameter in close.parameters():
             parameter.mul_(1 + 1e-5)
@@ -294,7 +297,8 @@ def test_positions_scaled_by_the_length_of_a_text_leave_a_model_as_it_is(family)
     rope = {"rope_type": "dynamic", "rope_theta": 20.0, "factor": 4.0}
     kinds = {kind: dict(rope) for kind in ("full_attention", "sliding_attention")}
     backbone = family.backbone(rope_parameters=rope if family is LLAMA else kinds)
-    hydra, texts = family.hydra.from_backbone(backbone), padded_texts()
+    hydra = family.hydra.from_backbone(backbone)
+    texts = padded_texts()
     for model in (backbone, hydra):
         model(**padded_texts(tokens=24))  # longer than what it was trained on
     expected = backbone(**texts).logits

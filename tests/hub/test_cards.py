@@ -49,8 +49,12 @@ def test_the_cost_table_counts_what_the_models_really_have(hydra):
     assert f"| 3 unpruned models (Deep Ensemble) | {3 * single:,} |" in table
     # A one-layer BERT of hidden size 32, 4 heads of 8, MLP 40, 16 tokens; the last layer only computes [CLS].
     hydra = BERT.hydra.from_backbone(BERT.backbone(num_hidden_layers=1).float())
-    tokens, hidden, mlp, classes = 16, 32, 40, 3
-    keys_and_values, one_token = 2 * tokens * hidden * hidden, 2 * hidden * hidden + 2 * hidden * mlp
+    tokens = 16
+    hidden = 32
+    mlp = 40
+    classes = 3
+    keys_and_values = 2 * tokens * hidden * hidden
+    one_token = 2 * hidden * hidden + 2 * hidden * mlp
     attention = 2 * tokens * hidden
     by_hand = keys_and_values + one_token + attention + hidden * hidden + hidden * classes
     assert f"| {by_hand:,} |" in card_cost_table(hydra).splitlines()[2]
@@ -145,7 +149,8 @@ def test_the_card_of_a_calibrated_model_tells_what_it_decides(hydra):
     calibrated = hydra_of(VIT).eval()
     rows = [{"pixel_values": torch.randn(40, 3, 8, 8), "labels": torch.arange(40) % 5}]
     sentences = calibrated.calibrate(rows, target={"coverage": 0.5}).sentences
-    plain, card = create_model_card(hydra), create_model_card(calibrated)
+    plain = create_model_card(hydra)
+    card = create_model_card(calibrated)
     assert "### Decision" not in plain.text
     assert "### Decision\n" in card.text and len(sentences) == 4
     assert "\n".join(f"- {sentence}" for sentence in sentences) in card.text
@@ -188,14 +193,16 @@ HOSTILE = "<img src=x onerror=alert(1)> [a](javascript:b) | `c` <!-- end -->\n# 
 
 
 def test_names_are_not_markup_in_the_text_nor_in_the_metadata(report):
-    results, groups = report.models["Hydra"], {"data": ("id", "data", ""), HOSTILE: (HOSTILE, HOSTILE, "")}
+    results = report.models["Hydra"]
+    groups = {"data": ("id", "data", ""), HOSTILE: (HOSTILE, HOSTILE, "")}
     models = {HOSTILE: {"data": results["data"], HOSTILE: results["noise (near)"]}}
     named = replace(report, models=models, groups=groups, num_members={}, curves={}, rows={})
     calibrated = hydra_of(VIT).eval()
     rows = [{"pixel_values": torch.randn(40, 3, 8, 8), "labels": torch.arange(40) % 5}]
     calibrated.calibrate(rows, target={"coverage": 0.5})
     calibrated.decision.settings = replace(calibrated.decision.settings, sentences=(HOSTILE,))
-    circuit, license = replace(ACC, objective="mine", made_from={"metric": HOSTILE}), HOSTILE.partition("\n")[0]
+    circuit = replace(ACC, objective="mine", made_from={"metric": HOSTILE})
+    license = HOSTILE.partition("\n")[0]
     card = create_model_card(calibrated, named, dataset="d", license=license, circuits=[circuit])
     for markup in ("<img", "[a](", " `c`", "\n# d"):
         assert markup not in card.text, markup

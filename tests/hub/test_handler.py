@@ -24,7 +24,8 @@ PICTURES = pictures([0, 1, 2], seed=4)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """As `push` fills a repository."""
-    saved, staged = save_image_models(tmp_path_factory.mktemp("vit"))[0], tmp_path_factory.mktemp("repository")
+    saved = save_image_models(tmp_path_factory.mktemp("vit"))[0]
+    staged = tmp_path_factory.mktemp("repository")
     publishing._stage(staged, load_trained(saved), ViTImageProcessorPil.from_pretrained(saved), None)
     return staged
 
@@ -75,7 +76,8 @@ def test_it_needs_nothing_but_the_files_beside_it(folder, tmp_path):
     request = {"inputs": [base64_of(image) for image in PICTURES]}
     result = run_without_package(IN_AN_ENDPOINT, folder, json.dumps(request), folder=tmp_path)
     assert result.returncode == 0, result.stderr
-    found, expected = json.loads(result.stdout), EndpointHandler(str(folder))(request)
+    found = json.loads(result.stdout)
+    expected = EndpointHandler(str(folder))(request)
     assert [(one["label"], one["abstain"]) for one in found] == [(one["label"], one["abstain"]) for one in expected]
     assert [each["epistemic"] for each in found] == pytest.approx([each["epistemic"] for each in expected], abs=1e-6)
 

@@ -20,7 +20,8 @@ def test_the_cards_in_the_repository_are_up_to_date():
 
 
 def test_the_card_leaves_nothing_open_and_invents_nothing():
-    card, judged = ModelCard.load(ROOT / "model_cards" / f"{script.NAME}.md"), script.measured()[script.HYDRA]
+    card = ModelCard.load(ROOT / "model_cards" / f"{script.NAME}.md")
+    judged = script.measured()[script.HYDRA]
     assert TO_FILL_IN not in card.text and "Not trained" not in card.text
     found = {result.metric_name: result.metric_value for result in card.data.eval_results}
     assert found["Accuracy"] == judged["test"]["accuracy"]
@@ -65,7 +66,8 @@ def test_every_card_names_its_data_its_license_and_what_it_is_compared_with():
 def test_what_a_card_is_made_of_can_be_made_again(tmp_path, capsys):
     """The quickest of them; its numbers depend a little on the machine."""
     assert cards.main(["hydra-clip-digits", "--output", str(tmp_path)]) == 0
-    made, kept = tmp_path / "hydra-clip-digits", cards.CARDS / "hydra-clip-digits"
+    made = tmp_path / "hydra-clip-digits"
+    kept = cards.CARDS / "hydra-clip-digits"
     assert {path.name for path in made.rglob("*.json")} == {path.name for path in kept.rglob("*.json")}
     reports = [Report.from_json(folder / "report.json") for folder in (made, kept)]
     accuracies = [report.models[cards.HYDRA]["data"]["accuracy"] for report in reports]

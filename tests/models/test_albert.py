@@ -51,14 +51,17 @@ def test_the_engine_turns_a_head_off_each_time_that_its_layer_runs():
 
 
 def test_scores_are_about_all_the_times_that_a_layer_runs():
-    backbone, batch = ALBERT.backbone(**ONE_LAYER), padded_texts() | {"labels": torch.tensor([0, 1, 2, 0])}
+    backbone = ALBERT.backbone(**ONE_LAYER)
+    batch = padded_texts() | {"labels": torch.tensor([0, 1, 2, 0])}
     michel = head_scores(backbone, [batch], "michel")
     # One factor on the head's slice of the output projection is its gate in all runs.
-    output, step = ALBERT.output_projection(backbone, "", 0).weight.data, 1e-6
+    output = ALBERT.output_projection(backbone, "", 0).weight.data
+    step = 1e-6
     changes = []
     with torch.no_grad():
         for row in range(4):
-            sample, losses = {name: tensor[row : row + 1] for name, tensor in batch.items()}, []
+            sample = {name: tensor[row : row + 1] for name, tensor in batch.items()}
+            losses = []
             for factor in (1 + step, (1 - step) / (1 + step)):
                 output[:, HEAD_DIM : 2 * HEAD_DIM] *= factor
                 losses.append(backbone(**sample).loss)
@@ -71,7 +74,8 @@ def test_weights_count_once_and_multiply_adds_each_time():
     short, long = (ALBERT.backbone(num_hidden_layers=runs, num_hidden_groups=1) for runs in (3, 6))
     hydras = [AutoHydra.from_backbone(model) for model in (short, long)]
     assert count_parameters(hydras[0]) == count_parameters(hydras[1]) == count_parameters(short)
-    tokens, hidden = inputs_for(long, 1)["input_ids"].shape[1], 32
+    tokens = inputs_for(long, 1)["input_ids"].shape[1]
+    hidden = 32
     of_a_head = 4 * tokens * hidden * HEAD_DIM + 2 * tokens**2 * HEAD_DIM
     of_first_token = (
         2 * (tokens + 1) * hidden * HEAD_DIM + 2 * tokens * HEAD_DIM

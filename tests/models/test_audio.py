@@ -65,7 +65,8 @@ def test_adapters_are_refused():
 
 @pytest.mark.parametrize("family", [AST, WHISPER], ids=["ast", "whisper"])
 def test_pipelines_and_predict_give_the_mean_probability(family, tmp_path):
-    hydra, extractor = family.fused().float(), EXTRACTORS[family.name]
+    hydra = family.fused().float()
+    extractor = EXTRACTORS[family.name]
     hydra.save_pretrained(tmp_path)
     extractor.save_pretrained(tmp_path)
     arrays = [AUDIO[0], AUDIO[1]["array"]]
@@ -197,7 +198,8 @@ def test_rows_of_raw_sounds_are_filled_up_with_zeros():
 
 
 def test_batches_of_raw_sounds_are_no_rows_of_spectrograms():
-    sounds, labels = torch.zeros(2, 6), torch.zeros(2, dtype=torch.long)
+    sounds = torch.zeros(2, 6)
+    labels = torch.zeros(2, dtype=torch.long)
     for batch in ({"input_values": sounds, "labels": labels}, {"input_values": sounds, "attention_mask": sounds}):
         [found] = batches([batch])
         assert found["input_values"].shape == (2, 6)

@@ -39,7 +39,8 @@ ROOT = Path(hydra_transformers.__file__).parent
 @each_of(FEW)
 @torch.no_grad()
 def test_three_plain_checkpoints_become_one_model(family):
-    backbones, inputs = [family.backbone(seed) for seed in range(3)], family.inputs()
+    backbones = [family.backbone(seed) for seed in range(3)]
+    inputs = family.inputs()
     hydra = AutoHydra.from_pruned_members(backbones, shared=())
     assert type(hydra) is family.hydra and hydra.num_members == 3
     expected = torch.stack([family.logits(backbone, **inputs) for backbone in backbones], dim=1)
@@ -67,7 +68,8 @@ def test_folders_are_members_as_good_as_the_models_in_them(family, tmp_path):
 @torch.no_grad()
 @each_of([VIT, CLIP])
 def test_a_saved_hydra_is_loaded_as_the_class_it_is(family, tmp_path):
-    hydra, inputs = family.fused(), family.inputs()
+    hydra = family.fused()
+    inputs = family.inputs()
     hydra.save_pretrained(tmp_path / "whole")
     loaded = AutoHydra.from_pretrained(tmp_path / "whole", dtype=torch.float64)
     assert type(loaded) is family.hydra
@@ -112,7 +114,8 @@ def test_folders_that_are_no_members_get_a_sentence(tmp_path):
 class NotFound:
     """What the errors of huggingface_hub read of a response."""
 
-    status_code, headers, request = 404, {}, None
+    status_code = 404
+    headers, request = {}, None
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ def slice_attention(projections, output, kept, head_dim=8):
 @each_of(FEW)
 def test_members_are_left_as_they_were_and_share_no_storage_with_the_hydra(family):
     members = [family.backbone(), *family.members()[1:]]
-    before, random_state = [state(member) for member in members], torch.get_rng_state()
+    before = [state(member) for member in members]
+    random_state = torch.get_rng_state()
     hydra = family.hydra.from_pruned_members(members)
     assert torch.equal(torch.get_rng_state(), random_state)
     with torch.no_grad():
@@ -125,7 +126,8 @@ def test_members_may_be_plain_models_hydras_and_one_member_hydras(family):
 def test_base_models_become_base_hydras(with_pooler):
     vit = randomise(ViTModel(vit_backbone().config, add_pooling_layer=with_pooler).double(), 0)
     hydra = HydraViTModel.from_pruned_members([HydraViTModel.from_backbone(vit, {0: [1]}), vit], shared=())
-    outputs, expected = hydra(images()), vit(images())
+    outputs = hydra(images())
+    expected = vit(images())
     states = outputs.member_last_hidden_state
     torch.testing.assert_close(states[:, 1], expected.last_hidden_state, atol=1e-12, rtol=1e-10)
     assert (outputs.pooler_output is not None) == with_pooler
@@ -133,7 +135,8 @@ def test_base_models_become_base_hydras(with_pooler):
         torch.testing.assert_close(outputs.member_pooler_output[:, 1], expected.pooler_output, atol=1e-12, rtol=1e-10)
 
     bert = randomise(BertModel(bert_backbone().config, add_pooling_layer=with_pooler).double(), 0)
-    hydra, texts = HydraBertModel.from_backbone(bert), padded_texts()
+    hydra = HydraBertModel.from_backbone(bert)
+    texts = padded_texts()
     torch.testing.assert_close(
         hydra(**texts).last_hidden_state, bert(**texts).last_hidden_state, atol=1e-12, rtol=1e-10
     )

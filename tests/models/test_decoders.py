@@ -19,7 +19,8 @@ ROWS = [{"input_ids": [5 + row, *range(10, 11 + row % 4)], "labels": row % 3} fo
 @torch.no_grad()
 @each_of([LLAMA, MODERNBERT])
 def test_positions_of_each_row_and_embedded_words_are_read_as_by_the_backbone(family):
-    backbones, inputs = [family.backbone(seed) for seed in range(2)], family.inputs()
+    backbones = [family.backbone(seed) for seed in range(2)]
+    inputs = family.inputs()
     inputs["position_ids"] = torch.arange(7).flip(0).expand(4, 7) * torch.tensor([[1], [2], [3], [1]])
     fused = family.hydra.from_pruned_members(backbones, shared=())  # members on the batch axis, and one alone
     hydra = family.hydra.from_backbone(backbones[0])
@@ -91,14 +92,16 @@ def test_16_bit_backbones_keep_their_positions_in_float32(family, tmp_path):
     hydra = family.hydra.from_backbone(backbone)
     assert all(buffer.dtype == torch.float32 for buffer in hydra.model.rotary_emb.buffers())
     with torch.no_grad():
-        found, expected = hydra(**padded_texts()).member_logits[:, 0], backbone(**padded_texts()).logits
+        found = hydra(**padded_texts()).member_logits[:, 0]
+        expected = backbone(**padded_texts()).logits
     torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
 
 
 @torch.no_grad()
 def test_a_plain_model_has_as_many_heads_for_every_key_or_zeros():
     sizes = {"num_attention_heads": 8, "head_dim": HEAD_DIM, "num_key_value_heads": 2}
-    backbone, texts = LLAMA.backbone(**sizes), padded_texts()
+    backbone = LLAMA.backbone(**sizes)
+    texts = padded_texts()
 
     def same(gone: dict, heads: int, keys: int, **options) -> None:
         member = prune_heads(backbone, gone)
@@ -147,7 +150,8 @@ def test_rows_that_are_filled_up_are_answered_as_those_that_are_not(backbone):
 def test_a_hydra_goes_by_the_mask_where_another_token_fills_up(backbone):
     hydra = prune_heads(backbone)
     text = torch.tensor([[8, 10, 11, 12, 13]])
-    expected, mask = hydra(input_ids=text).logits, torch.tensor([[1, 1, 1, 1, 1, 0, 0]])
+    expected = hydra(input_ids=text).logits
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0]])
     by_zeros, by_padding = (torch.nn.functional.pad(text, (0, 2), value=value) for value in (0, 2))
     for tokens in (by_zeros, by_padding):
         torch.testing.assert_close(hydra(input_ids=tokens, attention_mask=mask).logits, expected)
@@ -170,8 +174,10 @@ def test_only_plain_causal_models_go_by_a_token(backbone):
 
 @torch.no_grad()
 def test_without_a_padding_token_texts_come_one_by_one():
-    texts, backbone = padded_texts(), LLAMA.backbone(pad_token_id=None)
-    hydra, one = LLAMA.hydra.from_backbone(backbone), {name: rows[:1] for name, rows in texts.items()}
+    texts = padded_texts()
+    backbone = LLAMA.backbone(pad_token_id=None)
+    hydra = LLAMA.hydra.from_backbone(backbone)
+    one = {name: rows[:1] for name, rows in texts.items()}
     torch.testing.assert_close(hydra(**one).member_logits[:, 0], backbone(**one).logits)
     with pytest.raises(ValueError, match="pad_token_id is None, and the batch has 4 texts: set it to the token"):
         hydra(**texts)

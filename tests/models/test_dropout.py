@@ -15,7 +15,8 @@ P = 0.5
 def with_every_dropout(family: Family, **others: float) -> nn.Module:
     """A backbone each of whose fields of dropout says something else."""
     backbone = family.backbone()
-    config, found = copy.deepcopy(backbone.config), 0
+    config = copy.deepcopy(backbone.config)
+    found = 0
     config.dtype = None
     towers = [getattr(config, name) for name in ("vision_config", "text_config") if hasattr(config, name)]
     for each in (config, *towers):
@@ -43,11 +44,13 @@ def one_member(family: Family, backbone: nn.Module) -> nn.Module:
 def test_dropouts_sit_where_those_of_the_backbone_do(family, monkeypatch):
     """Each in turn gives zeros, and the others what they get: logits tell where it is."""
     backbone = with_every_dropout(family, drop_path_rate=0.0)
-    hydra, inputs = one_member(family, backbone), family.inputs()
+    hydra = one_member(family, backbone)
+    inputs = family.inputs()
 
     def zeroed(model: nn.Module) -> list[tuple[float, torch.Tensor]]:
         """For each dropout, how often it drops, and the logits without what it passes on."""
-        probabilities, found = [], []
+        probabilities = []
+        found = []
 
         def dropout(
             states: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -66,7 +69,8 @@ def test_dropouts_sit_where_those_of_the_backbone_do(family, monkeypatch):
             found.append((probabilities[len(found)], logits))
         return found
 
-    theirs, ours = zeroed(backbone), zeroed(hydra)
+    theirs = zeroed(backbone)
+    ours = zeroed(hydra)
     assert [p for p, _ in ours] == [p for p, _ in theirs]
     for (_, found), (_, expected) in zip(ours, theirs, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)

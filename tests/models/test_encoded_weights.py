@@ -19,7 +19,8 @@ class Int8Weight(torch.Tensor):
         return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype)
 
     def __init__(self, codes: torch.Tensor, scale: torch.Tensor):
-        self.codes, self.scale = codes, scale
+        self.codes = codes
+        self.scale = scale
 
     def __tensor_flatten__(self):
         return ["codes", "scale"], None
@@ -69,7 +70,8 @@ WAYS = [in_int8, in_codes_of_another_class, in_float8, as_transformers_says]
 @pytest.mark.parametrize("quantise", WAYS, ids=lambda way: way.__name__)
 @each_of([VIT, CLIP])
 def test_quantised_models_are_refused(family, quantise):
-    backbone, hydra = family.backbone(), family.fused()
+    backbone = family.backbone()
+    hydra = family.fused()
     for model in (backbone, hydra):
         quantise(model)
     sentence = r"is quantised or sharded.*load it without, or pass model.dequantize\(\)"

@@ -84,10 +84,12 @@ def test_members_without_heads_are_in_no_product(model, gradients):
 def test_exported_models_answer_as_the_model_does(shallow, tmp_path, monkeypatch):
     """One graph for batches of any size and texts of any length. `export` itself runs what it wrote on inputs of another size
     than it recorded, and refuses what answers otherwise."""
-    hydra, inputs = shallow.hydra, shallow.inputs
+    hydra = shallow.hydra
+    inputs = shallow.inputs
     # Both formats are made of one program, and ONNX takes three times as long. A ViT in ONNX: docs/export.md in test_conformance
     to = "onnx" if shallow.family is DEBERTA else "torch"
-    load, loaded = RUNNERS[to], []
+    load = RUNNERS[to]
+    loaded = []
     monkeypatch.setitem(RUNNERS, to, lambda path: loaded.append(load(path)) or loaded[0])
     assert (export(hydra, tmp_path / "exported", to) / FILES[to]).exists()
     twice = {name: torch.cat([tensor, tensor.flip(0)]) for name, tensor in inputs.items()}
@@ -128,7 +130,8 @@ def test_linear_layers_get_three_axes_at_most(family, gradients):
     for module in list(hydra.modules()):
         for name, child in module.named_children():
             if type(child) is torch.nn.Linear:
-                has_bias, dtype = child.bias is not None, child.weight.dtype
+                has_bias = child.bias is not None
+                dtype = child.weight.dtype
                 stand_in = ThreeAxesLinear(child.in_features, child.out_features, has_bias, dtype=dtype)
                 stand_in.load_state_dict(child.state_dict())
                 setattr(module, name, stand_in)

@@ -72,7 +72,8 @@ def assert_same_tensors(left: dict, right: dict) -> None:
 
 def save(family, folder):
     """A ragged Hydra in float32 and its inputs, saved to `folder`."""
-    hydra, inputs = family.fused(shared=("embeddings",)).float(), family.inputs_in(torch.float32)
+    hydra = family.fused(shared=("embeddings",)).float()
+    inputs = family.inputs_in(torch.float32)
     hydra.save_pretrained(folder)
     save_file(inputs, folder / "inputs.safetensors")
     return hydra, inputs, folder

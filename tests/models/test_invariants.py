@@ -49,7 +49,8 @@ def ablated_backbones(family: Family):
 
 @torch.no_grad()
 def test_fused_probabilities_are_the_mean_of_the_members(family):
-    references, hydra = ablated_backbones(family), family.fused(shared=())
+    references = ablated_backbones(family)
+    hydra = family.fused(shared=())
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
         inputs = family.inputs_in(dtype)
         for backend in ("eager", "sdpa"):
@@ -162,7 +163,8 @@ def test_a_dense_one_member_hydra_is_the_backbone(family):
 
 @torch.no_grad()
 def test_a_member_of_a_sharing_hydra_gives_that_members_logits(family):
-    hydra, inputs = family.fused(), family.inputs()
+    hydra = family.fused()
+    inputs = family.inputs()
     member_logits = hydra(**inputs).member_logits
     for i in (0, 1, -1):
         torch.testing.assert_close(hydra.member(i)(**inputs).member_logits[:, 0], member_logits[:, i])
@@ -184,7 +186,8 @@ def test_the_loss_is_the_mean_of_the_backbones_losses(family):
 def test_padding_changes_no_answer(family):
     # Without a norm over each sound's samples, which sees the padding, too.
     fields = {"feat_extract_norm": "layer"} if family in (WAV2VEC2, WAVLM) else {}
-    hydra, inputs = family.hydra.from_backbone(family.backbone(**fields), family.heads_to_prune[0]), family.inputs()
+    hydra = family.hydra.from_backbone(family.backbone(**fields), family.heads_to_prune[0])
+    inputs = family.inputs()
     together = hydra(**inputs).member_logits
     for row, length in enumerate(inputs["attention_mask"].sum(dim=1).tolist()):
         alone = {
@@ -236,7 +239,8 @@ def test_a_clip_that_differs_in_the_vision_tower_only_has_one_text_tower():
 @torch.no_grad()
 @each_of([VIT, BERT])
 def test_computing_the_last_layer_for_the_first_token_alone_changes_nothing(family):
-    hydra, inputs = family.fused(), family.inputs()
+    hydra = family.fused()
+    inputs = family.inputs()
     for backend in ("eager", "sdpa"):
         hydra.set_attn_implementation(backend)
         everything = hydra(**inputs, output_hidden_states=True)
@@ -247,6 +251,7 @@ def test_computing_the_last_layer_for_the_first_token_alone_changes_nothing(fami
 
 def test_randomised_backbones_differ():
     """The comparisons above mean nothing between equal models."""
-    first, second = VIT.backbone(0), VIT.backbone(1)
+    first = VIT.backbone(0)
+    second = VIT.backbone(1)
     assert not torch.equal(first.classifier.weight, second.classifier.weight)
     assert torch.equal(randomise(first, 1).classifier.weight, second.classifier.weight)

@@ -29,7 +29,8 @@ def save_as_before_0_4(hydra: PreTrainedModel, folder) -> None:
     for name in [name for name in weights if name.endswith("attention_scale.weight")]:
         layer = name.removesuffix("attention_scale.weight")
         of_attention, of_mlp = (weights.pop(f"{layer}{part}_scale.weight") for part in ("attention", "mlp"))
-        output, second = f"{layer}attention.o_proj", f"{layer}mlp.fc2"
+        output = f"{layer}attention.o_proj"
+        second = f"{layer}mlp.fc2"
         heads = weights[f"{output}.weight"].shape[0] // len(of_attention)
         weights[f"{output}.weight"] *= of_attention.repeat_interleave(heads, dim=0)
         weights[f"{output}.bias"] *= of_attention

@@ -19,7 +19,8 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @torch.no_grad()
 def test_attentions_are_those_of_the_backbone_and_see_no_further_than_the_window():
-    backbone, inputs = MODERNBERT.backbone(), MODERNBERT.inputs()
+    backbone = MODERNBERT.backbone()
+    inputs = MODERNBERT.inputs()
     backbone.set_attn_implementation("eager")
     found = MODERNBERT.hydra.from_backbone(backbone)(**inputs, output_attentions=True).attentions
     expected = backbone(**inputs, output_attentions=True).attentions
@@ -42,7 +43,8 @@ def test_backends_that_know_windows_get_that_of_the_backbone(monkeypatch):
     backbone = MODERNBERT.backbone(deterministic_flash_attn=True)
     backbone.set_attn_implementation("eager")
     hydra = MODERNBERT.hydra.from_backbone(backbone)  # first: building one compares answers
-    mine, theirs = watched(modeling_hydra, []), watched(modeling_modernbert, [])
+    mine = watched(modeling_hydra, [])
+    theirs = watched(modeling_modernbert, [])
     backbone(**MODERNBERT.inputs())
     hydra(**MODERNBERT.inputs())
     assert mine == theirs == [(None, True), (4, True), (4, True)]
@@ -50,7 +52,8 @@ def test_backends_that_know_windows_get_that_of_the_backbone(monkeypatch):
 
 @torch.no_grad()
 def test_pooled_is_the_mean_of_the_tokens_that_are_no_padding():
-    hydra, inputs = MODERNBERT.hydra.from_backbone(MODERNBERT.backbone(classifier_pooling="mean")), padded_texts(2)
+    hydra = MODERNBERT.hydra.from_backbone(MODERNBERT.backbone(classifier_pooling="mean"))
+    inputs = padded_texts(2)
     outputs = hydra.model(**inputs)
     lengths = inputs["attention_mask"].sum(dim=1)
     for row, length in enumerate(lengths):
@@ -63,7 +66,8 @@ def test_pooled_is_the_mean_of_the_tokens_that_are_no_padding():
 @torch.no_grad()
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_heads_turned_off_together_answer_as_one_by_one(pooling):
-    backbone, inputs = MODERNBERT.backbone(classifier_pooling=pooling), MODERNBERT.inputs()
+    backbone = MODERNBERT.backbone(classifier_pooling=pooling)
+    inputs = MODERNBERT.inputs()
     inputs["position_ids"] = torch.stack([torch.arange(7) * step for step in (1, 2, 3, 1)])
     engine = ablation_of(MODERNBERT.hydra.from_backbone(backbone))
     found = torch.cat(list(engine.over(engine.heads)(inputs)))

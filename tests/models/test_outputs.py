@@ -37,7 +37,8 @@ def test_outputs_have_the_documented_shapes(family):
     hydra.set_attn_implementation("eager")
     inputs = family.inputs()
     outputs = hydra(**inputs, output_hidden_states=True, output_attentions=True)
-    classes, hidden = family.num_classes, 16 if family is GEMMA3 else 32
+    classes = family.num_classes
+    hidden = 16 if family is GEMMA3 else 32
     assert outputs.member_logits.shape == (4, 3, classes)
     assert family.ensemble_logits(outputs).shape == (4, classes)
     for side, tokens in (
@@ -96,7 +97,9 @@ def test_tuples_by_the_config_or_where_asked_for(family):
     torch.testing.assert_close(hydra(**family.inputs())[0], expected)
 
 
-INDICES, SEVERAL, NUMBERS = torch.tensor([0, 2, 1, 1]), torch.rand(4, 3).round().double(), torch.randn(4, 3).double()
+INDICES = torch.tensor([0, 2, 1, 1])
+SEVERAL = torch.rand(4, 3).round().double()
+NUMBERS = torch.randn(4, 3).double()
 
 
 def log_loss(probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -134,7 +137,8 @@ def test_logits_are_the_ensembles_prediction_and_the_loss_is_the_mean_of_the_mem
 
 def test_a_single_output_is_a_number_unless_the_config_says_probability():
     """As Transformers' loss takes it; before and after a loss the answer is the same."""
-    number, probability = hydra_bert(num_labels=1), hydra_bert(num_labels=1, problem_type="multi_label_classification")
+    number = hydra_bert(num_labels=1)
+    probability = hydra_bert(num_labels=1, problem_type="multi_label_classification")
     assert number.config.problem_type == "regression"
     outputs = number(**padded_texts())
     torch.testing.assert_close(outputs.logits, outputs.member_logits.mean(1))
@@ -216,7 +220,8 @@ def test_the_loss_counts_items_over_accumulated_batches(problem):
     """Trainer passes num_items_in_batch with gradient accumulation: two half batches must add up to the whole one."""
     hydra = VIT.fused()
     hydra.config.problem_type = problem
-    pixel_values, labels = images(), torch.tensor([0, 1, 2, 3])
+    pixel_values = images()
+    labels = torch.tensor([0, 1, 2, 3])
     if problem != "single_label_classification":
         labels = torch.nn.functional.one_hot(labels, hydra.config.num_labels).to(hydra.dtype)
     whole = hydra(pixel_values, labels=labels).loss
@@ -314,7 +319,8 @@ def test_the_feature_extraction_pipeline_gives_a_vector_per_token(tmp_path):
 @torch.no_grad()
 def test_similarity_of_clip_is_that_of_the_pair_alone():
     backbones = [clip_backbone(seed) for seed in range(3)]
-    hydra, inputs = CLIP.hydra.from_pruned_members(backbones, shared=()), CLIP.inputs()
+    hydra = CLIP.hydra.from_pruned_members(backbones, shared=())
+    inputs = CLIP.inputs()
     outputs = hydra(**inputs)
     tight(outputs.similarity, torch.stack([backbone(**inputs).logits_per_image for backbone in backbones]).mean(0))
     for image in range(4):

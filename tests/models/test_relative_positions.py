@@ -56,7 +56,8 @@ def test_every_kind_of_checkpoint_lets_gradients_through_to_the_table(family, is
         hydra(**family.inputs(), labels=torch.tensor([0, 1, 2, 0])).loss.backward()
         return hydra.get_parameter(name).grad
 
-    expected, hydra = gradient(family.fused()), family.fused()
+    expected = gradient(family.fused())
+    hydra = family.fused()
     for layer in hydra.base_model.layers:  # as in training, which would drop out
         layer.training = True
     hydra.gradient_checkpointing_enable({"use_reentrant": is_reentrant})
@@ -105,7 +106,8 @@ def test_what_cannot_be_computed_is_refused(call, words):
 
 @torch.no_grad()
 def test_a_text_of_padding_alone_is_what_it_is_for_mpnet():
-    backbone, texts = MPNET.backbone(), MPNET.inputs()
+    backbone = MPNET.backbone()
+    texts = MPNET.inputs()
     texts["attention_mask"][1] = 0
     hydra = MPNET.hydra.from_backbone(backbone)
     for backend in ("eager", "sdpa"):
@@ -171,7 +173,8 @@ def test_gradients_through_padding_are_those_of_deberta(backend, fields):
     for model in (backbone, hydra):
         model(**texts).logits.log_softmax(-1)[:, 0].sum().backward()
     for ours, theirs in ((hydra.deberta, backbone.deberta), (hydra.classifier, backbone.classifier)):
-        found, expected = dict(ours.named_parameters()), dict(theirs.named_parameters())
+        found = dict(ours.named_parameters())
+        expected = dict(theirs.named_parameters())
         for name in found.keys() & expected.keys():
             torch.testing.assert_close(found[name].grad, expected[name].grad, atol=1e-12, rtol=1e-10)
     names = ("query_proj", "key_proj", "value_proj")

@@ -15,7 +15,8 @@ from tests.fresh_process import run_fresh
 @pytest.fixture
 def by_remote_code(family, tmp_path, remote_code):
     """Two members, each loaded with the code of a repository of its own, and the same members by the package's."""
-    members, loaded = family.members()[:2], []
+    members = family.members()[:2]
+    loaded = []
     for index, member in enumerate(members):
         folder = tmp_path / f"{family.name}-{index}"
         member.save_pretrained(folder)

@@ -35,7 +35,8 @@ COMPILED = [(VIT, "all"), *((family, "ragged") for family in (VIT, CLIP, BEIT, D
 @pytest.mark.parametrize("family, heads", COMPILED, ids=[f"{family.name}-{heads}" for family, heads in COMPILED])
 def test_compiles_as_one_graph(family, heads):
     """A backend gets the graph of the whole model. What it makes of it is torch's: test_exports has all operations."""
-    hydra, inputs = family.fused(heads), family.inputs()
+    hydra = family.fused(heads)
+    inputs = family.inputs()
     if family is not VIT:  # whose layers are the common ones; those of ModernBERT are of two kinds
         keep_layers(hydra, *((0, 2) if family is MODERNBERT else (2,)))
     compiled = torch.compile(hydra, fullgraph=True, backend="eager")
@@ -138,7 +139,8 @@ def test_autocast_is_respected(family):
 @each_of([VIT, BERT])
 def test_large_batches_are_one_product_per_member_with_the_same_answers(family, monkeypatch):
     for heads in ("ragged", "all"):
-        hydra, inputs = family.fused(heads), family.inputs()
+        hydra = family.fused(heads)
+        inputs = family.inputs()
         expected = hydra(**inputs).member_logits
         with monkeypatch.context() as patch:
             patch.setattr(modeling_hydra, "ROWS_FOR_ONE_PRODUCT_PER_MEMBER", 0)
@@ -166,7 +168,8 @@ def test_fusing_and_taking_apart_leaves_weights_where_they_are(family):
 @each_of(OWN_LAYERS)
 @torch.no_grad()
 def test_inference_is_where_the_model_is(family):
-    hydra, inputs = family.fused(), family.inputs()
+    hydra = family.fused()
+    inputs = family.inputs()
     expected = hydra(**inputs).member_logits
     with ELSEWHERE:
         assert torch.equal(hydra(**inputs).member_logits, expected)
@@ -182,7 +185,8 @@ def fused(family, **fields):
 
 @torch.no_grad()
 def test_a_mask_that_broadcasts_over_the_batch():
-    texts, hydra = padded_texts(), fused(BERT)
+    texts = padded_texts()
+    hydra = fused(BERT)
     mask = torch.ones(1, 1, 7, 7, dtype=torch.bool)
     mask[..., 5:] = False
     one_each = hydra(input_ids=texts["input_ids"], attention_mask=mask.expand(4, 1, 7, 7)).member_logits
@@ -206,7 +210,8 @@ def test_single_dropouts_can_be_switched_on_to_sample(where):
 @torch.no_grad()
 def test_replicas_of_data_parallel_run():
     """What `nn.DataParallel` makes on several GPUs: copies of the modules with parameters as plain attributes."""
-    hydra, inputs = fused(CLIP), CLIP.inputs()
+    hydra = fused(CLIP)
+    inputs = CLIP.inputs()
     expected = hydra(**inputs).member_logits
     copies = {module: module._replicate_for_data_parallel() for module in hydra.modules()}
     for module, copy in copies.items():
@@ -253,7 +258,8 @@ def test_clip_towers_stand_alone(tmp_path):
 @torch.no_grad()
 def test_clip_towers_come_from_clip_towers():
     whole = clip_backbone()
-    vision, text = whole.vision_model, whole.text_model
+    vision = whole.vision_model
+    text = whole.text_model
     assert isinstance(vision, CLIPVisionModel) and isinstance(text, CLIPTextModel)
     member = HydraCLIPVisionModel.from_backbone(vision, {0: [1]})
     assert member.config.kept_heads[0] == [[0, 2, 3]]

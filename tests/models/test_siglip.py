@@ -37,13 +37,15 @@ def assert_same(found, expected) -> None:
 
 @torch.no_grad()
 def test_towers_give_the_states_and_the_pooled_output_of_the_backbone():
-    backbone, inputs = SIGLIP.backbone(), SIGLIP.inputs()
+    backbone = SIGLIP.backbone()
+    inputs = SIGLIP.inputs()
     texts = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     for tower, hydra, given in (
         (backbone.vision_model, HydraSiglipVisionModel, {"pixel_values": inputs["pixel_values"]}),
         (backbone.text_model, HydraSiglipTextModel, texts),
     ):
-        found, expected = AutoHydra.from_backbone(tower), tower(**given, output_hidden_states=True)
+        found = AutoHydra.from_backbone(tower)
+        expected = tower(**given, output_hidden_states=True)
         assert type(found) is hydra
         outputs = found(**given, output_hidden_states=True)
         assert_same(outputs.last_hidden_state, expected.last_hidden_state)
@@ -54,7 +56,8 @@ def test_towers_give_the_states_and_the_pooled_output_of_the_backbone():
 
 @torch.no_grad()
 def test_features_are_those_of_the_backbone_also_of_larger_images():
-    backbone, inputs = SIGLIP.backbone(), SIGLIP.inputs()
+    backbone = SIGLIP.backbone()
+    inputs = SIGLIP.inputs()
     hydra = AutoHydra.from_backbone(backbone)
     large = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for given in ({"pixel_values": inputs["pixel_values"]}, {"pixel_values": large, "interpolate_pos_encoding": True}):
@@ -78,7 +81,8 @@ def test_a_tower_without_a_pooling_head_pools_nothing():
 
 @torch.no_grad()
 def test_the_probability_of_a_pair_is_the_mean_of_the_members_whatever_else_is_in_the_call():
-    hydra, inputs = SIGLIP.fused(), SIGLIP.inputs()
+    hydra = SIGLIP.fused()
+    inputs = SIGLIP.inputs()
     outputs = hydra(**inputs)
     assert torch.equal(outputs.logits_per_text, outputs.logits_per_image.t())
     assert_same(outputs.logits_per_image.sigmoid(), outputs.member_logits.sigmoid().mean(dim=1))
@@ -123,7 +127,8 @@ def test_a_classifier_of_one_tower_is_the_backbones_and_has_the_config_of_that_t
 
 
 def test_a_classifier_leaves_out_the_pooling_head_that_it_does_not_read():
-    backbone, hydra = SIGLIP_CLASSIFIER.backbone(), SIGLIP_CLASSIFIER.fused()
+    backbone = SIGLIP_CLASSIFIER.backbone()
+    hydra = SIGLIP_CLASSIFIER.fused()
     assert any(name.startswith("vision_model.head.") for name, _ in backbone.named_parameters())
     assert hydra.vision_model.head is None and hydra.config.vision_use_head is False
     mixed = SIGLIP_CLASSIFIER.hydra.from_pruned_members([backbone, hydra])

@@ -58,7 +58,8 @@ def at_words(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 @every_family
 def test_every_promise_holds_for_each_token(family):
     family = with_token_head(family)
-    inputs, labels = family.inputs(), tags()
+    inputs = family.inputs()
+    labels = tags()
     mask = inputs["attention_mask"]
     backbones = [family.backbone(seed) for seed in range(3)]
     references = [family.ablate(model, heads) for model, heads in zip(backbones, family.heads_to_prune, strict=True)]
@@ -119,7 +120,9 @@ def test_padding_on_either_side_changes_no_token(family):
     hydra = family.fused()
     text = padded_texts(batch=1, tokens=5)["input_ids"]
     alone = hydra(input_ids=text, attention_mask=torch.ones_like(text)).logits
-    padding, no, ones = torch.full((1, 2), hydra.config.pad_token_id), torch.zeros(1, 2).long(), torch.ones_like(text)
+    padding = torch.full((1, 2), hydra.config.pad_token_id)
+    no = torch.zeros(1, 2).long()
+    ones = torch.ones_like(text)
     finds_positions = family.name.startswith(("roberta", "xlm-roberta", "camembert", "mpnet"))  # by the padding
     tolerance = 1e-10 if family.gradient_tolerance == 1e-10 else 1e-5  # where backbones compute in float32
     for order in (1, -1):
@@ -132,7 +135,9 @@ def test_padding_on_either_side_changes_no_token(family):
 
 
 def test_the_loss_counts_the_labels_of_all_accumulated_batches():
-    hydra, inputs, labels = BERT_TOKENS.fused(), padded_texts(), tags()
+    hydra = BERT_TOKENS.fused()
+    inputs = padded_texts()
+    labels = tags()
     count = (labels != -100).sum()
     mean = hydra(**inputs, labels=labels).loss
     torch.testing.assert_close(hydra(**inputs, labels=labels, num_items_in_batch=2 * count).loss, mean / 2)
@@ -152,7 +157,10 @@ def test_labels_of_whole_texts_are_refused():
 
 def test_the_last_layer_is_counted_for_every_token():
     whole = AutoHydra.from_backbone(BERT_TOKENS.backbone())
-    tokens, hidden, inner, classes = 16, 32, 40, 3
+    tokens = 16
+    hidden = 32
+    inner = 40
+    classes = 3
     layer = 4 * tokens * hidden**2 + 2 * tokens**2 * hidden + 2 * tokens * hidden * inner
     assert count_multiply_adds(whole) == 3 * layer + tokens * hidden * classes
     assert count_multiply_adds(whole) == count_multiply_adds(BERT_TOKENS.backbone())
@@ -161,7 +169,8 @@ def test_the_last_layer_is_counted_for_every_token():
 @every_family
 def test_a_saved_token_classifier_is_found_by_auto_hydra(family, tmp_path):
     family = with_token_head(family)
-    hydra, inputs = family.fused(), family.inputs()
+    hydra = family.fused()
+    inputs = family.inputs()
     hydra.save_pretrained(tmp_path)
     loaded = AutoHydra.from_pretrained(tmp_path, dtype=torch.float64)
     assert type(loaded) is family.hydra is type(hydra)

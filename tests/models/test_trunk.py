@@ -17,7 +17,8 @@ from hydra_transformers.training.parameter_groups import places
 from tests.families import CLIP, DISTINCT, LLAMA, MODERNBERT, OWN_LAYERS, SIGLIP, SIZES, VIT, Family, each_of
 
 
-LAYERS, TRUNK = 3, 2
+LAYERS = 3
+TRUNK = 2
 
 
 def in_trunk(model: nn.Module, layers: int) -> list[str]:
@@ -96,7 +97,8 @@ def test_a_trunk_changes_no_answer(family, layers):
     for gradients in (False, True):
         with torch.set_grad_enabled(gradients):
             for inputs in (family.inputs(), {key: value[:3] for key, value in family.inputs().items()}):
-                found, expected = hydra(**inputs), whole(**inputs)
+                found = hydra(**inputs)
+                expected = whole(**inputs)
                 assert_close(found.member_logits, expected.member_logits)
                 assert_close(family.ensemble_logits(found), family.ensemble_logits(expected))
 
@@ -168,7 +170,8 @@ def test_the_trunk_gets_the_sum_of_what_members_would(family):
     for each in (hydra, whole):
         each(**family.inputs()).member_logits.square().sum().backward()
     for name, slot in slots(whole):
-        mine, theirs = hydra.get_parameter(name).grad, whole.get_parameter(name).grad
+        mine = hydra.get_parameter(name).grad
+        theirs = whole.get_parameter(name).grad
         if slot.rows is not None and name in in_trunk(hydra, TRUNK):
             theirs = torch.stack(theirs.split(slot.rows)).sum(0)
         # Where the trunk's states enter the products, their gradients are sums of those of three members.
@@ -324,7 +327,8 @@ def test_a_config_says_why_it_is_refused():
 
 @each_of([*OWN_LAYERS, SIGLIP])
 def test_members_of_a_trunk_are_whole(family):
-    members, hydra = members_with_trunk(family), with_and_without(family)[0]
+    members = members_with_trunk(family)
+    hydra = with_and_without(family)[0]
     own = set(in_trunk(members[0], TRUNK)) | {slot.name for _, slot in slots(hydra) if slot.rows is not None}
     for index, member in enumerate(members):
         apart = hydra.member(index)

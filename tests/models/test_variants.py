@@ -35,10 +35,12 @@ from tests.families import (
 
 
 HEADS = {0: [1], 1: [0, 2, 3]}
-OWN, ONE = "use_relative_position_bias", "use_shared_relative_position_bias"
+OWN = "use_relative_position_bias"
+ONE = "use_shared_relative_position_bias"
 BY_LENGTH = {"rope_type": "dynamic", "rope_theta": 20.0, "factor": 4.0}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-NORMS_FIRST, ALL_LAYERS = {"do_stable_layer_norm": True}, {"use_weighted_layer_sum": True}
+NORMS_FIRST = {"do_stable_layer_norm": True}
+ALL_LAYERS = {"use_weighted_layer_sum": True}
 CASES = [
     (VIT, {"qkv_bias": False}),
     (VIT, {"hidden_act": "relu"}),
@@ -128,7 +130,8 @@ def inputs_of(family: Family, fields: dict) -> list[dict]:
 def assert_close(found: torch.Tensor, expected: torch.Tensor, at: torch.Tensor | None = None) -> None:
     """at: (batch, tokens), those that are compared"""
     if at is not None:
-        found, expected = found[at], expected[at]
+        found = found[at]
+        expected = expected[at]
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
 
 
@@ -140,7 +143,8 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, at: torch.Tensor |
 def test_every_kind_of_backbone_is_itself_with_its_head_and_without(family, fields):
     backbone = family.backbone(**fields)
     heads = {0: [1]} if fields.get("num_hidden_groups") == 1 else HEADS
-    ablated, hydra = family.ablate(backbone, heads), family.hydra.from_backbone(backbone)
+    ablated = family.ablate(backbone, heads)
+    hydra = family.hydra.from_backbone(backbone)
     pruned = family.hydra.from_backbone(backbone, heads)
     plain = to_transformers(pruned, fill_up=True).double()  # DINOv3's frequencies, too
     key = "pooler_output" if family is DINOV3 else "logits"
@@ -160,7 +164,8 @@ def test_every_kind_of_backbone_is_itself_with_its_head_and_without(family, fiel
             for ours, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
                 assert_close(ours[:, 0], theirs, tokens)
     encoder = backbone if family is DINOV3 else getattr(backbone, family.hydra.base_model_prefix)
-    found, expected = AutoHydra.from_backbone(encoder)(**family.inputs()), encoder(**family.inputs())
+    found = AutoHydra.from_backbone(encoder)(**family.inputs())
+    expected = encoder(**family.inputs())
     at = family.inputs()["attention_mask"].bool() if "input_ids" in signature(encoder.forward).parameters else None
     assert_close(found.last_hidden_state, expected.last_hidden_state, at)
     if expected.get("pooler_output") is not None:

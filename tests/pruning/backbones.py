@@ -107,7 +107,8 @@ def other(family: Family, dtype: torch.dtype, samples: int):
         ood = {"pixel_values": images(samples - 4, 17, 0.5, dtype)}
         return model, {"pixel_values": images(samples, 16, dtype=dtype)}, ood
     if family.reads_audio:
-        rows, ood = family.sounds(samples, 16), family.sounds(samples - 4, 17)
+        rows = family.sounds(samples, 16)
+        ood = family.sounds(samples - 4, 17)
         name = family.audio_name
         return model, rows | {name: rows[name].to(dtype)}, ood | {name: 0.5 * ood[name].to(dtype)}
     return model, texts(samples, 18), texts(samples - 4, 19)
@@ -124,7 +125,9 @@ def _family(name: str, dtype: torch.dtype, samples: int, batch: int):
     if name in OTHERS:
         model, id_rows, ood_rows = other(OTHERS[name], dtype, samples)
     elif name == "bert":
-        model, id_rows, ood_rows = bert(dtype), texts(samples, 12), texts(samples - 4, 13)
+        model = bert(dtype)
+        id_rows = texts(samples, 12)
+        ood_rows = texts(samples - 4, 13)
     else:
         model, seed = (vit(dtype=dtype), 10) if name == "vit" else (clip(dtype), 14)
         id_rows = {"pixel_values": images(samples, seed, dtype=dtype)}

@@ -45,7 +45,8 @@ def all_heads(model, towers=("vision", "text")) -> list[tuple]:
 
 def zero_slice(model, head: tuple) -> torch.Tensor:
     """Zeroes the head's columns and returns what they were."""
-    key, size = head[:-1], head_dim_of(model, head[:-1])
+    key = head[:-1]
+    size = head_dim_of(model, head[:-1])
     columns = output_projections(model)[key].weight.data[:, head[-1] * size : (head[-1] + 1) * size]
     before = columns.clone()
     columns.zero_()
@@ -70,7 +71,9 @@ def logits_of(model, batches, prompts) -> torch.Tensor:
 def judge(model, id_batches, ood_batches, objective, prompts=None) -> tuple[float, float]:
     """The score, and the margin that decides between heads of equal score: how likely the labels are, and how far apart
     the mean confidences."""
-    id_logits, scores, margins = logits_of(model, id_batches, prompts), [], []
+    id_logits = logits_of(model, id_batches, prompts)
+    scores = []
+    margins = []
     if objective in ("acc", "avg"):
         labels = torch.cat([batch["labels"] for batch in id_batches])
         scores.append((id_logits.argmax(-1) == labels).double().mean().item())
@@ -103,15 +106,18 @@ def algorithm_1(
     """(ranking, scores); heads of equal score go in their order, if `judge` gives them no margin."""
     model = copy.deepcopy(model)
     candidates = [head for head in all_heads(model, towers) if head[-2] >= trunk_layers]
-    ranking, scores = [], []
+    ranking = []
+    scores = []
     for _ in range(budget):
-        best, best_head = (float("-inf"), float("-inf")), None
+        best = (float("-inf"), float("-inf"))
+        best_head = None
         for head in candidates:
             before = zero_slice(model, head)
             reached = judge(model, id_batches, ood_batches, objective, prompts)
             restore_slice(model, head, before)
             if reached > best:
-                best, best_head = reached, head
+                best = reached
+                best_head = head
         zero_slice(model, best_head)
         candidates.remove(best_head)
         ranking.append(best_head)

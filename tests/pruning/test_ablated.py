@@ -21,7 +21,8 @@ def logits(family: Family, model) -> torch.Tensor:
 
 @each_of([VIT, BERT, CLIP, ALBERT, DEBERTA_V2, LLAMA, MODERNBERT, WHISPER])
 def test_an_ablated_model_answers_as_one_with_zeroed_slices_and_as_a_pruned_one(family):
-    model, heads = family.backbone(), heads_for(family)
+    model = family.backbone()
+    heads = heads_for(family)
     before = logits(family, model)
     expected = logits(family, family.ablate(model, heads))
     assert (expected - before).abs().max() > 1e-3
@@ -55,7 +56,8 @@ def test_a_pruned_model_is_ablated_by_the_numbers_of_its_backbone():
 
 def test_blocks_can_be_nested_and_end_with_an_exception():
     model = VIT.backbone()
-    before, both = logits(VIT, model), logits(VIT, VIT.ablate(model, {0: [1], 1: [2]}))
+    before = logits(VIT, model)
+    both = logits(VIT, VIT.ablate(model, {0: [1], 1: [2]}))
     with ablated(model, {0: [1]}):
         one = logits(VIT, model)
         with pytest.raises(RuntimeError, match="stop"), ablated(model, {0: [1], 1: [2]}):

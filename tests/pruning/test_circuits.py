@@ -42,7 +42,8 @@ SPECIAL = ("albert", "mpnet", "deberta-v2", "beit", "wavlm", "wav2vec2", "modern
 )
 def test_the_ranking_is_that_of_algorithm_1(name, objective):
     is_other = name in SPECIAL
-    batch, budget = 25 if is_other or objective != "avg" else 13, 2 if is_other else 3
+    batch = 25 if is_other or objective != "avg" else 13
+    budget = 2 if is_other else 3
     model, id_batches, ood_batches, prompts = family(name, batch=batch)
     circuit = check_against_algorithm_1(model, id_batches, ood_batches, prompts, objective, budget)
     dense_score, _ = judge(model, id_batches, ood_batches, objective, prompts)
@@ -133,7 +134,8 @@ def test_the_model_is_unchanged_bit_for_bit(name, method):
     first, second, *others = model.parameters()
     first.grad = torch.ones_like(first)
     second.requires_grad_(False)
-    before, backend = copy.deepcopy(model.state_dict()), model.config._attn_implementation
+    before = copy.deepcopy(model.state_dict())
+    backend = model.config._attn_implementation
     if method == "circuit":
         extract(model, id_batches, ood_batches, budget=2, prompts=prompts)
     else:
@@ -241,7 +243,8 @@ def test_heads_to_prune_are_the_first_of_the_ranking_and_the_best_budget_removes
         assert replace(circuit, scores=scores).best_budget == best
 
 
-NO_HEADS, NO_SCORES = "its ranking is not a list of different heads", "its scores are not one number for each of its 2"
+NO_HEADS = "its ranking is not a list of different heads"
+NO_SCORES = "its scores are not one number for each of its 2"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,8 @@ def test_leave_one_out_is_how_much_the_loss_rises_without_the_head(name):
 
 
 def test_leave_one_out_takes_a_metric_and_models_of_other_problems():
-    model, rows = bert_backbone(num_labels=1), padded_texts(8)
+    model = bert_backbone(num_labels=1)
+    rows = padded_texts(8)
     rows["labels"] = torch.arange(8).double()
 
     def negative_distance(logits, labels):
@@ -114,7 +115,8 @@ def test_a_pruned_model_has_scores_for_the_heads_it_has():
 
 def test_michel_does_not_depend_on_the_batches_and_normalized_has_the_norm_one_in_every_layer():
     model, batches, _, _ = family("vit")
-    plain, scores = head_scores(model, batches), head_scores(model, batches, normalize=True)
+    plain = head_scores(model, batches)
+    scores = head_scores(model, batches, normalize=True)
     rows = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
     assert head_scores(model, rows_in_batches(rows, 6)) == pytest.approx(plain, rel=1e-9)
     for layer in range(3):

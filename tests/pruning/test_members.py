@@ -134,7 +134,8 @@ def test_several_backbones_without_anything_else_are_members_as_they_are():
 
 @pytest.mark.slow
 def test_members_with_equal_heads_are_refused_only_with_equal_weights():
-    backbones, same = fine_tunings(2), [circuit_of(RANKING), circuit_of(RANKING)]
+    backbones = fine_tunings(2)
+    same = [circuit_of(RANKING), circuit_of(RANKING)]
     members = draw_members(backbones, circuits=same, budget=2)
     assert members[0].config.kept_heads == members[1].config.kept_heads
     for arguments in ({}, {"circuits": same, "budget": 2}):
@@ -144,7 +145,8 @@ def test_members_with_equal_heads_are_refused_only_with_equal_weights():
 
 
 def test_circuits_of_other_weights_cause_a_warning(recwarn):
-    backbones, batch = fine_tunings(2), {"pixel_values": images(4, 0), "labels": torch.arange(4) % 3}
+    backbones = fine_tunings(2)
+    batch = {"pixel_values": images(4, 0), "labels": torch.arange(4) % 3}
     circuits = [extract_circuit(each, [batch], budget=3) for each in backbones]
     draw_members(backbones, circuits=circuits, budget=2, allow_equal=True)
     assert not [each for each in recwarn if "other weights" in str(each.message)]

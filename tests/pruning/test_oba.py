@@ -89,7 +89,9 @@ def test_the_score_of_the_authors_and_several_steps_choose_other_weights():
         pruned = oba_prune(model, rows_in_batches(rows, 4), sparsity=0.5, **options)
         return torch.cat([weight.flatten() for weight in ranked_weights(pruned)]) == 0
 
-    plain, reference, stepwise = zeros(), zeros(score="reference"), zeros(steps=3)
+    plain = zeros()
+    reference = zeros(score="reference")
+    stepwise = zeros(steps=3)
     assert plain.sum() == reference.sum() == stepwise.sum()
     assert not torch.equal(plain, reference) and not torch.equal(plain, stepwise)
 
@@ -143,7 +145,8 @@ def test_a_recipe_keeps_zeros():
 
 
 def test_zeros_of_a_hydra_stay_too():
-    hydra, callback = prune_heads(toy()[0]), KeepZerosCallback()
+    hydra = prune_heads(toy()[0])
+    callback = KeepZerosCallback()
     weight = next(module.weight for name, module in hydra.named_modules() if name.endswith("qkv_proj"))
     weight.data[0] = 0
     callback.on_train_begin(argparse.Namespace(fsdp=None, deepspeed=None), None, None, model=hydra)

@@ -12,7 +12,8 @@ from tests.pruning.reference import algorithm_1, logits_of
 
 
 def f1_of_class_1(logits: torch.Tensor, labels: torch.Tensor) -> float:
-    chosen, wanted = logits.argmax(-1) == 1, labels == 1
+    chosen = logits.argmax(-1) == 1
+    wanted = labels == 1
     return (2 * (chosen & wanted).sum() / (chosen.sum() + wanted.sum())).item()
 
 

@@ -51,7 +51,8 @@ def compiled():
 def sliced_by_hand():
     model = VIT.backbone()
     projection = model.vit.layers[0].attention.o_proj
-    projection.weight, projection.in_features = torch.nn.Parameter(projection.weight[:, :24]), 24
+    projection.weight = torch.nn.Parameter(projection.weight[:, :24])
+    projection.in_features = 24
     return model
 
 

@@ -26,7 +26,8 @@ class Stopped(Exception):
 
 def count_evaluations(monkeypatch, stop_at: int | None = None) -> list[int]:
     """How many heads are evaluated, time by time."""
-    evaluate, counts = GreedySearch.evaluate, []
+    evaluate = GreedySearch.evaluate
+    counts = []
 
     def counting(self, candidates):
         counts.append(len(candidates))

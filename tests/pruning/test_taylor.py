@@ -89,7 +89,8 @@ def test_clip_prunes_its_vision_tower_by_default():
 
 def test_layers_are_pruned_one_after_the_other_with_fresh_scores():
     model, batches, _, _ = family("vit")
-    pruned, scores = {}, {}
+    pruned = {}
+    scores = {}
     for layer in range(3):
         so_far = taylor_scores(prune_heads(model, pruned), batches)
         of_layer = {head: score for head, score in so_far.items() if head[0] == layer}

@@ -19,7 +19,8 @@ BATCH = 5  # enough batches for all processes
 
 def kill(path: Path, number: int) -> None:
     """Dies in the evaluation with this number."""
-    evaluate, calls = GreedySearch.evaluate, []
+    evaluate = GreedySearch.evaluate
+    calls = []
 
     def deadly(self, candidates):
         calls.append(candidates)

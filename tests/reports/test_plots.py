@@ -31,8 +31,10 @@ def assert_drawn(path):
 def test_every_plot_is_drawn_and_not_blank_and_a_loaded_report_draws_the_same(tmp_path):
     import matplotlib.pyplot as plt
 
-    figures, backend = plt.get_fignums(), plt.get_backend()
-    models, ood = dict.fromkeys((FORMULA, HIDDEN), SavedLogits()), {"near": {"A": saved(30, 2, 1)}}
+    figures = plt.get_fignums()
+    backend = plt.get_backend()
+    models = dict.fromkeys((FORMULA, HIDDEN), SavedLogits())
+    ood = {"near": {"A": saved(30, 2, 1)}}
     ood["far"] = {FORMULA: saved(20, 0, 2)}
     original = evaluate_uncertainty(models, saved(60, 4, 0), ood, score="disagreement")
     paths = original.plot(tmp_path / "plots")
@@ -69,7 +71,8 @@ def test_risk_is_drawn_where_enough_rows_are_answered(answered, left):
     result = evaluate_uncertainty({"a": SavedLogits()}, saved(400, 2, 0))
     if answered is not None:
         result.models["a"]["data"] |= {"answered": answered, "answered_risk": 0.1}
-    panel, curve = _risk_coverage(result).axes[0], result.curves["a"]["risk_coverage"]
+    panel = _risk_coverage(result).axes[0]
+    curve = result.curves["a"]["risk_coverage"]
     assert panel.get_xlim() == pytest.approx((left, 1.01))
     shown = [risk for coverage, risk in zip(curve["coverage"], curve["risk"], strict=True) if coverage >= left]
     assert panel.get_ylim() == pytest.approx((0, 1.05 * max([*shown, 0.1 if answered else 0])))

@@ -47,7 +47,8 @@ def report():
 
 
 def test_the_report_holds_what_the_functions_give_and_every_model_is_measured_by_the_energy_too(report):
-    both, report = report, evaluate_uncertainty(SavedLogits(), ID, OOD, score="entropy")
+    both = report
+    report = evaluate_uncertainty(SavedLogits(), ID, OOD, score="entropy")
     results = report.models["SavedLogits"]
     expected = classification_metrics(LOGITS, LABELS) | diversity_metrics(LOGITS)
     assert {name: results["data"][name] for name in expected} == expected
@@ -139,8 +140,10 @@ def test_a_calibrated_model_is_measured_by_its_own_threshold_and_sets():
     report = evaluate_uncertainty({"Hydra": hydra}, data, far)
     metrics = report.models["Hydra"]["data"]
     with torch.no_grad():
-        outputs, foreign = hydra(pixel_values=data[0]["pixel_values"]), hydra(**far[0])
-    answered, right = ~outputs.abstain, outputs.logits.argmax(-1) == data[0]["labels"]
+        outputs = hydra(pixel_values=data[0]["pixel_values"])
+        foreign = hydra(**far[0])
+    answered = ~outputs.abstain
+    right = outputs.logits.argmax(-1) == data[0]["labels"]
     assert metrics["answered"] == answered.double().mean() and 0 < metrics["answered"] < 1
     assert metrics["answered_risk"] == pytest.approx(1 - right[answered].double().mean().item())
     assert report.models["Hydra"]["ood_data"]["answered"] == pytest.approx((~foreign.abstain).double().mean().item())
@@ -219,7 +222,9 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.words, self.opened = [], [], []
+        self.tags = []
+        self.words = []
+        self.opened = []
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):

@@ -89,7 +89,8 @@ def test_members_are_compared_by_the_first_metric(case, evaluated, tmp_path):
 
 
 def test_what_a_calibrated_model_answers_opens_the_report(case):
-    hydra, data = case.hydra(), case.data
+    hydra = case.hydra()
+    data = case.data
     if case.name == "reward":  # calibrated on relevant and other texts, measured on pairs
         data = [{**case.data["chosen"][0], "labels": (case.data["chosen"][0]["input_ids"][:, 0] % 2).float()}]
     hydra.calibrate(data, target={"coverage": 0.5})

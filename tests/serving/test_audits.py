@@ -64,7 +64,9 @@ def run(*words):
 
 
 def test_the_loop_of_answers_audit_promise_and_calibration(model, data, tmp_path, capsys):
-    answers, monitor, again = tmp_path / "answers.csv", tmp_path / "monitor.json", tmp_path / "again"
+    answers = tmp_path / "answers.csv"
+    monitor = tmp_path / "monitor.json"
+    again = tmp_path / "again"
     run("predict", model, data, "--column", "text", "--output", answers, "--audit", 0.4, "--monitor", monitor)
     table = pandas.read_csv(answers, dtype=str, keep_default_na=False)
     to_review = pandas.read_csv(tmp_path / "answers.audit.csv", dtype=str, keep_default_na=False)

@@ -13,7 +13,8 @@ class Model:
 
     def __init__(self):
         self.passes: list[tuple[list, dict]] = []
-        self.may_answer, self.is_asked = threading.Event(), threading.Event()
+        self.may_answer = threading.Event()
+        self.is_asked = threading.Event()
 
     def __call__(self, inputs, parameters):
         self.passes.append((inputs, parameters))

@@ -20,7 +20,8 @@ PICTURES = pictures([0, 1, 2] * 5, seed=4)
 
 @pytest.fixture(scope="module")
 def folder(folders, tmp_path_factory):
-    hydra, folder = load_trained(folders["images"]), tmp_path_factory.mktemp("by-class") / "hydra"
+    hydra = load_trained(folders["images"])
+    folder = tmp_path_factory.mktemp("by-class") / "hydra"
     processor = ViTImageProcessorPil.from_pretrained(folders["images"])
     target = {"risk": {"green": 0.001, "*": 0.9}}
     hydra.calibrate(load_data(picture_rows(90), processor), target=target, confidence=0.5, alpha=None)
@@ -52,7 +53,8 @@ SITES = ["north", "south", "mars"] * 5
 
 @pytest.fixture(scope="module")
 def folder_by_site(folders, tmp_path_factory):
-    hydra, folder = load_trained(folders["images"]), tmp_path_factory.mktemp("by-site") / "hydra"
+    hydra = load_trained(folders["images"])
+    folder = tmp_path_factory.mktemp("by-site") / "hydra"
     processor = ViTImageProcessorPil.from_pretrained(folders["images"])
     rows = [{**row, "site": SITES[place % 2]} for place, row in enumerate(picture_rows(90))]
     target = {"risk": {"north": 0.001, "*": 0.9}}

@@ -104,15 +104,15 @@ def test_every_way_to_ask_gives_the_same_answers(kind, folders, tmp_path, monkey
     names = list(hydra.config.id2label.values())
     if kind == "text":
         rows = sent = texts()
-        reader, processor = "tokenizer", AutoTokenizer.from_pretrained(folder)
+        reader = "tokenizer"
+        processor = AutoTokenizer.from_pretrained(folder)
         prepared = dict(processor(rows, padding=True, truncation=True, max_length=16, return_tensors="pt"))
     else:
         files = image_files()
-        rows, sent = (
-            [Image.open(io.BytesIO(file)) for file in files],
-            [base64.b64encode(file).decode() for file in files],
-        )
-        reader, processor = "image_processor", AutoImageProcessor.from_pretrained(folder)
+        rows = [Image.open(io.BytesIO(file)) for file in files]
+        sent = [base64.b64encode(file).decode() for file in files]
+        reader = "image_processor"
+        processor = AutoImageProcessor.from_pretrained(folder)
         upright = [ImageOps.exif_transpose(image).convert("RGB") for image in rows]
         prepared = dict(processor(upright, return_tensors="pt"))
     with torch.no_grad():

@@ -139,7 +139,9 @@ ODD += [{"text": "a", "text_pair": None}, {"b64": 1}, {"name": []}, "data:image/
 @pytest.mark.parametrize("kind", ["bert", "vit", "clip"])
 def test_every_wrong_body_gets_a_sentence(kind, clients):
     """Drawn at random; thousands of others were tried by hand."""
-    draw, client, usual = random.Random(0), clients[kind], {"candidate_labels": ["a", "b"]}
+    draw = random.Random(0)
+    client = clients[kind]
+    usual = {"candidate_labels": ["a", "b"]}
     for _ in range(150):
         body = {"inputs": draw.choice(ODD), "parameters": usual if draw.random() < 0.5 else draw.choice(ODD)}
         response = client.post("/predict", content=json.dumps(body), headers=JSON)
@@ -165,7 +167,8 @@ def test_an_image_of_so_many_pixels_that_pillow_refuses_it_is_told_why(monkeypat
 
 
 def test_images_are_turned_as_they_ask_for_and_no_broken_word_on_that_fails_the_model(tmp_path):
-    quarter, path = Image.Exif(), tmp_path / "mine.jpg"
+    quarter = Image.Exif()
+    path = tmp_path / "mine.jpg"
     quarter[0x0112] = 6
     for exif, size in ((quarter, (4, 8)), (b"Exif\x00\x00garbage", (8, 4))):
         Image.new("RGB", (8, 4), "red").save(path, exif=exif)
@@ -178,7 +181,8 @@ def test_labels_are_measured_without_the_tokenizer_that_answers(tmp_path):
     """One of two threads would find the other's padding and cutting, and labels that are too long would pass."""
     folder = save_clip(tmp_path)
     clip = Answerer(load_trained(folder), CLIPProcessor.from_pretrained(folder), "zero-shot")
-    tokenizer, problems = clip.processor.tokenizer, []
+    tokenizer = clip.processor.tokenizer
+    problems = []
 
     def answers():
         for _ in range(100):

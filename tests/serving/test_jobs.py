@@ -105,7 +105,8 @@ def test_every_format_holds_the_table_with_the_answers(folders, reviews, tmp_pat
 
 @pytest.mark.slow
 def test_an_abstaining_model_has_a_prediction_and_no_answer(folders, tmp_path):
-    data, table = tmp_path / "pictures", tmp_path / "table"
+    data = tmp_path / "pictures"
+    table = tmp_path / "table"
     data.mkdir()
     images = pictures([0, 1, 2, 1], seed=4)
     for number, image in enumerate(images):
@@ -234,7 +235,10 @@ def test_one_batch_of_images_is_decoded_at_a_time_and_a_part_is_written_before_t
     folders, tmp_path, monkeypatch
 ):
     rows = datasets.Dataset.from_dict({"image": pictures([0, 1, 2] * 4)})
-    most, decoded, read_image, answer = 0, [], predictor._image_of, HydraPredictor.answer
+    most = 0
+    decoded = []
+    read_image = predictor._image_of
+    answer = HydraPredictor.answer
 
     def counted(*arguments):
         parts = len(list(tmp_path.glob("*.parts/part-*")))
@@ -244,7 +248,8 @@ def test_one_batch_of_images_is_decoded_at_a_time_and_a_part_is_written_before_t
 
     def answered(self, inputs, parameters):
         nonlocal most, started
-        most, started = max(most, len(decoded)), started + len(inputs)
+        most = max(most, len(decoded))
+        started = started + len(inputs)
         decoded.clear()
         return answer(self, inputs, parameters)
 
@@ -260,7 +265,8 @@ def test_one_batch_of_images_is_decoded_at_a_time_and_a_part_is_written_before_t
 
 def stop_at(monkeypatch, place: int) -> list[int]:
     """Stops a job at its part number `place`; returns the list of the parts that were predicted."""
-    predicted, predict = [], jobs.Job.predicted
+    predicted = []
+    predict = jobs.Job.predicted
 
     def counted(self, part):
         if len(predicted) == place:
@@ -284,7 +290,8 @@ def stopped(monkeypatch, place: int, model, data, output, **settings) -> Path:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
 def test_a_stopped_job_goes_on_without_losing_or_repeating_a_row(suffix, folders, reviews, tmp_path, monkeypatch):
-    whole, output = tmp_path / f"whole{suffix}", tmp_path / f"answers{suffix}"
+    whole = tmp_path / f"whole{suffix}"
+    output = tmp_path / f"answers{suffix}"
     predict_data(folders["texts"], reviews, whole, device="cpu")
     parts = stopped(monkeypatch, 3, folders["texts"], reviews, output)
     assert not output.exists() and len(list(parts.iterdir())) == 3
@@ -339,10 +346,12 @@ def test_a_job_that_is_killed_at_any_step_goes_on_without_losing_or_repeating_a_
     folders, reviews, tmp_path, monkeypatch
 ):
     """As by kill -9: nothing is tidied up."""
-    model, whole = folders["texts"], tmp_path / "whole.jsonl"
+    model = folders["texts"]
+    whole = tmp_path / "whole.jsonl"
     predict_data(model, reviews, whole, device="cpu")
     reader = jobs.Job(str(model), jobs.DataSource(str(reviews)), {"device": "cpu"}, 3)
-    contents, predicted = [reader.predicted(part) for part in range(4)], []
+    contents = [reader.predicted(part) for part in range(4)]
+    predicted = []
     monkeypatch.setattr(jobs, "Job", lambda **_: reader)
     monkeypatch.setattr(reader, "predicted", lambda part: predicted.append(part) or contents[part])
     for number in range(1, 7):  # four parts, the output, the removal
@@ -379,7 +388,8 @@ def test_users_files_stay_also_one_that_appears_meanwhile(has_links, folders, re
     predict_data(folders["texts"], reviews, tmp_path / "plain.csv", device="cpu")
     assert len(read(tmp_path / "plain.csv")) == 10
     assert {path.name for path in tmp_path.iterdir()} == {"reviews.csv", "plain.csv", *names}
-    output, write = tmp_path / "answers.csv", jobs.write_tables
+    output = tmp_path / "answers.csv"
+    write = jobs.write_tables
 
     def slow(path, tables):
         write(path, tables)
@@ -394,7 +404,8 @@ def test_users_files_stay_also_one_that_appears_meanwhile(has_links, folders, re
 
 
 def test_other_data_another_model_and_other_settings_start_anew(folders, reviews, tmp_path, monkeypatch, caplog):
-    model, output = shutil.copytree(folders["texts"], tmp_path / "model"), tmp_path / "answers.jsonl"
+    model = shutil.copytree(folders["texts"], tmp_path / "model")
+    output = tmp_path / "answers.jsonl"
     parts = stopped(monkeypatch, 1, model, reviews, output)
 
     def starts_anew(**settings) -> bool:

@@ -56,7 +56,8 @@ def calibrated(tmp_path_factory):
 
 def test_answers_name_the_labels_and_how_unsure_each_is(calibrated):
     _, hydra, tokenizer = calibrated
-    outputs, settings = outputs_of(hydra, tokenizer), hydra.config.decision
+    outputs = outputs_of(hydra, tokenizer)
+    settings = hydra.config.decision
     parts = decompose(outputs.member_logits, "multi_label_classification")
     yes = outputs.logits.double() >= torch.tensor(settings["log_odds"], dtype=torch.float64)
     for row, answer in enumerate(hydra.predict(TEXTS, tokenizer, top_k=None)):
@@ -121,6 +122,7 @@ def test_an_exported_model_decides_alike(calibrated, tmp_path):
 
     _, hydra, tokenizer = calibrated
     run = RUNNERS["torch"](export(hydra, tmp_path / "exported", "torch", processor=tokenizer) / FILES["torch"])
-    found, outputs = run(dict(tokenizer(TEXTS, padding=True, return_tensors="pt"))), outputs_of(hydra, tokenizer)
+    found = run(dict(tokenizer(TEXTS, padding=True, return_tensors="pt")))
+    outputs = outputs_of(hydra, tokenizer)
     for name in ("prediction_set", "abstain"):
         assert torch.equal(found[name], outputs[name]), name

@@ -36,7 +36,8 @@ def test_a_server_counts_its_predictions_and_shows_the_promises(folders, tmp_pat
         with TestClient(create_app(asked(folders["images"]), monitor=file)) as client:
             inputs = [base64_of(image) for image in PICTURES]
             answers = client.post("/predict", json={"inputs": inputs}).json()
-            promises, shown = client.get("/health").json()["promises"], client.get("/metrics").text
+            promises = client.get("/health").json()["promises"]
+            shown = client.get("/metrics").text
     assert promises == {name: state.status for name, state in Monitor.read(file).state().items()}
     state = Monitor.read(file).state()
     assert state["inputs"].rows == 2 * len(PICTURES)
@@ -45,7 +46,8 @@ def test_a_server_counts_its_predictions_and_shows_the_promises(folders, tmp_pat
 
 
 def test_two_servers_with_one_file_answer_and_do_not_overwrite_each_other(folders, tmp_path, monkeypatch, caplog):
-    file, body = tmp_path / "monitor.json", {"inputs": [base64_of(image) for image in PICTURES]}
+    file = tmp_path / "monitor.json"
+    body = {"inputs": [base64_of(image) for image in PICTURES]}
     monkeypatch.setattr(metrics.time, "monotonic", itertools.count(step=2.0).__next__)  # each save is due
     first, second = (metrics.WatchedPromises(asked(folders["images"]).model, file) for _ in range(2))
     with TestClient(create_app(asked(folders["images"]))) as client:
@@ -59,7 +61,8 @@ def test_two_servers_with_one_file_answer_and_do_not_overwrite_each_other(folder
 
 def test_a_job_counts_each_row_once_even_if_it_was_stopped(folders, data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(jobs, "ROWS_PER_PART", 5)
-    written, write = [], jobs.write_atomically
+    written = []
+    write = jobs.write_atomically
 
     def stop_at_second(path, content):
         if len(written) == 1:

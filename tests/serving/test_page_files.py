@@ -134,7 +134,8 @@ def test_a_page_of_texts_opens_and_fetches_nothing(pages, folders, picture):
 
 def test_audio_is_sent_clicked_on_and_answered(pages, tmp_path):
     model = HydraPredictor(WAV2VEC2.fused().float(), Wav2Vec2FeatureExtractor(), name="tones")
-    private, sent = tmp_path / "mine" / "low.wav", tmp_path / "high.wav"
+    private = tmp_path / "mine" / "low.wav"
+    sent = tmp_path / "high.wav"
     private.parent.mkdir()
     private.write_bytes(wav(tone(0.05)))
     sent.write_bytes(wav(tone(1.0)))

@@ -215,7 +215,8 @@ def test_it_says_what_predict_says_with_each_members_probabilities(folders, imag
 
 
 def test_texts_a_plain_model_and_a_baseline_are_asked_alike(folders):
-    texts, single = asked(folders["texts"]), asked(folders["single"])
+    texts = asked(folders["texts"])
+    single = asked(folders["single"])
     for text, expected in zip(TEXTS, predict_decisions(texts.model, TEXTS, texts.processor, top_k=None), strict=True):
         assert_says(texts.answer_with_members(text), expected)
     answer = single.answer_with_members(PICTURES[1])
@@ -227,7 +228,8 @@ def test_texts_a_plain_model_and_a_baseline_are_asked_alike(folders):
 
 
 def test_a_calibrated_clip_keeps_its_classes(folders):
-    clip, image = asked(folders["clip"]), PICTURES[1]
+    clip = asked(folders["clip"])
+    image = PICTURES[1]
     prompts = clip.processor(text=[f"A photo of a {name}." for name in CLASSES], padding=True, return_tensors="pt")
     pixels = [clip.processor(images=row["image"], return_tensors="pt").pixel_values[0] for row in picture_rows(24)]
     rows = [{"pixel_values": each, "labels": row["label"]} for each, row in zip(pixels, picture_rows(24), strict=True)]

@@ -29,7 +29,9 @@ class Server:
     """Started from nothing each time, from the same folder and at the same port."""
 
     def __init__(self, folder, log):
-        self.folder, self.log, self.port = folder, log, free_port()
+        self.folder = folder
+        self.log = log
+        self.port = free_port()
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
 
     def start(self) -> None:

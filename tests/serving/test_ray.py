@@ -52,7 +52,8 @@ def test_a_job_of_two_workers_of_which_one_dies_equals_one_process(cluster, fold
     from hydra_transformers.serving import ray_engine
 
     monkeypatch.setattr(jobs, "ROWS_PER_PART", 25)
-    died, plain = tmp_path / "died", ray_engine.PartWorker
+    died = tmp_path / "died"
+    plain = ray_engine.PartWorker
 
     class Dies(plain):
         def __call__(self, batch):
@@ -62,11 +63,13 @@ def test_a_job_of_two_workers_of_which_one_dies_equals_one_process(cluster, fold
             return plain.__call__(self, batch)
 
     monkeypatch.setattr(ray_engine, "PartWorker", Dies)
-    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
+    one = tmp_path / "one.parquet"
+    two = tmp_path / "two.parquet"
     alone = predict_data(folders["images"], data, one, device="cpu")
     together = predict_data(folders["images"], data, two, engine="ray", workers=2)
     assert died.exists() and alone.bad_rows == together.bad_rows == [7]
-    expected, found = pyarrow.parquet.read_table(one), pyarrow.parquet.read_table(two)
+    expected = pyarrow.parquet.read_table(one)
+    found = pyarrow.parquet.read_table(two)
     assert expected.schema == found.schema and found["row"].to_pylist() == list(range(ROWS))
     assert set(found["abstain"].to_pylist()) == {True, False, None}
     for name in set(found.column_names) - {"scores", "why"}:
@@ -89,7 +92,8 @@ def test_what_would_wait_for_ever_or_mix_models_raises_an_error(cluster, folders
 
 def test_ray_data_takes_the_predictor_as_it_is(cluster, tmp_path):
     """With the texts of the test of conformance, and its calibrated model."""
-    rows, model = texts(), str(save_calibrated_texts(tmp_path))
+    rows = texts()
+    model = str(save_calibrated_texts(tmp_path))
 
     class Numbered(HydraPredictor):
         """Keeps the number of each row, as Ray Data promises no order."""

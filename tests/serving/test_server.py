@@ -43,7 +43,8 @@ def assert_same(found: list[dict], expected: list[dict]) -> None:
 
 
 def test_images_are_answered_as_by_predict(folders, clients):
-    hydra, processor = load_trained(folders["images"]), ViTImageProcessorPil.from_pretrained(folders["images"])
+    hydra = load_trained(folders["images"])
+    processor = ViTImageProcessorPil.from_pretrained(folders["images"])
     found = predicted(clients["vit"], ENCODED)
     assert_same(found, hydra.predict(PICTURES, processor))
     assert {answer["abstain"] for answer in found} == {True, False}
@@ -53,7 +54,8 @@ def test_images_are_answered_as_by_predict(folders, clients):
 
 
 def test_texts_are_answered_as_by_predict(folders, clients):
-    hydra, tokenizer = load_trained(folders["texts"]), AutoTokenizer.from_pretrained(folders["texts"])
+    hydra = load_trained(folders["texts"])
+    tokenizer = AutoTokenizer.from_pretrained(folders["texts"])
     texts = ["a good film", "", "bad " * 300, {"text": "a film", "text_pair": "of joy"}]
     found = predicted(clients["bert"], texts)
     assert_same(found, hydra.predict(texts, tokenizer))
@@ -63,7 +65,8 @@ def test_texts_are_answered_as_by_predict(folders, clients):
 
 
 def test_clip_chooses_among_the_labels_of_the_request(folders, clients):
-    hydra, processor = load_trained(folders["clip"]), CLIPProcessor.from_pretrained(folders["clip"])
+    hydra = load_trained(folders["clip"])
+    processor = CLIPProcessor.from_pretrained(folders["clip"])
     parameters = {"candidate_labels": ["red", "green"], "hypothesis_template": "a {}."}
     found = predicted(clients["clip"], ENCODED, **parameters)
     assert_same(found, hydra.predict(PICTURES, processor, **parameters))
@@ -93,7 +96,8 @@ class Held(Answerer):
 
     def __init__(self, may_answer: bool = True):
         super().__init__(None, None, "text")
-        self.may_answer, self.is_asked = threading.Event(), threading.Event()
+        self.may_answer = threading.Event()
+        self.is_asked = threading.Event()
         if may_answer:
             self.may_answer.set()
 

@@ -65,14 +65,16 @@ def test_a_report_on_corrupted_sets_is_that_of_data_corrupted_by_hand(vit, tmp_p
     result = report.models["ViTForImageClassification"]
     corruptions = list(dict.fromkeys(report.groups[name][1] for name in report.data_sets("corruption")))
     assert corruptions == [n for n in CORRUPTIONS if n.endswith("noise")] + ["contrast"]
-    clean, labels = pixels_of(rows), torch.arange(24) % 3
+    clean = pixels_of(rows)
+    labels = torch.arange(24) % 3
     with torch.no_grad():
         logits = {
             "clean": model(clean).logits.unsqueeze(1),
             "shot": model(corrupt(clean, "shot_noise", 4, processor=processor)).logits.unsqueeze(1),
             "far": model(far[0]["pixel_values"]).logits.unsqueeze(1),
         }
-    judged, by_hand = result["shot_noise, severity 4"], classification_metrics(logits["shot"], labels)
+    judged = result["shot_noise, severity 4"]
+    by_hand = classification_metrics(logits["shot"], labels)
     for metric in ("accuracy", "nll", "ece", "brier"):
         assert judged[metric] == pytest.approx(by_hand[metric], abs=1e-5)
     scores = {name: ood_score(each) for name, each in logits.items()}

@@ -22,7 +22,8 @@ from tests.pages import ROOT
 
 ON_IMAGES = [name for name, corruption in CORRUPTIONS.items() if corruption.kind == "image"]
 ON_TEXTS = [name for name, corruption in CORRUPTIONS.items() if corruption.kind == "text"]
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
 TEXTS = [
     "It is a charming and often affecting journey, if you let it.",
     "unflinchingly bleak and desperate",
@@ -49,7 +50,8 @@ def test_images_change_more_with_the_severity_and_alike_in_any_batch_and_order(n
     distances = [0.0] + [(each - IMAGES).square().mean().item() for each in changed]
     assert distances == sorted(set(distances))
     assert all(each.shape == IMAGES.shape and each.min() >= 0 and each.max() <= 1 for each in changed)
-    together, order = changed[2], torch.tensor([3, 1, 5])
+    together = changed[2]
+    order = torch.tensor([3, 1, 5])
     assert torch.equal(together, torch.stack([corrupt(image, name, 3) for image in IMAGES]))
     assert torch.equal(corrupt(IMAGES[order], name, 3), together[order])
     monkeypatch.setattr("hydra_transformers.shift.corruptions.VALUES_AT_A_TIME", 2 * IMAGES[0].numel())
@@ -124,7 +126,8 @@ def test_jpeg_is_a_file_of_imagenet_cs_qualities(channels):
 
 def test_random_numbers_are_uniform_normal_and_of_their_own_row():
     keys = row_keys(photos(rows=2).float() / 255, "name", 0)
-    numbers, others = uniform(keys, 3, 100, 100), uniform(keys, 3, 100, 100, stream=1)
+    numbers = uniform(keys, 3, 100, 100)
+    others = uniform(keys, 3, 100, 100, stream=1)
     assert numbers.min() > 0 and numbers.max() < 1
     assert abs(numbers.mean() - 0.5) < 0.005 and abs(numbers.var() - 1 / 12) < 0.002
     assert abs(torch.corrcoef(numbers.flatten(1))[0, 1]) < 0.02

@@ -52,7 +52,8 @@ def pixels_and_labels(data):
 
 
 def test_arrays_of_cifar_c_are_divided_by_severity(vit, tmp_path):
-    folder, processor = cifar_c(tmp_path / "c"), AutoImageProcessor.from_pretrained(vit)
+    folder = cifar_c(tmp_path / "c")
+    processor = AutoImageProcessor.from_pretrained(vit)
     sets = load_corrupted_sets(folder, vit)
     assert list(sets) == ["snow", "fog"], "in the order of the fifteen"
     assert all(list(sweep) == [1, 2, 3, 4, 5] for sweep in sets.values())

@@ -65,7 +65,8 @@ def test_the_fpr_at_95_percent_tpr_is_fpr95(steps):
 
 
 def test_rows_of_equal_score_are_all_answered_or_none():
-    scores, correct = [0.1, 0.5, 0.5, 0.5, 0.9], [1, 1, 1, 0, 0]
+    scores = [0.1, 0.5, 0.5, 0.5, 0.9]
+    correct = [1, 1, 1, 0, 0]
     assert Abstention.fit(scores, correct, risk=0.2).coverage == 0.2
     assert Abstention.fit(scores, correct, risk=0.25).coverage == 0.8
     assert Abstention.fit(scores, coverage=0.3).coverage == 0.8
@@ -90,7 +91,8 @@ def plain_certified(scores, correct, risk, confidence):
     """The walk from its definition: SciPy's tail at every count, from every start, the wrong first among equal scores."""
     order = sorted(range(len(scores)), key=lambda i: (scores[i], correct[i]))
     errors = np.cumsum([not correct[i] for i in order])
-    rows, chance = len(scores), 1 - confidence
+    rows = len(scores)
+    chance = 1 - confidence
     starts = sorted({math.ceil(rows * share) - 1 for share in (1 / 8, 1 / 4, 1 / 2, 3 / 4)} - {0})
     while starts and (1 - risk) ** starts[0] > chance / len(starts):
         starts.pop(0)
@@ -143,7 +145,8 @@ def test_a_guaranteed_risk_holds_over_many_fits(name, steps):
 
     everyone = np.sort(draw(400_000))
     true_risk = np.cumsum(error_rate(everyone)) / np.arange(1, len(everyone) + 1)
-    fits, broken = 200, 0
+    fits = 200
+    broken = 0
     for _ in range(fits):
         scores = draw(250)
         correct = generator.random(250) >= error_rate(scores)
@@ -158,7 +161,9 @@ def test_a_guaranteed_risk_holds_over_many_fits(name, steps):
 
 @pytest.mark.parametrize("target", ["coverage", "tpr"])
 def test_guaranteed_shares_hold_over_many_fits(target):
-    generator, fits, broken = np.random.default_rng(0), 400, 0
+    generator = np.random.default_rng(0)
+    fits = 400
+    broken = 0
     for _ in range(fits):
         rows = generator.random(200)
         if target == "coverage":
@@ -186,7 +191,8 @@ def test_rows_above_the_threshold_and_nan_are_not_answered():
 @pytest.mark.parametrize("target", [{"risk": 0.1}, {"coverage": 0.8}, {"tpr": 0.7}])
 def test_the_threshold_lies_between_two_scores_so_that_rounding_moves_no_row(target, dtype):
     values, correct = validation(rows=200)
-    scores, ood = torch.tensor(values, dtype=dtype), torch.tensor(values[::2] + 0.1, dtype=dtype)
+    scores = torch.tensor(values, dtype=dtype)
+    ood = torch.tensor(values[::2] + 0.1, dtype=dtype)
     rule = Abstention.fit(scores, correct, ood, **target)
     nearest = min((scores - rule.threshold).abs().min(), (ood - rule.threshold).abs().min())
     assert nearest > 100 * torch.finfo(torch.float32).eps

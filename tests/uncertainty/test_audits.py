@@ -51,7 +51,8 @@ def reviewed(labels, audit="abc-1-0", predictions=None, scores=None):
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet", "frame", "semicolons"])
 def test_a_file_of_reviews_is_read(ending, tmp_path):
-    table, file = reviewed(["yes", "no", " yes ", ""]), tmp_path / f"reviews.{ending}"
+    table = reviewed(["yes", "no", " yes ", ""])
+    file = tmp_path / f"reviews.{ending}"
     data = {
         "csv": lambda: table.to_csv(file, index=False),
         "jsonl": lambda: table.to_json(file, orient="records", lines=True),
@@ -221,12 +222,14 @@ def reviews_of(model, name, rows, audit=None):
 @pytest.mark.parametrize("with_data", [False, True])
 def test_a_model_is_calibrated_again_by_its_audited_answers(name, with_data, tmp_path):
     hydra = calibrate(hydra_of(name), data_of(name, 200), target={"risk": 0.75}, confidence=0.5, seed=3).model.eval()
-    before, rows = hydra.decision.settings.to_dict(), data_of(name, 400, seed=5)
+    before = hydra.decision.settings.to_dict()
+    rows = data_of(name, 400, seed=5)
     reviews, scores, wrong = reviews_of(hydra, name, rows)
     risk = float(np.mean(wrong)) + 0.05
     if with_data:
         _, more, more_wrong = reviews_of(hydra, name, [data_of(name, 200)[place] for place in order_of(200, 3)])
-        scores, wrong = scores + more, wrong + more_wrong
+        scores = scores + more
+        wrong = wrong + more_wrong
     data = data_of(name, 200) if with_data else None
     calibration = recalibrate(hydra, reviews, data, risk=risk, confidence=0.6, seed=3)
     expected = lower_threshold(AnsweredRows(np.array(scores), np.array(wrong)), before["threshold"], risk, 0.6)

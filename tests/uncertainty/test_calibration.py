@@ -43,7 +43,8 @@ def hydra_of(name: str) -> torch.nn.Module:
 
 def rows_for(name: str, seed: int = 0, labelled: bool = True, count: int = ROWS) -> list[dict]:
     generator = torch.Generator().manual_seed(seed)
-    family, batch = BY_NAME[name], {}
+    family = BY_NAME[name]
+    batch = {}
     for key, value in family.inputs().items():
         if key == "pixel_values":
             batch[key] = torch.randn(count, *value.shape[1:], generator=generator)
@@ -70,7 +71,8 @@ def test_everything_is_fitted_on_rows_of_its_own():
     logits, _, labels = collect_answers(hydra, data)
     calibration = hydra.calibrate(data, target={"coverage": 0.75}, alpha=0.2, seed=3)
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(3))
-    first, second = order[: ROWS // 2], order[ROWS // 2 :]
+    first = order[: ROWS // 2]
+    second = order[ROWS // 2 :]
     scaling = TemperatureScaling.fit(logits[first], labels[first])
     assert calibration.settings["temperature"] == pytest.approx(scaling.temperature)
     threshold = fit_sets(scaling(logits[second]), labels[second], 0.2)
@@ -85,7 +87,8 @@ def test_everything_is_fitted_on_rows_of_its_own():
 
 
 def test_a_risk_is_a_bound_for_new_rows_unless_told_otherwise():
-    hydra, data = hydra_of("vit"), rows_for("vit", count=200)
+    hydra = hydra_of("vit")
+    data = rows_for("vit", count=200)
     by_default = hydra.calibrate(data, target={"risk": 0.74})
     assert "With 90 % confidence at most 74 % of the answered rows are wrong" in str(by_default)
     assert by_default.abstention == hydra.calibrate(data, target={"risk": 0.74}, confidence=0.9).abstention
@@ -129,7 +132,8 @@ def test_saved_is_loaded_with_features_of_every_head(family, tmp_path):
     hydra.save_pretrained(tmp_path)
     loaded = type(hydra).from_pretrained(tmp_path).eval()
     with torch.no_grad():
-        ours, theirs = hydra(**batch), loaded(**batch)
+        ours = hydra(**batch)
+        theirs = loaded(**batch)
     for name in ("logits", "member_logits", "detector_score", "abstain", "prediction_set"):
         assert torch.equal(ours[name], theirs[name]), name
     # the features are those that a detector by itself reads
@@ -137,7 +141,8 @@ def test_saved_is_loaded_with_features_of_every_head(family, tmp_path):
     with hydra.uncalibrated():
         logits, features, _ = collect_answers(hydra, [batch])
     state = {name: getattr(hydra.decision, name) for name in hydra.config.decision["state"]}
-    detector.state, detector.fitted_on = state, {}
+    detector.state = state
+    detector.fitted_on = {}
     torch.testing.assert_close(ours.detector_score.double(), detector(logits, features), rtol=1e-4, atol=1e-4)
 
 
@@ -262,7 +267,8 @@ def stops_midway(rows: list[dict], error: BaseException):
 def test_a_calibration_that_fails_leaves_the_earlier_one(data, options, error):
     hydra = hydra_of("vit")
     hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
-    decision, settings = hydra.decision, hydra.config.decision
+    decision = hydra.decision
+    settings = hydra.config.decision
     [batch] = rows_for("vit", seed=1, labelled=False)
     with torch.no_grad():
         before = hydra(**batch)
@@ -277,7 +283,8 @@ def test_a_calibration_that_fails_leaves_the_earlier_one(data, options, error):
 @pytest.mark.parametrize("detector", ["msp", "mahalanobis"])
 def test_calibrating_again_is_as_calibrating_at_first(detector):
     """What is fitted is fitted on the answers without the earlier temperature; a detector on training data, too."""
-    first, again = hydra_of("vit"), hydra_of("vit")
+    first = hydra_of("vit")
+    again = hydra_of("vit")
     again.load_state_dict(first.state_dict())
     again.calibrate(rows_for("vit", seed=5), target={"coverage": 0.9})
     data = {"data": rows_for("vit"), "ood_data": rows_for("vit", 3, labelled=False)}
@@ -290,7 +297,8 @@ def test_calibrating_again_is_as_calibrating_at_first(detector):
 
 
 def test_a_detector_that_was_fitted_is_taken_as_it_is_and_another_is_left_unfitted():
-    hydra, training = hydra_of("vit"), rows_for("vit", seed=2)
+    hydra = hydra_of("vit")
+    training = rows_for("vit", seed=2)
     batches = ({key: value[start : start + 12] for key, value in training[0].items()} for start in range(0, ROWS, 12))
     detector = Detector("mahalanobis").fit(hydra, batches)  # in one pass
     hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}, detector=detector)

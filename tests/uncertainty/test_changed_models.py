@@ -168,7 +168,8 @@ def test_a_digest_sees_every_bit_and_every_place():
     swapped[[0, 2_499_999]] = swapped[[2_499_999, 0]]
     assert len({digest, digest_of([other]), digest_of([swapped]), digest_of([values.view(4, -1)])}) == 4
     for dtype in (torch.float64, torch.int8, torch.bool, torch.complex64):
-        first, second = torch.ones(7).to(dtype), torch.ones(7).to(dtype)
+        first = torch.ones(7).to(dtype)
+        second = torch.ones(7).to(dtype)
         second[3] = 0
         assert digest_of([first]) != digest_of([second])
 

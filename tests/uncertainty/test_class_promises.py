@@ -80,7 +80,8 @@ def test_classes_with_few_rows_are_pooled_with_those_of_similar_error_rates():
 
 
 def test_a_group_without_a_proof_is_never_answered():
-    scores, predictions = torch.linspace(0, 1, 300), torch.arange(300) % 3
+    scores = torch.linspace(0, 1, 300)
+    predictions = torch.arange(300) % 3
     correct = (predictions != 2) | (torch.arange(300) % 2 == 0)
     first, second, third = fit_groups([(0,), (1,), (2,)], [0.1, 0.1, 0.1], 0.9, scores, predictions, correct, CLASSES)
     assert first.threshold >= scores[-3] and first.answered == first.rows == 100 and first.wrong == 0
@@ -95,7 +96,8 @@ def test_the_number_of_lost_rows_that_are_allowed_is_binomial():
 def test_each_predicted_class_has_its_threshold_everywhere(tmp_path):
     calibration = calibrated_by({"risk": 0.55}, "prediction")
     hydra = calibration.model.eval()
-    thresholds, abstention = torch.tensor(hydra.decision.settings.thresholds), calibration.abstention
+    thresholds = torch.tensor(hydra.decision.settings.thresholds)
+    abstention = calibration.abstention
     assert len(set(thresholds.tolist())) == 3 and hydra.decision.settings.threshold == thresholds.max()
     with torch.no_grad():
         output = hydra(**batch_of(NAME))
@@ -190,11 +192,13 @@ def test_few_true_rows_of_a_class_are_answered_as_another(tmp_path):
 
 def test_a_monitor_counts_each_prediction_by_itself(tmp_path):
     hydra = calibrated_by({"risk": 0.55}, "prediction").model.eval()
-    monitor, labels = Monitor.of(hydra), torch.stack([row["labels"] for row in data_of(NAME, seed=1)])
+    monitor = Monitor.of(hydra)
+    labels = torch.stack([row["labels"] for row in data_of(NAME, seed=1)])
     with torch.no_grad():
         output = hydra(**batch_of(NAME))
     monitor.update(output, labels)
-    answered, predictions = ~output.abstain, output.logits.argmax(-1)
+    answered = ~output.abstain
+    predictions = output.logits.argmax(-1)
     for place in range(3):
         state = monitor.state()[f"risk of LABEL_{place}"]
         places = answered & (predictions == place)
@@ -219,7 +223,8 @@ def test_a_report_shows_every_promise(tmp_path):
         output = by_prediction(
             **{key: torch.stack([row[key] for row in rows]) for key in ("input_ids", "attention_mask")}
         )
-    labels, predictions = torch.stack([row["labels"] for row in rows]), output.logits.argmax(-1)
+    labels = torch.stack([row["labels"] for row in rows])
+    predictions = output.logits.argmax(-1)
     for place, promise in enumerate(sorted(report.promises["each"], key=lambda promise: promise["name"])):
         places = predictions == place
         answered = places & ~output.abstain

@@ -71,7 +71,8 @@ def test_a_function_written_for_plain_models_gets_the_logits_of_a_hydra(tmp_path
 
 
 def test_evaluate_metrics_take_batches(tmp_path):
-    scores, is_ood = GENERATOR.normal(size=30), np.arange(30) % 2
+    scores = GENERATOR.normal(size=30)
+    is_ood = np.arange(30) % 2
     detection = ood_metrics(scores[is_ood == 0], scores[is_ood == 1])
     cases = [(ClassificationMetrics, LOGITS, LABELS, classification_metrics(LOGITS, LABELS))]
     for kind, predictions, references, expected in [*cases, (OODMetrics, scores, is_ood, detection)]:

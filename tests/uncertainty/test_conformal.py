@@ -78,24 +78,30 @@ def test_sets_are_those_of_the_definition_and_never_empty(monkeypatch):
     plain = 1 - probabilities <= threshold
     plain[torch.arange(150), probabilities.argmax(1)] |= ~plain.any(1)
     # in doubt a class is in the set
-    sets, is_near = prediction_sets(probabilities, threshold), (1 - probabilities - threshold).abs() < 1e-5
+    sets = prediction_sets(probabilities, threshold)
+    is_near = (1 - probabilities - threshold).abs() < 1e-5
     assert torch.equal(sets[~is_near], plain[~is_near]) and (sets >= plain).all() and not sets.all()
     one_by_one = [prediction_sets(row, threshold) for row in probabilities.split(1)]
     assert torch.equal(torch.cat(one_by_one), sets)
 
 
 def test_coverage_holds_over_many_splits():
-    rows, tests, alpha, splits = 60, 60, 0.2, 300
+    rows = 60
+    tests = 60
+    alpha = 0.2
+    splits = 300
     logits, labels = draw(splits * (rows + tests), seed=7)
     counts = []
     for part, of in zip(logits.split(rows + tests), labels.split(rows + tests), strict=True):
-        threshold, new = fit_sets(part[:rows], of[:rows], alpha), mean_probabilities(part[rows:])
+        threshold = fit_sets(part[:rows], of[:rows], alpha)
+        new = mean_probabilities(part[rows:])
         counts.append(covered(1 - new <= threshold, of[rows:]))
         # filling up empty sets loses nothing
         assert covered(prediction_sets(new, threshold), of[rows:]) >= counts[-1]
     # Without ties the number of covered test rows is beta-binomial: k = ceil(61 * 0.8) = 49 of 60 + 1.
     law = betabinom(tests, 49, 61 - 49)
-    mean, error = law.mean(), law.std() / math.sqrt(splits)
+    mean = law.mean()
+    error = law.std() / math.sqrt(splits)
     assert abs(np.mean(counts) - mean) < 4 * error
     assert mean / tests >= 1 - alpha
     assert np.std(counts) == pytest.approx(law.std(), rel=0.2)

@@ -80,7 +80,8 @@ def test_a_matrix_prices_each_answer_by_its_label():
 def test_a_calibrated_model_abstains_by_cost(tmp_path):
     rows = data_of(NAME, 600)
     calibration = calibrate(hydra_of(NAME), rows, target={"cost": {"wrong": 2.5, "review": 1}}, alpha=None)
-    hydra, abstention = calibration.model.eval(), calibration.abstention
+    hydra = calibration.model.eval()
+    abstention = calibration.abstention
     with torch.no_grad():
         output = hydra(**batch_of(NAME))
     assert torch.equal(output.abstain, output.detector_score > abstention.threshold)
@@ -135,7 +136,8 @@ def test_other_tasks_whose_rows_are_right_as_a_whole_have_prices_too(name, tmp_p
     rows = data_of(name, 400)
     target = {"cost": {"wrong": 1.8, "review": 1}}
     calibration = calibrate(hydra_of(name), rows, target=target, alpha=None)
-    hydra, abstention = calibration.model.eval(), calibration.abstention
+    hydra = calibration.model.eval()
+    abstention = calibration.abstention
     second = torch.randperm(400, generator=torch.Generator().manual_seed(0))[200:].tolist()
     with torch.no_grad():
         output = hydra(

@@ -58,7 +58,8 @@ def test_one_member_has_exactly_zero_epistemic_uncertainty_and_disagreement():
 
 def test_float16_logits_of_thousands_of_classes_are_decomposed_in_float64():
     logits = (8 * torch.randn(4, 3, 20000, generator=torch.Generator().manual_seed(0))).half()
-    parts, reference = decompose(logits), logits.double().softmax(-1).mean(1)
+    parts = decompose(logits)
+    reference = logits.double().softmax(-1).mean(1)
     torch.testing.assert_close(parts.mean_probabilities, reference)
     torch.testing.assert_close(parts.total, -(reference * reference.log()).sum(-1))
     assert parts.total.dtype == torch.float64
@@ -67,7 +68,8 @@ def test_float16_logits_of_thousands_of_classes_are_decomposed_in_float64():
 @PROPERTY
 @given(member_logits(), st.randoms(use_true_random=False), st.floats(-100, 100))
 def test_the_parts_add_up_in_bounds_whatever_the_order_of_members_and_a_members_shift(logits, random, shift):
-    parts, classes = decompose(logits), logits.shape[2]
+    parts = decompose(logits)
+    classes = logits.shape[2]
     torch.testing.assert_close(parts.total, parts.aleatoric + parts.epistemic, rtol=0, atol=1e-12)
     assert (parts.epistemic >= 0).all() and (parts.aleatoric >= 0).all()
     assert (parts.total <= math.log(classes) + 1e-12).all()

@@ -18,7 +18,9 @@ from hydra_transformers.uncertainty.features import collect_answers
 from tests.families import AST, BERT, CLIP_CLASSIFIER, DINOV2, DISTILBERT, LLAMA, MODERNBERT, ROBERTA, VIT, each_of
 
 
-MEMBERS, CLASSES, DIM = 3, 4, 6
+MEMBERS = 3
+CLASSES = 4
+DIM = 6
 FITTED = [name for name, method in DETECTORS.items() if method.state]
 HEADS = [
     (torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(m)).double(), torch.arange(CLASSES) * 0.1 + m)
@@ -39,7 +41,8 @@ def answers(rows: int, seed: int = 0, spread: float = 1.0) -> tuple[torch.Tensor
     return torch.tensor(logits), torch.tensor(features), torch.tensor(labels)
 
 
-TRAIN, TEST = answers(240), answers(30, seed=1, spread=2.0)
+TRAIN = answers(240)
+TEST = answers(30, seed=1, spread=2.0)
 
 
 def fitted(name: str, train=TRAIN, **settings) -> Detector:
@@ -109,7 +112,8 @@ def test_the_score_is_that_of_the_definition(name):
 
 
 def test_msp_and_entropy_by_members():
-    given, probabilities = answers_of(TEST[0], None), TEST[0].softmax(-1)
+    given = answers_of(TEST[0], None)
+    probabilities = TEST[0].softmax(-1)
     torch.testing.assert_close(score("msp", given, "members"), 1 - probabilities.amax(-1).mean(1))
     expected = -(probabilities * probabilities.log()).sum(-1).mean(1)
     torch.testing.assert_close(score("entropy", given, "members"), expected)
@@ -225,7 +229,8 @@ def test_a_class_without_rows_is_no_class_to_be_near_to():
 
 def head_input(model, inputs):
     """What the last linear map of a plain Transformers classifier gets, by a hook of one's own."""
-    model, seen = copy.deepcopy(model), []
+    model = copy.deepcopy(model)
+    seen = []
     head = getattr(model, "score", None) or model.classifier
     head = getattr(head, "out_proj", None) or getattr(head, "dense", head)  # of two maps the last; AST's norm and map
     head.register_forward_hook(lambda module, given, output: seen.append(given[0]))
@@ -242,7 +247,8 @@ CLASSIFIERS = [VIT, BERT, DINOV2, ROBERTA, DISTILBERT, AST, MODERNBERT, CLIP_CLA
 
 @each_of(CLASSIFIERS)
 def test_features_are_what_the_last_linear_map_reads(family):
-    inputs, backbone = family.inputs(), family.backbone()
+    inputs = family.inputs()
+    backbone = family.backbone()
     logits, features, labels = collect_answers(backbone, [inputs])
     torch.testing.assert_close(features[:, 0], head_input(backbone, inputs), rtol=0, atol=0)
     torch.testing.assert_close(logits, predict(backbone, inputs), rtol=0, atol=0)
@@ -257,7 +263,9 @@ def test_features_are_what_the_last_linear_map_reads(family):
 
 @each_of([VIT, BERT, ROBERTA])
 def test_baselines_have_one_feature_for_each_member(family):
-    inputs, backbone, other = family.inputs(), family.backbone(), family.backbone(1)
+    inputs = family.inputs()
+    backbone = family.backbone()
+    other = family.backbone(1)
     hydra = family.hydra.from_backbone(other)
     _, features, _ = collect_answers(DeepEnsemble([backbone, hydra]), [inputs])
     torch.testing.assert_close(features[:, 0], head_input(backbone, inputs))
@@ -282,7 +290,8 @@ def labelled_images(rows: int, seed: int = 0, spread: float = 1.0) -> list[dict]
 @pytest.mark.parametrize("name", DETECTORS)
 def test_a_detector_fits_and_scores_data_of_any_model(name):
     hydra = VIT.hydra.from_pruned_members(VIT.members(), shared=())
-    train, test = labelled_images(60), labelled_images(9, seed=1)
+    train = labelled_images(60)
+    test = labelled_images(9, seed=1)
     detector = Detector(name, **({"k": 3} if name == "knn" else {}))
     if detector.needs_fit:
         assert detector.fit(hydra, train, batch_size=7) is detector

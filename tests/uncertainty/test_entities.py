@@ -77,7 +77,8 @@ def test_transformers_own_pipeline_answers_for_the_mean_of_the_members(strategy)
 
 
 def test_our_pipeline_adds_uncertainty_to_each_entity():
-    hydra, reader = tiny_tags.fused(), tiny_tags.tokenizer()
+    hydra = tiny_tags.fused()
+    reader = tiny_tags.tokenizer()
     texts = [TEXT, "paris", TEXT.split(), "", "smith " * 30]
     answers = pipeline("hydra-token-classification", model=hydra, tokenizer=reader)(texts, batch_size=5)
     alone = hydra.predict(texts, reader)
@@ -157,7 +158,10 @@ def test_entities_below_the_threshold_keep_the_promised_risk(calibrated):
 def test_the_promise_is_about_one_entity_of_each_text_and_holds_for_such_draws():
     """Where long texts err more, the share over all entities is higher than over one of each text."""
     generator = torch.Generator().manual_seed(0)
-    task, fits, broken, over_all = TokenFit(tiny_tags.backbone()), 60, 0, []
+    task = TokenFit(tiny_tags.backbone())
+    fits = 60
+    broken = 0
+    over_all = []
 
     def texts(count: int) -> tuple[FoundEntities, torch.Tensor]:
         sizes = torch.where(torch.rand(count, generator=generator) < 0.3, 12, 1)  # long texts err twice as often
@@ -176,7 +180,8 @@ def test_the_promise_is_about_one_entity_of_each_text_and_holds_for_such_draws()
         except ValueError:
             continue
         others, sizes = texts(4000)
-        answered, wrong = others.scores <= threshold, ~others.right
+        answered = others.scores <= threshold
+        wrong = ~others.right
         weights = 1 / sizes[others.texts]  # a draw from each text
         broken += bool((weights * (answered & wrong)).sum() > 0.2 * 1.05 * (weights * answered).sum())
         over_all.append(float(wrong[answered].double().mean()))
@@ -207,7 +212,8 @@ def test_forward_marks_tokens_and_an_entity_is_marked_with_any_of_its_words(cali
         outputs = hydra(**inputs)
         with hydra.uncalibrated():
             plain = hydra(**inputs)
-    temperature, threshold = result.settings["temperature"], result.settings["threshold"]
+    temperature = result.settings["temperature"]
+    threshold = result.settings["threshold"]
     torch.testing.assert_close(outputs.member_logits, plain.member_logits / temperature)
     score = 1 - outputs.logits.exp().amax(-1)
     assert torch.equal(outputs.abstain, score > threshold) and outputs.abstain.shape == (
@@ -239,7 +245,8 @@ def test_metrics_of_entities_are_those_of_seqeval():
 
 
 def test_uncertainty_of_data_is_given_for_each_word():
-    hydra, rows = tiny_tags.fused(), tiny_tags.rows(5)
+    hydra = tiny_tags.fused()
+    rows = tiny_tags.rows(5)
     data = load_data(rows, hydra, processor=tiny_tags.tokenizer())
     parts = predict_uncertainty(hydra, data)
     words = max(len(row["tokens"]) for row in rows)
@@ -249,7 +256,8 @@ def test_uncertainty_of_data_is_given_for_each_word():
     unlabelled = predict_uncertainty(hydra, load_data(rows, hydra, processor=tiny_tags.tokenizer(), labelled=False))
     assert torch.equal(unlabelled.prediction, parts.prediction)
     logits = torch.randn(2, 3, 4, 5, dtype=torch.float64)
-    whole, flat = decompose(logits), decompose(logits.transpose(1, 2).flatten(0, 1))
+    whole = decompose(logits)
+    flat = decompose(logits.transpose(1, 2).flatten(0, 1))
     assert torch.equal(whole.epistemic.flatten(), flat.epistemic) and whole.total.shape == (2, 4)
 
 

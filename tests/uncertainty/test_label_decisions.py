@@ -76,7 +76,9 @@ def test_unshared_members_answer_with_the_mean_of_their_sigmoids(family):
 def test_a_calibrated_model_names_labels_and_keeps_its_promises_on_new_rows(hydra):
     new = texts_for(hydra, 600, seed=1)
     calibration = calibrate(hydra, [texts_for(hydra, 600)], alpha=0.2, target={"risk": 0.4}, confidence=0.9)
-    labels, outputs, settings = new["labels"].bool(), hydra(**without_labels(new)), hydra.config.decision
+    labels = new["labels"].bool()
+    outputs = hydra(**without_labels(new))
+    settings = hydra.config.decision
     assert outputs.prediction_set.shape == (600, LABELS) and outputs.abstain.shape == (600,)
     assert float(missed_shares(outputs.prediction_set, labels).mean()) < 0.25
     answer = outputs.logits.double() >= torch.tensor(settings["log_odds"], dtype=torch.float64)
@@ -97,7 +99,8 @@ def test_sets_in_the_model_are_those_of_the_mathematics(hydra):
     second = torch.randperm(200, generator=torch.Generator().manual_seed(0))[100:]
     outputs = hydra(**without_labels(batch))
     cuts = torch.tensor(calibration.settings["log_odds"], dtype=torch.float64)
-    odds, labels = log_odds(outputs.member_logits), batch["labels"].bool()
+    odds = log_odds(outputs.member_logits)
+    labels = batch["labels"].bool()
     expected = label_sets(odds, lowered_cuts(odds[second], labels[second], 0.15, cuts))
     assert torch.equal(outputs.prediction_set, expected)
     assert missed_shares(expected, labels)[second].mean() <= 0.15 and not outputs.prediction_set.all()

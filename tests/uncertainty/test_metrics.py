@@ -95,10 +95,13 @@ def test_fpr95_takes_the_first_threshold_with_a_recall_of_at_least_95_percent():
 @pytest.mark.parametrize("ties", [False, True])
 def test_ood_metrics_agree_with_scikit_learn(ties):
     generator = np.random.default_rng(0)
-    id_scores, ood_scores = generator.normal(0, 1, 700), generator.normal(1, 1.5, 300)
+    id_scores = generator.normal(0, 1, 700)
+    ood_scores = generator.normal(1, 1.5, 300)
     if ties:
-        id_scores, ood_scores = id_scores.round(), ood_scores.round()
-    truth, scores = np.r_[np.zeros(700), np.ones(300)], np.r_[id_scores, ood_scores]
+        id_scores = id_scores.round()
+        ood_scores = ood_scores.round()
+    truth = np.r_[np.zeros(700), np.ones(300)]
+    scores = np.r_[id_scores, ood_scores]
     fpr, tpr, _ = roc_curve(truth, scores, drop_intermediate=False)
     metrics = ood_metrics(id_scores, ood_scores)
     assert metrics["auroc"] == pytest.approx(roc_auc_score(truth, scores), rel=1e-12)
@@ -111,7 +114,8 @@ def test_scores_that_say_nothing_are_worth_a_coin_toss():
 
 
 def test_diversity_metrics_of_a_worked_example():
-    together, apart = [[0.0, -torch.inf]] * 2, [[0.0, -torch.inf], [-torch.inf, 0.0]]
+    together = [[0.0, -torch.inf]] * 2
+    apart = [[0.0, -torch.inf], [-torch.inf, 0.0]]
     metrics = diversity_metrics([together, apart])
     assert metrics == pytest.approx({"mutual_information": math.log(2) / 2, "disagreement": 0.5})
     assert diversity_metrics(torch.randn(5, 1, 3)) == {"mutual_information": 0, "disagreement": 0}

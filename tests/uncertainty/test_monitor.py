@@ -62,7 +62,8 @@ def test_every_task_is_watched_with_and_without_labels(name):
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "regression"])
 def test_errors_are_counted_as_the_task_defines_them(name):
     hydra = calibrate(hydra_of(name), data_of(name), target={"risk": 0.8}, confidence=0.5).model.eval()
-    rows, monitor = data_of(name, seed=3), Monitor.of(hydra)
+    rows = data_of(name, seed=3)
+    monitor = Monitor.of(hydra)
     with torch.no_grad():
         output = hydra(**batch_of(name, seed=3))
     labels = torch.stack([row["labels"] for row in rows])
@@ -91,7 +92,8 @@ def test_rows_of_predict_count_like_outputs(name):
     assert monitor.state()["inputs"].rows == len(units)
     if name == "token_classification":
         return
-    inputs, other = tiny_tags.tokenizer()(texts, return_tensors="pt", padding=True), Monitor.of(hydra)
+    inputs = tiny_tags.tokenizer()(texts, return_tensors="pt", padding=True)
+    other = Monitor.of(hydra)
     with torch.no_grad():
         other.update(hydra(**{key: inputs[key] for key in ("input_ids", "attention_mask")}))
     assert list(other.streams.values()) == list(monitor.streams.values())
@@ -100,7 +102,8 @@ def test_rows_of_predict_count_like_outputs(name):
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "reward"])
 def test_rows_of_a_model_without_a_threshold_count_and_those_of_another_do_not(name):
     hydra = calibrate(hydra_of(name), data_of(name)).model.eval()
-    texts, monitor = [" ".join(tiny_tags.PIECES[5:9])] * 4, Monitor.of(hydra)
+    texts = [" ".join(tiny_tags.PIECES[5:9])] * 4
+    monitor = Monitor.of(hydra)
     monitor.update(predict_decisions(hydra, texts, tiny_tags.tokenizer()))
     assert monitor.state()["inputs"].rows == 4 and "answered" not in monitor.state()
     with hydra.uncalibrated():
@@ -113,9 +116,11 @@ def test_rows_of_a_model_without_a_threshold_count_and_those_of_another_do_not(n
 
 @pytest.mark.parametrize("name", ["single_label_classification", "multi_label_classification", "regression"])
 def test_a_prediction_that_is_not_a_number_is_not_an_answer_and_its_interval_misses(name):
-    hydra, rows = calibrated(name).model.eval(), data_of(name, seed=3)
+    hydra = calibrated(name).model.eval()
+    rows = data_of(name, seed=3)
     with torch.no_grad():
-        outputs, monitor = hydra.decision(hydra(**batch_of(name)).member_logits * math.nan), Monitor.of(hydra)
+        outputs = hydra.decision(hydra(**batch_of(name)).member_logits * math.nan)
+        monitor = Monitor.of(hydra)
     monitor.update(outputs, torch.stack([row["labels"] for row in rows]))
     assert outputs.abstain.all() and monitor.state()["coverage"].rows == len(rows)
     assert monitor.state()["coverage"].rate == (name == "regression")  # sets have all labels
@@ -127,7 +132,8 @@ def test_evidence_is_the_average_capital_of_bets_that_start_with_each_block():
     for run, alarms in zip(simulated, repetitions(case, Pool(), 1000, range(12)), strict=True):
         if run is None:
             continue
-        monitor, noticed = Monitor(run.settings), run.alarms
+        monitor = Monitor(run.settings)
+        noticed = run.alarms
         for end in range(50, 1001, 50):
             parts = (run.scores, run.bins["risk"], run.bins["coverage"], run.bins["answered"] == 0)
             scores, wrong, missed, answered = (torch.tensor(part[end - 50 : end]) for part in parts)
@@ -140,7 +146,8 @@ def test_evidence_is_the_average_capital_of_bets_that_start_with_each_block():
 
 
 def test_a_broken_promise_is_noticed_after_a_long_good_time_and_stays_broken():
-    random, monitor = np.random.default_rng(0), Monitor(SETTINGS)
+    random = np.random.default_rng(0)
+    monitor = Monitor(SETTINGS)
     for rate, rows in ((0.02, 20_000), (0.2, 600), (0.02, 5_000)):
         for _ in range(rows // 100):
             monitor.count(outcomes(np.zeros(100), random.random(100) < rate, random.random(100) < 0.08))
@@ -153,7 +160,8 @@ def test_a_broken_promise_is_noticed_after_a_long_good_time_and_stays_broken():
 
 
 def test_kept_is_what_was_promised_not_what_chance_allows():
-    random, monitor = np.random.default_rng(0), Monitor(SETTINGS)
+    random = np.random.default_rng(0)
+    monitor = Monitor(SETTINGS)
     for _ in range(400):
         monitor.count(outcomes(np.zeros(100), random.random(100) < 0.058, random.random(100) < 0.12))
     always = Monitor(SETTINGS | {"validation": SUMMARY | {"answered": 400}})  # on the validation rows
@@ -166,7 +174,8 @@ def test_kept_is_what_was_promised_not_what_chance_allows():
 
 
 def test_other_inputs_are_noticed_without_labels():
-    random, monitor = np.random.default_rng(0), Monitor(SETTINGS)
+    random = np.random.default_rng(0)
+    monitor = Monitor(SETTINGS)
     monitor.count(outcomes(random.random(1000)))
     assert {one.status for one in monitor.state().values()} == {"not known yet"}
     monitor.count(outcomes(0.5 + random.random(400)))
@@ -181,7 +190,8 @@ def test_other_inputs_are_noticed_without_labels():
 @pytest.mark.parametrize("shift", [-1e-7, 0.0, 1e-7])
 @pytest.mark.parametrize("tied", [0.0, 0.25, 1.0])
 def test_a_score_of_many_rows_may_be_rounded_otherwise_in_use(tied, shift):
-    scores, is_tied = np.random.default_rng(0).random((2, 3000)), np.random.default_rng(1).random((2, 3000)) < 0.3
+    scores = np.random.default_rng(0).random((2, 3000))
+    is_tied = np.random.default_rng(1).random((2, 3000)) < 0.3
     scores = torch.tensor(np.where(is_tied, [[tied], [tied + shift]], scores))
     summary = validation_summary(outcomes(scores[0, ::2]), scores[0, 1::2], None)
     monitor = Monitor(SETTINGS | {"validation": SUMMARY | {name: summary[name] for name in ("cuts", "scores")}})
@@ -192,7 +202,8 @@ def test_a_score_of_many_rows_may_be_rounded_otherwise_in_use(tied, shift):
 def test_a_state_is_saved_resumed_and_put_together(tmp_path):
     random = np.random.default_rng(0)
     scores = random.random((6, 70))
-    whole, resumed = Monitor(SETTINGS), Monitor(SETTINGS)
+    whole = Monitor(SETTINGS)
+    resumed = Monitor(SETTINGS)
     for place, part in enumerate(scores):
         whole.count(outcomes(part))
         resumed = Monitor(SETTINGS).load(tmp_path / "monitor.json") if place else resumed
@@ -293,7 +304,9 @@ def test_rows_that_were_chosen_otherwise_count_for_no_promise(tmp_path):
 
 
 def test_what_is_broken_stays_broken_when_files_are_put_together(tmp_path):
-    random, bad, good = np.random.default_rng(0), Monitor(SETTINGS), Monitor(SETTINGS)
+    random = np.random.default_rng(0)
+    bad = Monitor(SETTINGS)
+    good = Monitor(SETTINGS)
     for monitor, rate, rows in ((bad, 0.3, 600), (bad, 0.01, 6000), (good, 0.01, 100)):
         monitor.count(outcomes(np.zeros(rows), random.random(rows) < rate, np.zeros(rows)))
     assert bad.promises["risk"].e_value(bad.streams[bad.stream]["risk"]) < 1 < bad.alarm  # after a long good time
@@ -304,7 +317,8 @@ def test_what_is_broken_stays_broken_when_files_are_put_together(tmp_path):
 
 
 def test_rows_of_two_processes_are_never_lost(tmp_path):
-    scores, file = np.random.default_rng(0).random((4, 60)), tmp_path / "monitor.json"
+    scores = np.random.default_rng(0).random((4, 60))
+    file = tmp_path / "monitor.json"
     first = Monitor(SETTINGS)
     first.count(outcomes(scores[0]))
     first.save(file)

@@ -40,7 +40,8 @@ def test_the_answer_is_the_mean_of_the_sigmoids():
 def test_metrics_are_those_of_scikit_learn():
     logits, truth = random_answers()
     found = multi_label_metrics(logits, truth)
-    probabilities, decisions = logits.sigmoid().mean(dim=1).numpy(), (log_odds(logits) >= 0).numpy()
+    probabilities = logits.sigmoid().mean(dim=1).numpy()
+    decisions = (log_odds(logits) >= 0).numpy()
     expected = {
         "map": sklearn_metrics.average_precision_score(truth, probabilities, average="macro"),
         "f1_micro": sklearn_metrics.f1_score(truth, decisions, average="micro"),
@@ -134,7 +135,8 @@ def test_a_label_that_reaches_its_own_threshold_is_in_the_set_whatever_may_be_mi
 
 
 def test_the_promised_share_of_missed_labels_holds_on_average_over_calibration_sets():
-    alpha, found = 0.1, []
+    alpha = 0.1
+    found = []
     for seed in range(150):
         logits, truth = random_answers(rows=300, members=1, labels=4, seed=seed, ties=False)
         sets = fitted_sets(logits[:40], truth[:40], alpha, new=logits[40:])

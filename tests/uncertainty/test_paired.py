@@ -16,7 +16,8 @@ def covered(change, truth):
 
 
 def test_intervals_of_means_hold_the_truth_about_95_times_of_100():
-    common, own = normal(400, 150), normal(400, 150, seed=1)
+    common = normal(400, 150)
+    own = normal(400, 150, seed=1)
     changes = [mean_change(row, row + 0.3 * noise + 0.1) for row, noise in zip(common, own, strict=True)]
     assert 0.92 < sum(covered(change, 0.1) for change in changes) / 400 < 0.98
     assert all((change.high - change.low) / 2 < 0.1 for change in changes)  # not paired, it would be 0.23
@@ -31,20 +32,24 @@ def test_intervals_of_accuracies_hold_the_truth_and_are_never_empty():
 
 
 def test_the_change_of_an_auroc_is_that_of_the_two_aurocs():
-    before, after = normal(80), normal(80, seed=1)
+    before = normal(80)
+    after = normal(80, seed=1)
     sets = [(normal(50, seed=2) + 1, normal(50, seed=3) + 0.5), (normal(70, seed=4), normal(70, seed=5).round())]
     aurocs = [[ood_metrics(known, each[i])["auroc"] for each in sets] for i, known in enumerate((before, after))]
     assert auroc_change(before, after, sets).difference == pytest.approx(sum(aurocs[1]) / 2 - sum(aurocs[0]) / 2)
 
 
 def test_intervals_of_aurocs_are_as_wide_as_those_of_a_bootstrap():
-    known, foreign = normal(300), normal(200, seed=1) + 1
-    known_after, foreign_after = known + 0.5 * normal(300, seed=2), foreign + 0.5 * normal(200, seed=3)
+    known = normal(300)
+    foreign = normal(200, seed=1) + 1
+    known_after = known + 0.5 * normal(300, seed=2)
+    foreign_after = foreign + 0.5 * normal(200, seed=3)
     change = auroc_change(known, known_after, [(foreign, foreign_after)])
     generator = torch.Generator().manual_seed(0)
     drawn = []
     for _ in range(400):
-        i, j = torch.randint(300, (300,), generator=generator), torch.randint(200, (200,), generator=generator)
+        i = torch.randint(300, (300,), generator=generator)
+        j = torch.randint(200, (200,), generator=generator)
         after = ood_metrics(known_after[i], foreign_after[j])["auroc"]
         drawn.append(after - ood_metrics(known[i], foreign[j])["auroc"])
     assert (change.high - change.low) / 2 == pytest.approx(1.96 * float(torch.tensor(drawn).std()), rel=0.15)

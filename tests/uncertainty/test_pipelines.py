@@ -33,7 +33,9 @@ def save_hydra(backbone_folder, folder, processor, heads=lambda pruned: pruned):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    vit, bert, clip = save_vit(folder / "vit"), save_bert(folder / "bert"), save_clip(folder / "clip")
+    vit = save_vit(folder / "vit")
+    bert = save_bert(folder / "bert")
+    clip = save_clip(folder / "clip")
     save_hydra(vit, folder / "images", ViTImageProcessorPil.from_pretrained(vit))
     save_hydra(bert, folder / "texts", AutoTokenizer.from_pretrained(bert))
     save_hydra(
@@ -71,7 +73,8 @@ def batches_of(folder, rows) -> list[dict]:
 @torch.no_grad()
 def outputs_of(folder, inputs):
     """What the model gives for all inputs at once, and the names of its classes."""
-    model, reader = load_trained(folder), processor_for(folder)
+    model = load_trained(folder)
+    reader = processor_for(folder)
     if folder.name == "zero-shot":
         prompts = [f"This is a photo of {label}." for label in LABELS]
         return model(**reader(text=prompts, images=inputs, return_tensors="pt", padding=True)), LABELS
@@ -277,7 +280,8 @@ def test_a_process_without_the_package_answers_alike(folders, tmp_path):
 
 
 def test_any_classifier_answers_with_its_uncertainty(folders):
-    vit, processor = load_trained(folders / "vit"), ViTImageProcessorPil.from_pretrained(folders / "vit")
+    vit = load_trained(folders / "vit")
+    processor = ViTImageProcessorPil.from_pretrained(folders / "vit")
     for answer in predict_decisions(vit, IMAGES, processor):
         assert (
             answer["epistemic"] == 0 and answer["uncertainty"] == answer["aleatoric"] > 0 and answer["abstain"] is None

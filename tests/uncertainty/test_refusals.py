@@ -35,7 +35,8 @@ from tests.uncertainty.test_detectors import TEST, TRAIN, fitted
 from tests.uncertainty.test_tasks import calibrated, data_of, hydra_of, plain_model
 
 
-NAN, ZEROS = torch.full((3, 1, 3), math.nan), torch.zeros(3, 1, 3)
+NAN = torch.full((3, 1, 3), math.nan)
+ZEROS = torch.zeros(3, 1, 3)
 RULED_OUT = torch.tensor([[[0.0, -math.inf]]] * 3)
 OUTPUT = HydraClassifierOutput(logits=torch.zeros(2, 3), member_logits=torch.zeros(2, 2, 3))
 REGRESSION = {"num_labels": 2, "problem_type": "regression"}

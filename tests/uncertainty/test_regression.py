@@ -22,7 +22,8 @@ class SavedNumbers(torch.nn.Module):
 
     def __init__(self, outputs: int = 1):
         super().__init__()
-        self.config, self.head = PreTrainedConfig(num_labels=outputs, problem_type="regression"), torch.nn.Linear(1, 1)
+        self.config = PreTrainedConfig(num_labels=outputs, problem_type="regression")
+        self.head = torch.nn.Linear(1, 1)
         self.eval()
 
     def forward(self, numbers: torch.Tensor) -> HydraClassifierOutput:
@@ -32,10 +33,8 @@ class SavedNumbers(torch.nn.Module):
 def numbers_for(seed: int, count: int = ROWS, outputs: int = 1, noise: torch.Tensor | None = None) -> list[dict]:
     """Two members whose spread is between 0 and 3, and targets that scatter as they do, or by `noise`."""
     generator = torch.Generator().manual_seed(seed)
-    mean, spread = (
-        torch.randn(count, outputs, generator=generator),
-        3 * torch.rand(count, outputs, generator=generator),
-    )
+    mean = torch.randn(count, outputs, generator=generator)
+    spread = 3 * torch.rand(count, outputs, generator=generator)
     scattered = torch.randn(count, outputs, generator=generator) * (spread if noise is None else noise)
     return [{"numbers": torch.stack([mean - spread, mean + spread], dim=1), "labels": mean + scattered}]
 
@@ -68,7 +67,8 @@ def test_no_label_that_many_rows_have_is_rounded_out_of_its_interval():
     """Whole-number labels, and a model that says the same of all rows: most errors are equal, to the last digit in float64 only."""
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
-        labels, answer = torch.randint(1, 6, (100, 1), generator=generator), 4 * torch.rand((), generator=generator)
+        labels = torch.randint(1, 6, (100, 1), generator=generator)
+        answer = 4 * torch.rand((), generator=generator)
         rows = [{"numbers": (1 + answer).expand(100, 2, 1), "labels": labels.float()}]
         model = calibrate(SavedNumbers(), rows, alpha=0.1).model
         low, high = model(numbers=rows[0]["numbers"]).interval.unbind(-1)
@@ -78,11 +78,13 @@ def test_no_label_that_many_rows_have_is_rounded_out_of_its_interval():
 def test_the_factor_is_the_conformal_quantile():
     """Written out plainly, in float64: the k-th smallest of |y - mean| / (spread + floor), k = ceil((n + 1)(1 - alpha))."""
     [batch] = numbers_for(0, 100)
-    numbers, labels = batch["numbers"].double(), batch["labels"].double()
+    numbers = batch["numbers"].double()
+    labels = batch["labels"].double()
     calibration = calibrate(SavedNumbers(), [{"numbers": numbers, "labels": labels}], alpha=0.1, seed=3)
     [factor], [floor] = calibration.settings["factors"], calibration.settings["floors"]
     second = torch.randperm(100, generator=torch.Generator().manual_seed(3))[50:]
-    mean, scaled = numbers[second].mean(dim=1), numbers[second].std(dim=1, correction=0) + floor
+    mean = numbers[second].mean(dim=1)
+    scaled = numbers[second].std(dim=1, correction=0) + floor
     scores = ((labels[second] - mean).abs() / scaled).squeeze(1)
     assert factor == pytest.approx(sorted(scores.tolist())[math.ceil(51 * 0.9) - 1], abs=1e-12)
     interval = calibration.model(numbers=numbers[second]).interval[:, 0]
@@ -139,7 +141,8 @@ def test_metrics_are_those_of_scipy():
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(50, 3, 2, generator=generator, dtype=torch.float64)
     targets = torch.randn(50, 2, generator=generator, dtype=torch.float64).round(decimals=1)  # with equal numbers
-    mean, found = outputs.mean(1), regression_metrics(outputs, targets)
+    mean = outputs.mean(1)
+    found = regression_metrics(outputs, targets)
     pairs = list(zip(mean.T.numpy(), targets.T.numpy(), strict=True))
     assert found["pearson"] == pytest.approx(sum(stats.pearsonr(*pair)[0] for pair in pairs) / 2, abs=1e-10)
     assert found["spearman"] == pytest.approx(sum(stats.spearmanr(*pair)[0] for pair in pairs) / 2, abs=1e-10)
@@ -149,7 +152,8 @@ def test_metrics_are_those_of_scipy():
 
 @pytest.mark.parametrize("rows", [3, 1000])  # 0.1 is not the mean of so many of it
 def test_metrics_of_constant_numbers_are_not_a_number(rows):
-    generator, constant = torch.Generator().manual_seed(0), torch.full((rows, 1), 0.1, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    constant = torch.full((rows, 1), 0.1, dtype=torch.float64)
     numbers = torch.randn(rows, 1, generator=generator, dtype=torch.float64)
     found = regression_metrics(numbers[:, None], constant)
     assert all(math.isnan(found[name]) for name in ("r2", "pearson", "spearman"))

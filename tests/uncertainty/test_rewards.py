@@ -112,7 +112,8 @@ def test_low_scores_are_not_answered_and_another_aggregate_undoes_that(tmp_path)
     rows = [{"input_ids": TEXTS, "labels": RELEVANT}]
     calibration = calibrate(model, rows, target={"coverage": 0.8})
     out = model(input_ids=TEXTS)
-    scores, threshold = out.logits.squeeze(1), -calibration.abstention.threshold
+    scores = out.logits.squeeze(1)
+    threshold = -calibration.abstention.threshold
     assert torch.equal(out.abstain, ~(scores >= threshold))
     assert (~out.abstain)[RELEVANT.bool()].float().mean() >= 0.8
     assert "count as nothing relevant" in str(calibration)

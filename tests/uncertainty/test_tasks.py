@@ -115,7 +115,8 @@ def test_saved_is_loaded_with_the_code_of_decisions(name, tmp_path):
     hydra.save_pretrained(tmp_path)
     loaded = type(hydra).from_pretrained(tmp_path).eval()
     with torch.no_grad():
-        ours, theirs = hydra(**batch_of(name)), loaded(**batch_of(name))
+        ours = hydra(**batch_of(name))
+        theirs = loaded(**batch_of(name))
     for field in OUTPUTS:
         assert (field in ours) == (field in theirs)
         assert field not in ours or torch.equal(ours[field], theirs[field]), field
@@ -138,7 +139,8 @@ def test_other_models_are_wrapped_saved_and_loaded(name, tmp_path):
     classifier.save(tmp_path)
     loaded = CalibratedClassifier.load(model, tmp_path).eval()
     with torch.no_grad():
-        ours, theirs = classifier(**batch_of(name)), loaded(**batch_of(name))
+        ours = classifier(**batch_of(name))
+        theirs = loaded(**batch_of(name))
     assert ours.detector_score is not None and torch.equal(ours.detector_score, theirs.detector_score)
     other = plain_model(name, seed=5)
     other.config.aggregate = model.config.aggregate if name == "reward" else None
@@ -153,7 +155,8 @@ def test_metrics_are_those_of_the_table_with_what_is_decided(name):
     data = data_of(name, seed=1)
     data = {"chosen": data, "rejected": data_of(name, seed=2)} if name == "reward" else data
     answers, labels = task.collect(inside, data, 16)
-    plain, decided = task.measure(answers, labels), task.measure(answers, labels, task.decide(decision, answers))
+    plain = task.measure(answers, labels)
+    decided = task.measure(answers, labels, task.decide(decision, answers))
     assert set(plain) < set(decided) <= set(task.metrics) | {"accuracy"}
     assert 0 < decided["answered"] < 1
     assert task.scores(answers).shape == (60,)
@@ -180,7 +183,8 @@ def test_a_reward_model_says_that_a_score_is_too_low():
 
 @pytest.mark.parametrize("mine, other", pairwise((*NAMES, NAMES[0])))
 def test_a_decision_of_another_task_is_not_applied(mine, other, tmp_path):
-    hydra, settings = hydra_of(mine), calibrated(other).settings
+    hydra = hydra_of(mine)
+    settings = calibrated(other).settings
     hydra.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["decision"] = settings
@@ -198,7 +202,8 @@ def test_a_decision_of_another_task_is_not_applied(mine, other, tmp_path):
 def test_rows_on_the_threshold_do_not_move_by_rounding(name):
     """It lies between two scores of the fitting rows: scores that are rounded otherwise select the same rows."""
     calibration = calibrated(name)
-    hydra, threshold = calibration.model.eval(), calibration.settings["threshold"]
+    hydra = calibration.model.eval()
+    threshold = calibration.settings["threshold"]
     rows = data_of(name)
     abstained = []
     for size in (60, 7, 1):
