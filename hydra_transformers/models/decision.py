@@ -314,3 +314,14 @@ def inference_settings(model: nn.Module) -> dict[str, Any]:
 def has_adapters(model: nn.Module) -> bool:
     """Whether PEFT, or Transformers through it, has put adapters on the model."""
     return getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config")
+
+
+def with_groups(model: nn.Module, predictions: list[dict[str, Any]], groups: Any) -> list[dict[str, Any]]:
+    """Return predictions with what their groups decide, see `DecisionSettings.with_groups`."""
+    # By name: its class may be of the model's own folder. A model that has changed since its calibration decides nothing.
+    decision = next((module for module in model.modules() if type(module).__name__.endswith("Decision")), None)
+    if decision is None:
+        raise ValueError("groups is for a model that was calibrated with by=column: leave it out")
+    if any(prediction["detector"] is None for prediction in predictions):
+        return predictions
+    return typed_settings(decision.settings).with_groups(predictions, groups)

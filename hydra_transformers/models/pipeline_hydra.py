@@ -184,19 +184,8 @@ def predict(
             predictions = pipeline(sources, batch_size=batch_size, **parameters)
     if groups is None:
         return predictions
-    return with_groups(model, predictions, groups)
-
-
-def with_groups(model: nn.Module, predictions: list[dict[str, Any]], groups: Any) -> list[dict[str, Any]]:
-    """Return predictions with what their groups decide, see `DecisionSettings.with_groups`."""
-    # By name, as above. A model that has changed since its calibration decides nothing.
-    decision = next((module for module in model.modules() if type(module).__name__.endswith("Decision")), None)
-    if decision is None:
-        raise ValueError("groups is for a model that was calibrated with by=column: leave it out")
-    if any(prediction["detector"] is None for prediction in predictions):
-        return predictions
-    settings = importlib.import_module(".decision_settings", __package__).typed_settings(decision.settings)
-    return settings.with_groups(predictions, groups)
+    # Models without a decision ship without its code.
+    return importlib.import_module(".decision", __package__).with_groups(model, predictions, groups)
 
 
 # Model -> its processors; each thread loads its own, because tokenizers are not thread-safe.

@@ -24,7 +24,7 @@ from ..data.processors import find_processor
 from ..model_info import READS, ModelInfo
 from ..models.decision_settings import typed_settings
 from ..models.inputs import image_mode, read_image
-from ..models.pipeline_hydra import with_groups
+from ..models.decision import with_groups
 from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
 from ..uncertainty.tasks import task_fit_of

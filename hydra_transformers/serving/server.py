@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from .._io.files import parse_json
-from ..models.pipeline_hydra import with_groups
+from ..models.decision import with_groups
 from .answerer import Answerer, RequestError, as_json
 from .batcher import Batcher
 from .metrics import Metrics, WatchedPromises
