@@ -22,9 +22,9 @@ from ..data.groups import group_name
 from ..data.prediction import member_logits_of
 from ..data.processors import find_processor
 from ..model_info import READS, ModelInfo
+from ..models.decision import with_groups
 from ..models.decision_settings import typed_settings
 from ..models.inputs import image_mode, read_image
-from ..models.decision import with_groups
 from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
 from ..uncertainty.tasks import task_fit_of
