@@ -49,7 +49,7 @@ def test_a_number_has_one_name_however_it_is_written():
         (DataLoader(ROWS), "data is a DataLoader, which drops the column 'camera'"),
         ([torch.ones(3)], "data holds a Tensor in place of rows"),
     ],
-    ids=str,
+    ids=["no column", "no column of a Dataset", "empty", "none", "nan", "DataLoader", "tensors"],
 )
 def test_columns_that_give_no_groups_are_refused(data, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
