@@ -170,6 +170,7 @@ def test_commands_evaluate_and_calibrate_a_reward_model(folder, tmp_path, capsys
     marked = [{"text": row["text"], "label": place % 2} for place, row in enumerate(rows())]
     (tmp_path / "relevant.jsonl").write_text("".join(json.dumps(row) + "\n" for row in marked))
     words = ["--data", str(tmp_path / "relevant.jsonl"), "--coverage", "0.9", "--output", str(tmp_path / "new")]
+    words += ["--verbose"]
     assert main(["calibrate", str(tmp_path / "reward"), *words]) == 0
     assert "count as nothing relevant" in capsys.readouterr().out
     answers = AutoHydra.from_pretrained(tmp_path / "new").predict([row["text"] for row in marked])

@@ -131,10 +131,13 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
 def check_settings(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """End with an error where a setting has no such table or figure."""
     asked = TABLES.get(args.table) or FIGURES.get(args.figure)
-    for name in (args.setting or []) if asked else []:
-        if SETTINGS[name].task != SETTINGS[asked.settings[0]].task:
-            of_task = [other for other in SETTINGS if SETTINGS[other].task == SETTINGS[asked.settings[0]].task]
-            parser.error(f"--setting {name} has another task than this table or figure: pass {', '.join(of_task)}")
+    if asked is None:
+        return
+    tasks = {SETTINGS[name].task for name in asked.settings}
+    fitting = [name for name, setting in SETTINGS.items() if setting.task in tasks]
+    for name in args.setting or []:
+        if name not in fitting:
+            parser.error(f"--setting {name} has another task than this table or figure: pass {', '.join(fitting)}")
 
 
 def main(words: list[str] | None = None) -> None:

@@ -17,7 +17,7 @@ from ..models.auto import is_hydra_class
 from ..models.decision import Decision
 from .abstention import Abstention, check_share, check_target
 from .calibrated_classifier import CalibratedClassifier
-from .calibration_summary import NEVER_ABSTAINS, summarize_abstention
+from .calibration_summary import NEVER_ABSTAINS, describe_sets, summarize_abstention
 from .class_promises import PREDICTION, ClassAbstention, ClassTarget, is_by_class, summary_of
 from .costs import CostTarget, is_cost
 from .detectors import Detector
@@ -40,7 +40,7 @@ class Calibration:
         abstention (`Abstention` or `None`): the threshold, with its effect and promise; None without a target.
         rows (`tuple[int, int]`): of the two halves of the data: the first fitted all but the threshold, the sets and intervals.
         sentences (`list[str]`): what is printed.
-        summary (`list[str]`): the same in two lines: what is promised, and what is answered.
+        summary (`list[str]`): the same in a line each: what is promised, what is answered.
     """
 
     model: nn.Module
@@ -51,7 +51,9 @@ class Calibration:
 
     @property
     def summary(self) -> list[str]:
-        return summarize_abstention(self.abstention)
+        lines = summarize_abstention(self.abstention)
+        has_target = self.abstention is not None
+        return lines + describe_sets(self.settings["task"], self.settings.get("alpha"), has_target)
 
     def __str__(self) -> str:
         return "\n".join(self.sentences)

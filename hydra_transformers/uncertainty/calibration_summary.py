@@ -1,4 +1,4 @@
-"""What a calibration promises and what the model then answers, in two lines."""
+"""What a calibration promises and what the model then answers, in a line each."""
 
 from .abstention import Abstention
 from .class_promises import ClassAbstention
@@ -20,6 +20,26 @@ def summarize_abstention(abstention: Abstention | None) -> list[str]:
     if abstention is None:
         return [NEVER_ABSTAINS]
     return [describe_promise(abstention), describe_answers(abstention)]
+
+
+def describe_sets(task: str, alpha: float | None, has_target: bool) -> list[str]:
+    """Return a line on what sets or intervals promise, where that is what users look for.
+
+    Sets of classes are fitted beside every target, and told only where there is none.
+
+    >>> describe_sets("regression", 0.1, has_target=True)
+    ['With probability 90 % or more a value lies in its interval, for data like the validation rows.']
+    """
+    if alpha is None:
+        return []
+    kept = percent(1 - alpha)
+    if task == "regression":
+        return [f"With probability {kept} or more a value lies in its interval, for data like the validation rows."]
+    if task == "multi_label_classification":
+        return [f"On average at most {percent(alpha)} of a row's labels are missing from its set."]
+    if has_target:
+        return []
+    return [f"On average at least {kept} of the prediction sets hold the right class."]
 
 
 def describe_promise(abstention: Abstention) -> str:
